@@ -18,13 +18,27 @@ from functools import reduce
 from math import gcd
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import (
+    BlockArgument,
+    SSAValue,
+)
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
 from tkc.ir.ranges import Overflow, Ranges, bounds
-from tkc.ir.types import PointerType, TileType, bits, element_of, is_integer
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.types import (
+    PointerType,
+    TileType,
+    bits,
+    element_of,
+    is_integer,
+    pointee_of,
+)
+from tkc.ir.values import (
+    array_type,
+    tile_type,
+    yielded_by,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ def _along(
         return Along(1, 1, _alignment(value, ranges))
     if not isinstance(t, TileType):
         return Along(1, 1, 1 if (r := ranges.of(value)) is None else r.divisor)
-    if isinstance(owner, Block):
+    if isinstance(value, BlockArgument):
         return _carried(value, axis, ranges, assumed)
     match owner:
         case tile.Constant():
@@ -173,7 +187,9 @@ def _cast(op: ew.Cast, found: Along, ranges: Ranges) -> Along:
     source, wanted = element_of(op.arg.type), element_of(op.result.type)
     if not is_integer(source) or not is_integer(wanted):
         return Along(1, found.same)  # a float rounds
-    return found if bounds(wanted).holds(ranges.of(op.arg)) else _wrapped(found, bits(wanted))
+    whole = bounds(wanted)
+    fits = whole is not None and whole.holds(ranges.known(op.arg))
+    return found if fits else _wrapped(found, bits(wanted))
 
 
 def _wrapped(found: Along, width: int) -> Along:
@@ -216,7 +232,9 @@ def _reshaped(op: tile.Reshape, axis: int, extent: int, ask) -> Along:
     return ask(op.arg, [a for a, n in enumerate(old) if n > 1][sum(n > 1 for n in new[:axis])])
 
 
-def _carried(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along]) -> Along:
+def _carried(
+    value: BlockArgument, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along]
+) -> Along:
     loop = value.block.parent_op()
     if not isinstance(loop, scf.ForOp) or value.index == 0 or len(assumed) > 4:
         return Along()
@@ -224,7 +242,7 @@ def _carried(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue,
     for _ in range(4):
         after = guess.join(
             contiguity(
-                value.block.last_op.operands[value.index - 1],
+                yielded_by(value.block)[value.index - 1],
                 axis,
                 ranges,
                 {**assumed, value: guess},
@@ -240,11 +258,12 @@ def _alignment(pointer: SSAValue, ranges: Ranges) -> int:
     """A divisor, in elements, of an address."""
     match pointer.owner:
         case tile.Pointer():
-            size = bits(pointer.type.element) // 8
+            size = bits(pointee_of(pointer.type)) // 8
             return array_type(pointer.owner.arg).facts.align // size or 1
         case ew.PointerAdd():
             return gcd(
-                _alignment(pointer.owner.pointer, ranges), ranges.of(pointer.owner.offset).divisor
+                _alignment(pointer.owner.pointer, ranges),
+                ranges.known(pointer.owner.offset).divisor,
             )
         case tile.Multiple():
             return _lcm(

@@ -17,11 +17,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import StringAttr, i1
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
@@ -149,7 +149,7 @@ class Elementwise(TileOperation):
 
     if TYPE_CHECKING:
         # set by _define: definitions of xDSL admit no other class attribute
-        fn: Function
+        fn: ClassVar[Function]
 
     traits = traits_def(Pure())
     result = result_def()
@@ -433,4 +433,11 @@ def meaning_of(function: Callable) -> str:
     return f"{name}#{n}" if n else name
 
 
-OPERATIONS = (*CLASSES.values(), Select, Cast, Bitcast, PointerAdd, InlinePtx)
+OPERATIONS: tuple[type[Operation], ...] = (
+    *CLASSES.values(),
+    Select,
+    Cast,
+    Bitcast,
+    PointerAdd,
+    InlinePtx,
+)

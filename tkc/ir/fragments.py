@@ -158,9 +158,9 @@ NAMED: dict[str, Callable[..., Layout]] = {
     "mma": _of_warps(mma_accumulator),
     "mma_a": _of_warps(mma_a),
     "mma_b": _of_warps(mma_b),
-    "wgmma": lambda shape, groups=1: wgmma_accumulator(*shape, groups),
-    "wgmma_a": lambda shape, groups=1, bits=16: wgmma_a(*shape, groups, bits),
-    "wgmma_a_permuted": lambda shape, groups=1: wgmma_a_permuted(*shape, groups),
+    "wgmma": lambda shape, groups=1: wgmma_accumulator(shape[0], shape[1], groups),
+    "wgmma_a": lambda shape, groups=1, bits=16: wgmma_a(shape[0], shape[1], groups, bits),
+    "wgmma_a_permuted": lambda shape, groups=1: wgmma_a_permuted(shape[0], shape[1], groups),
 }
 
 

@@ -257,7 +257,8 @@ class Layout:
                 found = [base + value * weight for value in values for base in found]
                 weight *= digit.extent
             indices.append(found)
-        return tuple(product(*indices))
+        registers, lanes, warps, blocks = indices
+        return tuple(product(registers, lanes, warps, blocks))
 
     def vector(self, axis: int, most: int | None = None, straddle: bool = False) -> int:
         """How many consecutive registers run contiguously along `axis`: a power of two, at most
@@ -313,7 +314,8 @@ class Layout:
         axis %= self.rank
         here = self.offsets("registers")
         line = {tuple(at): i for i, at in enumerate(self.drop(axis).offsets("registers").tolist())}
-        groups, first = [[] for _ in line], {}
+        groups: list[list[int]] = [[] for _ in line]
+        first: dict[tuple[int, ...], int] = {}
         for register, at in enumerate(here.tolist()):
             first.setdefault(tuple(at), register)
         for register in sorted(first.values(), key=lambda r: here[r, axis]):
@@ -529,9 +531,9 @@ class Layout:
         starts, where = np.cumsum([0, *extents[:-1]]), [_register_at(part) for part in parts]
         sources = []
         for at in whole.offsets("registers").tolist():
-            part = int(np.searchsorted(starts, at[axis], "right")) - 1
-            at[axis] -= int(starts[part])
-            sources.append((part, where[part][tuple(at)]))
+            number = int(np.searchsorted(starts, at[axis], "right")) - 1
+            at[axis] -= int(starts[number])
+            sources.append((number, where[number][tuple(at)]))
         return whole, tuple(sources)
 
     def across_blocks(self, count: int, axis: int | None = None) -> Layout:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Block, BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType
+from tkc.ir.values import owner_op
 
 
 def origin(value: SSAValue) -> BlockArgument | None:
@@ -13,7 +14,7 @@ def origin(value: SSAValue) -> BlockArgument | None:
     None where that is not one.
     """
     for _ in range(100):
-        if isinstance(value.owner, Block):
+        if isinstance(value, BlockArgument):
             holder = value.owner.parent_op()
             if isinstance(holder, tile.Kernel):
                 return value if isinstance(value.type, ArrayType) else None
@@ -22,14 +23,15 @@ def origin(value: SSAValue) -> BlockArgument | None:
                 return None
             value = carried[value.index - 1]
             continue
+        owner = owner_op(value)
         sources = [
             v
-            for v in value.owner.operands
+            for v in owner.operands
             if isinstance(v.type, (ArrayType, PointerType))
             or isinstance(v.type, TileType)
             and isinstance(v.type.element, PointerType)
         ]
-        if len(sources) != 1 or isinstance(value.owner, tile.LoadPointers):
+        if len(sources) != 1 or isinstance(owner, tile.LoadPointers):
             return None
         value = sources[0]
     return None

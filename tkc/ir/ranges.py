@@ -24,12 +24,12 @@ from enum import IntEnum
 from math import gcd, inf
 
 from xdsl.dialects import scf
-from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
+from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, owner_op, tile_type, yielded_by
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
 _NORMAL = 2.0**-126
@@ -129,7 +129,7 @@ def bounds(t: Attribute) -> Range | None:
         return Range(0, 1)
     if not is_integer(t):
         return None
-    n = t.width.data
+    n = bits(t)
     return Range(0, 2**n - 1) if is_unsigned(t) else Range(-(2 ** (n - 1)), 2 ** (n - 1) - 1)
 
 
@@ -153,6 +153,13 @@ class Ranges:
                 self._memo[value] = self._compute(value, whole)
         return self._memo[value]
 
+    def known(self, value: SSAValue) -> Range:
+        """The range of an integer or truth value. Raises TypeError for anything else."""
+        found = self.of(value)
+        if found is None:
+            raise TypeError(f"{value.type} has no range")
+        return found
+
     def always(self, condition: SSAValue) -> bool | None:
         """True or False if a truth value is that, everywhere; None if it is open."""
         found = self.of(condition)
@@ -160,17 +167,19 @@ class Ranges:
 
     def overflow(self, op: ew.Elementwise) -> Overflow:
         """Of a sum, a difference, a product, …: of integers."""
-        args, whole = [self.of(a) for a in op.args], bounds(op.result.type)
+        args, whole = [self.known(a) for a in op.args], bounds(op.result.type)
         found = _mathematical(op.fn.name, args)
-        return Overflow.WRAPS if found is None else _overflow(found, args, op, whole)
+        if found is None or whole is None:
+            return Overflow.WRAPS
+        return _overflow(found, args, op, whole)
 
     def _compute(self, value: SSAValue, whole: Range) -> Range:
-        owner = value.owner
-        if isinstance(owner, Block):
+        if isinstance(value, BlockArgument):
             return self._argument(value, whole)
+        owner = owner_op(value)
         match owner:
             case tile.Constant():
-                return exactly(owner.number)
+                return exactly(int(owner.number))
             case tile.ProgramId():
                 return Range(0, min(whole.hi, 2**31 - 2))
             case threads.Identity():
@@ -191,8 +200,8 @@ class Ranges:
                 start, n = owner.start.value.data, tile_type(value).extents[0]
                 return Range(start, start + n - 1, abs(start) if n == 1 else 1)
             case tile.Multiple():
-                found, d = self.of(owner.arg), owner.divisor.value.data
-                return Range(found.lo, found.hi, found.divisor * d // (gcd(found.divisor, d) or 1))
+                known, d = self.known(owner.arg), owner.divisor.value.data
+                return Range(known.lo, known.hi, known.divisor * d // (gcd(known.divisor, d) or 1))
             case (
                 tile.Splat()
                 | tile.Broadcast()
@@ -205,11 +214,11 @@ class Ranges:
                 | shared.SortFirst()
                 | shared.Convert()
             ):
-                return self.of(owner.arg)
+                return self.known(owner.arg)
             case tile.Concat():
                 return self._joined(owner.args)
             case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"):
-                return self.of(owner.args[0])
+                return self.known(owner.args[0])
             case tile.Reduce() if owner.kind.data in ("argmax", "argmin"):
                 return Range(0, tile_type(owner.args[0]).extents[owner.axis.value.data] - 1)
             case tile.Histogram():
@@ -231,14 +240,14 @@ class Ranges:
                 return self._function(owner, whole)
             case scf.IfOp():
                 i = owner.results.index(value)
-                return self._joined([region.block.last_op.operands[i] for region in owner.regions])
+                return self._joined([yielded_by(region.block)[i] for region in owner.regions])
             case scf.ForOp():
                 i = owner.results.index(value)
-                return self._joined([owner.iter_args[i], owner.body.block.last_op.operands[i]])
+                return self._joined([owner.iter_args[i], yielded_by(owner.body.block)[i]])
         return whole
 
     def _joined(self, values) -> Range:
-        first, *rest = [self.of(v) for v in values]
+        first, *rest = [self.known(v) for v in values]
         for found in rest:
             first = first.join(found)
         return first
@@ -257,24 +266,24 @@ class Ranges:
                 return self._joined(
                     [
                         loop.arguments[value.index],
-                        loop.after_region.block.last_op.operands[value.index],
+                        yielded_by(loop.after_region.block)[value.index],
                     ]
                 )
-            return self.of(loop.before_region.block.last_op.operands[1 + value.index])
+            return self.known(yielded_by(loop.before_region.block)[1 + value.index])
         if not isinstance(loop, scf.ForOp):
             return whole
         if value.index == 0:
-            lb, ub, step = map(self.of, (loop.lb, loop.ub, loop.step))
+            lb, ub, step = map(self.known, (loop.lb, loop.ub, loop.step))
             return Range(lb.lo, max(lb.lo, ub.hi - 1), gcd(lb.divisor, step.divisor))
         start, next_ = (
             loop.iter_args[value.index - 1],
-            value.block.last_op.operands[value.index - 1],
+            yielded_by(value.block)[value.index - 1],
         )
         if len(self._assumed) >= _DEEPEST:
             return whole
-        guess = self.of(start)
+        guess = self.known(start)
         for attempt in range(4):  # guess, see what one iteration makes of it, widen what moved
-            after = guess.join(Ranges({**self._assumed, value: guess}).of(next_))
+            after = guess.join(Ranges({**self._assumed, value: guess}).known(next_))
             if after == guess:
                 return guess
             guess = Range(
@@ -304,15 +313,15 @@ class Ranges:
             )
             if not any(v is bound for v in least):
                 continue
-            lb, step, end, added = map(self.of, (loop.lb, loop.step, bound, rest))
+            lb, step, end, added = map(self.known, (loop.lb, loop.step, bound, rest))
             if step.lo > 0 and added.hi < gcd(lb.divisor, step.divisor, end.divisor):
                 return True
         return False
 
     def _function(self, op: ew.Elementwise, whole: Range) -> Range:
-        args = [self.of(a) for a in op.args]
-        if None in args:
+        if any(self.of(a) is None for a in op.args):
             return whole
+        args = [self.known(a) for a in op.args]
         a, b = args[0], args[-1]
         name = op.fn.name
         if name in _COMPARISONS:
@@ -421,8 +430,8 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
     return (
         Overflow.UNLESS_OFFSET
         if any(
-            r == replace(bounds(v.type), divisor=r.divisor)
-            for r, v in zip(args, op.args, strict=False)
+            whole_type is not None and r == replace(whole_type, divisor=r.divisor)
+            for r, whole_type in zip(args, (bounds(v.type) for v in op.args), strict=True)
         )
         else Overflow.NEVER
     )

@@ -18,6 +18,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
+from tkc.ir.values import block_of, terminator_of, yielded_by
 
 O = TypeVar("O", bound=Operation)
 
@@ -34,7 +35,7 @@ def before(anchor: Operation, *ops: O) -> O:
     """Inserts operations before the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
-    anchor.parent.insert_ops_before(ops, anchor)
+    block_of(anchor).insert_ops_before(ops, anchor)
     return ops[-1]
 
 
@@ -42,7 +43,7 @@ def after(anchor: Operation, *ops: O) -> O:
     """Inserts operations after the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
-    anchor.parent.insert_ops_after(ops, anchor)
+    block_of(anchor).insert_ops_after(ops, anchor)
     return ops[-1]
 
 
@@ -144,9 +145,11 @@ def is_inside(value: SSAValue, round_it: Operation) -> bool:
 def loops_of(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
     """The loops round an operation, inside out."""
     found = []
-    while (op := op.parent_op()) is not None:
-        if isinstance(op, (scf.ForOp, scf.WhileOp)):
-            found.append(op)
+    around = op.parent_op()
+    while around is not None:
+        if isinstance(around, (scf.ForOp, scf.WhileOp)):
+            found.append(around)
+        around = around.parent_op()
     return found
 
 
@@ -203,7 +206,7 @@ def known_ahead(loop: scf.ForOp | scf.WhileOp) -> int | None:
     """
     if isinstance(loop, scf.ForOp):
         return None
-    args, yielded = body_of(loop).args, body_of(loop).last_op.operands
+    args, yielded = body_of(loop).args, yielded_by(body_of(loop))
     return next(
         (i for i in range(len(yielded)) if i + 1 >= len(args) or yielded[i] is not args[i + 1]), 0
     )
@@ -235,16 +238,21 @@ def counted_slice(
 def with_results(branch: scf.IfOp, ways: Sequence[Sequence[SSAValue]]) -> list[SSAValue]:
     """What a branch gives that yields more, each way its own values."""
     for region, values in zip(branch.regions, ways, strict=True):
-        region.block.last_op.operands = [*region.block.last_op.operands, *values]
-    regions = [branch.detach_region(region) for region in list(branch.regions)]
-    new = before(
-        branch,
-        scf.IfOp(
-            branch.cond, [*(r.type for r in branch.results), *(v.type for v in ways[0])], *regions
-        ),
-    )
+        terminator = terminator_of(region.block)
+        terminator.operands = [*terminator.operands, *values]
+    true, false = [branch.detach_region(region) for region in list(branch.regions)]
+    types = [*(r.type for r in branch.results), *(v.type for v in ways[0])]
+    new = before(branch, scf.IfOp(branch.cond, types, true, false))
     replace(branch, new.results[: len(branch.results)])
     return list(new.results[-len(ways[0]) :])
+
+
+def _moved(loop: scf.WhileOp) -> tuple[Region, Region]:
+    """Test and body of a loop, taken out of it."""
+    regions = Region(), Region()
+    for old, new in zip(loop.regions, regions, strict=True):
+        old.move_blocks(new)
+    return regions
 
 
 def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:
@@ -258,10 +266,8 @@ def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:
             argument.name_hint = value.name_hint
             if block is test:
                 added.append(argument)
-    test.last_op.operands = [*test.last_op.operands, *added]
-    regions = Region(), Region()
-    for old, new in zip(loop.regions, regions, strict=False):
-        old.move_blocks(new)
+    terminator_of(test).operands = [*yielded_by(test), *added]
+    regions = _moved(loop)
     new = scf.WhileOp(
         [*loop.arguments, *extra],
         [*(r.type for r in loop.results), *(v.type for v in extra)],
@@ -281,18 +287,14 @@ def narrow_while(loop: scf.WhileOp, keep: Sequence[int]) -> scf.WhileOp:
     the others have no use.
     """
     test, body = loop.before_region.block, loop.after_region.block
-    test.last_op.operands = [
-        test.last_op.operands[0],
-        *(test.last_op.operands[1 + i] for i in keep),
-    ]
-    body.last_op.operands = [body.last_op.operands[i] for i in keep]
+    passed = yielded_by(test)
+    terminator_of(test).operands = [passed[0], *(passed[1 + i] for i in keep)]
+    terminator_of(body).operands = [yielded_by(body)[i] for i in keep]
     for block in (test, body):
         for i in reversed(range(len(block.args))):
             if i not in keep:
                 block.erase_arg(block.args[i])
-    regions = Region(), Region()
-    for old, new in zip(loop.regions, regions, strict=False):
-        old.move_blocks(new)
+    regions = _moved(loop)
     new = scf.WhileOp(
         [loop.arguments[i] for i in keep], [loop.results[i].type for i in keep], *regions
     )
@@ -313,7 +315,7 @@ def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] 
     for value in extra:
         argument = body.insert_arg(value.type, len(body.args))
         argument.name_hint = value.name_hint
-    terminator = body.last_op
+    terminator = terminator_of(body)
     stamp(new_yield := scf.YieldOp(*(terminator.operands[i] for i in keep)), terminator)
     terminator.detach()
     terminator.erase()
@@ -345,10 +347,10 @@ def rebuild_if(
     ]
     for side, block in enumerate(blocks):
         old = list(block.last_op.operands) if block.last_op is not None else []
-        new = scf.YieldOp(*(old[i] for i in keep), *(pair[side] for pair in extra))
+        yielded = scf.YieldOp(*(old[i] for i in keep), *(pair[side] for pair in extra))
         if block.last_op is not None:
             erase(block.last_op)
-        block.add_op(stamp(new, branch))
+        block.add_op(stamp(yielded, branch))
     regions = []
     for region, block in zip((branch.true_region, branch.false_region), blocks, strict=False):
         moved = Region()
@@ -358,7 +360,7 @@ def rebuild_if(
             moved.add_block(block)
         regions.append(moved)
     types = [branch.results[i].type for i in keep] + [pair[0].type for pair in extra]
-    new = scf.IfOp(branch.cond, types, *regions)
+    new = scf.IfOp(branch.cond, types, regions[0], regions[1])
     before(branch, new)
     for position, i in enumerate(keep):
         new.results[position].name_hint = branch.results[i].name_hint

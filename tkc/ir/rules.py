@@ -26,6 +26,7 @@ from tkc.ir.types import (
     element_of,
     is_float,
     is_integer,
+    pointee_of,
 )
 
 SCANS = ("sum", "prod", "max", "min", "combine")
@@ -251,7 +252,7 @@ def _addresses(op, value: Attribute) -> str | None:
     t = op.pointers.type
     if not isinstance(element_of(t), PointerType):
         return f"takes pointers, not {t}"
-    if extents(value) != extents(t) or element_of(value) != element_of(t).element:
+    if extents(value) != extents(t) or element_of(value) != pointee_of(t):
         return f"moves {value} at {t}"
     return _mask(op, extents(t))
 

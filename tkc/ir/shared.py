@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
@@ -44,7 +44,10 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED, ints
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits
-from tkc.ir.values import shared_type, tile_type
+from tkc.ir.values import (
+    shared_type,
+    tile_type,
+)
 
 
 @irdl_op_definition
@@ -55,7 +58,7 @@ class Convert(OneToOne):
     __form__ = "arg"
 
     def verify_(self) -> None:
-        if self.arg.type.with_layout(None) != self.result.type.with_layout(None):
+        if tile_type(self.arg).with_layout(None) != tile_type(self.result).with_layout(None):
             raise VerifyException(
                 f"'tile.convert' changes the layout alone: {self.arg.type} to {self.result.type}"
             )
@@ -172,7 +175,7 @@ class SharedTranspose(OneToOne):
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int]):
-        t = SSAValue.get(arg).type
+        t = shared_type(SSAValue.get(arg))
         super().__init__(
             arg,
             SharedType(
@@ -193,13 +196,13 @@ class SharedReshape(OneToOne):
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue, extents: Sequence[int]):
-        t = SSAValue.get(arg).type
+        t = shared_type(SSAValue.get(arg))
         super().__init__(
             arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits))
         )
 
     def verify_(self) -> None:
-        old, new = self.arg.type, self.result.type
+        old, new = shared_type(self.arg), shared_type(self.result)
         dense = all(t.memory == SharedLayout(t.extents, t.memory.bits) for t in (old, new))
         if not dense or (old.element, old.stages, new.stages, prod(old.extents)) != (
             new.element,
@@ -441,7 +444,7 @@ class NoToken(TileOperation):
         super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (
+OPERATIONS: tuple[type[Operation], ...] = (
     Convert,
     SortFirst,
     ReducePartial,

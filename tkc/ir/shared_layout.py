@@ -46,6 +46,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 
@@ -359,7 +360,7 @@ class SharedLayout:
                 " 1x0] [pad 16]"
             )
         values = {key: parse_shape(value) for key, value in options.items()}
-        tuples = {
+        tuples: dict[str, Any] = {
             key: value if key in ("order", "strides") else value[0] for key, value in values.items()
         }
         return SharedLayout(parse_shape(match[1]), int(match[2]), **tuples)

@@ -17,9 +17,10 @@ formats of xDSL cannot say this: a functional type over several variadic operand
 from __future__ import annotations
 
 import re
+from typing import Any, Self
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Attribute, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     OperandDef,
@@ -67,7 +68,7 @@ class TileOperation(IRDLOperation):
     def print(self, printer: Printer) -> None:
         shown, separate = set(SEGMENTS), False
         for kind, name in map(_split, self.__form__.split()):
-            value = None if kind == "keyword" else getattr(self, name)
+            value: Any = None if kind == "keyword" else getattr(self, name)
             match kind:
                 case "keyword":
                     printer.print_string(f" {name}")
@@ -123,7 +124,7 @@ class TileOperation(IRDLOperation):
 
     # ----------------------------------------------------------------------------------------------
     @classmethod
-    def parse(cls, parser: Parser) -> Operation:
+    def parse(cls, parser: Parser) -> Self:
         groups, properties, definition = {}, {}, cls.get_irdl_definition()
         separate = False
         for kind, name in map(_split, cls.__form__.split()):
@@ -174,10 +175,10 @@ class TileOperation(IRDLOperation):
                 f"'{cls.name}' has {len(flat)} operands but {len(operand_types)} operand types"
             )
         values = iter(parser.resolve_operands(flat, operand_types, parser.pos))
-        operands = [[next(values) for _ in group] for group in ordered]
+        groups_of_values = [[next(values) for _ in group] for group in ordered]
         operands = [
             group[0] if type(d) is OperandDef else group
-            for group, (_, d) in zip(operands, definition.operands, strict=False)
+            for group, (_, d) in zip(groups_of_values, definition.operands, strict=False)
         ]
         regions = [
             parser.parse_region() if type(d) is RegionDef else _optional_region(parser)
@@ -208,7 +209,7 @@ class TileOperation(IRDLOperation):
             found = parser.parse_optional_comma_separated_list(
                 parser.Delimiter.PAREN, parser.parse_type
             )
-            outs = [parser.parse_type()] if found is None else found
+            outs = [parser.parse_type()] if found is None else list(found)
         return ins, outs
 
 

@@ -119,11 +119,12 @@ def show(op: Operation, locations: bool = False) -> str:
 
 def location_of(op: Operation) -> Location | None:
     """The user's source of an operation, the nearest enclosing one's where it has none."""
-    while op is not None:
-        loc = op.location
+    around: Operation | None = op
+    while around is not None:
+        loc = around.location
         if isinstance(loc, FileLineColLoc):
             return Location(loc.filename.data, loc.line.data, loc.column.data)
-        op = op.parent_op()
+        around = around.parent_op()
     return None
 
 

@@ -31,6 +31,7 @@ the parity as it wraps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -69,6 +70,7 @@ from tkc.ir.types import (
     SharedType,
     TileType,
     bits,
+    element_of,
 )
 from tkc.ir.values import extents_of, pending_type, shared_type, tile_type, type_of
 
@@ -215,10 +217,13 @@ class NextProgram(TileOperation):
 
 # --------------------------------------------------------------------------------------------------
 class _Box(TileOperation):
+    if TYPE_CHECKING:
+        box: SSAValue
+
     traits = EFFECT
 
     def verify_(self) -> None:
-        t = self.box.type
+        t = shared_type(self.box)
         if t.stages != 1 or t.element != i32:
             raise VerifyException(f"'{self.name}' takes one stage of a buffer of i32, got {t}")
 
@@ -267,7 +272,7 @@ class Vote(TileOperation):
         super().__init__(operands=[arg], result_types=[i1])
 
     def verify_(self) -> None:
-        if self.arg.type.element != i1:
+        if element_of(self.arg.type) != i1:
             raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
         if self.scope is not None and self.scope.data not in ("warp", "block"):
             raise VerifyException(
@@ -287,9 +292,8 @@ class Vote(TileOperation):
             else ()
         ):
             crossing = isinstance(inner, Reduce) and any(
-                tile_type(a).register_layout is not None
-                and tile_type(a).register_layout.warps_along(inner.axis.value.data) > 1
-                for a in inner.args
+                layout is not None and layout.warps_along(inner.axis.value.data) > 1
+                for layout in (tile_type(a).register_layout for a in inner.args)
             )
             if (
                 crossing
@@ -552,9 +556,9 @@ class Send(TileOperation):
         super().__init__(operands=[buffer, value, barriers, [index]], properties=flags(lone=lone))
 
     def verify_(self) -> None:
-        if bits(self.value.type.element) not in (32, 64):
+        if bits(element_of(self.value.type)) not in (32, 64):
             raise VerifyException(
-                f"'tile.send' takes elements of 32 or 64 bits, not {self.value.type.element}"
+                f"'tile.send' takes elements of 32 or 64 bits, not {element_of(self.value.type)}"
             )
 
 
@@ -615,7 +619,7 @@ class TensorMap(OneToOne):
         return (
             tuple(self.order.get_values())
             if self.order is not None
-            else tuple(range(self.result.type.rank))
+            else tuple(range(tile_type(self.result).rank))
         )
 
 
@@ -680,7 +684,7 @@ class TmaStore(TileOperation):
     def verify_(self) -> None:
         if self.each is None:
             return
-        if self.axis is None or not 0 <= self.axis.value.data < self.map.type.rank:
+        if self.axis is None or not 0 <= self.axis.value.data < type_of(self.map, MapType).rank:
             raise VerifyException(
                 "'tile.tma_store' by each warpgroup names the axis of the array along which they"
                 " share"
@@ -861,7 +865,7 @@ class DotWait(TileOperation):
                 raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (
+OPERATIONS: tuple[type[Operation], ...] = (
     Roles,
     Role,
     Identity,

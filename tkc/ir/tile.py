@@ -18,12 +18,15 @@ Control flow is xDSL's scf (for, if, while); integers of loops are i32 or i64.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from xdsl.dialects.builtin import (
+    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
     FloatAttr,
     IntegerAttr,
+    IntegerType,
     StringAttr,
     SymbolNameConstraint,
     UnitAttr,
@@ -35,6 +38,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
+    BaseAttr,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
@@ -61,8 +65,16 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.syntax import OneToOne, Source, TileOperation, number_of_bits, optional_attributes
-from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float, is_integer, like
-from tkc.ir.values import extents_of, tile_type
+from tkc.ir.types import (
+    ArrayType,
+    PointerType,
+    TileType,
+    element_of,
+    is_integer,
+    like,
+    pointee_of,
+)
+from tkc.ir.values import array_type, extents_of, tile_type
 
 
 def ints(values):
@@ -151,28 +163,30 @@ class Return(TileOperation):
     traits = traits_def(IsTerminator())
 
 
+def _number(value: float | int, element: Attribute) -> IntegerAttr | FloatAttr:
+    """A number as an attribute of an element type; an integer wraps to its bits."""
+    if isinstance(element, AnyFloat):
+        return FloatAttr(float(value), element)
+    assert isinstance(element, IntegerType)
+    return IntegerAttr(int(value), element, truncate_bits=True)
+
+
 @irdl_op_definition
 class Constant(Source):
     """A scalar, or a tile with that value everywhere. bool: 0 or 1 of i1."""
 
     name = "tile.constant"
-    value = prop_def(IntegerAttr | FloatAttr)
+    value = prop_def(BaseAttr(IntegerAttr) | BaseAttr(FloatAttr))
 
     def __init__(self, value: float | int | bool | Attribute, result: Attribute):
-        element = element_of(result)
-        if not isinstance(value, (IntegerAttr, FloatAttr)):
-            value = (
-                FloatAttr(float(value), element)
-                if is_float(element)
-                else IntegerAttr(int(value), element, truncate_bits=True)
-            )
-        super().__init__(properties={"value": value}, result_types=[result])
+        held = value if isinstance(value, Attribute) else _number(value, element_of(result))
+        super().__init__(properties={"value": held}, result_types=[result])
 
     @property
     def number(self) -> int | float:
         """The value; a truth value as 0 or 1."""
         n = self.value.value.data
-        return n & 1 if element_of(self.result.type) == i1 else n
+        return int(n) & 1 if element_of(self.result.type) == i1 else n
 
     def verify_(self) -> None:
         if self.value.type != element_of(self.result.type):
@@ -193,7 +207,7 @@ class Constant(Source):
 
     @classmethod
     def parse(cls, parser: Parser):
-        value = parser.parse_optional_boolean()
+        value: Any = parser.parse_optional_boolean()
         if value is None:
             value = (
                 parser.parse_number(allow_boolean=False)
@@ -302,7 +316,7 @@ class Broadcast(OneToOne):
     __form__ = "arg"
 
     def verify_(self) -> None:
-        a, r = self.arg.type, self.result.type
+        a, r = tile_type(self.arg), tile_type(self.result)
         if a.rank != r.rank or any(
             m not in (1, n) for m, n in zip(a.extents, r.extents, strict=False)
         ):
@@ -335,7 +349,7 @@ class Transpose(OneToOne):
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int], result: Attribute | None = None):
-        t = SSAValue.get(arg).type
+        t = tile_type(SSAValue.get(arg))
         super().__init__(
             arg,
             result or TileType([t.extents[p] for p in permutation], t.element),
@@ -344,9 +358,9 @@ class Transpose(OneToOne):
 
     def verify_(self) -> None:
         p = self.permutation.get_values()
-        if sorted(p) != list(range(self.arg.type.rank)) or tile_type(self.result).extents != tuple(
-            tile_type(self.arg).extents[i] for i in p
-        ):
+        if sorted(p) != list(range(tile_type(self.arg).rank)) or tile_type(
+            self.result
+        ).extents != tuple(tile_type(self.arg).extents[i] for i in p):
             raise VerifyException(
                 f"'tile.transpose' by {list(p)} does not take {self.arg.type} to {self.result.type}"
             )
@@ -377,7 +391,7 @@ class Slice(OneToOne):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        return tuple(self.strides.get_values()) if self.strides else (1,) * self.arg.type.rank
+        return tuple(self.strides.get_values()) if self.strides else (1,) * tile_type(self.arg).rank
 
     def verify_(self) -> None:
         for o, n, s, extent in zip(
@@ -402,7 +416,7 @@ class Extract(OneToOne):
     index = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, index: Sequence[int]):
-        super().__init__(arg, SSAValue.get(arg).type.element, index=ints(index))
+        super().__init__(arg, element_of(SSAValue.get(arg).type), index=ints(index))
 
 
 @irdl_op_definition
@@ -465,7 +479,9 @@ class Reduce(TileOperation):
     ):
         args = [args] if isinstance(args, SSAValue) else list(args)
         if results is None:
-            results = [reduced(a.type, axis, i32 if kind.startswith("arg") else None) for a in args]
+            results = [
+                reduced(tile_type(a), axis, i32 if kind.startswith("arg") else None) for a in args
+            ]
         super().__init__(
             operands=[args],
             properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)},
@@ -616,9 +632,9 @@ class Dot(TileOperation):
             raise VerifyException(
                 f"'tile.dot' has no precision {self.precision.data!r}; there are ieee, tf32, tf32x3"
             )
-        if self.precision.data != "ieee" and self.a.type.element != f32:
+        if self.precision.data != "ieee" and element_of(self.a.type) != f32:
             raise VerifyException(
-                f"'tile.dot' of {self.a.type.element}: {self.precision.data} is for operands of f32"
+                f"'tile.dot' of {element_of(self.a.type)}: {self.precision.data} is for operands of f32"
             )
 
 
@@ -655,7 +671,7 @@ class Pointer(OneToOne):
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue):
-        super().__init__(arg, PointerType(SSAValue.get(arg).type.element))
+        super().__init__(arg, PointerType(element_of(SSAValue.get(arg).type)))
 
 
 @irdl_op_definition
@@ -681,7 +697,7 @@ class View(TileOperation):
 
     def verify_(self) -> None:
         kinds = [k.data for k in self.kinds]
-        if len(kinds) != self.array.type.rank or len(self.offsets) != sum(
+        if len(kinds) != array_type(self.array).rank or len(self.offsets) != sum(
             {"index": 1, "slice": 2, "all": 0}[k] for k in kinds
         ):
             raise VerifyException(
@@ -750,7 +766,7 @@ class Load(TileOperation):
         result: Attribute | None = None,
     ):
         kept = [n for n in extents if n >= 0]
-        element = SSAValue.get(array).type.element
+        element = element_of(SSAValue.get(array).type)
         super().__init__(
             operands=[array, list(offsets), [mask] if mask else [], [other] if other else []],
             properties={"extents": ints(extents)},
@@ -829,7 +845,7 @@ class LoadPointers(TileOperation):
         t = SSAValue.get(pointers).type
         super().__init__(
             operands=[pointers, [mask] if mask else [], [other] if other else []],
-            result_types=[like(t, element_of(t).element)],
+            result_types=[like(t, pointee_of(t))],
         )
 
 
@@ -946,7 +962,7 @@ class Assert(TileOperation):
     traits = traits_def(MemoryWriteEffect())
 
 
-OPERATIONS = (
+OPERATIONS: tuple[type[Operation], ...] = (
     Kernel,
     Return,
     Constant,

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -90,7 +91,7 @@ def bits(t: Attribute) -> int:
         return 64
     if isinstance(t, IntegerType):
         return max(8, t.width.data)
-    return _FLOAT_BITS[type(t)]
+    return next(n for kind, n in _FLOAT_BITS.items() if type(t) is kind)
 
 
 @irdl_attr_definition
@@ -161,6 +162,10 @@ def _print_shape(printer: Printer, extents, element: Attribute) -> None:
 
 
 class _Shaped(ParametrizedAttribute):
+    if TYPE_CHECKING:
+        shape: ArrayAttr[IntAttr]
+        element: Attribute
+
     @property
     def extents(self) -> tuple[int, ...]:
         return tuple(n.data for n in self.shape)
@@ -189,7 +194,12 @@ class TileType(_Shaped, TypeAttribute):
     element: Attribute
     layout: Attribute
 
-    def __init__(self, shape, element: Attribute, layout: Layout | Attribute | None = None):
+    def __init__(
+        self,
+        shape,
+        element: Attribute,
+        layout: Layout | SharedLayout | Attribute | None = None,
+    ):
         if isinstance(layout, Layout):
             layout = LayoutAttr(layout)
         if isinstance(layout, SharedLayout):
@@ -228,7 +238,7 @@ class TileType(_Shaped, TypeAttribute):
             if isinstance(self.layout, NoneAttr):
                 return
             printer.print_string(", shared " if self.shared_layout is not None else ", ")
-            printer.print_string_literal(str(self.layout.data))
+            printer.print_string_literal(str(self.shared_layout or self.register_layout))
 
 
 @irdl_attr_definition
@@ -288,7 +298,8 @@ class ArrayFacts:
 
     @staticmethod
     def parse(text: str, rank: int) -> ArrayFacts:
-        facts, key = {"shape": [], "strides": [], "align": []}, None
+        facts: dict[str, list[Fact]] = {"shape": [], "strides": [], "align": []}
+        key: str | None = None
         for word in text.split():
             if word in facts:
                 key = word
@@ -296,8 +307,8 @@ class ArrayFacts:
                 raise ValueError(f"unexpected {word!r} in the facts of an array")
             else:
                 facts[key].append(Fact.parse(word))
-        padded = (tuple((facts[k] + [Fact()] * rank)[:rank]) for k in ("shape", "strides"))
-        return ArrayFacts(*padded, facts["align"][0].divisor if facts["align"] else 1)
+        shape, strides = (tuple((facts[k] + [Fact()] * rank)[:rank]) for k in ("shape", "strides"))
+        return ArrayFacts(shape, strides, facts["align"][0].divisor if facts["align"] else 1)
 
 
 @irdl_attr_definition
@@ -374,6 +385,7 @@ class SharedType(_Shaped, TypeAttribute):
 
     @property
     def memory(self) -> SharedLayout:
+        assert isinstance(self.layout, SharedLayoutAttr)
         return self.layout.data
 
     @property
@@ -443,7 +455,7 @@ class PendingType(ParametrizedAttribute, TypeAttribute):
     """A tile whose value an asynchronous dot has yet to deliver: only `wait` makes it readable."""
 
     name = "tile.pending"
-    tile: Attribute
+    tile: TileType
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser):
@@ -533,7 +545,15 @@ TYPES = (
 
 def element_of(t: Attribute) -> Attribute:
     """The element type of a tile, array, buffer or map; a scalar's is itself."""
-    return t.element if type(t) in (TileType, ArrayType, SharedType, MapType) else t
+    return t.element if isinstance(t, (TileType, ArrayType, SharedType, MapType)) else t
+
+
+def pointee_of(t: Attribute) -> Attribute:
+    """What a pointer, or a tile of pointers, points to. Raises TypeError for other types."""
+    pointer = element_of(t)
+    if not isinstance(pointer, PointerType):
+        raise TypeError(f"expected pointers, got {t}")
+    return pointer.element
 
 
 def like(t: Attribute, element: Attribute) -> Attribute:

@@ -17,7 +17,11 @@ from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import (
+    Block,
+    Operation,
+    SSAValue,
+)
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -27,7 +31,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 
 CONTROL = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
-LEVEL_0 = {
+LEVEL_0: set[type[Operation]] = {
     ModuleOp,
     *CONTROL,
     *elementwise.OPERATIONS,
@@ -37,7 +41,7 @@ LEVEL_0 = {
     threads.NextProgram,
     threads.Vote,
 }
-LEVEL_1 = LEVEL_0 | {shared.Convert, shared.SortFirst}
+LEVEL_1: set[type[Operation]] = {*LEVEL_0, shared.Convert, shared.SortFirst}
 LEVEL_2 = LEVEL_1 | {
     shared.Alloc,
     shared.Stage,
