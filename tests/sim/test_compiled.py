@@ -60,7 +60,7 @@ def softmax(x, out, WIDTH: tkc.constexpr):
     inside = tkc.arange(WIDTH) < x.shape[1]
     s = tkc.where(inside, tkc.load(x, (row, 0), (None, WIDTH)), -float("inf"))
     e = tkc.exp(s - tkc.max(s, axis=0))
-    tkc.store(out, (row, 0), e / tkc.sum(e, axis=0))
+    tkc.store(out, (row, 0), (e / tkc.sum(e, axis=0))[None, :])
 
 
 def product(module, m, n, k, seed=0):

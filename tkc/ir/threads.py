@@ -793,7 +793,7 @@ class DotAsync(TileOperation):
     def __init__(self, a, b, acc=None, result: PendingType | None = None, keep=None):
         if result is None:
             t = SSAValue.get(acc).type
-            result = t if isinstance(t, PendingType) else PendingType(t)
+            result = t if isinstance(t, PendingType) else PendingType(tile_type(SSAValue.get(acc)))
         super().__init__(
             operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result]
         )
