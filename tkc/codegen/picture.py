@@ -1,14 +1,22 @@
 """A prediction as a picture, by matplotlib: two iterations of the busiest loop, a row for each
 warpgroup's dots, vector work and waits, and for the copies.
 
-`prediction` is tkc.timing.predict.Prediction, which stands in another room.
+The imports of matplotlib are inside `draw`, as it need not be installed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tkc.errors import Error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from tkc.timing.predict import Prediction
+    from tkc.timing.timeline import Segment
 
 COLOURS = {
     "tensor": "#4878d0",
@@ -23,7 +31,7 @@ COLOURS = {
 ITERATIONS = 2
 
 
-def draw(prediction, title: str, path: str | Path) -> None:
+def draw(prediction: Prediction, title: str, path: str | Path) -> None:
     """Writes the picture to a file; its suffix says how (svg, png, pdf). Raises tkc.Error where
     matplotlib is missing, the suffix is none of its own, or the file cannot be written.
     """
@@ -41,28 +49,18 @@ def draw(prediction, title: str, path: str | Path) -> None:
         (agent, kind)
         for agent in line.agents
         for kind in ("dots", "work", "copies")
-        if any(s.agent == agent and _lane(s) == kind for s in segments)
+        if _segments(segments, agent, kind)
     ]
     figure = Figure(figsize=(12, 1.6 + 0.5 * max(1, len(lanes))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for i, (agent, kind) in enumerate(lanes):
-        here = [s for s in segments if s.agent == agent and _lane(s) == kind]
-        axes.broken_barh(
-            [(s.begin, s.end - s.begin) for s in here],
-            (i - 0.4, 0.8),
-            facecolors=[COLOURS[s.engine] for s in here],
-            edgecolor="white",
-            linewidth=0.5,
-        )
-        span = ITERATIONS * (line.steady[1] - line.steady[0])
-        for s in here:
-            if s.engine != "copy" and len(s.what) * span / 160 < s.end - s.begin:
-                axes.text((s.begin + s.end) / 2, i, s.what, ha="center", va="center", fontsize=7)
+    period = line.steady[1] - line.steady[0]
+    for row, (agent, kind) in enumerate(lanes):
+        _draw_lane(axes, row, _segments(segments, agent, kind), ITERATIONS * period)
     axes.set_yticks(range(len(lanes)), [f"{agent}: {kind}" for agent, kind in lanes])
     axes.invert_yaxis()
     axes.set_xlabel("clocks")
-    axes.axvline(line.steady[1] - line.steady[0], color="black", linewidth=0.6, linestyle=":")
+    axes.axvline(period, color="black", linewidth=0.6, linestyle=":")
     used = [e for e in COLOURS if any(s.engine == e for s in segments)]
     axes.legend(
         [axes.barh([0], [0], color=COLOURS[e]) for e in used],
@@ -73,16 +71,32 @@ def draw(prediction, title: str, path: str | Path) -> None:
         frameon=False,
         fontsize=8,
     )
-    figure.suptitle(
-        f"{title}: an iteration of {line.steady[1] - line.steady[0]:.0f} clocks"
-        + (f", {prediction.seconds * 1e6:.0f} us in all" if prediction.seconds else ""),
-        fontsize=10,
-    )
+    launch = f", {prediction.seconds * 1e6:.0f} us in all" if prediction.seconds else ""
+    figure.suptitle(f"{title}: an iteration of {period:.0f} clocks{launch}", fontsize=10)
     try:
         figure.savefig(path)
     except (ValueError, OSError) as e:
         raise Error(f"the picture {path} cannot be written: {str(e).splitlines()[0]}") from None
 
 
-def _lane(segment) -> str:
+def _segments(segments: Iterable[Segment], agent: str, kind: str) -> list[Segment]:
+    """Those of one agent that are dots, work or copies."""
+    return [s for s in segments if s.agent == agent and _lane(s) == kind]
+
+
+def _lane(segment: Segment) -> str:
     return {"tensor": "dots", "copy": "copies"}.get(segment.engine, "work")
+
+
+def _draw_lane(axes: Axes, row: int, segments: Sequence[Segment], span: float) -> None:
+    """One row of bars, with the names of those that are long enough."""
+    axes.broken_barh(
+        [(s.begin, s.end - s.begin) for s in segments],
+        (row - 0.4, 0.8),
+        facecolors=[COLOURS[s.engine] for s in segments],
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    for s in segments:
+        if s.engine != "copy" and len(s.what) * span / 160 < s.end - s.begin:
+            axes.text((s.begin + s.end) / 2, row, s.what, ha="center", va="center", fontsize=7)

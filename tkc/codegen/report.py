@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tkc.errors import CompileError, Error
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
+    from tkc.ir.interface import Interface
+    from tkc.timing.predict import Prediction
+    from tkc.timing.timeline import Segment
 
 
 def bug(error: Exception, level_0: str, target: str) -> Error:
@@ -36,7 +44,7 @@ def bug(error: Exception, level_0: str, target: str) -> Error:
     )
 
 
-def page(c, prediction=None, width: int = 120) -> str:
+def page(c: Compiled, prediction: Prediction | None = None, width: int = 120) -> str:
     """As text; with the timeline of a tkc.timing.predict.Prediction where there is one."""
     from rich.console import Console
     from rich.table import Table
@@ -57,7 +65,7 @@ def page(c, prediction=None, width: int = 120) -> str:
     for decision in c.decisions:
         out.print(f"  {decision}", markup=False, highlight=False)
     if c.interface:
-        out.print(_launch(c))
+        out.print(_launch(c.interface))
     if c.ptx is not None:
         try:
             out.print(_resources(c))
@@ -68,8 +76,7 @@ def page(c, prediction=None, width: int = 120) -> str:
     return text.getvalue()
 
 
-def _launch(c) -> str:
-    i = c.interface
+def _launch(i: Interface) -> str:
     cluster = "" if i.cluster == (1, 1) else f", clusters of {i.cluster[0]} x {i.cluster[1]}"
     return (
         f"a block has {i.threads} threads and {i.shared_bytes} bytes of shared"
@@ -77,7 +84,7 @@ def _launch(c) -> str:
     )
 
 
-def _resources(c) -> str:
+def _resources(c: Compiled) -> str:
     r = c.resources
     return "\n".join(
         [
@@ -102,7 +109,7 @@ LETTERS = {
 }
 
 
-def timeline(p, columns: int = 84) -> str:
+def timeline(p: Prediction, columns: int = 84) -> str:
     """A prediction: the launch in a sentence, and one steady iteration with a line for each
     warpgroup's dots, work and copies.
     """
@@ -120,36 +127,33 @@ def timeline(p, columns: int = 84) -> str:
     period = line.steady[1] - line.steady[0]
     if period <= 0:
         return "\n".join(said)
-    said.append(
-        "busy in an iteration: "
-        + ", ".join(
-            f"{engine} {share:.0%}" for engine, share in line.shares().items() if share >= 0.01
-        )
-    )
+    shares = (f"{name} {share:.0%}" for name, share in line.shares().items() if share >= 0.01)
+    said.append("busy in an iteration: " + ", ".join(shares))
     segments, widest = line.window(), max(map(len, line.agents))
     for agent in line.agents:
-        for kind, engines in (
-            ("dots", ("tensor",)),
-            ("work", ("mufu", "fma", "alu", "lsu", "shared", "wait")),
-            ("copies", ("copy",)),
-        ):
+        for kind, engines in ENGINES.items():
             here = [s for s in segments if s.agent == agent and s.engine in engines]
-            if not here:
-                continue
-            cells = [" "] * columns
-            for s in sorted(here, key=lambda s: s.engine != "wait"):
-                first, last = (
-                    int(s.begin / period * columns),
-                    max(int(s.begin / period * columns) + 1, round(s.end / period * columns)),
-                )
-                cells[first : min(last, columns)] = LETTERS[s.engine] * (min(last, columns) - first)
-            said.append(f"  {agent:{widest}} {kind:6} |{''.join(cells)}|")
-    said.append(
-        f"  one iteration, {period:.0f} clocks; "
-        + ", ".join(
-            f"{letter} {engine}"
-            for engine, letter in LETTERS.items()
-            if any(s.engine == engine for s in segments)
-        )
-    )
+            if here:
+                cells = _cells(here, period, columns)
+                said.append(f"  {agent:{widest}} {kind:6} |{cells}|")
+    used = {s.engine for s in segments}
+    letters = (f"{letter} {engine}" for engine, letter in LETTERS.items() if engine in used)
+    said.append(f"  one iteration, {period:.0f} clocks; " + ", ".join(letters))
     return "\n".join(said)
+
+
+ENGINES = {
+    "dots": ("tensor",),
+    "work": ("mufu", "fma", "alu", "lsu", "shared", "wait"),
+    "copies": ("copy",),
+}
+
+
+def _cells(segments: Sequence[Segment], period: float, columns: int) -> str:
+    """One line of the timeline: a letter for each engine, waits under the others."""
+    cells = [" "] * columns
+    for s in sorted(segments, key=lambda s: s.engine != "wait"):
+        first = int(s.begin / period * columns)
+        last = min(max(first + 1, round(s.end / period * columns)), columns)
+        cells[first:last] = LETTERS[s.engine] * (last - first)
+    return "".join(cells)

@@ -41,8 +41,8 @@ _BITWISE = {"and": "and", "or": "or", "xor": "xor", "exchange": "exch", "compare
 
 @dataclass(frozen=True)
 class Update:
-    """What an atomic does to elements of a type: the kind of update, in which scope, and whether the
-    old value is wanted.
+    """What an atomic does to elements of a type: the kind of update, in which scope, and whether
+    the old value is wanted.
     """
 
     kind: str

@@ -1,10 +1,12 @@
 """Blocks of arrays: where each element of a tile is in global memory, whether it exists, how many
 one access may move.
 
-    address(register) = [pointer + thread part] + offsets * strides + constants of the register * strides
-                        hoisted to the prologue   once a block        an immediate where the stride is known
+    address(register) = pointer + thread part                   hoisted to the prologue
+                        + offsets * strides                     once a block
+                        + constants of the register * strides   an immediate where they are known
 
-An element exists if it lies inside the array along every axis, its mask holds, and it is no padding.
+An element exists if it lies inside the array along every axis, its mask holds, and it is no
+padding.
 Along an axis where offset and extent are multiples of the block's extent, one test of the offset
 covers the block; where a loop over the extent steps through it, none is needed.
 """

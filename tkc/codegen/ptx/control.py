@@ -28,8 +28,8 @@ from tkc.ir.values import terminator_of, yielded_by
 
 
 def fresh(e: Emitter, value: SSAValue, like: Value) -> Value:
-    """Registers for a carried value (those that register coalescing chose, if it did), in a value of
-    the same kind as `like`. Raises CompileError for a type that nothing can carry.
+    """Registers for a carried value (those that register coalescing chose, if it did), in a value
+    of the same kind as `like`. Raises CompileError for a type that nothing can carry.
     """
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     match t:
@@ -85,7 +85,7 @@ def branch(e: Emitter, condition: str, label: str, negate: bool = False) -> None
 
 @emitter(scf.ForOp)
 def for_loop(e: Emitter, op: scf.ForOp) -> None:
-    """The induction variable is compared at the end; at the start only if the bounds are unknown."""
+    """The test is at the end; at the start there is one if the bounds are unknown."""
     w, body = e.w, op.body.block
     kind, cls = compute_type(op.lb.type), compute_class(op.lb.type)
     lower, upper, step = e.integer(op.lb), e.integer(op.ub), e.integer(op.step)

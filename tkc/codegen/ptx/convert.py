@@ -76,7 +76,7 @@ def _fetch(e: Emitter, value: Tile, places: list[Place]) -> Operand:
     wants.
     """
     kind = compute_class(value.element)
-    lane = _by_lane(e, [l for _, l in places])
+    lane = _by_lane(e, [lane for _, lane in places])
 
     def shuffled(register: int) -> tuple[Operand, Operand]:
         """What the lanes get of a register, and whether this one wants it."""

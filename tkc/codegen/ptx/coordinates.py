@@ -1,8 +1,10 @@
 """Where this thread is in a tile: a base from lane and warp, computed once in the prologue, plus a
 constant of each register.
 
-coords(r, l, w, b) = offsets of r + of l + of w + of b        (layout.py: digits add up without carries)
-                     '--- number ---'   '-- base(axis) --'
+coords(r, l, w, b) = offsets of r + of l + of w + of b
+                     '- number -'   '-- base(axis) --'
+
+Digits add up without carries (layout.py).
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def beyond(e: Emitter, origin: Integer, exact: bool, distance: int) -> Integer:
 
 
 def inside(e: Emitter, layout: Layout, register: int) -> Operand:
-    """Whether a register holds an element of the tile and not padding: True, False or a predicate."""
+    """Whether a register holds an element, not padding: True, False or a predicate."""
     known = layout.inside(register)
     if known is not None:
         return known

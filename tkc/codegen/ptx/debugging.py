@@ -22,7 +22,7 @@ Printed = tuple[Operand, Attribute]  # a number and its type
 
 @emitter(tile.Assert)
 def check(e: Emitter, op: tile.Assert) -> None:
-    """Traps where the condition does not hold; the launch then fails, and the location says where."""
+    """Traps where the condition does not hold: the launch then fails."""
     t, w = op.condition.type, e.w
     if not isinstance(t, TileType):
         condition = e.operand(op.condition)

@@ -1,6 +1,7 @@
 """Narrow elements in and out of 32-bit registers.
 
-    widen    part p of a register of packed elements -> 32 bits (integers extended, floats as float32)
+    widen    part p of a register of packed elements -> 32 bits (integers extended, floats as
+             float32)
     narrow   1, 2 or 4 widened elements -> one register, rounding to nearest even
 
 float8 has instructions from sm_89 on; before, float8.py makes its bits a float32's and back, with

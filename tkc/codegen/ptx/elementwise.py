@@ -72,7 +72,7 @@ def compute(e: Emitter, op: Fusable, args: Sequence[Operand]) -> Operand:
 
 
 def _special_quotient(e: Emitter, op: ew.Elementwise, a: Operand, b: Operand) -> str | None:
-    """A quotient by way of a reciprocal: of a divisor that many elements share, or of a constant."""
+    """A quotient by way of a reciprocal: a divisor that many elements share, or a constant."""
     if not isinstance(b, str):
         return None
     if isinstance(a, str):
@@ -550,8 +550,8 @@ def _alike(e: Emitter, op: Fusable) -> int:
 
 def contracted(e: Emitter, ops: Sequence[Fusable]) -> dict[Operation, tuple[Operation, SSAValue]]:
     """The float32 sums of a run one of whose terms is a product that nothing else uses: fma, said
-    outright. ptxas would contract most of them, but not those beside dots in flight. The operands of
-    the product must still be there: nothing between the two is written to their registers.
+    outright. ptxas would contract most of them, but not those beside dots in flight. The operands
+    of the product must still be there: nothing between the two is written to their registers.
     """
     found: dict[Operation, tuple[Operation, SSAValue]] = {}
 

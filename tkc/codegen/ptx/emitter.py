@@ -1,13 +1,13 @@
-"""The emitter: what each SSA value of a level-4 kernel became, and the registry of the functions that
-emit its operations.
+"""The emitter: what each SSA value of a level-4 kernel became, and the registry of the functions
+that emit its operations.
 
 Each family file registers its functions:
 
     @emitter(tile.ProgramId)
     def program_id(e: Emitter, op): e.set(op.result, …)
 
-`e.operand(value)`, `e.tile(value)`, … return what an SSA value became (values.py says what that is);
-`e.set` records it.  The registers of a tile that register coalescing has chosen are
+`e.operand(value)`, `e.tile(value)`, … return what an SSA value became (values.py says what that
+is); `e.set` records it.  The registers of a tile that register coalescing has chosen are
 `e.destination(value)`: an operation writes its result there, or `e.set` moves it there.
 """
 
@@ -334,9 +334,9 @@ class Emitter:
         return self.w.hoist(p, load, root=True)
 
     def array_argument(self, t: ArrayType, number: int) -> Array:
-        """An array argument; what the specialization knows exactly is a number, the rest a parameter
-        once it is read.  Of a wide array the extents of 32 bits are at most 2^31 - 1 (no 32-bit
-        index is beyond), those of 64 the real ones.
+        """An array argument; what the specialization knows exactly is a number, the rest a
+        parameter once it is read.  Of a wide array the extents of 32 bits are at most 2^31 - 1 (no
+        32-bit index is beyond), those of 64 the real ones.
         """
         facts, wide = t.facts, number in self.wide
 

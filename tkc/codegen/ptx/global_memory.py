@@ -120,7 +120,7 @@ def one_from(e: Emitter, value: Tile, index: tuple[int, ...]) -> Operand:
     x, kind = e.element(value, register), compute_class(value.element)
     if not isinstance(x, str):
         return x
-    if len({l for _, l, _, _ in owners}) < 32:
+    if len({lane for _, lane, _, _ in owners}) < 32:
         x = shuffle(e, x, lane, kind, "idx")
     if len({w for _, _, w, _ in owners}) == value.layout.num_warps:
         return x

@@ -3,15 +3,16 @@
 f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's
 approximations are exact enough. Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt,
 rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1 for each 2^4
-of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no float64
-form.  tests/operations has the bounds.
+of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no
+float64 form.  tests/operations has the bounds.
 
 The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
 
-    exp    2^n 2^f, n = floor(x log2 e)            log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
+    exp    2^n 2^f, n = floor(x log2 e)
+    log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
     tanh   odd polynomial, else 1 - 2/(e^2x + 1)   erf    odd polynomial, else 1 - 2^-T(x)
-    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and r
-           by the digits of 2/pi that count (Payne and Hanek, "Radian reduction for trigonometric
+    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and
+           r by the digits of 2/pi that count (Payne and Hanek, "Radian reduction for trigonometric
            functions", SIGNUM 1983)
 """
 
@@ -249,7 +250,7 @@ def expm1(e: Emitter, t: Attribute, x: Operand) -> Operand:
 
 
 def log(e: Emitter, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
-    """Natural logarithm, times `scale` (log2: of the fraction alone, the exponent counts itself)."""
+    """Natural logarithm, times `scale` (log2: of the fraction alone, not of the exponent)."""
     if bits(t) == 64:
         return _log64(e, x, scale)
     F, w = Floats(e), e.w

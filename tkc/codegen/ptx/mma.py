@@ -1,7 +1,7 @@
 """tile.dot in registers: tensor-core mma.sync, and plain multiply-adds.
 
-    mma    fragments of fragments.py: operands of instruction (m, n, k) are consecutive registers.  k
-           outermost: consecutive instructions have different accumulators
+    mma    fragments of fragments.py: operands of instruction (m, n, k) are consecutive registers.
+           k outermost: consecutive instructions have different accumulators
     fma    each thread has the rows of a and the columns of b that its accumulators need
 
 The result has a destination or new registers; the accumulator is read by the first k-step only, so
@@ -41,7 +41,7 @@ K_OF_INSTRUCTION = {8: 32, 16: 16, 32: 8}  # by the bits of an element of the op
 
 @emitter(tile.Dot)
 def dot(e: Emitter, op: tile.Dot) -> None:
-    """A dot of operands in registers. Raises CompileError where the layouts are not those it needs."""
+    """A dot of operands in registers. Raises CompileError for layouts that do not fit."""
     a, b, acc = (e.tile(v) for v in (op.a, op.b, op.acc))
     t = tile_type(op.result)
     into = e.destination(op.result) or e.w.many(*registers_of(t))
@@ -96,11 +96,13 @@ def mma(e: Emitter, op: tile.Dot, a: Tile, b: Tile, acc: Tile, into: list[str]) 
     source = into
     if any(r not in into for r in acc.registers):
         source = [w.register(r) for r in acc.registers]
-    for j, (ra, rb), n, i, l in product(range(ks), passes, range(batches), range(ms), range(ns)):
-        first = per_c * ((n * ms + i) * ns + l)
+    counts = range(batches), range(ms), range(ns)
+    for step_k, (ra, rb), batch, m, n in product(range(ks), passes, *counts):
+        first = per_c * ((batch * ms + m) * ns + n)
         c = slice(first, first + per_c)
-        start = source if j == 0 and ra is passes[0][0] else into
-        x, y = ra[4 * ((n * ms + i) * ks + j) :][:4], rb[2 * ((n * ns + l) * ks + j) :][:2]
+        start = source if step_k == 0 and ra is passes[0][0] else into
+        x = ra[4 * ((batch * ms + m) * ks + step_k) :][:4]
+        y = rb[2 * ((batch * ns + n) * ks + step_k) :][:2]
         w.emit(f"{name} {braced(into[c])}, {braced(x)}, {braced(y)}, {braced(start[c])}")
 
 

@@ -121,8 +121,8 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
 
 def roomy(text: str, threads: int) -> str:
     """PTX of a block of so many threads that may fill a multiprocessor with one block. Without that
-    directive ptxas aims at several, and may then spill a few values rather than take more registers:
-    a spill is a reason to assemble this instead, unless the user limited the registers.
+    directive ptxas aims at several, and may then spill a few values rather than take more
+    registers: a spill is a reason to assemble this instead, unless the user limited the registers.
     """
     if ".maxnreg" in text:
         return text

@@ -186,7 +186,7 @@ class Folder:
 
 
 def lines(layout: Layout, axis: int) -> list[list[int]]:
-    """The registers of each line along the axis, each coordinate once (registers may hold copies)."""
+    """The registers of each line along the axis, each coordinate once, without copies."""
     return [list(group) for group in layout.register_groups(axis)]
 
 
@@ -352,8 +352,8 @@ def emit_scan(
     results: Sequence[SSAValue],
     combine: Region | None = None,
 ) -> list[Values]:
-    """Sets the results and returns the totals of the lines. Each thread adds up what it holds in one
-    piece; lanes exchange totals alone; what came before is added to each element once.
+    """Sets the results and returns the totals of the lines. Each thread adds up what it holds in
+    one piece; lanes exchange totals alone; what came before is added to each element once.
     """
     kind, axis, back = op.kind.data, op.axis.value.data, op.reverse is not None
     args = [e.tile(a) for a in sources]

@@ -56,8 +56,8 @@ def tile_of(value: SSAValue) -> TileType | None:
 
 
 def in_flight(result: SSAValue) -> bool:
-    """Whether a `while` carries a dot in flight: it stays where it is, from before the loop to behind
-    it.
+    """Whether a `while` carries a dot in flight: it stays where it is, from before the loop to
+    behind it.
     """
     return isinstance(result.type, PendingType)
 
@@ -233,8 +233,8 @@ def _carried_dots(loop: scf.WhileOp) -> Iterator[Carried]:
 
 
 def coalesce(e: Emitter, kernel: tile.Kernel) -> None:
-    """Fills e.destinations with a register tuple for each class of tiles that a loop carries or a dot
-    accumulates. Raises CompileError where a dot in flight would have to be copied.
+    """Fills e.destinations with a register tuple for each class of tiles that a loop carries or a
+    dot accumulates. Raises CompileError where a dot in flight would have to be copied.
     """
     ranges = LiveRanges()
     ranges.block(kernel.body.block, ())
@@ -303,7 +303,7 @@ def _take_turns(dots: Sequence[threads.DotAsync], classes: Classes) -> None:
 
 
 def _join_initial(classes: Classes, carried: Sequence[Carried]) -> Iterator[str]:
-    """Joins what loops carry with its initial values; yields a remark for each copy that is left."""
+    """Joins what loops carry with its initial values; yields remarks on copies that are left."""
     for c in carried:
         classes.join(c.argument, c.initial)
         t = tile_of(c.argument)

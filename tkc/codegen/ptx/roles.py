@@ -1,9 +1,9 @@
 """Roles: the warps of a block are divided, each group runs its own code, and the registers of the
 multiprocessor follow the work.
 
-    warp = shfl(tid / 32)          the same in every lane, and ptxas knows it: branches on it cost nothing
+    warp = shfl(tid / 32)        the same in every lane, and ptxas knows it: branches cost nothing
     warp >= 4 -> next role
-      setmaxnreg.dec 40            by all four warps of a warpgroup, before anything else
+      setmaxnreg.dec 40          by all four warps of a warpgroup, before anything else
       (single: warps other than the first leave, then all lanes but the elected one)
       prologue of the role, body
       -> end

@@ -1,4 +1,4 @@
-"""Constants, program ids, extents and views of arrays: scalars that cost few instructions or none."""
+"""Constants, program ids, extents and views of arrays: scalars of few instructions or none."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ def _in_each_thread(
     e: Emitter, op: tile.Slice | tile.Flip, want: np.ndarray, complaint: str
 ) -> None:
     """Sets the result, each of whose registers is, in every thread, that register of the operand
-    which holds the element at `want` [warps, lanes, registers, rank]. Raises CompileError where there
-    is none.
+    which holds the element at `want` [warps, lanes, registers, rank]. Raises CompileError where
+    there is none.
     """
     value, t = e.tile(op.arg), tile_type(op.result)
     found = _same_thread(value, t, want)

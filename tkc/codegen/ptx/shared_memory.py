@@ -113,8 +113,8 @@ def swizzled_offset(e: Emitter, memory: SharedLayout, coords: list[Integer]) -> 
 
 
 class Addresses:
-    """The addresses of a tile's accesses in a buffer; `coords(i)` returns the run-time coordinates of
-    access i.
+    """The addresses of a tile's accesses in a buffer; `coords(i)` returns the run-time
+    coordinates of access i.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shared memory: buffers, stages, slices and mbarriers are addresses: a 32-bit base and a constant."""
+"""Buffers, stages, slices and mbarriers in shared memory: a 32-bit base and a constant."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Sorting networks, and histograms in shared memory.
 
 A sort compares unsigned keys: integers with the sign bit flipped, floats with all bits flipped if
-negative (NaN becomes the largest key, so it comes last both ways).  The network is Batcher's bitonic
-one: element i meets element i ^ j; bit j of the position is a bit of the register number or of the
-lane, so partners are two registers of a thread or one register of two lanes.
+negative (NaN becomes the largest key, so it comes last both ways).  The network is Batcher's
+bitonic one: element i meets element i ^ j; bit j of the position is a bit of the register number
+or of the lane, so partners are two registers of a thread or one register of two lanes.
 
 Where only the first K are wanted, each thread sorts K of its keys at a time (by Batcher's odd-even
 merges) and keeps the lower half of two sorted runs: the smaller of a[i] and b[K - 1 - i], for all

@@ -4,7 +4,8 @@ instance.
 A map's dimensions run innermost first and may split the last axis in panels
 (interface.map_dimensions says how); coordinates follow:
 
-    box [batch, row, head, column] of a panelled map  ->  {column % panel, row, column / panel, head, batch}
+    box [batch, row, head, column] of a panelled map
+    ->  {column % panel, row, column / panel, head, batch}
 
 A box wider than the swizzle on a map without panels takes one copy a panel.  The single thread of a
 producer issues its copies outright; elsewhere they are predicated on the instance's first thread,
@@ -102,7 +103,7 @@ def _dimensions(t: MapType) -> list[tuple[int, str]]:
 
 @emitter(threads.TmaLoad)
 def load(e: Emitter, op: threads.TmaLoad) -> None:
-    """Copies a box to shared memory, perhaps that of several blocks; an mbarrier counts its bytes."""
+    """Copies a box to shared memory, of several blocks perhaps; an mbarrier counts its bytes."""
     w, m, view = e.w, e.map(op.map), e.view(op.buffer)
     suffix = extra = ""
     if op.to is not None and e.cluster != (1, 1):

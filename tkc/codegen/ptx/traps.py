@@ -169,7 +169,7 @@ def span(e: Emitter, number: int) -> tuple[str, str, str]:
 
 
 def _ends(e: Emitter, array: Array) -> tuple[str, str]:
-    """The addresses of an array's first byte and of the one behind its last; equal if it is empty."""
+    """Addresses of an array's first byte and of the one behind its last; equal if it is empty."""
     w = e.w
     low = high = w.register(array.pointer(), "b64")
     empty: Operand = False
@@ -188,8 +188,8 @@ def _ends(e: Emitter, array: Array) -> tuple[str, str]:
 
 
 def inside(e: Emitter, start: Integer, extent: Integer, n: int, axis: int) -> None:
-    """Checks that a block which facts prove to lie inside an array along an axis does: a promise that
-    was not kept shows here.
+    """Checks that a block which facts prove to lie inside an array along an axis does: a promise
+    that was not kept shows here.
     """
     if not isinstance(start, str) and not isinstance(extent, str):
         return

@@ -1,8 +1,8 @@
 """What an SSA value is while PTX is written.
 
 scalar          an operand: a register's name or a Python number.  Numbers narrower than 32 bits are
-                held wide: an i8 is extended to 32 bits, a bf16, f16 or f8 is the float32 of the same
-                value, a truth value is a predicate.
+                held wide: an i8 is extended to 32 bits, a bf16, f16 or f8 is the float32 of the
+                same value, a truth value is a predicate.
 tile            Tile: registers of each thread as its layout counts them.  32- and 64-bit elements
                 take a register each, 16-bit ones share one in pairs (elements 2i and 2i + 1), 8-bit
                 ones by four, where the layout has that many; else each has a 32-bit register alone,
@@ -194,9 +194,9 @@ class Array:
 
 @dataclass(frozen=True)
 class SharedView:
-    """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes over
-    `terms`, where they are known: a matrix descriptor adds them in its own units.  align: what its
-    first byte's address is known to be a multiple of, 16 at most.
+    """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes
+    over `terms`, where they are known: a matrix descriptor adds them in its own units.  align: what
+    its first byte's address is known to be a multiple of, 16 at most.
     """
 
     base: Integer

@@ -5,8 +5,8 @@
 
 The address is the start of shared memory, which the prologue turns into a descriptor once, plus
 terms that simply add in units of 16 bytes: the stage of a ring times its size, a slice's first row,
-the step along k, the block of 64 rows.  (In a cluster the address carries the block's rank above bit
-23: masked, or it would land in the leading offset.)  All of it is the same in every thread, and
+the step along k, the block of 64 rows.  (In a cluster the address carries the block's rank above
+bit 23: masked, or it would land in the leading offset.)  All of it is the same in every thread, and
 ptxas must see that it is: then a step is the wgmma themselves and a few uniform additions.
 
 The blocks of 64 rows are distributed over the warpgroups of an instance in turn. ptxas wants one

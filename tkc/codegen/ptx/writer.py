@@ -39,8 +39,8 @@ def as_integer(operand: Operand) -> Integer:
 
 
 def immediate(operand: Operand, type: str = "b32") -> str:
-    """The text of an operand where an instruction of PTX type `type` reads it. Raises TypeError for a
-    float constant where an integer is read.
+    """The text of an operand where an instruction of PTX type `type` reads it. Raises TypeError for
+    a float constant where an integer is read.
     """
     if isinstance(operand, str):
         return operand
@@ -189,8 +189,8 @@ class Writer:
         self._place = None
 
     def branch(self, label: str, when: str = "", negate: bool = False, uniform: str = "") -> None:
-        """A jump to a label, where a predicate holds (or does not). uniform: ".uni" where all threads
-        of the warp agree.
+        """A jump to a label, where a predicate holds (or does not). uniform: ".uni" where all
+        threads of the warp agree.
         """
         guard = f"@{'!' if negate else ''}{when} " if when else ""
         self._lines.append(f"\t{guard}bra{uniform} {label};")
