@@ -104,7 +104,7 @@ def test_the_last_section_takes_what_is_left(monkeypatch, heads, fit):
     """Sections of `fit` heads, the last of up to twice as many: every program still runs once."""
     form, keys = Form(block=(64, 64), causal=True), 192
     room = fit * 2 * keys * form.d * 2 + 1  # K and V
-    monkeypatch.setattr(order, "SECTION", target("sm_90a").cache // room)
+    monkeypatch.setattr(order, "SECTION_DIVISOR", target("sm_90a").cache // room)
     module = compiled(attention(form)[0]["simplify"].clone())[0][LAST]
     check(module, form, 192, keys, heads, seed=heads, resident=3)
 

@@ -107,7 +107,7 @@ def ran(monkeypatch) -> list[tuple[int, int]]:
 @pytest.fixture
 def small(monkeypatch) -> None:
     """A cache that holds the arrays of no two columns."""
-    monkeypatch.setattr("tkc.passes.programs.order.SECTION", 1 << 40)
+    monkeypatch.setattr("tkc.passes.programs.order.SECTION_DIVISOR", 1 << 40)
     compiled.cache_clear()
     yield
     compiled.cache_clear()
@@ -256,7 +256,7 @@ def test_larger_sections(section, few, ran, monkeypatch):
         def __rfloordiv__(self, cache):
             return section * 2 * (320 * 320 + 320 * 64 * columns)
 
-    monkeypatch.setattr("tkc.passes.programs.order.SECTION", Fits())
+    monkeypatch.setattr("tkc.passes.programs.order.SECTION_DIVISOR", Fits())
     modules, _ = stages.compiled(
         traced(
             triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK, strict=False))
