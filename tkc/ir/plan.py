@@ -1,5 +1,5 @@
 """A plan: every choice the compiler makes about a kernel, as frozen data. The plan pass makes it;
-later passes realise it.
+later passes carry it out.
 
 Dots and loads are counted in the order in which they stand in the program (a walk, outside in). The
 plan pass writes its number on each, and passes that move or copy one keep it.
@@ -25,15 +25,14 @@ C = TypeVar("C")  # what a plan chooses: DotPlan or LoadPlan
 class DotPlan:
     """How one dot is computed.
 
-    instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time). warps: how many
-    warps, or warpgroups for wgmma, part m and n among them. a, b: where the operands come from,
-    "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a operand
-    which its loop does not change is read again in every iteration, not held. "relaid": wgmma
-    reads it where another role has laid it anew. permuted: K of both operands is counted in the
-    order in which an accumulator's registers lie (tkc.passes.layouts.relayout). chunk: fma only: so
-    many k are held in registers at once. parts: of a partial dot's columns: how many, and how many
-    are in flight at once (split-sums). swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a
-    thin m on the side that has no minimum.
+    instruction: "mma" (mma.sync), "wgmma", or "fma" (multiply-adds of one element). warps: warps
+    (warpgroups for wgmma) along M and N. a, b: where the operands come from: "registers", "shared"
+    (wgmma reads shared memory; for mma an operand that its loop does not change is read again in
+    every iteration) or "relaid" (wgmma reads it where the relayout role has written it). chunk: of
+    fma: K elements in registers at once. swap: computed as its transpose (bᵀ aᵀ)ᵀ, which puts a
+    thin M on the side that has no minimum. parts: of a partial dot's columns: how many, and how
+    many are in flight at once (split-sums). permuted: K of both operands is counted in the order of
+    an accumulator's registers (tkc.passes.layouts.relayout).
     """
 
     instruction: str
@@ -50,26 +49,28 @@ class DotPlan:
 class LoadPlan:
     """How one load gets its block.
 
-    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same,
-    in a ring that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in
-    which it reads it), "tma" (a producer fills the ring by tensor maps) or "broadcast" (a number,
-    which the producer loads and leaves beside a stage of the ring). vector: bytes of one thread's
-    access. multicast: the axis of the block along which blocks of the cluster share the copy, or
-    -1; among: those that do, the neighbours along these axes of the cluster.
+    path: "registers", "shared" (copied to shared memory, then read), "async" (the same, in a ring
+    that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in which it
+    reads), "tma" (a producer fills the ring by tensor maps) or "broadcast" (a number that the
+    producer loads and writes beside a stage of the ring). vector: bytes of one thread's access.
+    multicast: the axis of the block along which blocks of the cluster share the copy, or -1. among:
+    the axes of the cluster along which those blocks are neighbours.
     """
 
     path: str = "registers"
     vector: int = 0
     multicast: int = -1
     among: tuple[int, ...] = (0,)
-    # tma, posted: which of the plan's rings; loads of one ring fill a stage together
+    # tma, broadcast: the index in Plan.rings; loads of one ring fill a stage together
     ring: int = -1
-    relayout_ring: int = -1  # and the ring in which it is relaid
-    eviction: str = ""  # tma: the L2 hint for its lines: "evict_last", "evict_first" or none
-    # in which a block's share of such a copy arrives: several where its rows are longer than a
-    # swizzle
+    # relaid operands: the index of the ring that the relayout role fills
+    relayout_ring: int = -1
+    # tma: the L2 hint for its lines: "evict_last", "evict_first" or none
+    eviction: str = ""
+    # in which a block's share of a multicast copy arrives: several where its rows are longer than
+    # a swizzle
     boxes: int = 1
-    # registers, tma: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
+    # registers, tma: bytes that L2 requests from memory at a miss; 0: the default
     fetch: int = 0
 
 
@@ -77,58 +78,70 @@ class LoadPlan:
 class Plan:
     """Choices for a whole kernel; the defaults are those of one role, one program a block."""
 
-    warps: int = 4  # compute warps of a program
-    stages: int = 1  # of each ring
-    dots: tuple[DotPlan, ...] = ()  # one a dot, in program order
-    loads: tuple[LoadPlan, ...] = ()  # one a load, in program order
-    roles: str = "one"  # "one", "cooperative", "pingpong" or "co_resident"
-    # of a producer's and a consumer's thread, and of one that relays operands
+    # compute warps of a program
+    warps: int = 4
+    # of each ring
+    stages: int = 1
+    # one for each dot, and each load, in program order
+    dots: tuple[DotPlan, ...] = ()
+    loads: tuple[LoadPlan, ...] = ()
+    # "one", "cooperative", "pingpong" or "co_resident"
+    roles: str = "one"
+    # of a thread of the producer, of a consumer and of the relayout role
     registers: tuple[int, ...] | None = None
-    programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (co_resident)
-    cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
-    # so many blocks of a cluster share each program: axes of that extent are dealt out among them
+    # of a block at once: in turn (2: ping-pong), or co-resident
+    programs: int = 1
+    # blocks along the first two program axes
+    cluster: tuple[int, int] = (1, 1)
+    # (blocks of a cluster that share each program, the extent of the axes that they divide)
     cluster_split: tuple[int, int] = (1, 0)
-    prefetch: bool = False  # loops without dots read one iteration ahead
-    raster: int = 1  # programs of axis 0 that stand together before axis 1 moves on
-    # every second program of a block walks k backwards, and every second raster its columns: what
-    # the last one read last is in the cache
+    # loops without dots read one iteration ahead
+    prefetch: bool = False
+    # programs of axis 0 that run together before axis 1 moves on
+    raster: int = 1
+    # every second program of a block walks K backwards, and every second raster group its columns:
+    # what the one before read last is in the L2 cache
     serpentine: bool = False
-    persistent: bool = False  # a block takes one program after the other
-    # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
+    # a block runs one program after the other
+    persistent: bool = False
+    # of a multiprocessor, whose registers they share (0: as many as fit)
     blocks: int = 0
-    # tiles that are read along one axis and written along another are turned in registers, not in
-    # shared memory
+    # tiles that are read along one axis and written along another are transposed in registers
     register_transpose: bool = False
-    rows: bool = False  # and then leave in whole rows, through shared memory
-    # persistent: blocks that all programs read are read once and kept in registers
+    # and then stored in whole rows, through shared memory
+    rows: bool = False
+    # persistent: tiles that all programs read are read once and kept in registers
     resident_operands: bool = False
-    # blocks claim their programs one by one; else they are dealt out
+    # blocks claim programs one by one; otherwise they are assigned statically
     dynamic_schedule: bool = False
-    split_k: int = 1  # programs that share one output block, each a part of k
-    # programs of the last wave are shared by all blocks, each in at most so many parts of k (0:
-    # they are not)
+    # programs that share one output tile, each a part of K
+    split_k: int = 1
+    # parts of K, at most, in which all blocks share the programs of the last wave; 0: they do not
     stream_k: int = 0
-    rings: tuple[int, ...] = ()  # stages of each ring that a producer fills
+    # stages of each ring that a producer fills
+    rings: tuple[int, ...] = ()
     # numbers of the dots that run one iteration late, with what needs them there
     rotate: tuple[int, ...] = ()
-    # the first dot of a block's next program is issued before this one's results are stored
+    # the first dot of a block's next program is issued before this one's epilogue
     cross_tile_prologue: bool = False
-    # running maxima that only keep powers small are brought up to date where needed
+    # running maxima that only keep powers small are updated where needed
     relax: bool = True
-    epilogue: str = "direct"  # stores of accumulators: "direct", "shared" or "tma"
-    # tma: buffers in turn through which each result is stored; 0: through stages of rings,
+    # how results are stored: "direct", "shared" or "tma"
+    epilogue: str = "direct"
+    # tma: buffers in turn through which each result is stored; 0: stages of rings,
     subtiles: int = 1
-    # of these loads, which a program then needs no longer, one a result;
+    # of these loads, one for each result, which a program then needs no longer
     reuse_operand_stages: tuple[int, ...] = ()
-    columns: int = 64  # and at most so many of its columns at once
-    # what, why, and what was rejected
+    # of a result that are stored at once, at most
+    columns: int = 64
+    # what was chosen, why, and what was rejected
     decisions: tuple[str, ...] = field(default=(), compare=False)
-    # bytes of shared memory that it leaves, by its own account
+    # bytes of shared memory that the plan leaves, by its own account
     spare: int = field(default=0, compare=False)
 
     @property
     def members(self) -> int:
-        """Programs that stand side by side in a block."""
+        """Co-resident programs of a block."""
         return self.programs if self.roles == "co_resident" else 1
 
     def dot(self, op: Operation) -> DotPlan | None:

@@ -56,7 +56,7 @@ from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
-from tkc.passes.planning.hopper import roles, small
+from tkc.passes.planning.hopper import has_small_accumulators, roles
 from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits
 
@@ -214,8 +214,8 @@ def _ordinary(program: Program) -> dict[str, tuple]:
         return ONE_ROLE_CHOICES
     differ = {
         "num_warps": True,
-        "persistent": streaming.waits(program.kernel),
-        "register_transpose": streaming.turns(program.kernel),
+        "persistent": streaming.has_collectives(program.kernel),
+        "register_transpose": streaming.has_transposed_store(program.kernel),
     }
     return {name: values for name, values in NO_DOT_CHOICES.items() if differ[name]}
 
@@ -271,7 +271,7 @@ def _realised(
             any(load.boxes > 1 for load in made.loads)
             and not (sized and any(map(cut, program.loads)))
             or made.cluster != (1, 1)
-            and small(program.dots)
+            and has_small_accumulators(program.dots)
         ):
             continue  # boxes pay where rows are known to cut sectors, which sharing halves
         if (
@@ -476,16 +476,16 @@ def _plan(program: Program, context: PassContext) -> Plan:
     turned = (
         not program.dots
         and context.options.register_transpose is not False
-        and streaming.turns(program.kernel)
+        and streaming.has_transposed_store(program.kernel)
     )
     in_rows = (
         turned
         and spread[0] == 1
         and context.target.clusters
-        and streaming.leave_in_rows(program.kernel, loads, warps, ranges, context, say)
+        and streaming.stores_whole_rows(program.kernel, loads, warps, ranges, context, say)
     )
     if turned and context.target.clusters:
-        loads = streaming.fetched(
+        loads = streaming.with_l2_fetch(
             program.loads, loads, say
         )  # PTX of older targets has no word for it
     stages = reading.stages or _stages(program, loads, num_stages, context, say)
@@ -497,7 +497,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
         - reading.taken
         - stages * stage
         - others
-        - in_rows * streaming.turned_bytes(program.kernel)
+        - in_rows * streaming.transposed_bytes(program.kernel)
     )
     raster = (
         1

@@ -49,7 +49,7 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.ir.values import owner_op
 from tkc.passes import PassContext
-from tkc.passes.planning.bodies import Anatomy, WarpCosts, shape
+from tkc.passes.planning.bodies import LoopGraph, WarpCosts, shape
 from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
@@ -67,7 +67,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             ]
             if not dots:
                 continue
-            anatomy = Anatomy(loop, context.overlaps)
+            anatomy = LoopGraph(loop, context.overlaps)
             late = anatomy.late(dots)
             if (body := anatomy.body(machine)) is None:
                 continue  # the plan rotates no such loop
@@ -93,7 +93,7 @@ class Rotation:
 
     def __init__(
         self,
-        anatomy: Anatomy,
+        anatomy: LoopGraph,
         late: frozenset[int],
         order: tuple[int, ...],
         ahead: bool = False,

@@ -45,7 +45,7 @@ from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_
 from tkc.passes.programs.order import in_groups, order_of, uneven
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import Part, divide
-from tkc.passes.programs.stream_k import Deal, Turn, share
+from tkc.passes.programs.stream_k import StreamKSchedule, Turn, share
 from tkc.passes.programs.tile_groups import Grid, TileGroups, guard_effects
 
 
@@ -120,7 +120,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if plan.split_k > 1:
         total = build.mul(total, plan.split_k)
     first, step = build(Identity("cluster")), build(Identity("clusters"))
-    deal = Deal.of(total, _the(sums), step, plan.stream_k, end, size) if plan.stream_k else None
+    deal = (
+        StreamKSchedule.of(total, _the(sums), step, plan.stream_k, end, size)
+        if plan.stream_k
+        else None
+    )
     by_length = uneven(kernel, plan)
     tile_groups = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
     rank = build(Identity("cluster_rank")) if deal and tile_groups.ranks else None

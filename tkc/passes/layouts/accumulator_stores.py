@@ -29,7 +29,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile_buffers,
     subtile_of,
 )
-from tkc.passes.planning.hopper import leaves, results
+from tkc.passes.planning.hopper import is_stored_by_map, subtile_stores
 
 MAX_COLUMNS = 64  # of a part that is stored from registers
 
@@ -63,7 +63,7 @@ class _Stores:
             op
             for op in stores
             if self.plan.epilogue == "tma"
-            and leaves(op)
+            and is_stored_by_map(op)
             and argument_of(op.array) not in others
             and subtile(op, self.groups, self.plan.columns)
         }
@@ -104,7 +104,7 @@ class _Stores:
             for copy in self.kernel.walk()
             if isinstance(copy, shared.Copy) and number_of(copy) == number
         ]
-        stores = results(self.kernel, ROWS_PER_WARPGROUP * self.groups, self.groups)
+        stores = subtile_stores(self.kernel, ROWS_PER_WARPGROUP * self.groups, self.groups)
         return dict(zip(stores, copied, strict=False))
 
     def _through_subtiles(self, stores: list[tile.Store], free: dict[tile.Store, SSAValue]) -> None:

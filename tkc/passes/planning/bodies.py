@@ -61,7 +61,7 @@ class WarpCosts:
         return -(-value.type.bytes // (128 * self.warps)) if isinstance(value.type, TileType) else 1
 
 
-class Anatomy:
+class LoopGraph:
     """What a loop's body consists of. `groups`: the operations of each group, in program order;
     `anew`: what whoever needs it makes.
     """
@@ -306,12 +306,12 @@ class Found:
 
     late: tuple[tile.Dot, ...]
     schedules: tuple[Schedule, ...]
-    anatomy: Anatomy
+    graph: LoopGraph
 
     def name(self, schedule: Schedule) -> str:
         dots = [
             shape(ops[0])
-            for i, ops in enumerate(self.anatomy.groups)
+            for i, ops in enumerate(self.graph.groups)
             if i in schedule.late and isinstance(ops[0], tile.Dot)
         ]
         return f"{' and '.join(dots)} one iteration late" if dots else "nothing late"
@@ -337,13 +337,13 @@ def best_stages(
     """The schedule of a loop of several dots; None where there is no choice."""
     if sum(isinstance(op, tile.Dot) for op in loop.body.block.ops) < 2:
         return None
-    anatomy = Anatomy(loop, overlaps)
-    if (body := anatomy.body(costs)) is None:
+    graph = LoopGraph(loop, overlaps)
+    if (body := graph.body(costs)) is None:
         return None
     schedules = search(body)
     late = tuple(
         ops[0]
-        for i, ops in enumerate(anatomy.groups)
+        for i, ops in enumerate(graph.groups)
         if i in schedules[0].late and isinstance(ops[0], tile.Dot)
     )
-    return Found(late, tuple(schedules), anatomy)
+    return Found(late, tuple(schedules), graph)

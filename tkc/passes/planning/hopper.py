@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation
@@ -55,23 +56,26 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile_bytes,
     widest_subtile,
 )
-from tkc.passes.planning.bodies import WarpCosts, best_stages
+from tkc.passes.planning.bodies import WarpCosts, best_stages, shape
 from tkc.passes.planning.operands import (
     ADDRESS_REGISTERS,
     Sides,
-    anew,
-    held,
+    computed_from,
+    operand_registers,
     partial,
     parts_of,
     permuted,
+    relaid_loads,
     simple,
     source,
-    staged,
     summed,
-    unfit,
+    why_not_wgmma,
 )
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
+
+if TYPE_CHECKING:
+    from tkc.passes.plan import Program
 
 # of a thread of the producer and of a consumer, by consumer warpgroups
 ROLE_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
@@ -103,7 +107,7 @@ BARRIER_BYTES = 1024, 1280
 MAX_STAGES = 16
 
 
-def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
+def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """The plan with roles made of an ordinary one, or None and the reason. What is asked of
     operands that no such plan can do is left out, and said.
     """
@@ -137,13 +141,9 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     ):
         if made is not None:
             break
-        made, _ = _roles(
-            program,
-            replace(
-                context, options=replace(context.options, **{name: None for name, _ in left_out})
-            ),
-            plan,
-        )
+        unset: dict[str, Any] = {name: None for name, _ in left_out}
+        narrowed = replace(context.options, **unset)
+        made, _ = _roles(program, replace(context, options=narrowed), plan)
         if made is not None:
             made = replace(
                 made,
@@ -155,7 +155,9 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     return made, why
 
 
-def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple[Plan | None, str]:
+def _roles(
+    program: Program, context: PassContext, plan: Plan, single: str = ""
+) -> tuple[Plan | None, str]:
     """`roles`, as asked. single: why a block has one program at a time, where that is known."""
     options, dots = context.options, program.dots
     if not context.target.wgmma:
@@ -178,7 +180,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         for op in program.loads
     ):
         return None, "an address is loaded from an array that the program changes"
-    if reasons := [reason for dot in dots if (reason := unfit(dot, options))]:
+    if reasons := [reason for dot in dots if (reason := why_not_wgmma(dot, options))]:
         return None, reasons[0]
     if any(
         written_before(load, context.overlaps)
@@ -190,11 +192,11 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     if len(heights) > 1:
         return None, "dots of different M"
     m = heights.pop()
-    loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
+    loops = list(dict.fromkeys(parent_of(dot, scf.ForOp) for dot in dots))
     if len(loops) > 1:
         return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
-    relaid = {load: right for dot in dots for load, right in anew(dot, options)}
+    relaid = {load: right for dot in dots for load, right in relaid_loads(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(relaid), options)
     members, apart = (
         (1, single)
@@ -258,12 +260,12 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     parts = [
         (
             parts_of(d, groups, most)
-            if partial(d) and not late and not anew(d, options) and options.sum_parts != 1
+            if partial(d) and not late and not relaid_loads(d, options) and options.sum_parts != 1
             else (1, 1)
         )
         for d in dots
     ]
-    each = held(dots, bool(late), parts, groups, options)
+    each = operand_registers(dots, bool(late), parts, groups, options)
     kept = max(
         (
             tile_type(both.left).bytes // (512 * groups)
@@ -330,9 +332,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     leaving = (
         []
         if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots)
-        else results(program.kernel, m, groups)
+        else subtile_stores(program.kernel, m, groups)
     )
-    again = lines(
+    again = cache_line_bytes(
         [
             op
             for op in program.loads
@@ -342,11 +344,17 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     kind = "co_resident" if members > 1 else "cooperative" if alone else "pingpong"
     narrowed = again > L1_AND_SHARED_BYTES - context.target.shared_bytes - 1024
     largest = (
-        context.room(kind) - BARRIER_BYTES[len(dots) > 1] - copies * crossing(program, dots, groups)
+        context.room(kind)
+        - BARRIER_BYTES[len(dots) > 1]
+        - copies * reduction_bytes(program, dots, groups)
     )
     room = largest - max(0, context.room(kind) - REDUCED_SHARED_BYTES) * narrowed
     columns, narrower = _columns(
-        leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options
+        leaving,
+        subtile_stores(program.kernel, m, groups),
+        each * min(2, parts_of_k),
+        in_all,
+        options,
     )
     subtiles = {
         in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
@@ -429,14 +437,20 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and parts_of_k == 1
         and not undivided(program.kernel, dots)
     )
-    which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
-    second = {load: i for i, ring in enumerate(rings) for load in ring if load in relaid}
+    broadcast: dict[Operation, int] = {**posted}
+    shares: dict[Operation, tuple[int, int, tuple[int, ...]]] = {**cut}
+    which: dict[Operation, int] = {
+        load: i for i, ring in reversed(list(enumerate(rings))) for load in ring
+    }
+    second: dict[Operation, int] = {
+        load: i for i, ring in enumerate(rings) for load in ring if load in relaid
+    }
     loads = tuple(
         (
             LoadPlan(
                 "tma",
                 16,
-                (share := cut.get(op, (-1, 1, (0,))))[0],
+                (share := shares.get(op, (-1, 1, (0,))))[0],
                 share[2],
                 which[op],
                 second.get(op, -1),
@@ -444,9 +458,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
                 boxes=share[1],
                 fetch=_fetched(op),
             )
-            if op in which
-            else LoadPlan("broadcast", ring=posted[op])
-            if op in posted
+            if isinstance(op, tile.Load) and op in which
+            else LoadPlan("broadcast", ring=broadcast[op])
+            if op in broadcast
             else load
         )
         for op, load in zip(program.loads, plan.loads, strict=False)
@@ -481,12 +495,12 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         said.append(f"plan: stages: {found.said()}")
     for i, dot in enumerate(dots):
         said.append(
-            f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}):"
+            f"plan: dot {i} ({shape(dot)}):"
             f" wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left operand in"
             f" {'registers' if Sides.of(dot, options).held else 'shared memory'}"
             + (", one iteration late, beside the next one's first dot" if dot in late else "")
         )
-        if changed := ["left" if not right else "right" for _, right in anew(dot, options)]:
+        if changed := ["left" if not right else "right" for _, right in relaid_loads(dot, options)]:
             said.append(
                 f"plan: dot {i}: the {' and the '.join(changed)}"
                 f" operand{'s are' if len(changed) == 2 else ' is'} relaid by a warpgroup of"
@@ -670,7 +684,7 @@ def _co_resident(
         and divisor(loop.lb) % loop.step.owner.number == 0
     ):
         return 1, "loops do not begin whole steps apart"
-    each = held(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
+    each = operand_registers(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
     scores = _scores(
         dots,
         [
@@ -778,7 +792,7 @@ def _together(program, dots, options) -> str:
         return "programs are claimed one by one, as asked"
     if len(dots) > 1 or not simple(dots[0]):
         return "its loop does more than accumulate one dot"
-    loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1, options)
+    loop, each = dots[0].parent_op(), operand_registers(dots, False, [(1, 1)], 1, options)
     if Sides.of(dots[0], options).held:
         return (
             "an operand is computed"
@@ -794,7 +808,7 @@ def _together(program, dots, options) -> str:
         options.roles != "pingpong" or from_memory(bounds)
     ):
         return "the number of steps differs between programs"
-    stores = results(program.kernel, dots[0].acc.type.extents[0], 1)
+    stores = subtile_stores(program.kernel, dots[0].acc.type.extents[0], 1)
     whole = {
         v
         for op in program.kernel.walk()
@@ -894,7 +908,7 @@ def _unturned(
 
 def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     """Where the left and the right operand come from."""
-    changed = [right for _, right in anew(dot, options)]
+    changed = [right for _, right in relaid_loads(dot, options)]
     left = (
         "registers" if Sides.of(dot, options).held else "relaid" if False in changed else "shared"
     )
@@ -907,7 +921,7 @@ def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
     from is read an iteration before its right one is, and comes in registers."""
     rings: list[list[tile.Load]] = []
     for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
-        early = {load for dot in group if dot in late for load in staged(dot, options)}
+        early = {load for dot in group if dot in late for load in computed_from(dot, options)}
         here = [load for load in _loads(group, options) if load not in early]
         apart = [
             load for load in here if load.parent_op() is not group[0].parent_op() or load in relaid
@@ -969,13 +983,13 @@ def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
         dict.fromkeys(
             load
             for dot in dots
-            for load in [source(dot.a), source(dot.b), *staged(dot, options)]
+            for load in [source(dot.a), source(dot.b), *computed_from(dot, options)]
             if isinstance(load, tile.Load)
         )
     )
 
 
-def lines(loads: list[Operation]) -> int:
+def cache_line_bytes(loads: list[Operation]) -> int:
     """Bytes of the cache's lines that a loop's small blocks, which go to registers, lie in: where
     rows are apart a whole line each, of which the next iterations read more.
     """
@@ -992,7 +1006,7 @@ def lines(loads: list[Operation]) -> int:
     return total
 
 
-def _kept(load: tile.Load, plan: Plan, options) -> str:
+def _kept(load: Operation, plan: Plan, options) -> str:
     """What a raster reads again as it moves along axis 1 stays in the cache; what it reads but then
     goes first.
     """
@@ -1068,7 +1082,13 @@ def _cluster(
     share it; why one that could be shared is not."""
     asked = context.options.cluster
     shape = (2, 1) if asked is None else asked if prod(asked) <= MAX_PORTABLE_CLUSTER else (1, 1)
-    if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots):
+    if (
+        shape == (1, 1)
+        or len(dots) > 1
+        and not summed(dots[0])
+        or asked is None
+        and has_small_accumulators(dots)
+    ):
         return (1, 1), {}, ""
     cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}
     uncut, loads = "", _loads(dots, context.options)
@@ -1106,15 +1126,15 @@ def _cluster(
     return useful, cut, uncut
 
 
-def small(dots) -> bool:
+def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
     """Whether a program's sums are so small that its blocks share copies only as asked."""
     return (
-        sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot))
+        sum(tile_type(dot.acc).size for dot in dots if not isinstance(dot.acc.owner, tile.Dot))
         < 128 * 128
     )
 
 
-def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
+def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
     """The stores that leave in subtiles."""
     stores = [
         op
@@ -1124,11 +1144,11 @@ def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
     return [
         op
         for op in stores
-        if subtile(op, groups, 64) and tile_type(op.value).extents[0] == m and leaves(op)
+        if subtile(op, groups, 64) and tile_type(op.value).extents[0] == m and is_stored_by_map(op)
     ]
 
 
-def crossing(program, dots, groups: int) -> int:
+def reduction_bytes(program: Program, dots: Sequence[tile.Dot], groups: int) -> int:
     """Shared memory for a consumer's reductions along the rows of its sum, which lie in several
     warps, and for what the emitter puts there.
     """
@@ -1137,7 +1157,7 @@ def crossing(program, dots, groups: int) -> int:
         return (
             op.args[0].type.rank == 2
             and op.axis.value.data == 0
-            and op.args[0].type.extents[0] == dots[0].acc.type.extents[0]
+            and op.args[0].type.extents[0] == tile_type(dots[0].acc).extents[0]
         )
 
     return sum(
@@ -1150,6 +1170,6 @@ def crossing(program, dots, groups: int) -> int:
     )
 
 
-def leaves(op: tile.Store) -> bool:
+def is_stored_by_map(op: tile.Store) -> bool:
     """Whether tensor maps can store parts of a matrix."""
     return not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2

@@ -27,6 +27,7 @@ accumulator zero): as exact as the iteration is short.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -118,7 +119,7 @@ def _turned(value: SSAValue, k: int) -> bool:
     )
 
 
-def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
+def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
     """The blocks in memory that a left operand in registers is made of in the dot's loop, in
     program order.
     """
@@ -156,7 +157,7 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
         both.swapped
         or bits(tile_type(both.left).element) != 8
         or source(both.left) is not None
-        or staged(dot, options)
+        or computed_from(dot, options)
     ):
         return False
     return source(both.right) is not None and fits(
@@ -164,7 +165,7 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     )
 
 
-def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
+def relaid_loads(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
     """The loaded operands of a dot that are relaid on their way to it, and whether each is the
     right one.
     """
@@ -266,7 +267,7 @@ def wgmma_of(dot: tile.Dot) -> Mma | None:
     return next((i for i in instructions_for(a, b, acc, 90) if i.name.startswith("wgmma")), None)
 
 
-def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
+def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     """Why wgmma cannot compute a dot; empty if it can."""
     a, acc, form = tile_type(dot.a), tile_type(dot.acc), wgmma_of(dot)
     if form is None:
@@ -305,14 +306,14 @@ def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
             f"{'the right operand is computed and ' * (options.swap_dots is None)}its dot's"
             " accumulator is not just loop-carried"
         )
-    for load in staged(dot, options):
+    for load in computed_from(dot, options):
         if not isinstance(load, tile.Load) or load.parent_op() is not loop:
             return "an operand is computed from what is not a block loaded in the dot's loop"
         if reason := unmapped(load):
             return reason
         if not load.result.has_one_use():
             return "an operand is used elsewhere too"
-    if sum(map(len, running_sums(loop))) > 1 and (both.held or anew(dot, options)):
+    if sum(map(len, running_sums(loop))) > 1 and (both.held or relaid_loads(dot, options)):
         return (
             "one of several dots that accumulate in a loop has an operand that is computed,"
             " held in registers or relaid"
@@ -328,7 +329,7 @@ def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
             not held
             and dense_of_operand(operand) != axis
             and "mn" not in form.majors
-            and not any(shown is found for found, _ in anew(dot, options))
+            and not any(shown is found for found, _ in relaid_loads(dot, options))
         ):
             return (
                 f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'}"
@@ -390,8 +391,8 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     return 1, 1
 
 
-def held(
-    dots: list[tile.Dot],
+def operand_registers(
+    dots: Sequence[tile.Dot],
     rotated: bool,
     parts: list[tuple[int, int]],
     groups: int,
@@ -420,7 +421,7 @@ def held(
 
     def made(d: tile.Dot) -> int:
         """The next left operand, computed while a dot reads this one."""
-        if not (blocks := staged(d, options)):
+        if not (blocks := computed_from(d, options)):
             return 0
         return left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
 

@@ -114,7 +114,7 @@ def choose(
     elements = (
         2 * MAX_TILE_ELEMENTS
         if context.options.register_transpose is not False
-        and turns(kernel)
+        and has_transposed_store(kernel)
         or any(isinstance(op, tile.Sort) for op in kernel.walk())
         else (
             MAX_TILE_ELEMENTS
@@ -174,7 +174,7 @@ def choose(
             most
             if most is MAX_LOOP_REGISTERS
             else MAX_CLUSTER_REGISTERS // 2
-            if piecemeal(loads)
+            if has_narrow_loads(loads)
             else MAX_CLUSTER_REGISTERS
         )
         possible = [
@@ -332,7 +332,7 @@ def persistent(
     return True
 
 
-def piecemeal(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
+def has_narrow_loads(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
     """Whether long tiles are loaded element by element, each less than a register: addresses, tests
     and halves take as many registers again, and only more blocks keep memory busy.
     """
@@ -343,7 +343,7 @@ def piecemeal(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
     )
 
 
-def waits(kernel: tile.Kernel) -> bool:
+def has_collectives(kernel: tile.Kernel) -> bool:
     """Whether programs have something to wait for: elements that meet."""
     return any(isinstance(op, (tile.Reduce, tile.Scan, tile.Sort)) for op in kernel.walk())
 
@@ -356,17 +356,17 @@ def _transposing(kernel: tile.Kernel) -> list[tile.Store]:
     ]
 
 
-def turns(kernel: tile.Kernel) -> bool:
+def has_transposed_store(kernel: tile.Kernel) -> bool:
     """Whether a tile is stored transposed."""
     return bool(_transposing(kernel))
 
 
-def turned_bytes(kernel: tile.Kernel) -> int:
+def transposed_bytes(kernel: tile.Kernel) -> int:
     """Of all tiles that are stored transposed."""
     return sum(tile_type(op.value).bytes for op in _transposing(kernel))
 
 
-def leave_in_rows(
+def stores_whole_rows(
     kernel: tile.Kernel,
     loads: Sequence[LoadPlan],
     warps: int,
@@ -389,7 +389,7 @@ def leave_in_rows(
             and t.extents[access.order[0]] * access.bits >= 8 * LINE
         )
 
-    stores, size = _transposing(kernel), turned_bytes(kernel)
+    stores, size = _transposing(kernel), transposed_bytes(kernel)
     if (
         2 * (size + RESERVED_SHARED_BYTES) > context.room()
         or not all(map(whole, stores))
@@ -403,7 +403,7 @@ def leave_in_rows(
     return True
 
 
-def fetched(
+def with_l2_fetch(
     ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[str], None]
 ) -> tuple[LoadPlan, ...]:
     """Of a tile that is stored along another axis: where whole vectors of its rows are read, the
@@ -566,7 +566,7 @@ def ahead(
     beside = begun + (keep and not stages) * kept  # as long as it is read ahead of
     together = (
         resident(prefetch * arriving + beside)
-        if looped or blocks > 1 and not stages and piecemeal(loads)
+        if looped or blocks > 1 and not stages and has_narrow_loads(loads)
         else resident(more + beside)
         if prefetch and persistent and blocks == 1
         else 0

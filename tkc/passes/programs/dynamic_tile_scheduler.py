@@ -59,7 +59,7 @@ class Lookup:
         inside: list[Operation],
         ids: list[tile.ProgramId],
         members: int,
-        overlaps,
+        overlaps: tuple[tuple[int, ...], ...],
     ) -> Lookup:
         """The 32-bit numbers that a program loads from arrays which the kernel does not change."""
         by_place: set[Operation] = set()

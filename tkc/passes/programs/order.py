@@ -81,9 +81,10 @@ class Raster:
                                                       6  8 10
                                                       7  9 11
 
-    A wave of six programs then reads 2 rows and 3 columns, not 4 and 2. The map is a bijection of the grid onto itself, so every program still runs once; what is left
-    over of the rows is a narrower group. serpentine: every second group goes from its last column
-    to its first, as every second program walks its loop backwards (serpentine.py).
+    A wave of six programs then reads 2 rows and 3 columns, not 4 and 2. The map is a bijection of
+    the grid onto itself, so every program still runs once; what is left over of the rows is a
+    narrower group. serpentine: every second group goes from its last column to its first, as every
+    second program walks its loop backwards (serpentine.py).
     """
 
     grid: Grid

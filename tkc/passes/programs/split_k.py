@@ -17,6 +17,7 @@ parts lie in a workspace of the launch; a counter is zero again when its tile is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -29,17 +30,17 @@ from tkc.ir.elementwise import Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.ir.values import terminator_of, tile_type
+from tkc.ir.values import parent_of, terminator_of, tile_type
 from tkc.passes.planning.operands import simple
 
 
-def undivided(kernel: tile.Kernel, dots) -> str:
+def undivided(kernel: tile.Kernel, dots: Sequence[tile.Dot]) -> str:
     """Why a kernel's loop cannot be shared by several programs; empty if it can: it makes one sum,
     and all that has an effect comes after it.
     """
     if len(dots) != 1 or not simple(dots[0]):
         return "its loop does more than accumulate one dot"
-    loop = dots[0].parent_op()
+    loop = parent_of(dots[0], scf.ForOp)
     if len(loop.iter_args) > 1:
         return "its loop carries more than an accumulator"
     if loop.parent is not kernel.body.block:
@@ -50,11 +51,11 @@ def undivided(kernel: tile.Kernel, dots) -> str:
         if op is not loop.body.block.last_op
     ):
         return "its loop has effects"
-    op = kernel.body.block.first_op
-    while op is not loop:
+    for op in kernel.body.block.ops:
+        if op is loop:
+            break
         if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Load)):
             return "something has an effect before its loop"
-        op = op.next_op
     return ""
 
 

@@ -69,7 +69,7 @@ class Counts(Builder):
 
 
 @dataclass(frozen=True)
-class Deal:
+class StreamKSchedule:
     """What all blocks know: their number, whole programs, shared ones and the parts of each, steps
     of a program and of a part that is not its last, blocks that have no part but last ones, and
     turns in all. few: so few programs are shared that every part has a block; else their last parts
@@ -94,7 +94,7 @@ class Deal:
         parts: int,
         anchor: Operation,
         size: int = 1,
-    ) -> Deal:
+    ) -> StreamKSchedule:
         """parts: of a program, at most. Of clusters of a size `programs` are those that a cluster
         takes together, and `blocks` are clusters.
         """
@@ -116,7 +116,7 @@ class Deal:
         )
         shared = n.select(worth, rest, 0)
         whole = n.sub(programs, shared)
-        return Deal(
+        return StreamKSchedule(
             blocks,
             whole,
             shared,
@@ -144,7 +144,7 @@ class Turn:
     slot: SSAValue
 
     @staticmethod
-    def of(deal: Deal, turn: SSAValue, anchor: Operation) -> Turn:
+    def of(deal: StreamKSchedule, turn: SSAValue, anchor: Operation) -> Turn:
         n = Counts(anchor)
         late, tail = n.max(n.sub(turn, deal.whole), 0), n.ge(turn, deal.whole)
         again = n.floordiv(late, deal.blocks)
@@ -177,7 +177,7 @@ class Turn:
 def share(
     body: Block,
     loop: scf.ForOp,
-    deal: Deal,
+    deal: StreamKSchedule,
     turn: Turn,
     groups: int,
     size: int = 1,

@@ -29,7 +29,7 @@ from tkc.ir.values import block_of, first_of, next_of, shared_type
 from tkc.passes.warpgroups.rings import group_of, slots, stage_of
 
 
-def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
+def insert_broadcasts(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
     """In the program that is not split yet: a post and a fetch for each such number. Where they are
     left.
     """
@@ -99,7 +99,7 @@ def _posted(
     return ring
 
 
-def halve(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
+def keep_own_half(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
     """Leaves a role its half: the producer has what it loaded."""
     for op in [
         op
@@ -123,7 +123,7 @@ def halve(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
             )
 
 
-def behind(anchor: Operation, stage: SSAValue) -> None:
+def move_behind(anchor: Operation, stage: SSAValue) -> None:
     """Moves what a producer posts beside a stage behind the operation from which on the stage is
     its own.
     """

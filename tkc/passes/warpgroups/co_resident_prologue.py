@@ -56,20 +56,20 @@ from tkc.passes.warpgroups.lookahead import freed
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
 
 
-def fuse(consumer: threads.Role) -> bool:
+def overlap_epilogue(consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
-    boundary = Boundary.of(
+    prologue = Prologue.of(
         next(op for op in consumer.body.block.ops if isinstance(op, scf.WhileOp))
     )
-    if boundary is None:
+    if prologue is None:
         return False
-    boundary.end()
-    boundary.begin()
+    prologue.end()
+    prologue.begin()
     return True
 
 
 @dataclass
-class Boundary:
+class Prologue:
     """How a program of a role begins and ends."""
 
     loop: scf.WhileOp
@@ -98,7 +98,7 @@ class Boundary:
         return self.branch.regions[0].block
 
     @staticmethod
-    def of(loop: scf.WhileOp) -> Boundary | None:
+    def of(loop: scf.WhileOp) -> Prologue | None:
         body = loop.after_region.block
         branch = next(
             (
@@ -204,7 +204,7 @@ class Boundary:
         }
         if not results or not states <= set(given):
             return None
-        return Boundary(
+        return Prologue(
             loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results, made
         )
 

@@ -25,7 +25,7 @@ from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, first_of, index_of, next_of, owner_op, terminator_of, yielded_by
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
-from tkc.passes.warpgroups.epilogue_stores import release_stages, send, stage_of
+from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
 
@@ -67,7 +67,7 @@ def consume(
     if through:
         release_stages(through, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs:
-        send(outs, maps)
+        store_results(outs, maps)
     if outs:
         block.add_op(
             stamp(
@@ -100,7 +100,7 @@ LastReaders = dict[tuple[SSAValue, SSAValue], tile.Dot | None]
 
 
 @dataclass
-class Flight:
+class InFlightDot:
     """A dot in flight: what it was, its pending value, and the stages it releases at its end."""
 
     dot: tile.Dot
@@ -118,7 +118,7 @@ def _overlap(
     """Dots run on until something needs them; a stage is released when the dots that read it in
     its block are over.
     """
-    flights: list[Flight] = []
+    flights: list[InFlightDot] = []
     # the last dot of the block that reads a stage; None: dots further inside read it, and it is
     # released at the block's end
     last_reader: LastReaders = {}
@@ -143,7 +143,7 @@ def _overlap(
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
             new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
             before(op, threads.Fence("dot"), new, threads.DotCommit())
-            flights.append(Flight(op, new.result, _stages_read(op, rings)))
+            flights.append(InFlightDot(op, new.result, _stages_read(op, rings)))
     if turns:
         _take_turns(block)
     if flights and block.last_op is not None:
@@ -180,7 +180,7 @@ def _take_turns(block: Block) -> None:
     after(commits[-1], threads.Turn("end"))
 
 
-def _needs(op: Operation, flight: Flight, block: Block) -> bool:
+def _needs(op: Operation, flight: InFlightDot, block: Block) -> bool:
     """Whether an operation must come after a dot: it uses the result, or makes what takes the place
     of the operand in registers.
     """
@@ -212,11 +212,11 @@ def _becomes(value: SSAValue, result: SSAValue) -> bool:
 
 def _land(
     anchor: Operation,
-    flights: list[Flight],
+    flights: list[InFlightDot],
     last: int,
     last_reader: LastReaders,
     peers: SSAValue | None,
-) -> list[Flight]:
+) -> list[InFlightDot]:
     """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
     ready = [i <= last for i in range(len(flights))]
     wait = before(

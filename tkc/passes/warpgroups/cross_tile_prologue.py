@@ -85,7 +85,7 @@ class Stream:
         )
 
 
-def fuse(producer: threads.Role, consumer: threads.Role) -> bool:
+def overlap_epilogue(producer: threads.Role, consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
     loads, dots = _producers(_programs(producer)), _consumers(_programs(consumer))
     if loads is None or dots is None or not loads.possible() or not dots.possible():

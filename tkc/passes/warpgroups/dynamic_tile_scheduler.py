@@ -75,7 +75,7 @@ BROADCAST_BYTES = 128  # of shared memory, of a number
 STAGE_BARRIER_BYTES = 16  # of a ring's stage
 
 
-def share(producer: threads.Role, others: list[threads.Role], members: int) -> None:
+def share_claims(producer: threads.Role, others: list[threads.Role], members: int) -> None:
     """The producer's claims for all, and what follows from them for the next program: rings of two
     numbers. What does not follow from a claim each role works out itself.
     """

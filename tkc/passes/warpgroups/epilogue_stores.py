@@ -41,7 +41,7 @@ from tkc.passes.analysis.access import argument_of
 from tkc.passes.warpgroups.maps import Maps
 
 
-def send(outs: list[shared.CopyOut], maps: Maps) -> None:
+def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
     """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those:
     then none waits for another. Buffers of their own leave together; those that results take in
     turn, one after the other."""

@@ -59,7 +59,7 @@ def produce(
                 ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result
             ),
         )
-        broadcasts.behind(previous_of(head), stage)
+        broadcasts.move_behind(previous_of(head), stage)
         before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)

@@ -14,7 +14,7 @@ two mbarriers a stage:
 
 Dots run one group deep: a stage is released when the dot after its own has been issued and its own
 has ended, by one arrival of each warp. In a cluster that shares copies each block loads a part for
-those that share it, and a stage is released to every block that writes there
+those that share_claims it, and a stage is released to every block that writes there
 (programs/clusters.py). The accumulator starts in undefined registers (`keep` is false in a loop's
 first iteration); where a loop may have no iterations, its result is the initial value.
 
@@ -53,12 +53,12 @@ from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts, co_resident_prologue
 from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
 from tkc.passes.warpgroups.consuming import consume
-from tkc.passes.warpgroups.cross_tile_prologue import fuse
+from tkc.passes.warpgroups.cross_tile_prologue import overlap_epilogue
 from tkc.passes.warpgroups.dynamic_tile_scheduler import (
     claim_ahead,
     precompute_next_tile,
     room_left,
-    share,
+    share_claims,
 )
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
@@ -83,7 +83,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if registers is None:
         raise VerifyError("a plan with roles says how many registers each role has")
     common = spans(_programs(block), members) if members > 1 else {}
-    posted = broadcasts.post(kernel, plan)
+    posted = broadcasts.insert_broadcasts(kernel, plan)
     if plan.dynamic_schedule:
         precomputed = precompute_next_tile(
             _programs(block),
@@ -153,9 +153,9 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     roles = stamp(parent_of(producer, threads.Roles), first)
     for role in (producer, consumer):
-        broadcasts.halve(role, posted, role is producer)
+        broadcasts.keep_own_half(role, posted, role is producer)
     if plan.dynamic_schedule:
-        share(producer, [consumer, *converters], members)
+        share_claims(producer, [consumer, *converters], members)
     if (
         members > 1
         and Producer(
@@ -181,7 +181,9 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     elif plan.programs == 2:
         alternate(consumer)
     if plan.cross_tile_prologue and not (
-        co_resident_prologue.fuse(consumer) if members > 1 else fuse(producer, consumer)
+        co_resident_prologue.overlap_epilogue(consumer)
+        if members > 1
+        else overlap_epilogue(producer, consumer)
     ):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
