@@ -437,8 +437,10 @@ def _roles(
         and parts_of_k == 1
         and not undivided(program.kernel, dots)
     )
-    broadcast: dict[Operation, int] = {**posted}
-    shares: dict[Operation, tuple[int, int, tuple[int, ...]]] = {**cut}
+    broadcast: dict[Operation, int] = {op: ring for op, ring in posted.items()}
+    shares: dict[Operation, tuple[int, int, tuple[int, ...]]] = {
+        op: share for op, share in cut.items()
+    }
     which: dict[Operation, int] = {
         load: i for i, ring in reversed(list(enumerate(rings))) for load in ring
     }
