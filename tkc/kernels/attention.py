@@ -3,13 +3,16 @@ examples/attention.py explains.
 
 One kernel serves every variant; what a launch does not use is not in its code:
 
-    causal, window      row i sees the columns up to i + shift, shift = keys − queries (the queries are the last ones), and the last `window` of these
+    causal, window      row i sees the columns up to i + shift, shift = keys − queries (the queries
+                        are the last ones), and the last `window` of these
     grouped queries     `GROUP` heads of Q share one of K and V
     soft cap            scores s become cap · tanh(s / cap)
-    lengths             ragged batches: Q, K and V of all sequences one after the other, and where each begins
-    log-sum-exp         log of each row's sum of exponentials, for whoever combines parts
-    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8 too, times 2^LIFT, so that small ones keep their bits. Decoding reads K and V of 8 bits
-                        and multiplies in 16
+    cu_seqlens          ragged batches: Q, K and V of all sequences one after the other, and where
+                        each begins
+    log-sum-exp         log of each row's sum of exponentials, to combine parts with
+    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8
+                        too, times 2^LIFT, so that small ones keep their bits. Decoding reads K and
+                        V of 8 bits and multiplies in 16
 
 A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each
 head's keys to many programs, the group's heads as rows of one block, and `_combine` adds their
@@ -21,7 +24,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import ceil, e, inf, log, log2, prod
 from typing import NamedTuple
 
@@ -32,51 +35,42 @@ from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
 FLOAT8 = "float8_e4m3"
-LIFT = 1  # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
-WIDEST = {
-    64: 256,
-    128: 256,
-    192: 128,
-    256: 64,
-    # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which
-    # their registers hold the sums
-}
+# the sum of a block of 128 columns then still fits what relaxed maxima allow float8
+LIFT = 1
+# by D up to which registers hold the accumulator: rows of Q that a program may have, one to four
+# warpgroups of 64
+WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}
+# by D up to which: rows of Q and of K that a program may also have, and the time of a row relative
+# to one of 128 x 128 (measured on an H200, as the tables below)
 HOPPER = {
     64: ((256, 64, 0.88), (192, 96, 0.92)),
     96: ((192, 64, 0.93),),
-    # by D up to which: rows of Q and of K that a program may also have, and the time of a row
-    # beside
-    # one of 128 x 128 (H200)
 }
+# likewise, where masks cut what rows see: co-resident tiles of 64 rows and columns, the time of a
+# row, and columns by which each tile's loop is shorter than that of 128 rows
 CO_RESIDENT = {
     64: (4, 0.88, -60),
     96: (3, 0.885, -70),
     128: (3, 0.965, -55),
-    # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the
-    # time of
-    # a row, and columns that each program's loop is shorter than that of 128 rows
 }
-ENDS = {
+# likewise, where all loops walk over the same columns: the time of a row by a column of K, columns
+# in whose time a row begins and ends, and of a last block's mask
+EQUAL_LOOPS = {
     128: (
         (128, 128, 1.0, 141, 10),
         (192, 64, 1.002, 142, 3),
         (128, 112, 1.012, 152, 10),
         (128, 80, 1.007, 142, 7),
     )
-    # likewise, where all loops walk over the same columns: the time of a row by a column of K,
-    # columns
-    # in whose time a row begins and ends, and of a last block's mask (H200, S = 77 to 4096)
 }
 # columns in whose time a row waits that has one block of K, since no other's dots run beside its
 # vector work
-ONCE = 90
-# columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256
-# rows take 1.085 times as long as 128)
-CUT = 2.5
-PARTS, LEAST = (
-    264,
-    256,
-)  # programs that share the keys of a decoding step, and keys of each, at least
+SINGLE_BLOCK_COLUMNS = 90
+# columns, in time, by which one more row lengthens the loop of a window
+WINDOW_COLUMNS_PER_ROW = 2.5
+# of a decoding step: programs that share the keys, at most, and keys of each, at least
+MAX_DECODE_PARTS = 264
+MIN_KEYS_PER_PART = 256
 
 
 @tkc.jit
@@ -242,18 +236,25 @@ def _decode(
 
 @tkc.jit
 def _combine(
-    acc, top, total, o, lse, PARTS: tkc.constexpr, DV: tkc.constexpr, GROUP: tkc.constexpr
+    acc,
+    top,
+    total,
+    o,
+    lse,
+    MAX_DECODE_PARTS: tkc.constexpr,
+    DV: tkc.constexpr,
+    GROUP: tkc.constexpr,
 ):
     """The parts of one head, each scaled to the largest maximum; in one order, so that the same
     arguments give the same bits.
     """
     g, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
-    parts = tkc.arange(PARTS)
+    parts = tkc.arange(MAX_DECODE_PARTS)
     inside = parts < acc.shape[2]
-    tops = tkc.where(inside, tkc.load(top[b, h, :, g], (0,), (PARTS,)), -inf)
+    tops = tkc.where(inside, tkc.load(top[b, h, :, g], (0,), (MAX_DECODE_PARTS,)), -inf)
     high = tkc.max(tops, axis=0)
     weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
-    sums = tkc.sum(tkc.load(total[b, h, :, g], (0,), (PARTS,)) * weights, axis=0)
+    sums = tkc.sum(tkc.load(total[b, h, :, g], (0,), (MAX_DECODE_PARTS,)) * weights, axis=0)
     out = tkc.zeros((DV,))
     for i in tkc.range(acc.shape[2]):
         weight = tkc.where(top[b, h, i, g] == -inf, 0, tkc.exp2(top[b, h, i, g] - high))
@@ -283,6 +284,62 @@ class Block(NamedTuple):
     co_resident: int = 1
 
 
+class _Candidate(NamedTuple):
+    """A block on Hopper. rows: of all its co-resident tiles; time: of a row, relative."""
+
+    block: Block
+    rows: int
+    time: float
+
+    def launch_time(
+        self, window: int | None, each: Callable[[int, int], float], even: float
+    ) -> float:
+        """Of a launch, relative. Arguments as of `_blocks`; each: programs of a multiprocessor."""
+        block = self.block
+        loop = 1 if window is None else window + WINDOW_COLUMNS_PER_ROW * block.rows
+        return self.rows * self.time * loop * _turns(each(block.rows, block.co_resident), even)
+
+
+def _hopper_candidates(d: int, columns: int, window: int | None, uneven: int, keys: int):
+    """The blocks that may be best for 128 rows of Q or more. Arguments as of `_blocks`."""
+    if keys and (alike := _of_size(EQUAL_LOOPS, d)) and d > max(HOPPER):
+        found = []
+        for m, n, time, start, mask in alike:
+            blocks = tkc.cdiv(keys, n)
+            total = time * n * blocks + start + mask * (keys % n > 0)
+            found.append(_Candidate(Block(m, n), m, total + SINGLE_BLOCK_COLUMNS * (blocks == 1)))
+        return found
+    sizes = ((128, columns, 1.0), *(_of_size(HOPPER, d) or ()))
+    found = [_Candidate(Block(m, n), m, time) for m, n, time in sizes]
+    if (uneven or window is not None) and (tiles := _of_size(CO_RESIDENT, d)):
+        count, time, shorter = tiles
+        time *= 1 + shorter / uneven if uneven else 1
+        found.append(_Candidate(Block(64, 64, count), 64 * count, time))
+    return found
+
+
+def _of_size(table: Mapping[int, tuple], d: int) -> tuple | None:
+    """The row of a table by the largest D; None where D is larger."""
+    return next((row for most, row in table.items() if d <= most), None)
+
+
+def _float32_block(d: int, target: str) -> tuple[int, int]:
+    if d <= 128 or target in ("sm_90a", "cpu"):
+        return 64, 64 if d <= 64 else 32
+    return (64, 16) if d <= 192 else (32, 16)
+
+
+def _programs_each(programs: Callable[[int, int], float], target: str) -> Callable[..., float]:
+    """A function of rows and co-resident tiles that gives the programs of each multiprocessor."""
+
+    def each(rows: int, co_resident: int = 1) -> float:
+        if target == "cpu":
+            return 0
+        return programs(rows, co_resident) / tkc.target(target).multiprocessors
+
+    return each
+
+
 def _blocks(
     q: Array,
     k: Array,
@@ -296,94 +353,44 @@ def _blocks(
     uneven: int = 0,
     keys: int = 0,
 ) -> Block:
-    """A program's block, as asked or as large as registers and shared memory hold. Hopper's tensor
-    cores read Q and K where they are, the others' from registers. Three and four warpgroups finish
-    a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many
-    programs of so many rows there are, or teams of them, `even` how long their loops are on average
-    beside the longest. A window's loop is the longer the more rows it serves, and slower where
-    masks cut them. uneven: the longest loop's columns, if loops grow with the row. Where masks cut,
-    warpgroups with programs of their own see fewer columns, and read K and V together all the same.
-    keys: the columns of all loops, if these are alike: narrower blocks may end with less of the
-    last one empty."""
+    """A program's block, as asked or as large as registers and shared memory hold.
+
+    Hopper's tensor cores read Q and K from shared memory, the others' from registers. Three and
+    four warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows.
+    programs: how many programs of so many rows there are, or tile groups of them. even: how long
+    their loops are on average, relative to the longest. A window's loop is the longer the more rows
+    it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow
+    with the row. Where masks cut, warpgroups with tiles of their own see fewer columns, and read K
+    and V together all the same. keys: the columns of all loops, if these are equal: narrower blocks
+    may leave less of the last one empty.
+    """
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
 
-    def each(rows, co_resident=1):
-        return (
-            0
-            if target == "cpu"
-            else programs(rows, co_resident) / tkc.target(target).multiprocessors
-        )
-
+    each = _programs_each(programs, target)
     if rows is not None and rows > 128:
         return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
     if dtype_of(q) == "float32":
-        bm, bn = (
-            (64, 64 if d <= 64 else 32)
-            if d <= 128 or target in ("sm_90a", "cpu")
-            else (64, 16)
-            if d <= 192
-            else (32, 16)
-        )
+        bm, bn = _float32_block(d, target)
     elif target == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        if (
-            bm == 128
-            and not rows
-            and not columns
-            and dtype_of(q) != FLOAT8
-            and _loops(k)
-            and all(map(_mapped, (q, k, v)))
-        ):
-            large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
-            choices = [
-                (Block(rows, columns), rows, time)
-                for rows, columns, time in ((bm, bn, 1.0), *large)
-            ]
-            if uneven or window is not None:
-                most = next((most for most in CO_RESIDENT if d <= most), None)
-                if most:
-                    choices.append(
-                        (
-                            Block(64, 64, n := CO_RESIDENT[most][0]),
-                            64 * n,
-                            CO_RESIDENT[most][1]
-                            * (1 + CO_RESIDENT[most][2] / uneven if uneven else 1),
-                        )
-                    )
-            if keys:
-                ends = next(
-                    (blocks for most, blocks in ENDS.items() if max(HOPPER) < d <= most), ()
-                )
-                choices = [
-                    (
-                        Block(rows, columns),
-                        rows,
-                        time * columns * (n := tkc.cdiv(keys, columns))
-                        + start
-                        + mask * (keys % columns > 0)
-                        + ONCE * (n == 1),
-                    )
-                    for rows, columns, time, start, mask in ends
-                ] or choices
-
-            def loop(rows):
-                return 1 if window is None else window + CUT * rows
-
-            return min(
-                choices,
-                key=lambda choice: (
-                    choice[1]
-                    * choice[2]
-                    * loop(choice[0].rows)
-                    * _turns(each(choice[0].rows, choice[0].co_resident), even)
-                ),
-            )[0]
+        if bm == 128 and not (rows or columns) and _fits_tma(q, k, v):
+            found = _hopper_candidates(d, bn, window, uneven, keys)
+            return min(found, key=lambda c: c.launch_time(window, each, even)).block
     else:
-        bm, bn = (
-            64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128,
-            (32 if 128 < d <= 192 and target != "cpu" else 64),
-        )  # 64 rows as long as every program has a multiprocessor
+        bm, bn = _mma_block(d, target, queries, each)
     return Block(rows or bm, columns or bn)
+
+
+def _mma_block(d: int, target: str, queries: int, each: Callable[[int], float]) -> tuple[int, int]:
+    """64 rows as long as every program has a multiprocessor."""
+    short = queries <= 64 or d > 128
+    bm = 64 if short or 0 < each(64) <= 1 else 128
+    return bm, 32 if 128 < d <= 192 and target != "cpu" else 64
+
+
+def _fits_tma(q: Array, k: Array, v: Array) -> bool:
+    """Whether tensor maps serve these operands and a loop walks over the keys."""
+    return dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v)))
 
 
 def block_of(
@@ -658,7 +665,7 @@ def _forward(
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel():
         return
-    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap:
+    if queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and window is None and not softcap:
         return _decoded(
             q,
             k,
@@ -717,7 +724,9 @@ def _decoded(
     bm, bn = max(16, -(-group // 16) * 16), 64
     if size % bn:
         k, v = _rows(k), _rows(v)
-    count = max(1, min(tkc.cdiv(keys, LEAST), tkc.cdiv(PARTS * 4, batch * shared)))
+    count = max(
+        1, min(tkc.cdiv(keys, MIN_KEYS_PER_PART), tkc.cdiv(MAX_DECODE_PARTS * 4, batch * shared))
+    )
     each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
     count = tkc.cdiv(keys, each)
     acc, (top, total) = (
@@ -749,7 +758,14 @@ def _decoded(
         BN=bn,
     )
     _combine[group, shared, batch](
-        acc, top, total, o, lse, PARTS=1 << (count - 1).bit_length(), DV=_width(dv), GROUP=group
+        acc,
+        top,
+        total,
+        o,
+        lse,
+        MAX_DECODE_PARTS=1 << (count - 1).bit_length(),
+        DV=_width(dv),
+        GROUP=group,
     )
 
 

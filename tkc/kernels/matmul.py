@@ -621,17 +621,34 @@ def facts_of(x: Array) -> tuple:
 
 
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    facts = (
-        facts_of(a),
-        facts_of(b),
-        facts_of(out),
-        None if bias is None else bias.shape,
-        activation,
-    )
+    shape = None if bias is None else bias.shape
+    facts = facts_of(a), facts_of(b), facts_of(out), shape, activation
     if (plan := _launch_plans.get(facts)) is not None:
         plan(a, b, bias, out)
         return
+    _check_epilogue(bias, activation, out)
+    if 0 in out.shape:
+        return
     given = a, b, out
+    a, b, out, batch = _as_matrices(a, b, out)
+    if len(batch) > 1 and not _dense(out):  # axes that do not merge: a result of its own, copied
+        result = empty(out)
+        _launch(a, b, bias, activation, result)
+        out[...] = result
+        return
+    a, b = _operand(a, batch), _operand(b, batch)
+    c = out if len(batch) < 2 else out.reshape((prod(batch), *out.shape[-2:]))
+    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2:
+        c = c[0]
+    plan = _launch_plan(a, b, bias, activation, c)
+    if all(x is y for x, y in zip(given, (a, b, c), strict=True)) and library(a) != "cupy":
+        if len(_launch_plans) >= REMEMBERED:
+            _launch_plans.clear()
+        _launch_plans[facts] = plan
+    plan(a, b, bias, c)
+
+
+def _check_epilogue(bias: Array | None, activation: str | None, out: Array) -> None:
     if activation is not None and activation not in ACTIVATIONS:
         raise tkc.LaunchError(
             f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}"
@@ -640,112 +657,107 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
         raise tkc.LaunchError(
             f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}"
         )
-    if 0 in out.shape:
-        return
+
+
+def _as_matrices(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array, tuple[int, ...]]:
+    """Operands and result with at least two axes, and the axes of the batch."""
     if len(a.shape) == 1:
         a, out = a[None, :], out[..., None] if len(b.shape) == 1 else out[..., None, :]
     if len(b.shape) == 1:
         b, out = b[:, None], out[..., None]
-    batch = tuple(out.shape[:-2])
-    if (
-        len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out)
-    ):  # rows of all batches are rows of one product
-        a, out, batch = (
-            a.reshape((prod(a.shape[:-1]), a.shape[-1])),
-            out.reshape((prod(out.shape[:-1]), out.shape[-1])),
-            (),
-        )
-    m, n = out.shape[-2:]
-    if len(batch) > 1 and not _dense(out):  # axes that do not merge: a result of its own, copied
-        result = empty(out)
-        _launch(a, b, bias, activation, result)
-        out[...] = result
-        return
-    a, b, c = (
-        _operand(a, batch),
-        _operand(b, batch),
-        out if len(batch) < 2 else out.reshape((prod(batch), m, n)),
-    )
-    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2:
-        c = c[0]
-    plan = _launch_plan(a, b, bias, activation, c)
-    if all(x is y for x, y in zip(given, (a, b, c), strict=False)) and library(a) != "cupy":
-        if len(_launch_plans) >= REMEMBERED:
-            _launch_plans.clear()
-        _launch_plans[facts] = plan
-    plan(a, b, bias, c)
+    if len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out):
+        # rows of all batches are rows of one product
+        return _merged_rows(a), b, _merged_rows(out), ()
+    return a, b, out, tuple(out.shape[:-2])
+
+
+def _merged_rows(x: Array) -> Array:
+    """All rows of a batch as one matrix."""
+    return x.reshape((prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _launch_plan(
     a: Array, b: Array, bias: Array | None, activation: str | None, c: Array
-) -> Callable:
+) -> Callable[..., None]:
     """How a product of two matrices or of batches is launched: as it is, of copies whose rows are
-    aligned, in parts of k, or as a vector's; of those that come into question the cost model's
-    choice.
+    aligned, in parts of k, or as a vector's; of the candidates the cost model's choice.
     """
     if len(c.shape) != 2:
         return _whole(a, b, bias, activation, c)
     (m, n), k = c.shape, a.shape[1]
     if _floats(a) and k:
         if n == 1 < m and bias is None:
-            then = _launch_plan(b.T, a.T, None, activation, c.T)
-            return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
+            return _of_transposes(a, b, None, activation, c)
         if m == 1 and (vectors := _vectors(b, n, k, activation)):
             return vectors
-    odd = _odd(a, b)
-    columns = [_columns(a, 1), _columns(b, 0)]
-    few = _floats(a) and _few(m, n, k)
-    if not few and narrow(
-        c
-        # columns, where neighbours that a thread holds could only be stored one by one: of the
+    small = _floats(a) and _is_short_of_blocks(m, n, k)
+    if not small and narrow(c):
+        # neighbours in a column that a thread holds could only be stored one by one: of the
         # transpose it holds whole runs
-    ):
-        then = _launch_plan(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
-        return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
-    if not any(odd) and not few:
+        return _of_transposes(a, b, bias, activation, c)
+    if not any(_odd(a, b)) and not small:
         return _whole(a, b, bias, activation, c)
+    return _best_of_copies_and_parts(a, b, activation, c, small)
+
+
+def _of_transposes(
+    a: Array, b: Array, bias: Array | None, activation: str | None, c: Array
+) -> Callable[..., None]:
+    """cᵀ = bᵀ aᵀ."""
+
+    def column(bias):
+        return None if bias is None else bias[:, None]
+
+    then = _launch_plan(b.T, a.T, column(bias), activation, c.T)
+    return lambda a, b, bias, c: then(b.T, a.T, column(bias), c.T)
+
+
+def _best_of_copies_and_parts(
+    a: Array, b: Array, activation: str | None, c: Array, in_parts: bool
+) -> Callable[..., None]:
+    """The quickest, by the cost model: with or without copies of operands whose rows are not
+    aligned, whole or, where `in_parts`, in parts of k.
+    """
+    (m, n), k, odd = c.shape, a.shape[1], _odd(a, b)
+    columns = [_columns(a, 1), _columns(b, 0)]
+    target = tkc.target_of(a)
+    if target == "cpu":
+        return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
+    copied = [(x, t) for x, t, o in zip((a, b), columns, odd, strict=True) if o]
 
     def whole(a, b, bias, c):
         _product[_grid](a, b, bias, c, ACTIVATION=activation)
 
-    def copied(then):
-        copy = _copier(
-            [x for x, o in zip((a, b), odd, strict=False) if o],
-            [t for t, o in zip(columns, odd, strict=False) if o],
-        )
+    def with_copies(then):
+        copy = _copier([x for x, _ in copied], [t for _, t in copied])
         if all(odd):
             return lambda a, b, bias, c: then(*copy(a, b), bias, c)
+        if odd[0]:
+            return lambda a, b, bias, c: then(*copy(a), b, bias, c)
+        return lambda a, b, bias, c: then(a, *copy(b), bias, c)
+
+    def seconds_whole(*operands):
         return (
-            (lambda a, b, bias, c: then(*copy(a), b, bias, c))
-            if odd[0]
-            else lambda a, b, bias, c: then(a, *copy(b), bias, c)
+            _product.choose(*operands, ACTIVATION=activation, grid=_grid, target=target).seconds
+            or 0.0
         )
 
-    target = tkc.target_of(a)
-    plans: list[tuple[float, Callable]] = []
-    if target == "cpu":
-        return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
-    for copies in (False, True)[: 1 + any(odd)]:
-        factors = [
-            _text(x, t if copies and o else None)
-            for x, t, o in zip((a, b), columns, odd, strict=False)
+    operands = [_text(a), _text(b)]
+    plans: list[tuple[float, Callable]] = [(seconds_whole(a, b, None, c), whole)]
+    if in_parts:
+        parts, seconds = _parted(operands, m, n, k, activation, target)
+        plans.append((seconds, parts))
+    if copied:
+        elements = sum(prod(x.shape) for x, _ in copied)
+        copying = LATER + 2 * BYTES[dtype_of(a)] * elements / (COPIED * _rate(target))
+        operands = [
+            _text(x, t if o else None) for x, t, o in zip((a, b), columns, odd, strict=True)
         ]
-        first = copies * (
-            LATER
-            + 2
-            * BYTES[dtype_of(a)]
-            * sum(prod(x.shape) for x, o in zip((a, b), odd, strict=False) if o)
-            / (COPIED * _rate(target))
-        )
-        given = (*factors, None, _text(c)) if copies else (a, b, None, c)
-        seconds = (
-            _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
-        )
-        plans.append((first + seconds, copied(whole) if copies else whole))
-        if not few:
-            continue
-        parts, seconds = _parted(factors, m, n, k, activation, target)
-        plans.append((first + seconds, copied(parts) if copies else parts))
+        seconds = seconds_whole(*operands, None, _text(c))
+        plans.append((copying + seconds, with_copies(whole)))
+        if in_parts:
+            parts, seconds = _parted(operands, m, n, k, activation, target)
+            plans.append((copying + seconds, with_copies(parts)))
     return min(plans, key=lambda plan: plan[0])[1]
 
 
@@ -782,7 +794,7 @@ def _rate(target: str) -> float:
     return float("inf") if target == "cpu" else tkc.target(target).memory * 1e9
 
 
-def _few(m: int, n: int, k: int) -> bool:
+def _is_short_of_blocks(m: int, n: int, k: int) -> bool:
     """Whether blocks of C may be too few to give every multiprocessor a program, and k is long
     enough to be cut.
     """
@@ -911,22 +923,27 @@ def _summed(grad, shape):
     return grad
 
 
+def _before_activation(grad, saved):
+    """The gradient of what the activation was applied to."""
+    activation, result = saved.activation, saved.result
+    if activation is None:
+        return grad
+    if activation == "relu":
+        return grad * (result > 0)
+    if activation == "tanh":
+        return grad * (1 - result.float().square())
+    if activation == "sigmoid":
+        return grad * (result.float() * (1 - result.float()))
+    before = _new(saved.a, saved.b, saved.bias, None, None)
+    if activation == "silu":
+        return silu_backward(grad, before)
+    return gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
+
+
 @_new.backward(saves="a b bias activation result")
 def _(saved, grad):
-    a, b, bias, activation = saved.a, saved.b, saved.bias, saved.activation
-    if activation == "relu":
-        grad = grad * (saved.result > 0)
-    elif activation == "tanh":
-        grad = grad * (1 - saved.result.float().square())
-    elif activation == "sigmoid":
-        grad = grad * (saved.result.float() * (1 - saved.result.float()))
-    elif activation is not None:
-        before = _new(a, b, bias, None, None)
-        grad = (
-            silu_backward(grad, before)
-            if activation == "silu"
-            else gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
-        )
+    a, b, bias = saved.a, saved.b, saved.bias
+    grad = _before_activation(grad, saved)
     grad = written_out(grad.to(a.dtype))
     left, right = a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
     full = grad

@@ -345,30 +345,43 @@ def _reading(
     except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
         chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
         return names, chains_read, names, _byte_code(codes)
+    chains, bare = _chains_and_bare_names(tree)
+    _strip_documentation(tree)
+    text = ast.dump(tree).encode()
+    if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
+        text += _byte_code(codes)
+    return names, chains, bare, text
+
+
+def _chains_and_bare_names(
+    tree: ast.Module,
+) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
+    """The attribute chains of names, and the names that are read without an attribute too."""
     chains, roots = set(), set()
     within = {n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(tree):
         if node in within:  # a part of a longer chain
             continue
         chain: list[str] = []
-        while isinstance(node, ast.Attribute):
-            chain.append(node.attr)
-            node = node.value
-        if chain and isinstance(node, ast.Name):
-            chains.add((node.id, *reversed(chain)))
-            roots.add(node)
+        root: ast.AST = node
+        while isinstance(root, ast.Attribute):
+            chain.append(root.attr)
+            root = root.value
+        if chain and isinstance(root, ast.Name):
+            chains.add((root.id, *reversed(chain)))
+            roots.add(root)
     loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n not in roots)
-    bare = frozenset(n.id for n in loads)
+    return frozenset(chains), frozenset(n.id for n in loads)
+
+
+def _strip_documentation(tree: ast.Module) -> None:
+    """Removes doc strings, and the decorators of the function itself."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             if ast.get_docstring(node, False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
             if node is tree.body[0]:
                 node.decorator_list = []
-    text = ast.dump(tree).encode()
-    if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
-        text += _byte_code(codes)
-    return names, frozenset(chains), bare, text
 
 
 def _byte_code(codes: list[types.CodeType]) -> bytes:

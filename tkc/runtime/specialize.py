@@ -190,61 +190,49 @@ def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
 
 
 def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...]:
-    """Launch options as sorted pairs, checked. Raises LaunchError on a name or value that is none."""
+    """Launch options as sorted pairs, checked. Raises LaunchError on an unknown name or a value
+    that is none of the option.
+    """
     for name, value in given.items():
         if name not in OPTIONS:
             raise LaunchError(
                 f"{kernel}: {name!r} is neither a parameter nor an option; the options are"
                 f" {', '.join(OPTIONS)}"
             )
-        if value is None:
-            continue
-        if name in PAIRS:
-            if not (
-                isinstance(value, tuple)
-                and len(value) == 2
-                and all(isinstance(n, int) and n >= 1 for n in value)
-            ):
-                raise LaunchError(
-                    f"{kernel}: {name} is expected to be a pair of numbers >= 1, got {value!r}"
-                )
-        elif name == "debug":
-            if not isinstance(value, int) or value < 0:
-                raise LaunchError(
-                    f"{kernel}: debug is expected to be True, False or the seconds that a wait may"
-                    f" take, got {value!r}"
-                )
-        elif name in WORDS:
-            *words, last = WORDS[name]
-            if value not in WORDS[name] or type(value) is not type(last):
-                raise LaunchError(
-                    f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last},"
-                    f" got {value!r}"
-                )
-        elif name in TRUTHS:
-            if not isinstance(value, bool):
-                raise LaunchError(
-                    f"{kernel}: {name} is expected to be True or False, got {value!r}"
-                )
-        elif not isinstance(value, int) or value < LEAST.get(name, 1):
-            raise LaunchError(
-                f"{kernel}: {name} is expected to be a number >= {LEAST.get(name, 1)}, got"
-                f" {value!r}"
-            )
+        if value is not None and (expected := _expected(name, value)):
+            raise LaunchError(f"{kernel}: {name} is expected to be {expected}, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32:
         raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
-    seconds = (
-        {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])}
-        if given.get("debug")
-        else {}
-    )
-    return tuple(
-        sorted(
-            [
-                *((k, v) for k, v in given.items() if v is not None and k != "debug"),
-                *seconds.items(),
-            ]
-        )
+    options = {k: v for k, v in given.items() if v is not None and k != "debug"}
+    if debug := given.get("debug"):
+        options["debug"] = PATIENCE if debug == 1 else int(debug)  # seconds
+    return tuple(sorted(options.items()))
+
+
+def _expected(name: str, value: Any) -> str | None:
+    """What the option is expected to be, where the value is something else."""
+    if name in PAIRS:
+        return None if _is_pair(value) else "a pair of numbers >= 1"
+    if name == "debug":
+        if isinstance(value, int) and value >= 0:
+            return None
+        return "True, False or the seconds that a wait may take"
+    if name in WORDS:
+        *words, last = WORDS[name]
+        if value in WORDS[name] and type(value) is type(last):
+            return None
+        return f"{', '.join(map(str, words))} or {last}"
+    if name in TRUTHS:
+        return None if isinstance(value, bool) else "True or False"
+    least = LEAST.get(name, 1)
+    return None if isinstance(value, int) and value >= least else f"a number >= {least}"
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(n, int) and n >= 1 for n in value)
     )
 
 

@@ -27,15 +27,21 @@ import importlib
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from tkc.errors import Error
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 TARGETS = ("sm_80", "sm_89", "sm_90a")
 SHOWN = "sm_90a"  # the target whose IR is written out
-SECONDS, BATCH = 0.3, 0.005  # so long a case is timed; so long is a batch on a GPU
+TIMING_SECONDS = 0.3  # of a case
+BATCH_SECONDS = 0.005  # of a batch on a GPU, at least
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,10 @@ def measure(run, device: str) -> float:
         wait()
         return (time.perf_counter() - start) / n
 
-    n = 1 if device == "cpu" else max(1, round(BATCH / batch(3)))
+    n = 1 if device == "cpu" else max(1, round(BATCH_SECONDS / batch(3)))
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < SECONDS:
+    while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < TIMING_SECONDS:
         times.append(batch(n))
     return statistics.median(times)
 
@@ -157,6 +163,34 @@ def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
     return problems
 
 
+def _rows(name: str, example: ModuleType, device: str) -> list[Row]:
+    """The results of an example's cases, up to an error in listing them."""
+    rows: list[Row] = []
+    try:
+        for case in example.cases(device):
+            rows.append(play(case, device))
+    except Error as e:
+        rows.append(Row(name, (), "", problem=str(e).splitlines()[0]))
+    return rows
+
+
+def _table(rows: Sequence[Row], title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title)
+    for heading in ("kernel", "shape", "type", "ms", "rate", "error to float64", ""):
+        numeric = heading in ("shape", "ms", "rate", "error to float64")
+        table.add_column(heading, justify="right" if numeric else "left")
+    for r in rows:
+        head = r.name, " x ".join(map(str, r.shape)), r.dtype
+        if r.problem:
+            table.add_row(*head, "", "", "", f"[red]{r.problem}[/]")
+            continue
+        verdict = "[green]right[/]" if r.right else f"[red]wrong: at most {r.tolerance:.1e}[/]"
+        table.add_row(*head, f"{r.seconds * 1e3:.3f}", r.rate, f"{r.error:.1e}", verdict)
+    return table
+
+
 def demo(
     device: str | None = None,
     examples: Path | None = None,
@@ -168,7 +202,6 @@ def demo(
     else 1.
     """
     from rich.console import Console
-    from rich.table import Table
 
     from tkc.runtime import driver
 
@@ -179,37 +212,17 @@ def demo(
     }
     if not modules:
         raise Error(f"there is no example {' or '.join(only) or 'at all'}")
-    table = Table(title=f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}")
-    for heading in ("kernel", "shape", "type", "ms", "rate", "error to float64", ""):
-        numeric = heading in ("shape", "ms", "rate", "error to float64")
-        table.add_column(heading, justify="right" if numeric else "left")
-    rows, problems = [], []
+    title = f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}"
+    rows: list[Row] = []
+    problems: list[str] = []
     with console.status("") as status:
         for name, module in modules.items():
             status.update(f"running {name}")
-            try:
-                for case in module.cases(device):
-                    rows.append(play(case, device))
-            except Error as e:
-                rows.append(Row(name, (), "", problem=str(e).splitlines()[0]))
+            rows += _rows(name, module, device)
             if out is not None:
                 status.update(f"writing {name}")
                 problems += write_out(name, module, Path(out))
-    for r in rows:
-        shape = " x ".join(map(str, r.shape))
-        if r.problem:
-            table.add_row(r.name, shape, r.dtype, "", "", "", f"[red]{r.problem}[/]")
-        else:
-            table.add_row(
-                r.name,
-                shape,
-                r.dtype,
-                f"{r.seconds * 1e3:.3f}",
-                r.rate,
-                f"{r.error:.1e}",
-                "[green]right[/]" if r.right else f"[red]wrong: at most {r.tolerance:.1e}[/]",
-            )
-    console.print(table)
+    console.print(_table(rows, title))
     for p in problems:
         console.print(f"not written: {p}", style="red", markup=False)
     if out is not None:

@@ -9,10 +9,17 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tkc.errors import CompileError, Error, VerifyError
 
-SECONDS = 60  # the longest that one file may take
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tkc.passes import PassContext
+    from tkc.sim.validate import Validator
+
+MAX_SECONDS = 60  # that one file may take
 
 
 def read(path: str) -> tuple[str, str]:
@@ -39,7 +46,7 @@ def optimize(
     stop: str | None = None,
     verify_only: bool = False,
     observe: Callable | None = None,
-    validator: Callable | None = None,
+    validator: Callable[[ModuleOp], Validator] | None = None,
 ) -> str:
     """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of
     the three: all of it). Raises tkc.Error.
@@ -47,8 +54,6 @@ def optimize(
     target: None for the one that the text is planned for, sm_90a if for none.
     validator: of the module makes an observer that is called before the first pass too.
     """
-    from xdsl.dialects.builtin import StringAttr
-
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
     from tkc.passes import Free, PassContext, pipeline
@@ -56,42 +61,28 @@ def optimize(
     for given in (*passes, resume, stop):
         if given is not None and given not in pipeline.PIPELINE:
             raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
-    with deadline(SECONDS):
-        machine = target and targeted(target)
+    first = passes[0] if passes else resume or pipeline.PIPELINE[0]
+    last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
+    with deadline(MAX_SECONDS):
+        asked = targeted(target) if target else None
         module = parse(text, name)
         verify(module, name)
         if verify_only:
             return ""
-        given = next(
-            (
-                k.attributes["target"].data
-                for k in module.body.block.ops
-                if isinstance(k.attributes.get("target"), StringAttr)
-            ),
-            None,
-        )
-        if (
-            machine
-            and given
-            and given != target
-            and pipeline.resumes((passes or (resume or pipeline.PIPELINE[0],))[0])
-        ):
+        planned_for = _target_in(module)
+        if asked and planned_for not in (None, target) and pipeline.resumes(first):
             raise Error(
-                f"{name} is planned for {given}, not for {target}; leave out --target, or begin"
-                " with plan"
+                f"{name} is planned for {planned_for}, not for {target}; leave out --target, or"
+                " begin with plan"
             )
-        machine = machine or targeted(given or "sm_90a")
+        machine = asked or targeted(planned_for or "sm_90a")
 
-        def watched(module):
+        def watched(module: ModuleOp) -> Callable | None:
             if not validator:
                 return observe
-            first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
-            check = validator(module)
-            check.last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
-            check(pipeline.PIPELINE[first - 1] if first else "the input", module)
-            return lambda name, m: (check(name, m), observe and observe(name, m))
+            return _validating(validator(module), module, first, last, observe)
 
-        def attempt(context):
+        def attempt(context: PassContext) -> ModuleOp:
             given = parse(text, name) if context.lack else module
             pipeline.run(given, machine, Free(), watched(given), resume, stop, context)
             return given
@@ -104,14 +95,41 @@ def optimize(
                 verify(module, f"after {p}")
                 if seen:
                     seen(p, module)
+        elif pipeline.PIPELINE.index(first) > pipeline.PIPELINE.index(last):
+            raise Error(f"{stop} comes before {resume}; nothing is to be run")
+        elif resume and pipeline.resumes(resume):
+            pipeline.run(module, machine, Free(), watched(module), resume, stop)
         else:
-            if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop):
-                raise Error(f"{stop} comes before {resume}; nothing is to be run")
-            if resume and pipeline.resumes(resume):
-                pipeline.run(module, machine, Free(), watched(module), resume, stop)
-            else:
-                module = pipeline.with_room(attempt, machine, Free())
+            module = pipeline.with_room(attempt, machine, Free())
         return show(module)
+
+
+def _target_in(module: ModuleOp) -> str | None:
+    """The target that a module says it is planned for."""
+    from xdsl.dialects.builtin import StringAttr
+
+    for kernel in module.body.block.ops:
+        if isinstance(target := kernel.attributes.get("target"), StringAttr):
+            return target.data
+    return None
+
+
+def _validating(
+    check: Validator, module: ModuleOp, first: str, last: str, observe: Callable | None
+) -> Callable:
+    """An observer that runs a validator, which has seen the module before the first pass."""
+    from tkc.passes import pipeline
+
+    check.last = last
+    before = pipeline.PIPELINE.index(first) - 1
+    check(pipeline.PIPELINE[before] if before >= 0 else "the input", module)
+
+    def observed(name: str, m: ModuleOp) -> None:
+        check(name, m)
+        if observe:
+            observe(name, m)
+
+    return observed
 
 
 def targeted(name: str):
@@ -160,7 +178,7 @@ def compared(
     from tkc.ir.verify import verify
     from tkc.sim.validate import difference
 
-    with deadline(SECONDS):
+    with deadline(MAX_SECONDS):
         modules = [parse(*t) for t in (one, other)]
         for module, (_, name) in zip(modules, (one, other), strict=False):
             verify(module, name)
