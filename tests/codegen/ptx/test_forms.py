@@ -30,37 +30,47 @@ SPACES = (
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
 
 
-def templates(source: Path) -> list[tuple[int, str]]:
-    """Line and text of each string in a file that begins as an instruction does, with `{}` where it
-    is filled in.
-    """
-    found = []
-    tree = ast.parse(source.read_text())
-    documentation = {
+OPCODE = re.compile(
+    r"[\t{]*(?:@!?\0 )?([a-z][a-z0-9]*(?:(?:\.|::)[A-Za-z0-9_:]*\0?[A-Za-z0-9_]*\0?)+)"
+)
+
+
+def documentation(tree: ast.Module) -> set[int]:
+    """The ids of the docstrings' nodes."""
+    return {
         id(n.body[0].value)
         for n in ast.walk(tree)
         if isinstance(n, (ast.Module, ast.FunctionDef, ast.ClassDef))
         and n.body
         and isinstance(n.body[0], ast.Expr)
     }
-    inner = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values}
-    for node in ast.walk(tree):
-        if id(node) in documentation or id(node) in inner:
-            continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = node.value
-        elif isinstance(node, ast.JoinedStr):
-            text = "".join(v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
-        else:
-            continue
-        for line in text.split("\n"):
-            m = re.match(
-                r"[\t{]*(?:@!?\0 )?([a-z][a-z0-9]*(?:(?:\.|::)[A-Za-z0-9_:]*\0?[A-Za-z0-9_]*\0?)+)",
-                line.replace("{}", "\0"),
-            )
-            if m:
-                found.append((node.lineno, m[1]))
-    return found
+
+
+def template(node: ast.AST) -> str:
+    """The text of a string, with a zero byte where it is filled in; "" of other nodes."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(values):
+            return "".join(v.value if isinstance(v, ast.Constant) else "\0" for v in values)
+    return ""
+
+
+def templates(source: Path) -> list[tuple[int, str]]:
+    """Line and text of each string in a file that begins as an instruction does, with `{}` where it
+    is filled in.
+    """
+    tree = ast.parse(source.read_text())
+    left_out = documentation(tree) | {
+        id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values
+    }
+    return [
+        (node.lineno, m[1])
+        for node in ast.walk(tree)
+        if id(node) not in left_out
+        for line in template(node).split("\n")
+        if (m := OPCODE.match(line.replace("{}", "\0")))
+    ]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)

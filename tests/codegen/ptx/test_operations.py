@@ -50,7 +50,7 @@ def check(fn, data, tolerance=0.0, grid=(1,), machine="sm_80", **constants):
 
 def numbers(shape, dtype, seed=0):
     r, d = np.random.default_rng(seed), np.dtype(dtype)
-    if d == bool:
+    if d.kind == "b":
         return r.integers(0, 2, shape).astype(bool)
     return (
         r.integers(-50 if d.kind == "i" else 0, 60, shape).astype(d)

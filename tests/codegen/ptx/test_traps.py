@@ -2,6 +2,8 @@
 them.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def test_pointers_stay_in_their_array():
     assert (
         found.site.file.endswith("test_traps.py")
         and "tkc.load(x.ptr + i + n)"
-        in open(found.site.file).read().splitlines()[found.site.line - 1]
+        in Path(found.site.file).read_text().splitlines()[found.site.line - 1]
     )
     assert "at -4 bytes from the first" in trap(program, [X, np.zeros(64, np.float32), -1]).said
 

@@ -121,7 +121,8 @@ def update(form: str, scope: str, returns: bool) -> None:
     belief(
         f"{'atom' if returns else 'red'}_{form.replace('.', '_')}_{scope}",
         f"""
-    {{ .reg .b32 %n; .reg .b{size} %x, %old; mad.lo.u32 %n, %block, {THREADS}, %t; {text} {one} {keep} }}""",
+    {{ .reg .b32 %n; .reg .b{size} %x, %old; mad.lo.u32 %n, %block, {THREADS}, %t;
+    {text} {one} {keep} }}""",
         [cell, came],
         kinds,
         [name],
@@ -168,9 +169,12 @@ for width in (32, 64):
         belief(
             f"compare_and_swap_b{width}_{scope}",
             f"""
-        {{ .reg .b32 %n; .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost; mad.lo.u32 %n, %block, {THREADS}, %t; {wide}
+        {{ .reg .b32 %n; .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost;
+        mad.lo.u32 %n, %block, {THREADS}, %t; {wide}
         ld.relaxed.{scope}.global.b{width} %old, [%a0];
-AGAIN: add.u{width} %new, %old, %x; atom.relaxed.{scope}.global.cas.b{width} %seen, [%a0], %old, %new; setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",
+AGAIN: add.u{width} %new, %old, %x;
+atom.relaxed.{scope}.global.cas.b{width} %seen, [%a0], %old, %new;
+setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",
             [np.zeros(1, dtype)],
             [np.array([N * (N - 1) // 2], dtype)],
             [f"atom.relaxed.{scope}.global.cas.b{width}", f"ld.relaxed.{scope}.global.b{width}"],
@@ -200,9 +204,11 @@ for width in (32, 64):
     belief(
         f"compare_and_swap_b{width}_cta",
         f"""
-    {{ .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost; {"mov.b32 %x, %t;" if width == 32 else "cvt.u64.u32 %x, %t;"} mad.wide.u32 %d1, %block, {width // 8}, %a0;
+    {{ .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost;
+    {"mov.b32 %x, %t;" if width == 32 else "cvt.u64.u32 %x, %t;"} mad.wide.u32 %d1, %block, {width // 8}, %a0;
     ld.relaxed.cta.global.b{width} %old, [%d1];
-AGAIN: add.u{width} %new, %old, %x; atom.relaxed.cta.global.cas.b{width} %seen, [%d1], %old, %new; setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",
+AGAIN: add.u{width} %new, %old, %x; atom.relaxed.cta.global.cas.b{width} %seen, [%d1], %old, %new;
+setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",
         [np.zeros(BLOCKS, dtype)],
         [np.full(BLOCKS, THREADS * (THREADS - 1) // 2, dtype)],
         [f"atom.relaxed.cta.global.cas.b{width}", f"ld.relaxed.cta.global.b{width}"],
@@ -233,7 +239,8 @@ for limit in (N - 1, 99):
 belief(
     "counting_in_shared_memory",
     f"""
-    mov.b32 %r1, 0; and.b32 %r2, %t, 7; mad.lo.u32 %r3, %r2, 4, %s; st.shared.b32 [%r3], %r1; bar.sync 0; red.relaxed.cta.shared.add.u32 [%r3], 1; bar.sync 0;
+    mov.b32 %r1, 0; and.b32 %r2, %t, 7; mad.lo.u32 %r3, %r2, 4, %s; st.shared.b32 [%r3], %r1;
+    bar.sync 0; red.relaxed.cta.shared.add.u32 [%r3], 1; bar.sync 0;
     setp.lt.u32 %p0, %t, 8; @!%p0 bra END; ld.shared.b32 %r4, [%r3]; {put(0, "%t", "%r4")}""",
     [np.zeros(8, np.uint32)],
     [np.full(8, THREADS // 8, np.uint32)],

@@ -28,7 +28,8 @@ belief(
             pause("%d1"),
             '''
     mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %r4, 256, %t; st.shared.b32 [%r6], %r7; bar.sync 0;
-    mad.lo.u32 %r6, %r1, 4, %s; mad.lo.u32 %r7, %r4, 256, %r1; ld.shared.b32 %r8, [%r6]; setp.ne.u32 %p1, %r7, %r8; @%p1 add.u32 %r3, %r3, 1; bar.sync 0;''',
+    mad.lo.u32 %r6, %r1, 4, %s; mad.lo.u32 %r7, %r4, 256, %r1; ld.shared.b32 %r8, [%r6];
+    setp.ne.u32 %p1, %r7, %r8; @%p1 add.u32 %r3, %r3, 1; bar.sync 0;''',
         )
     }
     {put(0, "%t", "%r3")}""",
@@ -43,7 +44,8 @@ belief(
     "groups_meet_on_barriers_of_their_own",
     f"""
     // the second group meets five times before the first group comes to its barrier at all
-    shr.u32 %r1, %t, 7; add.u32 %r2, %r1, 1; mov.u32 %r3, 0; setp.eq.u32 %p0, %r1, 0; @!%p0 bra FREE;
+    shr.u32 %r1, %t, 7; add.u32 %r2, %r1, 1; mov.u32 %r3, 0; setp.eq.u32 %p0, %r1, 0;
+    @!%p0 bra FREE;
     {pause(200_000)}
 FREE:
     {
@@ -53,8 +55,11 @@ FREE:
             '''and.b32 %r5, %warp, 3; mul.wide.u32 %d1, %r5, 2000;''',
             pause("%d1"),
             '''
-    mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %r4, 256, %t; st.shared.b32 [%r6], %r7; bar.sync %r2, 128;
-    xor.b32 %r8, %t, 96; mad.lo.u32 %r6, %r8, 4, %s; mad.lo.u32 %r7, %r4, 256, %r8; ld.shared.b32 %r9, [%r6]; setp.ne.u32 %p1, %r7, %r9; @%p1 add.u32 %r3, %r3, 1; bar.sync %r2, 128;''',
+    mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %r4, 256, %t; st.shared.b32 [%r6], %r7;
+    bar.sync %r2, 128;
+    xor.b32 %r8, %t, 96; mad.lo.u32 %r6, %r8, 4, %s; mad.lo.u32 %r7, %r4, 256, %r8;
+    ld.shared.b32 %r9, [%r6]; setp.ne.u32 %p1, %r7, %r9; @%p1 add.u32 %r3, %r3, 1;
+    bar.sync %r2, 128;''',
         )
     }
     {put(0, "%t", "%r3")} mov.u64 %d2, {NANOSECONDS}; {put(1, "%t", "%d2", 64)}""",
@@ -73,11 +78,15 @@ FREE:
 belief(
     "an_arrival_counts_and_does_not_wait",
     f"""
-    // 64 threads arrive at once and go on; 64 others come 200 us later, and find what was written before the arrivals
+    // 64 threads arrive at once and go on; 64 others come 200 us later, and find what was written
+    // before the arrivals
     setp.ge.u32 %p0, %t, 64; @%p0 bra LATE;
-    mad.lo.u32 %r1, %t, 4, %s; add.u32 %r2, %t, 500; st.shared.b32 [%r1], %r2; bar.arrive 3, 128; mov.u64 %d1, {NANOSECONDS}; {put(0, "%t", "%d1", 64)} bra END;
+    mad.lo.u32 %r1, %t, 4, %s; add.u32 %r2, %t, 500; st.shared.b32 [%r1], %r2; bar.arrive 3, 128;
+    mov.u64 %d1, {NANOSECONDS}; {put(0, "%t", "%d1", 64)} bra END;
 LATE:
-    {pause(200_000)} mov.u64 %d1, {NANOSECONDS}; bar.sync 3, 128; {put(0, "%t", "%d1", 64)} mad.lo.u32 %r1, %t, 4, %s; ld.shared.b32 %r2, [%r1+-256]; {put(1, "%t", "%r2")}""",
+    {pause(200_000)} mov.u64 %d1, {NANOSECONDS}; bar.sync 3, 128;
+    {put(0, "%t", "%d1", 64)} mad.lo.u32 %r1, %t, 4, %s; ld.shared.b32 %r2, [%r1+-256];
+    {put(1, "%t", "%r2")}""",
     [np.zeros(128, np.uint64), zeros(128)],
     [
         lambda t: None if t[:64].max() < t[64:].min() else "the threads that arrived waited",
@@ -107,8 +116,10 @@ WAITING:
 belief(
     "two_warpgroups_take_turns",
     f"""
-    // as tile.turn: barrier 1 + group is waited for, the other one is arrived at; a counter says who came when
-    shr.u32 %r1, %warp, 2; setp.eq.u32 %p0, %r1, 1; @%p0 bar.arrive 1, 256; add.u32 %r2, %r1, 1; sub.u32 %r3, 2, %r1; and.b32 %r4, %t, 127; setp.eq.u32 %p1, %r4, 0;
+    // as tile.turn: barrier 1 + group is waited for, the other one is arrived at; a counter says
+    // who came when
+    shr.u32 %r1, %warp, 2; setp.eq.u32 %p0, %r1, 1; @%p0 bar.arrive 1, 256; add.u32 %r2, %r1, 1;
+    sub.u32 %r3, 2, %r1; and.b32 %r4, %t, 127; setp.eq.u32 %p1, %r4, 0;
     {repeat("%r5", ROUNDS, "bar.sync %r2, 256; @!%p1 bra PART;", "atom.relaxed.gpu.global.add.u32 %r6, [%a0], 1;", put(1, "%r6", "%r1"), "PART:", pause(500), "bar.arrive %r3, 256;")}
     setp.eq.u32 %p0, %r1, 0; @%p0 bar.sync 1, 256;""",
     [zeros(1), zeros(2 * ROUNDS) + 9],
@@ -128,8 +139,11 @@ belief(
             "add.u32 %r5, %lane, %r4; and.b32 %r5, %r5, 7; mul.wide.u32 %d1, %r5, 100;",
             pause("%d1"),
             '''
-    mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %r4, 64, %t; st.shared.b32 [%r6], %r7; bar.warp.sync -1;
-    xor.b32 %r8, %t, 21; mad.lo.u32 %r6, %r8, 4, %s; mad.lo.u32 %r7, %r4, 64, %r8; ld.shared.b32 %r9, [%r6]; setp.ne.u32 %p1, %r7, %r9; @%p1 add.u32 %r3, %r3, 1; bar.warp.sync -1;''',
+    mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %r4, 64, %t; st.shared.b32 [%r6], %r7;
+    bar.warp.sync -1;
+    xor.b32 %r8, %t, 21; mad.lo.u32 %r6, %r8, 4, %s; mad.lo.u32 %r7, %r4, 64, %r8;
+    ld.shared.b32 %r9, [%r6]; setp.ne.u32 %p1, %r7, %r9; @%p1 add.u32 %r3, %r3, 1;
+    bar.warp.sync -1;''',
         )
     }
     {put(0, "%t", "%r3")}""",
@@ -164,13 +178,16 @@ for name, arrive, place in (
         ""
         if place is None
         else f"""
-    mad.lo.u32 %r5, %block, 64, %t; add.u32 %r6, %r5, 7; {put(0, "%r5", "%r6")} mad.lo.u32 %r7, %t, 4, %s; st.shared.b32 [%r7], %r6;"""
+    mad.lo.u32 %r5, %block, 64, %t; add.u32 %r6, %r5, 7;
+    {put(0, "%r5", "%r6")} mad.lo.u32 %r7, %t, 4, %s; st.shared.b32 [%r7], %r6;"""
     )
     look = (
         ""
         if place is None
         else f"""
-    xor.b32 %r1, %block, 1; mad.lo.u32 %r5, %r1, 64, %t; {take("%r6", 0, "%r5")} xor.b32 %r2, %rank, 1; mapa.shared::cluster.u32 %r3, %s, %r2; mad.lo.u32 %r7, %t, 4, %r3; ld.shared::cluster.b32 %r8, [%r7];
+    xor.b32 %r1, %block, 1; mad.lo.u32 %r5, %r1, 64, %t;
+    {take("%r6", 0, "%r5")} xor.b32 %r2, %rank, 1; mapa.shared::cluster.u32 %r3, %s, %r2;
+    mad.lo.u32 %r7, %t, 4, %r3; ld.shared::cluster.b32 %r8, [%r7];
     mad.lo.u32 %r9, %block, 64, %t; {put(1, "%r9", "%r6")} {put(2, "%r9", "%r8")}"""
     )
     want = np.arange(4 * 64, dtype=np.uint32) + 7
@@ -178,12 +195,14 @@ for name, arrive, place in (
     belief(
         f"blocks_of_a_cluster_meet_{name}",
         f"""
-    mov.u64 %d1, 200000; setp.eq.u32 %p0, %rank, 1; setp.eq.u32 %p1, %warp, 1; and.pred %p0, %p0, %p1; @!%p0 bra PROMPT;
+    mov.u64 %d1, 200000; setp.eq.u32 %p0, %rank, 1; setp.eq.u32 %p1, %warp, 1;
+    and.pred %p0, %p0, %p1; @!%p0 bra PROMPT;
     {pause("%d1")}
 PROMPT:
     mov.u64 %d2, {NANOSECONDS};{data}
     {arrive}; barrier.cluster.wait.aligned; mov.u64 %d3, {NANOSECONDS};{look}
-    mad.lo.u32 %r9, %block, 64, %t; {put(3, "%r9", "%d2", 64)} {put(4, "%r9", "%d3", 64)} {arrive}; barrier.cluster.wait.aligned;
+    mad.lo.u32 %r9, %block, 64, %t; {put(3, "%r9", "%d2", 64)} {put(4, "%r9", "%d3", 64)} {arrive};
+    barrier.cluster.wait.aligned;
     // what the simulator counts on: nobody passed before the last came
     """,
         [zeros(256), zeros(256), zeros(256), np.zeros(256, np.uint64), np.zeros(256, np.uint64)],
@@ -222,13 +241,15 @@ def messages(name: str, publish: str, notice: str, confirms) -> None:
     belief(
         name,
         f"""
-    mov.u32 %r3, 0; mov.u32 %r10, 0; mul.wide.u32 %d1, %t, 128; add.u64 %d1, %d1, %a0; setp.eq.u32 %p0, %t, 0; setp.ne.u32 %p1, %block, 0; @%p1 bra READER;
+    mov.u32 %r3, 0; mov.u32 %r10, 0; mul.wide.u32 %d1, %t, 128; add.u64 %d1, %d1, %a0;
+    setp.eq.u32 %p0, %t, 0; setp.ne.u32 %p1, %block, 0; @%p1 bra READER;
     {
             repeat(
                 "%r4",
                 MESSAGES,
                 '''add.u32 %r5, %r4, 1;
-READY: ld.relaxed.gpu.global.b32 %r6, [%a1+128]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra READY; bar.warp.sync -1; st.global.b32 [%d1], %r5;''',
+READY: ld.relaxed.gpu.global.b32 %r6, [%a1+128]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra READY;
+bar.warp.sync -1; st.global.b32 [%d1], %r5;''',
                 f"bar.warp.sync -1; {publish}",
             )
         }
@@ -239,10 +260,12 @@ READER:
                 "%r4",
                 MESSAGES,
                 '''fence.acq_rel.gpu; ld.global.b32 %r7, [%d1]; add.u32 %r5, %r4, 1; sub.u32 %r8, %r5, %r7; add.u32 %r10, %r10, %r8;
-    setp.ne.u32 %p3, %r7, %r5; vote.sync.all.pred %p4, %p3, -1; and.pred %p4, %p4, %p0; @%p4 st.relaxed.gpu.global.b32 [%a1+128], %r5;''',
+    setp.ne.u32 %p3, %r7, %r5; vote.sync.all.pred %p4, %p3, -1; and.pred %p4, %p4, %p0;
+    @%p4 st.relaxed.gpu.global.b32 [%a1+128], %r5;''',
                 notice,
                 '''
-    ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; bar.warp.sync -1;''',
+    ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1;
+    bar.warp.sync -1;''',
             )
         }
     {put(2, "%t", "%r10")} {put(3, "%t", "%r3")}""",
@@ -284,14 +307,18 @@ messages(
 belief(
     "words_that_carry_their_own_numbers",
     f"""
-    // block 0 writes 64 bits at once, the round above and a number below; block 1 asks until the round is there, and needs no order to have the number
-    mul.wide.u32 %d1, %t, 8; add.u64 %d1, %d1, %a0; mov.u32 %r3, 0; setp.ne.u32 %p1, %block, 0; @%p1 bra READER;
+    // block 0 writes 64 bits at once, the round above and a number below; block 1 asks until the
+    // round is there, and needs no order to have the number
+    mul.wide.u32 %d1, %t, 8; add.u64 %d1, %d1, %a0; mov.u32 %r3, 0; setp.ne.u32 %p1, %block, 0;
+    @%p1 bra READER;
     {
         repeat(
             "%r4",
             MESSAGES,
-            "add.u32 %r5, %r4, 1; mad.lo.u32 %r6, %r5, 77777, %t; mov.b64 %d2, {%r6, %r5}; st.relaxed.gpu.global.b64 [%d1], %d2;",
-            "ANSWER: ld.relaxed.gpu.global.b32 %r6, [%a1]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER; bar.warp.sync -1;",
+            "add.u32 %r5, %r4, 1; mad.lo.u32 %r6, %r5, 77777, %t; mov.b64 %d2, {%r6, %r5}; "
+            "st.relaxed.gpu.global.b64 [%d1], %d2;",
+            "ANSWER: ld.relaxed.gpu.global.b32 %r6, [%a1]; setp.ne.u32 %p2, %r6, %r5; "
+            "@%p2 bra ANSWER; bar.warp.sync -1;",
         )
     }
     bra END;
@@ -302,8 +329,10 @@ READER:
             "%r4",
             MESSAGES,
             "add.u32 %r5, %r4, 1; mad.lo.u32 %r6, %r5, 77777, %t;",
-            "SEEN: ld.relaxed.gpu.global.b64 %d2, [%d1]; mov.b64 {%r7, %r8}, %d2; setp.ne.u32 %p2, %r8, %r5; @%p2 bra SEEN;",
-            "setp.ne.u32 %p3, %r7, %r6; @%p3 add.u32 %r3, %r3, 1; bar.warp.sync -1; @%p0 st.relaxed.gpu.global.b32 [%a1], %r5;",
+            "SEEN: ld.relaxed.gpu.global.b64 %d2, [%d1]; mov.b64 {%r7, %r8}, %d2; "
+            "setp.ne.u32 %p2, %r8, %r5; @%p2 bra SEEN;",
+            "setp.ne.u32 %p3, %r7, %r6; @%p3 add.u32 %r3, %r3, 1; bar.warp.sync -1; "
+            "@%p0 st.relaxed.gpu.global.b32 [%a1], %r5;",
         )
     }
     {put(2, "%t", "%r3")}""",
@@ -338,7 +367,8 @@ for name, publish, notice, confirms in (
     belief(
         name,
         f"""
-    // a lane of warp 0 to the same lane of warp 1, a word of data and a flag in global memory for each
+    // a lane of warp 0 to the same lane of warp 1, a word of data and a flag in global memory for
+    // each
     mad.wide.u32 %d1, %lane, 512, %a0; mov.u32 %r3, 0; setp.eq.u32 %p1, %warp, 1; @%p1 bra READER;
     {repeat("%r4", MESSAGES, f"add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {published}", "ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;")}
     bra END;
@@ -352,7 +382,7 @@ READER:
     )
 
 # ---- setmaxnreg
-# ---------------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 GIVEN, TAKEN, LATE = 40, 232, 300_000
 
 
@@ -370,13 +400,16 @@ def mixed() -> np.ndarray:
 belief(
     "registers_wait_until_the_producer_gives_his",
     f"""
-    // 384 threads begin with 168 each; two warpgroups take 232, for which the third must have gone down to 40
+    // 384 threads begin with 168 each; two warpgroups take 232, for which the third must have gone
+    // down to 40
     setp.lt.u32 %p0, %warp, 4; @!%p0 bra.uni WORKERS;
-    {pause(LATE)} mov.u64 %d1, {NANOSECONDS}; setmaxnreg.dec.sync.aligned.u32 {GIVEN}; {put(0, "%t", "%d1", 64)} bra.uni END;
+    {pause(LATE)} mov.u64 %d1, {NANOSECONDS}; setmaxnreg.dec.sync.aligned.u32 {GIVEN};
+    {put(0, "%t", "%d1", 64)} bra.uni END;
 WORKERS:
     setmaxnreg.inc.sync.aligned.u32 {TAKEN}; mov.u64 %d1, {NANOSECONDS}; {put(0, "%t", "%d1", 64)}
     // as many registers are used: {TAKEN - 32} values stay alive
-    {" ".join(f"mad.lo.u32 %r{100 + i}, %t, {2 * i + 3}, {i};" for i in range(TAKEN - 32))} bar.sync 1, 256; {" ".join(f"xor.b32 %r{100 + i}, %r{100 + i}, %r{100 + (i * 7 + 1) % (TAKEN - 32)};" for i in range(TAKEN - 32))} mov.u32 %r3, 0;
+    {" ".join(f"mad.lo.u32 %r{100 + i}, %t, {2 * i + 3}, {i};" for i in range(TAKEN - 32))} bar.sync 1, 256;
+    {" ".join(f"xor.b32 %r{100 + i}, %r{100 + i}, %r{100 + (i * 7 + 1) % (TAKEN - 32)};" for i in range(TAKEN - 32))} mov.u32 %r3, 0;
     {" ".join(f"add.u32 %r3, %r3, %r{100 + i};" for i in range(TAKEN - 32))} {put(1, "%t", "%r3")}""",
     [np.zeros(384, np.uint64), zeros(384)],
     [
@@ -420,9 +453,11 @@ for size, count in (
         f"a_store_of_{size.replace('.', '_')}_into_the_next_block",
         f"""
     {fill(words, 64, at=64)} barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
-    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; mad.lo.u32 %r2, %t, {each}, %s; mapa.shared::cluster.u32 %r3, %r2, %r1; mad.lo.u32 %r10, %rank, 64, %t; shl.b32 %r10, %r10, 3;
+    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; mad.lo.u32 %r2, %t, {each}, %s;
+    mapa.shared::cluster.u32 %r3, %r2, %r1; mad.lo.u32 %r10, %rank, 64, %t; shl.b32 %r10, %r10, 3;
     {" ".join(value.format(n, i) for i, n in enumerate(names))} st.shared::cluster.{size} [%r3+64], {names[0] if count == 1 else "{" + ", ".join(names) + "}"};
-    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mul.lo.u32 %r5, %rank, {words}; {dump(words, 64, 0, at=64, first="%r5")}""",
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mul.lo.u32 %r5, %rank, {words};
+    {dump(words, 64, 0, at=64, first="%r5")}""",
         [zeros(4 * words)],
         [arrives],
         [

@@ -20,7 +20,8 @@ NANOSECONDS = "%globaltimer"
 class Belief:
     """text: the PTX. arrays: what its pointer parameters point at. expected: of each array what it
     must hold afterwards, or a function that
-    says what is wrong with it (None: anything).  confirms: the forms of opcodes.py whose meaning the result depends on.
+    says what is wrong with it (None: anything).  confirms: the forms of opcodes.py whose meaning
+    the result depends on.
     """
 
     name: str
@@ -82,7 +83,8 @@ def belief(
 
     The body finds: %t thread, %lane, %warp, %block, %rank (in the cluster), %s shared memory
     (1024-byte aligned), %a0 … the arrays, %m0 … the tensor maps, and
-    registers %r (32 bits), %d (64), %h (16), %f (32), %p (predicates) by the hundred.  `before`: directives of the entry.
+    registers %r (32 bits), %d (64), %h (16), %f (32), %p (predicates) by the hundred.  `before`:
+    directives of the entry.
     """
     parameters = [Parameter("pointer", "u64", i) for i in range(len(arrays))] + [
         Parameter(
@@ -112,8 +114,11 @@ def belief(
 .reqntid {threads}, 1, 1
 {clustered}{before}
 {{
-    .reg .b32 %t, %lane, %warp, %block, %rank, %s, %r<600>; .reg .b64 %a<8>, %m<8>, %d<100>; .reg .b16 %h<100>; .reg .f32 %f<300>; .reg .pred %p<100>;
-    mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5; shfl.sync.idx.b32 %warp, %warp, 0, 31, -1; mov.u32 %block, %ctaid.x; mov.u32 %rank, %cluster_ctarank; mov.u32 %s, memory;
+    .reg .b32 %t, %lane, %warp, %block, %rank, %s, %r<600>; .reg .b64 %a<8>, %m<8>, %d<100>;
+    .reg .b16 %h<100>; .reg .f32 %f<300>; .reg .pred %p<100>;
+    mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5;
+    shfl.sync.idx.b32 %warp, %warp, 0, 31, -1; mov.u32 %block, %ctaid.x;
+    mov.u32 %rank, %cluster_ctarank; mov.u32 %s, memory;
     {" ".join(loads)}
 {body.strip(chr(10))}
 END:
@@ -171,7 +176,8 @@ def truth(array: int, index: int | str, predicate: str, when: str = "") -> str:
 def pause(nanoseconds: int | str) -> str:
     """So long by the clock."""
     n = fresh()
-    return f"""{{ .reg .b64 %from, %now; .reg .pred %go; mov.u64 %from, {NANOSECONDS}; add.u64 %from, %from, {nanoseconds};
+    return f"""{{ .reg .b64 %from, %now; .reg .pred %go; mov.u64 %from, {NANOSECONDS};
+    add.u64 %from, %from, {nanoseconds};
 PAUSE{n}: mov.u64 %now, {NANOSECONDS}; setp.lt.u64 %go, %now, %from; @%go bra PAUSE{n}; }}"""
 
 
@@ -215,7 +221,8 @@ def fill(
         else f"mov.b32 %v, {value};"
     )
     return f"""{{ .reg .b32 %i, %v, %to; .reg .b64 %from; .reg .pred %more; mov.u32 %i, %t;
-FILL{n}: setp.ge.u32 %more, %i, {words}; @%more bra FILLED{n}; {source} mad.lo.u32 %to, %i, 4, %s; st.shared.b32 [%to+{at}], %v; add.u32 %i, %i, {threads}; bra FILL{n};
+FILL{n}: setp.ge.u32 %more, %i, {words}; @%more bra FILLED{n}; {source} mad.lo.u32 %to, %i, 4, %s;
+st.shared.b32 [%to+{at}], %v; add.u32 %i, %i, {threads}; bra FILL{n};
 FILLED{n}: }}"""
 
 
@@ -223,7 +230,9 @@ def dump(words: int, threads: int, array: int, at: int = 0, first: int | str = 0
     """An array's words, from number `first` on, become shared memory from byte `at` on."""
     n = fresh()
     return f"""{{ .reg .b32 %i, %j, %v, %from; .reg .b64 %to; .reg .pred %more; mov.u32 %i, %t;
-DUMP{n}: setp.ge.u32 %more, %i, {words}; @%more bra DUMPED{n}; mad.lo.u32 %from, %i, 4, %s; ld.shared.b32 %v, [%from+{at}]; add.u32 %j, %i, {first}; mad.wide.u32 %to, %j, 4, %a{array}; st.global.b32 [%to], %v;
+DUMP{n}: setp.ge.u32 %more, %i, {words}; @%more bra DUMPED{n}; mad.lo.u32 %from, %i, 4, %s;
+ld.shared.b32 %v, [%from+{at}]; add.u32 %j, %i, {first}; mad.wide.u32 %to, %j, 4, %a{array};
+st.global.b32 [%to], %v;
 add.u32 %i, %i, {threads}; bra DUMP{n};
 DUMPED{n}: }}"""
 

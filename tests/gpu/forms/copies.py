@@ -26,8 +26,10 @@ for size in (4, 8, 16):
         f"copies_of_{size}_bytes_and_of_none",
         f"""
     {fill(32 * size // 4, 32)} bar.warp.sync -1;
-    rem.u32 %r1, %t, 3; setp.eq.u32 %p0, %r1, 1; selp.b32 %r2, 0, {size}, %p0; mad.wide.u32 %d1, %t, {size}, %a0; selp.b64 %d1, 64, %d1, %p0; mad.lo.u32 %r3, %t, {size}, %s;
-    {names(size)} [%r3], [%d1], {size}, %r2; cp.async.wait_all; bar.warp.sync -1; {dump(32 * size // 4, 32, 1)}""",
+    rem.u32 %r1, %t, 3; setp.eq.u32 %p0, %r1, 1; selp.b32 %r2, 0, {size}, %p0;
+    mad.wide.u32 %d1, %t, {size}, %a0; selp.b64 %d1, 64, %d1, %p0; mad.lo.u32 %r3, %t, {size}, %s;
+    {names(size)} [%r3], [%d1], {size}, %r2; cp.async.wait_all; bar.warp.sync -1;
+    {dump(32 * size // 4, 32, 1)}""",
         [data, data * 0],
         [data, kept],
         [names(size), "cp.async.wait_all"],
@@ -36,8 +38,10 @@ for size in (4, 8, 16):
     belief(
         f"copies_of_{size}_bytes_without_a_size",
         f"""
-    {fill(32 * size // 4, 32)} bar.warp.sync -1; mad.wide.u32 %d1, %t, {size}, %a0; mad.lo.u32 %r3, %t, {size}, %s;
-    {names(size)} [%r3], [%d1], {size}; cp.async.wait_all; bar.warp.sync -1; {dump(32 * size // 4, 32, 1)}""",
+    {fill(32 * size // 4, 32)} bar.warp.sync -1; mad.wide.u32 %d1, %t, {size}, %a0;
+    mad.lo.u32 %r3, %t, {size}, %s;
+    {names(size)} [%r3], [%d1], {size}; cp.async.wait_all; bar.warp.sync -1;
+    {dump(32 * size // 4, 32, 1)}""",
         [data, data * 0],
         [data, data],
         [names(size), "cp.async.wait_all"],

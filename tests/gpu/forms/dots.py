@@ -71,7 +71,7 @@ def mma(a: str, b: str, sums: str) -> None:
     la, lb, lc = mma_a(16, k, bits=bits_of(a)), mma_b(k, 8, bits=bits_of(b)), mma_accumulator(16, 8)
     name, given = (
         f"mma.sync.aligned.m16n8k{k}.row.col.{s}.{a}.{b}.{s}",
-        [registers(v, l) for v, l in ((x, la), (y, lb), (c, lc))],
+        [registers(v, layout) for v, layout in ((x, la), (y, lb), (c, lc))],
     )
     na, nb, nc = (g.shape[1] for g in given)
 
@@ -190,7 +190,8 @@ def wgmma(
     {fill(len(memory), 128, array=0)}
     fence.proxy.async.shared::cta; bar.sync 0;
     {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {take(f'%r{100 + i}', 1, '%r0')}" for i in range(count))} {given} setp.ne.u32 %p1, 0, 0;
-    and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.u32 %r2, %s, {start}; and.b32 %r2, %r2, 0x3ffff; shr.u32 %r2, %r2, 4; cvt.u64.u32 %d11, %r2;
+    and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.u32 %r2, %s, {start};
+    and.b32 %r2, %r2, 0x3ffff; shr.u32 %r2, %r2, 4; cvt.u64.u32 %d11, %r2;
     or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
     {FENCE};
     {" ".join(lines)}
@@ -282,7 +283,8 @@ def depth_of_groups() -> None:
         "with_one_group_pending_the_one_before_is_there",
         f"""
     {fill(len(memory), 128, array=0)} fence.proxy.async.shared::cta; bar.sync 0;
-    and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.s64 %d11, %d10, 1024; or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
+    and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.s64 %d11, %d10, 1024;
+    or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
     {FENCE};
     {group(0, 100)} {group(1, 200).replace(COMMIT + ";", "") * many} {COMMIT};
     {WAIT} 1;

@@ -95,12 +95,14 @@ belief(
             "%r4",
             ROUNDS,
             f'''
-    mad.lo.u32 %r5, %r4, 1000, %t; and.b32 %r6, %r4, 1; mad.lo.u32 %r7, %r6, 1024, %r1; st.shared.b32 [%r7+1024], %r5;
+    mad.lo.u32 %r5, %r4, 1000, %t; and.b32 %r6, %r4, 1; mad.lo.u32 %r7, %r6, 1024, %r1;
+    st.shared.b32 [%r7+1024], %r5;
     {ARRIVE} _, [%s];''',
             wait("[%s]", "%r6"),
             '''
     mad.lo.u32 %r7, %r6, 1024, %r2; ld.shared.b32 %r5, [%r7+1024];
-    add.u32 %r8, %t, 37; and.b32 %r8, %r8, 127; mad.lo.u32 %r8, %r4, 1000, %r8; setp.ne.u32 %p1, %r5, %r8; @%p1 add.u32 %r3, %r3, 1;''',
+    add.u32 %r8, %t, 37; and.b32 %r8, %r8, 127; mad.lo.u32 %r8, %r4, 1000, %r8;
+    setp.ne.u32 %p1, %r5, %r8; @%p1 add.u32 %r3, %r3, 1;''',
         )
     }
     {put(0, "%t", "%r3")}""",
@@ -117,7 +119,8 @@ belief(
     {only(0, f"{INIT} [%s], 1;", "mov.b32 %r1, 0; st.shared.b32 [%s+64], %r1;")}
     bar.sync 0;
     setp.ne.u32 %p1, %warp, 1; @%p1 bra OTHER;
-    {pause(30_000_000)} mov.b32 %r2, 77; {only(32, "st.shared.b32 [%s+64], %r2;", f"{ARRIVE} _, [%s];")}
+    {pause(30_000_000)} mov.b32 %r2, 77;
+    {only(32, "st.shared.b32 [%s+64], %r2;", f"{ARRIVE} _, [%s];")}
     bra END;
 OTHER:
     mov.u32 %r3, 0;
@@ -144,10 +147,12 @@ belief(
     @%p1 {FAR} _, [%r2+16];
     {wait("[%s+16]", 0)}
     setp.ne.u32 %p3, %rank, 3; and.pred %p3, %p3, %p1; @%p3 {FAR} _, [%r2+16];
-    barrier.cluster.arrive.aligned; {PASS}; {pause(100_000)} {TEST} %p4, [%s+16], 1; {TEST} %p5, [%s+24], 0; barrier.cluster.arrive.aligned; {PASS};
+    barrier.cluster.arrive.aligned; {PASS}; {pause(100_000)} {TEST} %p4, [%s+16], 1;
+    {TEST} %p5, [%s+24], 0; barrier.cluster.arrive.aligned; {PASS};
     setp.eq.u32 %p3, %rank, 3; and.pred %p3, %p3, %p1; @%p3 {FAR} _, [%r2+16];
     {wait("[%s+16]", 1)}
-    mul.lo.u32 %r9, %block, 4; {only(0, put(0, "%r9", "%r3"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p4"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p5"), "add.u32 %r9, %r9, 1; mov.b32 %r3, 1;", put(0, "%r9", "%r3"))}
+    mul.lo.u32 %r9, %block, 4;
+    {only(0, put(0, "%r9", "%r3"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p4"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p5"), "add.u32 %r9, %r9, 1; mov.b32 %r3, 1;", put(0, "%r9", "%r3"))}
     barrier.cluster.arrive.aligned; {PASS};""",
     [zeros(8, 4) + 9],
     [np.tile(np.array([0, 0, 0, 1], np.uint32), (8, 1))],
@@ -160,7 +165,8 @@ belief(
 belief(
     "an_arrival_from_another_block_follows_its_loads",
     f"""
-    // block 1 reads what block 0 wrote in block 1's memory, arrives at block 0, which then overwrites it: no value may be seen early
+    // block 1 reads what block 0 wrote in block 1's memory, arrives at block 0, which then
+    // overwrites it: no value may be seen early
     {only(0, f"{INIT} [%s+16], 1;", f"{INIT} [%s+24], 32;", f"{VISIBLE};")}
     {MEET}; {PASS};
     xor.b32 %r1, %rank, 1; {
@@ -173,7 +179,8 @@ belief(
             ROUNDS,
             "and.b32 %r5, %r4, 1; xor.b32 %r8, %r5, 1;",
             wait("[%s+16]", "%r8"),
-            "st.shared::cluster.b32 [%r7+128], %r4; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2+24];",
+            "st.shared::cluster.b32 [%r7+128], %r4; "
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2+24];",
         )
     }
     bra MET;
@@ -184,8 +191,10 @@ READER:
             ROUNDS,
             "and.b32 %r5, %r4, 1;",
             '''{ .reg .pred %there;
-ACQUIRE: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %there, [%s+24], %r5, 0x989680; @!%there bra ACQUIRE; }''',
-            f"ld.shared.b32 %r8, [%r6+128]; setp.ne.u32 %p2, %r8, %r4; @%p2 add.u32 %r3, %r3, 1; bar.warp.sync -1; setp.eq.u32 %p3, %t, 0; @%p3 {FAR} _, [%r2+16];",
+ACQUIRE: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %there, [%s+24], %r5, 0x989680;
+@!%there bra ACQUIRE; }''',
+            f"ld.shared.b32 %r8, [%r6+128]; setp.ne.u32 %p2, %r8, %r4; @%p2 add.u32 %r3, %r3, 1; "
+            f"bar.warp.sync -1; setp.eq.u32 %p3, %t, 0; @%p3 {FAR} _, [%r2+16];",
         )
     }
 MET:
@@ -221,20 +230,25 @@ for size, count in (("b32", 1), ("b64", 1), ("v2.b32", 2), ("v4.b32", 4), ("v2.b
         for i, n in enumerate(names)
     )
     sends = f"""
-    and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; mad.lo.u32 %r7, %r5, 8, %s; mad.lo.u32 %r8, %r5, 8, %r2; mad.lo.u32 %r9, %r5, {64 * each}, 64; mad.lo.u32 %r9, %t, {each}, %r9;
+    and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; mad.lo.u32 %r7, %r5, 8, %s;
+    mad.lo.u32 %r8, %r5, 8, %r2; mad.lo.u32 %r9, %r5, {64 * each}, 64;
+    mad.lo.u32 %r9, %t, {each}, %r9;
     {only(0, f"{EXPECT} _, [%r7], {64 * each};")}
     mad.lo.u32 %r10, %r4, 4, %rank; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
     add.u32 %r13, %r2, %r9; {SEND}.{size} [%r13], {group}, [%r8];"""
     reads = f"""
     mad.lo.u32 %r10, %r4, 4, %r12; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
-    add.u32 %r14, %s, %r9; ld.shared.{size} {"{" * (count > 1)}{", ".join(f"{n[:2]}4{i}" for i, n in enumerate(names))}{"}" * (count > 1)}, [%r14]; {wrong}
+    add.u32 %r14, %s, %r9;
+    ld.shared.{size} {"{" * (count > 1)}{", ".join(f"{n[:2]}4{i}" for i, n in enumerate(names))}{"}" * (count > 1)}, [%r14];
+    {wrong}
     {MEET}; {PASS};"""
     belief(
         f"bytes_of_{size.replace('.', '_')}_sent_to_the_next_block_are_counted_there",
         f"""
     {only(0, f"{INIT} [%s], 1;", f"{INIT} [%s+8], 1;", f"{VISIBLE};")}
     {MEET}; {PASS};
-    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; {MAPA} %r2, %s, %r1; add.u32 %r12, %rank, 3; and.b32 %r12, %r12, 3; mov.u32 %r3, 0;
+    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; {MAPA} %r2, %s, %r1; add.u32 %r12, %rank, 3;
+    and.b32 %r12, %r12, 3; mov.u32 %r3, 0;
     {repeat("%r4", 20, sends, wait("[%r7]", "%r6"), reads)}
     mad.lo.u32 %r15, %rank, 64, %t; {put(0, "%r15", "%r3")}""",
         [zeros(256) + 9],
@@ -270,10 +284,12 @@ belief(
                 "%r4",
                 STEPS,
                 '''
-    and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; xor.b32 %r7, %r6, 1; mad.lo.u32 %r8, %r5, 8, %s;''',
+    and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; xor.b32 %r7, %r6, 1;
+    mad.lo.u32 %r8, %r5, 8, %s;''',
                 wait("[%r8+64]", "%r7"),
                 f'''
-    {EXPECT} _, [%r8], {4 * WORDS}; mad.lo.u32 %r9, %r5, {4 * WORDS}, %s; mul.lo.u32 %r10, %r4, {WORDS};
+    {EXPECT} _, [%r8], {4 * WORDS}; mad.lo.u32 %r9, %r5, {4 * WORDS}, %s;
+    mul.lo.u32 %r10, %r4, {WORDS};
     {LOAD_1D} [%r9+1024], [%m0, {{%r10}}], [%r8];''',
             ),
         )
@@ -288,9 +304,12 @@ READER:
     and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; mad.lo.u32 %r8, %r5, 8, %s;''',
             wait("[%r8]", "%r6"),
             f'''
-    mad.lo.u32 %r9, %r5, {4 * WORDS}, %s; mad.lo.u32 %r9, %t, 8, %r9; ld.shared.v2.b32 {{%r10, %r11}}, [%r9+1024];
+    mad.lo.u32 %r9, %r5, {4 * WORDS}, %s; mad.lo.u32 %r9, %t, 8, %r9;
+    ld.shared.v2.b32 {{%r10, %r11}}, [%r9+1024];
     setp.eq.u32 %p2, %lane, 0; @%p2 {ARRIVE} _, [%r8+64];
-    mul.lo.u32 %r12, %r4, {WORDS}; mad.lo.u32 %r12, %t, 2, %r12; setp.ne.u32 %p3, %r10, %r12; @%p3 add.u32 %r3, %r3, 1; add.u32 %r12, %r12, 1; setp.ne.u32 %p3, %r11, %r12; @%p3 add.u32 %r3, %r3, 1;''',
+    mul.lo.u32 %r12, %r4, {WORDS}; mad.lo.u32 %r12, %t, 2, %r12; setp.ne.u32 %p3, %r10, %r12;
+    @%p3 add.u32 %r3, %r3, 1; add.u32 %r12, %r12, 1; setp.ne.u32 %p3, %r11, %r12;
+    @%p3 add.u32 %r3, %r3, 1;''',
         )
     }
     {put(1, "%t", "%r3")}""",

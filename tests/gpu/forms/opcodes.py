@@ -1,8 +1,9 @@
 """The instruction forms that tkc's emitter can spell and whose meaning is more than arithmetic:
 each must have a belief.
 
-A form is a regular expression of whole opcodes, PLAIN the first words of those that only compute, move a value or branch.  An opcode that is neither is new: it gets
-its line here and its belief beside it.
+A form is a regular expression of whole opcodes, PLAIN the first words of those that only compute,
+move a value or branch.  An opcode that is neither is new: it gets its line here and its belief
+beside it.
 """
 
 from __future__ import annotations

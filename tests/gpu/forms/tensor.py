@@ -171,7 +171,7 @@ load("a_policy_for_the_cache_last", "bf16", (40, 64), (32, 64), (8, 0), 128, hin
 
 
 # ---- stores
-# ------------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 def store(
     name: str, element: str, shape, box, starts, swizzle: int, kind: str = "", blocks: int = 1
 ) -> None:
@@ -258,7 +258,8 @@ belief(
             f"{FENCE}; bar.sync 0;",
             only(
                 0,
-                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%s+{BASE}]; {COMMIT}; {READ} 0;",
+                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%s+{BASE}]; "
+                f"{COMMIT}; {READ} 0;",
             ),
             "bar.sync 0;",
         )
@@ -287,7 +288,8 @@ belief(
             f"{FENCE}; bar.sync 0;",
             only(
                 0,
-                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%r6+{BASE}]; {COMMIT};",
+                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%r6+{BASE}]; "
+                f"{COMMIT};",
             ),
         )
     }
@@ -313,7 +315,9 @@ belief(
             f"{FENCE}; bar.sync 0;",
             only(
                 0,
-                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%s+{BASE}]; {COMMIT}; {WAIT} 0; mad.wide.u32 %d1, %r4, 128, %a0; ld.global.b32 %r5, [%d1+8188]; setp.ne.u32 %p1, %r5, %r2;",
+                f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%s+{BASE}]; "
+                f"{COMMIT}; {WAIT} 0; mad.wide.u32 %d1, %r4, 128, %a0; "
+                f"ld.global.b32 %r5, [%d1+8188]; setp.ne.u32 %p1, %r5, %r2;",
                 "@%p1 add.u32 %r9, %r9, 1; st.release.gpu.global.b32 [%a1], %r2;",
             ),
             "bar.sync 0;",
@@ -329,7 +333,8 @@ READER:
 SEEN: ld.acquire.gpu.global.b32 %r5, [%a1]; setp.lt.u32 %p1, %r5, %r2; @%p1 bra SEEN;''',
             f"mad.lo.u32 %r4, %r1, {ROWS * 32}, %t; "
             + "".join(
-                f"{take('%r5', 0, '%r4')} setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1; add.u32 %r4, %r4, 128;"
+                f"{take('%r5', 0, '%r4')} setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1; "
+                f"add.u32 %r4, %r4, 128;"
                 for _ in range(16)
             ),
         )
@@ -346,7 +351,7 @@ DONE:
 )
 
 # ---- proxies
-# -----------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 for fenced in (True, False):
     fence = "fence.proxy.async.global;" if fenced else ""
     belief(
@@ -365,14 +370,16 @@ for fenced in (True, False):
                 64,
                 "mad.lo.u32 %r2, %r1, 128, %t;",
                 *(
-                    f"mad.lo.u32 %r6, %t, 64, %r1; add.u32 %r6, %r6, {8192 * i}; {put(2, '%r6', '%r2')}"
+                    f"mad.lo.u32 %r6, %t, 64, %r1; add.u32 %r6, %r6, {8192 * i}; "
+                    f"{put(2, '%r6', '%r2')}"
                     for i in range(16)
                 ),
                 f"{put(0, '%t', '%r2')} {fence} bar.sync 0;",
                 only(0, f"{EXPECT} _, [%s], 512; {load_name(1)} [%s+{BASE}], [%m0, {{0}}], [%s];"),
                 "and.b32 %r3, %r1, 1;",
                 wait("[%s]", "%r3"),
-                f"mad.lo.u32 %r4, %t, 4, %s; ld.shared.b32 %r5, [%r4+{BASE}]; setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1; bar.sync 0;",
+                f"mad.lo.u32 %r4, %t, 4, %s; ld.shared.b32 %r5, [%r4+{BASE}]; "
+                f"setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1; bar.sync 0;",
             )
         }
     {put(1, "%t", "%r9")}""",
@@ -399,7 +406,8 @@ for fenced in (True, False):
                 f'''mad.lo.u32 %r2, %r1, 128, %t; mad.lo.u32 %r4, %t, 4, %s; st.shared.b32 [%r4+{BASE}], %r2; {fence} bar.sync 0;''',
                 only(
                     0,
-                    f"mul.lo.u32 %r3, %r1, 128; {store_name(1)} [%m0, {{%r3}}], [%s+{BASE}]; {COMMIT}; {READ} 0;",
+                    f"mul.lo.u32 %r3, %r1, 128; {store_name(1)} [%m0, {{%r3}}], [%s+{BASE}]; "
+                    f"{COMMIT}; {READ} 0;",
                 ),
                 "bar.sync 0;",
             )
@@ -409,7 +417,8 @@ for fenced in (True, False):
             repeat(
                 "%r1",
                 64,
-                f"mad.lo.u32 %r2, %r1, 128, %t; {taken} setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1;",
+                f"mad.lo.u32 %r2, %r1, 128, %t; {taken} setp.ne.u32 %p1, %r5, %r2; "
+                f"@%p1 add.u32 %r9, %r9, 1;",
             )
         }
     {put(1, "%t", "%r9")}""",
@@ -423,7 +432,7 @@ for fenced in (True, False):
 
 
 # ---- multicast
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 def multicast(name: str, cluster: int, masks: dict[int, int], hint: bool = False) -> None:
     """Block r of the cluster loads part r of the array for the blocks of masks[r]; each block waits
     for what it is due, at the same place and barrier as the sender's.
@@ -449,7 +458,8 @@ def multicast(name: str, cluster: int, masks: dict[int, int], hint: bool = False
         name,
         f"""
     {fill(cluster * size, 128, at=BASE)} mov.b64 %d1, {POLICIES["evict_last"]};
-    {only(0, f"{INIT} [%s+8], 1;", "fence.mbarrier_init.release.cluster;", expects)} {FENCE}; bar.sync 0;
+    {only(0, f"{INIT} [%s+8], 1;", "fence.mbarrier_init.release.cluster;", expects)} {FENCE};
+    bar.sync 0;
     barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     {only(0, sends)}
     {wait("[%s+8]", 0)}
