@@ -619,7 +619,7 @@ class TensorMap(OneToOne):
         return (
             tuple(self.order.get_values())
             if self.order is not None
-            else tuple(range(tile_type(self.result).rank))
+            else tuple(range(type_of(self.result, MapType).rank))
         )
 
 
