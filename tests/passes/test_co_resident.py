@@ -1,4 +1,4 @@
-"""Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what
+"""Co-resident programs: a block runs neighbours of axis 0, a warpgroup each, which share what
 their loops load; right at every level, free of races, and refused where they have nothing to share.
 """
 

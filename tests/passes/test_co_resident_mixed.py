@@ -1,4 +1,4 @@
-"""Programs side by side in kernels unlike attention: what is computed of an iteration's last dot,
+"""Co-resident programs in kernels unlike attention: what is computed of an iteration's last dot,
 and arrays that programs change in place.
 """
 

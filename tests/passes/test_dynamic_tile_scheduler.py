@@ -123,7 +123,7 @@ def looking(
 
 
 @pytest.mark.parametrize("number, posted", [(0, 3 + 1), (2, 3 + 1 + 2 + 2), (30, 3 + 8)])
-def test_what_is_foreseen(number, posted):
+def test_what_is_precomputed(number, posted):
     """With the number and the two ids what the loop waits for and takes many operations, as many as
     a producer has registers and the plan has left room for: the ring fills shared memory. Not what
     is computed behind it. With each step go the numbers that the loop looks up, up to eight, which

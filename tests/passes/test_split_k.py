@@ -1,4 +1,4 @@
-"""Split-K: programs share a block of the output, each with a part of the loop; the last one adds
+"""Split-K: programs share an output tile, each with a part of the loop; the last one adds
 the parts in order. Right, free of races, the same bits whoever is last.
 """
 

@@ -975,7 +975,7 @@ def _stages(
 
 
 def _unordered(program: Program) -> bool:
-    """Whether nobody can observe the order of programs."""
+    """Whether programs cannot observe the order in which they run."""
     return not any(
         tile.watches(op) or isinstance(op, tile.StorePointers) and op.semantics is not None
         for op in program.kernel.walk()

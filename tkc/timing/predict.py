@@ -95,7 +95,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
         ),
         default=max(timeline.periods.values(), default=0.0),
     )
-    if plan.stream_k:  # blocks share the last programs' steps: nobody has more than another
+    if plan.stream_k:  # blocks share the last programs' steps evenly
         steps = max((part.trips for part in work.parts if part.dots), default=0.0)
         trips = {
             op: np.full(

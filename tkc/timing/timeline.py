@@ -686,7 +686,7 @@ class MultiprocessorSimulation:
         yield "drain", self.e.lead, "issue"
 
     def _post(self, a: Agent, box: SSAValue, value: SSAValue) -> None:
-        """A scalar of one thread, for all who fetch it."""
+        """A scalar of one thread, for all agents that load it."""
         if not a.group:
             a.state.boxes.setdefault(
                 box.owner.ring if isinstance(box.owner, shared.Stage) else box, []

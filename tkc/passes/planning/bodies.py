@@ -63,7 +63,7 @@ class WarpCosts:
 
 class LoopGraph:
     """What a loop's body consists of. `groups`: the operations of each group, in program order;
-    `anew`: what whoever needs it makes.
+    `anew`: what is rematerialised for each use.
     """
 
     def __init__(self, loop: scf.ForOp, overlaps: tuple[tuple[int, ...], ...]):

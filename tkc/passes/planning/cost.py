@@ -225,7 +225,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         if trips * step > longest and part.dots:
             longest, limit = trips * step, why
         if plan.roles == "one" and part.dots and trips > 1:
-            exposed += COPY_LATENCY + step  # its first copies wait for nobody, and nothing for them
+            exposed += COPY_LATENCY + step  # nothing overlaps its first copies
     waves = (
         parallel / (places * per_block)
         if work.grid is None or plan.stream_k
@@ -498,7 +498,7 @@ class Numbers:
 
 def scattered(op: Operation) -> float:
     """How much longer registers take to store a result whose rows start at odd elements, so that
-    neighbours leave one by one, or whose columns are dense.
+    elements are stored one by one, or whose columns are dense.
     """
     if (
         not isinstance(op, tile.Store)

@@ -204,7 +204,7 @@ def _roles(
         else _co_resident(program, dots, m, parts_of_k, streamed, bool(relaid), options)
     )
     alone = (
-        "side by side"
+        "co-resident"
         if members > 1
         else single
         or _together(program, dots, options)
@@ -370,7 +370,7 @@ def _roles(
     otherwise = (
         occupied if options.subtiles == 0 else _unturned(leaving, groups, columns, fitting, options)
     )
-    # side by side through stages, so that each program's next ones have room; else two subtiles in
+    # co-resident: through stages, so that each program's next ones have room; else two subtiles in
     # turn unless the second one costs a stage
     in_turn = (
         options.subtiles
@@ -645,7 +645,7 @@ def _warpgroups(m: int, dots: int, options) -> int:
 def _co_resident(
     program, dots, m: int, parts: int, streamed: int, relaid: bool, options
 ) -> tuple[int, str]:
-    """How many programs a block runs side by side, 1 for none; and why not as asked. As many as
+    """How many co-resident programs a block runs, 1 for none; and why not as asked. As many as
     registers hold, where a loop of several dots walks over more or less with the program: each then
     walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
@@ -831,8 +831,8 @@ def _columns(
     warpgroups: int,
     options: LaunchOptions,
 ) -> tuple[int, str]:
-    """How many columns of a result leave at once, at most, and why not as asked. Where stores that
-    could leave in subtiles do not, a thread has addresses beside them.
+    """How many columns of a result are stored at once, at most, and why not as asked. Where stores
+    that could be stored in subtiles are not, a thread has addresses beside them.
     """
     room = (
         EPILOGUE_REGISTERS_PER_THREAD
@@ -867,8 +867,8 @@ def _through(
     members: int,
     options: LaunchOptions,
 ) -> tuple[list[tile.Load], str]:
-    """The loads through whose stages results can leave, one a store; and why none can. A stage is
-    released once the next program has begun, so each program needs two.
+    """The loads through whose stages results can be stored, one a store; and why none can. A stage
+    is released once the next program has begun, so each program needs two.
     """
     if not leaving:
         return [], "results are stored from registers"
@@ -891,7 +891,7 @@ def _through(
 def _unturned(
     leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions
 ) -> str:
-    """Why a result does not leave through as many buffers in turn as asked; empty where it does."""
+    """Why a result is not stored through as many buffers in turn as asked; empty where it is."""
     if not options.subtiles:
         return ""
     if not leaving:
@@ -938,7 +938,7 @@ def _beside(
     loop: scf.ForOp, rings: list[list[tile.Load]], co_resident: bool, overlaps
 ) -> dict[tile.Load, int]:
     """Adds to the ring of a loop's operands what is small and stands beside their dots, where a
-    tensor map can copy it. The numbers that the producer can post there, and which ring it is:
+    tensor map can copy it. The numbers that the producer can broadcast there, and which ring it is:
     those that say where an operand lies it needs itself, an iteration earlier. What programs side
     by side share is what does not depend on axis 0.
 
@@ -1056,7 +1056,7 @@ def _stages(
     """Stages of each ring: two for what is loaded once a program, so that the next program's is
     there when it begins, one where that is too many; as many as then fit for those of a loop,
     alike. Each of the co-resident programs has the former of its own: in a stage that was
-    another's before, nobody would know one phase from the next. They are not at the same step, and
+    another's before, phases could not be told apart. They are not at the same step, and
     a loop's rings need stages for that.
     """
     if asked == 1:
@@ -1137,7 +1137,7 @@ def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
 
 
 def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
-    """The stores that leave in subtiles."""
+    """The stores of results that are stored in subtiles."""
     stores = [
         op
         for op in kernel.walk()

@@ -64,8 +64,9 @@ def room(warps: int, looped: bool, context: PassContext) -> int:
 
 def fits(kernel: tile.Kernel, warps: int, blocks: int, context: PassContext) -> bool:
     """Whether so many threads, in each of so many blocks, hold what a kernel demands without a
-    spill. Blocks that nobody asked for are of a size that fills a multiprocessor: where it has room
-    for 1536 threads, one of 1024 leaves a third of them idle."""
+    spill. Blocks whose size the user left free are of one that fills a multiprocessor: where it has
+    room for 1536 threads, one of 1024 leaves a third of them idle.
+    """
     if context.options.num_warps is None and context.target.threads % (32 * warps):
         return False
     return -(-demand(kernel) // (32 * warps * blocks)) <= room(

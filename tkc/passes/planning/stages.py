@@ -67,7 +67,7 @@ class Crossing:
 @dataclass(frozen=True)
 class Body:
     """A loop's body. Groups in program order; edges (from, to, distance); loads with the clocks in
-    which the cache gives them and the groups that read them, which load anew what others have read
+    which the cache gives them and the groups that read them, which load again what others have read
     an iteration ago. `result`: clocks from a dot's end to its registers."""
 
     groups: tuple[Group, ...]

@@ -407,8 +407,8 @@ def with_l2_fetch(
     ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[str], None]
 ) -> tuple[LoadPlan, ...]:
     """Of a tile that is stored along another axis: where whole vectors of its rows are read, the
-    cache requests two lines at once. The other one is a neighbour's, who runs at the same time, and
-    memory opens fewer pages.
+    cache requests two lines at once. The other one is a neighbour's, which runs at the same time,
+    and memory opens fewer pages.
     """
     wide = [
         plan.vector == 16

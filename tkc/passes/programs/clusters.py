@@ -37,7 +37,7 @@ class Multicast:
     def __init__(self, build: Builder, shape: tuple[int, int], along: Sequence[tuple[int, ...]]):
         self.shape, self.place, self.along = shape, place_in(build, shape), set(along)
         self.masks = {axes: self._mask(build, axes) for axes in sorted(self.along)}
-        # of all who write to this block's stages
+        # of all blocks that write to this block's stages
         self.mask = reduce(build.or_, self.masks.values()) if along else None
 
     @property

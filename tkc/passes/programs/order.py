@@ -369,7 +369,7 @@ class SlidingWindow:
 
 
 def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGroups) -> SSAValue:
-    """How many of the first programs of axis 0 (or of the first so many, side by side, with padding
+    """How many of the first programs of axis 0 (or of the first so many tile groups, with padding
     tiles ahead of the first) have a shorter loop than the last one: its end moves with the program
     from the first on, its beginning later.
     """

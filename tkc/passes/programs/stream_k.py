@@ -184,9 +184,10 @@ def share(
     rank: SSAValue | None = None,
 ) -> None:
     """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for
-    whoever has the whole sum. groups: warpgroups that share a program. size, rank: of a cluster,
-    whose blocks take neighbouring programs in the same turns and parts, and this block's place in
-    it."""
+    the block that has the whole sum. groups: warpgroups that share a program. size, rank: of a
+    cluster, whose blocks take neighbouring programs in the same turns and parts, and this block's
+    place in it.
+    """
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))

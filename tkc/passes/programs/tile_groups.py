@@ -50,11 +50,11 @@ class Grid:
 
     @staticmethod
     def of(
-        build: Builder, ends: tuple[SSAValue, SSAValue], team: tuple[int, int], deep: bool
+        build: Builder, ends: tuple[SSAValue, SSAValue], group: tuple[int, int], deep: bool
     ) -> Grid:
         """ends: of the grid, in programs, along the axes along which a tile group has so many."""
         rows, columns = (
-            end if size == 1 else build.up(end, size) for end, size in zip(ends, team, strict=False)
+            end if size == 1 else build.up(end, size) for end, size in zip(ends, group, strict=True)
         )
         return Grid(
             rows, columns, build.mul(columns, build(tile.NumPrograms(2))) if deep else columns, deep
@@ -130,7 +130,7 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         for op in body.walk()
         if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
     ]:
-        only_if(real, op)  # what a padding tile puts aside nobody else reads
+        only_if(real, op)  # a padding tile's part in the workspace is read by itself alone
     for load in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
         _masked(load, real)
     for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:

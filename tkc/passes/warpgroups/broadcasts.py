@@ -30,8 +30,8 @@ from tkc.passes.warpgroups.rings import group_of, slots, stage_of
 
 
 def insert_broadcasts(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
-    """In the program that is not split yet: a post and a fetch for each such number. Where they are
-    left.
+    """Inserts, before the program is split, a store and a load for each such number; returns the
+    rings of their slots.
     """
     found = set[SSAValue]()
     for load in [
@@ -124,8 +124,8 @@ def keep_own_half(role: threads.Role, posted: set[SSAValue], producing: bool) ->
 
 
 def move_behind(anchor: Operation, stage: SSAValue) -> None:
-    """Moves what a producer posts beside a stage behind the operation from which on the stage is
-    its own.
+    """Moves what a producer broadcasts beside a stage behind the operation from which on the stage
+    is its own.
     """
     places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
     for op in [

@@ -348,7 +348,7 @@ def _passed(
         step = threads.RingNext(stage, parity, shared_type(ring).stages)
         body.add_ops(
             [threads.MbarrierWait(full[ring], stage, parity), step]
-        )  # roles.py gives it back at the block's end
+        )  # released at the block's end (consuming.py)
         following += step.results
     body.add_op(scf.YieldOp(*following))
     if count.type != i32:

@@ -22,7 +22,16 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, stamp
 from tkc.ir.types import PendingType, TileType
-from tkc.ir.values import block_of, first_of, index_of, next_of, owner_op, terminator_of, yielded_by
+from tkc.ir.values import (
+    block_of,
+    first_of,
+    index_of,
+    next_of,
+    owner_op,
+    terminator_of,
+    tile_type,
+    yielded_by,
+)
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
@@ -139,7 +148,7 @@ def _overlap(
             for inner in region.blocks:
                 _overlap(inner, rings, late, peers, turns)
         if isinstance(op, tile.Dot) and _is_wgmma(op):
-            t = PendingType(op.acc.type)
+            t = PendingType(tile_type(op.acc))
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
             new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
             before(op, threads.Fence("dot"), new, threads.DotCommit())
@@ -360,7 +369,7 @@ def _dots(
     keep = [i for i in range(len(loop.iter_args)) if i not in indices]
     initial, kinds = (
         [loop.iter_args[i] for i in indices],
-        [PendingType(sum_.type) for sum_ in carried],
+        [PendingType(tile_type(sum_)) for sum_ in carried],
     )
     pending = [before(loop, threads.Undefined(t)).result for t in kinds]
     zero = before(loop, tile.Constant(0, i32)).result
@@ -397,7 +406,7 @@ def _dots(
                 dot.a,
                 dot.b,
                 flying[dot.acc],
-                PendingType(dot.acc.type),
+                PendingType(tile_type(dot.acc)),
                 keep=go if dot.acc in carried else None,
             ),
         ).result

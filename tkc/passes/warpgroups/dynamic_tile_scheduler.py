@@ -38,6 +38,7 @@ alone and is needed by a loop or a copy is carried around the loop over programs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerType, i32
@@ -102,19 +103,9 @@ def share_claims(producer: threads.Role, others: list[threads.Role], members: in
         stage, parity = body.args[-2:]
         end, carried = terminator_of(body), list(yielded_by(body))
         if claim is claims[0]:
-
-            def post(anchor: Operation, values: list[SSAValue]) -> None:
-                places = [before(anchor, shared.Stage(ring, stage)).result for ring in claimed]
-                before(
-                    anchor,
-                    free := CLASSES["xor"](parity, one),
-                    threads.MbarrierWait(empty, stage, free.result),
-                )
-                for place, value in zip(places, values, strict=False):
-                    before(anchor, threads.BroadcastStore(place, value))
-                before(anchor, threads.MbarrierArrive(full, stage))
-
-            _claim(claim, body, follows, post)
+            _claim(
+                claim, body, follows, partial(_broadcast, stage, parity, claimed, full, empty, one)
+            )
             carried = list(end.operands)
         else:
             place = _behind_dots(body) if members == 1 else end
@@ -129,12 +120,31 @@ def share_claims(producer: threads.Role, others: list[threads.Role], members: in
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
+def _broadcast(
+    stage: SSAValue,
+    parity: SSAValue,
+    rings: list[SSAValue],
+    full: SSAValue,
+    empty: SSAValue,
+    one: SSAValue,
+    anchor: Operation,
+    values: list[SSAValue],
+) -> None:
+    """The producer's half: waits for a free stage of these rings, writes the values, arrives."""
+    places = [before(anchor, shared.Stage(ring, stage)).result for ring in rings]
+    free = CLASSES["xor"](parity, one)
+    before(anchor, free, threads.MbarrierWait(empty, stage, free.result))
+    for place, value in zip(places, values, strict=True):
+        before(anchor, threads.BroadcastStore(place, value))
+    before(anchor, threads.MbarrierArrive(full, stage))
+
+
 def precompute_next_tile(
     programs: scf.WhileOp, asked: Sequence[SSAValue], room: int
 ) -> dict[SSAValue, SSAValue]:
     """What takes many steps and follows from a claimed program's numbers alone goes round the loop
-    with them. So it follows from the claim: the producer works it out there, and posts it. Only
-    what a program's loops and copies wait for: what is computed behind them holds nobody up, and
+    with them. So it follows from the claim: the producer computes it there, and broadcasts it. Only
+    what a program's loops and copies wait for: what is computed behind them delays no role, and
     would take registers all along. asked: values that roles will wait for. room: bytes of shared
     memory that are left. What stands in their place, and in that of others.
     """
@@ -221,7 +231,7 @@ def _claim(
     claim: threads.NextProgram,
     body: Block,
     follows: list[int],
-    post: Callable[[Operation, list[SSAValue]], None],
+    broadcast: Callable[[Operation, list[SSAValue]], None],
 ) -> None:
     """A claim, what follows from it (which of the values that the loop carries) and its
     announcement, before the wait for the last stage that the program fills: while it waits, a
@@ -244,7 +254,7 @@ def _claim(
             ),
             claim,
         )
-        return post(end, values)
+        return broadcast(end, values)
     moved = [
         op for op in defining_slice(values, body) if op is claim or around.is_before_in_block(op)
     ]
@@ -261,7 +271,7 @@ def _claim(
         mapping: dict[SSAValue, SSAValue] = {}
         clone_slice(moved, mapping, place)
         ways.append([mapping.get(v, v) for v in values])
-        post(place, ways[-1])
+        broadcast(place, ways[-1])
     for i, found in zip(follows, with_results(around, ways), strict=False):
         end.operands[i] = found
     for op in reversed(moved):

@@ -43,8 +43,9 @@ from tkc.passes.warpgroups.maps import Maps
 
 def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
     """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those:
-    then none waits for another. Buffers of their own leave together; those that results take in
-    turn, one after the other."""
+    then none waits for another. Buffers of their own are stored together; those that results take
+    in turn, one after the other.
+    """
     alone = (
         len({out.buffer for out in outs}) == len(outs)
         and len({out.parent for out in outs}) == 1
@@ -146,12 +147,12 @@ def stage_of(out: shared.CopyOut) -> shared.Stage | None:
 
 
 def release_stages(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> None:
-    """Stages through which a program's results are stored, to whoever waits for these barriers:
+    """Stages through which a program's results are stored, released to these barriers:
     behind the beginning of the next program.
     """
     block = block_of(
         stages[0]
-    )  # results may leave in a branch of it: a program outside of the grid has none
+    )  # results may be stored in a branch of it: a program outside of the grid has none
     around = block.parent_op()
     if not isinstance(around, (scf.ForOp, scf.WhileOp)):
         raise TypeError("results are stored outside of the loop over programs")

@@ -35,7 +35,7 @@ class RingBarriers:
 
 
 def slots(anchor: Operation, stages: int, name: str) -> SSAValue:
-    """A ring with room for a number in each stage, which one role posts and others fetch."""
+    """A ring with room for a number in each stage, which one role writes and others read."""
     ring = before(
         anchor, shared.Alloc(SharedType(stages, (1,), i32, SharedLayout((1,), 32)))
     ).result

@@ -229,7 +229,7 @@ def _programs(block: Block) -> scf.WhileOp:
 def _suffix(block: Block) -> list[Operation]:
     """What the roles do: everything from the first operation with a region or an effect on,
     allocations apart, and whatever makes a tile before it, since a tile is spread over the warps of
-    whoever makes it."""
+    the role that makes it."""
     ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
     start = next(i for i, op in enumerate(ops) if op.regions or not is_side_effect_free(op))
     return [
