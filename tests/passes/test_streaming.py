@@ -192,7 +192,7 @@ def test_reductions_that_do_not_need_one_another_share_a_barrier():
 def _first_column(x, out, N: tkc.constexpr):
     """Reads an element of the row for all: no plain row program."""
     values = tkc.load(x, (tkc.program_id(0), 0), (None, N))
-    tkc.store(out, (tkc.program_id(0), 0), values - values[0] + tkc.max(values))
+    tkc.store(out, (tkc.program_id(0), 0), (values - values[0] + tkc.max(values))[None, :])
 
 
 def test_what_cannot_be_split_stays_in_one_block():
