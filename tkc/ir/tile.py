@@ -17,7 +17,7 @@ Control flow is xDSL's scf (for, if, while); integers of loops are i32 or i64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import (
@@ -922,6 +922,11 @@ class AtomicBlock(TileOperation):
 
     def verify_(self) -> None:
         _verify_block(self, self.value.type)
+
+
+def kernels_of(module: ModuleOp) -> Iterator[Kernel]:
+    """The kernels of a module."""
+    return (op for op in module.body.block.ops if isinstance(op, Kernel))
 
 
 def watches(op: Operation) -> bool:

@@ -54,8 +54,7 @@ class Buffer:
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Gives every buffer of each kernel its offset. Raises RoomError where they do not fit."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         buffers = lifetimes(kernel)
         placed: list[Buffer] = []
         for b in sorted(

@@ -34,8 +34,7 @@ SELECTIONS = (*LEAVES, *VIEWS, tile.Slice)
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Records each kernel's register pressure."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         peak, where = pressure(kernel.body.block)
         kernel.set_integer("registers", peak)
         place = location_of(where) if where is not None else None

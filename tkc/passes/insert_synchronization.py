@@ -103,8 +103,7 @@ State = frozenset[Access]
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Puts barriers into each kernel, in place."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         roles = [
             op.body.block
             for op in kernel.walk()

@@ -104,7 +104,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Relaxes every running maximum that the proof covers, where the plan says so."""
     if context.plan is None or not context.plan.relax:
         return
-    for kernel in module.body.block.ops:
+    for kernel in tile.kernels_of(module):
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             _relax_loop(loop, context)
         while sweep(kernel):

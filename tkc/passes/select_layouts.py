@@ -67,7 +67,7 @@ from tkc.ir.plan import DotPlan, Plan, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
-from tkc.ir.values import layout_of, owner_op, tile_type
+from tkc.ir.values import extents_of, layout_of, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import BlockAccess
 from tkc.passes.analysis.mapped import layouts_of_operand
@@ -87,8 +87,7 @@ from tkc.passes.planning.operands import source as load_of
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Level 0 to level 1, in place."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         context.plan = plan = context.plan or written_on(kernel) or Plan(kernel.warps)
         kernel.set_integer("warps", plan.warps)
         Selection(kernel, plan, context).run()
@@ -284,7 +283,7 @@ class Selection:
             return build(tile.Reshape(v, TileType(extents, t.element).with_layout(layout)))
 
         def transposed(v: SSAValue, layout: Layout) -> SSAValue:
-            extents = tuple(tile_type(v).extents[a] for a in order)
+            extents = tuple(extents_of(v)[a] for a in order)
             made = TileType(extents, t.element).with_layout(layout)
             return build(tile.Transpose(v, order, made))
 
@@ -349,7 +348,7 @@ class Selection:
         op.properties["instruction"] = StringAttr(plan.instruction)
         if op.precision.data == "tf32x3" and plan.instruction == "mma":
             self._in_three(op)
-        elif plan.instruction == "fma" and 0 < plan.chunk < tile_type(op.a).extents[-1]:
+        elif plan.instruction == "fma" and 0 < plan.chunk < extents_of(op.a)[-1]:
             self._in_steps(op, plan.chunk)
 
     def _wgmma(self, op: tile.Dot, plan: DotPlan, left: Layout | None, acc: Layout) -> None:
@@ -383,7 +382,7 @@ class Selection:
 
     def _in_steps(self, op: tile.Dot, chunk: int) -> None:
         """One dot as several of few k each, its operands' registers sliced."""
-        acc, k = op.acc, tile_type(op.a).extents[-1]
+        acc, k = op.acc, extents_of(op.a)[-1]
         for start in range(0, k, chunk):
             count = min(chunk, k - start)
             a = self._part(op, op.a, -1, start, count)

@@ -57,8 +57,7 @@ NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Moves the masks of every kernel's loops into branches."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         least = MIN_ELEMENTS_PER_THREAD * 32 * kernel.warps
         loops = [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]
         for loop in loops:

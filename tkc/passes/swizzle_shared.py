@@ -50,7 +50,7 @@ from tkc.ir.rewrite import after, before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.threads import BroadcastLoad, BroadcastStore, NextProgram, Vote
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import block_of, layout_of, shared_type, tile_type
+from tkc.ir.values import block_of, extents_of, layout_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.mapped import of_block
@@ -63,8 +63,7 @@ from tkc.passes.layouts.movers import is_free
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Level 1 to level 2, in place."""
-    for kernel in module.body.block.ops:
-        assert isinstance(kernel, tile.Kernel)
+    for kernel in tile.kernels_of(module):
         _copy_operands(kernel, context)
         if context.plan is not None and context.has_roles:
             store_in_parts(kernel, context.plan, context)
@@ -263,7 +262,7 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
                 permutation = op.permutation.get_values()
                 part = before(op, shared.SharedTranspose(buffer, permutation)).result
             case tile.Slice():
-                part = view(buffer, op.offsets.get_values(), tile_type(op.result).extents, op)
+                part = view(buffer, op.offsets.get_values(), extents_of(op.result), op)
             case _:
                 op.operands[use.index] = buffer
                 continue

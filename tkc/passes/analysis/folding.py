@@ -32,7 +32,15 @@ from tkc.ir.types import (
     is_unsigned,
     like,
 )
-from tkc.ir.values import array_type, block_of, defining_op, owner_op, terminator_of, tile_type
+from tkc.ir.values import (
+    array_type,
+    block_of,
+    defining_op,
+    extents_of,
+    owner_op,
+    terminator_of,
+    tile_type,
+)
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"}
@@ -421,7 +429,7 @@ def _narrow_pointwise(
     wide = [
         defining_op(v, tile.Broadcast) for v, s in zip(op.operands, same, strict=True) if s is None
     ]
-    shapes = {None if b is None else tile_type(b.arg).extents for b in wide}
+    shapes = {None if b is None else extents_of(b.arg) for b in wide}
     extents = shapes.pop()
     if shapes or extents is None:
         return None

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import ArrayFacts, TileType, bits
-from tkc.ir.values import array_type, defining_op, tile_type
+from tkc.ir.values import array_type, defining_op, extents_of, tile_type
 from tkc.passes.analysis.access import argument_of
 
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
@@ -68,7 +68,7 @@ def layouts_of_operand(operand: SSAValue) -> list[tuple[SSAValue, SharedLayout]]
     if isinstance(op, tile.Transpose):
         memory = memory.transpose(tuple(op.permutation.get_values()))
     else:
-        memory, _ = memory.slice(op.offsets.get_values(), tile_type(op.result).extents)
+        memory, _ = memory.slice(op.offsets.get_values(), extents_of(op.result))
     return [*found, (operand, memory)]
 
 

@@ -41,7 +41,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import defining_op, tile_type, yielded_by
+from tkc.ir.values import defining_op, extents_of, tile_type, yielded_by
 from tkc.passes.analysis.folding import constant
 
 LOG2E = 1 / log(2)
@@ -421,7 +421,7 @@ class Forms:
                 return form.along(lambda axes: [axes[p] for p in permutation])
             case tile.Reshape():
                 return form.along(lambda axes: self._reshaped(op, axes))
-        whole = tile_type(op.arg).extents
+        whole = extents_of(op.arg)
         cut = [i for i, (n, m) in enumerate(zip(whole, t.extents, strict=True)) if n != m]
         if any(form.varies(i) for i in cut):
             fails("", op)
@@ -540,7 +540,7 @@ class Forms:
 
     def _reshaped(self, op: tile.Reshape, axes: Axes) -> list[int | None]:
         """Only extents of 1 may be inserted and dropped where d varies."""
-        old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+        old, new = extents_of(op.arg), extents_of(op.result)
         if [n for n in old if n > 1] == [n for n in new if n > 1]:
             rest = iter([a for a, n in zip(axes, old, strict=True) if n > 1])
             return [next(rest) if n > 1 else None for n in new]

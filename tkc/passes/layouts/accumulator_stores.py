@@ -13,7 +13,7 @@ from tkc.ir.plan import Plan, number_of
 from tkc.ir.rewrite import before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
-from tkc.ir.values import shared_type, tile_type
+from tkc.ir.values import extents_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of
 from tkc.passes.layouts.buffers import offsets_of_parts, written
@@ -73,14 +73,14 @@ class _Stores:
             geometry = None
             if op in in_subtiles:
                 geometry = subtile(op, self.groups, self.plan.columns)
-            return geometry, tile_type(op.value).extents
+            return geometry, extents_of(op.value)
 
         for together in neighbours(stores, kind):
             if together[0] in in_subtiles:
                 self._through_subtiles(together, free)
             else:
                 self._from_registers(together, False)
-        for together in neighbours(transposed, lambda op: tile_type(op.value).extents):
+        for together in neighbours(transposed, lambda op: extents_of(op.value)):
             self._from_registers(together, True)
 
     def _is_accumulator(self, op: tile.Store, transposed: bool) -> bool:
@@ -143,7 +143,7 @@ class _Stores:
         """As many columns at once as a subtile has: what is computed for one part is no longer live
         before the next.
         """
-        anchor, (m, n) = stores[-1], tile_type(stores[0].value).extents
+        anchor, (m, n) = stores[-1], extents_of(stores[0].value)
         most = self.plan.columns if self.plan.epilogue == "direct" else MAX_COLUMNS
         across = m if transposed else n
         columns = next(c for c in (64, 32, 16, 8) if c <= most and across % c == 0)

@@ -28,7 +28,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType, bits, element_of, is_float
-from tkc.ir.values import block_of, layout_of, owner_op, tile_type
+from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
@@ -124,7 +124,7 @@ def subtile_buffers(store: tile.Store, groups: int, widest: int, planned: int) -
     subtiles of a program (the wait for a subtile counts back by subtiles).
     """
     rows, columns = subtile_of(store, groups, widest)
-    m, n = tile_type(store.value).extents
+    m, n = extents_of(store.value)
     return planned if (m // rows) * (n // columns) % planned == 0 else 1
 
 
@@ -283,7 +283,7 @@ class Parts:
         return self._clone(op, [operand], result, anchor)
 
     def _slice(self, value: SSAValue, area: Area, anchor: Operation) -> SSAValue:
-        if area[1] == tile_type(value).extents:
+        if area[1] == extents_of(value):
             return value
         return before(anchor, tile.Slice(value, area[0], _type_of_part(value, area))).result
 
@@ -346,12 +346,12 @@ def _result_axes(op: Operation) -> list[int | None] | None:
     """
     match op:
         case tile.Broadcast():
-            return [None if n == 1 else i for i, n in enumerate(tile_type(op.arg).extents)]
+            return [None if n == 1 else i for i, n in enumerate(extents_of(op.arg))]
         case tile.Transpose():
             order = op.permutation.get_values()
             return [order.index(i) for i in range(len(order))]
         case tile.Reshape():
-            old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+            old, new = extents_of(op.arg), extents_of(op.result)
             wide = [i for i, n in enumerate(new) if n > 1]
             if [n for n in old if n > 1] == [new[i] for i in wide]:
                 found = iter(wide)

@@ -23,7 +23,7 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import defining_op, tile_type, yielded_by
+from tkc.ir.values import defining_op, extents_of, tile_type, yielded_by
 from tkc.passes.analysis.access import (
     CACHED_TILE_BYTES,
     Access,
@@ -205,7 +205,7 @@ class Groups:
             self.tie(self.in_workspaces.setdefault(op.array, block), block)
         self.accesses[op] = Access.of(op, self.ranges, not self.plan.dots)
         for v in tiles((*op.results, *op.operands)):
-            if tile_type(v).extents == t.extents:
+            if extents_of(v) == t.extents:
                 self.anchors.setdefault(v, []).append(op)
         if isinstance(op, BlockAccess):
             self._gathers(op)
@@ -341,7 +341,7 @@ class Groups:
 
     def _suggest_relayout(self, operand: SSAValue, k: int, permuted: bool) -> None:
         """An operand that is relaid out is loaded in the layout in which that role reads it."""
-        layout = read_layout(tile_type(operand).extents, k, dense_of_operand(operand), permuted)
+        layout = read_layout(extents_of(operand), k, dense_of_operand(operand), permuted)
         value = operand
         while (view := defining_op(value, tile.Transpose)) is not None:
             layout = backward(view, layout)
@@ -552,7 +552,7 @@ class Groups:
                 axis = op.axis.value.data
                 if op in self.joined:
                     return [self.layout(a) for a in op.args], self.layout(op.result)
-                extents = [tile_type(a).extents for a in op.args]
+                extents = [extents_of(a) for a in op.args]
                 periods = {axis: gcd(*(e[axis] for e in extents))}
                 parts = [stretched(e, bits(element_of(t)), periods, warps) for e in extents]
                 return parts, Layout.concat(parts, axis)[0]
@@ -590,20 +590,20 @@ def backward(op: View, layout: Layout) -> Layout:
     """The operand's layout from which a view's result in `layout` is free."""
     match op:
         case tile.Broadcast():
-            return layout.operand_of_broadcast(tile_type(op.arg).extents)
+            return layout.operand_of_broadcast(extents_of(op.arg))
         case tile.Transpose():
             permutation = op.permutation.get_values()
             return layout.transpose([permutation.index(i) for i in range(len(permutation))])
         case tile.Reshape():
-            return layout.reshape(tile_type(op.arg).extents)
+            return layout.reshape(extents_of(op.arg))
 
 
 def forward(op: View, layout: Layout) -> Layout:
     """The layout of a view's result where its operand is in `layout`."""
-    new = tile_type(op.result).extents
+    new = extents_of(op.result)
     match op:
         case tile.Broadcast():
-            for axis, (n, m) in enumerate(zip(tile_type(op.arg).extents, new, strict=True)):
+            for axis, (n, m) in enumerate(zip(extents_of(op.arg), new, strict=True)):
                 if n != m:
                     layout = layout.broadcast(axis, m)
             return layout

@@ -16,7 +16,7 @@ from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked, register_map
 from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import layout_of, tile_type
+from tkc.ir.values import extents_of, layout_of, tile_type
 
 MAX_FLIP_PER_THREAD = 32  # elements that a thread reverses in its registers
 MAX_SORT_FIRST_REGISTERS = 64  # of a thread, for the first elements of a sort
@@ -181,7 +181,7 @@ def reshape_layouts(
     """Layouts of a reshape's operand and result between which it is free: `wanted` for the result
     if that can be, else the operand's as `given`, else one made for the purpose.
     """
-    old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+    old, new = extents_of(op.arg), extents_of(op.result)
     source = _reshaped(wanted, new, old)
     if source is not None:
         return source, wanted
@@ -211,7 +211,7 @@ def crosses(op: tile.Reshape, warps: int) -> bool:
     the layout that serves both shapes leaves each thread with far more elements than its share
     (7x16 to 16x7: with all of them).
     """
-    t, new = tile_type(op.arg), tile_type(op.result).extents
+    t, new = tile_type(op.arg), extents_of(op.result)
     if t.size <= MIN_RESHAPE_PER_THREAD or _same_but_ones(t.extents, new):
         return False
     share = -(-t.size // (WARP * warps))
@@ -222,7 +222,7 @@ def crosses(op: tile.Reshape, warps: int) -> bool:
 def is_free(op: tile.Reshape) -> bool:
     """Whether every thread holds what a reshape, whose layouts are chosen, gives it."""
     try:
-        source = layout_of(op.arg).reshape(tile_type(op.result).extents)
+        source = layout_of(op.arg).reshape(extents_of(op.result))
     except LayoutError:
         return False
     return register_map(source, layout_of(op.result)) is not None

@@ -36,7 +36,7 @@ from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import defining_op, index_of, layout_of, tile_type, yielded_by
+from tkc.ir.values import defining_op, extents_of, index_of, layout_of, tile_type, yielded_by
 
 RELAYOUT_WARPS = 4  # of the role that relays operands out
 MAX_OPERAND_ELEMENTS = 1 << 15  # which its threads hold at once
@@ -101,7 +101,7 @@ def fits(extents: tuple[int, ...], k: int, dense: int) -> bool:
 
 def permuted(value: SSAValue, k: int, at: Operation) -> SSAValue:
     """A tile in registers with K in the order of an accumulator's registers: views."""
-    extents = tile_type(value).extents
+    extents = extents_of(value)
     k16 = (extents[k] // 16, 2, 4, 2)
     shape = (*extents[:k], *k16, *extents[k + 1 :])
     order = [*range(k), k, k + 2, k + 1, k + 3, *range(k + 4, len(shape))]
@@ -114,7 +114,7 @@ def _reshaped(value: SSAValue, shape: tuple[int, ...], at: Operation) -> SSAValu
 
 
 def _transposed(value: SSAValue, order: list[int], at: Operation) -> SSAValue:
-    extents = [tile_type(value).extents[a] for a in order]
+    extents = [extents_of(value)[a] for a in order]
     t = TileType(extents, element_of(value.type), layout_of(value).transpose(order))
     return before(at, tile.Transpose(value, order, t)).result
 
