@@ -57,7 +57,7 @@ def test_layouts(extents, k, dense, turn):
     at = read.table().reshape(-1, 2)
     assert (
         len(at) == len(np.unique(at, axis=0)) == extents[0] * extents[1]
-        and read.num_warps == relayout.WARPS
+        and read.num_warps == relayout.RELAYOUT_WARPS
     )
     order = permuted_k(extents[k]) if turn else range(extents[k])
     slot = np.argsort(order)

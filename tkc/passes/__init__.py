@@ -1,6 +1,6 @@
 """Passes: each a module with `run(module, context)`, which changes the IR in place, or raises.
 
-`PassContext` is all a pass knows besides the IR: the machine, what the user asked for, the plan
+`PassContext` is all a pass knows besides the IR: the machine, the user's options, the plan
 once it is made, and the list in which every pass writes what it decided and why, a sentence a line.
 """
 
@@ -50,7 +50,7 @@ class LaunchOptions(Protocol):
 
 @dataclass(frozen=True)
 class Free(LaunchOptions):
-    """Options of a user who asks for nothing."""
+    """The options of a launch without any."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ conflicts with one of them (same bytes, at least one writes) gets a barrier befo
 clears them. A cp.async write counts until it was waited for *and* a barrier followed, since a
 thread's wait says nothing of the other threads' copies.
 
-Stages of a ring are told apart by arithmetic: a stage is a base value plus a step modulo the number
+Stages of a ring are distinguished by arithmetic: a stage is a base value plus a step modulo the number
 of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the iteration
 before by what the base became. So a ring of n stages costs one barrier an iteration, found rather
 than put there.
@@ -42,7 +42,15 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, defining_op, owner_op, shared_type, yielded_by
+from tkc.ir.values import (
+    block_of,
+    defining_op,
+    first_of,
+    next_of,
+    owner_op,
+    shared_type,
+    yielded_by,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import is_of_programs
 from tkc.passes.analysis.memory import ancestor
@@ -129,8 +137,7 @@ def _with_barriers(block: Block) -> list[Operation]:
             barriers.append(before(conflict.op, threads.BlockBarrier()))
     # one found later, earlier in a loop, may have made another one needless
     for barrier in list(barriers):
-        following = barrier.next_op
-        assert following is not None
+        following = next_of(barrier)
         barrier.detach()
         if _conflict(block) is None:
             barriers.remove(barrier)
@@ -146,9 +153,9 @@ def _put_cluster_barrier(block: Block, conflict: _Conflict) -> None:
     at = conflict.op
     if conflict.start:
         around = ancestor(at, block)
-        assert around is not None and block.first_op is not None
+        assert around is not None
         at = around
-        before(block.first_op, threads.ClusterArrive())
+        before(first_of(block), threads.ClusterArrive())
     else:
         before(at, threads.ClusterArrive())
     before(at, threads.ClusterWait())
@@ -469,8 +476,8 @@ def _array(value: SSAValue) -> Place:
 
 
 def _root(value: SSAValue) -> SSAValue | None:
-    """The argument that an array, a pointer or a tile of pointers comes from; None if that cannot
-    be told.
+    """The argument that an array, a pointer or a tile of pointers comes from; None if that is not
+    known.
     """
     while True:
         owner = value.owner

@@ -69,7 +69,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, defining_slice, rebuild_for, rebuild_if, stamp
+from tkc.ir.rewrite import Builder, before, defining_slice, rebuild_for, rebuild_if, stamp
 from tkc.ir.text import location_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, element_of
@@ -322,19 +322,15 @@ class Relaxation:
 
     def _are_small(self, fast: Copier, seen: SSAValue | None, anchor: Operation) -> SSAValue:
         """Whether the powers relative to the old maximum are small enough, for each row."""
-        found: SSAValue | None = None
+        build, found = Builder(anchor), list[SSAValue]()
         for power in self.powers:
             z = self._sum(power, fast)
             fits = self._compared("le", z, self.max_sum, anchor)
             if seen is not None:
                 large = self._compared("ge", z, self.min_sum, anchor)
-                either = before(anchor, CLASSES["or"](large, seen)).results[0]
-                fits = before(anchor, CLASSES["and"](fits, either)).results[0]
-            found = (
-                fits if found is None else before(anchor, CLASSES["and"](found, fits)).results[0]
-            )
-        assert found is not None
-        return found
+                fits = build.and_(fits, build.or_(large, seen))
+            found = [build.and_(found[0], fits) if found else fits]
+        return found[0]
 
     def _exact_path(
         self,
@@ -394,15 +390,15 @@ class Relaxation:
 
     def _is_some(self, maximum: SSAValue, anchor: Operation) -> SSAValue:
         """Whether a maximum is not −inf."""
-        none = before(anchor, tile.Constant(-inf, maximum.type)).result
-        return before(anchor, CLASSES["ne"](maximum, none)).results[0]
+        build = Builder(anchor)
+        return build.ne(maximum, build(tile.Constant(-inf, maximum.type)))
 
     def _unless(
         self, seen: SSAValue, value: SSAValue, number: float, anchor: Operation
     ) -> SSAValue:
         """The value, or a number where nothing has been seen."""
-        other = before(anchor, tile.Constant(number, value.type)).result
-        return before(anchor, ew.Select(seen, value, other)).result
+        build = Builder(anchor)
+        return build.select(seen, value, build(tile.Constant(number, value.type)))
 
     def _compared(self, how: str, sums: SSAValue, bound: float, anchor: Operation) -> SSAValue:
         """A comparison of sums; where they are in parts, all of those may be compared instead."""

@@ -1,5 +1,5 @@
 """select-layouts: level 0 to level 1. Every tile gets a layout, every dot its instruction,
-`tile.convert` stands where two meet.
+`tile.convert` is put where two meet.
 
     %x = tile.load %a[%m, %k] {…} : tile<128x64xbf16>
     %y = tile.load %b[%k, %n] {…} : tile<64x128xbf16>
@@ -67,7 +67,7 @@ from tkc.ir.plan import DotPlan, Plan, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
-from tkc.ir.values import extents_of, layout_of, owner_op, tile_type
+from tkc.ir.values import extents_of, first_of, layout_of, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import BlockAccess
 from tkc.passes.analysis.mapped import layouts_of_operand
@@ -180,8 +180,7 @@ class Selection:
         )
         if isinstance(owner, Operation):
             return after(owner, op).result
-        assert owner.first_op is not None
-        return before(owner.first_op, op).result
+        return before(first_of(owner), op).result
 
     def _note(self, value: SSAValue, what: str, op: Operation) -> None:
         place = location_of(op)
@@ -329,7 +328,7 @@ class Selection:
             case _, scf.WhileOp() as parent:
                 targets = parent.before_region.block.args
             case _:
-                raise TypeError(f"{op.name} stands in no loop and no branch")
+                raise TypeError(f"{op.name} is in no loop and no branch")
         layouts = [self._layout(t) if isinstance(t.type, TileType) else None for t in targets]
         self._operands(op, layouts)
         self._finish(op)

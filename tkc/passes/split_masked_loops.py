@@ -43,7 +43,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, is_inside, stamp
 from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
-from tkc.ir.values import block_of, tile_type
+from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LOADS
 
@@ -103,8 +103,7 @@ def _sink(outer: Block, inner: Block) -> None:
             continue
         if is_side_effect_free(op) and not isinstance(op, (*LOADS, tile.Dot)):
             op.detach()
-            assert inner.first_op is not None
-            inner.insert_op_before(op, inner.first_op)
+            inner.insert_op_before(op, first_of(inner))
 
 
 # Writes the operations of a scalar, once it is known to be used.

@@ -1,1 +1,1 @@
-"""Questions about a program that several passes ask. Nothing here changes it."""
+"""Analyses of a program that several passes share. Nothing here changes it."""

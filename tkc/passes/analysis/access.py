@@ -117,7 +117,7 @@ def _is_relaxed(op: Operation) -> bool:
 
 
 def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
-    """Whether any operation writes to some array arguments, or where nobody knows."""
+    """Whether any operation writes to some array arguments, or to one that is not known."""
     for op in ops:
         if isinstance(op, shared.CopyOut):
             written = origin(op.array)

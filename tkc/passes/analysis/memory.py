@@ -1,4 +1,4 @@
-"""Whether a load may be made later than it stands: what is written in between, and where."""
+"""Whether a load may be made later in its program: what is written in between, and where."""
 
 from __future__ import annotations
 

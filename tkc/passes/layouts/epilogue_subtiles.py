@@ -25,8 +25,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, retype
+from tkc.ir.rewrite import Builder, before, retype
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
 from tkc.passes.analysis.mapped import of_block
@@ -170,7 +169,7 @@ def reusable_loads(
 
 
 def _fits(store: tile.Store, subtiles: tuple[int, int], load: tile.Load) -> bool:
-    """Whether the subtiles of a store lie in shared memory as a load's block does."""
+    """Whether the subtiles of a store have the layout of a load's block in shared memory."""
     (rows, columns), block, stored = subtiles, tile_type(load.result), tile_type(store.value)
     if not block.extents[0] == stored.extents[0] == rows:
         return False
@@ -390,7 +389,4 @@ def _are_adjacent(first: tile.Store, second: tile.Store) -> bool:
 
 def advanced(offset: SSAValue, by: int, anchor: Operation) -> SSAValue:
     """The sum of an offset and a constant."""
-    if by == 0:
-        return offset
-    constant = before(anchor, tile.Constant(by, offset.type)).result
-    return before(anchor, CLASSES["add"](offset, constant)).results[0]
+    return Builder(anchor).add(offset, by) if by else offset

@@ -117,7 +117,7 @@ class Groups:
 
     # ---- what ties values together
     def find(self, value: SSAValue) -> SSAValue:
-        """The value that stands for a value's group."""
+        """The value that represents a value's group."""
         root = value
         while (up := self.parent.get(root, root)) is not root:
             root = up
