@@ -10,10 +10,10 @@ conflicts with one of them (same bytes, at least one writes) gets a barrier befo
 clears them. A cp.async write counts until it was waited for *and* a barrier followed, since a
 thread's wait says nothing of the other threads' copies.
 
-Stages of a ring are distinguished by arithmetic: a stage is a base value plus a step modulo the number
-of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the iteration
-before by what the base became. So a ring of n stages costs one barrier an iteration, found rather
-than put there.
+Stages of a ring are distinguished by arithmetic: a stage is a base value plus a step modulo the
+number of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the
+iteration before by what the base became. So a ring of n stages costs one barrier an iteration,
+found rather than put there.
 
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the
 cluster's barrier alone, before the first write too: a block may be written to once it has begun.
