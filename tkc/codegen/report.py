@@ -1,7 +1,7 @@
 """What the compiler says of its own work: a page about a compiled kernel, and a reproducer where it
 failed by its own fault.
 
-`Compiled` here is tkc.compiler.Compiled, which stands above this file.
+`Compiled` here is tkc.compiler.Compiled.
 """
 
 from __future__ import annotations

@@ -115,6 +115,19 @@ for a, b, s in (
 
 # ---- wgmma
 # --------------------------------------------------------------------------------------------------
+def _adds(scale: str, step: int) -> str:
+    """The operand that says whether an instruction adds to its accumulator."""
+    if scale == "predicate" and step == 0:
+        return "%p1"
+    return str(int(scale != "first" or step > 0))
+
+
+def _layout(shape: tuple[int, int], bits: int, swizzle: int, by_column: bool) -> SharedLayout:
+    if by_column:
+        return SharedLayout(shape, bits, swizzle, order=(0, 1))
+    return SharedLayout(shape, bits, swizzle)
+
+
 def wgmma(
     name: str,
     n: int,
@@ -129,7 +142,7 @@ def wgmma(
     scale: str = "first",
 ) -> None:
     """64 x n, over `steps` instructions of k.  scale: "first" starts from nothing although the
-    registers are full, "keep" adds to them, "predicate" asks a predicate.
+    registers are full, "keep" adds to them, "predicate" reads a predicate.
     """
     b_kind, bits = b_kind or kind, bits_of(kind)
     depth = 256 // bits
@@ -139,16 +152,8 @@ def wgmma(
     d = (x.astype(exact) @ y.astype(exact) + (c.astype(exact) if scale == "keep" else 0)).astype(
         TYPES[sums]
     )
-    la = (
-        SharedLayout((64, k), bits, swizzle)
-        if a_major == "k"
-        else SharedLayout((64, k), bits, swizzle, order=(0, 1))
-    )
-    lb = (
-        SharedLayout((k, n), bits, swizzle, order=(0, 1))
-        if b_major == "k"
-        else SharedLayout((k, n), bits, swizzle)
-    )
+    la = _layout((64, k), bits, swizzle, a_major != "k")
+    lb = _layout((k, n), bits, swizzle, b_major == "k")
     acc, fa, fb = wgmma_accumulator(64, n), la.descriptor(a_major), lb.descriptor(b_major)
     start = -(-la.bytes // 1024) * 1024
     memory = np.zeros(start // 4 + -(-lb.bytes // 4), np.uint32)
@@ -158,32 +163,27 @@ def wgmma(
     few = pieces.shape[1] // steps
     into = "{" + ", ".join(f"%r{100 + i}" for i in range(count)) + "}"
     form = f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.{sums}.{kind}.{b_kind}"
-    wide, floats = bits == 16, sums != "s32"
+    signs = ", 1, 1" if sums != "s32" else ""
+    majors = ""
+    if bits == 16:
+        majors = ("" if held else f", {int(a_major == 'mn')}") + f", {int(b_major == 'mn')}"
     lines = []
     for step in range(steps):
-        used = {"first": str(int(step > 0)), "keep": "1", "predicate": "%p1" if step == 0 else "1"}[
-            scale
-        ]
-        first = (
-            "{" + ", ".join(f"%r{40 + step * few + i}" for i in range(few)) + "}" if held else "%d1"
-        )
-        if not held:
+        used = _adds(scale, step)
+        first = "%d1"
+        if held:
+            first = "{" + ", ".join(f"%r{40 + step * few + i}" for i in range(few)) + "}"
+        else:
             lines.append(f"add.s64 %d1, %d10, {fa.k_offset(step) // 16};")
         lines.append(f"add.s64 %d2, %d11, {fb.k_offset(step) // 16};")
-        turns = (
-            ("" if held else f", {int(a_major == 'mn')}") + f", {int(b_major == 'mn')}"
-            if wide
-            else ""
+        lines.append(f"{form} {into}, {first}, %d2, {used}{signs}{majors};")
+    given = ""
+    if held:
+        size = pieces.shape[1]
+        given = "".join(
+            f"mad.lo.u32 %r0, %t, {size}, {i}; {take(f'%r{40 + i}', 3, '%r0')}\n"
+            for i in range(size)
         )
-        lines.append(f"{form} {into}, {first}, %d2, {used}{', 1, 1' if floats else ''}{turns};")
-    given = (
-        "".join(
-            f"mad.lo.u32 %r0, %t, {pieces.shape[1]}, {i}; {take(f'%r{40 + i}', 3, '%r0')}\n"
-            for i in range(pieces.shape[1])
-        )
-        if held
-        else ""
-    )
     belief(
         name,
         f"""
@@ -236,8 +236,8 @@ for swizzle in (16, 32, 64, 128):
     )
     wgmma(f"wgmma_reads_swizzle_{swizzle}_of_8_bits", 32, "s8", "s32", swizzle=swizzle, steps=8)
     wgmma(f"wgmma_reads_swizzle_{swizzle}_of_32_bits", 32, "tf32", "f32", swizzle=swizzle, steps=8)
-wgmma("wgmma_of_turned_a_alone", 64, "f16", a_major="mn", steps=4)
-wgmma("wgmma_of_turned_b_alone", 64, "f16", b_major="mn", steps=4)
+wgmma("wgmma_of_transposed_a_alone", 64, "f16", a_major="mn", steps=4)
+wgmma("wgmma_of_transposed_b_alone", 64, "f16", b_major="mn", steps=4)
 for kind, sums in (
     ("bf16", "f32"),
     ("f16", "f16"),
@@ -246,8 +246,8 @@ for kind, sums in (
     ("s8", "s32"),
 ):
     wgmma(f"wgmma_with_{kind}_in_registers", 64, kind, sums, held=True, scale="keep")
-wgmma("wgmma_in_registers_and_turned_b", 128, held=True, b_major="mn", steps=4)
-wgmma("wgmma_asks_a_predicate_whether_to_add", 64, scale="predicate")
+wgmma("wgmma_in_registers_and_transposed_b", 128, held=True, b_major="mn", steps=4)
+wgmma("wgmma_reads_a_predicate_whether_to_add", 64, scale="predicate")
 
 N = 64
 

@@ -243,8 +243,8 @@ class Block:
             return self._once(
                 (axis, constant), lambda: self._below(add(e, here, constant, type), axis)
             )
-        room = self._once((axis, "room"), lambda: self._difference(extent, here))
-        return self._once((axis, constant), lambda: self._exceeds(room, constant))
+        left = self._once((axis, "left"), lambda: self._difference(extent, here))
+        return self._once((axis, constant), lambda: self._exceeds(left, constant))
 
     def _difference(self, a: Integer, b: Integer) -> Integer:
         if not isinstance(a, str) and not isinstance(b, str):

@@ -106,8 +106,7 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
         e.values[variable] = counter
         bind(e, arguments, carried)
         following = again = ""
-        # at the end some forty clocks of uniform arithmetic would stand between the dots of two
-        # iterations
+        # at the end this uniform arithmetic would delay the dots of the next iteration
         if "ahead" in op.attributes:
             following = w.op(f"add.{kind}", cls, counter, step)
             again = w.op(f"setp.lt.{kind}", "pred", following, upper)

@@ -73,7 +73,7 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
 
 
 def _float_to_integer(e: Emitter, x: str, a: str, b: str, target: Attribute) -> str:
-    """cvt saturates; NaN gives 0 where neither side has 64 bits."""
+    """cvt saturates; NaN becomes 0 where neither side has 64 bits."""
     w, kind = e.w, compute_class(target)
     found = w.op(f"cvt.rzi.{b}.{a}", kind, x)
     if "64" in a + b:

@@ -276,7 +276,7 @@ def _floor_division(
 def _unless_zero(
     e: Emitter, t: Attribute, b: Integer, found: str, value: Sequence[SSAValue]
 ) -> Operand:
-    """Division by zero gives 0."""
+    """Division by zero is 0."""
     if not isinstance(b, str):
         return found if b else 0
     known = e.ranges.of(value[1]) if len(value) > 1 else None

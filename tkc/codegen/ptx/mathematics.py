@@ -275,7 +275,7 @@ def log2(e: Emitter, t: Attribute, x: Operand) -> Operand:
 
 
 def log1p(e: Emitter, t: Attribute, x: Operand) -> Operand:
-    """log(u) x / (u - 1) with u = 1 + x: what u lost in rounding the quotient gives back."""
+    """log(u) x / (u - 1) with u = 1 + x: the quotient makes up for the rounding of u."""
     F = Floats(e, max(bits(t), 32))
     u = F.add(x, 1.0)
     ratio = F.op("div.rn", x, F.sub(u, 1.0))

@@ -1,5 +1,5 @@
 """NVIDIA's assembler and disassembler, where they are installed: finding them, running them,
-reading what they say.
+reading their output.
 
     pip install nvidia-cuda-nvcc nvidia-cuda-nvdisasm
 puts them where `find` looks: TKC_PTXAS, PATH, the wheels, then CUDA_HOME.
@@ -51,9 +51,9 @@ class Assembled:
 
 def find(tool: str) -> str | None:
     """The path of ptxas or nvdisasm, None where it is not installed."""
-    asked = os.environ.get(f"TKC_{tool.upper()}")
-    if asked:
-        return shutil.which(asked)
+    given = os.environ.get(f"TKC_{tool.upper()}")
+    if given:
+        return shutil.which(given)
     return shutil.which(tool) or next(
         (str(p) for p in _places(tool) if os.access(p, os.X_OK)), None
     )

@@ -137,7 +137,7 @@ def role(
                 own = w.op("sub.s32", "b32", warp, start) if start else warp
                 return w.op("div.u32", "b32", own, warps)
 
-            index = w.hoist("who", number)
+            index = w.hoist("instance index", number)
             first = w.hoist("first warp", lambda: w.op("mad.lo.s32", "b32", index, warps, start))
             barrier = w.hoist("barrier", lambda: w.op("sub.s32", "b32", last, index))
         single = r.single is not None

@@ -63,7 +63,7 @@ class Instruction:
 
     @staticmethod
     def parse(line: str) -> Instruction | None:
-        """None of labels, directives, comments and what stands in braces."""
+        """None of labels, directives, comments and what is in braces."""
         m = _INSTRUCTION.match(line)
         return m and Instruction(m[1] or "", m[2], m[3], m[4])
 
@@ -153,11 +153,11 @@ def sink_to_uses(text: str) -> str:
     """The same program; the text itself where nothing can move."""
     t = Text(text)
     moved: dict[int, list[str]] = defaultdict(list)
-    now_at: dict[int, int] = {}  # where a line that moved now stands
+    now_at: dict[int, int] = {}  # the new place of a line that moved
     for i in reversed(range(len(t.lines))):
         to = _first_use(t, i, now_at)
         if to is not None:
-            moved[to].insert(0, t.lines[i])  # before those that read it: they stood behind it
+            moved[to].insert(0, t.lines[i])  # before those that read it, which were behind it
             now_at[i] = to
     if not now_at:
         return text
@@ -169,7 +169,7 @@ def sink_to_uses(text: str) -> str:
 
 
 def _first_use(t: Text, i: int, now_at: Mapping[int, int]) -> int | None:
-    """The line before which a line may stand instead; None where it stays."""
+    """The line before which a line may be moved; None where it stays."""
     op = t.instructions[i]
     if op is None or op.predicate or not op.is_pure:
         return None
@@ -181,7 +181,7 @@ def _first_use(t: Text, i: int, now_at: Mapping[int, int]) -> int | None:
 
 
 def _target(t: Text, i: int, uses: Sequence[int]) -> int | None:
-    """The first of the lines that read a result, if line i may stand before it."""
+    """The first of the lines that read a result, if line i may be moved before it."""
     first = min(uses)
     if t.block(first) != t.block(max(uses)):
         return None
