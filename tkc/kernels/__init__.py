@@ -2,7 +2,8 @@
 says how to add one.
 
     from tkc import kernels
-    y = kernels.softmax(x)                      # x: a tensor or array of torch, cupy, jax or NumPy, on a GPU or in host memory
+    # x: a tensor or array of torch, cupy, jax or NumPy, on a GPU or in host memory
+    y = kernels.softmax(x)
 
 Functions give new arrays of the caller's library on the caller's device; a name that ends in _
 changes arguments in place. With torch, each is also `torch.ops.tkc.<name>`: differentiable where

@@ -1,8 +1,9 @@
 """Activations, their gated forms, and dropout: element by element, at the memory's speed.
 
-gelu(x) = x P(X <= x), X normal; "tanh": x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))   (Hendrycks and Gimpel, 2016)
+gelu(x) = x P(X <= x), X normal; "tanh": x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+          (Hendrycks and Gimpel, 2016)
 silu(x) = x / (1 + exp -x)
-swiglu(a, b) = silu(a) b,   geglu(a, b) = gelu(a) b                                           (Shazeer, 2020)
+swiglu(a, b) = silu(a) b,   geglu(a, b) = gelu(a) b   (Shazeer, 2020)
 dropout(x) = x / (1 - p) where philox(seed, index) >= p, else 0: the mask is made again in the
 backward pass, never stored
 """

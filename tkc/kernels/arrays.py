@@ -29,7 +29,7 @@ _names: dict[Any, str] = {}  # of element types
 
 
 def library(x: Array) -> str:
-    """ "torch", "cupy", "jax" or "numpy": whose array this is. Raises LaunchError for anything else."""
+    """ "torch", "cupy", "jax" or "numpy", an array's library. Raises LaunchError for others."""
     return _libraries.get(type(x)) or _libraries.setdefault(type(x), _library(x))
 
 

@@ -277,7 +277,7 @@ def _width(d: int, step: int = 16) -> int:
 
 
 class Block(NamedTuple):
-    """Rows of Q and of K that a program has, and programs that share a multiprocessor side by side."""
+    """Rows of Q and of K that a tile has, and how many co-resident tiles a thread block has."""
 
     rows: int
     columns: int
@@ -419,7 +419,7 @@ def block_of(
     )  # beside the longest
 
     def tile_groups(rows: int, co_resident: int) -> float:
-        """Of teams with programs missing there is one a head, of the shortest; the others have all."""
+        """One tile group of each head, of the shortest tiles, has padding tiles; others none."""
         return (
             programs(rows) / co_resident
             + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
@@ -570,7 +570,7 @@ def _numbers(
     scales: dict[str, Array | float | None],
     shared: int,
 ) -> tuple[float | None, list[Array | None]]:
-    """Scales of q and k that are numbers become part of the scale of the scores, one of v an array."""
+    """Scales of q and k that are numbers join that of the scores, one of v becomes an array."""
     if not (numbers := {name: x for name, x in scales.items() if isinstance(x, (int, float))}):
         return scale, list(scales.values())
     for of, name in zip(arrays, scales, strict=False):
@@ -937,15 +937,15 @@ def attention(
     DV], with heads a multiple of the shared heads (grouped queries); with heads_first=False [batch,
     queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the
     last of the keys' positions, and see what is not after them; window: only the last so many.
-    softcap: scores s become softcap · tanh(s / softcap). cu_seqlens, max_seqlen: ragged batches, arrays of
-    [tokens, heads, D], where the sequences begin (int32, their number + 1) and the length of the
-    max_seqlen. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads,
-    tokens]). rows, columns: of Q and of K in a program's block, which the shapes choose otherwise
-    (not for ragged batches): on Hopper 192 or 256 rows are three or four warpgroups that take turns
-    at the tensor cores. q_scale, k_scale, v_scale: what float8 q, k and v are to be multiplied by,
-    a number or float32 of [heads] (k, v: [shared heads]); the probabilities are rounded to float8,
-    sums are float32. A row that sees nothing gives zeros, and −inf. Raises LaunchError where
-    shapes, types or options do not fit.
+    softcap: scores s become softcap · tanh(s / softcap). cu_seqlens, max_seqlen: ragged batches,
+    arrays of [tokens, heads, D], where the sequences begin (int32, their number + 1) and the length
+    of the max_seqlen. with_lse: also the log-sum-exp of each row, float32 of [batch, heads,
+    queries] ([heads, tokens]). rows, columns: of Q and of K in a program's block, which the shapes
+    choose otherwise (not for ragged batches): on Hopper 192 or 256 rows are three or four
+    warpgroups that take turns at the tensor cores. q_scale, k_scale, v_scale: what float8 q, k and
+    v are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]); the
+    probabilities are rounded to float8, sums are float32. A row that sees nothing gives zeros, and
+    −inf. Raises LaunchError where shapes, types or options do not fit.
     """
     if (cu_seqlens is None) != (max_seqlen is None):
         raise tkc.LaunchError("attention: cu_seqlens and max_seqlen come together")

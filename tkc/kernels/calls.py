@@ -19,14 +19,14 @@ which kernels it launches. That becomes a function of the same parameters:
                      views of them; else `kernel[grid](…)`. The stream, overlapping bytes, TKC_DEBUG
                      and all that a kernel reads are checked by the launcher, as in every launch
 
-The key of a call is written by machine code (`tkc.launch_key`): of each tensor its extents, strides,
-element type, device and address modulo 16; of each number its type and value; which tensors share
-bytes. Besides, it matters which tensors are one, and whether tables of choices changed. Numbers that
-an operator declares as varying (a step, a seed) count by type alone: what is computed of them is
-recorded too (`Number`), and comparisons with them are made again. A generator must not look
-at anything else, nor at what an array holds: a call that does (`item`), or that uses a tensor from
-elsewhere, is not remembered, and runs as it always did; so does every call where there is no
-machine code, or a torch before 2.10.
+The key of a call is written by machine code (`tkc.launch_key`): of each tensor its extents,
+strides, element type, device and address modulo 16; of each number its type and value; which
+tensors share bytes. Besides, it matters which tensors are one, and whether tables of choices
+changed. Numbers that an operator declares as varying (a step, a seed) count by type alone: what is
+computed of them is recorded too (`Number`), and comparisons with them are made again. A generator
+must not look at anything else, nor at what an array holds: a call that does (`item`), or that uses
+a tensor from elsewhere, is not remembered, and runs as it always did; so does every call where
+there is no machine code, or a torch before 2.10.
 """
 
 from __future__ import annotations
@@ -518,7 +518,7 @@ class Calls:
         return space[self.op.fn.__name__]
 
     def called(self) -> Callable:
-        """`__call__` of the operator's own parameters: nothing is packed and unpacked on the way."""
+        """`__call__` of the operator's own parameters, so that nothing is packed and unpacked."""
         parameters = ", ".join(
             p.name if p.default is p.empty else f"{p.name}=_d_{p.name}" for p in self.op.parameters
         )

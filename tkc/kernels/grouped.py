@@ -1,7 +1,8 @@
 """Products of groups of rows, each with a matrix of its own, in one launch: the layers of experts,
 whose rows are sorted by expert.
 
-    c[start:end] = a[start:end] @ b[g]          for group g with its rows start = ends[g - 1] to end = ends[g]
+    c[start:end] = a[start:end] @ b[g]          for group g with its rows start = ends[g - 1] to end
+                                                = ends[g]
 
 Where groups end is known on the device alone. A small kernel writes for each program its group, its
 rows, its columns and its steps of k; the product is then the plain one, with a row, a column and a

@@ -1,6 +1,7 @@
 """Cross-entropy of logits and class numbers, for vocabularies of any size.
 
-    loss[r] = log sum exp(x[r]) - x[r, target[r]]            d x[r] = g[r] (softmax(x[r]) - onehot(target[r]))
+    loss[r] = log sum exp(x[r]) - x[r, target[r]]
+    d x[r] = g[r] (softmax(x[r]) - onehot(target[r]))
 
 `cross_entropy` reads the logits once and keeps a number a row; its backward pass reads them again
 and writes the gradient. `cross_entropy_` does both in one pass over the row and leaves the gradient

@@ -607,7 +607,8 @@ def _address(x: Array) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# by what the arrays are like (`facts_of`): how their product is launched, a function (a, b, bias, out)
+# by what the arrays are like (`facts_of`): how their product is launched, a function (a, b, bias,
+# out)
 _launch_plans: dict[tuple, Callable[..., None]] = {}
 
 

@@ -2,12 +2,14 @@
 stream.
 
     layer norm    y = (h - mean h) / sqrt(mean (h - mean h)^2 + eps) * weight + bias
-    RMS norm      y = h / sqrt(mean h^2 + eps) * weight                                    h = x, or x + residual
+    RMS norm      y = h / sqrt(mean h^2 + eps) * weight
+                  where h = x, or x + residual
 
 Backward, with n = h normalized, s = 1 / sqrt(…), d = g * weight (Ba et al., 2016; Zhang and
 Sennrich, 2019):
 
-    d h = s (d - n mean(d n) - mean d)       the last term for layer norm only          d weight = sum over rows of g n,  d bias = sum of g
+    d h = s (d - n mean(d n) - mean d)       the last term for layer norm only
+    d weight = sum over rows of g n,  d bias = sum over rows of g
 
 The statistics are computed again from the row, which is in registers anyway: nothing but inputs is
 kept for the backward pass. mean(d n) is s mean(d h), of the centred row, so that it need not wait

@@ -2,7 +2,8 @@
 once.
 
 m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
-p = p (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)          (Kingma and Ba, 2015; Loshchilov and Hutter, 2019)
+p = p (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    (Kingma and Ba, 2015; Loshchilov and Hutter, 2019)
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Quantization to float8 (e4m3, e5m2) and int8, with one scale a tensor, one a row or one a block.
 
-    scale = max |x| / most,   q = round(x / scale)              most: 448 for e4m3, 57344 for e5m2, 127 for int8
+    scale = max |x| / most,   q = round(x / scale)              most: 448 for e4m3, 57344 for e5m2,
+                              127 for int8
     dequantized = q scale
 
 Where everything is 0 the scale is 1, so that nothing is divided by 0. Rounding is to the nearest,

@@ -1,8 +1,9 @@
 """Rotary position embedding (Su et al., 2021): pairs of a head's channels are turned by angles that
 grow with the position.
 
-    halves          (x[i], x[i + R/2])   as in GPT-NeoX and Llama        y[i] = x[i] cos - x[i'] sin,  y[i'] = x[i'] cos + x[i] sin
+    halves          (x[i], x[i + R/2])   as in GPT-NeoX and Llama
     interleaved     (x[2i], x[2i + 1])   as in GPT-J
+    y[i] = x[i] cos - x[i'] sin,  y[i'] = x[i'] cos + x[i] sin   of a pair (x[i], x[i'])
 
 cos and sin are [positions, R / 2]; channels from R on are left as they are. The backward pass turns
 the other way.

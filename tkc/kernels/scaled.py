@@ -1,8 +1,9 @@
 """Products of 8-bit factors with scales, as float8 is trained and served with: activation((a ·
 a_scale) @ (b · b_scale) + bias).
 
-    a scale that does not depend on k (of a tensor, of a row of a, of a column of b)      is a factor of the result: one kernel, `_scaled`
-    scales of blocks, of 128 along k                                                      are factors of the partial sum of these 128: another one, `_blocks`
+    a scale that does not depend on k     (of a tensor, of a row of a, of a column of b) is a factor
+                                          of the result: `_scaled`
+    scales of blocks, of 128 along k      are factors of the partial sum of these 128: `_blocks`
 
 What adds up is the caller's choice, for the two are not the same on a Hopper tensor core
 (examples/float8_matmul.py): its own sums, which have fewer bits than float32, or float32 after each
@@ -126,7 +127,7 @@ def _blocks(
     BN: tkc.constexpr,
     BK: tkc.constexpr,
 ):
-    """Scales of blocks: a_scale of ROWS x 128, b_scale of 128 x COLUMNS, where both are 1 or 128."""
+    """Scales of blocks: a_scale of ROWS x 128, b_scale of 128 x COLUMNS; both are 1 or 128."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -349,9 +350,12 @@ def scaled_matmul(
     a [M, K] and b [K, N]: float8_e4m3 or float8_e5m2, which may mix, or both int8; in any memory
     order, best with k dense in both (weights [N, K] as w.T). Scales: float32, in any memory order,
 
-        of a tensor           a_scale [1] or []                                           b_scale [1] or []                                              (quantize)
-        of rows, columns      a_scale [M] or [M, 1]                                       b_scale [N] or [1, N]                                          (quantize_rows of a and of w)
-        of blocks             a_scale [M, ceil(K / 128)], or [ceil(M / 128), ceil(K / 128)]     b_scale [ceil(K / 128), ceil(N / 128)], or [ceil(K / 128), N]      (quantize_blocks of a and of w, whose scales are turned as w is)
+        of a tensor           a_scale [1] or [], b_scale [1] or [] (quantize)
+        of rows, columns      a_scale [M] or [M, 1], b_scale [N] or [1, N] (quantize_rows of a and
+                              of w)
+        of blocks             a_scale [M, ceil(K / 128)] or [ceil(M / 128), ceil(K / 128)],
+                              b_scale [ceil(K / 128), ceil(N / 128)] or [ceil(K / 128), N]
+                              (quantize_blocks of a and of w, whose scales are transposed as w is)
 
     the first two in any combination, those of blocks (not of int8) with one another. On a GPU
     scales of 1 x 128 blocks are read fastest where columns of a_scale are dense, as quantize_blocks

@@ -5,7 +5,11 @@ below them: one sort carries both, and the first of equals wins (as in torch, Na
 anything). A row of up to 2048 elements is one block. Of a longer one, cut in chunks, the k largest
 elements lie in the k chunks with the largest maxima:
 
-    131072 elements  ->  4096 maxima of chunks of 32, the only step that reads all  ->  64 of them by a tournament  ->  the 2048 elements of those chunks  ->  64
+    131072 elements
+    -> 4096 maxima of chunks of 32, the only step that reads all
+    -> 64 of them by a tournament
+    -> the 2048 elements of those chunks
+    -> 64
 
 For an element in another chunk, each of the k chunks has one that comes before it. Where k is too
 large for that, the elements themselves meet in the tournament: programs keep the largest of each

@@ -89,7 +89,7 @@ def softmax_backward(grad: Array, result: Array, axis: int = -1) -> Iterator[Arr
 
 @operator
 def log_softmax_backward(grad: Array, result: Array, axis: int = -1) -> Iterator[Array]:
-    """The gradient of x from those of log_softmax's result and the result itself, all of one shape."""
+    """The gradient of x from the gradient of log_softmax's result and that result; one shape."""
     yield from _backward(grad, result, axis, True)
 
 

@@ -3,7 +3,8 @@ kernel wrote to a copy of a result would be lost. So results, and what is passed
 launch, are allocated by jax and seen through NumPy's rules for views, which compute addresses and
 never look at what is there: of a GPU's memory, too.
 
-    out = zeros(x, (4, 6))           out.whole: jax's array;  out.reshape(24), out.T, out[1:] are the same memory
+    out = zeros(x, (4, 6))           out.whole: jax's array;  out.reshape(24), out.T, out[1:] are
+                                     the same memory
     given(out.swapaxes(0, 1))        the array of jax with what is there now
 """
 

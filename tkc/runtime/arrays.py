@@ -2,9 +2,9 @@
 element type of any array.
 
 Sources, in the order they are asked: torch tensors (by their methods: torch is never imported
-here), `__cuda_array_interface__`
-(cupy, jax, numba), NumPy, DLPack, the buffer protocol.  Element types are named as in tkc: "bfloat16", "float8_e4m3", "bool_".
-A text such as "bf16[4096, 1024]" stands for an array that is only compiled for.
+here), `__cuda_array_interface__` (cupy, jax, numba), NumPy, DLPack, the buffer protocol. Element
+types are named as in tkc: "bfloat16", "float8_e4m3", "bool_". A text such as "bf16[4096, 1024]"
+stands for an array that is only compiled for.
 """
 
 from __future__ import annotations

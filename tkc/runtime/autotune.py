@@ -1,12 +1,15 @@
 """`@tkc.autotune`: a kernel whose compile-time values and launch options are chosen for the
 arguments of each launch.
 
-    @tkc.autotune([tkc.Config(BM=128, BN=256), tkc.Config(BM=128, BN=128)])         or a function of the bound arguments that gives them
+    @tkc.autotune([tkc.Config(BM=128, BN=256), tkc.Config(BM=128, BN=128)])
+    # or a function of the bound arguments that gives them
     @tkc.jit
     def matmul(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr = 64): …
 
-    matmul[grid](a, b, c)                       grid is a function of all arguments, chosen ones included
-    matmul[grid](a, b, c, BM=128)               narrows the choice, like every launch option: cluster=(1, 1)
+    matmul[grid](a, b, c)                       grid is a function of all arguments, chosen ones
+                                                included
+    matmul[grid](a, b, c, BM=128)               narrows the choice, like every launch option:
+                                                cluster=(1, 1)
 
 A choice is looked for in the tables, on disk, and then made: the cost model puts the
 configurations, each with the plans it allows, in order; the best `limit` are compiled in processes
@@ -15,10 +18,14 @@ of their own and measured until `budget` seconds are over; what was found is kep
 extents and strides of the arrays, integers, the constants that were given, the device, and the
 kernel's code.
 
-    matmul.choose(a, b, c, grid=grid)           the Choice: configuration, where it is from, what it was compared with
-    matmul.assemble("bf16[64, 64]", …, grid=grid, target="sm_90a", path="matmul.asm")       compiled and assembled where no GPU is …
-    matmul.measure("matmul.asm", a, b, c, grid=grid)                                        … and measured where one is
-    matmul.export_table("h200.json"), matmul.import_table("h200.json")                      choices, to be kept with the program
+    matmul.choose(a, b, c, grid=grid)           the Choice: configuration, where it is from, what it
+                                                was compared with
+    matmul.assemble("bf16[64, 64]", …, grid=grid, target="sm_90a", path="matmul.asm")
+            compiled and assembled where no GPU is …
+    matmul.measure("matmul.asm", a, b, c, grid=grid)
+            … and measured where one is
+    matmul.export_table("h200.json"), matmul.import_table("h200.json")
+            choices, to be kept with the program
 
 Arrays that a kernel both reads and writes are put back after measuring. TKC_AUTOTUNE=0 never
 measures, 1 measures also where measure=False.

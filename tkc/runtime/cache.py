@@ -2,9 +2,10 @@
 
     8 bytes "tkc-cch1" | 32 bytes SHA-256 of the rest | 4 bytes length of the index | index (JSON) |
     parts
-The index says {"key": …, "parts": [[name, bytes], …]}.  An entry is written to a file beside it and renamed, so a reader sees all of it or
-none; what does not hash right is no entry and is unlinked.  Nothing is locked, nothing is pickled.  A directory that others could write is
-refused: compilation then goes on without a cache, after one warning.
+The index says {"key": …, "parts": [[name, bytes], …]}. An entry is written to a file beside it and
+renamed, so a reader sees all of it or none; what does not hash right is no entry and is unlinked.
+Nothing is locked, nothing is pickled. A directory that others could write is refused: compilation
+then goes on without a cache, after one warning.
 
 TKC_CACHE_DIR says where (default ~/.cache/tkc); TKC_CACHE=0 turns it off; TKC_CACHE_SIZE caps it,
 in MiB (default 512).

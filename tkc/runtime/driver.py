@@ -1,8 +1,8 @@
 """The CUDA driver through cuda-python, which is imported when a GPU is first used and not before.
 
-Everything lives in the device's primary context, which torch, cupy and jax share.  A failed call raises DeviceError; after an error that
-kills the context (an illegal address, a trap) every later call raises the same, for only a new
-process recovers.
+Everything lives in the device's primary context, which torch, cupy and jax share. A failed call
+raises DeviceError; after an error that kills the context (an illegal address, a trap) every later
+call raises the same, for only a new process recovers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@ the driver API.
 
     add.sm_90a.ptx      the kernel; add.sm_90a.cubin where ptxas is installed
     add.json            its interface (tkc.ir.interface.Interface) and its arguments
-    add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the code is inside (machine code, and PTX for GPUs that it does not fit), so the C needs no file at run time
+    add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the code is inside (machine
+                        code, and PTX for GPUs that it does not fit), so the C needs no file at run
+                        time
 
 The C computes what the Python launcher computes: tensor maps, the physical grid, the workspace, and
 the same refusals (a code, and a sentence from tkc_add_error).

@@ -1,8 +1,9 @@
 """What a kernel's code depends on, as bytes: its source, its helpers', every outside value they
 use, and tkc itself.
 
-A field is a label and bytes; `digest` hashes fields with their lengths, so that no two lists of fields run together.  Comments, file
-names and hash seeds do not count.  A value that cannot be written down makes `Unstable`: the kernel is then compiled, not cached.
+A field is a label and bytes; `digest` hashes fields with their lengths, so that no two lists of
+fields run together. Comments, file names and hash seeds do not count. A value that cannot be
+written down makes `Unstable`: the kernel is then compiled, not cached.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Fingerprint:
     """Everything one function depends on; without one, what the values do that it is asked to
     spell.
 
-    fields: for `digest`.  watched: (namespace, name, value) of the outside names used, attributes of modules too, for noticing that one was rebound; `cells`, the
-    same of closures; `mutable`: values that can change in place, with their spelling.  unstable: why there is no key, if there is none.
+    fields: for `digest`. watched: (namespace, name, value) of the outside names used, attributes of
+    modules too, for noticing that one was rebound; `cells`, the same of closures; `mutable`: values
+    that can change in place, with their spelling. unstable: why there is no key, if there is none.
     """
 
     def __init__(self, function=None):

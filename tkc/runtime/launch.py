@@ -2,7 +2,8 @@
 the physical grid.
 
     launch(interface, function, arguments, grid, stream)      once, from arrays and numbers
-    Launch(…)                                                 the same bound: calling it launches again
+    Launch(…)
+            the same bound: calling it launches again
 `arguments` are those the kernel takes at run time, in the order of its signature (compile-time
 values left out); `Parameter.argument` numbers them so.
 """
@@ -316,7 +317,7 @@ def piece(
     grid: Sequence[int],
     kernel: str,
 ) -> bytes:
-    """The bytes of one physical parameter. Raises LaunchError where a number does not fit its type."""
+    """The bytes of one physical parameter. Raises LaunchError for a number that does not fit."""
     what = f"argument {names[p.argument]} of {kernel}" if p.argument >= 0 else kernel
     match p.kind:
         case "map":

@@ -497,8 +497,8 @@ class KeyedCache:
         moves: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Stores what was just launched under its key. same: objects whose addresses are in the
-        key; moves: of each parameter, which value it is and how, and what is added (None: they stay as
-        they are).
+        key; moves: of each parameter, which value it is and how, and what is added (None: they stay
+        as they are).
         """
         split = len(written) - 8 * self.values
         words, values = written[:split], written[split:]

@@ -2,7 +2,8 @@
 
 A specialization is plain data (tuples of names and numbers), so that a warm cache needs neither
 xDSL nor the tracer:
-    ("array", dtype, extents, strides, align, wide)     each extent and stride a pair (divisor, exact value or None)
+    ("array", dtype, extents, strides, align, wide)     each extent and stride a pair (divisor,
+                                                        exact value or None)
     ("scalar", dtype, divisor)
     ("constant", value)
 `signature` turns it into the tracer's Signature when something is compiled.

@@ -1,7 +1,8 @@
 """How long launches take, under a budget: every candidate in turn, in shuffled rounds, caches
 flushed, the slow ones dropped early.
 
-    times = measure([launch, …], device, budget=2.0)            seconds of each (None: it failed or was dropped before two rounds)
+    times = measure([launch, …], device, budget=2.0)
+            seconds of each (None: it failed or was dropped before two rounds)
 
 On a GPU a launch lies between two events on its own stream, after a write of 256 MiB has replaced
 what the L2 cache held; on the CPU (device −1) the clock is read round it. A card under a power

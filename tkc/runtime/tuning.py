@@ -2,8 +2,10 @@
 the model puts them, tables.
 
 Config(BM=128, BN=256, cluster=(2, 1))           compile-time values and launch options together
-key("matmul", …)                                 "a: bfloat16[4096, 512] b: bfloat16[512, 4096] …": what the choice may depend on
-rank(kernel, values, configs, …)                 each configuration with the plans it allows, by the cost model's seconds
+key("matmul", …)                                 "a: bfloat16[4096, 512] b: bfloat16[512, 4096] …":
+                                                 what the choice may depend on
+rank(kernel, values, configs, …)                 each configuration with the plans it allows, by the
+                                                 cost model's seconds
 Table.read(path)                                 choices measured before, on a device of a name
 """
 

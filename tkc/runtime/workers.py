@@ -1,7 +1,8 @@
 """Compiling many specializations of a kernel at once, in processes of their own, into the disk
 cache.
 
-    errors = compile_all(kernel, [specialization, …], "sm_90a")             what each raised, as text, or None
+    errors = compile_all(kernel, [specialization, …], "sm_90a")
+            what each raised, as text, or None
 
 A worker is `python -m tkc.runtime.workers`: it imports the kernel's module, compiles what stdin
 lists, has ptxas assemble it, and says what went wrong. What it made is in the disk cache, where the

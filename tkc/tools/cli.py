@@ -1,4 +1,4 @@
-"""The command line `tkc`. Each command is a few lines over a function of tkc.tools or tkc.runtime."""
+"""The command line `tkc`. Each command calls one function of tkc.tools or tkc.runtime."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ class Careful(click.Group):
         except Exception as e:
             if ctx.params.get("debug"):
                 raise
-            click.echo(
-                "error:"
-                f" {e if isinstance(e, Error) and ctx.invoked_subcommand == 'compile' else one_line(e)}",
-                err=True,
-            )
+            whole = isinstance(e, Error) and ctx.invoked_subcommand == "compile"
+            click.echo(f"error: {e if whole else one_line(e)}", err=True)
             sys.exit(2)
 
 
@@ -64,7 +61,7 @@ def main(debug: bool) -> None:
     help="Where IR, PTX and C go.",
 )
 def demo(names, device, examples, out) -> None:
-    """Run the examples (all, or NAMES), check them against float64, write what the compiler made."""
+    """Run the examples (all, or NAMES), check them against float64, write IR, PTX and C."""
     from tkc.tools.demo import demo
 
     sys.exit(demo(device, examples, out, names))

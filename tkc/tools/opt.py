@@ -198,10 +198,9 @@ def arrays(path: str | None) -> dict:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, BadZipFile) as e:
-        raise Error(
-            f"{path}:"
-            f" {getattr(e, 'strerror', None) or 'not an .npz file of plain arrays, as numpy.savez writes it'}"
-        ) from None
+        why = getattr(e, "strerror", None)
+        why = why or "not an .npz file of plain arrays, as numpy.savez writes it"
+        raise Error(f"{path}: {why}") from None
 
 
 @contextmanager
