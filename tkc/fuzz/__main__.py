@@ -189,7 +189,8 @@ def kernels(
     from tkc.fuzz.productions import kernel
 
     first, _, last = seeds.partition(":")
-    began, kinds, ran = time.monotonic(), Counter(), 0
+    began, ran = time.monotonic(), 0
+    kinds: Counter[str] = Counter()
     for seed in range(int(first), int(last or int(first) + 1)):
         k = kernel(seed, policy, steps)
         if show:

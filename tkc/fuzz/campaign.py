@@ -3,10 +3,13 @@
 A *campaign* is a number of items, each made of its own number alone, so that any of them can be run
 again:
 
-    runs      a golden program or a pipelined kernel in a random schedule of the simulator: no finding, right values
-    kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to the bit
+    runs      a golden program or a pipelined kernel in a random schedule of the simulator: no
+              finding, right values
+    kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to
+              the bit
     texts     a broken text of IR: read, or refused in a sentence, within two seconds
-    mutants   a program of `runs` with one change of its synchronisation: found, unless declared equivalent
+    mutants   a program of `runs` with one change of its synchronisation: found, unless declared
+              equivalent
 
 Items are run by processes of their own, so that one which crashes or hangs costs itself alone and
 is reported. What is done is written to a file after every batch: an interrupted fuzz goes on where
@@ -231,8 +234,21 @@ class Worker:
     """
 
     def __init__(self, seed: int):
-        self.seed, self.batch, self.process = seed, None, None
+        self.seed = seed
+        self._batch: Batch | None = None
+        # of the batch at hand: its item, what went wrong and what was done, since when (seconds)
+        self.item, self.began, self.since = 0, 0.0, 0.0
+        self.faults: list[tuple[int, str]] = []
+        self.counts: Counter[str] = Counter()
+        self.stalled: int | None = None  # the item that hung before
         self._start()
+
+    @property
+    def batch(self) -> Batch:
+        """The batch at hand. Raises RuntimeError where none was given yet."""
+        if self._batch is None:
+            raise RuntimeError("a worker without a batch")
+        return self._batch
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -242,14 +258,9 @@ class Worker:
         far.close()
 
     def give(self, batch: Batch) -> None:
-        self.batch, self.item, self.faults, self.counts, self.began, self.stalled = (
-            batch,
-            batch.first,
-            [],
-            Counter(),
-            time.monotonic(),
-            None,
-        )
+        self._batch, self.item = batch, batch.first
+        self.faults, self.counts = [], Counter()
+        self.began, self.stalled = time.monotonic(), None
         self.since = time.monotonic() + START
         self.pipe.send(batch)
 
@@ -290,9 +301,10 @@ class Worker:
         return False
 
     def late(self) -> bool:
-        return (
-            self.batch is not None and time.monotonic() - self.since > self.batch.campaign.deadline
-        )
+        """Whether the item at hand has run past its campaign's deadline."""
+        if self._batch is None:
+            return False
+        return time.monotonic() - self.since > self._batch.campaign.deadline
 
     def stop(self) -> None:
         self.process.kill()
@@ -340,16 +352,13 @@ def fuzz(
                 )
                 state.write()
                 tell(done.campaign, progress)
-                batch = (
-                    None
-                    if seconds is not None and time.monotonic() - began > seconds
-                    else next(batches, None)
-                )
-                if batch is None:
+                is_over = seconds is not None and time.monotonic() - began > seconds
+                following = None if is_over else next(batches, None)
+                if following is None:
                     worker.stop()
                     running.remove(worker)
                 else:
-                    worker.give(batch)
+                    worker.give(following)
     finally:
         for worker in running:
             worker.stop()

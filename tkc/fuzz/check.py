@@ -73,7 +73,8 @@ def invented(module: ModuleOp, seed: int = 0) -> dict:
     """Arguments for a module whose own are not known: arrays of some 40 (as their facts want) along
     each axis, whole numbers in them; numbers of 3.
     """
-    values, out = np.random.default_rng(seed), {}
+    values = np.random.default_rng(seed)
+    out: dict[str, np.ndarray | float] = {}
     kernel = level0.kernel_of(module)
     names = kernel.attributes.get("argument_names")
     for i, argument in enumerate(kernel.arguments):
@@ -101,10 +102,7 @@ def wrong(want: dict, got: dict, near: float = 0) -> str | None:
     for name, w in want.items():
         if not isinstance(w, np.ndarray):
             continue
-        g, w = (
-            np.asarray(x, np.float64) if np.asarray(x).dtype.kind in "fV" else np.asarray(x)
-            for x in (got[name], w)
-        )
+        g, w = _comparable(got[name]), _comparable(w)
         differs = (g != w) & ~((g != g) & (w != w))
         if near:
             differs &= ~(
@@ -118,6 +116,11 @@ def wrong(want: dict, got: dict, near: float = 0) -> str | None:
                 f" of {w.size} differ)"
             )
     return None
+
+
+def _comparable(x: np.ndarray) -> np.ndarray:
+    """Floats of any kind as float64; other elements as they are."""
+    return np.asarray(x, np.float64) if x.dtype.kind in "fV" else x
 
 
 def extents(grid) -> tuple[int, int, int]:
@@ -198,6 +201,7 @@ class Ways:
                 yield _broken(label(name), e)
                 return
             level = level0.kernel_of(module).level
+            found: list[Failure | None] = []
             if level < 4 and (each or level == 3):
                 found = [self.run(label(name), lambda a: dataflow.run(module, a, self.grid))]
             elif level == 4 and name == (THREADED if each else PIPELINE[-1]):
@@ -208,10 +212,8 @@ class Ways:
                     )
                     for s in seeds
                 ]
-            else:
-                found = []
-            if any(found):
-                yield next(f for f in found if f)
+            if failure := next(filter(None, found), None):
+                yield failure
                 return
         if not ptx:
             return
@@ -222,8 +224,8 @@ class Ways:
         except Exception as e:
             yield _broken(label("emit"), e)
             return
-        if found := self.run(label("PTX"), lambda a: self._ptx(program, a)):
-            yield found
+        if failure := self.run(label("PTX"), lambda a: self._ptx(program, a)):
+            yield failure
 
     def _ptx(self, program, arguments: list) -> None:
         """Runs a program on the arguments in place; one beyond the machine leaves what level 0
@@ -322,6 +324,7 @@ def reduced(kernel: Kernel, failure: Failure, tell=lambda text: None) -> ModuleO
 
     want = symptom(failure)
     plan = re.match(r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?", failure.stage)
+    target, warps, stages, programs = plan.groups() if plan else (None, "None", "1", None)
 
     def interesting(module: ModuleOp) -> bool:
         try:
@@ -330,15 +333,17 @@ def reduced(kernel: Kernel, failure: Failure, tell=lambda text: None) -> ModuleO
             return False
         if failure.stage == "cpu":
             return (f := ways.cpu()) is not None and symptom(f) == want
+        if target is None:
+            return False
         return any(
             symptom(f) == want
             for f in ways.passes(
-                plan[1],
-                None if plan[2] == "None" else int(plan[2]),
-                int(plan[3]),
+                target,
+                None if warps == "None" else int(warps),
+                int(stages),
                 True,
                 (kernel.seed,),
-                programs=int(plan[4]) if plan[4] else None,
+                programs=int(programs) if programs else None,
             )
         )
 

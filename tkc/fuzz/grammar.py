@@ -187,6 +187,10 @@ POLICIES = {
 }
 
 
+# What is in scope: tiles, names that may be bound again, and indices with their bounds.
+Scope = tuple[list[Tile], set[str], dict[str, tuple[int, int]]]
+
+
 class Writer:
     """Writes statements; `pool` are the tiles in scope, `mutable` the names that may be bound again
     here.
@@ -197,8 +201,11 @@ class Writer:
         self.policy = policy or self.random.choice(list(POLICIES))
         changes, self.sizes = POLICIES[self.policy]
         self.weights = WEIGHTS | changes
-        self.lines, self.indent, self.count = [], 1, 0
-        self.pool, self.mutable, self.locals = [], set(), []
+        self.lines: list[str] = []
+        self.indent, self.count = 1, 0
+        self.pool: list[Tile] = []
+        self.mutable: set[str] = set()
+        self.locals: list[str] = []
         self.arrays: list[ArraySpec] = []
         self.numbers = {f"n{i}": self.random.choice((0, 1, 2, 3, 4, 5, 16)) for i in range(2)}
         self.grid = self.random.choice(((1,), (1,), (2,), (3, 2), (1, 1, 2)))
@@ -212,6 +219,18 @@ class Writer:
     # ----------------------------------------------------------------------------------------------
     def pick(self, things):
         return self.random.choice(list(things))
+
+    def enter(self) -> Scope:
+        """Begins a block of statements; returns what `leave` needs at its end."""
+        self.indent += 1
+        return list(self.pool), set(self.mutable), dict(self.indices)
+
+    def leave(self, saved: Scope) -> None:
+        """Ends a block: the names from before it, with what is now known of them."""
+        self.indent -= 1
+        pool, self.mutable, self.indices = saved
+        now = {v.name: v for v in self.pool}
+        self.pool = [now.get(v.name, v) for v in pool]
 
     def chance(self, p: float) -> bool:
         return self.random.random() < p

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 from xdsl.dialects import scf
 from xdsl.ir import Operation
 
 from tkc.fuzz.programs import Program, programs
-from tkc.ir import shared, threads, tile
+from tkc.ir import shared, threads
+from tkc.ir.values import block_of
+from tkc.passes.analysis.access import kernel_around
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.mutants import Place, mutated, places
@@ -77,7 +79,8 @@ def _of_an_instance(op: Operation, operator: str) -> bool:
 
 def _drained(op: Operation, operator: str) -> bool:
     """A wait behind the producer's loop that is not the last on its ring."""
-    role, last = op.parent_op(), op.parent.last_op
+    role = op.parent_op()
+    last = block_of(op).last_op
     if (
         operator != "drop"
         or not isinstance(op, threads.MbarrierWait)
@@ -85,11 +88,11 @@ def _drained(op: Operation, operator: str) -> bool:
         or role.single is None
     ):
         return False
-    while last is not op and not (
-        isinstance(last, threads.MbarrierWait) and last.barriers is op.barriers
-    ):
+    while last is not None and last is not op:
+        if isinstance(last, threads.MbarrierWait) and last.barriers is op.barriers:
+            return True
         last = last.prev_op
-    return last is not op
+    return False
 
 
 def _number_of_a_program(op: Operation, operator: str) -> bool:
@@ -100,9 +103,7 @@ def _number_of_a_program(op: Operation, operator: str) -> bool:
         op, (threads.MbarrierWait, threads.MbarrierArrive)
     ):
         return False
-    kernel = op
-    while not isinstance(kernel, tile.Kernel):
-        kernel = kernel.parent_op()
+    kernel = kernel_around(op)
     told = [
         o
         for role in kernel.walk()
@@ -112,7 +113,7 @@ def _number_of_a_program(op: Operation, operator: str) -> bool:
     ]
     return op.barriers in {
         a.barriers
-        for a, b in zip(told, told[1:], strict=False)
+        for a, b in pairwise(told)
         if isinstance(a, threads.MbarrierWait) and isinstance(b, threads.MbarrierArrive)
     }
 
@@ -147,9 +148,11 @@ def _fresh(op: Operation, operator: str) -> bool:
 
 def _behind(op: Operation, kind: type) -> bool:
     """Whether something of a kind comes behind an operation in its block, before any loop."""
-    while (op := op.next_op) is not None and not op.regions:
-        if isinstance(op, kind):
+    behind = op.next_op
+    while behind is not None and not behind.regions:
+        if isinstance(behind, kind):
             return True
+        behind = behind.next_op
     return False
 
 
@@ -161,9 +164,7 @@ def _told_first(op: Operation, operator: str) -> bool:
         op, (threads.MbarrierWait, threads.MbarrierArrive)
     ):
         return False
-    kernel = op
-    while not isinstance(kernel, tile.Kernel):
-        kernel = kernel.parent_op()
+    kernel = kernel_around(op)
     arrivals = [
         o
         for o in kernel.walk()

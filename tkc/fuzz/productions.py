@@ -378,7 +378,8 @@ class Author(Streams):
             texts.append(f"{t.name}.T" if turned else t.name)
             bounds.append(t.bound)
         return (
-            *texts,
+            texts[0],
+            texts[1],
             bounds[0] * bounds[1] * k,
             "float64" if dtype == "float64" else "float32" if is_float(dtype) else "int32",
         )
@@ -405,18 +406,6 @@ class Author(Streams):
                 (m, n),
                 bound + c.bound,
             )
-
-    # ----------------------------------------------------------------------------------------------
-    def enter(self):
-        self.indent += 1
-        return list(self.pool), set(self.mutable), dict(self.indices)
-
-    def leave(self, saved) -> None:
-        """Back to the names from before, with what is now known of them."""
-        self.indent -= 1
-        pool, self.mutable, self.indices = saved
-        now = {v.name: v for v in self.pool}
-        self.pool = [now.get(v.name, v) for v in pool]
 
     def rebind(self, t: Tile, most: int) -> None:
         """Another value for a name in scope, of its dtype and shape."""

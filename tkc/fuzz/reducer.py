@@ -21,6 +21,7 @@ from tkc.errors import Error
 from tkc.ir import tile
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float
+from tkc.ir.values import block_of, terminator_of
 from tkc.ir.verify import verify
 
 Interesting = Callable[[ModuleOp], bool]
@@ -103,7 +104,7 @@ def _stand_in(value: SSAValue, op: Operation) -> SSAValue | None:
     ):
         return None
     constant = tile.Constant(1.0 if is_float(element_of(t)) else 1, t)
-    op.parent.insert_op_before(constant, op)
+    block_of(op).insert_op_before(constant, op)
     return constant.result
 
 
@@ -175,7 +176,7 @@ def unused(module: ModuleOp) -> None:
 
 # --------------------------------------------------------------------------------------------------
 def _inline(op: Operation, block: Block, arguments) -> None:
-    last = block.last_op
+    last = terminator_of(block)
     for argument, value in zip(block.args, arguments, strict=False):
         argument.replace_all_uses_with(value)
     results = list(last.operands)[1:] if isinstance(last, scf.ConditionOp) else list(last.operands)
@@ -183,7 +184,7 @@ def _inline(op: Operation, block: Block, arguments) -> None:
     last.erase()
     for inner in list(block.ops):
         inner.detach()
-        op.parent.insert_op_before(inner, op)
+        block_of(op).insert_op_before(inner, op)
     for result, value in zip(op.results, results, strict=False):
         result.replace_all_uses_with(value)
     op.detach()
@@ -243,7 +244,7 @@ def fewer_carried(module: ModuleOp, number: int):
     for region in op.regions:
         if not region.blocks:
             continue
-        last = region.block.last_op
+        last = terminator_of(region.block)
         replaced = scf.YieldOp(*(v for k, v in enumerate(last.operands) if k != i))
         Rewriter.replace_op(last, replaced)
     if isinstance(op, scf.ForOp):
@@ -251,15 +252,16 @@ def fewer_carried(module: ModuleOp, number: int):
         argument.replace_all_uses_with(value)
         op.body.block.erase_arg(argument)
         body = op.detach_region(op.body)
-        new = scf.ForOp(
+        new: scf.ForOp | scf.IfOp = scf.ForOp(
             op.lb, op.ub, op.step, [v for k, v in enumerate(op.iter_args) if k != i], body
         )
     else:
-        regions = [op.detach_region(r) for r in list(op.regions)]
-        new = scf.IfOp(op.cond, [r.type for k, r in enumerate(op.results) if k != i], *regions)
-    op.parent.insert_op_before(new, op)
+        true, false = (op.detach_region(r) for r in list(op.regions))
+        types = [r.type for k, r in enumerate(op.results) if k != i]
+        new = scf.IfOp(op.cond, types, true, false)
+    block_of(op).insert_op_before(new, op)
     for old, fresh in zip(
-        [r for k, r in enumerate(op.results) if k != i], new.results, strict=False
+        [r for k, r in enumerate(op.results) if k != i], new.results, strict=True
     ):
         old.replace_all_uses_with(fresh)
     op.detach()
@@ -277,7 +279,7 @@ def fewer_arguments(module: ModuleOp, number: int):
         return False
     names = kernel.attributes.get("argument_names")
     kernel.body.block.erase_arg(kernel.arguments[number])
-    if names is not None:
+    if isinstance(names, ArrayAttr):
         kernel.attributes["argument_names"] = ArrayAttr(
             [n for i, n in enumerate(names) if i != number]
         )

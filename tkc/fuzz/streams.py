@@ -50,12 +50,12 @@ class Streams(Writer):
         )
 
     def changed(self, t: Tile) -> Tile:
-        """A factor computed of what was loaded."""
+        """An operand computed from what was loaded."""
         text = self.pick((f"-{t.name}", f"tkc.maximum({t.name}, 0)", f"tkc.minimum({t.name}, 2)"))
         return self.let(text, t.dtype, t.shape, t.bound)
 
     def stream(self) -> None:
-        """A loop of one dot, of several whose sums go round it, or of two with vector work between."""
+        """A loop of one dot, of several it accumulates, or of two with vector work between."""
         while True:
             (m, n, k), dtype = map(self.pick, SHAPES), self.pick(KINDS)
             if m * n <= 8192:
@@ -85,7 +85,7 @@ class Streams(Writer):
         )  # by the program: neighbours may stand side by side
         self.line(f"for {i} in tkc.range({begin}, {end}, {k}):")
         saved = self.enter()
-        if form == "late":
+        if form == "late" and first is not None:
             self._late(dtype, total, first, sums[0], count, i, (m, n, k), column)
         else:
             x, y = first or self.factor(dtype, m, k, row, i), self.factor(dtype, k, n, i, column)
@@ -128,7 +128,7 @@ class Streams(Writer):
         shape: tuple[int, int, int],
         column: str,
     ) -> None:
-        """Two dots of an iteration, or three, the left factor of each computed of the one before."""
+        """Two or three dots of an iteration, each with a left operand made of the one before."""
         m, n, k = shape
         if self.chance(0.3):
             first = self.let(
