@@ -57,7 +57,7 @@ class Array:
     ssa: SSAValue
     wide: bool = False  # extents and offsets need 64 bits
     _cache: dict = field(default_factory=dict, repr=False)
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # == compares elements
 
     def use(self) -> SSAValue:
         return tracer().use(self.ssa)
@@ -68,11 +68,11 @@ class Array:
 
     @property
     def dtype(self) -> DType:
-        return BY_IR[self.ssa.type.element]
+        return BY_IR[array_type(self.ssa).element]
 
     @property
     def ndim(self) -> int:
-        return self.ssa.type.rank
+        return array_type(self.ssa).rank
 
     @property
     def shape(self) -> Extents:
@@ -187,9 +187,7 @@ class Array:
             # where the slice ends behind it
             whole = extent.divisor if extent.exact is None else extent.exact
             shape.append(
-                Fact(
-                    exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)
-                )
+                Fact(exact=max(0, (whole if stop is None else min(whole, stop)) - start))
                 if known
                 else Fact(math.gcd(divisor(first), divisor(last), whole) or 1)
             )
@@ -198,7 +196,7 @@ class Array:
             return self
         result = ArrayType(
             len(shape),
-            self.ssa.type.element,
+            array_type(self.ssa).element,
             ArrayFacts(tuple(shape), tuple(strides), max(align, 1)),
         )
         return Array(tracer().emit(tile.View(self.use(), kinds, offsets, result)).result, self.wide)

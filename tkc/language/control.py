@@ -16,7 +16,7 @@ from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, i32, i64
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Region, SSAValue
 
 from tkc.ir import elementwise
 from tkc.ir.ranges import Ranges
@@ -149,14 +149,14 @@ def range_(*bounds, num_stages: int | None = None) -> Range:
 
 def static_range(*bounds):
     """range(...) unrolled at compile time."""
-    bounds = [unpack(b) for b in bounds]
-    for b in bounds:
+    given = [unpack(b) for b in bounds]
+    for b in given:
         if isinstance(b, Value):
             fail(
                 f"tkc.static_range needs numbers known at compile time, got a traced {describe(b)};"
                 " use tkc.range"
             )
-    return builtins.range(*bounds)
+    return builtins.range(*given)
 
 
 def python_range(*bounds):
@@ -191,7 +191,7 @@ class Loop(Construct):
                 for a in args:
                     a.name_hint = name
             self.entry[slot] = build(spec, iter(args))
-            self.copies += [(slot, x, contents(x)) for x in mutable_parts(self.entry[slot])]
+            self.copies += [(slot, x, contents(x) or {}) for x in mutable_parts(self.entry[slot])]
         self._bind(self.picture, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
 
     def _settle(
@@ -203,7 +203,7 @@ class Loop(Construct):
         changed, after = self.picture.changes(names, self.where), Picture.take(names)
         stable, result, counts = True, {}, shared(changed, self.picture, after)
         for slot, copy, before in self.copies:
-            now = contents(copy)
+            now = contents(copy) or {}
             if changed.get(slot, (None, None))[1] is not self.entry[slot] and (
                 now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before)
             ):
@@ -325,7 +325,7 @@ class ForLoop(Loop):
         start, stop, step, place = r.start, r.stop, r.step, _as_counted
         if isinstance(step, int) and step < 0:
             start, stop, step, place = 0, r.start - r.stop, -step, _backwards
-        elif isinstance(step, Scalar) and Ranges().of(step.use()).lo <= 0:
+        elif isinstance(step, Scalar) and Ranges().known(step.use()).lo <= 0:
             start, stop, step, place = 0, _trip_count(r), 1, _by_steps
         bounds = [integer(b, "a bound") for b in (start, stop, step)]
         width = i64 if any(b.type == i64 for b in bounds) else i32
@@ -336,7 +336,7 @@ class ForLoop(Loop):
             before, body = Block(), Block(arg_types=[width])
             t.blocks += [before, body]
             self._open(body)
-            index = values.wrap(body.args[0])
+            index = Scalar(body.args[0])
             if self.targets:
                 body.args[0].name_hint = self.targets[0]
             yield place(r, index)
@@ -350,19 +350,25 @@ class ForLoop(Loop):
             initial = self._initial()
             t.blocks.pop()
             # A guess that comes back unchanged is not carried after all.
-            fixed = {
+            fixed: dict[BlockArgument, SSAValue] = {
                 arg: first
                 for y, arg, first in zip(yielded, args, initial, strict=False)
                 if y is arg
             }
             keep = [k for k, arg in enumerate(args) if arg not in fixed]
             with t.inside(before), t.inside(body):
-                t.emit(scf.YieldOp(*(fixed.get(yielded[k], yielded[k]) for k in keep)))
+                kept = [yielded[k] for k in keep]
+                t.emit(
+                    scf.YieldOp(
+                        *(fixed.get(v, v) if isinstance(v, BlockArgument) else v for v in kept)
+                    )
+                )
             for arg, first in fixed.items():
                 arg.replace_all_uses_with(first)
                 body.erase_arg(arg)
             t.inline(before)
-            loop = t.emit(scf.ForOp(*bounds, [initial[k] for k in keep], Region(body)))
+            low, high, by = bounds
+            loop = t.emit(scf.ForOp(low, high, by, [initial[k] for k in keep], Region(body)))
             if r.num_stages is not None:
                 loop.attributes["num_stages"] = IntegerAttr(r.num_stages, i64)
             given = iter(loop.results)
@@ -468,7 +474,8 @@ class Branch(Construct):
     def then(self) -> bool:
         if not self.traced:
             return self.truth
-        self.arms, self.ends = [Block(), Block()], []
+        self.arms = [Block(), Block()]
+        self.ends: list[Any] = []
         tracer().blocks.append(self.arms[0])
         self.bindings = dict(self.picture.names)
         return True
@@ -575,7 +582,9 @@ def _choose(condition: Scalar, then, orelse) -> Any:
     for f, block in zip(found, blocks, strict=False):
         with t.inside(block):
             t.emit(scf.YieldOp(*flatten(f, spec)))
-    return build(spec, iter(t.emit(scf.IfOp(c, types(spec), *map(Region, blocks))).results))
+    return build(
+        spec, iter(t.emit(scf.IfOp(c, types(spec), Region(blocks[0]), Region(blocks[1]))).results)
+    )
 
 
 def and_(first, *thunks):

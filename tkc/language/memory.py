@@ -100,6 +100,13 @@ def _order(op, sem: str | None, scope: str | None, allowed=SEMANTICS):
     return op
 
 
+def pointee(pointers: Value) -> DType:
+    """What pointers point to. Raises TypeError for other values."""
+    if not isinstance(pointers.dtype, Pointer):
+        raise TypeError(f"expected pointers, got {pointers.dtype}")
+    return pointers.dtype.element
+
+
 def _pointers(x, what: str) -> Value:
     x = unpack(x)
     if not isinstance(x, Value) or not isinstance(x.dtype, Pointer):
@@ -160,7 +167,7 @@ def load(
     op = tile.LoadPointers(
         pointers.use(),
         mask_of(mask, pointers.shape),
-        _other(other, pointers.dtype.element, pointers.shape),
+        _other(other, pointee(pointers), pointers.shape),
     )
     return wrap(t.emit(_order(op, sem, scope, ("relaxed", "acquire"))).result)
 
@@ -230,7 +237,7 @@ def store(
     pointers = _pointers(target, "tkc.store")
     if value is not None or offsets is None:
         fail("tkc.store(pointers, value, mask=...) takes pointers and a value")
-    value = _fit(_converted(offsets, pointers.dtype.element, "memory"), pointers.shape, "the value")
+    value = _fit(_converted(offsets, pointee(pointers), "memory"), pointers.shape, "the value")
     t.emit(
         _order(
             tile.StorePointers(pointers.use(), value.use(), mask_of(mask, pointers.shape)),
@@ -250,7 +257,7 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
                 if kind not in ("exchange", "compare")
                 else f"{name} works on pointers: use array.ptr + offset"
             )
-        offsets, value, extents = _block(target, *args, name)
+        offsets, value, extents = _block(target, args[0], args[1], name)
         _atomic_type(kind, name, target.dtype)
         t.emit(
             tile.AtomicBlock(
@@ -261,7 +268,7 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
     pointers = _pointers(target, name)
     if len(args) != (2 if kind == "compare" else 1):
         fail(f"{name}(pointers, {'expected, ' if kind == 'compare' else ''}value)")
-    dtype = pointers.dtype.element
+    dtype = pointee(pointers)
     _atomic_type(kind, name, dtype)
     values = [_fit(_converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
     m = mask_of(mask, pointers.shape)

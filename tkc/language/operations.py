@@ -20,6 +20,7 @@ from tkc.language.values import (
     Tile,
     Value,
     apply,
+    as_tile,
     broadcast_shapes,
     cast,
     check,
@@ -55,12 +56,12 @@ def _tile(x, what: str) -> Tile:
 # --------------------------------------------------------------------------------------------------
 def program_id(axis: int) -> Scalar:
     """The index of this program along axis 0, 1 or 2 of the grid (int32)."""
-    return wrap(tracer().emit(tile.ProgramId(_grid_axis(axis))).result)
+    return Scalar(tracer().emit(tile.ProgramId(_grid_axis(axis))).result)
 
 
 def num_programs(axis: int) -> Scalar:
     """The extent of the grid along axis 0, 1 or 2 (int32)."""
-    return wrap(tracer().emit(tile.NumPrograms(_grid_axis(axis))).result)
+    return Scalar(tracer().emit(tile.NumPrograms(_grid_axis(axis))).result)
 
 
 def _grid_axis(axis) -> int:
@@ -92,7 +93,7 @@ def full(shape, value, dtype: DType | None = None) -> Tile:
     shape, value = static_shape(shape), check(value)
     if isinstance(value, Value) and value.shape:
         fail(f"tkc.full takes a scalar, got {describe(value)}; use tkc.broadcast_to")
-    return lift(value, dtype, shape)
+    return as_tile(lift(value, dtype, shape))
 
 
 def zeros(shape, dtype: DType = float32) -> Tile:
@@ -257,7 +258,7 @@ def broadcast_to(x, *shape) -> Tile:
     x = lift(x)
     if broadcast_shapes(x.shape, shape) != shape:
         fail(f"{describe(x)} does not broadcast to {list(shape)}")
-    return spread(x, shape)
+    return as_tile(spread(x, shape))
 
 
 def reshape(x, *shape) -> Tile:
@@ -272,24 +273,24 @@ def permute(x, *axes) -> Tile:
 
 def cat(*tiles, axis: int = 0) -> Tile:
     """Tiles of one rank one after the other along an axis."""
-    tiles = tiles[0] if len(tiles) == 1 and isinstance(tiles[0], (tuple, list)) else tiles
-    tiles = [_tile(t, "tkc.cat") for t in tiles]
-    if not tiles:
+    several = len(tiles) == 1 and isinstance(tiles[0], (tuple, list))
+    parts = [_tile(t, "tkc.cat") for t in (tiles[0] if several else tiles)]
+    if not parts:
         fail("tkc.cat needs a tile")
-    axis, dtype = _axis(axis, tiles[0], "tkc.cat"), common(*tiles)
-    rest = [t.shape[:axis] + t.shape[axis + 1 :] for t in tiles]
+    axis, dtype = _axis(axis, parts[0], "tkc.cat"), common(*parts)
+    rest = [t.shape[:axis] + t.shape[axis + 1 :] for t in parts]
     if builtins.any(
-        r != rest[0] or t.ndim != tiles[0].ndim for r, t in zip(rest, tiles, strict=False)
+        r != rest[0] or t.ndim != parts[0].ndim for r, t in zip(rest, parts, strict=False)
     ):
         fail(
             f"tkc.cat along axis {axis}: the other extents differ:"
-            f" {', '.join(map(describe, tiles))}"
+            f" {', '.join(map(describe, parts))}"
         )
-    shape = list(tiles[0].shape)
-    shape[axis] = builtins.sum(t.shape[axis] for t in tiles)
+    shape = list(parts[0].shape)
+    shape[axis] = builtins.sum(t.shape[axis] for t in parts)
     return Tile(
         tracer()
-        .emit(tile.Concat([cast(t, dtype).use() for t in tiles], axis, TileType(shape, dtype.ir)))
+        .emit(tile.Concat([cast(t, dtype).use() for t in parts], axis, TileType(shape, dtype.ir)))
         .result
     )
 
@@ -298,7 +299,9 @@ def join(a, b) -> Tile:
     """Two tiles as the two elements of a new last axis."""
     a, b = lift(a), lift(b)
     shape = broadcast_shapes(a.shape, b.shape)
-    return cat(*(spread(x, shape)[..., None] if shape else full((1,), x) for x in (a, b)), axis=-1)
+    return cat(
+        *(as_tile(spread(x, shape))[..., None] if shape else full((1,), x) for x in (a, b)), axis=-1
+    )
 
 
 def split(x) -> tuple[Value, Value]:
@@ -326,7 +329,7 @@ def _accumulated(x: Tile) -> Tile:
     """Small integers and truth values are summed as 32 bits."""
     if x.dtype.is_float or x.dtype.is_int and x.dtype.bits >= 32:
         return x
-    return cast(x, uint32 if x.dtype.kind == "uint" else int32)
+    return as_tile(cast(x, uint32 if x.dtype.kind == "uint" else int32))
 
 
 def _in_float32(x: Value, one) -> Value:
@@ -352,9 +355,10 @@ def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
         )
     )
     shape = x.shape
+    found: Value = x
     for a in reversed(axes):
-        x = wrap(tracer().emit(tile.Reduce(kind, x.use(), a)).results[0])
-    return _restore(x, shape, axes) if keep_dims else x
+        found = wrap(tracer().emit(tile.Reduce(kind, found.use(), a)).results[0])
+    return _restore(found, shape, axes) if keep_dims else found
 
 
 def _restore(x: Value, shape: tuple[int, ...], axes) -> Value:
@@ -512,7 +516,7 @@ def softmax(x, axis: int = -1) -> Tile:
         e = exp(v - max_(v, axis, keep_dims=True))
         return e / sum_(e, axis, keep_dims=True)
 
-    return _in_float32(_floating(_tile(x, "tkc.softmax")), one)
+    return as_tile(_in_float32(_floating(_tile(x, "tkc.softmax")), one))
 
 
 def sort(x, axis: int = -1, descending: bool = False) -> Tile:
@@ -563,8 +567,9 @@ def _topk_by_key(x: Tile, k: int) -> tuple[Tile, Tile]:
     bits = (keys >> 32).to(uint32)
     if wide is float32:
         value = where(bits >= top, bits ^ top, ~bits).to(float32, bitcast=True)
-        return cast(where(bits == 0, nan, value), x.dtype), at
-    return cast((bits ^ top).to(int32, bitcast=True) if wide is int32 else bits, x.dtype), at
+        return as_tile(cast(where(bits == 0, nan, value), x.dtype)), at
+    signed = (bits ^ top).to(int32, bitcast=True) if wide is int32 else bits
+    return as_tile(cast(signed, x.dtype)), at
 
 
 def _topk_one_by_one(x: Tile, k: int) -> tuple[Tile, Tile]:
@@ -589,18 +594,17 @@ def _topk_one_by_one(x: Tile, k: int) -> tuple[Tile, Tile]:
     _, found, places = _repeat(
         k, one, (full(x.shape, 0) == 0, zeros((*rest, k), x.dtype), zeros((*rest, k), int32))
     )
-    return found, places
+    return as_tile(found), as_tile(places)
 
 
 def _repeat(count: int, one, carried: tuple[Value, ...]) -> tuple[Value, ...]:
     """carried = one(i, *carried) for i of 0 … count - 1, as a loop of the program."""
     t, block = tracer(), Block(arg_types=[i32, *(v.ssa.type for v in carried)])
-    bounds = [t.constant(n, i32) for n in (0, count, 1)]
+    low, high, step = (t.constant(n, i32) for n in (0, count, 1))
     with t.inside(block):
         t.emit(scf.YieldOp(*(v.use() for v in one(*map(wrap, block.args)))))
-    return tuple(
-        map(wrap, t.emit(scf.ForOp(*bounds, [v.use() for v in carried], Region(block))).results)
-    )
+    loop = scf.ForOp(low, high, step, [v.use() for v in carried], Region(block))
+    return tuple(map(wrap, t.emit(loop).results))
 
 
 def histogram(x, bins: int, mask=None) -> Tile:

@@ -19,6 +19,7 @@ import ast
 import linecache
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from types import CellType, CodeType, FunctionType
 
 from tkc.language.state import is_users
@@ -130,7 +131,7 @@ def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     if tree is None:
         return None
     if code.co_name == "<lambda>":
-        found = [
+        found: list[ast.Lambda | ast.FunctionDef] = [
             n
             for n in ast.walk(tree)
             if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
@@ -199,7 +200,7 @@ class _Assigned(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
 
-def assigned(nodes: list[ast.AST]) -> list[str]:
+def assigned(nodes: Sequence[ast.AST]) -> list[str]:
     visitor = _Assigned()
     for n in nodes:
         visitor.visit(n)
@@ -371,7 +372,9 @@ class _Rewriter(ast.NodeTransformer):
             RESTORE=self.restore(temp, [n for n in names if n not in targets], node)
             or [ast.copy_location(ast.Pass(), node)],
         )
-        loop[0].target = self.visit(node.target)
+        (statement,) = loop
+        assert isinstance(statement, ast.For)
+        statement.target = self.visit(node.target)
         return start + loop + self.restore(temp, names, node) + self.orelse(temp, node)
 
     def orelse(self, temp: str, node) -> list[ast.stmt]:
@@ -430,13 +433,13 @@ class _Rewriter(ast.NodeTransformer):
     visit_Break = visit_Continue = _jump
 
     def visit_Return(self, node: ast.Return):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if not self.returns:
             return node
         return self.code(f"{_RUNTIME}.check_return(__tkc_depth__)", node) + [node]
 
     def visit_FunctionDef(self, node: ast.FunctionDef):
-        node.args = self.generic_visit(node.args)
+        self.generic_visit(node.args)
         decorators = [self.visit(d) for d in node.decorator_list]
         if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
             return node
@@ -452,7 +455,9 @@ class _Rewriter(ast.NodeTransformer):
 
     # ----------------------------------------------------------------------------------------------
     def expression(self, text: str, at: ast.AST, *operands: ast.expr) -> ast.expr:
-        call = self.code(text, at)[0].value
+        (statement,) = self.code(text, at)
+        assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        call = statement.value
         call.args += operands
         return call
 
@@ -469,7 +474,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def visit_BoolOp(self, node: ast.BoolOp):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if not self.lazy(node, node.values[1:]):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
@@ -478,7 +483,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def visit_UnaryOp(self, node: ast.UnaryOp):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         return (
             self.expression(f"{_RUNTIME}.not_()", node, node.operand)
             if isinstance(node.op, ast.Not)
@@ -486,7 +491,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def visit_IfExp(self, node: ast.IfExp):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if not self.lazy(node, [node.body, node.orelse]):
             return node
         return self.expression(
@@ -494,7 +499,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def visit_Compare(self, node: ast.Compare):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if len(node.ops) > 1 and self.lazy(node, node.comparators):
             names = {
                 ast.Lt: "lt",
@@ -528,7 +533,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call):
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in (
             "super",
             "locals",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
 from types import (
     BuiltinFunctionType,
@@ -153,7 +154,8 @@ class Globals:
     """The names of a module that traced code mentions, as a container."""
 
     def __init__(self, table: dict):
-        self.table, self.names = table, set()
+        self.table = table
+        self.names: set[str] = set()
 
 
 class Frozen:
@@ -180,11 +182,7 @@ def contents(obj) -> dict | None:
         case np.ndarray() if obj.dtype == object:
             return {"contents": Frozen(tuple(map(id, obj.flat)))}
         case np.ndarray():
-            return {
-                "contents": Frozen(
-                    (obj.shape, crc32(np.ascontiguousarray(obj).reshape(-1).view(np.uint8)))
-                )
-            }
+            return {"contents": Frozen((obj.shape, crc32(np.ascontiguousarray(obj).tobytes())))}
         case CellType():
             try:
                 return {"contents": obj.cell_contents}
@@ -282,7 +280,7 @@ def is_immutable_record(obj) -> bool:
     return (
         is_dataclass(obj)
         and not isinstance(obj, type)
-        and type(obj).__dataclass_params__.frozen
+        and type(obj).__dataclass_params__.frozen  # type: ignore[attr-defined]  # not in typeshed
         and not isinstance(obj, (DType, Pointer, Array))
     )
 
@@ -304,7 +302,9 @@ class Picture:
         """The state reachable from `names` (the locals of the innermost frame) and from the
         kernel's frames.
         """
-        picture, tables, modules = Picture(names), {}, []
+        picture = Picture(names)
+        tables: dict[int, Any] = {}
+        modules: list[Any] = []
         stack: list[tuple[Any, str]] = [(v, n) for n, v in names.items()]
         for depth, frame in enumerate(frames(sys._getframe(1)) if within is None else within):
             picture._globals(tables, frame.f_globals, frame.f_code, stack)
@@ -347,7 +347,7 @@ class Picture:
         holder = tables.setdefault(id(table), Globals(table))
         new = {n for n in names if n in table} - holder.names
         holder.names |= new
-        self.containers[-id(table)] = (holder, contents(holder))
+        self.containers[-id(table)] = (holder, contents(holder) or {})
         self.paths[-id(table)] = "global"
         stack += [(table[n], n) for n in new]
 
@@ -360,7 +360,7 @@ class Picture:
     def restore(self) -> None:
         """Puts every container back as it was."""
         for obj, slots in self.containers.values():
-            now = contents(obj)
+            now = contents(obj) or {}
             for k, v in slots.items():
                 if k not in now or not same(v, now[k]):
                     write(obj, k, v)
@@ -368,7 +368,7 @@ class Picture:
     def forget(self) -> None:
         """Takes traced values out of the user's containers again: a trace leaves none behind."""
         for obj, slots in self.containers.values():
-            now = contents(obj)
+            now = contents(obj) or {}
             for k, v in slots.items():
                 if k in now and (type(now[k]) is Lost or isinstance(now[k], (Value, Array))):
                     write(obj, k, v)
@@ -381,7 +381,7 @@ class Picture:
             if not same(old, new):
                 found[0, n] = old, new
         for key, (obj, slots) in self.containers.items():
-            now, path = contents(obj), self.paths[key]
+            now, path = contents(obj) or {}, self.paths[key]
             if isinstance(obj, Globals):
                 now = {n: obj.table[n] for n in slots if n in obj.table}
             if now.keys() != slots.keys():
@@ -509,7 +509,7 @@ def merge(old, new, counts: Counter | None = None):
     if a and b:
         return _merge_leaves(old, new, a, b)
     if type(old) is type(new):
-        keys = None
+        keys: Sequence[Any] | None = None
         if isinstance(old, (tuple, list)) and len(old) == len(new):
             keys = range(len(old))
         elif isinstance(old, dict) and list(old) == list(new):
@@ -583,6 +583,7 @@ def flatten(x, spec) -> list[SSAValue]:
                 for k, part in zip(_keys(like), spec.parts, strict=False)
                 for v in flatten(_get(x, k), part)
             ]
+    raise TypeError(f"unknown spec {spec!r}")
 
 
 def _as(x, t: Attribute) -> SSAValue:
@@ -610,6 +611,7 @@ def types(spec) -> list[Attribute]:
             return [t]
         case Tree():
             return [t for p in spec.parts for t in types(p)]
+    raise TypeError(f"unknown spec {spec!r}")
 
 
 def build(spec, ssa):
@@ -637,7 +639,7 @@ def shared(changed, *pictures: Picture) -> Counter:
     """How often an object is referred to, at most, in these pictures; one that was changed in place
     counts as shared.
     """
-    counts = Counter()
+    counts: Counter[Any] = Counter()
     for p in pictures:
         counts |= p.edges
     return counts | Counter({owner: 2 for owner, _ in changed if owner != 0})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from types import FunctionType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, i64
@@ -140,7 +140,7 @@ def _words(e: Exception, tracer: Tracer) -> str:
 
 
 def _location(tb: TracebackType | None) -> Location | None:
-    chain = []
+    chain: list[tuple[CodeType, int, int | None]] = []
     while tb is not None:
         if is_users_frame(tb.tb_frame):
             chain.append((tb.tb_frame.f_code, tb.tb_lasti, tb.tb_lineno))

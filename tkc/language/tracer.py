@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -31,6 +31,8 @@ _KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "k
 MOST_ELEMENTS = 1 << 31
 _local = threading.local()  # .stack: the traces of this thread, innermost last
 
+O = TypeVar("O", bound=Operation)
+
 
 class Tracer:
     """One trace in progress; `blocks` are the open blocks, innermost last."""
@@ -40,7 +42,7 @@ class Tracer:
         self.reasons: dict[str, str] = {}  # why a name has no value, for the error when it is read
 
     # ----------------------------------------------------------------------------------------------
-    def emit(self, op: Operation) -> Operation:
+    def emit(self, op: O) -> O:
         op.location = _source(*_where())
         for r in op.results:
             if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS:
@@ -201,7 +203,7 @@ def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
     """The location of a chain of calls, outermost first, each a code object, its last instruction
     and line.
     """
-    places = []
+    places: list[tuple[CodeType, Location]] = []
     for code, last, line in chain:
         found = Location(code.co_filename, *_place(code, last, line), code.co_name)
         if (
@@ -222,7 +224,7 @@ def here() -> Location | None:
 
 
 def _where() -> tuple[str, int, int]:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         if is_users_frame(frame):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -32,28 +31,24 @@ from tkc.language.tracer import fail, frames, tracer
 Number = (bool, int, float)
 
 
-@dataclass(frozen=True)
-class Pointer:
+class Pointer(DType):
     """The dtype of a pointer: tkc.pointer(tkc.float32)."""
 
     element: DType
 
-    @property
-    def name(self) -> str:
-        return f"pointer({self.element.name})"
+    def __init__(self, element: DType):
+        object.__setattr__(self, "element", element)
+        ir = PointerType(element.ir)
+        super().__init__(f"pointer({element.name})", ir, np.dtype(np.uint64), "pointer")
 
-    @property
-    def ir(self) -> Attribute:
-        return PointerType(self.element.ir)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pointer) and other.element == self.element
 
-    is_float = is_int = False
-    kind = "pointer"
-
-    def __repr__(self):
-        return f"tkc.{self.name}"
+    def __hash__(self) -> int:
+        return hash((Pointer, self.element))
 
 
-def dtype_of(element: Attribute) -> DType | Pointer:
+def dtype_of(element: Attribute) -> DType:
     return Pointer(BY_IR[element.element]) if isinstance(element, PointerType) else BY_IR[element]
 
 
@@ -120,7 +115,7 @@ def of_number(number) -> DType:
     return float32
 
 
-def common(*args) -> DType | Pointer:
+def common(*args) -> DType:
     """The dtype in which an operation on these values and numbers is done."""
     for x in args:
         if isinstance(x, Value) and isinstance(x.dtype, Pointer):
@@ -191,9 +186,9 @@ def spread(x: Value, shape: tuple[int, ...]) -> Value:
     )
 
 
-def known_dtype(dtype: Any) -> DType | Pointer:
+def known_dtype(dtype: Any) -> DType:
     """A dtype of tkc. Fails for another library's, naming ours."""
-    if isinstance(dtype, (DType, Pointer)):
+    if isinstance(dtype, DType):
         return dtype
     name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
     name = {"bool": "bool_", "float8_e4m3fn": "float8_e4m3"}.get(name, name)
@@ -243,6 +238,13 @@ def cast(x: Value, dtype: DType) -> Value:
     return wrap(tracer().emit(elementwise.Cast(x.use(), like(x.ssa.type, dtype.ir))).result)
 
 
+def as_tile(value: Value) -> Tile:
+    """A value that is a tile. Raises TypeError for a scalar."""
+    if not isinstance(value, Tile):
+        raise TypeError(f"expected a tile, got {describe(value)}")
+    return value
+
+
 def wrap(ssa: SSAValue) -> Value:
     return (Tile if isinstance(ssa.type, TileType) else Scalar)(ssa)
 
@@ -250,16 +252,13 @@ def wrap(ssa: SSAValue) -> Value:
 # --------------------------------------------------------------------------------------------------
 def apply(name: str, *args, dtype: DType | None = None) -> Value:
     """An element-wise operation on values and numbers: promoted, broadcast, emitted."""
-    args = [check(x) for x in args]
-    dtype = dtype or common(*args)
+    operands = [check(x) for x in args]
+    dtype = dtype or common(*operands)
     if not elementwise.FUNCTIONS[name].accepts(dtype.ir):
-        fail(f"{name} does not take {dtype.name} ({', '.join(map(describe, args))})")
-    shape = broadcast_shapes(*(x.shape for x in args if isinstance(x, Value)), ())
-    return wrap(
-        tracer()
-        .emit(elementwise.CLASSES[name](*(lift(x, dtype, shape).use() for x in args)))
-        .result
-    )
+        fail(f"{name} does not take {dtype.name} ({', '.join(map(describe, operands))})")
+    shape = broadcast_shapes(*(x.shape for x in operands if isinstance(x, Value)), ())
+    lifted = (lift(x, dtype, shape).use() for x in operands)
+    return wrap(tracer().emit(elementwise.CLASSES[name](*lifted)).result)
 
 
 ARITHMETIC = {
@@ -391,7 +390,7 @@ class Value:
     """A value known when the kernel runs. Immutable; operators make new values."""
 
     __slots__ = ("ssa",)
-    __hash__ = None  # == compares elements
+    __hash__ = None  # type: ignore[assignment]  # == compares elements
     __array_ufunc__ = None  # numpy leaves the operators to us
 
     def __init__(self, ssa: SSAValue):
@@ -401,7 +400,7 @@ class Value:
         return tracer().use(self.ssa)
 
     @property
-    def dtype(self) -> DType | Pointer:
+    def dtype(self) -> DType:
         return dtype_of(element_of(self.ssa.type))
 
     @property
@@ -498,7 +497,7 @@ class Value:
 
         return dot(self, other)
 
-    def to(self, dtype: DType | Pointer, bitcast: bool = False) -> Value:
+    def to(self, dtype: DType, bitcast: bool = False) -> Value:
         """The value in another dtype (by value; by bits with `bitcast`, of the same width)."""
         dtype = known_dtype(dtype)
         if not bitcast or dtype == self.dtype:
@@ -609,22 +608,22 @@ class Tile(Value):
         shape = (
             tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         )
-        shape = list(static_shape(shape, allow=-1))
-        if shape.count(-1) == 1:
-            rest = -math.prod(shape)
+        extents = list(static_shape(shape, allow=-1))
+        if extents.count(-1) == 1:
+            rest = -math.prod(extents)
             if rest and self.size % rest == 0:
-                shape[shape.index(-1)] = self.size // rest
-        if math.prod(shape) != self.size or -1 in shape:
+                extents[extents.index(-1)] = self.size // rest
+        if math.prod(extents) != self.size or -1 in extents:
             fail(
-                f"cannot reshape {describe(self)} ({self.size} elements) to {shape}; give extents"
+                f"cannot reshape {describe(self)} ({self.size} elements) to {extents}; give extents"
                 f" whose product is {self.size}, or one of -1"
             )
         return (
             self
-            if tuple(shape) == self.shape
+            if tuple(extents) == self.shape
             else Tile(
                 tracer()
-                .emit(tile.Reshape(self.use(), TileType(shape, element_of(self.ssa.type))))
+                .emit(tile.Reshape(self.use(), TileType(extents, element_of(self.ssa.type))))
                 .result
             )
         )
