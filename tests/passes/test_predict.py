@@ -64,7 +64,7 @@ def attention(d: int, causal: bool, s: int, rows: int = 128, columns: int = 0):
         v=any_,
         o=any_,
         lse=None,
-        begins=None,
+        cu_seqlens=None,
         qs=None,
         ks=None,
         vs=None,

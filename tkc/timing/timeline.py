@@ -757,12 +757,12 @@ class MultiprocessorSimulation:
                 if what <= 0:
                     continue
                 passed: list = []
-                self._at(self.now + what, lambda: passed.append(1))
-                a.waits = (lambda: bool(passed)), label
+                self._at(self.now + what, lambda passed=passed: passed.append(1))
+                a.waits = (lambda passed=passed: bool(passed)), label
                 if not a.single:
                     self.segments.append(Segment(a.name, "wait", label, begin, begin + what))
                 return
-            test = what if kind == "until" else (lambda: a.queued() <= what + 1e-6)
+            test = what if kind == "until" else (lambda left=what: a.queued() <= left + 1e-6)
             if test():
                 continue
             a.waits = test, label, what if kind == "drain" else None, begin
