@@ -52,7 +52,7 @@ def compile(
     except CompileError:
         raise
     except Exception as e:  # a step of ours broke
-        from tkc.codegen.report import bug
+        from tkc.runtime.report import bug
         from tkc.ir.text import show
 
         raise bug(e, show(trace(fn, signature)), target) from e
@@ -263,7 +263,7 @@ class Compiled:
         """A page for people: time of each step, decisions, resources; of a kernel with roles the
         timeline of one iteration, or with `prediction` (what `kernel.predict` gives) of a launch.
         """
-        from tkc.codegen.report import page
+        from tkc.runtime.report import page
 
         return page(self, prediction or self.prediction)
 

@@ -175,7 +175,7 @@ def report(kernel, arguments, grid, target, options, picture) -> None:
     prediction = function.predict(**given, grid=grid, target=target)
     click.echo(function.compile(**given, target=target).report(prediction))
     if picture:
-        from tkc.codegen.picture import draw
+        from tkc.runtime.picture import draw
 
         draw(prediction, f"{function.__name__} for {target}", picture)
 

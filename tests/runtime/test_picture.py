@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from tkc.codegen.picture import draw
-from tkc.codegen.report import timeline
+from tkc.runtime.picture import draw
+from tkc.runtime.report import timeline
 from tkc.errors import Error
 from tkc.timing.predict import Prediction
 from tkc.timing.timeline import Segment, Timeline
