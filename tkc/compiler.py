@@ -52,8 +52,8 @@ def compile(
     except CompileError:
         raise
     except Exception as e:  # a step of ours broke
-        from tkc.runtime.report import bug
         from tkc.ir.text import show
+        from tkc.runtime.report import bug
 
         raise bug(e, show(trace(fn, signature)), target) from e
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from tkc.errors import Error
 from tkc.runtime.picture import draw
 from tkc.runtime.report import timeline
-from tkc.errors import Error
 from tkc.timing.predict import Prediction
 from tkc.timing.timeline import Segment, Timeline
 
