@@ -20,6 +20,8 @@ from tkc.kernels import calls, torch_ops  # noqa: E402
 from tkc.kernels.arrays import Array, contiguous, empty, library, zeros  # noqa: E402
 from tkc.kernels.operator import OPERATORS, operator  # noqa: E402
 
+torch_ops.register_all()  # whoever imported tkc.kernels before torch
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 LIMIT, DEVICES = 1.0, torch.cuda.device_count()

@@ -8,7 +8,10 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 from tkc import kernels  # noqa: E402
+from tkc.kernels import torch_ops  # noqa: E402
 from tkc.kernels.operator import OPERATORS  # noqa: E402
+
+torch_ops.register_all()  # whoever imported tkc.kernels before torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # so that `pytest -m gpu` runs them where there is one

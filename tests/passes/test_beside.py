@@ -658,8 +658,8 @@ def written(
 @pytest.mark.parametrize(
     "what, roles, paths",
     [
-        ("nothing", "cooperative", "posted tma tma tma"),
-        ("scales", "cooperative", "posted registers tma tma"),
+        ("nothing", "cooperative", "broadcast tma tma tma"),
+        ("scales", "cooperative", "broadcast registers tma tma"),
         ("number", "cooperative", "registers tma tma tma"),
         ("behind", "cooperative", "registers registers tma tma"),
         ("factor", "one", ""),

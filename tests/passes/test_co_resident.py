@@ -726,7 +726,9 @@ def test_where_a_team_begins_and_ends_is_posted(options, posted):
 @pytest.mark.parametrize("most", [0, 1])
 def test_what_is_not_posted_everyone_works_out(most, monkeypatch):
     """Where a team ends alone, or neither that nor where it begins."""
-    monkeypatch.setattr("tkc.passes.warpgroups.dynamic_tile_scheduler.MOST", most)
+    monkeypatch.setattr(
+        "tkc.passes.warpgroups.dynamic_tile_scheduler.MAX_PRECOMPUTED_NUMBERS", most
+    )
     modules, _ = windowed.__wrapped__(co_resident(3), False)
     assert count(role(modules[LAST], "consumer"), threads.BroadcastLoad) == 3 + most
     for number, shape in enumerate(SLIDING[:4]):
