@@ -1,6 +1,7 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
 # make test     the tests that every push runs: long families of cases are sampled by the day (tests/sampling.py)
 # make test-all every test; those that need a GPU are skipped where there is none
+# make format   whether everything is formatted, imports sorted, names known
 # make lint     ruff, ruff format, mypy
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
@@ -14,7 +15,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: docs ptx-record demo test test-all trials test-gpu measure sanitize fuzz lint clean
+.PHONY: format docs ptx-record demo test test-all trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -39,6 +40,10 @@ sanitize: $(VENV)/.installed
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tkc.fuzz $(FUZZ)
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format --check -q tkc tests examples benchmarks docs
+	$(BIN)/ruff check -q --select E9,F,I tkc tests examples benchmarks docs
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check tkc tests examples benchmarks docs
