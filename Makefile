@@ -1,7 +1,7 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
 # make test     the tests that every push runs: long families of cases are sampled by the day (tests/sampling.py)
 # make test-all every test; those that need a GPU are skipped where there is none
-# make format   whether everything is formatted, imports sorted, names known
+# make format   whether everything is formatted, imports sorted, names known, types right where they are checked
 # make lint     ruff, ruff format, mypy
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
@@ -44,6 +44,7 @@ fuzz: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format --check -q tkc tests examples benchmarks docs
 	$(BIN)/ruff check -q --select E9,F,I tkc tests examples benchmarks docs
+	$(BIN)/mypy
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check tkc tests examples benchmarks docs

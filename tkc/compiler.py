@@ -229,14 +229,14 @@ class Compiled:
         from tkc.codegen.ptx.ptxas import assemble, roomy
         from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
-        if self.ptx is None:
+        if self.ptx is None or self.interface is None:
             raise CompileError(
                 f"{self.name} was compiled for {self.target}; resources are those of a GPU target"
                 " such as sm_90a"
             )
-        found = assemble(self.ptx, self.target)
+        found, threads = assemble(self.ptx, self.target), self.interface.threads
         for leaner in (
-            lambda text: roomy(text, self.interface.threads),
+            lambda text: roomy(text, threads),
             sink_to_uses,
             rematerialise,
             lambda text: sink_to_uses(rematerialise(text)),
