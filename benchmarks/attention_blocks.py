@@ -1,7 +1,8 @@
-"""Rows of Q and of K that a program of tkc.kernels.attention has, beside what it takes by default
-and cuDNN: two, three and four warpgroups; and fused boundaries between programs
-(examples/attention.py as it is, beside itself with `cross_tile_prologue=False`). bfloat16, B·S = 16384, heads·D =
-2048. BENCH_ONLY=causal,d64-full-1024 in the environment picks those whose name has such a part.
+"""Rows of Q and of K that a program of tkc.kernels.attention has, beside its default and cuDNN.
+
+Two, three and four warpgroups; and cross-tile prologues (examples/attention.py as it is, beside
+itself with `cross_tile_prologue=False`). bfloat16, B·S = 16384, heads·D = 2048.
+BENCH_ONLY=causal,d64-full-1024 in the environment picks those whose name has such a part.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """python -m benchmarks.campaign: all that a commit owes a GPU, the most telling first, as far as
 the time goes.
 
-    python -m benchmarks.campaign --seconds 560 --out /tmp/results            every stage, in this order, until the time is over
-    python -m benchmarks.campaign tests attention --out /tmp/results          these, in this order
-    python -m benchmarks.campaign --after product --out /tmp/results          those behind it, where the last one stopped
-    python -m benchmarks.campaign memory_bound --pick memory_bound=transpose,adam --out /tmp/results  of a stage the races that its BENCH_ONLY takes
-    python -m benchmarks.campaign --fuzz 44 --seconds 560 --out /tmp/results  and random kernels on so many processors beside them
+    python -m benchmarks.campaign --out /tmp/results [STAGE …] [OPTION …]
+
+    --seconds 560                         every stage, in this order, until the time is over
+    tests attention                       these stages, in this order
+    --after product                       those behind it, where the last one stopped
+    memory_bound --pick memory_bound=transpose,adam
+                                          of a stage the races that its BENCH_ONLY takes
+    --fuzz 44                             and random kernels on so many processors beside them
 
 A stage is a command in processes of its own with a deadline, and one that hangs or crashes costs
 only itself. First comes a trial of a few seconds: where a package is missing or a file of another

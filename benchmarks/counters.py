@@ -1,9 +1,10 @@
 """python -m benchmarks.counters: bytes that kernels move, by the memory's own counters (Nsight
 Compute), beside the bytes that they have to.
 
-    python -m benchmarks.counters                        every case below
+    python -m benchmarks.counters                              every case below
     python -m benchmarks.counters softmax-131072 --most 1.02
-    python -m benchmarks.counters --show softmax-131072  the ncu command, for a machine where it runs under other rights
+    python -m benchmarks.counters --show softmax-131072        the ncu command, for a machine where
+                                                               it runs under other rights
 
 Each case is a process of its own under `ncu`, which flushes the caches before the kernel; its array
 is larger than the L2 cache, so a row that were read twice would show. ncu is looked for on PATH and
@@ -99,7 +100,7 @@ def command(name: str, ncu: str) -> list[str]:
 
 
 def counted(text: str) -> dict[str, float]:
-    """The counters of the last kernel in what ncu printed. Raises ValueError where there is none."""
+    """The counters of the last kernel that ncu printed. Raises ValueError where there is none."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     # the row of units names no kernel
     rows = [row for row in csv.DictReader(lines) if row.get("Kernel Name")] if lines else []
@@ -124,17 +125,12 @@ def run(name: str) -> None:
     from benchmarks import memory_bound
     from tkc import kernels
 
-    generator, case = torch.Generator("cuda").manual_seed(0), CASES[name]
-
-    def normal(*shape, dtype=torch.bfloat16):
-        return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
-
+    case, normal = CASES[name], memory_bound.normal_of(0)
     if case.operation == "topk":
         kernels.topk(normal(*case.shape), 64)
     else:
-        next(
-            build for operation, _, build in memory_bound.OPERATIONS if operation == case.operation
-        )(normal, *case.shape)[2]()
+        build = next(b for name, _, b in memory_bound.OPERATIONS if name == case.operation)
+        build(normal, *case.shape)[2]()
     torch.cuda.synchronize()
 
 

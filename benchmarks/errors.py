@@ -66,8 +66,7 @@ def functional():
     return F
 
 
-# ---- torch's, of bfloat16 and of float64
-# -----------------------------------------------------------------------------------
+# ---- torch's, of bfloat16 and of float64 ---------------------------------------------------------
 def gradients(f: Callable) -> Callable:
     """Of the sum of f's results times g, for (g, inputs): what f's backward pass gives."""
 
@@ -154,8 +153,7 @@ def adam(p, g, m, v):
     return p, m, v
 
 
-# ---- ours, where it is not one call
-# ----------------------------------------------------------------------------------------
+# ---- ours, where it is not one call --------------------------------------------------------------
 def in_place(kernel: Callable) -> Callable:
     def run(x, *others):
         x = x.clone()
@@ -376,7 +374,7 @@ CASES = {
 
 
 def flat(found: Any) -> list:
-    """The results of a function, each in one row: one tensor, several, or those of groups in turn."""
+    """The results of a function, each in one row: one tensor, several, or a list of groups."""
     if isinstance(found, list):
         return [torch().cat([x.reshape(-1) for x in found])]
     return [x.reshape(-1) for x in (found if isinstance(found, tuple) else (found,))]

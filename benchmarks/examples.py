@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
@@ -66,7 +67,7 @@ def rivals(name: str, shape: tuple[int, ...], causal: bool) -> dict[str, Callabl
         return {"torch": lambda: named[name]} | (
             {}
             if y is not None
-            else {"copy of as many bytes": lambda: lambda out=torch.empty_like(x): out.copy_(x)}
+            else {"copy of as many bytes": lambda: partial(torch.empty_like(x).copy_, x)}
         )
     if name == "histogram":
         whole = torch.randint(0, 256, shape, device="cuda", dtype=torch.int32)
@@ -102,13 +103,12 @@ def rivals(name: str, shape: tuple[int, ...], causal: bool) -> dict[str, Callabl
                 ),
             }
         a, b = normal(m, k), normal(k, n)
-        return {
-            "cuBLAS (bfloat16)": lambda: (
-                lambda out=torch.empty(m, n, device="cuda", dtype=torch.bfloat16): torch.matmul(
-                    a, b, out=out
-                )
-            )
-        }
+
+        def product():
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            return lambda: torch.matmul(a, b, out=out)
+
+        return {"cuBLAS (bfloat16)": product}
     q, k, v = (normal(*shape) for _ in range(3))
     return {"cuDNN (bfloat16)": lambda: rivals_torch.attention("CUDNN", q, k, v, is_causal=causal)}
 
@@ -143,8 +143,9 @@ def contest(name: str, cases: list[dict]) -> Contest:
     text, causal = " x ".join(map(str, case["shape"])), "causal" in case["name"]
     bytes_, flops = case.get("bytes"), case.get("flops")
     others = rivals(name, case["shape"], causal)
+    variant = "-causal" * causal + "-int8" * ("int8" in case["name"])
     return Contest(
-        f"example-{name}-{text.replace(' ', '')}{'-causal' * causal}{'-int8' if 'int8' in case['name'] else ''}",
+        f"example-{name}-{text.replace(' ', '')}{variant}",
         f"examples/{name}.py{', causal' * causal}, {text} {case['dtype']}",
         (
             *(Contestant(f"tkc, {c['name']}", lambda c=c: Runner(c["run"]), "ours") for c in cases),

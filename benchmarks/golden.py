@@ -1,13 +1,13 @@
-"""The golden programs on a GPU: right, repeatable, and as fast as the kernels written by hand for
-the same schedules.
+"""The golden programs on a GPU: right, repeatable, and as fast as kernels written by hand.
 
     python benchmarks/golden.py [--prototypes DIR] [--rounds 8] [--only cooperative_product,…]
     [--checks]
 
 Each program is emitted, loaded by the driver and checked against float64 on poisoned output,
-launches bit-equal; then timed in shuffled
-rounds beside cuBLAS or cuDNN and, where DIR holds gemm_ptx.py and attn_ptx.py, beside those.  The clock of a busy card wanders, so a
-ratio is taken within each round; its median and quartiles are the result.  Every launch happens in a child process with a deadline.
+launches bit-equal; then timed in shuffled rounds beside cuBLAS or cuDNN and, where DIR holds
+gemm_ptx.py and attn_ptx.py, beside those kernels of the same schedules. The clock of a busy card
+wanders, so a ratio is taken within each round; its median and quartiles are the result. Every
+launch happens in a child process with a deadline.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ HEAD = 128
 FLOOR = {"cooperative_product": 0.98, "pingpong_product": 0.98, "attention_forward": 0.97}
 
 
-# ---- in the child
-# --------------------------------------------------------------------------------------------------
+# ---- in the child --------------------------------------------------------------------------------
 def say(**found) -> None:
     print("@" + json.dumps(found), flush=True)
 
@@ -294,8 +293,7 @@ def race(name: str, prototypes: str | None, rounds: int) -> None:
         torch.cuda.empty_cache()
 
 
-# ---- in the parent
-# --------------------------------------------------------------------------------------------------
+# ---- in the parent -------------------------------------------------------------------------------
 def child(arguments: list[str], seconds: float) -> list[dict]:
     """What a child found before its end or its deadline."""
     started = time.perf_counter()

@@ -1,22 +1,22 @@
 """Fair races: contestants take turns in shuffled rounds, and only times of one round are compared.
 
 A GPU under a power limit has a memory: what ran before changes the clocks of what runs now, and a
-minute later everything is a
-few percent slower.  So no two averages taken apart are compared here.  Each *round* runs every contestant once, in a shuffled
-order; a ratio is taken inside its round; what is reported is the median of the ratios and their
-quartiles.
+minute later everything is a few percent slower. So no two averages taken apart are compared here.
+Each *round* runs every contestant once, in a shuffled order; a ratio is taken inside its round;
+what is reported is the median of the ratios and their quartiles. The ratio below is of ours to the
+best rival of the round:
 
-    round 1    torch 1.52 ms   ours 1.49 ms   triton 1.55 ms        ours against the best rival of the round: 1.020
-    round 2    ours 1.50 ms    triton 1.56 ms   torch 1.53 ms                                                 1.020
+    round 1    torch 1.52 ms   ours 1.49 ms    triton 1.55 ms      1.020
+    round 2    ours 1.50 ms    triton 1.56 ms  torch 1.53 ms       1.020
     ...
 
 Correct first: before any clock starts, each contestant runs on poisoned output, its result is
-compared with a float64 reference
-by |out - reference| / |reference|, and a second run must give the same bits.  A contestant that fails is out of the race and
-in the report, with the reason.  One that may hang or kill the process (`risky`) is first tried in a child process with a deadline.
+compared with a float64 reference by |out - reference| / |reference|, and a second run must give the
+same bits. A contestant that fails is out of the race and in the report, with the reason. One that
+may hang or kill the process (`risky`) is first tried in a child process with a deadline.
 
-`Contest` is the description, `race` runs it, report.py writes it down.  The same code times kernels, launches and processes:
-a contest brings its own `timer`, a function from `run` to seconds.
+`Contest` is the description, `race` runs it, report.py writes it down. The same code times kernels,
+launches and processes: a contest brings its own `timer`, a function from `run` to seconds.
 """
 
 from __future__ import annotations
@@ -95,8 +95,12 @@ def time_beyond(name: str, base: str, seconds: float, text: str) -> Figure:
 
 @dataclass(frozen=True)
 class Contest:
-    """What is raced.  `amount` is the work of one run in `unit` x seconds (bytes / 1e9 for "GB/s"); None: only times are shown.
-    `reference` gives the float64 result; None: nothing is compared, runs must merely succeed."""
+    """What is raced.
+
+    `amount` is the work of one run in `unit` x seconds (bytes / 1e9 for "GB/s"); None: only times
+    are shown. `reference` gives the float64 result; None: nothing is compared, runs must merely
+    succeed.
+    """
 
     name: str
     title: str
@@ -224,7 +228,7 @@ CHUNK = 1 << 26  # elements that are compared at once: 0.5 GB in float64
 
 
 def relative_error(out, reference) -> float:
-    """|out - reference| / |reference| in float64; infinite where `out` has a NaN or another shape."""
+    """|out - reference| / |reference| in float64; infinite at a NaN or another shape of `out`."""
     if tuple(out.shape) != tuple(reference.shape):
         return float("inf")
 

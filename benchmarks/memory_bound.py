@@ -9,7 +9,8 @@ operation and shape; BENCH_ONLY=softmax,rms_norm in the environment picks some.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Figure, Runner
@@ -68,6 +69,18 @@ def contest(
     )
 
 
+def normal_of(seed: int) -> Callable[..., Any]:
+    """`normal(*shape, dtype=bfloat16)`: normal numbers on the GPU, the same ones for a seed."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape, dtype=torch.bfloat16):
+        return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
+
+    return normal
+
+
 def contests(seed: int) -> Iterator[Contest]:
     import torch
 
@@ -78,12 +91,7 @@ def contests(seed: int) -> Iterator[Contest]:
             continue
         for shape in shapes:
             torch.cuda.empty_cache()
-            generator = torch.Generator("cuda").manual_seed(seed)
-
-            def normal(*s, dtype=torch.bfloat16):
-                return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
-
-            yield contest(name, shape, *build(normal, *shape))
+            yield contest(name, shape, *build(normal_of(seed), *shape))
 
 
 def first(x):

@@ -4,12 +4,13 @@ copy: what decides whether one becomes the default.
     BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300
     --out /tmp/plans
 
-persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py);
-               num_stages: of the ring in shared memory that they come through, in registers without
-               one
-register_transpose: a tile that is read along one axis and written along another is transposed in
-registers (tkc/passes/analysis/access.py)
-cumsum         elements of a program and programs of a group (kernels/scans.py)
+    persistent            a block takes one program after the other and reads the next one's rows
+                          while it computes (tkc/passes/planning/streaming.py)
+    num_stages            stages of the ring in shared memory through which rows are copied; they
+                          are loaded into registers without one
+    register_transpose    a tile that is read along one axis and written along another is
+                          transposed in registers (tkc/passes/analysis/access.py)
+    cumsum                elements of a program and programs of a group (kernels/scans.py)
 
 Operations and shapes are those of memory_bound.py, GB/s counted as there.
 """
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 import tkc
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
-from benchmarks.memory_bound import OPERATIONS, first
+from benchmarks.memory_bound import OPERATIONS, first, normal_of
 from benchmarks.vector_add import copy
 
 WIDER = ({"num_warps": 8}, {"num_warps": 16})
@@ -104,40 +105,38 @@ def contests(seed: int) -> Iterator[Contest]:
             continue
         for shape in shapes:
             torch.cuda.empty_cache()
-            generator = torch.Generator("cuda").manual_seed(seed)
+            yield contest(name, shape, *build(normal_of(seed), *shape))
 
-            def normal(*s, dtype=torch.bfloat16):
-                return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
 
-            moved, _, ours, _, reference = build(normal, *shape)
-            if name == "cumsum":
-                others = [
-                    (f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g))
-                    for n, g in SCANS
-                ]
-            else:
-                others = [
-                    (text(o), lambda o=o: planned(ours, o))
-                    for o in (
-                        CLUSTERS
-                        if shape[-1] == 131072
-                        else (
-                            (*STREAMS, {"persistent": False}) if shape[-1] == 32768 else PLANS[name]
-                        )
-                    )
-                ]
-            yield Contest(
-                f"{name}-plans-{'x'.join(map(str, shape))}",
-                f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan",
-                (
-                    Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"),
-                    *(Contestant(n, make) for n, make in others),
-                    Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),
-                ),
-                harness.gpu_timer,
-                harness.GPU_TIMING,
-                reference,
-                1e-2,
-                amount=moved / 1e9,
-                unit="GB/s",
-            )
+def plans_of(name: str, columns: int) -> tuple[dict, ...]:
+    """The options that an operation is forced to, on rows of so many elements."""
+    if columns == 131072:
+        return CLUSTERS
+    if columns == 32768:
+        return (*STREAMS, {"persistent": False})
+    return PLANS[name]
+
+
+def contest(name: str, shape: tuple[int, ...], moved: int, _, ours, __, reference) -> Contest:
+    """The plans of one operation against each other and a copy of `moved` bytes."""
+    if name == "cumsum":
+        others = [
+            (f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g)) for n, g in SCANS
+        ]
+    else:
+        others = [(text(o), lambda o=o: planned(ours, o)) for o in plans_of(name, shape[-1])]
+    return Contest(
+        f"{name}-plans-{'x'.join(map(str, shape))}",
+        f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan",
+        (
+            Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"),
+            *(Contestant(n, make) for n, make in others),
+            Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),
+        ),
+        harness.gpu_timer,
+        harness.GPU_TIMING,
+        reference,
+        1e-2,
+        amount=moved / 1e9,
+        unit="GB/s",
+    )

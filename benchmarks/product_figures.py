@@ -3,8 +3,8 @@
 memory's rate, the fastest and the exact sums of float8, and the time from a kernel's trace to
 machine code.
 
-    python benchmarks/run.py product_figures                                    all of it
-    BENCH_ONLY=sustained,thin benchmarks/run.py product_figures                 by the beginning of its name
+    python benchmarks/run.py product_figures                        all of it
+    BENCH_ONLY=sustained,thin benchmarks/run.py product_figures     by the beginning of its name
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Products of ragged groups of rows with a matrix each, as layers of experts have them:
 tkc.kernels.grouped_matmul beside torch._grouped_mm and a loop of products.
 
-python benchmarks/run.py product_grouped            three models' up-projections, by the protocol
-python benchmarks/product_grouped.py                a sweep over blocks, with and without ping-pong: medians, no claims
+    python benchmarks/run.py product_grouped    three models' up-projections, by the protocol
+    python benchmarks/product_grouped.py        a sweep over blocks, with and without ping-pong:
+                                                medians, no claims
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -112,8 +114,8 @@ def sweep(shapes=SHAPES, rounds: int = 5) -> None:
         a, b, ends, out = operands(shape, 0)
         m, k, n, count = shape
         runs = {
-            "torch._grouped_mm": lambda: torch._grouped_mm(a, b, offs=ends),
-            "tkc": lambda: kernels.grouped_matmul(a, b, ends),
+            "torch._grouped_mm": partial(torch._grouped_mm, a, b, offs=ends),
+            "tkc": partial(kernels.grouped_matmul, a, b, ends),
         }
         want = kernels.grouped_matmul(a, b, ends)
         for bm, bn in BLOCKS:

@@ -3,7 +3,9 @@ block-scaled sums (torch._scaled_mm), int8 (torch._int_mm), tf32, float32, and w
 (beside the bfloat16 product).
 
     python benchmarks/run.py product_types              every type and shape, by the protocol
-    python benchmarks/product_types.py --types "fp8 fast" --shapes 8192x8192x8192 --seconds 40        a sweep over blocks: medians of short turns, no claims
+    python benchmarks/product_types.py --types "fp8 fast" --shapes 8192x8192x8192 --seconds 40
+                                                        a sweep over blocks: medians of short turns,
+                                                        no claims
 """
 
 from __future__ import annotations
@@ -497,8 +499,7 @@ def contest(seed: int, name: str = "fp8 fast", shape: tuple[int, int, int] = SHA
     )
 
 
-# ---- the sweep
-# --------------------------------------------------------------------------------------------------
+# ---- the sweep -----------------------------------------------------------------------------------
 def sweep(names: list[str], shapes: list[tuple[int, int, int]], seconds: float) -> None:
     """Every block of every kind, right first, then a few shuffled rounds of short turns: what to
     race.

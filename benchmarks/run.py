@@ -3,9 +3,10 @@
     python benchmarks/run.py                          every race that this machine can run
     python benchmarks/run.py vector_add softmax --rounds 12 --out /tmp/results
 
-A race is a module of this folder with a function `contest(seed) -> Contest`, or `contests(seed)` that yields several.  Each module runs in a process of its own with a deadline,
-so that one that hangs or crashes costs only itself; a risky contestant is tried in a further one.  Results go to out/races
-(or --out); the short tables are printed again at the end.
+A race is a module of this folder with a function `contest(seed) -> Contest`, or `contests(seed)`
+that yields several. Each module runs in a process of its own with a deadline, so that one that
+hangs or crashes costs only itself; a risky contestant is tried in a further one. Results go to
+out/races (or --out); the short tables are printed again at the end.
 """
 
 from __future__ import annotations

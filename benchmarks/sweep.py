@@ -302,7 +302,7 @@ def main() -> None:
             for shape in shapes
             for plan in chosen
         ]
-        for plan, shape, job in jobs:
+        for plan, _, job in jobs:
             if why := job.result():
                 say(f"{spelled(plan)}: {why}")
     say(f"{len(jobs)} compiled in {time.monotonic() - began:.1f} s")

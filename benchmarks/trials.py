@@ -1,8 +1,9 @@
-"""The hard trials of the cache, of forks and of the compiler's determinism, by the number: `make
-trials`.
+"""The hard trials of the cache, of forks and of the compiler's determinism: `make trials`.
 
-    python -m benchmarks.trials            32 processes share 200 keys, 1000 writers are killed, PTX under 20 hash seeds, forks
-Each trial gives the number of its faults; the tests run the same in small.
+    python -m benchmarks.trials
+
+32 processes share 200 keys, 1000 writers are killed, PTX is emitted under 20 hash seeds, kernels
+run in forks. Each trial gives the number of its faults; the tests run the same in small.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ SHARING = """
 import random, sys
 from pathlib import Path
 from tkc.runtime.cache import DiskCache
-disk, r, keys = DiskCache(Path(sys.argv[1]), megabytes=int(sys.argv[5])), random.Random(int(sys.argv[2])), [f"{i:064x}" for i in range(int(sys.argv[3]))]
-for _ in range(int(sys.argv[4])):
+path, seed, count, steps, megabytes = sys.argv[1], *map(int, sys.argv[2:])
+disk, r = DiskCache(Path(path), megabytes=megabytes), random.Random(seed)
+keys = [f"{i:064x}" for i in range(count)]
+for _ in range(steps):
     k = r.choice(keys)
     data = k.encode() * (1 + int(k, 16) % 97)
-    if r.random() < .5: disk.put(k, {"data": data})
+    if r.random() < .5:
+        disk.put(k, {"data": data})
     else:
         found = disk.get(k)
         assert found is None or found == {"data": data}, k
@@ -52,11 +56,17 @@ from tests.language import kernels as K
 from tkc.runtime.jit import JitFunction
 texts = []
 for target in ("sm_80", "sm_89", "sm_90a"):
-    texts.append(JitFunction(K.add).compile("f32[1000]", "f32[1000]", "f32[1000]", "i32", target=target).ptx)
-    texts.append(JitFunction(K.matmul).compile("bf16[512, 512]", "bf16[512, 512]", "bf16[512, 512]", target=target).ptx)
-    texts.append(JitFunction(K.attention).compile(*["bf16[2, 4, 256, 64]"] * 4, "f32", True, 64, target=target).ptx)
-    texts.append(JitFunction(K.mamba2).compile("f32[1, 100, 2, 32]", "f32[1, 100, 2]", "f32[2]", "f32[1, 100, 64]", "f32[1, 100, 64]", "f32[1, 100, 2, 32]", L=32, N=64, P=32, target=target).ptx)
-    texts.append(JitFunction(K.histogram).compile("i32[1000]", "i32[10]", 10, BLOCK=256, target=target).ptx)
+
+    def emit(kernel, *signature, **constants):
+        compiled = JitFunction(kernel).compile(*signature, **constants, target=target)
+        texts.append(compiled.ptx)
+
+    emit(K.add, *["f32[1000]"] * 3, "i32")
+    emit(K.matmul, *["bf16[512, 512]"] * 3)
+    emit(K.attention, *["bf16[2, 4, 256, 64]"] * 4, "f32", True, 64)
+    x, dt, bc = "f32[1, 100, 2, 32]", "f32[1, 100, 2]", "f32[1, 100, 64]"
+    emit(K.mamba2, x, dt, "f32[2]", bc, bc, x, L=32, N=64, P=32)
+    emit(K.histogram, "i32[1000]", "i32[10]", 10, BLOCK=256)
 print(hashlib.sha256(chr(0).join(texts).encode()).hexdigest())
 """
 

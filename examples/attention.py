@@ -1,12 +1,13 @@
 """Attention: two products and a softmax that never sees a whole row.
 
-    out = softmax(Q K^T * scale) V          per batch b and head h;  Q, K, V, out: [batch, heads, sequence, D]
+    out = softmax(Q K^T * scale) V      per batch b and head h
+                                        Q, K, V, out: [batch, heads, sequence, D]
 
-The matrix of scores has sequence^2 elements; writing it down is what makes attention slow.  A program takes BM rows of Q and
-walks over K and V in blocks of BN, holding for each of its rows three things: the largest score so
-far (`top`), the sum of
-exponentials relative to it (`total`) and their weighted sum of V (`acc`).  When a block raises the maximum from `top` to `new`,
-what has been summed so far shrinks by the factor 2^(top - new):
+The matrix of scores has sequence^2 elements; writing it to memory is what makes attention slow. A
+program takes BM rows of Q and walks over K and V in blocks of BN. For each of its rows it holds
+three things: the largest score so far (`top`), the sum of exponentials relative to it (`total`) and
+their weighted sum of V (`acc`). When a block raises the maximum from `top` to `new`, what has been
+summed so far shrinks by the factor 2^(top - new):
 
     block 0     block 1     block 2
     [ scores ]  [ scores ]  [ scores ]          total <- total * 2^(top - new) + sum of 2^(s - new)
@@ -15,12 +16,13 @@ what has been summed so far shrinks by the factor 2^(top - new):
 Exponentials are powers of two of scores times c = scale * log2(e): one multiplication instead of
 two, and exact.
 
-*Views.*  `q[b, h]` is the matrix of one batch and head, an array like any other; nothing is copied.
+*Views.* `q[b, h]` is the matrix of one batch and head, an array like any other; nothing is copied.
 
-*Masks.*  `keep` drops the columns behind the end of K (their loads read as 0, which is a score like any other) and, if CAUSAL,
-those behind the row's own position.  With more keys than queries the queries are the last ones: row m stands at m + shift.
-The causal loop ends where no row of the block sees anything any more.  A row that sees nothing at all has new = -inf; `base`
-keeps inf - inf out of it, and the last line gives it zeros.
+*Masks.* `keep` drops the columns behind the end of K (their loads read as 0, which is a score like
+any other) and, if CAUSAL, those behind the row's own position. With more keys than queries the
+queries are the last ones: row m stands at m + shift. The causal loop ends where every column is
+masked in every row of the block. A row whose columns are all masked has new = -inf; `base` keeps
+inf - inf out of it, and the last line gives it zeros.
 
 On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`,
 bfloat16, with its blocks of 128 x 128:
@@ -91,8 +93,7 @@ def reference(q, k, v, scale, causal):
     return powers @ v / np.where(total > 0, total, 1)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, causal, block, tolerance, batch, heads, sequence, d):
     hosts = [normal((batch, heads, sequence, d), dtype, seed) for seed in range(3)]
     q, k, v = (on_device(t, device) for t in hosts)

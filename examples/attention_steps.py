@@ -1,24 +1,33 @@
-"""Attention in steps: from three kernels and a matrix of scores to one kernel that never has it.
+"""Attention in steps: from three kernels and a matrix of scores to one kernel without it.
 
-    naive     scores = Q K^T;  softmax of its rows;  probabilities V        the matrix of sequence^2 numbers is written twice and read twice
-    whole     one program holds BM rows of scores, all columns              nothing is written, but a row must fit in registers
-    online    the columns come in blocks: a row's largest score so far, its sum and its weighted sum of V are corrected whenever a larger score appears
-    final     attention.py: masks too;  and kernels.attention, which adds grouped heads, windows, ragged batches and chooses its blocks
+    naive     scores = Q K^T; softmax of its rows; probabilities V
+              the matrix of sequence^2 numbers is written twice and read twice
+    whole     one program holds BM rows of scores, all columns
+              nothing is written, but a row must fit in registers
+    online    the columns come in blocks: a row's largest score so far, its sum and its weighted
+              sum of V are corrected whenever a larger score appears
+    final     attention.py: masks too; and kernels.attention, which adds grouped heads, windows
+              and ragged batches, and chooses its blocks
 
 What the compiler does with the last two on Hopper (attention.compile(...).decisions says so, and
 benchmarks/attention.py measures it):
 
-    rings                 a producer warp copies blocks of K and V ahead of their use, across programs too
-    rotate-loops          the product with V is taken one iteration late, beside the next product with K: the tensor cores have work while exponentials are computed
-    turns                 two warpgroups alternate: one multiplies while the other is in its softmax
-    relax-stabilizers     the running maximum only keeps powers small: it is brought up to date where a row's sum gets large, which is rare
-    split-masked-loops    a causal mask is computed in the blocks that the diagonal cuts, not in those below it
-    claims                causal programs differ in length: the longest begin, and blocks claim the next one from a counter
+    rings                 a producer warp copies blocks of K and V ahead of their use, across
+                          programs too
+    rotate-loops          the product with V is taken one iteration late, beside the next product
+                          with K: the tensor cores have work while exponentials are computed
+    ping-pong             two warpgroups alternate: one multiplies while the other is in its softmax
+    relax-stabilizers     the running maximum only keeps powers small: it is brought up to date
+                          where a row's sum gets large, which is rare
+    split-masked-loops    a causal mask is computed in the blocks that the diagonal cuts, not in
+                          those below it
+    schedule-programs     causal programs differ in length: the longest begin, and blocks take the
+                          next one from a counter
 
 None of this is in the source, and none of it knows that this is attention.
 
-On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`, 1 x
-16 x 4096 x 128 bfloat16:
+On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`,
+1 x 16 x 4096 x 128 bfloat16:
 
     naive                1060.0 us (130 TFLOP/s)
     online                189.7    (725)
@@ -39,8 +48,7 @@ from tkc import kernels as library
 LOG2E = log2(e)
 
 
-# ---- naive: three kernels
-# --------------------------------------------------------------------------------------------------
+# ---- naive: three kernels ------------------------------------------------------------------------
 @tkc.jit
 def scores(q, k, s, scale, D: tkc.constexpr, BM: tkc.constexpr = 64, BN: tkc.constexpr = 64):
     m, n, h = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
@@ -68,8 +76,7 @@ def weighted(p, v, o, D: tkc.constexpr, BM: tkc.constexpr = 64, BK: tkc.constexp
     tkc.store(o[h], (m, 0), acc.to(o.dtype))
 
 
-# ---- whole: all columns at once
-# -----------------------------------------------------------------------------------------------
+# ---- whole: all columns at once ------------------------------------------------------------------
 @tkc.jit
 def whole(q, k, v, o, scale, D: tkc.constexpr, N: tkc.constexpr, BM: tkc.constexpr = 16):
     m, h = tkc.program_id(0) * BM, tkc.program_id(1)
@@ -80,8 +87,7 @@ def whole(q, k, v, o, scale, D: tkc.constexpr, N: tkc.constexpr, BM: tkc.constex
     tkc.store(o[h], (m, 0), (acc / tkc.sum(p, axis=1)[:, None]).to(o.dtype))
 
 
-# ---- online: columns in blocks
-# ----------------------------------------------------------------------------------------------
+# ---- online: columns in blocks -------------------------------------------------------------------
 @tkc.jit
 def online(q, k, v, o, scale, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
     m, h = tkc.program_id(0) * BM, tkc.program_id(1)
@@ -99,8 +105,7 @@ def online(q, k, v, o, scale, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc
     tkc.store(o, (m, 0), (acc / total[:, None]).to(o.dtype))
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def cases(device, heads=8, sequence=512, d=64):
     hosts = [normal((1, heads, sequence, d), "bfloat16", seed) for seed in range(3)]
     arrays, scale, blocks = (

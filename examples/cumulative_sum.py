@@ -2,23 +2,27 @@
 
     out[i] = x[0] + … + x[i]
 
-Every program scans its own block, and then needs the sum of all that comes before it.  Two passes would read the array twice.  Here each program
-publishes one word in global memory and waits for those it needs (Merrill and Garland, 2016):
+Every program scans its own block, and then needs the sum of all that comes before it. Two passes
+would read the array twice. Here each program publishes one word in global memory and waits for
+those it needs (Merrill and Garland, 2016):
 
     program       0     1     2     3  |  4     5     6     7  |  8        groups of 4
-    word         s0    s1    s2    S3     s4    s5    s6    S7             s: the sum of a block; S: of everything up to the end of a group
+    word         s0    s1    s2    S3     s4    s5    s6    S7
     program 6 adds                 S3  +  s4  + s5
 
-So a program waits for neighbours, which run at the same time, and asks for all of their words at once; a chain of waits has one link a group.  The order of
-additions does not depend on who was first: the same bits every time.
+    s: the sum of a block; S: the sum of everything up to the end of a group
 
-*Waiting* is a `while` loop round a load with sem="relaxed": such a load is made anew each time.  Programs that wait get their ids in the order in which they start, so
-that nobody waits for one that has not begun; the compiler does not run such programs in another
-order.
+So a program waits for neighbours, which run at the same time, and loads all of their words at once;
+a chain of waits has one link a group. The order of additions does not depend on which program was
+first: the same bits every time.
 
-*A word carries number and status.*  A store of 64 bits happens at once: 0 is "nothing yet", else the upper half is 1 and the lower half is the number.
-So nothing need be ordered: no fence stands between the number and a flag, and nothing waits for
-one.
+*Waiting* is a `while` loop round a load with sem="relaxed": such a load reads memory again each
+time. Programs that wait get their ids in the order in which they start, so that none waits for one
+that has not begun; the compiler does not run such programs in another order.
+
+*A word carries number and status.* A store of 64 bits happens at once: 0 is "nothing yet", else the
+upper half is 1 and the lower half is the number. So nothing need be ordered: no fence stands
+between the number and a flag, and nothing waits for one.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`,
 bfloat16:
@@ -70,8 +74,7 @@ def reference(x):
     return np.cumsum(x.astype(np.float64))
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, tolerance, n, block, group):
     host = normal(n, dtype)
     x, out, blocks = on_device(host, device), blank(n, dtype, device), -(-n // block)

@@ -1,14 +1,15 @@
-"""Dropout: random numbers without a state, so that the backward pass makes the mask of the forward
-pass again.
+"""Dropout: random numbers without a state, so that the backward pass repeats the forward mask.
 
     out[i] = x[i] / (1 - p) with probability 1 - p, else 0
 
-*Counter-based random numbers.*  `tkc.philox(seed, n)` scrambles the number n: four words of 32 bits for a call, the same ones for the same
-seed on every device, whatever runs first.  Nothing is stored: a gradient is masked by calling this kernel on it.
+*Counter-based random numbers.* `tkc.philox(seed, n)` scrambles the number n: four words of 32 bits
+for a call, the same ones for the same seed on every device, whatever runs first. Nothing is stored:
+a gradient is masked by calling this kernel on it.
 
-*Layouts are not the user's business.*  A call gives four words, so four neighbours share one: the block of N elements is seen as N / 4 x 4, the
-words are N / 4 x 1, and `which` picks one for each column.  `reshape` moves nothing, and the compiler puts the four neighbours into one
-thread, where choosing a column is choosing a register.
+*Layouts are the compiler's part.* A call gives four words, so four neighbours share one: the block
+of N elements is seen as N / 4 x 4, the words are N / 4 x 1, and `which` picks one for each column.
+`reshape` moves nothing, and the compiler puts the four neighbours into one thread, where choosing a
+column is choosing a register.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`,
 bfloat16:
@@ -61,8 +62,7 @@ def reference(x, p, seed):
     return np.where((words >> np.uint64(8)) * 2.0**-24 >= p, x.astype(np.float64) / (1 - p), 0)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 P, SEED = 0.25, 1234567890123
 
 

@@ -1,6 +1,7 @@
 """Attention in 8 bits: what changes when Q, K, V and the probabilities are float8, in plain Python.
 
-    out = softmax(Q K^T * scale) V          Q = qs[h] * q, K = ks[h] * k, V = vs[h] * v;  q, k, v: float8_e4m3 [batch, heads, sequence, D]
+    out = softmax(Q K^T * scale) V      Q = qs[h] * q, K = ks[h] * k, V = vs[h] * v
+                                        q, k, v: float8_e4m3 [batch, heads, sequence, D]
 
 Float8 halves the bytes and doubles the tensor core's rate. Next to examples/attention.py three
 lines differ:
@@ -93,8 +94,7 @@ def reference(q, k, v, qs, ks, vs, scale, causal):
     return powers @ v / powers.sum(axis=-1, keepdims=True)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, causal, batch, heads, sequence, d):
     hosts = [normal((batch, heads, sequence, d), "float8_e4m3fn", seed) for seed in range(3)] + [
         np.linspace(low, 1, heads, dtype=np.float32) for low in (0.5, 0.25, 2)

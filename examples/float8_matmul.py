@@ -11,19 +11,22 @@ two lines look alike because they mean the same; the compiler keeps them apart f
 or one a block of 128. A scale that does not depend on k is a factor of the result. One that does
 belongs inside the loop, on the block's partial sum:
 
-    a [M, K] scales [M, K / 128]      for k in blocks of 128:
-    b [N, K] scales [N / 128, K / 128]    acc = acc + dot(a[m, k], b[n, k].T) * (sa[m, k] * sb[n, k])
+    a: [M, K], its scales sa: [M, K / 128]
+    b: [N, K], its scales sb: [N / 128, K / 128]
+
+    for k in blocks of 128:
+        acc = acc + dot(a[m, k], b[n, k].T) * (sa[m, k] * sb[n, k])
 
 Hopper multiplies float8 only where K is the dense axis of both factors, so `b` is stored as [N, K]
 (as torch.nn.Linear does) and its block transposed, or passed as `w.T`; either way nothing is
 copied.
 
-On an H200, 2026-11-22, commit 02963b6, four shuffled rounds of `benchmarks/run.py examples`, 8192 x
-8192 x 8192:
+On an H200, 2026-11-22, commit 02963b6, four shuffled rounds of `benchmarks/run.py examples`,
+8192 x 8192 x 8192:
 
-    one scale a tensor                833.5 us (1319 TFLOP/s)      cuBLAS, fast sums     855.0 (1286)
-    one scale a row, exact sums       896.6    (1226)              cuBLAS, exact sums    864.8 (1271)
-    scales of blocks                 1147.0     (958)
+    one scale a tensor              833.5 us (1319 TFLOP/s)     cuBLAS, fast sums    855.0 (1286)
+    one scale a row, exact sums     896.6    (1226)             cuBLAS, exact sums   864.8 (1271)
+    scales of blocks               1147.0     (958)
 """
 
 import numpy as np
@@ -81,8 +84,7 @@ def grid(args):
     return tkc.cdiv(rows, args["BM"]), tkc.cdiv(columns, args["BN"])
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def reference(a, b, sa, sb):
     """By blocks of 128 along k where the scales have a second axis."""
     a, b, sa, sb = (x.astype(np.float64) for x in (a, b, sa, sb))

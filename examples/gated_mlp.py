@@ -1,6 +1,8 @@
 """The first half of a gated feed-forward layer: two products in one loop, which share a factor.
 
-    y[m, n] = silu(g) * u        g = sum over k of x[m, k] * gate[k, n],  u = sum over k of x[m, k] * up[k, n]
+    g = sum over k of x[m, k] * gate[k, n]
+    u = sum over k of x[m, k] * up[k, n]
+    y[m, n] = silu(g) * u
 
 As two products and a third kernel for silu(g) * u, x is read twice, and g and u are written to
 memory and read again: at 8192 x 14336 that is 0.9 GB for nothing. In one kernel a block of x comes
@@ -9,14 +11,18 @@ once for both products, and g and u never leave the registers they were summed i
 Nothing in the kernel says how. The compiler sees two dots whose sums go round the loop, and that
 they read the same block: its copies go with both blocks of weights into one stage of a ring, both
 dots are one group on the tensor core, and a stage is free when the next group is under way. Where
-the results leave, silu(g) * u is computed a subtile of columns at a time, so that the registers hold
-the two sums and little else.
+results are stored, silu(g) * u is computed a subtile of columns at a time, so that the registers
+hold the two sums and little else.
 
 On an H200, 2026-11-22, commit 5290c83, five shuffled rounds, bfloat16:
 
-    8192 x 14336 x 4096     this kernel 2900 us (664 TFLOP/s), with raster=16 2864 (672)      the same as one role with mma.sync 5614 (343)
-                            one product of both by cuBLAS 2837, with torch.compile's silu(g) * u
-                            behind it 3042 (633); two products and that 3117
+    8192 x 14336 x 4096
+        this kernel                                                2900 us (664 TFLOP/s)
+        with raster=16                                             2864    (672)
+        as one role with mma.sync                                  5614    (343)
+        one product of both by cuBLAS                              2837
+        that, with torch.compile's silu(g) * u behind it           3042    (633)
+        two products by cuBLAS and that                            3117
 
 The same goes for any sums that go round a loop: a complex product (four dots, three sums, two of
 the dots one after the other into one of them), a Gram matrix x.T x beside x.T y, products of the
@@ -51,8 +57,7 @@ def reference(x, gate, up):
     return g / (1 + np.exp(-g)) * (x.astype(np.float64) @ up.astype(np.float64))
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, tolerance, rows, columns, k):
     x, *weights = (
         normal(shape, dtype, seed)

@@ -2,19 +2,20 @@
 
     out[b] = how many x[i] are b
 
-*Programs that walk.*  One program a block would add 256 counts to memory for every 4096 numbers.  Here a fixed number of programs walks over the
-array, `num_programs` blocks at a time, and each adds its counts once:
+*Programs that walk.* One program a block would add 256 counts to memory for every 4096 numbers.
+Here a fixed number of programs walks over the array, `num_programs` blocks at a time, and each adds
+its counts once:
 
     block      0  1  2  3  4  5  6  7  8 ...
     program    0  1  2  3  0  1  2  3  0               4 programs
 
 The loop's bounds are traced values, so `tkc.range` makes a loop of it, and `counts`, assigned again
-inside, is carried from one iteration to
-the next.  What the loop loads is asked for one iteration ahead, which is the compiler's doing (`.decisions` says so).
+inside, is carried from one iteration to the next. The compiler issues the loop's loads one
+iteration ahead (`.decisions` says so).
 
-*Atomics.*  `tkc.atomic_add(out, (0,), counts)` adds a block to an array.  Integers add up to the same sum in any order; of floats that would not be
-true, and kernels that must give the same bits every time sum partial results in a second kernel
-instead.
+*Atomics.* `tkc.atomic_add(out, (0,), counts)` adds a block to an array. Integers add up to the same
+sum in any order; of floats that would not be true, and kernels that must give the same bits every
+time sum partial results in a second kernel instead.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, int32:
 
@@ -45,8 +46,7 @@ def reference(x, bins):
     return np.bincount(x, minlength=bins)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, bins, n):
     host = np.random.default_rng(0).integers(0, bins, n).astype(np.int32)
     x, out = on_device(host, device), on_device(np.zeros(bins, np.int32), device)

@@ -1,14 +1,13 @@
-"""Layer norm, forward: every row is brought to mean 0 and variance 1, then scaled and shifted
-column by column.
+"""Layer norm, forward: rows of mean 0 and variance 1, then scaled and shifted by column.
 
     out[r, c] = (x[r, c] - mean(x[r])) / sqrt(variance(x[r]) + eps) * weight[c] + bias[c]
 
-The variance is the mean of the *squared deviations*, in a second pass over the row.  The shortcut mean(x^2) - mean(x)^2 loses
-all its digits on rows with a large mean, and a second pass costs nothing here: the row is in
-registers.
+The variance is the mean of the *squared deviations*, in a second pass over the row. The shortcut
+mean(x^2) - mean(x)^2 loses all its digits on rows with a large mean, and a second pass costs
+nothing here: the row is in registers.
 
-COLUMNS may exceed the row's length.  Columns outside read as 0, which is right for the first sum and wrong for the second,
-where they would count as deviations of -mean: `where` takes them out.
+COLUMNS may exceed the row's length. Columns outside read as 0, which is right for the first sum and
+wrong for the second, where they would count as deviations of -mean: `where` takes them out.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`,
 bfloat16:
@@ -47,8 +46,7 @@ def reference(x, weight, bias, eps):
     return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps) * weight + bias
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 EPS = 1e-5
 
 

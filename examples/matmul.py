@@ -1,30 +1,31 @@
 """Matrix product with a fused ReLU: a loop that carries a tile, and an epilogue for nothing.
 
-One program computes a block of BM x BN elements of C = relu(A B).  It walks along K in steps of BK, and each step multiplies a
-BM x BK block of A with a BK x BN block of B into an accumulator:
+One program computes a block of BM x BN elements of C = relu(A B). It walks along K in steps of BK,
+and each step multiplies a BM x BK block of A with a BK x BN block of B into an accumulator:
 
-                     BN                       for k in range(0, K, BK):
-                   +----+                         acc += A[m : m + BM, k : k + BK] @ B[k : k + BK, n : n + BN]
-            K    B |    |  BK at a time
+                     BN                   for k in range(0, K, BK):
+                   +----+                     acc += A[m : m + BM, k : k + BK]
+            K    B |    |  BK at a time              @ B[k : k + BK, n : n + BN]
                    +----+
         +------+   +----+
-     BM | A    |   | C  |                     `tkc.dot(a, b, acc)` is acc + a @ b in float32, on the tensor cores
-        +------+   +----+                     where there are any.
+     BM | A    |   | C  |                 `tkc.dot(a, b, acc)` is acc + a @ b in float32,
+        +------+   +----+                 on the tensor cores where there are any.
 
-`acc` is an ordinary Python name that is assigned again in the loop: the compiler sees that the loop carries it.  Nothing here
-speaks of shared memory, swizzles, stages or warps; that is the compiler's part, and
-`matmul.compile(...).decisions` tells what it chose and why.
+`acc` is an ordinary Python name that is assigned again in the loop: the compiler sees that the loop
+carries it. Nothing here speaks of shared memory, swizzles, stages or warps; that is the compiler's
+part, and `matmul.compile(...).decisions` tells what it chose and why.
 
 The blocks need not divide anything: `load` reads zeros outside of A and B, which add nothing, and
-`store` writes nothing
-outside of C.  RELU is a constexpr, so the `if` below is decided while the kernel is traced and leaves no branch behind.
+`store` writes nothing outside of C. RELU is a constexpr, so the `if` below is decided while the
+kernel is traced and leaves no branch behind.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`,
-bfloat16:
+bfloat16, 4096 x 4096 x 4096:
 
-    4096 x 4096 x 4096     matmul, with its ReLU and blocks of 128 x 128: 198.8 us (691 TFLOP/s)      cuBLAS, without: 191.6 (718)
+    matmul, with its ReLU and blocks of 128 x 128     198.8 us (691 TFLOP/s)
+    cuBLAS, without the ReLU                          191.6    (718)
 
-matmul_steps.py has what blocks and keywords make of it.
+matmul_steps.py shows what blocks and keywords make of it.
 """
 
 import numpy as np
@@ -61,8 +62,7 @@ def reference(a, b):
     return np.maximum(a.astype(np.float64) @ b.astype(np.float64), 0)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, tolerance, size):
     hosts = [normal((size, size), dtype, seed) for seed in range(2)]
     a, b = (on_device(t, device) for t in hosts)

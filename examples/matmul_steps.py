@@ -1,23 +1,30 @@
-"""The product in steps: ten lines, what each keyword of a launch does to them, and how not to
-choose any of it.
+"""The product in steps: ten lines, what each keyword of a launch does, and how to choose none.
 
 The kernel is the one of matmul.py, and nothing below changes it. On a GPU with tensor-core
 warpgroups (Hopper) the compiler makes this of it: a producer warp copies blocks of A and B into a
 ring of shared memory by tensor maps, warpgroups multiply them from there, and blocks stay on their
 multiprocessor, taking one program after the other. What the keywords narrow:
 
-    roles       "one": no producer, cp.async and mma.sync, as on older GPUs.  "cooperative": two warpgroups share a program.  "pingpong": each has one of its own
-    programs    2 is ping-pong: one stores its results while the other multiplies, so that short loops cost nothing.  1: a block twice as large fits
-    cluster     (2, 1): two blocks of one column share every block of B, each asks the cache for half of it
+    roles       "one": no producer, cp.async and mma.sync, as on older GPUs
+                "cooperative": two warpgroups share a program
+                "pingpong": each warpgroup has a program of its own
+    programs    2 is ping-pong: one stores its results while the other multiplies, so that short
+                loops cost nothing; with 1 a block twice as large fits
+    cluster     (2, 1): two blocks of one column share every block of B, each reads half of it
     num_stages  how many steps the producer is ahead; too few and the tensor cores wait for memory
-    raster      so many rows of programs run together before the next column: what is in flight shares rows and columns in the L2 cache
-    serpentine  every second program of a block walks k backwards: it begins with what the one before it left in the cache.  retain: the cache keeps a raster's rows longer than its columns
-    stream_k    the programs of the last wave, too few for all blocks, are shared by all of them, in so many parts at most
-    BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one step
+    raster      so many rows of programs run together before the next column: what is in flight
+                shares rows and columns in the L2 cache
+    serpentine  every second program of a block walks k backwards: it begins with what the one
+                before it left in the cache
+    retain      the cache keeps a raster's rows longer than its columns
+    stream_k    the programs of the last wave, too few for all blocks, are shared by all of them,
+                in so many parts at most
+    BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one
+                step
 
-`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python
-examples/matmul_steps.py 4096 512` where loops are short; all plans that an H200 was asked for are
-in benchmarks/results/product_plans.csv. On an H200, 2026-11-22, commit bc6c2fc, five
+`python examples/matmul_steps.py 8192` times each on the GPU at hand,
+`python examples/matmul_steps.py 4096 512` where loops are short; all plans that were measured on an
+H200 are in benchmarks/results/product_plans.csv. On an H200, 2026-11-22, commit bc6c2fc, five
 shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
 
                           8192 x 8192 x 8192     4096 x 4096 x 512
@@ -32,9 +39,11 @@ shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
     there and back               719                    556
     shared last wave             689                    525
     autotune                     708                    612
-    tkc.kernels                  712                    412: the host's time; 611 in a race of its own, commit 736e74f
-    bias and GELU                684                    458, likewise
+    tkc.kernels                  712                    412 (*)
+    bias and GELU                684                    458 (*)
     cuBLAS, bare                 692                    505
+
+    (*) the host's time; the first reaches 611 in a race of its own, commit 736e74f
 
 `matmul.compile(...).decisions` says what was chosen where nothing was asked for, and what was
 rejected. Blocks and keywords together are for `tkc.autotune`: the cost model ranks them for the
@@ -74,8 +83,7 @@ tuned = tkc.autotune(
 )(matmul)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(name, run, out, want, size, k):
     return {
         "name": name,

@@ -49,8 +49,7 @@ def reference(x, w, scale):
     return x.astype(np.float64) @ w.astype(np.float64).T * scale
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, kind, size):
     x, scale = normal((size, size), "bfloat16", 0), np.abs(normal((size,), "float32", 2))
     w = normal((size, size), "float32", 1)

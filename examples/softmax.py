@@ -1,14 +1,14 @@
-"""Fused softmax: a row is read once, written once, and never leaves the registers in between.
+"""Fused softmax: a row is read once, written once, and stays in registers in between.
 
     softmax(x)[r, c] = exp(x[r, c] - max(x[r])) / sum over c of exp(x[r, c] - max(x[r]))
 
 Written with one array operation after the other, this reads and writes the matrix four times; as
-one kernel it costs what a
-copy costs.  Three things are new here.
+one kernel it costs what a copy costs. Three things are new here.
 
-*Blocks of arrays.*  `tkc.load(x, (row, 0), (ROWS, COLUMNS))` is the box of ROWS x COLUMNS elements whose first one is at
-(row, 0).  What lies outside the array reads as `other`; minus infinity is what neither a maximum nor a sum of exponentials
-notices.  So COLUMNS may be the row's length or anything above it, and the last program may have rows to spare.
+*Blocks of arrays.* `tkc.load(x, (row, 0), (ROWS, COLUMNS))` is the box of ROWS x COLUMNS elements
+whose first one is at (row, 0). What lies outside the array reads as `other`; minus infinity changes
+neither a maximum nor a sum of exponentials. So COLUMNS may be the row's length or anything above
+it, and the last program may have rows to spare.
 
 *Reductions* along an axis drop it; `[:, None]` puts it back, to broadcast one number a row over the
 row.
@@ -52,8 +52,7 @@ def reference(x):
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, tolerance, rows, columns):
     host = normal((rows, columns), dtype)
     x, out = on_device(host, device), blank(host.shape, dtype, device)

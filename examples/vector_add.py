@@ -1,18 +1,19 @@
 """Vector addition: programs, blocks and masks.
 
-A kernel says what *one program* does; a launch runs a whole grid of programs, each with another `program_id`.  Here every
-program adds BLOCK neighbouring elements:
+A kernel says what *one program* does; a launch runs a whole grid of programs, each with another
+`program_id`. Here every program adds BLOCK neighbouring elements:
 
-    elements    0 ............ 1023 | 1024 ........ 2047 | 2048 ....          n = 2500, BLOCK = 1024: three programs,
-    program             0           |         1          |     2              the last one with a partial mask
+    elements    0 ............ 1023 | 1024 ........ 2047 | 2048 ....
+    program             0           |         1          |     2
+
+    n = 2500, BLOCK = 1024: three programs, the last one with a partial mask
 
 `BLOCK` is a `constexpr`: a number known when the kernel is compiled, so that the compiler can give
-each thread a fixed share
-of the block.  `n` is an ordinary argument, known only at the launch; nobody promises that BLOCK divides it, hence the mask:
-where it is false nothing is read and nothing is written.
+each thread a fixed share of the block. `n` is an ordinary argument, known only at the launch, and
+BLOCK need not divide it. Hence the mask: where it is false nothing is read and nothing is written.
 
-`x.ptr + i` is a tile of addresses, one an element.  The other form of `load`, which names an array and a box in it, is in
-softmax.py.
+`x.ptr + i` is a tile of addresses, one an element. The other form of `load`, which names an array
+and a box in it, is in softmax.py.
 
 On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`,
 bfloat16:
@@ -45,8 +46,7 @@ def reference(x, y):
     return x.astype(np.float64) + y.astype(np.float64)
 
 
-# ---- what `tkc demo` runs
-# -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
 def case(device, dtype, tolerance, n):
     hosts = [normal(n, dtype, seed) for seed in range(2)]
     x, y = (on_device(t, device) for t in hosts)

@@ -35,8 +35,7 @@ def test_the_docstring():
     assert failed == 0 and attempted > 1
 
 
-# ---- formulas, written down independently
-# --------------------------------------------------------------------------
+# ---- formulas, written down independently --------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", range(8, 257, 8))
@@ -152,8 +151,7 @@ def test_mma_by_hand():
     assert (result == x @ y).all()
 
 
-# ---- chains of products
-# ----------------------------------------------------------------------------------------------
+# ---- chains of products --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [16, 64, 128, 176, 256])
@@ -198,8 +196,7 @@ def test_names():
         mma_a(16, 16, bits=64)
 
 
-# ---- the table of instructions
-# ----------------------------------------------------------------------------------------
+# ---- the table of instructions -------------------------------------------------------------------
 
 
 def test_instructions():
@@ -221,8 +218,7 @@ def test_instructions():
         assert ("mn" in i.majors) == (i.bits == 16 and i.name.startswith("wgmma"))
 
 
-# ---- ldmatrix and stmatrix: run the instruction
-# -----------------------------------------------------------------------
+# ---- ldmatrix and stmatrix: run the instruction --------------------------------------------------
 
 
 def ldmatrix(memory: np.ndarray, addresses: np.ndarray, count: int, trans: bool) -> np.ndarray:

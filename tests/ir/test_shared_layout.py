@@ -40,8 +40,7 @@ def test_the_docstring():
     assert failed == 0 and attempted > 2
 
 
-# ---- offsets
-# --------------------------------------------------------------------------------------------------
+# ---- offsets -------------------------------------------------------------------------------------
 
 
 def by_hand(shape, bits, swizzle, order, pad, coord) -> int:
@@ -127,8 +126,7 @@ def test_sizes():
     assert SharedLayout.widest((64, 96), 16, (0, 1)) == SharedLayout((64, 96), 16, 128, (0, 1))
 
 
-# ---- algebra
-# --------------------------------------------------------------------------------------------------
+# ---- algebra -------------------------------------------------------------------------------------
 
 
 @quick
@@ -265,8 +263,7 @@ def test_errors(make, message):
     assert message in str(error.value)
 
 
-# ---- wgmma descriptors (HOPPER.md 1.7)
-# ------------------------------------------------------------------------------
+# ---- wgmma descriptors (HOPPER.md 1.7) -----------------------------------------------------------
 
 
 def test_descriptor_k_major():
@@ -326,8 +323,7 @@ def test_descriptors_find_every_element(width, major):
         assert layout.swizzled(at) == layout.offset((row, column))
 
 
-# ---- bank conflicts
-# -------------------------------------------------------------------------------------------------
+# ---- bank conflicts ------------------------------------------------------------------------------
 
 
 def passes(addresses, access) -> int:

@@ -15,8 +15,7 @@ SHAPE = 48, 1031
 BF16 = numbers((), "bfloat16").dtype
 
 
-# ---- formulas, in the float type of their arguments
-# --------------------------------------------------------------------------
+# ---- formulas, in the float type of their arguments ----------------------------------------------
 def total(x, axis=-1):
     return x.sum(axis, keepdims=True)
 
@@ -107,8 +106,7 @@ def stepped(p, g, m, v):
     return p - f(1e-3) * (m / f(1 - 0.9**3)) / (np.sqrt(v / f(1 - 0.999**3)) + f(1e-8)), m, v
 
 
-# ---- cases: our kernel, the formula, and what both take: random numbers of these shapes
-# ------------------------------------------
+# ---- cases: our kernel, the formula, and what both take: random numbers of these shapes ----------
 def adam(p, g, m, v):
     p, m, v = p.copy(), m.copy(), v.copy()
     kernels.adam_(p, g, m, v, 3)

@@ -178,8 +178,7 @@ def test_plans_are_text_too(name):
         Plan.from_text(plan.to_text() + ")")
 
 
-# ---- schedule-programs
-# --------------------------------------------------------------------------------------------------
+# ---- schedule-programs ---------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, columns", [(1, 1), (8, 3), (9, 5), (3, 7), (17, 2), (16, 1)])
 def test_the_raster_visits_every_program_once(rows, columns):
     def who(o, n):

@@ -191,8 +191,7 @@ def results(module, name: str, steps: int, seed: int = 0) -> list:
     return [x.astype(np.float32) for x in data if isinstance(x, np.ndarray)]
 
 
-# ---- the loop as it was
-# --------------------------------------------------------------------------------------------------
+# ---- the loop as it was --------------------------------------------------------------------------
 @pytest.mark.parametrize("steps", range(4))
 @pytest.mark.parametrize("how", ROLES)
 @pytest.mark.parametrize("name", KERNELS)
@@ -262,8 +261,7 @@ def test_programs_that_follow_each_other(fn, rows):
             np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
 
 
-# ---- what it looks like
-# --------------------------------------------------------------------------------------------------
+# ---- what it looks like --------------------------------------------------------------------------
 def rotated_loop(name: str, how: str = "roles"):
     """The loop, before and after."""
     modules, _ = compiled(name, how)
@@ -393,8 +391,7 @@ def test_what_the_loop_writes_is_read_where_it_stands():
     assert not given.plan.rotate and any("nothing late" in line for line in given.decisions)
 
 
-# ---- the search
-# --------------------------------------------------------------------------------------------------
+# ---- the search ----------------------------------------------------------------------------------
 @st.composite
 def bodies(draw) -> Body:
     count = draw(st.integers(2, 5))

@@ -62,8 +62,7 @@ def test_a_loop_that_cannot_run_is_gone():
         assert count(module, scf.ForOp) == loops and count(module, tile.Load) == loops
 
 
-# ---- folding
-# --------------------------------------------------------------------------------------------------
+# ---- folding -------------------------------------------------------------------------------------
 NUMBERS = {
     i8: np.int8,
     i32: np.int32,
@@ -264,8 +263,7 @@ def test_x_plus_zero_stays_for_floats_and_minus_zero_goes():
     )
 
 
-# ---- structure
-# --------------------------------------------------------------------------------------------------
+# ---- structure -----------------------------------------------------------------------------------
 def test_a_sum_with_a_product_becomes_the_products_accumulator():
     def f(a, b, o):
         acc = tkc.zeros((16, 16))

@@ -41,8 +41,7 @@ def stages_of(kernel, *arguments, target="sm_90a", **keywords):
     }
 
 
-# ---- choices
-# --------------------------------------------------------------------------------------------------
+# ---- choices -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "columns, target, warps, blocks",
     [
@@ -213,8 +212,7 @@ def test_what_cannot_be_split_stays_in_one_block():
     )
 
 
-# ---- a row over a cluster
-# ------------------------------------------------------------------------------------------------
+# ---- a row over a cluster ------------------------------------------------------------------------
 def softmax_data(columns=4093, block=4096):
     x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
     e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
@@ -459,8 +457,7 @@ def test_blocks_send_one_another_partial_results():
     )  # one in release order would wait for all of memory
 
 
-# ---- scans over warps
-# --------------------------------------------------------------------------------------------------
+# ---- scans over warps ----------------------------------------------------------------------------
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype", [((1, 2048), np.float32), ((3, 1024), np.int32), ((1, 4096), BF16)]
@@ -527,8 +524,7 @@ def test_scans_of_as_many_runs_as_there_are_lanes(target, dtype, columns, option
         np.testing.assert_array_equal(out, want)
 
 
-# ---- reading ahead
-# --------------------------------------------------------------------------------------------------
+# ---- reading ahead -------------------------------------------------------------------------------
 @tkc.jit
 def _total(x, y, out, N: tkc.constexpr):
     total = tkc.zeros((N,))
@@ -587,8 +583,7 @@ def test_a_view_that_the_counter_chooses_is_not_read_ahead():
         np.testing.assert_array_equal(out, x.sum(0))
 
 
-# ---- a block takes one program after the other
-# ----------------------------------------------------------------------------
+# ---- a block takes one program after the other ---------------------------------------------------
 def many(data, programs):
     """The same arrays with so many rows."""
     kernel, given, constants, _, _ = data
@@ -1032,8 +1027,7 @@ def test_what_is_read_ahead_of_a_wait(change, ahead):
     assert any("fetch-ahead" in line for line in context.decisions) == ahead
 
 
-# ---- read along one axis, written along another
-# ----------------------------------------------------------------------------
+# ---- read along one axis, written along another --------------------------------------------------
 def test_transposed_columns_are_stored_as_a_whole_too():
     @tkc.jit
     def columns(x, out):

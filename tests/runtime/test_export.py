@@ -392,8 +392,7 @@ def test_other_targets(tmp_path, target):
         export(add, "f32[4]", "f32[4]", "f32[4]", "i32", target=target, path=tmp_path)
 
 
-# ---- whole kernels: the C computes what the Python launcher computes
-# --------------------------------------------------------------
+# ---- whole kernels: the C computes what the Python launcher computes -----------------------------
 def arguments_of(kernel, values: dict) -> tuple[list[str], list[str]]:
     """C that declares the run-time arguments, and their names; arrays as FakeTensor, numbers as
     they are.

@@ -47,8 +47,7 @@ def role(body, name="worker", warps=4, more=""):
     return f"tile.role {name} {{warps = {warps} : i64{more}}} {{\n^bb0(%who: i32):\n{body}\n}}"
 
 
-# ---- roles
-# --------------------------------------------------------------------------------------------------
+# ---- roles ---------------------------------------------------------------------------------------
 PAIR = (
     "tile.roles {\n"
     + role("tile.block_barrier", "one", 4, ", registers = 24 : i64, single")
@@ -140,8 +139,7 @@ def test_an_instance_knows_itself():
     )
 
 
-# ---- mbarriers
-# --------------------------------------------------------------------------------------------------
+# ---- mbarriers -----------------------------------------------------------------------------------
 RING = "%full = tile.mbarriers 1024 : !tile.barriers<4>\n"
 T = "(!tile.barriers<4>, i32, i32)"
 
@@ -231,8 +229,7 @@ def test_ring_next(stages, steps):
         assert found.tolist() == [(stage + by) % stages, parity ^ (stage + by) // stages & 1]
 
 
-# ---- TMA
-# --------------------------------------------------------------------------------------------------
+# ---- TMA -----------------------------------------------------------------------------------------
 def load(map_, buffer, memory, offsets, to="", hint="", rank=2, cluster="", role_=True):
     """One load by a producer thread."""
     array = "!tile.array<" + "?x" * rank + "bf16>"
@@ -394,8 +391,7 @@ def test_reductions_that_the_accelerator_does_not_have(kind):
         )
 
 
-# ---- wgmma
-# --------------------------------------------------------------------------------------------------
+# ---- wgmma ---------------------------------------------------------------------------------------
 def dot(
     m,
     n,

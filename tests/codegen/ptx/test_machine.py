@@ -81,8 +81,7 @@ def test_tensor_maps_are_the_hosts(shape, box, swizzle, panelled, order):
     )
 
 
-# ---- wrong words
-# --------------------------------------------------------------------------------------------------
+# ---- wrong words ---------------------------------------------------------------------------------
 def word(pattern: str, new: str | Callable, after: str = "") -> Callable[[str], str]:
     """A text with the first match of a pattern, behind a comment, replaced."""
 

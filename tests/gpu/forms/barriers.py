@@ -228,8 +228,7 @@ PROMPT:
         shared=256,
     )
 
-# ---- messages: the reader has the old data in its L1, where only an acquire makes it look again
-# ------------------------------------------
+# ---- messages: the reader has the old data in its L1, where only an acquire makes it look again ----
 LINES, MESSAGES = 32, 100
 
 
@@ -381,8 +380,7 @@ READER:
         threads=64,
     )
 
-# ---- setmaxnreg
-# -------------------------------------------------------------------------------------------------
+# ---- setmaxnreg ----------------------------------------------------------------------------------
 GIVEN, TAKEN, LATE = 40, 232, 300_000
 
 

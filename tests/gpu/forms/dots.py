@@ -61,8 +61,7 @@ def bits_of(kind: str) -> int:
     return np.dtype(TYPES[kind]).itemsize * 8
 
 
-# ---- mma.sync
-# --------------------------------------------------------------------------------------------------
+# ---- mma.sync ------------------------------------------------------------------------------------
 def mma(a: str, b: str, sums: str) -> None:
     k, s = 256 // bits_of(a), sums
     x, y, c = whole(16, k, kind=a), whole(k, 8, kind=b), whole(16, 8, kind=sums)
@@ -113,8 +112,7 @@ for a, b, s in (
     mma(a, b, s)
 
 
-# ---- wgmma
-# --------------------------------------------------------------------------------------------------
+# ---- wgmma ---------------------------------------------------------------------------------------
 def _adds(scale: str, step: int) -> str:
     """The operand that says whether an instruction adds to its accumulator."""
     if scale == "predicate" and step == 0:
@@ -303,8 +301,7 @@ def depth_of_groups() -> None:
 depth_of_groups()
 
 
-# ---- ldmatrix and stmatrix
-# --------------------------------------------------------------------------------------------------
+# ---- ldmatrix and stmatrix -----------------------------------------------------------------------
 def matrices(name: str, layout: Layout, shared: SharedLayout, bits: int = 16) -> None:
     """A tile from shared memory and back, as shared_memory.py plans it: addresses of lanes and
     registers of words come from the plan.
@@ -375,8 +372,7 @@ matrices(
 matrices("x4_of_8_bits", mma_a(16, 64, bits=8), SharedLayout((16, 64), 8, 64), bits=8)
 
 
-# ---- lanes
-# --------------------------------------------------------------------------------------------------
+# ---- lanes ---------------------------------------------------------------------------------------
 given = R.integers(0, 1 << 32, 64, dtype=np.uint32)
 for mask in (1, 2, 4, 8, 16, 31):
     belief(

@@ -170,8 +170,7 @@ load("a_policy_for_the_cache_first", "bf16", (40, 64), (32, 64), (8, 0), 128, hi
 load("a_policy_for_the_cache_last", "bf16", (40, 64), (32, 64), (8, 0), 128, hint="evict_last")
 
 
-# ---- stores
-# -------------------------------------------------------------------------------------------------
+# ---- stores --------------------------------------------------------------------------------------
 def store(
     name: str, element: str, shape, box, starts, swizzle: int, kind: str = "", blocks: int = 1
 ) -> None:
@@ -350,8 +349,7 @@ DONE:
     maps=[(0, Parameter("map", "", element="ui32", box=(ROWS, 32)))],
 )
 
-# ---- proxies
-# -------------------------------------------------------------------------------------------------
+# ---- proxies -------------------------------------------------------------------------------------
 for fenced in (True, False):
     fence = "fence.proxy.async.global;" if fenced else ""
     belief(
@@ -431,8 +429,7 @@ for fenced in (True, False):
     )
 
 
-# ---- multicast
-# -------------------------------------------------------------------------------------------------
+# ---- multicast -----------------------------------------------------------------------------------
 def multicast(name: str, cluster: int, masks: dict[int, int], hint: bool = False) -> None:
     """Block r of the cluster loads part r of the array for the blocks of masks[r]; each block waits
     for what it is due, at the same place and barrier as the sender's.
