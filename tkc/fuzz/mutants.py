@@ -15,7 +15,7 @@ from xdsl.ir import Operation
 from tkc.fuzz.programs import Program, programs
 from tkc.ir import shared, threads
 from tkc.ir.values import block_of
-from tkc.passes.analysis.access import kernel_around
+from tkc.passes.analysis.alias import kernel_around
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.mutants import Place, mutated, places

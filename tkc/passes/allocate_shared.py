@@ -27,7 +27,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.text import location_of
 from tkc.ir.values import block_of, shared_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.memory import ancestor
+from tkc.passes.analysis.alias import ancestor
 
 # Buffers of at most so many bytes share them with no other: that would cost barriers between their
 # users.

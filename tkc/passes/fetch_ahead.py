@@ -77,7 +77,8 @@ from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import addresses, unchanged
+from tkc.passes.analysis.access import addresses
+from tkc.passes.analysis.alias import unchanged
 
 MOST = 1024  # bytes of a tile that registers hold through an iteration with dots
 

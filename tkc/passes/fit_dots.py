@@ -32,7 +32,7 @@ from tkc.ir.rewrite import before, erase_dead, loop_of, replace
 from tkc.ir.shared import scratch
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.memory import unseen
+from tkc.passes.analysis.alias import unseen
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, operands_along_k
 from tkc.passes.cuts.parts import Part, loop_over_parts

@@ -42,10 +42,10 @@ from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside
 from tkc.ir.types import TileType
 from tkc.ir.values import block_of, terminator_of, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.memory import ancestor, apart, is_before, reads, unseen, writes
+from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 from tkc.passes.cuts.axes import NotCut, needed
-from tkc.passes.cuts.cut import Cut, Overlaps, is_block_of
+from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
 from tkc.passes.plan import overfull
 from tkc.passes.planning.streaming import part_of

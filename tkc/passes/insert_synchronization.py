@@ -52,8 +52,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import is_of_programs
-from tkc.passes.analysis.memory import ancestor
+from tkc.passes.analysis.alias import ancestor, is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here

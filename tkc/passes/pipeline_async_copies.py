@@ -56,9 +56,9 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import WRITES, source_unchanged, unchanged
+from tkc.passes.analysis.alias import source_unchanged, unchanged
 from tkc.passes.analysis.own import own_layout, users
-from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, WRITES
 from tkc.passes.warpgroups.carried import Carried
 
 FEW = 32  # elements of a tile that is no block of memory

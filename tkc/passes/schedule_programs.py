@@ -39,7 +39,7 @@ from tkc.ir.threads import Identity
 from tkc.ir.types import TileType
 from tkc.ir.values import first_of, parent_of, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import argument_of, overlapping
+from tkc.passes.analysis.alias import argument_of, overlapping
 from tkc.passes.programs import co_resident
 from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import in_groups, order_of, uneven

@@ -69,9 +69,8 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.ir.values import extents_of, first_of, layout_of, owner_op, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import BlockAccess
 from tkc.passes.analysis.mapped import layouts_of_operand
-from tkc.passes.analysis.values import POINTWISE, VIEWS, tiles
+from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess, tiles
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
     factor_flip,

@@ -52,7 +52,7 @@ from tkc.ir.threads import BroadcastLoad, BroadcastStore, NextProgram, Vote
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import block_of, extents_of, layout_of, shared_type, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.layouts import conversions, reductions

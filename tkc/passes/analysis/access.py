@@ -11,28 +11,21 @@ Everything here is a question about one load, store or atomic (all have the same
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from xdsl.dialects import scf
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
-from tkc.ir import shared, tile
+from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
-from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import body_of, loops_of
-from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import Fact, TileType, bits, element_of
-from tkc.ir.values import array_type, defining_op
-from tkc.passes.analysis.values import POINTWISE, VIEWS
+from tkc.ir.values import array_type
+from tkc.passes.analysis.values import POINTWISE, VIEWS, WRITES, BlockAccess, PointerAccess
 
-BlockAccess = tile.Load | tile.Store | tile.AtomicBlock
-PointerAccess = tile.LoadPointers | tile.StorePointers | tile.Atomic
-WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
 # Bytes of a tile that caches hold in whatever order they are requested.
 CACHED_TILE_BYTES = 4096
 # Contiguous bytes that make an access worth its sector.
@@ -59,128 +52,6 @@ def bytes_of(op: Operation) -> int:
     if t is None:
         raise TypeError(f"{op.name} moves no tile")
     return t.bytes
-
-
-def argument_of(array: SSAValue) -> BlockArgument | None:
-    """The array argument that an array is a view of; None where that is made in the kernel."""
-    while (view := defining_op(array, tile.View)) is not None:
-        array = view.array
-    if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel):
-        return array
-    return None
-
-
-def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) -> set[BlockArgument]:
-    """An argument, and those that share memory with it."""
-    arguments = list(argument.owner.args)
-    return {argument, *(arguments[i] for pair in overlaps for i in pair if argument.index in pair)}
-
-
-def unchanged(
-    op: tile.Load | shared.Copy, loop: Operation, overlaps: Sequence[tuple[int, ...]]
-) -> bool:
-    """Whether what a load in a loop reads may be read in another iteration than its own.
-
-    Nothing in the loop may write it (where iterations are programs that nothing orders: nothing
-    that its own program does before). Where the loop reads what others write, nothing in the kernel
-    may, for that is what they run; and an acquire may order what else has been written.
-    """
-    array = argument_of(op.array)
-    if array is None:
-        return False
-    watched = [other for other in loop.walk() if tile.watches(other)]
-    if not all(_is_relaxed(other) for other in watched):
-        return False
-    ops: Iterable[Operation]
-    if op.parent_op() is loop and is_of_programs(loop):
-        earlier = [each for each in _body(loop).ops if each.is_before_in_block(op)]
-        ops = (inner for each in earlier for inner in each.walk())
-    else:
-        ops = (kernel_around(loop) if watched else loop).walk()
-    return not _writes_any(ops, overlapping(array, overlaps))
-
-
-def source_unchanged(
-    copy: shared.Copy, loop: Operation, overlaps: Sequence[tuple[int, ...]]
-) -> bool:
-    """Whether what a copy in a loop reads may be read in an earlier iteration than its own: as
-    `unchanged`; of an array that is made in the kernel, nothing in the loop may write any memory.
-    """
-    if argument_of(copy.array) is None:
-        return not _writes_any(loop.walk(), ())
-    return unchanged(copy, loop, overlaps)
-
-
-def _is_relaxed(op: Operation) -> bool:
-    semantics = getattr(op, "semantics", None)
-    return semantics is not None and semantics.data == "relaxed"
-
-
-def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
-    """Whether any operation writes to some array arguments, or to one that is not known."""
-    for op in ops:
-        if isinstance(op, shared.CopyOut):
-            written = origin(op.array)
-        elif isinstance(op, WRITES):
-            written = origin(op.array if isinstance(op, BlockAccess) else op.pointers)
-        else:
-            continue
-        if written is None or written in arguments:
-            return True
-    return False
-
-
-def written_before(op: tile.Load, overlaps: Sequence[tuple[int, ...]]) -> bool:
-    """Whether its own program may have written what a load of an argument reads: before it, or in
-    an iteration before.
-    """
-    argument = argument_of(op.array)
-    assert argument is not None
-    ops = list(kernel_around(op).walk())
-    loops = set(loops_of(op))
-    at = ops.index(op)
-    earlier = (
-        other
-        for i, other in enumerate(ops)
-        if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))
-    )
-    return _writes_any(earlier, overlapping(argument, overlaps))
-
-
-def kernel_around(op: Operation) -> tile.Kernel:
-    """The kernel that an operation is in. Raises TypeError where it is in none."""
-    around: Operation | None = op
-    while around is not None and not isinstance(around, tile.Kernel):
-        around = around.parent_op()
-    if around is None:
-        raise TypeError(f"{op.name} is in no kernel")
-    return around
-
-
-def _body(loop: Operation) -> Block:
-    assert isinstance(loop, (scf.ForOp, scf.WhileOp))
-    return body_of(loop)
-
-
-def is_of_programs(loop: Operation) -> bool:
-    """Whether iterations are programs that a block takes in turn, and that do not wait for one
-    another: nothing orders what two of them do to the user's arrays in any launch.
-    """
-    match loop:
-        case scf.ForOp():
-            taken = _is_cluster_number(loop.lb) and isinstance(loop.step.owner, Identity)
-        case scf.WhileOp() if loop.arguments:
-            taken = _is_cluster_number(loop.arguments[0]) and any(
-                isinstance(op, NextProgram) for op in body_of(loop).ops
-            )
-        case _:
-            return False
-    return taken and not any(tile.watches(op) for op in loop.walk())
-
-
-def _is_cluster_number(value: SSAValue) -> bool:
-    identity = defining_op(value, Identity)
-    return identity is not None and identity.what.data == "cluster"
 
 
 def addresses(value: SSAValue) -> bool:

@@ -14,7 +14,7 @@ from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import ArrayFacts, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
-from tkc.passes.analysis.access import argument_of
+from tkc.passes.analysis.alias import argument_of
 
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5

@@ -28,6 +28,9 @@ LEAVES = (tile.Constant, tile.Splat, tile.Arange)
 VIEWS = (tile.Broadcast, tile.Transpose, tile.Reshape)
 POINTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast, ew.PointerAdd, tile.Multiple)
 LOADS = (tile.Load, tile.LoadPointers)
+WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
+BlockAccess = tile.Load | tile.Store | tile.AtomicBlock
+PointerAccess = tile.LoadPointers | tile.StorePointers | tile.Atomic
 
 
 def in_workspace(op: tile.Load | tile.Store) -> bool:

@@ -9,7 +9,7 @@ whole. `tkc/passes/cuts/parts.py` writes the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import combinations_with_replacement, product
 from typing import NamedTuple
 
@@ -23,13 +23,10 @@ from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import is_inside, loops_of
 from tkc.ir.types import TileType
 from tkc.ir.values import block_of, index_of, owner_op, tile_type, yielded_by
-from tkc.passes.analysis.access import argument_of
+from tkc.passes.analysis.alias import Overlaps, apart, argument_of, reads, unseen, writes
 from tkc.passes.analysis.mapped import through
-from tkc.passes.analysis.memory import apart, reads, unseen, writes
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
 
-# Pairs (and larger groups) of array arguments that share memory: `PassContext.overlaps`.
-Overlaps = Sequence[tuple[int, ...]]
 OFFSETS_OF_KIND = {"index": 1, "slice": 2, "all": 0}  # operands of a view, by the kind of an axis
 
 

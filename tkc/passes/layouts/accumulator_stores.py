@@ -15,7 +15,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
 from tkc.ir.values import extents_of, shared_type, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import argument_of
+from tkc.passes.analysis.alias import argument_of
 from tkc.passes.layouts.buffers import offsets_of_parts, written
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,

@@ -27,8 +27,6 @@ from tkc.ir.values import defining_op, extents_of, tile_type, yielded_by
 from tkc.passes.analysis.access import (
     CACHED_TILE_BYTES,
     Access,
-    BlockAccess,
-    PointerAccess,
     both_ways,
     in_runs,
     moved_value,
@@ -39,7 +37,9 @@ from tkc.passes.analysis.values import (
     LOADS,
     POINTWISE,
     VIEWS,
+    BlockAccess,
     Kinds,
+    PointerAccess,
     feeds_dot,
     in_workspace,
     tiles,

@@ -20,7 +20,7 @@ from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
-from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS
 from tkc.passes.planning import demands
 from tkc.passes.planning.cost import MMA_SYNC_RATE

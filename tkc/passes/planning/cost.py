@@ -35,7 +35,8 @@ from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
-from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
+from tkc.passes.analysis.access import bytes_of, tile_of
+from tkc.passes.analysis.alias import argument_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed

@@ -43,7 +43,8 @@ from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import array_type, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
-from tkc.passes.analysis.access import addresses, kernel_around, unchanged, written_before
+from tkc.passes.analysis.access import addresses
+from tkc.passes.analysis.alias import kernel_around, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS

@@ -36,7 +36,8 @@ from tkc.ir.target import LINE, Target
 from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import Access, unchanged
+from tkc.passes.analysis.access import Access
+from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS

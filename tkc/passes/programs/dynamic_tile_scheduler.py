@@ -39,7 +39,7 @@ from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, replace
 from tkc.ir.threads import NextProgram
 from tkc.ir.types import TileType
 from tkc.ir.values import terminator_of
-from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.program_axes import program_axes
 
 

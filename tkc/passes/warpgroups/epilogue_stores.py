@@ -37,7 +37,7 @@ from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
-from tkc.passes.analysis.access import argument_of
+from tkc.passes.analysis.alias import argument_of
 from tkc.passes.warpgroups.maps import Maps
 
 

@@ -1,0 +1,236 @@
+"""Which accesses to global memory may touch the same bytes, and what that forbids.
+
+The one alias analysis of the passes: whatever moves a load, makes it ahead of its iteration, keeps
+what it read or joins two accesses asks here first.
+
+    may_be_early     unchanged, source_unchanged: a load in a loop, made in an earlier iteration
+    may_be_late      unseen: a load, made at a later operation
+    of two accesses  apart: they share no memory
+
+Two array arguments share memory where the launch says so (`PassContext.overlaps`); a view, and an
+array that the host derives from an argument (tkc.ir.derived), share that of the argument. Pointers
+belong to the argument that they are made from; of pointers that are loaded, and of arrays made from
+addresses, nothing is known, so that they may touch anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Sequence
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import shared, tile
+from tkc.ir.origin import origin
+from tkc.ir.rewrite import body_of, loops_of
+from tkc.ir.threads import Identity, NextProgram
+from tkc.ir.values import block_of, defining_op
+from tkc.passes.analysis.values import WRITES
+
+# Groups of array arguments, by number, that share memory: `PassContext.overlaps`.
+Overlaps = Sequence[tuple[int, ...]]
+
+
+# ---- what an access touches
+def argument_of(array: SSAValue) -> BlockArgument | None:
+    """The array argument that an array is a view of; None where that is made in the kernel."""
+    while (view := defining_op(array, tile.View)) is not None:
+        array = view.array
+    if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel):
+        return array
+    return None
+
+
+def overlapping(argument: BlockArgument, overlaps: Overlaps) -> set[BlockArgument]:
+    """An argument, and those that share memory with it."""
+    arguments = list(argument.owner.args)
+    return {argument, *(arguments[i] for pair in overlaps for i in pair if argument.index in pair)}
+
+
+def accessed(op: Operation) -> BlockArgument | None:
+    """The array argument in whose memory an access is; None where that is not known."""
+    match op:
+        case tile.Load() | tile.Store() | tile.AtomicBlock() | shared.Copy() | shared.CopyOut():
+            return origin(op.array)
+        case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
+            return origin(op.pointers)
+        case _:
+            return None
+
+
+def apart(access: Operation, other: Operation, overlaps: Overlaps) -> bool:
+    """Whether two accesses are of arrays that share no memory, and neither orders accesses to
+    others.
+    """
+    if orders(access) or orders(other):
+        return False
+    mine, its = accessed(access), accessed(other)
+    return mine is not None and its is not None and its not in overlapping(mine, overlaps)
+
+
+def orders(op: Operation) -> bool:
+    """Whether an access orders others to other memory: an acquire or a release, which atomics are
+    unless they say that they are relaxed. (The updates of a block are relaxed.)
+    """
+    match op:
+        case tile.Atomic():
+            return not _is_relaxed(op)
+        case tile.LoadPointers() | tile.StorePointers():
+            return op.semantics is not None and not _is_relaxed(op)
+        case _:
+            return False
+
+
+def reads(op: Operation) -> bool:
+    """Whether an operation is a load of memory that nothing else writes meanwhile."""
+    return isinstance(op, (tile.Load, tile.LoadPointers)) and not tile.watches(op)
+
+
+def writes(op: Operation) -> bool:
+    """Whether an operation may change memory, or must stay where it is for another reason."""
+    return (
+        not op.regions
+        and not is_side_effect_free(op)
+        and not reads(op)
+        and not isinstance(op, (scf.YieldOp, tile.Yield, tile.Return, tile.Assume))
+    )
+
+
+# ---- a load in a loop, made in an earlier iteration
+def unchanged(op: tile.Load | shared.Copy, loop: Operation, overlaps: Overlaps) -> bool:
+    """Whether what a load in a loop reads may be read in another iteration than its own.
+
+    Nothing in the loop may write it (where iterations are programs that nothing orders: nothing
+    that its own program does before). Where the loop reads what others write, nothing in the kernel
+    may, for that is what they run; and an acquire may order what else has been written.
+    """
+    array = argument_of(op.array)
+    if array is None:
+        return False
+    watched = [other for other in loop.walk() if tile.watches(other)]
+    if not all(_is_relaxed(other) for other in watched):
+        return False
+    ops: Iterable[Operation]
+    if op.parent_op() is loop and is_of_programs(loop):
+        earlier = [each for each in _body(loop).ops if each.is_before_in_block(op)]
+        ops = (inner for each in earlier for inner in each.walk())
+    else:
+        ops = (kernel_around(loop) if watched else loop).walk()
+    return not _writes_any(ops, overlapping(array, overlaps))
+
+
+def source_unchanged(copy: shared.Copy, loop: Operation, overlaps: Overlaps) -> bool:
+    """Whether what a copy in a loop reads may be read in an earlier iteration than its own: as
+    `unchanged`; of an array that is made in the kernel, nothing in the loop may write any memory.
+    """
+    if argument_of(copy.array) is None:
+        return not _writes_any(loop.walk(), ())
+    return unchanged(copy, loop, overlaps)
+
+
+def _is_relaxed(op: Operation) -> bool:
+    semantics = getattr(op, "semantics", None)
+    return semantics is not None and semantics.data == "relaxed"
+
+
+def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
+    """Whether any operation writes to some array arguments, or to one that is not known."""
+    for op in ops:
+        if isinstance(op, (shared.CopyOut, *WRITES)):
+            written = accessed(op)
+            if written is None or written in arguments:
+                return True
+    return False
+
+
+def written_before(op: tile.Load, overlaps: Overlaps) -> bool:
+    """Whether its own program may have written what a load of an argument reads: before it, or in
+    an iteration before.
+    """
+    argument = argument_of(op.array)
+    assert argument is not None
+    ops = list(kernel_around(op).walk())
+    loops = set(loops_of(op))
+    at = ops.index(op)
+    earlier = (
+        other
+        for i, other in enumerate(ops)
+        if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))
+    )
+    return _writes_any(earlier, overlapping(argument, overlaps))
+
+
+def is_of_programs(loop: Operation) -> bool:
+    """Whether iterations are programs that a block takes in turn, and that do not wait for one
+    another: nothing orders what two of them do to the user's arrays in any launch.
+    """
+    match loop:
+        case scf.ForOp():
+            taken = _is_cluster_number(loop.lb) and isinstance(loop.step.owner, Identity)
+        case scf.WhileOp() if loop.arguments:
+            taken = _is_cluster_number(loop.arguments[0]) and any(
+                isinstance(op, NextProgram) for op in body_of(loop).ops
+            )
+        case _:
+            return False
+    return taken and not any(tile.watches(op) for op in loop.walk())
+
+
+def _is_cluster_number(value: SSAValue) -> bool:
+    identity = defining_op(value, Identity)
+    return identity is not None and identity.what.data == "cluster"
+
+
+def _body(loop: Operation) -> Block:
+    assert isinstance(loop, (scf.ForOp, scf.WhileOp))
+    return body_of(loop)
+
+
+# ---- a load, made at a later operation
+def unseen(
+    load: Operation,
+    at: Operation,
+    overlaps: Overlaps,
+    but: Collection[Operation] = (),
+) -> bool:
+    """Whether a load made at another operation, which it comes before, gives the same.
+
+    Nothing that is written in between (or, where that operation is in a loop and the load is not,
+    anywhere in the loop), `but` some operations, may share memory with it.
+    """
+    block = block_of(load)
+    here = ancestor(at, block)
+    if here is None:
+        return False
+    for op in kernel_around(at).walk():
+        if not writes(op) or op in but or (place := ancestor(op, block)) is None:
+            continue
+        between = is_before(load, place) and (place is here or is_before(place, here))
+        if between and not apart(load, op, overlaps):
+            return False
+    return True
+
+
+# ---- places
+def ancestor(op: Operation, block: Block) -> Operation | None:
+    """The operation of a block that another is, or is in; None where it is outside."""
+    found: Operation | None = op
+    while found is not None and found.parent is not block:
+        found = found.parent_op()
+    return found
+
+
+def is_before(op: Operation, other: Operation) -> bool:
+    """Whether the first of two operations of a block comes before the second."""
+    return op.is_before_in_block(other)
+
+
+def kernel_around(op: Operation) -> tile.Kernel:
+    """The kernel that an operation is in. Raises TypeError where it is in none."""
+    around: Operation | None = op
+    while around is not None and not isinstance(around, tile.Kernel):
+        around = around.parent_op()
+    if around is None:
+        raise TypeError(f"{op.name} is in no kernel")
+    return around
