@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from xdsl.dialects.builtin import StringAttr, i1
@@ -131,7 +131,7 @@ _OF_ARRAYS: dict[str, Callable] = _INTEGERS | {
 }
 
 
-def of_integers(name: str, *args):
+def of_integers(name: str, *args: Any) -> Any:
     """The value of a function of integers, or of arrays of them, before a type wraps it (a
     comparison: 0 or 1); None for functions that a width is part of.
     """
@@ -185,7 +185,7 @@ class Elementwise(TileOperation):
         printer.print_attribute(self.operands[0].type)
 
     @classmethod
-    def parse(cls, parser: Parser):
+    def parse(cls, parser: Parser) -> Self:
         names = [parser.parse_unresolved_operand()]
         for _ in range(cls.fn.arity - 1):
             parser.parse_punctuation(",")
@@ -270,7 +270,7 @@ class Select(TileOperation):
         printer.print_attribute(self.result.type)
 
     @classmethod
-    def parse(cls, parser: Parser):
+    def parse(cls, parser: Parser) -> Self:
         names = [parser.parse_unresolved_operand()]
         for _ in range(2):
             parser.parse_punctuation(",")
@@ -311,7 +311,7 @@ class _Conversion(TileOperation):
         printer.print_attribute(self.result.type)
 
     @classmethod
-    def parse(cls, parser: Parser):
+    def parse(cls, parser: Parser) -> Self:
         arg = parser.parse_unresolved_operand()
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")

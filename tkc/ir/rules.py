@@ -8,7 +8,7 @@ code that takes these rules for granted. Layouts are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from xdsl.dialects import scf
@@ -44,7 +44,7 @@ def extents(t: Attribute) -> tuple[int, ...] | None:
     )
 
 
-def gives(op: Operation, shape, element: Attribute) -> str | None:
+def gives(op: Operation, shape: Sequence[int], element: Attribute) -> str | None:
     """A result of that shape and element type."""
     t = op.results[0].type
     return (

@@ -465,7 +465,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
 )
 
 
-def scratch(op) -> int:
+def scratch(op: Operation) -> int:
     """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of
     a role: a histogram's counts, and what one thread found for those that hold copies.
     """

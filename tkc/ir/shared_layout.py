@@ -46,13 +46,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tkc.ir.digits import LayoutError, parse_shape, shape_text
 from tkc.ir.layout import Layout
 
+N = TypeVar("N", int, np.ndarray)
 BANKS, WORD, CHUNK = 32, 4, 16
 SWIZZLES = {0: 0, 16: 0, 32: 1, 64: 2, 128: 3}  # width in bytes -> bits that are XORed
 LAYOUT_CODES = {16: 0, 128: 1, 64: 2, 32: 3}  # bits 62-63 of a wgmma descriptor
@@ -206,7 +207,7 @@ class SharedLayout:
         slow = sum((coords[..., a] * self.strides[a] for a in self.order[1:]), 0)
         return self.swizzled(panel * self.panel_stride + column * self.itemsize + slow)
 
-    def swizzled(self, at):
+    def swizzled(self, at: N) -> N:
         """The XOR alone, of an integer or an array: what maps a plain panel offset to its place."""
         return at ^ (at >> 7 & (1 << SWIZZLES[self.swizzle]) - 1) << 4
 

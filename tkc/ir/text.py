@@ -13,7 +13,7 @@ from io import StringIO
 from xdsl.context import Context
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import Builtin, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
-from xdsl.ir import Dialect, Operation
+from xdsl.ir import Attribute, Dialect, Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
@@ -128,12 +128,12 @@ def location_of(op: Operation) -> Location | None:
     return None
 
 
-def source(location: Location):
+def source(location: Location) -> FileLineColLoc:
     """The attribute of a location."""
     return FileLineColLoc(
         StringAttr(location.file), IntAttr(location.line), IntAttr(location.column)
     )
 
 
-def is_unknown(loc) -> bool:
+def is_unknown(loc: Attribute) -> bool:
     return isinstance(loc, UnknownLoc)

@@ -75,15 +75,15 @@ from tkc.ir.types import (
 from tkc.ir.values import extents_of, pending_type, shared_type, tile_type, type_of
 
 
-def number(value):
+def number(value: int) -> IntegerAttr:
     return IntegerAttr(value, i64)
 
 
-def flags(**given):
+def flags(**given: bool) -> dict[str, Attribute]:
     return {k: UnitAttr() for k, v in given.items() if v}
 
 
-def named(**given):
+def named(**given: str | None) -> dict[str, Attribute]:
     return {k: StringAttr(v) for k, v in given.items() if v}
 
 
@@ -192,7 +192,7 @@ class Workspace(Source):
 
     def __init__(self, element: Attribute, bytes: int, whole: bool = False):
         super().__init__(
-            properties={"bytes": number(bytes)} | flags(whole=whole),
+            properties={"bytes": number(bytes), **flags(whole=whole)},
             result_types=[PointerType(element)],
         )
 

@@ -17,8 +17,8 @@ Control flow is xDSL's scf (for, if, while); integers of loops are i32 or i64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -36,7 +36,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     BaseAttr,
@@ -78,7 +78,7 @@ from tkc.ir.types import (
 from tkc.ir.values import array_type, extents_of, tile_type
 
 
-def ints(values):
+def ints(values: Iterable[int]) -> DenseArrayBase:
     return DenseArrayBase.from_list(i64, list(values))
 
 
@@ -111,7 +111,7 @@ class Kernel(TileOperation):
         )
 
     @property
-    def arguments(self):
+    def arguments(self) -> Sequence[BlockArgument]:
         return self.body.block.args
 
     def integer(self, name: str, default: int = 0) -> int:
@@ -142,7 +142,7 @@ class Kernel(TileOperation):
         printer.print_region(self.body, print_entry_block_args=False)
 
     @classmethod
-    def parse(cls, parser: Parser):
+    def parse(cls, parser: Parser) -> Self:
         name = parser.parse_symbol_name().data
         found = parser.parse_comma_separated_list(
             parser.Delimiter.PAREN,
@@ -207,7 +207,7 @@ class Constant(Source):
         printer.print_attribute(self.result.type)
 
     @classmethod
-    def parse(cls, parser: Parser):
+    def parse(cls, parser: Parser) -> Self:
         value: Any = parser.parse_optional_boolean()
         if value is None:
             value = (
@@ -491,7 +491,7 @@ class Reduce(TileOperation):
         )
 
     @property
-    def result(self):
+    def result(self) -> OpResult:
         return self.results[0]
 
     def verify_(self) -> None:
@@ -545,7 +545,7 @@ class Scan(TileOperation):
         )
 
     @property
-    def result(self):
+    def result(self) -> OpResult:
         return self.results[0]
 
 

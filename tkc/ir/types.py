@@ -18,6 +18,7 @@ value.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -223,7 +224,7 @@ class TileType(_Shaped, TypeAttribute):
         return TileType(self.shape, element, self.layout)
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             shape, element = _parse_shape(parser)
             if not parser.parse_optional_punctuation(","):
@@ -249,7 +250,7 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
     element: Attribute
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             return [parser.parse_type()]
 
@@ -340,7 +341,7 @@ class ArrayType(ParametrizedAttribute, TypeAttribute):
         return ArrayFacts.parse(self.facts_.data, self.rank)
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             shape, element = _parse_shape(parser)
             facts = ArrayFacts.unknown(len(shape))
@@ -402,7 +403,7 @@ class SharedType(_Shaped, TypeAttribute):
         return SharedType(1, self.shape, self.element, self.layout)
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             stages = parser.parse_integer(allow_negative=False, allow_boolean=False)
             parser.parse_punctuation(",")
@@ -434,7 +435,7 @@ class BarriersType(ParametrizedAttribute, TypeAttribute):
         return self.stages_.data
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             return [IntAttr(parser.parse_integer(allow_negative=False, allow_boolean=False))]
 
@@ -458,7 +459,7 @@ class PendingType(ParametrizedAttribute, TypeAttribute):
     tile: TileType
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             return [parser.parse_type()]
 
@@ -512,7 +513,7 @@ class MapType(_Shaped, TypeAttribute):
         )
 
     @classmethod
-    def parse_parameters(cls, parser: AttrParser):
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             shape, element = _parse_shape(parser)
             parser.parse_punctuation(",")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
 
 from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
@@ -16,6 +17,8 @@ from tkc.ir.values import array_type
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.tracer import fail, integer_type, tracer
 from tkc.language.values import Pointer, Scalar, Tile, Value, describe, unpack, wrap
+
+Extent: TypeAlias = int | Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +90,7 @@ class Array:
         return self._get("ptr", lambda: tile.Pointer(self.use()))
 
     @property
-    def T(self):
+    def T(self) -> NoReturn:
         fail("an array has no .T; load a tile and transpose it: tkc.load(array, offsets, shape).T")
 
     def _known(self, fact: Fact, op, axis: int):
@@ -240,7 +243,7 @@ for _method in [
     setattr(Array, _method, _load_first)
 
 
-def integer(x, what: str) -> SSAValue:
+def integer(x: object, what: str) -> SSAValue:
     """A scalar integer (Python or traced) as an SSA value of i32 or i64."""
     x = unpack(x)
     if isinstance(x, bool) or not isinstance(x, (int, Value)):
@@ -254,7 +257,24 @@ def integer(x, what: str) -> SSAValue:
     return x.to(int64 if x.dtype.bits >= 32 else BY_IR[i32]).use()
 
 
-def array(pointer, dtype: DType, shape, strides=None) -> Array:
+def _tuple(x: Any) -> tuple[Extent, ...]:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def _contiguous(extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    """The strides of a contiguous array, the last axis innermost."""
+    strides: list[Extent] = [1]
+    for n in reversed(extents[1:]):
+        strides.insert(0, strides[0] * n)
+    return tuple(strides)
+
+
+def array(
+    pointer: Value,
+    dtype: DType,
+    shape: Extent | Sequence[Extent],
+    strides: Extent | Sequence[Extent] | None = None,
+) -> Array:
     """An array made in the kernel from an address (a pointer, or an integer scalar of 64 bits),
     extents and strides in elements.
 
@@ -268,14 +288,10 @@ def array(pointer, dtype: DType, shape, strides=None) -> Array:
             "tkc.array(pointer, dtype, shape, strides): dtype is a dtype such as tkc.float32, got"
             f" {dtype!r:.60}"
         )
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if strides is None:
-        strides = [1]
-        for n in reversed(shape[1:]):
-            strides.insert(0, strides[0] * n)
-    strides = tuple(strides) if isinstance(strides, (tuple, list)) else (strides,)
-    if len(shape) != len(strides):
-        fail(f"tkc.array: {len(shape)} extents and {len(strides)} strides")
+    extents = tuple(map(unpack, _tuple(shape)))
+    steps = _contiguous(extents) if strides is None else tuple(map(unpack, _tuple(strides)))
+    if len(extents) != len(steps):
+        fail(f"tkc.array: {len(extents)} extents and {len(steps)} strides")
     if not isinstance(pointer.dtype, Pointer):
         if pointer.dtype not in (int64, uint64):
             fail(f"an address has 64 bits (int64 or uint64), got {pointer.dtype.name}")
@@ -283,18 +299,12 @@ def array(pointer, dtype: DType, shape, strides=None) -> Array:
     elif pointer.dtype.element is not dtype:
         pointer = pointer.to(int64, bitcast=True).to(Pointer(dtype), bitcast=True)
 
-    def fact(n):
-        return Fact(exact=n) if isinstance(unpack(n), int) else Fact()
+    def fact(n: Extent) -> Fact:
+        return Fact(exact=n) if isinstance(n, int) else Fact()
 
-    facts = ArrayFacts(tuple(map(fact, shape)), tuple(map(fact, strides)), dtype.bits // 8)
-    extents, steps = (
-        [integer(n, "an extent") for n in shape],
-        [integer(n, "a stride") for n in strides],
-    )
-    wide = any(v.type == i64 for v in (*extents, *steps))
-    return Array(
-        tracer()
-        .emit(tile.MakeArray(pointer.use(), extents, steps, ArrayType(len(shape), dtype.ir, facts)))
-        .result,
-        wide,
-    )
+    facts = ArrayFacts(tuple(map(fact, extents)), tuple(map(fact, steps)), dtype.bits // 8)
+    sizes = [integer(n, "an extent") for n in extents]
+    spans = [integer(n, "a stride") for n in steps]
+    made = tile.MakeArray(pointer.use(), sizes, spans, ArrayType(len(sizes), dtype.ir, facts))
+    wide = any(v.type == i64 for v in (*sizes, *spans))
+    return Array(tracer().emit(made).result, wide)

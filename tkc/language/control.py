@@ -9,10 +9,11 @@ slots is stable (usually once: see state.py), and the scf operation is made from
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, i32, i64
@@ -25,13 +26,14 @@ from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
 from tkc.language.state import (
     UNBOUND,
+    Leaf,
     Lost,
     Mismatch,
     Picture,
+    Spec,
     build,
     contents,
     flatten,
-    leaf,
     merge,
     mutable_parts,
     same,
@@ -40,8 +42,9 @@ from tkc.language.state import (
     types,
 )
 from tkc.language.tracer import discard, fail, frames, pure, tracer
-from tkc.language.values import Scalar, Tile, Value, describe, lift, unpack
+from tkc.language.values import Operand, Scalar, Tile, Value, describe, lift, unpack
 
+Thunk: TypeAlias = Callable[[], Any]
 unbound = UNBOUND
 MAX_PASSES = 40
 
@@ -120,7 +123,7 @@ class Range:
     __len__ = __getitem__ = __iter__
 
 
-def range_(*bounds, num_stages: int | None = None) -> Range:
+def range_(*bounds: Operand, num_stages: int | None = None) -> Range:
     """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced
     once, run at run time.
 
@@ -147,7 +150,7 @@ def range_(*bounds, num_stages: int | None = None) -> Range:
     return Range(start, stop, step, num_stages)
 
 
-def static_range(*bounds):
+def static_range(*bounds: int) -> range:
     """range(...) unrolled at compile time."""
     given = [unpack(b) for b in bounds]
     for b in given:
@@ -159,7 +162,7 @@ def static_range(*bounds):
     return builtins.range(*given)
 
 
-def python_range(*bounds):
+def python_range(*bounds: Any) -> Range | range:
     """Python's range; with traced bounds, tkc.range."""
     return range_(*bounds) if any(isinstance(b, Value) for b in bounds) else builtins.range(*bounds)
 
@@ -169,8 +172,10 @@ class Loop(Construct):
 
     def _begin(self, picture: Picture, assigned: tuple[str, ...], where: str) -> None:
         self.traced, self.where, self.picture, self.passes = True, where, picture, 0
-        self.carried = {
-            (0, n): leaf(v) for n in assigned if isinstance(v := picture.names.get(n), Value)
+        self.carried: dict[tuple, Spec] = {
+            (0, n): Leaf(v.ssa.type)
+            for n in assigned
+            if isinstance(v := picture.names.get(n), Value)
         }
         self.lost: dict[tuple, str] = {}
 
@@ -289,7 +294,7 @@ def _by_steps(r: Range, index: Scalar) -> Any:
     return r.start + index * r.step
 
 
-def _trip_count(r: Range) -> Scalar:
+def _trip_count(r: Range) -> Value:
     """How often a loop runs whose step may be of either sign: as Python's range, and never where the
     step is 0, which TKC_DEBUG traps.
     """
@@ -297,7 +302,7 @@ def _trip_count(r: Range) -> Scalar:
     operations.device_assert(r.step != 0, "the step of a range is 0")
     span = where(r.step > 0, r.stop - r.start, r.start - r.stop)
     size = maximum(where(r.step > 0, r.step, 0 - r.step), 1)
-    return where(r.step == 0, 0, maximum(span + size - 1, 0) // size)
+    return lift(where(r.step == 0, 0, maximum(span + size - 1, 0) // size))
 
 
 class ForLoop(Loop):
@@ -418,7 +423,7 @@ class WhileLoop(Loop):
         discard(self.test_block)
         discard(self.before)
 
-    def test(self, condition, names: dict[str, Any]) -> bool:
+    def test(self, condition: object, names: dict[str, Any]) -> bool:
         """After the test: a plain one decides now; a traced one opens the body."""
         t, condition, names = tracer(), unpack(condition), _clean(names)
         if not self.traced:
@@ -587,7 +592,7 @@ def _choose(condition: Scalar, then, orelse) -> Any:
     )
 
 
-def and_(first, *thunks):
+def and_(first: object, *thunks: Thunk) -> object:
     """`a and b and c`; b is evaluated only where a holds."""
     result = unpack(first)
     for thunk in thunks:
@@ -600,7 +605,7 @@ def and_(first, *thunks):
     return result if not isinstance(result, Tile) else _is_traced(result, "`and`")
 
 
-def or_(first, *thunks):
+def or_(first: object, *thunks: Thunk) -> object:
     result = unpack(first)
     for thunk in thunks:
         if not _is_traced(result, "`or`"):
@@ -623,24 +628,20 @@ def _truth(x, words: str):
     )
 
 
-def not_(x):
+def not_(x: object) -> object:
     x = unpack(x)
     return ~_truth(x, "`not`") if _is_traced(x, "`not`") else not x
 
 
-def ifexp(condition, then, orelse):
+def ifexp(condition: object, then: Thunk, orelse: Thunk) -> object:
     """`then() if condition else orelse()`."""
-    condition = unpack(condition)
-    return (
-        _choose(condition, then, orelse)
-        if _is_traced(condition, "`… if … else …`")
-        else then()
-        if condition
-        else orelse()
-    )
+    test = unpack(condition)
+    if _is_traced(test, "`… if … else …`"):
+        return _choose(test, then, orelse)
+    return then() if test else orelse()
 
 
-def chain(first, names: tuple[str, ...], *thunks):
+def chain(first: object, names: tuple[str, ...], *thunks: Thunk) -> object:
     """`a < b < c`: each operand is evaluated once, and only if needed."""
     import operator
 
@@ -667,13 +668,13 @@ def chain(first, names: tuple[str, ...], *thunks):
     return rest(first, 0)
 
 
-def used(x):
+def used(x: object) -> object:
     """An operand of `is`: a value that was lost must not compare silently."""
     return x == x if type(x) is Lost else x
 
 
 @contextmanager
-def unchanged(what: str):
+def unchanged(what: str) -> Iterator[None]:
     """Python state must not change meanwhile."""
     before = Picture.take(_clean(frames()[0].f_locals))
     yield
@@ -682,11 +683,11 @@ def unchanged(what: str):
         fail(f"{what} changes `{before.label(next(iter(found)))}`; let it only return its result")
 
 
-def python_min(*args, **kwargs):
+def python_min(*args: Any, **kwargs: Any) -> Any:
     return _python_extreme(builtins.min, operations.minimum, args, kwargs)
 
 
-def python_max(*args, **kwargs):
+def python_max(*args: Any, **kwargs: Any) -> Any:
     return _python_extreme(builtins.max, operations.maximum, args, kwargs)
 
 
@@ -712,7 +713,7 @@ _OURS = {
 }
 
 
-def callable_in_kernel(f):
+def callable_in_kernel(f: Any) -> Any:
     """What a call in a kernel calls: helpers rewritten, range, min and max that know traced values."""
     from tkc.language.rewrite import rewritten
 
@@ -751,13 +752,18 @@ def check_return(depth_at_entry: int) -> None:
         )
 
 
-def for_loop(iterable, names, targets, assigned):
+def for_loop(
+    iterable: object,
+    names: dict[str, Any],
+    targets: tuple[str, ...],
+    assigned: tuple[str, ...],
+) -> ForLoop:
     return ForLoop(iterable, names, targets, assigned)
 
 
-def while_loop(assigned):
+def while_loop(assigned: tuple[str, ...]) -> WhileLoop:
     return WhileLoop(assigned)
 
 
-def branch(test, names):
+def branch(test: object, names: dict[str, Any]) -> Branch:
     return Branch(test, names)

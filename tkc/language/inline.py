@@ -10,6 +10,7 @@ from tkc.ir.types import like
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
+    Operand,
     Pointer,
     Value,
     broadcast_shapes,
@@ -23,11 +24,11 @@ from tkc.language.values import (
 
 def inline_ptx(
     text: str,
-    *args,
+    *args: Operand,
     result: DType | tuple[DType, ...] | None = None,
     meaning: Callable | None = None,
     isa: str = "8.0",
-):
+) -> Value | tuple[Value, ...]:
     """PTX of your own, run for every element of the operands (which are broadcast):
     `inline_ptx("lg2.approx.f32 $0, $1;", x)`.
 

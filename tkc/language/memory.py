@@ -4,6 +4,9 @@ pointers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
@@ -12,8 +15,20 @@ from tkc.ir.types import like
 from tkc.language.arrays import Array, integer
 from tkc.language.dtypes import DType, bool_
 from tkc.language.tracer import fail, tracer
-from tkc.language.values import Pointer, Tile, Value, check, describe, lift, spread, unpack, wrap
+from tkc.language.values import (
+    Operand,
+    Pointer,
+    Tile,
+    Value,
+    check,
+    describe,
+    lift,
+    spread,
+    unpack,
+    wrap,
+)
 
+Extents: TypeAlias = int | None | Sequence[int | None]
 SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("block", "gpu", "system")
 
 
@@ -42,7 +57,7 @@ def _tuple(x) -> tuple:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
-def mask_of(mask, shape: tuple[int, ...]) -> SSAValue | None:
+def mask_of(mask: Operand | None, shape: tuple[int, ...]) -> SSAValue | None:
     if mask is None or mask is True:
         return None
     mask = check(mask, "mask")
@@ -118,12 +133,12 @@ def _pointers(x, what: str) -> Value:
 
 
 def load(
-    source,
-    offsets=None,
-    shape=None,
+    source: Array | Value,
+    offsets: Operand | Sequence[Operand] | None = None,
+    shape: Extents | None = None,
     *,
-    mask=None,
-    other=None,
+    mask: Operand | None = None,
+    other: Operand | None = None,
     sem: str | None = None,
     scope: str | None = None,
 ) -> Value:
@@ -208,11 +223,11 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
 
 
 def store(
-    target,
-    offsets=None,
-    value=None,
-    *args,
-    mask=None,
+    target: Array | Value,
+    offsets: Operand | Sequence[Operand] | None = None,
+    value: Operand | None = None,
+    *args: object,
+    mask: Operand | None = None,
     sem: str | None = None,
     scope: str | None = None,
 ) -> None:
@@ -314,8 +329,14 @@ atomic_xchg = _define("exchange", "atomic_xchg", "exchange")
 
 
 def atomic_cas(
-    pointers, expected, value, *, mask=None, sem: str | None = None, scope: str | None = None
-):
+    pointers: Value,
+    expected: Operand,
+    value: Operand,
+    *,
+    mask: Operand | None = None,
+    sem: str | None = None,
+    scope: str | None = None,
+) -> Value:
     """Atomic compare and swap: where memory holds `expected`, `value` is written; gives the old
     values.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
@@ -16,7 +18,9 @@ from tkc.language import values
 from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
+    Operand,
     Scalar,
+    Shape,
     Tile,
     Value,
     apply,
@@ -28,12 +32,14 @@ from tkc.language.values import (
     describe,
     lift,
     number,
+    one_by_one,
     spread,
     static_shape,
     unpack,
     wrap,
 )
 
+Combine: TypeAlias = Callable[..., Any]
 inf, nan = math.inf, math.nan
 
 
@@ -71,7 +77,7 @@ def _grid_axis(axis) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-def arange(start, stop=None) -> Tile:
+def arange(start: int, stop: int | None = None) -> Tile:
     """The integers start … stop - 1 (0 … start - 1 with one argument) as a rank-1 int32 tile."""
     start, stop = (0, start) if stop is None else (start, stop)
     start, stop = unpack(start), unpack(stop)
@@ -86,7 +92,7 @@ def arange(start, stop=None) -> Tile:
     return Tile(tracer().emit(tile.Arange(start, TileType([stop - start], dtype.ir))).result)
 
 
-def full(shape, value, dtype: DType | None = None) -> Tile:
+def full(shape: Shape, value: Operand, dtype: DType | None = None) -> Tile:
     """A tile with one value everywhere; dtype is the value's (float32 or int32 for a number) unless
     given.
     """
@@ -96,7 +102,7 @@ def full(shape, value, dtype: DType | None = None) -> Tile:
     return as_tile(lift(value, dtype, shape))
 
 
-def zeros(shape, dtype: DType = float32) -> Tile:
+def zeros(shape: Shape, dtype: DType = float32) -> Tile:
     """A tile of zeros."""
     return full(shape, 0, dtype)
 
@@ -159,22 +165,22 @@ floor, ceil, round_, trunc = (
 )
 
 
-def isnan(x):
+def isnan(x: Operand) -> Value:
     """Whether each element is NaN."""
     return apply("isnan", x)
 
 
-def isinf(x):
+def isinf(x: Operand) -> Value:
     """Whether each element is an infinity."""
     return apply("isinf", x)
 
 
-def abs_(x):
+def abs_(x: Operand) -> Operand:
     """The absolute value."""
     return builtins.abs(check(x))
 
 
-def sigmoid(x):
+def sigmoid(x: Operand) -> Operand:
     """1 / (1 + exp(-x)), without overflow; of narrow floats in float32, rounded once."""
     return _in_float32(_floating(x), lambda v: divide(1.0, 1.0 + exp(-v)))
 
@@ -187,19 +193,19 @@ def _floating(x):
 divide = values.divide
 
 
-def div_rn(x, y):
+def div_rn(x: Operand, y: Operand) -> Operand:
     """Division rounded to nearest even (IEEE); `/` on float32 is within 2 ulp."""
     return values.divide(x, y, "div_rn")
 
 
-def pow_(x, y):
+def pow_(x: Operand, y: Operand) -> Operand:
     """x to the power of y, also `x ** y`, in floats (integers are taken as float32); powers of 1 to
     4 are products.
     """
     return values.power(x, y)
 
 
-def fma(a, b, c):
+def fma(a: Operand, b: Operand, c: Operand) -> Value:
     """a * b + c, rounded once."""
     args = [check(x) for x in (a, b, c)]
     dtype = common(*args)
@@ -222,7 +228,7 @@ def _extreme(name: str, python):
 maximum, minimum = _extreme("max", builtins.max), _extreme("min", builtins.min)
 
 
-def where(condition, x, y):
+def where(condition: Operand, x: Operand, y: Operand) -> Operand:
     """x where the condition holds, else y; the three are broadcast, x and y promoted."""
     condition, x, y = check(condition, "condition"), check(x), check(y)
     traced = [v for v in (condition, x, y) if isinstance(v, Value)]
@@ -244,34 +250,31 @@ def where(condition, x, y):
     )
 
 
-def cdiv(a, b):
+def cdiv(a: Any, b: Any) -> Any:
     """The quotient of two integers, rounded up."""
     return (a + (b - 1)) // b
 
 
 # --------------------------------------------------------------------------------------------------
-def broadcast_to(x, *shape) -> Tile:
+def broadcast_to(x: Operand, *shape: int | Sequence[int]) -> Tile:
     """The value stretched to a shape by NumPy's rules."""
-    shape = static_shape(
-        shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    )
-    x = lift(x)
-    if broadcast_shapes(x.shape, shape) != shape:
-        fail(f"{describe(x)} does not broadcast to {list(shape)}")
-    return as_tile(spread(x, shape))
+    extents, value = static_shape(one_by_one(shape)), lift(x)
+    if broadcast_shapes(value.shape, extents) != extents:
+        fail(f"{describe(value)} does not broadcast to {list(extents)}")
+    return as_tile(spread(value, extents))
 
 
-def reshape(x, *shape) -> Tile:
+def reshape(x: Value, *shape: int | Sequence[int]) -> Tile:
     """The same elements in row-major order under another shape."""
     return _tile(x, "tkc.reshape").reshape(*shape)
 
 
-def permute(x, *axes) -> Tile:
+def permute(x: Value, *axes: int | Sequence[int]) -> Tile:
     """The axes in another order."""
     return _tile(x, "tkc.permute").permute(*axes)
 
 
-def cat(*tiles, axis: int = 0) -> Tile:
+def cat(*tiles: Value | Sequence[Value], axis: int = 0) -> Tile:
     """Tiles of one rank one after the other along an axis."""
     several = len(tiles) == 1 and isinstance(tiles[0], (tuple, list))
     parts = [_tile(t, "tkc.cat") for t in (tiles[0] if several else tiles)]
@@ -295,7 +298,7 @@ def cat(*tiles, axis: int = 0) -> Tile:
     )
 
 
-def join(a, b) -> Tile:
+def join(a: Operand, b: Operand) -> Tile:
     """Two tiles as the two elements of a new last axis."""
     a, b = lift(a), lift(b)
     shape = broadcast_shapes(a.shape, b.shape)
@@ -304,7 +307,7 @@ def join(a, b) -> Tile:
     )
 
 
-def split(x) -> tuple[Value, Value]:
+def split(x: Value) -> tuple[Value, Value]:
     """The inverse of join: the two halves of a last axis of 2."""
     x = _tile(x, "tkc.split")
     if x.shape[-1] != 2:
@@ -312,13 +315,13 @@ def split(x) -> tuple[Value, Value]:
     return x[..., 0], x[..., 1]
 
 
-def interleave(a, b) -> Tile:
+def interleave(a: Operand, b: Operand) -> Tile:
     """The elements of a and b alternating along the last axis."""
     both = join(a, b)
     return both.reshape(both.shape[:-2] + (2 * both.shape[-2],)) if both.ndim > 1 else both
 
 
-def flip(x, axis: int = -1) -> Tile:
+def flip(x: Value, axis: int = -1) -> Tile:
     """The order of an axis reversed."""
     x = _tile(x, "tkc.flip")
     return Tile(tracer().emit(tile.Flip(x.use(), _axis(axis, x, "tkc.flip"))).result)
@@ -456,7 +459,9 @@ def _tiles(x, what: str) -> list[Tile]:
     return tiles
 
 
-def reduce(x, axis: int, combine, keep_dims: bool = False):
+def reduce(
+    x: Value | Sequence[Value], axis: int, combine: Combine, keep_dims: bool = False
+) -> Value | tuple[Value, ...]:
     """A reduction by an associative function of scalars: combine(a, b), or combine(a0, a1, b0, b1)
     for a tuple of two tiles.
     """
@@ -473,7 +478,9 @@ def reduce(x, axis: int, combine, keep_dims: bool = False):
     return found if isinstance(x, (tuple, list)) else found[0]
 
 
-def scan(x, axis: int, combine, reverse: bool = False):
+def scan(
+    x: Value | Sequence[Value], axis: int, combine: Combine, reverse: bool = False
+) -> Value | tuple[Value, ...]:
     """An inclusive prefix scan by an associative function of scalars, as in tkc.reduce."""
     tiles = _tiles(x, "tkc.scan")
     op = tracer().emit(
@@ -509,7 +516,7 @@ def _cumulative(kind: str, what: str):
 cumsum, cumprod = _cumulative("sum", "sum"), _cumulative("prod", "product")
 
 
-def softmax(x, axis: int = -1) -> Tile:
+def softmax(x: Value, axis: int = -1) -> Tile:
     """exp(x - max) / sum, along an axis; of narrow floats in float32, rounded once."""
 
     def one(v):
@@ -519,7 +526,7 @@ def softmax(x, axis: int = -1) -> Tile:
     return as_tile(_in_float32(_floating(_tile(x, "tkc.softmax")), one))
 
 
-def sort(x, axis: int = -1, descending: bool = False) -> Tile:
+def sort(x: Value, axis: int = -1, descending: bool = False) -> Tile:
     """The elements of an axis in ascending order (descending); NaN last."""
     x = _tile(x, "tkc.sort")
     axis, order = _axis(axis, x, "tkc.sort"), list(range(x.ndim))
@@ -528,7 +535,7 @@ def sort(x, axis: int = -1, descending: bool = False) -> Tile:
     return Tile(tracer().emit(tile.Sort(y.use(), descending)).result).permute(order)
 
 
-def topk(x, k: int, axis: int = -1, indices: bool = False):
+def topk(x: Value, k: int, axis: int = -1, indices: bool = False) -> Value | tuple[Value, Value]:
     """The k largest elements of an axis, in descending order (NaN last); with `indices` also their
     int32 places, the first of equals first.
 
@@ -557,8 +564,8 @@ def _topk_by_key(x: Tile, k: int) -> tuple[Tile, Tile]:
     bits = cast(x, wide).to(uint32, bitcast=True) if wide is not uint32 else cast(x, uint32)
     top = 0x80000000
     if wide is float32:
-        bits = where(cast(x, float32) == 0, 0, bits)  # -0 is 0
-        bits = where(isnan(x), 0, where(bits >= top, ~bits, bits | top))
+        bits = lift(where(cast(x, float32) == 0, 0, bits))  # -0 is 0
+        bits = lift(where(isnan(x), 0, where(bits >= top, ~bits, bits | top)))
     elif wide is int32:
         bits = bits ^ top
     places = spread(n - 1 - arange(n), x.shape).to(uint64)
@@ -566,8 +573,8 @@ def _topk_by_key(x: Tile, k: int) -> tuple[Tile, Tile]:
     at = n - 1 - (keys & 0xFFFFFFFF).to(int32)
     bits = (keys >> 32).to(uint32)
     if wide is float32:
-        value = where(bits >= top, bits ^ top, ~bits).to(float32, bitcast=True)
-        return as_tile(cast(where(bits == 0, nan, value), x.dtype)), at
+        value = lift(where(bits >= top, bits ^ top, ~bits)).to(float32, bitcast=True)
+        return as_tile(cast(lift(where(bits == 0, nan, value)), x.dtype)), at
     signed = (bits ^ top).to(int32, bitcast=True) if wide is int32 else bits
     return as_tile(cast(signed, x.dtype)), at
 
@@ -607,7 +614,7 @@ def _repeat(count: int, one, carried: tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple(map(wrap, t.emit(loop).results))
 
 
-def histogram(x, bins: int, mask=None) -> Tile:
+def histogram(x: Value, bins: int, mask: Operand | None = None) -> Tile:
     """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and
     masked ones, are not counted.
     """
@@ -623,7 +630,13 @@ def histogram(x, bins: int, mask=None) -> Tile:
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
-def dot(a, b, acc=None, precision: str = "ieee", out_dtype: DType | None = None) -> Tile:
+def dot(
+    a: Value,
+    b: Value,
+    acc: Operand | None = None,
+    precision: str = "ieee",
+    out_dtype: DType | None = None,
+) -> Tile:
     """acc + a·b for a of [.., M, K] and b of [.., K, N].
 
     Both operands of one dtype (the two float8 may mix). The result has acc's dtype, or out_dtype;
@@ -680,7 +693,7 @@ def dot(a, b, acc=None, precision: str = "ieee", out_dtype: DType | None = None)
 
 
 # -------------------------------------------------------------------------------------------------
-def assume(condition) -> None:
+def assume(condition: Operand) -> None:
     """A promise that a scalar condition holds."""
     condition = check(condition, "condition")
     if not isinstance(condition, Value):
@@ -692,7 +705,7 @@ def assume(condition) -> None:
     tracer().emit(tile.Assume(operands=[condition.use()]))
 
 
-def multiple_of(x, divisor: int):
+def multiple_of(x: Operand, divisor: int) -> Operand:
     """The integer x, promised to be a multiple of `divisor`."""
     x, divisor = check(x), unpack(divisor)
     if not isinstance(divisor, int) or divisor < 1:
@@ -706,7 +719,7 @@ def multiple_of(x, divisor: int):
     return wrap(tracer().emit(tile.Multiple(x.use(), divisor)).result)
 
 
-def print_(*args) -> None:
+def print_(*args: object) -> None:
     """Prints scalars and tiles when the kernel runs; strings and numbers known now become the text."""
     text, traced = [], []
     for x in map(unpack, args):
@@ -718,7 +731,7 @@ def print_(*args) -> None:
     tracer().emit(tile.Print(operands=[traced], properties={"text": StringAttr(" ".join(text))}))
 
 
-def device_assert(condition, message: str = "") -> None:
+def device_assert(condition: Operand, message: str = "") -> None:
     """Traps with a message where the condition (scalar or tile) is false when the kernel runs."""
     condition = check(condition, "condition")
     if isinstance(condition, Value) and condition.dtype is not bool_:
@@ -730,7 +743,7 @@ def device_assert(condition, message: str = "") -> None:
     )
 
 
-def static_assert(condition, message: str = "") -> None:
+def static_assert(condition: object, message: str = "") -> None:
     """Fails the compilation unless a condition known now holds."""
     if isinstance(condition, Value):
         fail("tkc.static_assert takes a condition known at compile time; use tkc.device_assert")
@@ -738,6 +751,6 @@ def static_assert(condition, message: str = "") -> None:
         fail(f"static_assert failed{': ' if message else ''}{message}")
 
 
-def static_print(*args) -> None:
+def static_print(*args: object) -> None:
     """Prints while the kernel is traced."""
     print(*args)

@@ -10,7 +10,7 @@ import math
 
 from tkc.language.dtypes import float32, uint32, uint64
 from tkc.language.operations import cos, log, maximum, sqrt
-from tkc.language.values import Value, apply, check, lift
+from tkc.language.values import Operand, Value, apply, check, lift
 
 KEYS, ROUNDS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
 
@@ -25,7 +25,7 @@ def _word(x, shift: int = 0):
     return (x.to(uint64) >> shift).to(uint32) if x.dtype.bits > 32 else x.to(uint32)
 
 
-def philox(seed, offset):
+def philox(seed: Operand, offset: Operand) -> tuple[Value, Value, Value, Value]:
     """Four uint32 tiles of random bits for a 64-bit seed and an integer offset (tile or scalar)."""
     c0, c1, k0, k1 = _word(offset), _word(offset, 32), _word(seed), _word(seed, 32)
     c2 = c3 = lift(0, uint32)
@@ -41,17 +41,17 @@ def _uniform(bits):
     return (bits >> 8).to(float32) * 2.0**-24
 
 
-def rand(seed, offset):
+def rand(seed: Operand, offset: Operand) -> Value:
     """Uniform float32 in [0, 1)."""
     return _uniform(philox(seed, offset)[0])
 
 
-def randint(seed, offset):
+def randint(seed: Operand, offset: Operand) -> Value:
     """Random uint32."""
     return philox(seed, offset)[0]
 
 
-def randn(seed, offset):
+def randn(seed: Operand, offset: Operand) -> Value:
     """Normal float32 (Box and Muller)."""
     a, b, *_ = philox(seed, offset)
     return sqrt(-2.0 * log(maximum(_uniform(a), 2.0**-25))) * cos(_uniform(b) * (2 * math.pi))

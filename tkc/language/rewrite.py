@@ -19,7 +19,8 @@ import ast
 import linecache
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType
 
 from tkc.language.state import is_users
@@ -84,7 +85,7 @@ def _compile(code: CodeType) -> CodeType | None:
         return None  # the file changed since it was imported
     if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
         return None
-    new = _Rewriter().function(node)
+    new = _Rewriter().definition(node)
     arguments = ast.arguments(
         [], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, []
     )
@@ -160,7 +161,7 @@ class _Assigned(ast.NodeVisitor):
     def __init__(self):
         self.names: dict[str, None] = {}
 
-    def visit_Name(self, n):
+    def visit_Name(self, n: ast.Name) -> None:
         if isinstance(n.ctx, (ast.Store, ast.Del)):
             self.names[n.id] = None
 
@@ -169,25 +170,27 @@ class _Assigned(ast.NodeVisitor):
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _definition
 
-    def visit_Lambda(self, n):
+    def visit_Lambda(self, n: ast.Lambda) -> None:
         pass
 
-    def visit_alias(self, n):
+    def visit_alias(self, n: ast.alias) -> None:
         self.names[(n.asname or n.name).partition(".")[0]] = None
 
-    def visit_ExceptHandler(self, n):
+    def visit_ExceptHandler(self, n: ast.ExceptHandler) -> None:
         if n.name:
             self.names[n.name] = None
         self.generic_visit(n)
 
-    def visit_MatchAs(self, n):
+    def visit_MatchAs(self, n: ast.MatchAs) -> None:
         if n.name:
             self.names[n.name] = None
         self.generic_visit(n)
 
-    visit_MatchStar = visit_MatchAs
+    def visit_MatchStar(self, n: ast.MatchStar) -> None:
+        if n.name:
+            self.names[n.name] = None
 
-    def visit_MatchMapping(self, n):
+    def visit_MatchMapping(self, n: ast.MatchMapping) -> None:
         if n.rest:
             self.names[n.rest] = None
         self.generic_visit(n)
@@ -214,6 +217,26 @@ def _own_nodes(nodes, kind):
             yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield from _own_nodes(ast.iter_child_nodes(n), kind)
+
+
+def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:
+    return [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
+
+
+def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
+    """Names of a function that functions inside it assign (nonlocal)."""
+    nested = [
+        name
+        for s in node.body
+        for f in ast.walk(s)
+        if isinstance(f, ast.FunctionDef)
+        for g in ast.walk(f)
+        if isinstance(g, ast.Nonlocal)
+        for name in g.names
+    ]
+    own = {name for g in _own_nodes(node.body, ast.Nonlocal) for name in g.names}
+    own.update(assigned(node.body), _parameters(node))
+    return [name for name in dict.fromkeys(nested) if name in own]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,53 +282,43 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self):
         self.loops, self.shared, self.count, self.returns = [], [], 0, False
 
-    def function(self, node):
-        """A function or lambda with its body rewritten."""
+    @contextmanager
+    def _scope(self, shared: list[str]) -> Iterator[None]:
+        """The state of a function's own statements; that of the function around it afterwards."""
         saved = self.loops, self.shared, self.returns
-        self.loops, self.returns = [], False
+        self.loops, self.shared, self.returns = [], shared, False
+        yield
+        self.loops, self.shared, self.returns = saved
+
+    def definition(self, node: ast.FunctionDef | ast.Lambda) -> ast.FunctionDef | ast.Lambda:
+        """A function or lambda with its body rewritten, without decorators."""
         if isinstance(node, ast.Lambda):
-            node.body = self.visit(node.body)
-            self.loops, self.shared, self.returns = saved
+            with self._scope(self.shared):
+                node.body = self.visit(node.body)
             return node
-        node.decorator_list = []
-        parameters = [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
-        ours = (
-            {n for g in _own_nodes(node.body, ast.Nonlocal) for n in g.names}
-            | set(assigned(node.body))
-            | set(parameters)
-        )
         for g in _own_nodes(node.body, ast.Global):
             fail(
                 f"a kernel cannot assign the global {', '.join(g.names)} (line {g.lineno}); return"
                 " the value, or pass a list"
             )
-        nested = [
-            n
-            for s in node.body
-            for f in ast.walk(s)
-            if isinstance(f, ast.FunctionDef)
-            for n in (m for g in ast.walk(f) if isinstance(g, ast.Nonlocal) for m in g.names)
-        ]
-        self.shared = [n for n in dict.fromkeys(nested) if n in ours]
+        node.decorator_list = []
+        with self._scope(_shared_with_nested(node)):
+            node.body = self._function_body(node)
+        return node
+
+    def _function_body(self, node: ast.FunctionDef) -> list[ast.stmt]:
+        """The rewritten statements of a function, and what the returns among them need."""
         body, prelude, coda = node.body, [], []
         if any(any(_own_nodes([s], ast.Return)) for s in body if isinstance(s, ast.If)):
             body = _tail_returns(body)
-            prelude, coda = (
-                self.code(f"{_RESULT} = None", node),
-                self.code(f"return {_RESULT}", body[-1]),
-            )
-        inner = any(_own_nodes([s for s in body if not isinstance(s, ast.Return)], ast.Return))
-        if inner:
+            prelude = self.code(f"{_RESULT} = None", node)
+            coda = self.code(f"return {_RESULT}", body[-1])
+        if any(_own_nodes([s for s in body if not isinstance(s, ast.Return)], ast.Return)):
             self.returns = True
             prelude = prelude + self.code(f"__tkc_depth__ = {_RUNTIME}.depth()", node)
-        docstring = (
-            body[:1]
-            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-            else []
-        )
-        node.body = docstring + prelude + self.block(body[len(docstring) :]) + coda
-        self.loops, self.shared, self.returns = saved
-        return node
+        has_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        docstring = body[:has_docstring]
+        return docstring + prelude + self.block(body[has_docstring:]) + coda
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         out = []
@@ -314,7 +327,7 @@ class _Rewriter(ast.NodeTransformer):
             out += new if isinstance(new, list) else [new]
         return out
 
-    def code(self, text: str, at: ast.AST, **parts) -> list[ast.stmt]:
+    def code(self, text: str, at: ast.AST, **parts: ast.AST | list[ast.stmt]) -> list[ast.stmt]:
         """Statements from text, at the place of a node; names in `parts` become these nodes, `pass`
         of a name its statements.
         """
@@ -347,7 +360,7 @@ class _Rewriter(ast.NodeTransformer):
         return self.code(f"if {temp}.traced:\n{''.join(lines)}", at)
 
     # ----------------------------------------------------------------------------------------------
-    def visit_For(self, node: ast.For):
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
         temp, targets = self.temporary(), assigned([node.target])
         names = [
             n
@@ -377,14 +390,14 @@ class _Rewriter(ast.NodeTransformer):
         statement.target = self.visit(node.target)
         return start + loop + self.restore(temp, names, node) + self.orelse(temp, node)
 
-    def orelse(self, temp: str, node) -> list[ast.stmt]:
+    def orelse(self, temp: str, node: ast.For | ast.While) -> list[ast.stmt]:
         return (
             self.code(f"if not {temp}.broken:\n    BODY", node, BODY=self.block(node.orelse))
             if node.orelse
             else []
         )
 
-    def visit_While(self, node: ast.While):
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
         temp = self.temporary()
         names = list(
             dict.fromkeys([*assigned([ast.Expr(node.test)]), *assigned(node.body), *self.shared])
@@ -393,7 +406,7 @@ class _Rewriter(ast.NodeTransformer):
         self.loops.append(temp)
         body = self.block(node.body)
         self.loops.pop()
-        nothing = [ast.copy_location(ast.Pass(), node)]
+        nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
         start = self.code(f"{temp} = {_RUNTIME}.while_loop({tuple(names)!r})", node)
         loop = self.code(
             f"while {temp}.enter(locals()):\n    RESTORE\n    if not {temp}.test(TEST, locals()):"
@@ -406,11 +419,11 @@ class _Rewriter(ast.NodeTransformer):
         )
         return start + loop + self.restore(temp, names, node) + self.orelse(temp, node)
 
-    def visit_If(self, node: ast.If):
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
         temp = self.temporary()
         names = list(dict.fromkeys([*assigned(node.body), *assigned(node.orelse), *self.shared]))
         test, body, orelse = self.visit(node.test), self.block(node.body), self.block(node.orelse)
-        nothing = [ast.copy_location(ast.Pass(), node)]
+        nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
         start = self.code(
             f"{temp} = {_RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY",
             node.test,
@@ -432,25 +445,25 @@ class _Rewriter(ast.NodeTransformer):
 
     visit_Break = visit_Continue = _jump
 
-    def visit_Return(self, node: ast.Return):
+    def visit_Return(self, node: ast.Return) -> ast.stmt | list[ast.stmt]:
         self.generic_visit(node)
         if not self.returns:
             return node
         return self.code(f"{_RUNTIME}.check_return(__tkc_depth__)", node) + [node]
 
-    def visit_FunctionDef(self, node: ast.FunctionDef):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node.args)
         decorators = [self.visit(d) for d in node.decorator_list]
         if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
             return node
-        node = self.function(node)
+        self.definition(node)
         node.decorator_list = decorators
         return node
 
-    def visit_ClassDef(self, node):
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         return node
 
-    def visit_AsyncFunctionDef(self, node):
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
         return node
 
     # ----------------------------------------------------------------------------------------------
@@ -465,7 +478,7 @@ class _Rewriter(ast.NodeTransformer):
         empty = ast.arguments([], [], None, [], [], None, [])
         return ast.copy_location(ast.Lambda(empty, node), node)
 
-    def lazy(self, node, operands) -> bool:
+    def lazy(self, operands: list[ast.expr]) -> bool:
         """Operands may move into a lambda: they bind no name and do not yield."""
         return not any(
             isinstance(n, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
@@ -473,16 +486,16 @@ class _Rewriter(ast.NodeTransformer):
             for n in ast.walk(o)
         )
 
-    def visit_BoolOp(self, node: ast.BoolOp):
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
-        if not self.lazy(node, node.values[1:]):
+        if not self.lazy(node.values[1:]):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
         return self.expression(
             f"{_RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:])
         )
 
-    def visit_UnaryOp(self, node: ast.UnaryOp):
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return (
             self.expression(f"{_RUNTIME}.not_()", node, node.operand)
@@ -490,17 +503,17 @@ class _Rewriter(ast.NodeTransformer):
             else node
         )
 
-    def visit_IfExp(self, node: ast.IfExp):
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        if not self.lazy(node, [node.body, node.orelse]):
+        if not self.lazy([node.body, node.orelse]):
             return node
         return self.expression(
             f"{_RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
         )
 
-    def visit_Compare(self, node: ast.Compare):
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        if len(node.ops) > 1 and self.lazy(node, node.comparators):
+        if len(node.ops) > 1 and self.lazy(node.comparators):
             names = {
                 ast.Lt: "lt",
                 ast.LtE: "le",
@@ -532,7 +545,7 @@ class _Rewriter(ast.NodeTransformer):
             )
         return node
 
-    def visit_Call(self, node: ast.Call):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in (
             "super",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from types import (
     BuiltinFunctionType,
@@ -31,7 +31,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -168,7 +168,7 @@ class Frozen:
         return isinstance(other, Frozen) and self.mark == other.mark
 
 
-def contents(obj) -> dict | None:
+def contents(obj: Any) -> dict | None:
     """The slots of a mutable container, or None for what is not one."""
     match obj:
         case list() | deque():
@@ -228,7 +228,7 @@ def _iterator(obj) -> dict | None:
         return None
 
 
-def parts(obj) -> dict:
+def parts(obj: Any) -> dict:
     """What an immutable object leads to."""
     match obj:
         case tuple():
@@ -247,7 +247,7 @@ def parts(obj) -> dict:
     return {}
 
 
-def traced_function(obj) -> FunctionType | None:
+def traced_function(obj: object) -> FunctionType | None:
     """The function under an object of ours that wraps one (tkc.jit)."""
     if isinstance(obj, FunctionType) or not type(obj).__module__.startswith("tkc."):
         return None
@@ -258,7 +258,7 @@ def traced_function(obj) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def write(obj, key, value) -> None:
+def write(obj: Any, key: Any, value: object) -> None:
     """Rebinds one slot."""
     match obj:
         case list() | deque() | dict():
@@ -276,7 +276,7 @@ def write(obj, key, value) -> None:
             object.__setattr__(obj, key, value)
 
 
-def is_immutable_record(obj) -> bool:
+def is_immutable_record(obj: object) -> bool:
     return (
         is_dataclass(obj)
         and not isinstance(obj, type)
@@ -426,7 +426,7 @@ def _path(obj, path: str, key) -> str:
     return key if isinstance(key, str) and key.startswith("closure ") else f"{path}.{key}"
 
 
-def same(old, new) -> bool:
+def same(old: Any, new: Any) -> bool:
     """Nothing to carry: the same object, or equal plain constants."""
     if old is new or type(old) is type(new) is Lost:
         return True
@@ -484,13 +484,16 @@ class Tree:
         )
 
 
+Spec: TypeAlias = Keep | Leaf | Tree
+
+
 def _number_type(x) -> Attribute:
     from tkc.language.values import of_number
 
     return of_number(x).ir
 
 
-def leaf(x) -> Leaf | None:
+def leaf(x: object) -> Leaf | None:
     """The leaf a number or value makes."""
     x = unpack(x)
     if isinstance(x, Array):
@@ -500,7 +503,7 @@ def leaf(x) -> Leaf | None:
     return Leaf(_number_type(x)) if isinstance(x, Number) else None
 
 
-def merge(old, new, counts: Counter | None = None):
+def merge(old: Any, new: Any, counts: Counter | None = None) -> Spec:
     """What carries `old` in one way into the region and `new` out of it. Raises Mismatch."""
     old, new = unpack(old), unpack(new)
     if same(old, new) and leaf(old) is None:
@@ -567,7 +570,7 @@ def _merge_leaves(old, new, a: Leaf, b: Leaf) -> Leaf:
     raise Mismatch(f"{describe(old)} against {describe(new)}")
 
 
-def flatten(x, spec) -> list[SSAValue]:
+def flatten(x: Any, spec: Spec) -> list[SSAValue]:
     """The IR values of a content, as its spec says."""
     match spec:
         case Keep():
@@ -603,7 +606,7 @@ def _keys(obj):
     )
 
 
-def types(spec) -> list[Attribute]:
+def types(spec: Spec) -> list[Attribute]:
     match spec:
         case Keep():
             return []
@@ -614,7 +617,7 @@ def types(spec) -> list[Attribute]:
     raise TypeError(f"unknown spec {spec!r}")
 
 
-def build(spec, ssa):
+def build(spec: Spec, ssa: Iterator[SSAValue]) -> Any:
     """A content from an iterator of IR values."""
     match spec:
         case Keep(value):
@@ -635,7 +638,7 @@ def build(spec, ssa):
             return copy
 
 
-def shared(changed, *pictures: Picture) -> Counter:
+def shared(changed: Iterable[tuple], *pictures: Picture) -> Counter:
     """How often an object is referred to, at most, in these pictures; one that was changed in place
     counts as shared.
     """
@@ -645,7 +648,7 @@ def shared(changed, *pictures: Picture) -> Counter:
     return counts | Counter({owner: 2 for owner, _ in changed if owner != 0})
 
 
-def mutable_parts(x):
+def mutable_parts(x: Any) -> Iterator[Any]:
     """The mutable structures in a content."""
     if isinstance(x, (Value, Array)):
         return

@@ -23,7 +23,7 @@ from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 
 
-def trace(fn, signature: Signature) -> ModuleOp:
+def trace(fn: object, signature: Signature) -> ModuleOp:
     """The kernel of one specialization.
 
     Arrays and scalars of the signature become arguments, in its order; constants are plain Python

@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -68,7 +69,7 @@ class Tracer:
         return self.emit(tile.Constant(value, t)).result
 
     @contextmanager
-    def inside(self, block: Block):
+    def inside(self, block: Block) -> Iterator[Block]:
         """Operations go to `block` meanwhile."""
         depth = len(self.blocks)
         self.blocks.append(block)
@@ -120,7 +121,7 @@ def tracing() -> bool:
 
 
 @contextmanager
-def activate(t: Tracer):
+def activate(t: Tracer) -> Iterator[Tracer]:
     _stack().append(t)
     try:
         yield t

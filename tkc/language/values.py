@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from xdsl.ir import Attribute, SSAValue
@@ -29,6 +30,9 @@ from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32, in
 from tkc.language.tracer import fail, frames, tracer
 
 Number = (bool, int, float)
+Plain: TypeAlias = int | float
+Operand: TypeAlias = "Value | int | float"
+Shape: TypeAlias = int | Sequence[int]
 
 
 class Pointer(DType):
@@ -52,12 +56,12 @@ def dtype_of(element: Attribute) -> DType:
     return Pointer(BY_IR[element.element]) if isinstance(element, PointerType) else BY_IR[element]
 
 
-def unpack(x):
+def unpack(x: Any) -> Any:
     """A NumPy scalar as the Python number it is."""
     return x.item() if isinstance(x, np.generic) and isinstance(x.item(), Number) else x
 
 
-def describe(x) -> str:
+def describe(x: object) -> str:
     """A value in the user's words: `float32[128, 64]`, `int32`, `3`."""
     if isinstance(x, Value):
         return x.dtype.name + (f"{list(x.shape)}" if x.shape else "")
@@ -91,7 +95,7 @@ def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DTy
     return dtypes.BY_NAME[f"int{unsigned.bits * 2}"]
 
 
-def weak(number, other: DType) -> DType:
+def weak(number: Plain, other: DType) -> DType:
     """The dtype that a Python number takes beside a value."""
     if isinstance(number, bool):
         return other
@@ -106,7 +110,7 @@ def weak(number, other: DType) -> DType:
     return other if other.is_float else float32
 
 
-def of_number(number) -> DType:
+def of_number(number: Plain) -> DType:
     """The dtype of a Python number on its own."""
     if isinstance(number, bool):
         return bool_
@@ -115,14 +119,15 @@ def of_number(number) -> DType:
     return float32
 
 
-def common(*args) -> DType:
+def common(*args: Operand) -> DType:
     """The dtype in which an operation on these values and numbers is done."""
     for x in args:
         if isinstance(x, Value) and isinstance(x.dtype, Pointer):
             return x.dtype
     typed = [x for x in args if isinstance(x, Value)]
     if not typed:
-        return max((of_number(x) for x in args), key=lambda t: (t.is_float, t.is_int, t.bits))
+        numbers = (of_number(x) for x in args if not isinstance(x, Value))
+        return max(numbers, key=lambda t: (t.is_float, t.is_int, t.bits))
     result, is_tile = typed[0].dtype, bool(typed[0].shape)
     for x in typed[1:]:
         result, is_tile = promote(result, x.dtype, is_tile, bool(x.shape)), is_tile or bool(x.shape)
@@ -132,7 +137,7 @@ def common(*args) -> DType:
     return result
 
 
-def check(x, what: str = "operand"):
+def check(x: object, what: str = "operand") -> Operand:
     """A traced value or a Python number; anything else is an error naming what was expected."""
     x = unpack(x)
     if isinstance(x, (Value, *Number)):
@@ -196,7 +201,7 @@ def known_dtype(dtype: Any) -> DType:
     fail(f"expected a dtype of tkc, got {dtype!r}; {hint}")
 
 
-def number(value, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
+def number(value: Plain, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
     """A Python number as a traced value of a dtype; one that does not fit is an error."""
     dtype = known_dtype(dtype)
     if isinstance(dtype, Pointer):
@@ -215,7 +220,7 @@ def number(value, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
     return wrap(tracer().constant(value, typed(shape, dtype.ir)))
 
 
-def lift(x, dtype: DType | None = None, shape: tuple[int, ...] | None = None) -> Value:
+def lift(x: object, dtype: DType | None = None, shape: tuple[int, ...] | None = None) -> Value:
     """A value or number as a traced value, cast to a dtype and broadcast to a shape where these are
     given.
     """
@@ -250,7 +255,7 @@ def wrap(ssa: SSAValue) -> Value:
 
 
 # --------------------------------------------------------------------------------------------------
-def apply(name: str, *args, dtype: DType | None = None) -> Value:
+def apply(name: str, *args: Operand, dtype: DType | None = None) -> Value:
     """An element-wise operation on values and numbers: promoted, broadcast, emitted."""
     operands = [check(x) for x in args]
     dtype = dtype or common(*operands)
@@ -284,7 +289,7 @@ def _foreign(x) -> bool:
     return not isinstance(unpack(x), (Value, *Number))
 
 
-def arithmetic(name: str, x, y):
+def arithmetic(name: str, x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return ARITHMETIC[name](x, y)
@@ -325,7 +330,7 @@ def _pointer_arithmetic(name: str, x, y, pointers):
     )
 
 
-def divide(x, y, name: str = "div"):
+def divide(x: Operand, y: Operand, name: str = "div") -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return x / y
@@ -333,7 +338,7 @@ def divide(x, y, name: str = "div"):
     return apply(name, x, y, dtype=dtype if dtype.is_float else float32)
 
 
-def power(x, y):
+def power(x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return x**y
@@ -351,7 +356,7 @@ def power(x, y):
     return apply("pow", x, y, dtype=dtype if dtype.is_float else float32)
 
 
-def compare(name: str, x, y):
+def compare(name: str, x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return COMPARE[name](x, y)
@@ -359,14 +364,14 @@ def compare(name: str, x, y):
     return apply(name, x, y, dtype=dtype)
 
 
-def bitwise(name: str, x, y):
+def bitwise(name: str, x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return BITS[name](x, y)
     return apply(name, x, y)
 
 
-def shift(name: str, x, y):
+def shift(name: str, x: Operand, y: Operand) -> Value:
     x, y = check(x), check(y)
     dtype = common(x, y) if isinstance(x, Value) else of_number(x)
     return apply(name, x, y, dtype=int32 if dtype.kind == "bool" else dtype)
@@ -590,25 +595,22 @@ class Tile(Value):
             fail(f".T needs a rank of 2 or more, got {describe(self)}")
         return self.permute(*range(n - 2), n - 1, n - 2)
 
-    def permute(self, *axes) -> Tile:
+    def permute(self, *axes: int | Sequence[int]) -> Tile:
         """Axis i of the result is axis axes[i] of this tile."""
-        axes = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        order = tuple(a + self.ndim if a < 0 else a for a in axes)
+        given = one_by_one(axes)
+        order = tuple(a + self.ndim if a < 0 else a for a in given)
         if sorted(order) != list(range(self.ndim)):
             fail(
-                f"permute{axes} of {describe(self)}: give each of the axes 0 to {self.ndim - 1}"
+                f"permute{given} of {describe(self)}: give each of the axes 0 to {self.ndim - 1}"
                 " once"
             )
         if order == tuple(range(self.ndim)):
             return self
         return Tile(tracer().emit(tile.Transpose(self.use(), order)).result)
 
-    def reshape(self, *shape) -> Tile:
+    def reshape(self, *shape: int | Sequence[int]) -> Tile:
         """The same elements in row-major order; one extent may be -1."""
-        shape = (
-            tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        )
-        extents = list(static_shape(shape, allow=-1))
+        extents = list(static_shape(one_by_one(shape), allow=-1))
         if extents.count(-1) == 1:
             rest = -math.prod(extents)
             if rest and self.size % rest == 0:
@@ -693,11 +695,16 @@ class Tile(Value):
         return x.reshape(shape)
 
 
-def static_shape(shape, allow: int | None = None) -> tuple[int, ...]:
+def one_by_one(given: Sequence[Any]) -> tuple[int, ...]:
+    """Extents or axes that are given one by one, or as one tuple or list."""
+    return tuple(given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given)
+
+
+def static_shape(shape: Shape, allow: int | None = None) -> tuple[int, ...]:
     """A shape of Python ints of 1 and more."""
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    given = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     result = []
-    for n in map(unpack, shape):
+    for n in map(unpack, given):
         if isinstance(n, Value):
             fail(
                 f"the shape of a tile must be known at compile time, got a traced {describe(n)};"
@@ -706,6 +713,6 @@ def static_shape(shape, allow: int | None = None) -> tuple[int, ...]:
         if isinstance(n, bool) or not isinstance(n, int):
             fail(f"a shape is made of integers, got {n!r:.60}")
         if n < 1 and n != allow:
-            fail(f"the extents of a tile are 1 and more, got {n} in {shape}")
+            fail(f"the extents of a tile are 1 and more, got {n} in {given}")
         result.append(n)
     return tuple(result)

@@ -1,0 +1,119 @@
+"""Every public function and method of tkc/ says of which types its parameters and its result are.
+
+Public is what has no leading underscore and stands in a module or a class.  EXEMPT lists the files
+that are not annotated yet; one that is clean by now fails too, so that the list only shrinks.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+EXEMPT = {
+    "tkc/codegen/cpu/__init__.py",
+    "tkc/codegen/cpu/collective.py",
+    "tkc/codegen/cpu/dot.py",
+    "tkc/codegen/cpu/emit.py",
+    "tkc/codegen/cpu/functions.py",
+    "tkc/codegen/cpu/lower.py",
+    "tkc/codegen/cpu/memory.py",
+    "tkc/codegen/cpu/nest.py",
+    "tkc/codegen/cpu/program.py",
+    "tkc/codegen/cpu/running.py",
+    "tkc/compiler.py",
+    "tkc/fuzz/__main__.py",
+    "tkc/fuzz/check.py",
+    "tkc/fuzz/grammar.py",
+    "tkc/fuzz/kernels.py",
+    "tkc/fuzz/productions.py",
+    "tkc/fuzz/programs.py",
+    "tkc/fuzz/reducer.py",
+    "tkc/kernels/arrays.py",
+    "tkc/kernels/calls.py",
+    "tkc/kernels/matmul.py",
+    "tkc/kernels/views.py",
+    "tkc/runtime/arrays.py",
+    "tkc/runtime/autotune.py",
+    "tkc/runtime/driver.py",
+    "tkc/runtime/export.py",
+    "tkc/runtime/fingerprint.py",
+    "tkc/runtime/interpret.py",
+    "tkc/runtime/launch.py",
+    "tkc/runtime/prediction.py",
+    "tkc/runtime/simulate.py",
+    "tkc/runtime/specialize.py",
+    "tkc/runtime/tensor_maps.py",
+    "tkc/runtime/tuning.py",
+    "tkc/runtime/workers.py",
+    "tkc/sim/asynchronous.py",
+    "tkc/sim/barriers.py",
+    "tkc/sim/bounds.py",
+    "tkc/sim/dataflow.py",
+    "tkc/sim/errors.py",
+    "tkc/sim/global_memory.py",
+    "tkc/sim/instance.py",
+    "tkc/sim/level0.py",
+    "tkc/sim/level4.py",
+    "tkc/sim/mutants.py",
+    "tkc/sim/ptx/arithmetic.py",
+    "tkc/sim/ptx/machine.py",
+    "tkc/sim/ptx/memory.py",
+    "tkc/sim/ptx/warps.py",
+    "tkc/sim/ptx/wgmma.py",
+    "tkc/sim/ring.py",
+    "tkc/sim/synchronization.py",
+    "tkc/sim/validate.py",
+    "tkc/tools/cli.py",
+    "tkc/tools/demo.py",
+    "tkc/tools/doctor.py",
+    "tkc/tools/opt.py",
+}
+
+
+def _public_functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
+    """The public functions and methods of these statements, with their qualified names."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _public_functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, Function) and not node.name.startswith("_"):
+            yield prefix + node.name, node
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            yield from _public_functions(node.body, prefix)
+
+
+def _is_static(function: Function) -> bool:
+    return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
+
+
+def _unannotated(function: Function, is_method: bool) -> list[str]:
+    """The parameters without an annotation, and `return` where the result has none."""
+    a = function.args
+    named = [*a.posonlyargs, *a.args]
+    if is_method and not _is_static(function):
+        named = named[1:]
+    named += [p for p in (a.vararg, *a.kwonlyargs, a.kwarg) if p is not None]
+    return [p.arg for p in named if p.annotation is None] + ["return"] * (function.returns is None)
+
+
+def _incomplete() -> dict[str, list[str]]:
+    """`path: function(line): what is missing`, by file."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tkc").rglob("*.py")):
+        file = str(path.relative_to(ROOT))
+        for name, function in _public_functions(ast.parse(path.read_text()).body):
+            if missing := _unannotated(function, "." in name):
+                line = f"{file}:{function.lineno}: {name} lacks {', '.join(missing)}"
+                found.setdefault(file, []).append(line)
+    return found
+
+
+def test_public_functions_are_annotated():
+    wrong = [line for file, lines in _incomplete().items() if file not in EXEMPT for line in lines]
+    assert not wrong, "annotate:\n" + "\n".join(wrong)
+
+
+def test_the_exemptions_are_still_needed():
+    stale = sorted(EXEMPT - set(_incomplete()))
+    assert not stale, f"annotated by now: remove from EXEMPT: {', '.join(stale)}"
