@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tkc.fuzz.check import Ways, invented
+from tkc.fuzz.check import Comparison, Variant, example_arguments
 from tkc.ir.text import parse
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.mlir"))
@@ -16,9 +16,11 @@ KEPT = sorted((Path(__file__).parent / "kept").glob("*.mlir"))
 @pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
 def test_kept(path):
     module, warps = parse(text := path.read_text()), re.search(r"^// .*\bwarps (\d+)", text, re.M)
-    ways = Ways(module, lambda: invented(module), (2, 1, 1))
-    found = [f for f in [ways.cpu()] if f]
+    runs = Comparison(module, lambda: example_arguments(module), (2, 1, 1))
+    found = [f for f in [runs.cpu()] if f]
     for target in ("sm_80", "sm_90a"):
         for stages in (1, 3):
-            found += ways.passes(target, int(warps[1]) if warps else 4, stages, stages == 3)
+            found += runs.passes(
+                Variant(target, int(warps[1]) if warps else 4, stages, each=stages == 3)
+            )
     assert not [f for f in found if f.kind != "refused"]

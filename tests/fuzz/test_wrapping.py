@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tkc.fuzz.check import Ways
+from tkc.fuzz.check import Comparison, Variant
 from tkc.language.trace import trace
 from tkc.runtime.specialize import ScalarInfo, Specialization, argument, facts, signature
 
@@ -82,12 +82,18 @@ def test_every_way_agrees(kernel):
         n: argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32")
         for n, v in make().items()
     }
-    ways = Ways(
+    runs = Comparison(
         trace(kernel, signature(Specialization(tuple((n, facts(i)) for n, i in infos.items())))),
         make,
         (1,),
     )
-    assert ways.want["o"].any()
+    assert runs.want["o"].any()
     assert not [
-        str(f) for f in [ways.cpu(), *ways.passes("sm_80", 1, 2), *ways.passes("sm_90a", 4, 2)] if f
+        str(f)
+        for f in [
+            runs.cpu(),
+            *runs.passes(Variant("sm_80", 1, 2)),
+            *runs.passes(Variant("sm_90a", 4, 2)),
+        ]
+        if f
     ]

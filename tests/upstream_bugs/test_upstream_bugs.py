@@ -17,7 +17,7 @@ import pytest
 import tkc
 from tests.language.kernels import matmul
 from tkc.errors import CompileError
-from tkc.fuzz.check import Ways, wrong
+from tkc.fuzz.check import Comparison, Variant, wrong
 from tkc.ir.target import TARGETS
 from tkc.language.trace import trace
 from tkc.runtime.specialize import ScalarInfo, Specialization, argument, facts, signature
@@ -221,7 +221,7 @@ def gram(x, o):
     lambda: dict(x=whole(32, 32, dtype=BF16), y=whole(32, 32, dtype=BF16, seed=1), o=blank(32, 32)),
 )
 @case(
-    "triton #1910: a product of a product, warps laid out in two ways",
+    "triton #1910: a product of a product, warps laid out in two runs",
     lambda: dict(
         x=whole(32, 32, dtype=BF16, low=-1, high=2),
         y=whole(32, 32, dtype=BF16, seed=2),
@@ -424,22 +424,22 @@ def module_of(c: Case):
 
 @pytest.mark.parametrize("c", CASES, ids=lambda c: f"{c.threads} ({c.fn.__name__})")
 def test_upstream_bug(c):
-    ways = Ways(module_of(c), c.make, c.grid)
+    runs = Comparison(module_of(c), c.make, c.grid)
     if c.expected:
         given = c.make()
         last = list(given)[-1]
         assert (
             wrong(
                 {last: np.asarray(c.expected(**given)).astype(given[last].dtype)},
-                {last: ways.want[last]},
+                {last: runs.want[last]},
             )
             is None
         )
     found = (
-        [f for f in [ways.cpu()] if f]
-        + list(ways.passes("sm_80" if "float8" not in c.threads else "sm_89", 4, 3))
-        + list(ways.passes("sm_90a", 4, 1, False))
-        + list(ways.passes("sm_90a", None, 4, False))
+        [f for f in [runs.cpu()] if f]
+        + list(runs.passes(Variant("sm_80" if "float8" not in c.threads else "sm_89", 4, 3)))
+        + list(runs.passes(Variant("sm_90a", 4, 1, each=False)))
+        + list(runs.passes(Variant("sm_90a", None, 4, each=False)))
     )
     assert not found, "\n".join(map(str, found))
 
@@ -504,7 +504,9 @@ def test_refused(threads, body, words):
 def test_an_operation_of_another_machine_is_refused_by_us():
     """tilelang #2344: float8 products on sm_80 die in the assembler there."""
     c = next(c for c in CASES if "float8" in c.threads)
-    found = list(Ways(module_of(c), c.make, c.grid).passes("sm_80", 4, 2, False))
+    found = list(
+        Comparison(module_of(c), c.make, c.grid).passes(Variant("sm_80", 4, 2, each=False))
+    )
     assert "sm_80" in TARGETS and (
         not found or found[0].kind == "refused" and "float8" in found[0].message
     )

@@ -1,8 +1,9 @@
 """What is run by the thousand to find what tests did not think of; `campaign` runs all of it: `make
 fuzz`, or `python -m tkc.fuzz`.
 
-grammar, productions, check     random kernels without undefined behaviour, at every level, on the
-                                CPU and with other plans
+grammar, writer, *_productions, productions
+                                random kernels without undefined behaviour
+check                           a kernel at every level, on the CPU and with other plans
 kernels, programs               pipelined kernels and the golden programs, in random schedules of
                                 the simulator
 mutants                         the same with one change of their synchronisation, which the

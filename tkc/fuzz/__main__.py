@@ -10,15 +10,20 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tkc.fuzz.campaign import CAMPAIGNS, State, fuzz
-from tkc.fuzz.grammar import POLICIES
+from tkc.fuzz.campaign import CAMPAIGNS, Campaign, State, fuzz
+from tkc.fuzz.campaign import Progress as CampaignProgress
+from tkc.fuzz.grammar import POLICIES, Kernel
 from tkc.runtime.fingerprint import package_hash
+
+if TYPE_CHECKING:
+    from tkc.fuzz.check import Failure
 
 
 @click.group(invoke_without_command=True)
@@ -61,7 +66,16 @@ from tkc.runtime.fingerprint import package_hash
 )
 @click.option("--fresh", is_flag=True, help="Forget the state.")
 @click.pass_context
-def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
+def main(
+    context: click.Context,
+    only: tuple[str, ...],
+    share: float,
+    seed: int,
+    jobs: int,
+    seconds: float | None,
+    state: Path,
+    fresh: bool,
+) -> None:
     """Clean runs of pipelined programs, random kernels, broken texts of IR, and mutants of
     synchronisation. The exit status is 1 if anything was found.
     """
@@ -70,24 +84,15 @@ def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
     path = state.with_stem(f"{state.stem}-{seed}") if seed else state
     if fresh:
         path.unlink(missing_ok=True)
-    console, wanted = (
-        Console(stderr=True),
-        {
-            c: max(1, round(share * (c.size() if c.size else c.wanted)))
-            for c in CAMPAIGNS.values()
-            if not only or c.name in only
-        },
-    )
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[found]}"),
-        TimeRemainingColumn(),
-    )
-    done, ours = State.read(path), package_hash()[:12]
-    if ours not in done.sources:
-        done.sources.append(ours)
+    console = Console(stderr=True)
+    wanted = {
+        c: max(1, round(share * (c.size() if c.size else c.wanted)))
+        for c in CAMPAIGNS.values()
+        if not only or c.name in only
+    }
+    done, version = State.read(path), package_hash()[:12]
+    if version not in done.sources:
+        done.sources.append(version)
     if len(done.sources) > 1:
         console.print(
             f"what {path} says was done by {len(done.sources)} versions of tkc; --fresh begins"
@@ -95,47 +100,49 @@ def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
             style="yellow",
             soft_wrap=True,
         )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks = {
-            c: bars.add_task(c.title, total=total, completed=min(total, done.of(c).items), found="")
-            for c, total in wanted.items()
-        }
-        said = dict.fromkeys(wanted, 0)
-
-        def tell(campaign, progress) -> None:
-            bars.update(
-                tasks[campaign],
-                completed=progress.items,
-                found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "",
-            )
-            for item, fault in progress.faults[said[campaign] :]:
-                console.print(
-                    f"{campaign.name} {item}: {fault}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
-            said[campaign] = len(progress.faults)
-
-        for campaign in wanted:
-            tell(campaign, done.of(campaign))
-        fuzz(wanted, done, jobs, seed, seconds, tell)
+    with Bars(console, wanted, done) as bars:
+        fuzz(wanted, done, jobs, seed, seconds, bars.show)
     Console().print(summary(done, wanted))
     sys.exit(any(done.of(c).faults for c in wanted))
 
 
-def summary(state: State, wanted: dict) -> Table:
-    table = Table(
-        "campaign",
-        "",
-        "done",
-        "of",
-        "found",
-        "also",
-        "seconds",
-        title="tkc fuzz",
-        title_justify="left",
-    )
+class Bars(Progress):
+    """A bar for each campaign on a terminal; each fault is printed once."""
+
+    def __init__(self, console: Console, wanted: dict[Campaign, int], state: State) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[found]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.bars = {
+            c: self.add_task(
+                c.title, total=total, completed=min(total, state.of(c).items), found=""
+            )
+            for c, total in wanted.items()
+        }
+        self.printed = dict.fromkeys(wanted, 0)
+        for campaign in wanted:
+            self.show(campaign, state.of(campaign))
+
+    def show(self, campaign: Campaign, progress: CampaignProgress) -> None:
+        """How far a campaign is."""
+        found = f"[red]{len(progress.faults)} found[/red]" if progress.faults else ""
+        self.update(self.bars[campaign], completed=progress.items, found=found)
+        for item, fault in progress.faults[self.printed[campaign] :]:
+            text = f"{campaign.name} {item}: {fault}"
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.printed[campaign] = len(progress.faults)
+
+
+def summary(state: State, wanted: dict[Campaign, int]) -> Table:
+    """What was done and found, a line a campaign."""
+    columns = ("campaign", "", "done", "of", "found", "also", "seconds")
+    table = Table(*columns, title="tkc fuzz", title_justify="left")
     for campaign, total in wanted.items():
         p = state.of(campaign)
         table.add_row(
@@ -180,7 +187,16 @@ def summary(state: State, wanted: dict) -> Table:
 )
 @click.option("--seconds", type=float, help="Stop after so long.")
 def kernels(
-    seeds, policy, steps, targets, thorough, show, refused, keep, reducing, seconds
+    seeds: str,
+    policy: str | None,
+    steps: int | None,
+    targets: tuple[str, ...],
+    thorough: bool,
+    show: bool,
+    refused: bool,
+    keep: Path | None,
+    reducing: bool,
+    seconds: float | None,
 ) -> None:
     """Random kernels of the language, at every level, on the CPU and with other plans, against
     level 0.
@@ -188,10 +204,9 @@ def kernels(
     from tkc.fuzz.check import check
     from tkc.fuzz.productions import kernel
 
-    first, _, last = seeds.partition(":")
     began, ran = time.monotonic(), 0
     kinds: Counter[str] = Counter()
-    for seed in range(int(first), int(last or int(first) + 1)):
+    for seed in _span(seeds):
         k = kernel(seed, policy, steps)
         if show:
             print(k.source)
@@ -201,13 +216,8 @@ def kernels(
         ran += 1
         for failure in check(k, targets or None, thorough):
             kinds[failure.kind] += 1
-            if failure.kind == "refused" and not refused:
-                continue
-            print(f"seed {seed} ({k.policy}, grid {k.grid}): {failure}", flush=True)
-            if keep:
-                _keep(keep, k, failure)
-            if reducing and failure.stage not in ("trace", "level 0"):
-                _reduce(keep, k, failure)
+            if failure.kind != "refused" or refused:
+                _show(k, failure, keep, reducing)
     if show:
         return
     bad = sum(n for kind, n in kinds.items() if kind != "refused")
@@ -218,18 +228,32 @@ def kernels(
     sys.exit(bad > 0)
 
 
+def _span(seeds: str) -> range:
+    """A:B, or one number."""
+    first, _, last = seeds.partition(":")
+    return range(int(first), int(last or int(first) + 1))
+
+
+def _show(k: Kernel, failure: Failure, keep: Path | None, reducing: bool) -> None:
+    print(f"seed {k.seed} ({k.policy}, grid {k.grid}): {failure}", flush=True)
+    if keep:
+        _keep(keep, k, failure)
+    if reducing and failure.stage not in ("trace", "level 0"):
+        _reduce(keep, k, failure)
+
+
 @main.command()
 @click.argument("count", type=click.IntRange(1), default=1000)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--passes", is_flag=True, help="What verifies also goes through the passes.")
-def texts(count, seed, passes) -> None:
+def texts(count: int, seed: int, passes: bool) -> None:
     """COUNT broken texts of IR; each kind of fault is shown once."""
     from tkc.fuzz.mutation import run
 
     sys.exit(run(count, seed, passes) > 0)
 
 
-def _reduce(folder: Path | None, k, failure) -> None:
+def _reduce(folder: Path | None, k: Kernel, failure: Failure) -> None:
     from tkc.fuzz.check import reduced
     from tkc.ir.text import show
 
@@ -246,7 +270,7 @@ def _reduce(folder: Path | None, k, failure) -> None:
         print(text, flush=True)
 
 
-def _keep(folder: Path, k, failure) -> None:
+def _keep(folder: Path, k: Kernel, failure: Failure) -> None:
     from tkc.fuzz.check import arguments, traced
     from tkc.ir.text import show
 

@@ -45,12 +45,16 @@ class Campaign:
     title: str
     wanted: int
     deadline: float
-    one: Callable[[int], tuple[list[str], Counter]]
+    one: Callable[[int], tuple[list[str], Counter[str]]]
     size: Callable[[], int] | None = None
 
 
+Found = tuple[list[str], Counter[str]]  # of an item: its faults, and what else is counted
+
+
 # --------------------------------------------------------------------------------------------------
-def run(number: int) -> tuple[list[str], Counter]:
+def run(number: int) -> Found:
+    """A program in a random schedule."""
     import random
 
     from tkc.fuzz.programs import programs
@@ -65,7 +69,8 @@ def run(number: int) -> tuple[list[str], Counter]:
     return [f"{program.name} {shape}, {resident} at once: {found}"] if found else [], Counter()
 
 
-def kernel(number: int) -> tuple[list[str], Counter]:
+def kernel(number: int) -> Found:
+    """A random kernel at every level."""
     from tkc.fuzz.check import check
     from tkc.fuzz.productions import kernel as written
 
@@ -75,7 +80,8 @@ def kernel(number: int) -> tuple[list[str], Counter]:
     )
 
 
-def text(number: int) -> tuple[list[str], Counter]:
+def text(number: int) -> Found:
+    """A broken text of IR; of every twentieth also what the passes do with it."""
     import random
 
     from tkc.fuzz.mutation import fault, mutant
@@ -94,7 +100,8 @@ def _texts() -> list[str]:
     return corpus()
 
 
-def mutant(number: int) -> tuple[list[str], Counter]:
+def mutant(number: int) -> Found:
+    """A change of a program's synchronisation."""
     from tkc.fuzz.mutants import equivalent, found
 
     program, place = _mutants()[number]
@@ -139,9 +146,18 @@ class Progress:
 
     @property
     def items(self) -> int:
+        """How many are done."""
         return sum(last - first for first, last in self.done)
 
-    def add(self, first: int, last: int, faults: list, counts: Counter, seconds: float) -> None:
+    def add(
+        self,
+        first: int,
+        last: int,
+        faults: list[tuple[int, str]],
+        counts: Counter[str],
+        seconds: float,
+    ) -> None:
+        """Items from first up to last are done, with these results."""
         self.faults += faults
         self.counts, self.seconds = dict(Counter(self.counts) + counts), self.seconds + seconds
         spans, self.done = sorted([*self.done, [first, last]]), []
@@ -173,6 +189,7 @@ class State:
 
     @staticmethod
     def read(path: Path) -> State:
+        """What a file says; an empty state where there is none."""
         if not path.exists():
             return State(path)
         found = json.loads(path.read_text())
@@ -181,9 +198,11 @@ class State:
         )
 
     def of(self, campaign: Campaign) -> Progress:
+        """The progress of a campaign."""
         return self.progress.setdefault(campaign.name, Progress())
 
     def write(self) -> None:
+        """Replaces the file."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,6 +221,8 @@ class State:
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Batch:
+    """Items of a campaign from first up to, not including, last."""
+
     campaign: Campaign
     first: int
     last: int
@@ -225,18 +246,18 @@ def work(pipe: Connection, seed: int) -> None:
                 pipe.send(("done", item, faults, counts))
             pipe.send(("over",))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return  # nobody listens any more
+        return  # the other end is closed
 
 
 class Worker:
-    """A process and what it is at. A batch outlives the process: another goes on behind the item
-    that killed it.
+    """A process and the item that it runs. A batch outlives the process: another one continues
+    after the item that ended it.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int) -> None:
         self.seed = seed
         self._batch: Batch | None = None
-        # of the batch at hand: its item, what went wrong and what was done, since when (seconds)
+        # of the current batch: its item, what went wrong and what was done, since when (seconds)
         self.item, self.began, self.since = 0, 0.0, 0.0
         self.faults: list[tuple[int, str]] = []
         self.counts: Counter[str] = Counter()
@@ -245,7 +266,7 @@ class Worker:
 
     @property
     def batch(self) -> Batch:
-        """The batch at hand. Raises RuntimeError where none was given yet."""
+        """The current batch. Raises RuntimeError where none was given yet."""
         if self._batch is None:
             raise RuntimeError("a worker without a batch")
         return self._batch
@@ -258,18 +279,19 @@ class Worker:
         far.close()
 
     def give(self, batch: Batch) -> None:
+        """Starts a batch."""
         self._batch, self.item = batch, batch.first
         self.faults, self.counts = [], Counter()
         self.began, self.stalled = time.monotonic(), None
         self.since = time.monotonic() + START
         self.pipe.send(batch)
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """One message; whether the batch is over."""
         try:
             kind, *rest = self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            return self.lost(f"the process ended with status {self._status()}")
+            return self.replace_process(f"the process ended with status {self._status()}")
         if kind == "item":
             self.item = rest[0]
         elif kind == "done":
@@ -283,10 +305,10 @@ class Worker:
         self.process.join(5)
         return self.process.exitcode
 
-    def lost(self, why: str, again: bool = False) -> bool:
-        """The item at hand took the process with it: what is left of the batch goes to a new one.
-        again: that item, too, once: whether a hang comes back tells a machine that stalled from an
-        item that hangs.
+    def replace_process(self, why: str, again: bool = False) -> bool:
+        """The process ended, or hangs, at its item: a new one gets what is left of the batch, with
+        `again` that item too, once: whether a hang comes back tells a machine that stalled from an
+        item that hangs. Returns whether the batch is over.
         """
         self.stop()
         again = again and self.stalled != self.item
@@ -300,13 +322,14 @@ class Worker:
         self.pipe.send(rest)
         return False
 
-    def late(self) -> bool:
-        """Whether the item at hand has run past its campaign's deadline."""
+    def is_late(self) -> bool:
+        """Whether the current item has run past its campaign's deadline."""
         if self._batch is None:
             return False
         return time.monotonic() - self.since > self._batch.campaign.deadline
 
     def stop(self) -> None:
+        """Ends the process."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -318,7 +341,7 @@ def fuzz(
     jobs: int = 1,
     seed: int = 0,
     seconds: float | None = None,
-    tell: Callable[[Campaign, Progress], None] = lambda campaign, progress: None,
+    report: Callable[[Campaign, Progress], None] = lambda campaign, progress: None,
 ) -> State:
     """Runs so many items of each campaign, less what the state says is done, until the time is
     over. seed: where the numbers of kernels, runs and texts begin.
@@ -335,9 +358,9 @@ def fuzz(
             for worker in list(running):
                 over = False
                 while not over and worker.pipe.poll():
-                    over = worker.hear()
-                if not over and worker.late():
-                    over = worker.lost(
+                    over = worker.receive()
+                if not over and worker.is_late():
+                    over = worker.replace_process(
                         f"no end within {worker.batch.campaign.deadline:g} s", again=True
                     )
                 if not over:
@@ -351,7 +374,7 @@ def fuzz(
                     time.monotonic() - worker.began,
                 )
                 state.write()
-                tell(done.campaign, progress)
+                report(done.campaign, progress)
                 is_over = seconds is not None and time.monotonic() - began > seconds
                 following = None if is_over else next(batches, None)
                 if following is None:

@@ -1,27 +1,34 @@
-"""One kernel, run in every way there is; level 0 says what is right. `check(kernel)` gives what
-differs.
+"""One kernel, run on every level and back end; level 0 says what is right. `check(kernel)` gives
+what differs.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.ir import Attribute
 
+from tkc.codegen.ptx.emit import PtxProgram
 from tkc.errors import CompileError, Error
 from tkc.fuzz.grammar import Kernel
 from tkc.ir.target import TARGETS
 from tkc.ir.types import ArrayType, PointerType, is_float
 from tkc.ir.verify import verify
-from tkc.passes import Free, PassContext
+from tkc.language.signature import Options
+from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE, module_of
 from tkc.sim import dataflow, level0, level4
 
 THREADED = "insert-synchronization"  # from this pass on level 4 runs
+Arguments = dict[str, Any]
+# pairs of numbers of array arguments that share memory
+Overlaps = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,11 @@ class Failure:
     kind: str
     message: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.stage}: {self.kind}: {self.message}"
 
 
-def arguments(kernel: Kernel) -> dict:
+def arguments(kernel: Kernel) -> Arguments:
     """The arguments as a launch hands them on: strides of axes of one element are those of a dense
     array.
     """
@@ -55,49 +62,61 @@ def arguments(kernel: Kernel) -> dict:
     return {n: dense(v) if isinstance(v, np.ndarray) else v for n, v in kernel.arguments().items()}
 
 
-def traced(kernel: Kernel, arguments: dict) -> ModuleOp:
+def traced(kernel: Kernel, arguments: Arguments) -> ModuleOp:
     """The kernel at level 0, specialized for these arguments as a launch would."""
     from tkc.language.trace import trace
-    from tkc.runtime.specialize import ScalarInfo, Specialization, argument, facts, signature
+    from tkc.runtime.specialize import (
+        Constant,
+        ScalarInfo,
+        Specialization,
+        argument,
+        facts,
+        signature,
+    )
 
+    names = kernel.names()
     infos = {
         n: argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32")
         for n, v in arguments.items()
-    }
+    } | {n: Constant(eval(text, names)) for n, text in kernel.constants.items()}
     return trace(
-        kernel.function(), signature(Specialization(tuple((n, facts(i)) for n, i in infos.items())))
+        names["kernel"],
+        signature(Specialization(tuple((n, facts(i)) for n, i in infos.items()))),
     )
 
 
-def invented(module: ModuleOp, seed: int = 0) -> dict:
+def example_arguments(module: ModuleOp, seed: int = 0) -> Arguments:
     """Arguments for a module whose own are not known: arrays of some 40 (as their facts want) along
     each axis, whole numbers in them; numbers of 3.
     """
-    values = np.random.default_rng(seed)
-    out: dict[str, np.ndarray | float] = {}
-    kernel = level0.kernel_of(module)
-    names = kernel.attributes.get("argument_names")
-    for i, argument in enumerate(kernel.arguments):
-        name, t = names.data[i].data if names is not None else f"x{i}", argument.type
-        if not isinstance(t, (ArrayType, PointerType)):
-            out[name] = 3.0 if is_float(t) else 3
-            continue
-        if isinstance(t, PointerType):
-            out[name] = values.integers(0, 4, 4096).astype(level0.dtype_of(t.element))
-            continue
-        shape = [
-            f.exact if f.exact is not None else -(-40 // f.divisor) * f.divisor
-            for f in t.facts.shape
-        ]
-        order = sorted(range(t.rank), key=lambda a: (t.facts.strides[a].exact == 1, a))
-        dense = values.integers(
-            -4 if is_float(t.element) else 0, 5, [shape[a] for a in order]
-        ).astype(np.int64 if isinstance(t.element, PointerType) else level0.dtype_of(t.element))
-        out[name] = dense.transpose([order.index(a) for a in range(t.rank)])
-    return out
+    values, kernel = np.random.default_rng(seed), level0.kernel_of(module)
+    names = argument_names(module) or [f"x{i}" for i in range(len(kernel.arguments))]
+    return {n: _example(a.type, values) for n, a in zip(names, kernel.arguments, strict=True)}
 
 
-def wrong(want: dict, got: dict, near: float = 0) -> str | None:
+def _example(t: Attribute, values: np.random.Generator) -> np.ndarray | float:
+    if isinstance(t, PointerType):
+        return values.integers(0, 4, 4096).astype(level0.dtype_of(t.element))
+    if not isinstance(t, ArrayType):
+        return 3.0 if is_float(t) else 3
+    shape = [
+        f.exact if f.exact is not None else -(-40 // f.divisor) * f.divisor for f in t.facts.shape
+    ]
+    order = sorted(range(t.rank), key=lambda a: (t.facts.strides[a].exact == 1, a))
+    low = -4 if is_float(t.element) else 0
+    of_pointers = isinstance(t.element, PointerType)
+    dtype = np.dtype(np.int64) if of_pointers else level0.dtype_of(t.element)
+    dense = values.integers(low, 5, [shape[a] for a in order]).astype(dtype)
+    return dense.transpose([order.index(a) for a in range(t.rank)])
+
+
+def argument_names(module: ModuleOp) -> list[str] | None:
+    """What a kernel's arguments are called, None where the module does not say."""
+    names = level0.kernel_of(module).attributes.get("argument_names")
+    return [n.data for n in names] if isinstance(names, ArrayAttr) else None
+
+
+def wrong(want: Arguments, got: Arguments, near: float = 0) -> str | None:
     """The first array that differs (by more than `near` of the largest), and where."""
     for name, w in want.items():
         if not isinstance(w, np.ndarray):
@@ -123,113 +142,160 @@ def _comparable(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.float64) if x.dtype.kind in "fV" else x
 
 
-def extents(grid) -> tuple[int, int, int]:
-    return (*grid, 1, 1)[:3]
+def extents(grid: Sequence[int]) -> tuple[int, int, int]:
+    """Programs along the three axes of a grid that may have fewer."""
+    x, y, z = (*grid, 1, 1)[:3]
+    return x, y, z
 
 
-class Ways:
-    """The ways to run one module. `make()` gives fresh arguments by name, `want` is what level 0
-    makes of them.
+def overlaps_of(arguments: Arguments) -> Overlaps:
+    """Which arguments share memory, as a launch's specialization says it."""
+    from tkc.runtime.specialize import ScalarInfo, argument, overlaps
+
+    infos = [
+        argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32")
+        for n, v in arguments.items()
+    ]
+    return overlaps(infos)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a module is compiled: for which target, and which of the plan's choices are made for it.
+
+    each: run after every pass, else at the end alone; seeds: of schedules of the threads; ptx:
+    write the PTX, and run it where the simulator of PTX knows it. With an odd number of stages
+    dots are late with one role too.
+    """
+
+    target: str
+    warps: int | None
+    stages: int
+    programs: int | None = None
+    each: bool = True
+    seeds: Iterable[int] = (0,)
+    ptx: bool = True
+
+    def label(self, step: str) -> str:
+        """The name of a stage, from which `reduced` reads the variant back."""
+        programs = f" programs {self.programs}" if self.programs else ""
+        return f"{self.target} warps {self.warps} stages {self.stages}{programs}: {step}"
+
+    @staticmethod
+    def of(stage: str) -> Variant | None:
+        """The variant that such a name tells of."""
+        found = re.match(r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?", stage)
+        if found is None:
+            return None
+        target, warps, stages, programs = found.groups()
+        return Variant(
+            target,
+            None if warps == "None" else int(warps),
+            int(stages),
+            int(programs) if programs else None,
+        )
+
+    def context(self, overlaps: Overlaps) -> PassContext:
+        """What the passes are given."""
+        options = Options(
+            num_warps=self.warps,
+            num_stages=self.stages,
+            rotate=self.stages % 2 > 0 or None,
+            programs=self.programs,
+            extra=(("overlaps", overlaps),) if overlaps else (),
+        )
+        return PassContext(TARGETS[self.target], options)
+
+
+class Comparison:
+    """Runs one module on levels and back ends, and compares each with level 0.
+
+    make: gives arguments by name; near: the difference that is allowed, as a share of the
+    largest number. `want` is what level 0 makes of the arguments.
     """
 
     def __init__(
-        self, module: ModuleOp, make: Callable[[], dict], grid: Sequence[int], near: float = 0
-    ):
+        self,
+        module: ModuleOp,
+        make: Callable[[], Arguments],
+        grid: Sequence[int],
+        near: float = 0,
+    ) -> None:
         self.module, self.grid, self.near = module, extents(grid), near
-        names = level0.kernel_of(module).attributes.get("argument_names")
-        self.make = lambda: {
-            n: given[n]
-            for given in [make()]
-            for n in ([a.data for a in names] if names is not None else given)
-        }
-        self.want = self.make()
-        level0.run(self.module, list(self.want.values()), self.grid)
+        given, names = make(), argument_names(module)
+        # Always the same arrays, since addresses of some may stand in others
+        self._arguments = {n: given[n] for n in names} if names is not None else given
+        self._initial = _copied(self._arguments)
+        self.overlaps = overlaps_of(self._arguments)
+        level0.run(self.module, list(self._arguments.values()), self.grid)
+        self.want = _copied(self._arguments)
 
-    def run(self, stage: str, how: Callable[[list], None]) -> Failure | None:
-        given = self.make()
+    def run(self, stage: str, how: Callable[[list], object]) -> Failure | None:
+        """What is wrong with a way to run the module, which changes arguments in place."""
+        for name, a in self._arguments.items():
+            if isinstance(a, np.ndarray) and a.flags.writeable:
+                a[...] = self._initial[name]
         try:
-            how(list(given.values()))
+            how(list(self._arguments.values()))
         except Exception as e:
-            return _broken(stage, e)
-        message = wrong(self.want, given, self.near)
+            return _failure(stage, e)
+        message = wrong(self.want, self._arguments, self.near)
         return Failure(stage, "wrong", message) if message else None
 
     def cpu(self) -> Failure | None:
+        """By the CPU back end."""
         from tkc.codegen import cpu
 
         return self.run("cpu", lambda a: cpu.compile(self.module.clone()).run(a, self.grid))
 
-    def passes(
-        self,
-        target: str,
-        warps: int | None,
-        stages: int,
-        each: bool = True,
-        seeds=(0,),
-        ptx: bool = True,
-        programs: int | None = None,
-    ) -> Iterator[Failure]:
-        """Through the passes, run after each (or at the end alone), with an odd number of stages
-        dots late with one role too; then the PTX is written, and run where the machine of
-        tkc.sim.ptx knows it.
-        """
-        module, context = (
-            self.module.clone(),
-            PassContext(
-                TARGETS[target],
-                Free(
-                    num_warps=warps,
-                    num_stages=stages,
-                    rotate=stages % 2 > 0 or None,
-                    programs=programs,
-                ),
-            ),
-        )
-
-        def label(name):
-            return (
-                f"{target} warps {warps} stages"
-                f" {stages}{f' programs {programs}' if programs else ''}: {name}"
-            )
-
+    def passes(self, variant: Variant) -> Iterator[Failure]:
+        """Through the passes, up to the first failure; then the PTX."""
+        module, context = self.module.clone(), variant.context(self.overlaps)
         for name in PIPELINE:
             try:
                 module_of(name).run(module, context)
-                if each or name == PIPELINE[-1]:
+                if variant.each or name == PIPELINE[-1]:
                     verify(module, f"after {name}")
             except Exception as e:
-                yield _broken(label(name), e)
+                yield _failure(variant.label(name), e)
                 return
-            level = level0.kernel_of(module).level
-            found: list[Failure | None] = []
-            if level < 4 and (each or level == 3):
-                found = [self.run(label(name), lambda a: dataflow.run(module, a, self.grid))]
-            elif level == 4 and name == (THREADED if each else PIPELINE[-1]):
-                found = [
-                    self.run(
-                        f"{label(name)} seed {s}",
-                        lambda a, s=s: level4.run(module, a, self.grid, s),
-                    )
-                    for s in seeds
-                ]
-            if failure := next(filter(None, found), None):
+            if failure := self._level(module, name, variant):
                 yield failure
                 return
-        if not ptx:
-            return
-        try:
-            from tkc.codegen.ptx.emit import emit
-
-            program = emit(module, TARGETS[target])
-        except Exception as e:
-            yield _broken(label("emit"), e)
-            return
-        if failure := self.run(label("PTX"), lambda a: self._ptx(program, a)):
+        if variant.ptx and (failure := self._ptx(module, variant)):
             yield failure
 
-    def _ptx(self, program, arguments: list) -> None:
-        """Runs a program on the arguments in place; one beyond the machine leaves what level 0
-        says.
+    def _level(self, module: ModuleOp, name: str, variant: Variant) -> Failure | None:
+        """The module as it is after a pass, where it is one after which it runs."""
+        level = level0.kernel_of(module).level
+        if level < 4:
+            if not variant.each and level != 3:
+                return None
+            return self.run(variant.label(name), lambda a: dataflow.run(module, a, self.grid))
+        if name != (THREADED if variant.each else PIPELINE[-1]):
+            return None
+        for seed in variant.seeds:
+            stage = f"{variant.label(name)} seed {seed}"
+
+            def threads(given: list, seed: int = seed) -> None:
+                level4.run(module, given, self.grid, seed)
+
+            if failure := self.run(stage, threads):
+                return failure
+        return None
+
+    def _ptx(self, module: ModuleOp, variant: Variant) -> Failure | None:
+        from tkc.codegen.ptx.emit import emit
+
+        try:
+            program = emit(module, TARGETS[variant.target])
+        except Exception as e:
+            return _failure(variant.label("emit"), e)
+        return self.run(variant.label("PTX"), lambda a: self._run_ptx(program, a))
+
+    def _run_ptx(self, program: PtxProgram, arguments: list) -> None:
+        """Runs a program on the arguments in place; what the simulator of PTX does not know leaves
+        what level 0 says.
         """
         from tkc.sim.ptx import Unknown, run
 
@@ -240,58 +306,81 @@ class Ways:
         for a in arguments:
             if isinstance(a, np.ndarray):
                 new = next(results)
-                if a.flags.writeable:
+                if a.flags.writeable and not self._is_table(a):
                     a[...] = new
+
+    def _is_table(self, a: np.ndarray) -> bool:
+        """Whether an array holds addresses of another one: the simulator of PTX has its own."""
+        if a.dtype != np.int64 or not a.size:
+            return False
+        spans = [
+            np.lib.array_utils.byte_bounds(other)
+            for other in self._arguments.values()
+            if isinstance(other, np.ndarray) and other.size
+        ]
+        return any(low <= int(a.flat[0]) < high for low, high in spans)
+
+
+def _copied(arguments: Arguments) -> Arguments:
+    return {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+TURNS = 3  # of a brief check: one does the CPU alone, one every pass, one both numbers of stages
 
 
 def check(
-    kernel: Kernel, targets=None, thorough: bool = False, brief: bool = False
+    kernel: Kernel,
+    targets: Sequence[str] | None = None,
+    thorough: bool = False,
+    brief: bool = False,
 ) -> list[Failure]:
     """Every disagreement. One target and number of stages, chosen by the seed, and stages 1 at the
     end alone; `thorough`: every number of stages, several schedules; `brief`: by turns the CPU,
     every pass, or both numbers of stages."""
     try:
-        ways = Ways(traced(kernel, arguments(kernel)), lambda: arguments(kernel), kernel.grid)
+        made = arguments(kernel)
+        comparison = Comparison(traced(kernel, made), lambda: arguments(kernel), kernel.grid)
     except Exception as e:
-        return [
-            Failure(
-                "trace" if not isinstance(e, level0.SimulationError) else "level 0",
-                type(e).__name__,
-                f"{e} ({_where(e)})",
-            )
-        ]
-    turn = kernel.seed % 3 if brief else None
-    found = [f for f in [ways.cpu()] if f] if turn in (0, None) else []
-    for target in targets or (
-        (
-            "sm_90a"
-            if kernel.policy == "roles"
-            else ("sm_80", "sm_89", "sm_90a")[kernel.seed // 3 % 3]
-        ),
-    ):
-        if turn != 0:
-            found += ways.passes(
-                target,
-                kernel.warps,
-                kernel.stages,
-                turn != 2,
-                range(4) if thorough else (kernel.seed,),
-                programs=(
-                    kernel.stages if kernel.policy == "roles" and kernel.stages in (3, 4) else None
-                ),
-            )  # side by side
-        others = (
-            {1, 2, 3, 5}
-            if thorough
-            else {1}
-            if turn in (2, None) and "range(" in kernel.source
-            else set()
-        )
-        for stages in others - {kernel.stages}:
-            found += ways.passes(
-                target, kernel.warps, stages, False, range(2) if thorough else (0,), thorough
-            )
+        stage = "level 0" if isinstance(e, level0.SimulationError) else "trace"
+        return [Failure(stage, type(e).__name__, f"{e} ({_where(e)})")]
+    turn = kernel.seed % TURNS if brief else None
+    found: list[Failure] = []
+    if turn in (0, None) and (failure := comparison.cpu()):
+        found.append(failure)
+    for target in targets or [default_target(kernel)]:
+        for variant in variants(kernel, target, thorough, turn):
+            found += comparison.passes(variant)
     return found
+
+
+def default_target(kernel: Kernel) -> str:
+    """The target that a seed chooses."""
+    if kernel.policy == "roles":
+        return "sm_90a"
+    return ("sm_80", "sm_89", "sm_90a")[kernel.seed // TURNS % 3]
+
+
+def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> Iterator[Variant]:
+    """How a kernel is compiled for a target, at a turn of a brief check (None: of a whole one)."""
+    if turn != 0:
+        yield Variant(
+            target,
+            kernel.warps,
+            kernel.stages,
+            # programs that run beside each other
+            kernel.stages if kernel.policy == "roles" and kernel.stages in (3, 4) else None,
+            each=turn != 2,
+            seeds=range(4) if thorough else (kernel.seed,),
+        )
+    others: set[int] = set()
+    if thorough:
+        others = {1, 2, 3, 5}
+    elif turn in (2, None) and "range(" in kernel.source:
+        others = {1}
+    for stages in sorted(others - {kernel.stages}):
+        schedules = range(2) if thorough else (0,)
+        yield Variant(target, kernel.warps, stages, each=False, seeds=schedules, ptx=thorough)
 
 
 # What a kernel may be refused for: the machine cannot do it.
@@ -304,60 +393,44 @@ def symptom(failure: Failure) -> str:
     """
     stage = re.sub(r".*: | seed \d+", "", failure.stage)
     place = re.search(r"\(([\w/]+\.py:\d+)\)$", failure.message)
-    words = (
-        ""
-        if failure.kind == "wrong"
-        else (
-            place[1]
-            if place
-            else re.sub(r"[^A-Za-z ]+\S*", "", failure.message.splitlines()[0].rpartition(": ")[2])[
-                :60
-            ]
-        )
-    )
+    if failure.kind == "wrong":
+        words = ""
+    elif place:
+        words = place[1]
+    else:
+        sentence = failure.message.splitlines()[0].rpartition(": ")[2]
+        words = re.sub(r"[^A-Za-z ]+\S*", "", sentence)[:60]
     return f"{stage}: {failure.kind}: {words}"
 
 
-def reduced(kernel: Kernel, failure: Failure, tell=lambda text: None) -> ModuleOp:
+def reduced(
+    kernel: Kernel, failure: Failure, tell: Callable[[str], None] = lambda text: None
+) -> ModuleOp:
     """The smallest module found that fails as the kernel does."""
     from tkc.fuzz.reducer import reduce
 
-    want = symptom(failure)
-    plan = re.match(r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?", failure.stage)
-    target, warps, stages, programs = plan.groups() if plan else (None, "None", "1", None)
+    want, variant = symptom(failure), Variant.of(failure.stage)
 
     def interesting(module: ModuleOp) -> bool:
         try:
-            ways = Ways(module, lambda: arguments(kernel), kernel.grid, near=1e-2)
+            runs = Comparison(module, lambda: arguments(kernel), kernel.grid, near=1e-2)
         except Exception:
             return False
         if failure.stage == "cpu":
-            return (f := ways.cpu()) is not None and symptom(f) == want
-        if target is None:
+            return (found := runs.cpu()) is not None and symptom(found) == want
+        if variant is None:
             return False
-        return any(
-            symptom(f) == want
-            for f in ways.passes(
-                target,
-                None if warps == "None" else int(warps),
-                int(stages),
-                True,
-                (kernel.seed,),
-                programs=int(programs) if programs else None,
-            )
-        )
+        return any(symptom(f) == want for f in runs.passes(variant))
 
     return reduce(traced(kernel, arguments(kernel)), interesting, tell)
 
 
-def _broken(stage: str, e: Exception) -> Failure:
+def _failure(stage: str, e: Exception) -> Failure:
     if isinstance(e, CompileError):
-        return Failure(
-            stage, "refused" if LIMITS.search(e.message) else "refused for no reason", str(e)
-        )
-    return Failure(
-        stage, type(e).__name__, f"{e}" if isinstance(e, Error) else f"{e} ({_where(e)})"
-    )
+        kind = "refused" if LIMITS.search(e.message) else "refused for no reason"
+        return Failure(stage, kind, str(e))
+    place = "" if isinstance(e, Error) else f" ({_where(e)})"
+    return Failure(stage, type(e).__name__, f"{e}{place}")
 
 
 def _where(e: BaseException) -> str:

@@ -20,12 +20,10 @@ from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.mutants import Place, mutated, places
 
-LEAST, MORE = (
-    4,
-    2,
-    # schedules of a mutant: so many with one cluster at a time (a parity that depends on who comes
-    # first is not wrong on each), then with two
-)
+# Schedules of a mutant with one cluster at a time (a parity that depends on which warp is first is
+# not wrong in each), then with two
+LEAST_SCHEDULES = 4
+SCHEDULES_OF_TWO = 2
 
 
 def every(names: Iterable[str] | None = None) -> list[tuple[Program, Place]]:
@@ -41,12 +39,13 @@ def every(names: Iterable[str] | None = None) -> list[tuple[Program, Place]]:
 def trial(program: Program, number: int) -> tuple[tuple, int]:
     """The shape of a schedule, and how many clusters run at once."""
     return program.trials[number % len(program.trials)], (
-        1 if number < schedules(program) - MORE else 2
+        1 if number < schedules(program) - SCHEDULES_OF_TWO else 2
     )
 
 
 def schedules(program: Program) -> int:
-    return max(LEAST, len(program.trials)) + MORE
+    """How many a mutant runs in."""
+    return max(LEAST_SCHEDULES, len(program.trials)) + SCHEDULES_OF_TWO
 
 
 @lru_cache(256)
@@ -156,7 +155,7 @@ def _behind(op: Operation, kind: type) -> bool:
     return False
 
 
-def _told_first(op: Operation, operator: str) -> bool:
+def _sent_first(op: Operation, operator: str) -> bool:
     """A producer's arrival for numbers that it posts, if it asks for a copy behind it, which is
     waited for before they are read; and the wait for such numbers, if all are told so.
     """
@@ -198,7 +197,7 @@ RULES: tuple[tuple[Callable[[Operation, str], bool], str], ...] = (
         "only the last tile of a program goes through the mask, and nobody uses what is said there",
     ),
     (_fresh, "the first stages of a fresh ring are free"),
-    (_told_first, "what is posted before a copy is asked for is there when the copy is"),
+    (_sent_first, "what is posted before a copy is asked for is there when the copy is"),
     (
         _number_of_a_program,
         "a program's first factor has a ring too, as deep, which holds the producer back as well",

@@ -12,6 +12,8 @@ import re
 import time
 from collections.abc import Iterator
 
+from xdsl.dialects.builtin import ModuleOp
+
 from tkc.errors import CompileError, VerifyError
 
 SECONDS = 2.0
@@ -27,7 +29,7 @@ ODD = (
     "true",
     '""',
     '"a"',
-    "%nobody",
+    "%unknown",
     "!tile.tile<0xf32>",
     "!tile.tile<1x1x1x1x1x1x1x1xf32>",
     "i1",
@@ -64,6 +66,9 @@ ODD = (
 )
 
 
+ODD_NUMBERS = ODD[:7] + ("2", "3", "17", "64", "128")
+
+
 def mutant(random: random.Random, texts: list[str]) -> str:
     """A text with one to four of its tokens dropped, doubled, exchanged or replaced; or with lines
     of another text; or cut off.
@@ -71,19 +76,26 @@ def mutant(random: random.Random, texts: list[str]) -> str:
     text = random.choice(texts)
     kind = random.random()
     if kind < 0.1:
-        lines, others = text.splitlines(), random.choice(texts).splitlines()
-        for _ in range(random.randint(1, 3)):
-            lines[random.randrange(len(lines))] = random.choice(others)
-        return "\n".join(lines)
+        return _with_lines_of(random, text, random.choice(texts))
     if kind < 0.15:
         return text[: random.randrange(len(text))]
-    if kind < 0.25:
-        at, n = random.randrange(len(text)), random.choice((1, 1, 2, 8))
-        return (
-            text[:at]
-            + random.choice(("", chr(random.randrange(1, 256)), text[at : at + n] * 3))
-            + text[at + n :]
-        )
+    return _with_other_characters(random, text) if kind < 0.25 else _with_other_tokens(random, text)
+
+
+def _with_lines_of(random: random.Random, text: str, other: str) -> str:
+    lines, others = text.splitlines(), other.splitlines()
+    for _ in range(random.randint(1, 3)):
+        lines[random.randrange(len(lines))] = random.choice(others)
+    return "\n".join(lines)
+
+
+def _with_other_characters(random: random.Random, text: str) -> str:
+    at, n = random.randrange(len(text)), random.choice((1, 1, 2, 8))
+    other = random.choice(("", chr(random.randrange(1, 256)), text[at : at + n] * 3))
+    return text[:at] + other + text[at + n :]
+
+
+def _with_other_tokens(random: random.Random, text: str) -> str:
     tokens = TOKEN.findall(text)
     solid = [i for i, t in enumerate(tokens) if not t.isspace()]
     numbers = [i for i in solid if tokens[i].lstrip("-").isdigit()]
@@ -99,16 +111,15 @@ def mutant(random: random.Random, texts: list[str]) -> str:
             case 3:
                 tokens[i] = random.choice(ODD)
             case 4:
-                tokens[random.choice(numbers or solid)] = random.choice(
-                    ODD[:7] + ("2", "3", "17", "64", "128")
-                )
+                tokens[random.choice(numbers or solid)] = random.choice(ODD_NUMBERS)
             case 5:
-                same = [
-                    k for k in solid if tokens[k][:1] == tokens[i][:1] and tokens[k] != tokens[i]
-                ]
-                if same:
-                    tokens[i] = tokens[random.choice(same)]
+                tokens[i] = random.choice(_alike(tokens[i], tokens) or [tokens[i]])
     return "".join(tokens)
+
+
+def _alike(token: str, tokens: list[str]) -> list[str]:
+    """Other tokens that begin with the same character."""
+    return [t for t in tokens if t[0:1] == token[0:1] and t != token and not t.isspace()]
 
 
 def fault(text: str, passes: bool = False) -> str | None:
@@ -134,7 +145,7 @@ def fault(text: str, passes: bool = False) -> str | None:
     return f"took {took:.1f} s" if took > SECONDS * (5 if passes else 1) else None
 
 
-def _through(module) -> None:
+def _through(module: ModuleOp) -> None:
     from tkc.ir.target import TARGETS
     from tkc.passes import Free, pipeline
     from tkc.sim.level0 import kernel_of
@@ -287,7 +298,8 @@ def command_lines(seed: int, count: int) -> Iterator[list[str]]:
 
 def run(count: int, seed: int, passes: bool) -> int:
     """Prints each kind of fault once, with the text that shows it; gives how many there are."""
-    r, texts, seen, began = random.Random(seed), corpus(), set(), time.perf_counter()
+    seen: set[str] = set()
+    r, texts, began = random.Random(seed), corpus(), time.perf_counter()
     for _ in range(count):
         text = mutant(r, texts)
         problem = fault(text, passes)

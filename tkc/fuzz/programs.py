@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 from xdsl.dialects.builtin import ModuleOp
 
 import tkc
@@ -33,7 +34,7 @@ BF16, F16, F32, E4M3 = ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.flo
 
 @dataclass
 class Launch:
-    """Arguments, a grid, and whether the arguments are right afterwards."""
+    """Arguments, a grid, and a function that says whether the arguments are right afterwards."""
 
     arguments: list
     grid: tuple[int, ...]
@@ -91,31 +92,48 @@ def _module(program: Program) -> ModuleOp:
 
 
 # --------------------------------------------------------------------------------------------------
-def whole(rng, *shape, dtype=BF16, most: int = 3) -> np.ndarray:
+Launcher = Callable[[Sequence, int], Launch]
+
+
+def whole(
+    rng: np.random.Generator, *shape: int, dtype: DTypeLike = BF16, most: int = 3
+) -> np.ndarray:
+    """An array of whole numbers of at most `most`."""
     return rng.integers(-most, most + 1, shape).astype(dtype)
 
 
 def blocks(*extents_by_tile: tuple[int, int]) -> tuple[int, ...]:
+    """The grid for extents, each with that of a tile."""
     return tuple(-(-n // tile) for n, tile in extents_by_tile)
 
 
+def as_float64(x: np.ndarray) -> np.ndarray:
+    """Floats of any type as float64."""
+    return x.astype(np.float64)
+
+
 def equal(got: np.ndarray, want: np.ndarray) -> bool:
-    return np.array_equal(np.float64(got), np.float64(want.astype(got.dtype)), equal_nan=True)
+    """Whether a result is the one that is wanted, rounded to its type."""
+    return np.array_equal(as_float64(got), as_float64(want.astype(got.dtype)), equal_nan=True)
 
 
 def product(
-    tile: tuple[int, int], dtype=BF16, out=None, transposed: bool = False, relu: bool = False
-):
+    tile: tuple[int, int],
+    dtype: DTypeLike = BF16,
+    out: DTypeLike | None = None,
+    transposed: bool = False,
+    relu: bool = False,
+) -> Launcher:
     """c = a b: shapes are (m, n, k). transposed: b as its rows are stored."""
 
-    def launch(shape, seed: int) -> Launch:
+    def launch(shape: Sequence[int], seed: int) -> Launch:
         (m, n, k), rng = shape, np.random.default_rng(seed)
         a, b, c = (
             whole(rng, m, k, dtype=dtype),
             whole(rng, k, n, dtype=dtype),
             np.full((m, n), np.nan, out or dtype),
         )
-        want = np.float32(a) @ np.float32(b)
+        want = a.astype(F32) @ b.astype(F32)
         return Launch(
             [a, np.ascontiguousarray(b.T) if transposed else b, c],
             blocks((m, tile[0]), (n, tile[1])),
@@ -145,16 +163,16 @@ def near(o: np.ndarray, weights: np.ndarray, v: np.ndarray) -> bool:
     """
     return bool(
         (
-            np.abs(np.float64(o) - weights @ v)
+            np.abs(as_float64(o) - weights @ v)
             <= 2.0**-8 * (weights @ np.abs(v) + np.abs(weights @ v)) + 1e-7
         ).all()
     )
 
 
-def attention_of(tile: int, d: int, causal: bool = False):
+def attention_of(tile: int, d: int, causal: bool = False) -> Launcher:
     """Of arrays [batch, heads, rows, d]; shapes are (heads, queries, keys)."""
 
-    def launch(shape, seed: int) -> Launch:
+    def launch(shape: Sequence[int], seed: int) -> Launch:
         (heads, queries, keys), rng, scale = shape, np.random.default_rng(seed), d**-0.5
         q, k, v = (
             rng.normal(size=(1, heads, max(n, 1), d)).astype(BF16)[:, :, :n]
@@ -163,7 +181,7 @@ def attention_of(tile: int, d: int, causal: bool = False):
         o = np.full_like(q, np.nan)
 
         def right() -> bool:
-            x, y, z = (np.float64(t) for t in (q, k, v))
+            x, y, z = map(as_float64, (q, k, v))
             scores = x @ y.swapaxes(-1, -2) * scale
             if causal:
                 scores = np.where(np.tri(queries, keys, keys - queries, dtype=bool), scores, -inf)
@@ -174,7 +192,7 @@ def attention_of(tile: int, d: int, causal: bool = False):
     return launch
 
 
-def golden_attention(shape, seed: int) -> Launch:
+def golden_attention(shape: Sequence[int], seed: int) -> Launch:
     """Of arrays [batch, rows, heads, 128] with the logarithms of the sums; shapes are (batches,
     rows, heads).
     """
@@ -183,7 +201,7 @@ def golden_attention(shape, seed: int) -> Launch:
     o, sums = np.full_like(q, np.nan), np.full((batches, heads, rows), np.nan, F32)
 
     def right() -> bool:
-        x, y, z = (np.float64(t).transpose(0, 2, 1, 3) for t in (q, k, v))
+        x, y, z = (as_float64(t).transpose(0, 2, 1, 3) for t in (q, k, v))
         weights, logarithms = softmaxed(x @ y.swapaxes(-1, -2) * scale)
         return near(o.transpose(0, 2, 1, 3), weights, z) and np.allclose(
             sums, logarithms, rtol=1e-5, atol=1e-5
@@ -192,7 +210,8 @@ def golden_attention(shape, seed: int) -> Launch:
     return Launch([q, k, v, o, sums, scale], (rows // 128, heads, batches), right)
 
 
-def golden_sum(shape, seed: int) -> Launch:
+def golden_sum(shape: Sequence[int], seed: int) -> Launch:
+    """out = x + y; shapes are (n,)."""
     (n,), rng = shape, np.random.default_rng(seed)
     x, y, out = (
         rng.normal(size=n).astype(F32),
@@ -202,10 +221,10 @@ def golden_sum(shape, seed: int) -> Launch:
     return Launch([x, y, out, n], (-(-n // 1024),), lambda: equal(out, x + y))
 
 
-def scaled_product(tile: tuple[int, int]):
+def scaled_product(tile: tuple[int, int]) -> Launcher:
     """o = x (w s), w of 8 bits; shapes are (m, n, k)."""
 
-    def launch(shape, seed: int) -> Launch:
+    def launch(shape: Sequence[int], seed: int) -> Launch:
         (m, n, k), rng = shape, np.random.default_rng(seed)
         x, w, s, o = (
             whole(rng, m, k),
@@ -216,7 +235,7 @@ def scaled_product(tile: tuple[int, int]):
         return Launch(
             [x, w, s, o],
             blocks((m, tile[0]), (n, tile[1])),
-            lambda: equal(o, np.float32(x) @ (np.float32(w) * np.float32(s))),
+            lambda: equal(o, x.astype(F32) @ (w.astype(F32) * s.astype(F32))),
         )
 
     return launch
@@ -224,7 +243,7 @@ def scaled_product(tile: tuple[int, int]):
 
 # --------------------------------------------------------------------------------------------------
 def compiled(
-    fn: Callable, launch: Callable, shape, target: str, **options: Any
+    fn: Callable, launch: Launcher, shape: Sequence, target: str, **options: Any
 ) -> Callable[[], ModuleOp]:
     """The level-4 module of a kernel that is specialized for the arguments of a launch."""
 
@@ -238,9 +257,17 @@ def compiled(
 
 
 def golden() -> list[Program]:
-    def of(name: str, *rest, **more) -> Program:
+    """The programs of tests/golden, none where the repository is not here."""
+
+    def of(
+        name: str, launch: Launcher, shapes: tuple, trials: tuple, equivalent: Any = None
+    ) -> Program:
         path = GOLDEN / f"{name}.mlir"
-        return Program(name, lambda: parse(path.read_text(), path.name), *rest, golden=True, **more)
+
+        def source() -> ModuleOp:
+            return parse(path.read_text(), path.name)
+
+        return Program(name, source, launch, shapes, trials, True, equivalent or {})
 
     if not GOLDEN.is_dir():
         return []
@@ -264,14 +291,14 @@ def golden() -> list[Program]:
             product((128, 192)),
             ((128, 192, 64), (256, 192, 328), (300, 520, 136), (384, 200, 72), (8, 8, 8)),
             ((512, 192, 136), (512, 192, 328), (512, 192, 72), (512, 192, 328)),
-            equivalent=EQUIVALENT["pingpong_product"],
+            EQUIVALENT["pingpong_product"],
         ),
         of(
             "attention_forward",
             golden_attention,
             ((1, 128, 1), (1, 256, 1), (1, 384, 1), (2, 128, 2), (1, 256, 2)),
             ((1, 512, 1), (1, 512, 1), (1, 256, 4), (1, 256, 2), (1, 128, 4)),
-            equivalent=EQUIVALENT["attention_forward"],
+            EQUIVALENT["attention_forward"],
         ),
     ]
 
@@ -541,4 +568,5 @@ EQUIVALENT: dict[str, dict[str, str]] = {
 
 @cache
 def programs() -> dict[str, Program]:
+    """All programs by name."""
     return {p.name: p for p in (*golden(), *pipelined())}

@@ -10,28 +10,34 @@ constants made smaller.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.irdl import IRDLOperation, VarOperandDef
 from xdsl.rewriter import Rewriter
 
 from tkc.errors import Error
 from tkc.ir import tile
 from tkc.ir.text import parse, show
-from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float
+from tkc.ir.types import ArrayType, PointerType, element_of, is_float
 from tkc.ir.values import block_of, terminator_of
 from tkc.ir.verify import verify
 
 Interesting = Callable[[ModuleOp], bool]
+# Changes a module, as its number says: the module, or whether it changed; None behind the last
+Move = Callable[[ModuleOp, int], ModuleOp | bool | None]
+Changed = ModuleOp | bool | None  # what a move gives
+Value = TypeVar("Value")
 FIXED = (ModuleOp, tile.Kernel, tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp)
 
 
 def reduce(
     module: ModuleOp, interesting: Interesting, tell: Callable[[str], None] = lambda text: None
 ) -> ModuleOp:
-    """The smallest module found that is interesting. Raises tkc.Error where the one given is not."""
+    """The smallest module found that is interesting. Raises tkc.Error where the first is not."""
     module = clean(module)
     if not interesting(module.clone()):
         raise Error(
@@ -45,11 +51,14 @@ def reduce(
             return module
 
 
-def _exhaust(module: ModuleOp, move, interesting: Interesting, tell) -> ModuleOp:
+def _exhaust(
+    module: ModuleOp, move: Move, interesting: Interesting, tell: Callable[[str], None]
+) -> ModuleOp:
     """A move as often as it helps: after a success the same number is tried again, for what was
     next has its place now.
     """
-    number, tried = 0, set()
+    number = 0
+    tried: set[str] = set()
     while True:
         candidate = module.clone()
         found = move(candidate, number)
@@ -63,7 +72,8 @@ def _exhaust(module: ModuleOp, move, interesting: Interesting, tell) -> ModuleOp
             tried.add(text)
             smaller = parse(text)
             if interesting(smaller.clone()):
-                tell(f"{move.__name__.replace('_', ' ')}: {len(text.splitlines())} lines")
+                name = getattr(move, "__name__", "").replace("_", " ")
+                tell(f"{name}: {len(text.splitlines())} lines")
                 module = smaller
                 continue
         number += 1
@@ -96,19 +106,14 @@ def _stand_in(value: SSAValue, op: Operation) -> SSAValue | None:
         if operand.type == value.type:
             return operand
     t = value.type
-    if (
-        isinstance(element_of(t), PointerType)
-        or not isinstance(t, TileType)
-        and isinstance(t, ArrayType)
-        or not _is_number(t)
-    ):
+    if isinstance(t, ArrayType) or isinstance(element_of(t), PointerType) or not _is_number(t):
         return None
     constant = tile.Constant(1.0 if is_float(element_of(t)) else 1, t)
     block_of(op).insert_op_before(constant, op)
     return constant.result
 
 
-def _is_number(t) -> bool:
+def _is_number(t: Attribute) -> bool:
     try:
         tile.Constant(0, t)
         return True
@@ -140,7 +145,7 @@ def _spans(n: int) -> Iterator[tuple[int, int]]:
         size = size // 2
 
 
-def fewer_operations(module: ModuleOp, number: int):
+def fewer_operations(module: ModuleOp, number: int) -> Changed:
     operations = _operations(module)
     spans = list(_spans(len(operations)))
     if number >= len(spans):
@@ -152,12 +157,12 @@ def fewer_operations(module: ModuleOp, number: int):
             continue
         if op.parent is not None:
             done |= _remove(op)
-    unused(module)
+    drop_unused(module)
     return module if done else False
 
 
-def unused(module: ModuleOp) -> None:
-    """Drops what nobody uses and what does nothing."""
+def drop_unused(module: ModuleOp) -> None:
+    """Drops operations without effect of which nothing uses a result."""
     again = True
     while again:
         again = False
@@ -175,7 +180,7 @@ def unused(module: ModuleOp) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-def _inline(op: Operation, block: Block, arguments) -> None:
+def _inline(op: Operation, block: Block, arguments: Sequence[SSAValue]) -> None:
     last = terminator_of(block)
     for argument, value in zip(block.args, arguments, strict=False):
         argument.replace_all_uses_with(value)
@@ -191,7 +196,7 @@ def _inline(op: Operation, block: Block, arguments) -> None:
     op.erase()
 
 
-def flat_control(module: ModuleOp, number: int):
+def flat_control(module: ModuleOp, number: int) -> Changed:
     """A loop becomes one round of it, or what it starts from; a branch one of its sides."""
     found = [
         (op, way)
@@ -223,7 +228,7 @@ def flat_control(module: ModuleOp, number: int):
     return module
 
 
-def fewer_carried(module: ModuleOp, number: int):
+def fewer_carried(module: ModuleOp, number: int) -> Changed:
     """A loop carries one value less; a branch gives one less."""
     found = [
         (op, i)
@@ -234,44 +239,44 @@ def fewer_carried(module: ModuleOp, number: int):
     if number >= len(found):
         return None
     op, i = found[number]
-    if isinstance(op, scf.IfOp):
-        value = _stand_in(op.results[i], op)
-        if value is None:
-            return False
-    else:
-        value = op.iter_args[i]
+    value = op.iter_args[i] if isinstance(op, scf.ForOp) else _stand_in(op.results[i], op)
+    if value is None:
+        return False
     op.results[i].replace_all_uses_with(value)
     for region in op.regions:
-        if not region.blocks:
-            continue
-        last = terminator_of(region.block)
-        replaced = scf.YieldOp(*(v for k, v in enumerate(last.operands) if k != i))
-        Rewriter.replace_op(last, replaced)
-    if isinstance(op, scf.ForOp):
-        argument = op.body.block.args[i + 1]
-        argument.replace_all_uses_with(value)
-        op.body.block.erase_arg(argument)
-        body = op.detach_region(op.body)
-        new: scf.ForOp | scf.IfOp = scf.ForOp(
-            op.lb, op.ub, op.step, [v for k, v in enumerate(op.iter_args) if k != i], body
-        )
-    else:
-        true, false = (op.detach_region(r) for r in list(op.regions))
-        types = [r.type for k, r in enumerate(op.results) if k != i]
-        new = scf.IfOp(op.cond, types, true, false)
+        if region.blocks:
+            last = terminator_of(region.block)
+            Rewriter.replace_op(last, scf.YieldOp(*_without(last.operands, i)))
+    new = _loop_without(op, i, value) if isinstance(op, scf.ForOp) else _branch_without(op, i)
     block_of(op).insert_op_before(new, op)
-    for old, fresh in zip(
-        [r for k, r in enumerate(op.results) if k != i], new.results, strict=True
-    ):
+    for old, fresh in zip(_without(op.results, i), new.results, strict=True):
         old.replace_all_uses_with(fresh)
     op.detach()
     op.erase()
-    unused(module)
+    drop_unused(module)
     return module
 
 
+def _without(values: Sequence[Value], number: int) -> list[Value]:
+    return [v for i, v in enumerate(values) if i != number]
+
+
+def _loop_without(op: scf.ForOp, i: int, value: SSAValue) -> scf.ForOp:
+    """The loop with its body, where a value stands in for one that it carries."""
+    argument = op.body.block.args[i + 1]
+    argument.replace_all_uses_with(value)
+    op.body.block.erase_arg(argument)
+    body = op.detach_region(op.body)
+    return scf.ForOp(op.lb, op.ub, op.step, _without(op.iter_args, i), body)
+
+
+def _branch_without(op: scf.IfOp, i: int) -> scf.IfOp:
+    true, false = (op.detach_region(r) for r in list(op.regions))
+    return scf.IfOp(op.cond, _without([r.type for r in op.results], i), true, false)
+
+
 # --------------------------------------------------------------------------------------------------
-def fewer_arguments(module: ModuleOp, number: int):
+def fewer_arguments(module: ModuleOp, number: int) -> Changed:
     kernel = next(op for op in module.walk() if isinstance(op, tile.Kernel))
     if number >= len(kernel.arguments):
         return None
@@ -286,55 +291,47 @@ def fewer_arguments(module: ModuleOp, number: int):
     return module
 
 
-def fewer_operands(module: ModuleOp, number: int):
+def fewer_operands(module: ModuleOp, number: int) -> Changed:
     """Loads and stores without mask and filling."""
     found = [
         (op, name)
         for op in module.walk()
+        if isinstance(op, IRDLOperation)
         for name in ("mask", "other")
-        if getattr(op, name, None) is not None and isinstance(getattr(op, name), SSAValue)
+        if isinstance(getattr(op, name, None), SSAValue)
     ]
     if number >= len(found):
         return None
-    op, name = found[number]
+    op, dropped = found[number]
+    definition = op.get_irdl_definition()
     groups = [
-        (
-            []
-            if n == name
-            else (
-                [] if (v := getattr(op, n)) is None else [v] if isinstance(v, SSAValue) else list(v)
-            )
-        )
-        for n, _ in op.get_irdl_definition().operands
+        [] if name == dropped else _operands_of(op, name, isinstance(d, VarOperandDef))
+        for name, d in definition.operands
     ]
-    groups = [
-        g[0] if type(d).__name__ == "OperandDef" else g
-        for g, (_, d) in zip(groups, op.get_irdl_definition().operands, strict=False)
-    ]
-    kept = {
-        k: v
-        for k, v in op.properties.items()
-        if k not in ("operandSegmentSizes", "resultSegmentSizes")
-    }
+    segments = ("operandSegmentSizes", "resultSegmentSizes")
     Rewriter.replace_op(
         op,
         type(op).build(
             operands=groups,
-            result_types=(
-                [r.type for r in op.results]
-                if op.results
-                else [[]] * len(op.get_irdl_definition().results)
-            ),
-            properties=kept,
+            result_types=[r.type for r in op.results] or [[]] * len(definition.results),
+            properties={k: v for k, v in op.properties.items() if k not in segments},
             attributes=dict(op.attributes),
         ),
     )
-    unused(module)
+    drop_unused(module)
     return module
 
 
+def _operands_of(op: Operation, name: str, several: bool) -> SSAValue | Sequence[SSAValue]:
+    """Operands under a name: one, or a list where there may be none or several."""
+    value = getattr(op, name)
+    if value is None:
+        return []
+    return [value] if several and isinstance(value, SSAValue) else value
+
+
 # --------------------------------------------------------------------------------------------------
-def smaller_extents(module: ModuleOp, number: int):
+def smaller_extents(module: ModuleOp, number: int) -> Changed:
     """An extent halved, or one less, wherever it stands in types and extents."""
     text = show(module)
     sizes = sorted({int(n) for n in re.findall(r"(?<=[<x])(\d+)(?=x)", text)} - {1}, reverse=True)
@@ -352,7 +349,7 @@ def smaller_extents(module: ModuleOp, number: int):
         return False
 
 
-def smaller_constants(module: ModuleOp, number: int):
+def smaller_constants(module: ModuleOp, number: int) -> Changed:
     text = show(module).splitlines()
     found = [
         (i, value)
@@ -371,7 +368,7 @@ def smaller_constants(module: ModuleOp, number: int):
         return False
 
 
-def fewer_facts(module: ModuleOp, number: int):
+def fewer_facts(module: ModuleOp, number: int) -> Changed:
     """An array of which less is known; without names of arguments."""
     text = show(module)
     found = sorted(set(re.findall(r', "shape [^"]*"', text)))

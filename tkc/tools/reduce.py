@@ -13,7 +13,7 @@ from pathlib import Path
 from xdsl.dialects.builtin import ModuleOp
 
 from tkc.errors import Error
-from tkc.fuzz.check import Failure, Ways, invented, symptom
+from tkc.fuzz.check import Comparison, Failure, Variant, example_arguments, symptom
 from tkc.fuzz.reducer import reduce
 from tkc.ir.text import parse, show
 from tkc.ir.verify import verify
@@ -63,13 +63,13 @@ def failure(
 ) -> Failure | None:
     """The first way in which a module of level 0 fails; None where level 0 itself does."""
     try:
-        ways = Ways(module, lambda: invented(module), grid, near=1e-2)
+        runs = Comparison(module, lambda: example_arguments(module), grid, near=1e-2)
     except Exception:
         return None
     found = (
-        ways.cpu()
+        runs.cpu()
         if target == "cpu"
-        else next(iter(ways.passes(target, warps, stages)), None) or ways.cpu()
+        else next(runs.passes(Variant(target, warps, stages)), None) or runs.cpu()
     )
     return None if found is None or found.kind == "refused" else found
 

@@ -447,7 +447,9 @@ class Launch:
             0,
         )
         self.memory, grid = Memory(), (*grid, 1, 1)[:3]
-        self.places = [self.memory.put(a) if isinstance(a, np.ndarray) else None for a in arguments]
+        arrays = [a for a in arguments if isinstance(a, np.ndarray)]
+        placed = iter(self.memory.put_all(arrays))
+        self.places = [next(placed) if isinstance(a, np.ndarray) else None for a in arguments]
         self.maps: dict[int, object] = {}
         self.symbols = {
             name: self.memory.put(np.array(numbers, np.int64).astype(TYPES[kind]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,19 +30,56 @@ class Memory:
         """Copies all bytes from an array's first to its last; the address of its first element, as
         aligned as the array's own is.
         """
-        low, high, host = (
-            *(np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)),
-            array.ctypes.data,
-        )
+        return self.put_all([array])[0]
+
+    def put_all(self, arrays: Sequence[np.ndarray]) -> list[int]:
+        """As `put`, of arrays that may share memory, which they then share here too. Addresses of
+        host memory in arrays of 64-bit integers become the addresses here.
+        """
+        spans = [
+            np.lib.array_utils.byte_bounds(a) if a.size else (a.ctypes.data, a.ctypes.data)
+            for a in arrays
+        ]
+        shift = self._place(sorted(span for span in spans if span[0] < span[1]))
+        places = []
+        for array, (low, high) in zip(arrays, spans, strict=True):
+            if not array.size:
+                places.append(self._reserve(low, low))
+                continue
+            at, base = low + shift[low, high], _base(array)
+            self.bytes[at : at + high - low] = np.ndarray(
+                high - low, np.uint8, base, low - base.ctypes.data
+            )
+            places.append(at + array.ctypes.data - low)
+        for array, at in zip(arrays, places, strict=True):
+            if array.size and array.dtype in (np.int64, np.uint64):
+                here = self.get(at, array)
+                for (low, high), by in shift.items():
+                    here[(array >= low) & (array < high)] += by
+        return places
+
+    def _place(self, spans: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Reserves memory for spans of host addresses, in order; by how much each moves."""
+        shift: dict[tuple[int, int], int] = {}
+        group: list[tuple[int, int]] = []
+        for span in [*spans, None]:
+            if span is not None and (not group or span[0] < max(high for _, high in group)):
+                group.append(span)
+                continue
+            if group:
+                low = group[0][0]
+                by = self._reserve(low, max(high for _, high in group)) - low
+                shift |= dict.fromkeys(group, by)
+            group = [span] if span is not None else []
+        return shift
+
+    def _reserve(self, low: int, high: int) -> int:
+        """Memory for a span of host addresses, as aligned as they are."""
         at = -(-self.used // 256) * 256 + 256 + low % 256
         self.used = at + high - low + 256
         if self.used > self.bytes.size:
             self.bytes = np.concatenate([self.bytes, np.zeros(self.used, np.uint8)])
-        if array.size:
-            self.bytes[at : at + high - low] = np.ndarray(
-                high - low, np.uint8, _base(array), low - _base(array).ctypes.data
-            )
-        return at + (host - low if array.size else 0)
+        return at
 
     def get(self, at: int, like: np.ndarray) -> np.ndarray:
         """An array of the same strides, where it lies here."""

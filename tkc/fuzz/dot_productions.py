@@ -1,0 +1,285 @@
+"""Productions of dots, and of the loops that pipelines are for. Hopper's tensor cores take operands
+whose rows begin at multiples of 16 bytes, in blocks of 64 or 128 rows; of random extents and arrays
+hardly any are so, so `dot_loop` writes loops of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tkc.fuzz.grammar import ArraySpec, Tile, is_float
+from tkc.fuzz.value_productions import ValueWriter
+from tkc.fuzz.writer import MOST_ELEMENTS
+
+# of wgmma: M, N and K of a dot, element types of its operands
+EXTENTS = (64, 64, 128), (8, 16, 24, 32, 64, 64, 96), (32, 32, 64)
+OPERAND_TYPES = ("bfloat16",) * 4 + ("float16", "float16", "int8", "float8_e4m3")
+# of any dot
+TYPES = (
+    ("bfloat16",) * 4
+    + ("float16", "float16", "float32", "float32", "int8", "int8")
+    + ("float8_e4m3", "float8_e5m2", "float64", "int32")
+)
+MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
+
+
+def accumulator_of(dtype: str) -> str:
+    """The element type of the accumulator for operands of a type."""
+    if dtype == "float64":
+        return dtype
+    return "float32" if is_float(dtype) else "int32"
+
+
+@dataclass(frozen=True)
+class DotLoop:
+    """A loop of dots while it is written: element types, extents M, N and K, its index, and where
+    the result's columns begin.
+    """
+
+    dtype: str
+    total: str
+    shape: tuple[int, int, int]
+    index: str
+    column: str
+
+
+class DotWriter(ValueWriter):
+    """Writes dots and loops of them."""
+
+    def extents(self) -> tuple[int, int, int] | None:
+        """M, N and K of a dot, None where a tile would be too large."""
+        m, n, k = (self.pick(self.sizes) for _ in range(3))
+        return (m, n, k) if max(m * n, m * k, n * k) <= MOST_ELEMENTS else None
+
+    def operands(self, m: int, n: int, k: int) -> tuple[str, str, int, str]:
+        """Operands of a dot as text, the bound of a product, the accumulator's dtype."""
+        dtype = self.pick(TYPES)
+        texts, bounds = [], []
+        for shape in ((m, k), (k, n)):
+            turned = self.chance(0.3)
+            stored = shape[::-1] if turned else shape
+            t = (
+                self.tile(stored, dtype)
+                if self.chance(0.5)
+                else self.to(self.block(stored, dtype), dtype)
+            )
+            t = self.small(t, 4 if dtype != "float8_e5m2" else 2)
+            texts.append(f"{t.name}.T" if turned else t.name)
+            bounds.append(t.bound)
+        return texts[0], texts[1], bounds[0] * bounds[1] * k, accumulator_of(dtype)
+
+    def precision(self, dtype: str) -> str:
+        """How exact a dot of float32 is, as an argument."""
+        if dtype != "float32" or self.chance(0.7):
+            return ""
+        return f', precision="{self.pick(("ieee", "tf32", "tf32x3"))}"'
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, name: str | None = None) -> Tile:
+        """A tile of zeros under a name."""
+        return self.let(f"tkc.zeros({shape}, tkc.{dtype})", dtype, shape, 0, name)
+
+    def _dot(self, depth: int) -> None:
+        extents = self.extents()
+        if extents is None:
+            return
+        m, n, k = extents
+        a, b, bound, dtype = self.operands(m, n, k)
+        if self.chance(0.6):
+            self.let(f"tkc.dot({a}, {b}{self.precision(dtype)})", dtype, (m, n), bound)
+            return
+        c = self.tile((m, n), dtype, 1000)
+        text = f"tkc.dot({a}, {b}, {c.name}{self.precision(dtype)})"
+        self.let(text, dtype, (m, n), bound + c.bound)
+
+    # ----------------------------------------------------------------------------------------------
+    def stages(self) -> str:
+        """The option of a loop, or nothing."""
+        return f", num_stages={self.random.randint(1, 4)}" if self.chance(0.2) else ""
+
+    def trips(self) -> tuple[str, int, int]:
+        """The bounds of a loop, the greatest value of its variable, and how often it runs."""
+        n, step = self.random.choice((0, 1, 1, 2, 3, 4, 5)), self.pick((1, 1, 2, 16))
+        name = self.pick(self.numbers)
+        count = self.numbers[name]
+        if self.chance(0.5) and count <= 5:
+            text = f"0, {name} * {step}, {step}" if step > 1 else f"0, {name}"
+            return text, max(0, count - 1) * step, count
+        low = self.pick((0, 0, 1, -2))
+        return f"{low}, {low + n * step}, {step}", max(abs(low), low + n * step), n
+
+    def _accumulate(self, depth: int) -> None:
+        """The loop that pipelines are for: loads, a dot, an accumulator that nothing else reads."""
+        extents = self.extents()
+        if extents is None:
+            return
+        m, n, k = extents
+        i, (text, most, trips) = self.fresh("k"), self.trips()
+        of_integers = self.chance(0.15)
+        acc = self.zeros((m, n), "int32" if of_integers else "float32")
+        self.line(f"for {i} in tkc.range({text}{self.stages()}):")
+        saved = self.enter()
+        self.pool = [v for v in self.pool if v.name != acc.name]
+        self.mutable, self.indices[i] = set(), (0, most)
+        for _ in range(self.pick((0, 0, 0, 1, 2))):
+            self.step(0)
+        dtype = (
+            "int8"
+            if of_integers
+            else self.pick(("bfloat16", "bfloat16", "float16", "float32", "float8_e4m3"))
+        )
+        row = self.pick(("p * 16", "0", self.index()))
+        x = self.to(self.block_at(self.input(2, dtype), (row, i), (m, k)), dtype)
+        y = self._right_operand(i, dtype, k, n)
+        if self.chance(0.25):
+            scaled = not of_integers and dtype != "float8_e4m3"
+            text = f"{x.name} * {y.name}[0, 0]" if scaled else f"-{x.name}"
+            x = self.let(text, dtype, (m, k), x.bound * 4)
+        self.add_dot(acc, x, y, partial=self.chance(0.2))
+        self.leave(saved)
+        bound = 64 * k * max(trips, 1)
+        self.pool = [replace(v, bound=bound) if v.name == acc.name else v for v in self.pool]
+
+    def _right_operand(self, i: str, dtype: str, k: int, n: int) -> Tile:
+        """Rows of K from i on, as they lie or transposed."""
+        b = self.input(2, dtype)
+        if self.chance(0.7):
+            return self.to(self.block_at(b, (i, self.index()), (k, n)), dtype)
+        z = self.block_at(b, (self.index(), i), (n, k))
+        return self.to(self.let(f"{z.name}.T", z.dtype, (k, n), z.bound), dtype)
+
+    def block_at(self, a: ArraySpec, offsets: Sequence[str], shape: tuple[int, ...]) -> Tile:
+        """The block of an array that begins there."""
+        text = f"tkc.load({a.name}, ({', '.join(offsets)}), {shape})"
+        return self.let(text, a.dtype, shape, a.bound)
+
+    def add_dot(self, acc: Tile, a: Tile, b: Tile, partial: bool = False) -> None:
+        """Adds a product to an accumulator, whose bound stays; partial: by a sum of its own."""
+        product = f"tkc.dot({a.name}, {b.name}" + (")" if partial else f", {acc.name})")
+        self.line(f"{acc.name} = {acc.name} + {product}" if partial else f"{acc.name} = {product}")
+
+    # ----------------------------------------------------------------------------------------------
+    def operand(self, dtype: str, rows: int, columns: int, row: str, column: str) -> Tile:
+        """A block of an array of which each row begins at a multiple of 16 bytes, as it lies or
+        transposed; the program may choose the array.
+        """
+        turned, drop = self.chance(0.4), self.chance(0.25)
+        even = 16 if dtype.endswith(("8", "e4m3")) else 8
+        found = [a for a in self.arrays if self._is_operand(a, dtype, 2 + drop, even)]
+        if not found or self.chance(0.6):
+            shape = self.pick((0, 1, 31, 64, 130)), self.pick((1, 2, 5, 8)) * even
+            found = [ArraySpec(f"a{len(self.arrays)}", dtype, (2, *shape) if drop else shape)]
+            self.arrays += found
+        a = self.pick(found)
+        name = f"{a.name}[{self.pick(('p0 % 2', '1'))}]" if drop else a.name
+        place, extents = (
+            ((column, row), (columns, rows)) if turned else ((row, column), (rows, columns))
+        )
+        text = f"tkc.load({name}, ({', '.join(place)}), {extents}){'.T' * turned}"
+        return self.let(text, dtype, (rows, columns), a.bound)
+
+    @staticmethod
+    def _is_operand(a: ArraySpec, dtype: str, rank: int, even: int) -> bool:
+        if a.dtype != dtype or a.name[0] != "a" or a.order != "C":
+            return False
+        return len(a.shape) == rank and a.shape[-1] % even == 0
+
+    def changed(self, t: Tile) -> Tile:
+        """An operand computed from what was loaded."""
+        text = self.pick((f"-{t.name}", f"tkc.maximum({t.name}, 0)", f"tkc.minimum({t.name}, 2)"))
+        return self.let(text, t.dtype, t.shape, t.bound)
+
+    def dot_loop(self) -> None:
+        """A loop of one dot, of several it accumulates, or of two with vector work between."""
+        m, n, k = MOST_RESULTS, MOST_RESULTS, 0
+        while m * n > MOST_RESULTS:
+            m, n, k = map(self.pick, EXTENTS)
+        dtype = self.pick(OPERAND_TYPES)
+        row, column = self.pick((f"p0 * {m}", "0")), self.pick((f"p0 * {n}", "0", "8"))
+        loop = DotLoop(dtype, accumulator_of(dtype), (m, n, k), self.fresh("k"), column)
+        form = self.pick(("sum", "sum", "partial", "computed", "before", "several", "chain"))
+        if self.chance(0.25):
+            self._loop_of_late_dots(loop, row)
+        else:
+            self._loop_of_early_dots(loop, row, form)
+
+    def _head(self, loop: DotLoop) -> None:
+        """The line of the loop; where it begins and ends may depend on the program, so that
+        neighbours differ.
+        """
+        k, trips = loop.shape[2], self.pick((0, 1, 2, 3, 5))
+        begin = self.pick(("0", "0", f"p0 % 3 * {k}"))
+        end = self.pick((str(trips * k), f"n0 * {k}", f"p0 % 4 * {k}"))
+        self.line(f"for {loop.index} in tkc.range({begin}, {end}, {k}):")
+
+    def _results_of(
+        self, loop: DotLoop, results: list[Tile], hidden: list[Tile], times: int
+    ) -> None:
+        """After a loop: its results are in scope, with a bound for so many products an iteration;
+        what else it alone may use is not.
+        """
+        bound = 16 * loop.shape[2] * 5 * 2 * times
+        names = {t.name for t in (*results, *hidden)}
+        kept = [v for v in self.pool if v.name not in names]
+        self.pool = kept + [replace(t, bound=bound) for t in results]
+
+    def _loop_of_early_dots(self, loop: DotLoop, row: str, form: str) -> None:
+        (m, n, k), dtype = loop.shape, loop.dtype
+        sums = [self.zeros((m, n), loop.total) for _ in range(1 + (form in ("several", "chain")))]
+        before = [self.operand(dtype, m, k, row, "0")] if form == "before" else []
+        self._head(loop)
+        saved = self.enter()
+        x = before[0] if before else self.operand(dtype, m, k, row, loop.index)
+        self._early_dots(loop, form, sums, x, row)
+        self.leave(saved)
+        self._results_of(loop, sums, before, 1)
+
+    def _loop_of_late_dots(self, loop: DotLoop, row: str) -> None:
+        m, n, k = loop.shape
+        results = [self.zeros((m, n), loop.total)]
+        q = self.operand(loop.dtype, m, k, row, "0")
+        if self.chance(0.6):
+            results.append(self.zeros((m,), loop.total))
+        self._head(loop)
+        saved = self.enter()
+        self._late_dots(loop, q, *results)
+        self.leave(saved)
+        self._results_of(loop, results, [q], 8)
+
+    def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> None:
+        """Dots of operands that do not depend on each other."""
+        m, n, k = loop.shape
+        y = self.operand(loop.dtype, k, n, loop.index, loop.column)
+        if form == "computed":
+            x, y = (self.changed(x), y) if self.chance(0.6) else (x, self.changed(y))
+        self.add_dot(sums[0], x, y, partial=form == "partial")
+        if form not in ("several", "chain"):
+            return
+        a, b = self.pick(((x, None), (None, y), (None, None)))
+        a = a or self.operand(loop.dtype, m, k, row, loop.index)
+        b = b or self.operand(loop.dtype, k, n, loop.index, loop.column)
+        if form == "several":
+            self.add_dot(sums[1], a, b)
+        else:
+            self.add_dot(sums[0], a, b)
+            self.add_dot(sums[1], x, b)
+
+    def _late_dots(self, loop: DotLoop, q: Tile, acc: Tile, count: Tile | None = None) -> None:
+        """Two or three dots of an iteration, each with a left operand made of the one before."""
+        (m, n, k), total, i = loop.shape, loop.total, loop.index
+        between = "tkc.minimum(tkc.maximum({0}, -3), 3)"
+
+        def product() -> Tile:
+            right = self.operand(loop.dtype, k, k, "0", i)
+            return self.let(f"tkc.dot({q.name}, {right.name})", total, (m, k), 16 * k)
+
+        if self.chance(0.3):
+            few = self.let(between.format(product().name), total, (m, k), 4)
+            q = self.to(few, loop.dtype)
+        causal = f"(tkc.arange({m})[:, None] >= {i} + tkc.arange({k})[None, :])"
+        text = self.pick((between, "{0} % 4", f"tkc.where({causal}, {{0}} % 3, 0)"))
+        few = self.let(text.format(product().name), total, (m, k), 4)
+        if count:
+            self.line(f"{count.name} = {count.name} + tkc.sum({few.name}, axis=1)")
+        p = self.to(few, loop.dtype)
+        self.add_dot(acc, p, self.operand(loop.dtype, k, n, i, loop.column))

@@ -1,0 +1,334 @@
+"""Productions that read and write memory: gathers, tables of addresses, atomics, and programs that
+read what they have written: by the same argument, by another that shares its memory, by pointers.
+
+Arrays of a program's own are w (numbers of at most 8) and x (which atomics add to).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tkc.fuzz.dot_productions import DotWriter
+from tkc.fuzz.grammar import ArraySpec, Tile
+
+OWN_TYPES = ("float32", "float32", "int32", "bfloat16", "float16")
+OPERAND_TYPES = ("float16", "float16", "bfloat16", "bfloat16", "float32", "int8")
+MOST_ARRAYS = 12  # of a kernel, before a production makes no more
+MOST_OWN = 8  # the greatest number in an array w
+MOST_ADDED = 1 << 14  # the greatest number in an array x
+ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
+
+
+class MemoryWriter(DotWriter):
+    """Writes accesses of memory whose order counts."""
+
+    def _load(self, depth: int) -> None:
+        self.block(self.shape(), self.dtype())
+
+    def _pointers(self, depth: int) -> None:
+        self.addresses(self.shape(self.pick((1, 2, 2))), self.dtype())
+
+    def _gather(self, depth: int) -> None:
+        shape = self.shape(2)
+        a, axis = self.input(2, self.dtype()), self.random.randrange(2)
+        rows = self.fresh("r")
+        narrow = self.pick(("", "", "", ".to(tkc.uint8)", ".to(tkc.int8)", ".to(tkc.int64)"))
+        spread = f"tkc.arange({shape[axis]}) * {self.random.randint(1, 7)} + {self.index()}"
+        most = self.pick((self.random.randint(1, 40), 300))
+        self.line(f"{rows} = (({spread}) % {most}){narrow}")
+        self.block_at(a, [rows if i == axis else self.index() for i in range(2)], shape)
+
+    def _indirect(self, depth: int) -> None:
+        """Rows by numbers that were loaded, as offsets or as pointers."""
+        m, n = self.shape(2)
+        a = self.input(2, self.dtype())
+        if not a.shape[0]:
+            return
+        numbers = self.to(self.block((m,), "int32"), "int32")
+        rows = self.fresh("r")
+        self.line(f"{rows} = {numbers.name} % {a.shape[0]}")
+        if self.chance(0.4):
+            self.block_at(a, [rows, self.index()], (m, n))
+            return
+        row, column = f"{rows}[:, None]", f"tkc.arange({n})[None, :]"
+        pointers = f"{a.name}.ptr + {row} * {a.name}.strides[0] + {column} * {a.name}.strides[1]"
+        mask = f"({row} >= 0) & ({column} < {a.name}.shape[1])"
+        self.let(f"tkc.load({pointers}, mask={mask})", a.dtype, (m, n), a.bound)
+
+    def _table(self, depth: int) -> None:
+        """An array made of an address that is loaded from a table."""
+        tables = [a for a in self.arrays if a.order == "addresses"]
+        if not tables or self.chance(0.4):
+            if len(self.arrays) > MOST_ARRAYS:
+                return
+            dtype = self.pick(OPERAND_TYPES)
+            shape = (self.random.randint(1, 4), *self.shape(self.pick((1, 2))))
+            base = ArraySpec(f"b{len(self.arrays)}", dtype, shape)
+            self.arrays.append(base)
+            length = (self.random.randint(1, 5),)
+            table = ArraySpec(
+                f"t{len(self.arrays)}", "int64", length, "addresses", 0, base=base.name
+            )
+            self.arrays.append(table)
+        else:
+            table = self.pick(tables)
+            base = next(a for a in self.arrays if a.name == table.base)
+        inner, name = base.shape[1:], self.fresh("y")
+        number = self.pick((f"p % {table.shape[0]}", str(self.random.randrange(table.shape[0]))))
+        self.line(f"{name} = tkc.array({table.name}[{number}], tkc.{base.dtype}, {inner})")
+        self.block_at(replace(base, name=name), [self.index() for _ in inner], self._near(inner))
+
+    def _near(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Extents at most as large, or others of the policy."""
+        if self.chance(0.4):
+            return self.shape(len(shape))
+        return tuple(max(1, min(n, 64) - self.pick((0, 0, 1, 3))) for n in shape)
+
+    # ----------------------------------------------------------------------------------------------
+    def _store(self, depth: int) -> None:
+        if len(self.arrays) < MOST_ARRAYS + 2:
+            self.store(self.pick(self.pool) if self.pool else None)
+
+    def own_array(self, rank: int, dtype: str | None = None) -> ArraySpec | None:
+        """An array w of this rank within a program, an old or a new one; None where there are
+        enough.
+        """
+        found = [
+            a
+            for a in self.arrays
+            if a.name[0] == "w" and len(a.shape) == 1 + rank and dtype in (None, a.dtype)
+        ]
+        if found and (self.chance(0.7) or len(self.arrays) >= MOST_ARRAYS):
+            return self.pick(found)
+        if len(self.arrays) >= MOST_ARRAYS:
+            return None
+        shape = tuple(n + self.pick((0, 1, 5)) for n in self.shape(rank))
+        return self.own("w", dtype or self.pick(OWN_TYPES), shape)
+
+    def alias(self, a: ArraySpec) -> ArraySpec:
+        """An argument that shares memory with an array of a program's own: the array itself, or a
+        part of each program's.
+        """
+        if a.order == "view" or len(self.arrays) >= MOST_ARRAYS + 3:
+            return a
+        found = [v for v in self.arrays if v.base == a.name]
+        if found and self.chance(0.6):
+            return self.pick(found)
+        window = [(0, n) for n in a.shape]
+        if self.chance(0.5):
+            axis = self.random.randrange(1, len(a.shape))
+            window[axis] = (self.pick((0, 1, 2, 8)), a.shape[axis] - self.pick((0, 0, 1)))
+        shape = tuple(stop - start for start, stop in window)
+        if min(shape) < 1:
+            return a
+        name = f"{a.name[0]}{len(self.arrays)}"
+        view = ArraySpec(name, a.dtype, shape, "view", a.bound, a.name, tuple(window))
+        self.add_own(view)
+        return view
+
+    def other_name(self, a: ArraySpec) -> ArraySpec:
+        """The array, or now and then another argument that shares its memory."""
+        return self.alias(a) if self.chance(0.3) else a
+
+    def write(self, a: ArraySpec, offsets: Sequence[str], t: Tile) -> None:
+        """Writes a tile to a program's part of an array: as a block, by pointers, or as an
+        extremum.
+        """
+        kind = self.random.random()
+        if kind < 0.2 and len(t.shape) <= 2:
+            pointers, inside = self.pointers(f"{a.name}p", t.shape)
+            self.line(f"tkc.store({pointers}, {t.name}, mask={inside})")
+            return
+        extremum = kind < 0.35 and a.dtype in ("float32", "int32")
+        function = f"atomic_{self.pick(('max', 'min'))}" if extremum else "store"
+        self.line(f"tkc.{function}({a.name}p, ({', '.join(offsets)},), {t.name})")
+
+    def read(self, a: ArraySpec, offsets: Sequence[str], shape: tuple[int, ...]) -> Tile:
+        """Reads a block of a program's part of an array, or the same by pointers."""
+        bound = MOST_OWN if a.name[0] == "w" else MOST_ADDED
+        if self.chance(0.15) and len(shape) <= 2:
+            pointers, inside = self.pointers(f"{a.name}p", shape)
+            return self.let(f"tkc.load({pointers}, mask={inside})", a.dtype, shape, bound)
+        text = f"tkc.load({a.name}p, ({', '.join(offsets)},), {shape})"
+        return self.let(text, a.dtype, shape, bound)
+
+    def _private(self, depth: int) -> None:
+        """Stores, and a load of what may have been stored, in an array of the program's own."""
+        a = self.own_array(2)
+        if a is None:
+            return
+        shape = self._near(a.shape[1:])
+        for _ in range(self.random.randint(1, 2)):
+            t = self.small(self.tile(shape, a.dtype), MOST_OWN)
+            self.write(self.other_name(a), [self.index(), self.index()], t)
+        if self.chance(0.8):
+            self.read(self.other_name(a), [self.index(), self.index()], shape)
+
+    # ----------------------------------------------------------------------------------------------
+    def _update(self, depth: int) -> None:
+        """A loop that loads from an array, computes, and writes to the same array."""
+        extents = self.extents()
+        a = self.own_array(2, self.pick(OPERAND_TYPES))
+        if extents is None or a is None:
+            return
+        m, n, k = extents
+        total = self.zeros((m, n), "int32" if a.dtype == "int8" else "float32")
+        i, (text, most, _) = self.fresh("i"), self.trips()
+        self.line(f"for {i} in tkc.range({text}{self.stages()}):")
+        saved = self.enter()
+        self.pool = [v for v in self.pool if v.name != total.name]
+        self.mutable, self.indices[i] = set(), (0, most)
+        if self.chance(0.3):
+            self.step(0)
+        x = self.read(self.other_name(a), self._offsets(i), (m, k))
+        for t in self._results(x, total):
+            self.write(self.other_name(a), self._offsets(i), t)
+        if self.chance(0.3):
+            self._add_atomically(total.shape)
+        self.leave(saved)
+        # at most so many iterations of products of such numbers
+        bound = MOST_OWN * 8 * k * 8
+        self.pool = [replace(v, bound=bound) if v.name == total.name else v for v in self.pool]
+
+    def _offsets(self, i: str) -> list[str]:
+        """Of a block in a loop: mostly the same in every iteration, or moving with it."""
+        return [self.pick(("0", "0", "0", i, f"{i} + 1", self.index())) for _ in range(2)]
+
+    def _results(self, x: Tile, total: Tile) -> list[Tile]:
+        """What an iteration writes back: a product of what it read, or computed by element."""
+        (m, k), n = x.shape, total.shape[1]
+        if self.chance(0.25):
+            return [self._written(self.changed(x), x.dtype)]
+        y = self.small(self.to(self.block((k, n), x.dtype), x.dtype), 4)
+        if self.chance(0.4):
+            self.add_dot(total, x, y)
+            if self.chance(0.5):
+                return [self._written(self.changed(x), x.dtype)]
+        product = self.let(f"tkc.dot({x.name}, {y.name})", total.dtype, (m, n), x.bound * 4 * k)
+        return [self._written(product, x.dtype)]
+
+    def _written(self, t: Tile, dtype: str) -> Tile:
+        """A tile as an array w of this type holds it."""
+        return self.to(self.small(t, 4), dtype)
+
+    def _add_atomically(self, shape: tuple[int, ...]) -> None:
+        """Adds to an array x and reads it, in the same loop."""
+        found = [a for a in self.arrays if a.name[0] == "x" and len(a.shape) == 1 + len(shape)]
+        if not found and len(self.arrays) >= MOST_ARRAYS:
+            return
+        a = self.pick(found) if found else self.own("x", self.pick(("float32", "int32")), shape)
+        t = self.small(self.tile(shape, a.dtype), 4)
+        if self.chance(0.4) and len(shape) <= 2:
+            pointers, inside = self.pointers(f"{self.other_name(a).name}p", shape)
+            old = self.fresh()
+            self.line(f"{old} = tkc.atomic_add({pointers}, {t.name}, mask={inside})")
+            self.let(f"tkc.where({inside}, {old}, 0)", a.dtype, shape, MOST_ADDED)
+            return
+        offsets = ", ".join(self.pick(("0", "0", self.index())) for _ in shape)
+        self.line(f"tkc.atomic_add({self.other_name(a).name}p, ({offsets},), {t.name})")
+        self.read(self.other_name(a), ["0" for _ in shape], shape)
+
+    # ----------------------------------------------------------------------------------------------
+    def _recurrence(self, depth: int) -> None:
+        """A state that goes through memory from an iteration of one loop to the next, by a loop of
+        dots inside.
+        """
+        if len(self.arrays) >= MOST_ARRAYS - 2:
+            return
+        dtype = self.pick(("float16", "bfloat16", "float32"))
+        m, k, parts, count = (
+            self.pick(ROWS),
+            self.pick(ROWS[:2]),
+            self.pick((1, 2)),
+            self.pick((2, 3, 4)),
+        )
+        if self.chance(0.5):
+            self._recurrent_layer(dtype, m, k, parts, count)
+        else:
+            self._triangular_solve(dtype, self.pick(ROWS[:2]), k, count)
+
+    def _recurrent_layer(self, dtype: str, m: int, k: int, parts: int, count: int) -> None:
+        d = k * parts
+        turns = self.chance(0.4)  # two states by turns, else one after the other
+        h = self.own("w", dtype, (2 if turns else count + 1, m, d))
+        w = ArraySpec(f"a{len(self.arrays)}", dtype, (d, d), bound=2)
+        self.arrays.append(w)
+        i, j, acc = self.fresh("i"), self.fresh("k"), self.fresh()
+        now, following = (f"{i} % 2", f"({i} + 1) % 2") if turns else (i, f"{i} + 1")
+        self.line(f"for {i} in tkc.range({count}):")
+        saved = self.enter()
+        self.zeros((m, d), "float32", acc)
+        self.line(f"for {j} in tkc.range(0, {d}, {k}{self.stages()}):")
+        inner = self.enter()
+        x = f"tkc.load({self.other_name(h).name}p, ({now}, 0, {j}), (None, {m}, {k}))"
+        y = f"tkc.load({w.name}, ({j}, 0), ({k}, {d}))"
+        self.line(f"{acc} = tkc.dot({x}, {y}, {acc})")
+        self.leave(inner)
+        state = self._written(Tile(acc, "float32", (m, d), MOST_OWN * 2 * d), dtype)
+        self.line(f"tkc.store({h.name}p[{following}], (0, 0), {state.name})")
+        self.leave(saved)
+
+    def _triangular_solve(self, dtype: str, rows: int, columns: int, count: int) -> None:
+        """Blocks of rows, each made of those before it, in place."""
+        b = self.own("w", dtype, (rows * count, columns))
+        factor = ArraySpec(f"a{len(self.arrays)}", dtype, (rows * count,) * 2, bound=2)
+        self.arrays.append(factor)
+        i, j, acc = self.fresh("i"), self.fresh("j"), self.fresh()
+        self.line(f"for {i} in tkc.range({count}):")
+        saved = self.enter()
+        block = f"({rows}, {columns})"
+        read = f"tkc.load({self.other_name(b).name}p, ({i} * {rows}, 0), {block})"
+        self.line(f"{acc} = {read}.to(tkc.float32)")
+        self.line(f"for {j} in tkc.range({i}):")
+        self.indent += 1
+        x = f"tkc.load({factor.name}, ({i} * {rows}, {j} * {rows}), ({rows}, {rows}))"
+        y = f"tkc.load({b.name}p, ({j} * {rows}, 0), {block})"
+        self.line(f"{acc} = {acc} - tkc.dot({x}, {y})")
+        self.indent -= 1
+        result = Tile(acc, "float32", (rows, columns), MOST_OWN * 3 * rows * count)
+        self.line(f"tkc.store({b.name}p, ({i} * {rows}, 0), {self._written(result, dtype).name})")
+        self.leave(saved)
+
+    def _reread(self, depth: int) -> None:
+        """A loop of dots that reads what a loop before it wrote."""
+        if len(self.arrays) >= MOST_ARRAYS - 2:
+            return
+        dtype, count = self.pick(("float16", "bfloat16", "float32")), self.pick((1, 2, 3))
+        m, k, n = self.pick(ROWS), self.pick(ROWS[:2]), self.pick(ROWS[:2])
+        w = self.own("w", dtype, (m, k * count))
+        i, j = self.fresh("i"), self.fresh("k")
+        self.line(f"for {i} in tkc.range({count}):")
+        saved = self.enter()
+        self.mutable, self.indices[i] = set(), (0, count - 1)
+        t = self._written(self.tile((m, k), dtype), dtype)
+        self.line(f"tkc.store({self.other_name(w).name}p, (0, {i} * {k}), {t.name})")
+        self.leave(saved)
+        if self.chance(0.3):
+            self.step(0)
+        acc = self.zeros((m, n), "float32")
+        self.line(f"for {j} in tkc.range(0, {k * count}, {k}{self.stages()}):")
+        saved = self.enter()
+        self.mutable = set()
+        x = f"tkc.load({self.other_name(w).name}p, (0, {j}), ({m}, {k}))"
+        y = self.small(self.to(self.block((k, n), dtype), dtype), 4)
+        self.line(f"{acc.name} = tkc.dot({x}, {y.name}, {acc.name})")
+        self.leave(saved)
+        bound = MOST_OWN * 4 * k * count
+        self.pool = [replace(v, bound=bound) if v.name == acc.name else v for v in self.pool]
+
+    # ----------------------------------------------------------------------------------------------
+    def _atomic(self, depth: int) -> None:
+        """Sums that all programs share (whole numbers: any order gives the same), or extremes."""
+        dtype = self.pick(("float32", "int32"))
+        t = self.small(self.tile(self.shape(self.pick((1, 2))), dtype), MOST_OWN)
+        if len(self.arrays) > MOST_ARRAYS:
+            return
+        name = f"s{len(self.arrays)}"
+        shape = tuple(n + self.pick((0, -1, 2)) or 1 for n in t.shape)
+        self.arrays.append(ArraySpec(name, dtype, shape))
+        offsets = ", ".join(self.index() for _ in t.shape)
+        mask = self.mask(t.shape)
+        masked = f", mask={mask}" if mask else ""
+        function = self.pick(("add", "add", "max", "min"))
+        self.line(f"tkc.atomic_{function}({name}, ({offsets},), {t.name}{masked})")
