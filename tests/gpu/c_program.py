@@ -74,7 +74,12 @@ def program(name: str, arguments: dict, grid: tuple[int, int, int]) -> str:
 #include <string.h>
 #include "{name}.h"
 
-static void must(CUresult e, const char *what) {{ if (e) {{ fprintf(stderr, "%s gave %d: %s\\n", what, e, tkc_{name}_error()); exit(1); }} }}
+static void must(CUresult e, const char *what)
+{{
+    if (!e) return;
+    fprintf(stderr, "%s gave %d: %s\\n", what, e, tkc_{name}_error());
+    exit(1);
+}}
 
 /* A file's bytes to new memory of the device, or back. */
 static CUdeviceptr moved(const char *path, CUdeviceptr p, size_t n)
@@ -82,26 +87,47 @@ static CUdeviceptr moved(const char *path, CUdeviceptr p, size_t n)
     void *bytes = malloc(n);
     FILE *f = fopen(path, p ? "wb" : "rb");
     if (!bytes || !f) exit(2);
-    if (p) {{ must(cuMemcpyDtoH(bytes, p, n), "copying back"); if (fwrite(bytes, 1, n, f) != n) exit(2); }}
-    else {{ must(cuMemAlloc(&p, n), "allocating"); if (fread(bytes, 1, n, f) != n) exit(2); must(cuMemcpyHtoD(p, bytes, n), "copying"); }}
-    fclose(f); free(bytes);
+    if (p) {{
+        must(cuMemcpyDtoH(bytes, p, n), "copying back");
+        if (fwrite(bytes, 1, n, f) != n) exit(2);
+    }} else {{
+        must(cuMemAlloc(&p, n), "allocating");
+        if (fread(bytes, 1, n, f) != n) exit(2);
+        must(cuMemcpyHtoD(p, bytes, n), "copying");
+    }}
+    fclose(f);
+    free(bytes);
     return p;
+}}
+
+static void report(int status)
+{{
+    printf("%d %s\\n", status, tkc_{name}_error());
 }}
 
 int main(void)
 {{
     CUdevice device; CUcontext context; CUstream stream; tkc_{name} kernel;
-    must(cuInit(0), "starting"); must(cuDeviceGet(&device, 0), "finding a GPU");
-    must(cuDevicePrimaryCtxRetain(&context, device), "using it"); must(cuCtxSetCurrent(context), "using it"); must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream");
+    must(cuInit(0), "starting");
+    must(cuDeviceGet(&device, 0), "finding a GPU");
+    must(cuDevicePrimaryCtxRetain(&context, device), "using it");
+    must(cuCtxSetCurrent(context), "using it");
+    must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream");
     {declared}
     unsigned grid[3] = {{ {numbers(grid)} }}, huge[3] = {{ 70000, 70000, 70000 }};
     must(tkc_{name}_load(&kernel), "loading");
-    for (int i = 0; i < 3; i++) must(tkc_{name}_launch(&kernel, grid, stream, {words}), "launching");      /* the workspace is as it was each time */
+    /* the workspace is as it was each time */
+    for (int i = 0; i < 3; i++)
+        must(tkc_{name}_launch(&kernel, grid, stream, {words}), "launching");
     must(cuStreamSynchronize(stream), "running");
     tkc_array kept = {first};
-    {first}.data += 2; printf("%d %s\\n", tkc_{name}_launch(&kernel, grid, stream, {words}), tkc_{name}_error()); {first} = kept;
-    {first}.shape[0] = -1; printf("%d %s\\n", tkc_{name}_launch(&kernel, grid, stream, {words}), tkc_{name}_error()); {first} = kept;
-    printf("%d %s\\n", tkc_{name}_launch(&kernel, huge, stream, {words}), tkc_{name}_error());
+    {first}.data += 2;
+    report(tkc_{name}_launch(&kernel, grid, stream, {words}));
+    {first} = kept;
+    {first}.shape[0] = -1;
+    report(tkc_{name}_launch(&kernel, grid, stream, {words}));
+    {first} = kept;
+    report(tkc_{name}_launch(&kernel, huge, stream, {words}));
     {written}
     must(tkc_{name}_unload(&kernel), "unloading");
     return 0;

@@ -1,7 +1,8 @@
 """Every example and every function of tkc.kernels, at small odd shapes: what compute-sanitizer
 watches (tests/gpu/sanitize.py) and tests/gpu/test_library.py compares with the CPU.
 
-    python -m tests.gpu.sanitized [NAME …]        runs them on the GPU, in this order, each after a line `== NAME`, `== end` after the last
+    python -m tests.gpu.sanitized [NAME …]    runs them on the GPU, in this order, each after a line
+                                              `== NAME`, `== end` after the last
 
 initcheck does not see what the tensor memory accelerator stores, so that no case here reads by
 other means what another kernel stored by it. What it would miss by that, `unset` finds.

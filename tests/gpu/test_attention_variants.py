@@ -42,7 +42,7 @@ def attended(q, k, v, causal: bool, lift: float | None = None):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_float8(shape, causal):
-    """At most twice as far from float64 as that scheme in plain float64, and the same bits again."""
+    """At most twice as far from float64 as that scheme in float64, and the same bits again."""
     batch, heads, shared, queries, keys, d = shape
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (

@@ -21,6 +21,14 @@ def blank(shape, dtype):
     return np.full(shape, np.nan, numpy_type(dtype))
 
 
+def spelled(argument) -> str:
+    """An argument's type as `export` reads it: `bf16[2, 3]`, `i32`, `f32`."""
+    if isinstance(argument, np.ndarray):
+        element = {"float32": "f32", "bfloat16": "bf16"}[argument.dtype.name]
+        return f"{element}[{', '.join(map(str, argument.shape))}]"
+    return "i32" if isinstance(argument, int) else "f32"
+
+
 def products(m, n, k, dtype="bfloat16", **constants):
     a, b = normal((m, k), dtype, 0), normal((k, n), dtype, 1)
     reference = (
@@ -89,16 +97,7 @@ def test_c_runs_it(tmp_path, name, target):
         1,
         1,
     )[:3]
-    given = {
-        n: (
-            f"{ {'float32': 'f32', 'bfloat16': 'bf16'}[a.dtype.name] }[{', '.join(map(str, a.shape))}]"
-            if isinstance(a, np.ndarray)
-            else "i32"
-            if isinstance(a, int)
-            else "f32"
-        )
-        for n, a in arguments.items()
-    }
+    given = {n: spelled(a) for n, a in arguments.items()}
     export(kernel, **given, **constants, target=target, path=tmp_path, name="k")
     said, found = c_program.run(tmp_path, "k", arguments, extents)
     assert largest_error(found[out], reference) <= tolerance

@@ -51,7 +51,10 @@ def program(
             f"%x = tile.load %a[%p, %q] {'mask %m' if masked else ''} {extents} : ({a}, {integer},"
             f" {integer}{', ' + truth if masked else ''}) -> {held}"
         )
-    return f"""builtin.module {{ tile.kernel @block(%a: {a}, %o: {o}, %i: {integer}, %j: {integer}) {{warps = {layout.num_warps} : i64, level = 4 : i64, shared_bytes = 16384 : i64}} {{
+    parameters = f"%a: {a}, %o: {o}, %i: {integer}, %j: {integer}"
+    warps = f"warps = {layout.num_warps} : i64"
+    return f"""builtin.module {{
+    tile.kernel @block({parameters}) {{{warps}, level = 4 : i64, shared_bytes = 16384 : i64}} {{
       %z = tile.constant 0 : i32
       %p = tile.multiple %i, {divisors[0]} : ({integer}) -> {integer}
       %q = tile.multiple %j, {divisors[1]} : ({integer}) -> {integer}
@@ -150,13 +153,18 @@ def test_a_loop_through_an_extent_asks_no_questions():
     """
     a = '!tile.array<?x?xf32, "shape =16 32 strides 32 =1 align 16">'
     t = '!tile.tile<16x32xf32, "blocked 16x32 vector 4 warps 1">'
-    text = f"""builtin.module {{ tile.kernel @k(%a: {a}, %o: {a.replace(" 32 ", " =32 ", 1)}) {{warps = 1 : i64, level = 4 : i64}} {{
-      %z = tile.constant 0 : i32 %b = tile.constant 32 : i32 %n = tile.dim %a, 1 : ({a}) -> i32 %s = tile.constant 0.0 : {t}
+    o = a.replace(" 32 ", " =32 ", 1)
+    text = f"""builtin.module {{
+    tile.kernel @k(%a: {a}, %o: {o}) {{warps = 1 : i64, level = 4 : i64}} {{
+      %z = tile.constant 0 : i32
+      %b = tile.constant 32 : i32
+      %n = tile.dim %a, 1 : ({a}) -> i32
+      %s = tile.constant 0.0 : {t}
       %r = scf.for %k = %z to %n step %b iter_args(%c = %s) -> ({t}) : i32 {{
         %x = tile.load %a[%z, %k] {{extents = array<i64: 16, 32>}} : ({a}, i32, i32) -> {t}
         %d = tile.add %c, %x : {t}
         scf.yield %d : {t} }}
-      tile.store %o[%z, %z] %r {{extents = array<i64: 16, 32>}} : ({a.replace(" 32 ", " =32 ", 1)}, i32, i32, {t})
+      tile.store %o[%z, %z] %r {{extents = array<i64: 16, 32>}} : ({o}, i32, i32, {t})
       tile.return }} }}"""
     program = emit(parse(text), target("sm_80"))
     body = program.text.split("$for_1:")[1].split("bra")[0]

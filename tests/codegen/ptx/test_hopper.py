@@ -247,11 +247,9 @@ def load(map_, buffer, memory, offsets, to="", hint="", rank=2, cluster="", role
         RING + f"%m = tile.tensor_map %a : ({array}) -> !tile.map<{map_}>\n%b = tile.alloc 0 :"
         f' !tile.shared<1, {buffer}xbf16, "{memory}">\n'
     )
-    one = (
-        f"tile.tma_load %m[{', '.join(offsets)}] %b,"
-        f" %full[%0]{f' to {to}' if to else ''}{f' {{hint = {chr(34)}{hint}{chr(34)}}}' if hint else ''}"
-        f" : ({types})"
-    )
+    mask = f" to {to}" if to else ""
+    options = f' {{hint = "{hint}"}}' if hint else ""
+    one = f"tile.tma_load %m[{', '.join(offsets)}] %b, %full[%0]{mask}{options} : ({types})"
     return ptx(
         body + ("tile.roles {\n" + role(one, more=", single") + "\n}" if role_ else one),
         f"%a: {array}, %given: i32",

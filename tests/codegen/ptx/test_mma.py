@@ -43,15 +43,19 @@ def product(da, db, dc, m, n, k, layouts, instruction="mma", precision="ieee", s
         )
 
     zero = "0" if str(tc)[0] in "iu" else "0.0"
-    return f"""builtin.module {{ tile.kernel @product(%aa: {array((m, k), ta)}, %ab: {array((k, n), tb)}, %ac: {array((m, n), tc)}) {{warps = {layouts[2].num_warps} : i64, level = 4 : i64}} {{
+    aa, ab, ac = array((m, k), ta), array((k, n), tb), array((m, n), tc)
+    options = f'{{precision = "{precision}", instruction = "{instruction}"}}'
+    return f"""builtin.module {{
+    tile.kernel @product(%aa: {aa}, %ab: {ab}, %ac: {ac})
+        {{warps = {layouts[2].num_warps} : i64, level = 4 : i64}} {{
       %z = tile.constant 0 : i32 %one = tile.constant 1 : i32 %steps = tile.constant {steps} : i32
       {load("a", (m, k), ta, a)}
       {load("b", (k, n), tb, b)}
       %start = tile.constant {zero} : {c}
       %r = scf.for %i = %z to %steps step %one iter_args(%acc = %start) -> ({c}) : i32 {{
-        %d = tile.dot %a, %b, %acc {{precision = "{precision}", instruction = "{instruction}"}} : ({a}, {b}, {c}) -> {c}
+        %d = tile.dot %a, %b, %acc {options} : ({a}, {b}, {c}) -> {c}
         scf.yield %d : {c} }}
-      tile.store %ac[%z, %z] %r {{extents = array<i64: {m}, {n}>}} : ({array((m, n), tc)}, i32, i32, {c})
+      tile.store %ac[%z, %z] %r {{extents = array<i64: {m}, {n}>}} : ({ac}, i32, i32, {c})
       tile.return }} }}"""
 
 

@@ -7,7 +7,8 @@ from tkc.errors import CompileError
 
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'attention' for 'sm_90a'
-ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in function 'attention'
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+due to insufficient register resources for the wgmma pipeline in function 'attention'
 ptxas info    : Function properties for attention
     16 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads
 ptxas info    : Used 168 registers, used 5 barriers, 16 bytes cumulative stack size, 1024 bytes smem

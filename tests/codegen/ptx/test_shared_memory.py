@@ -49,15 +49,20 @@ def trip(
         if transposed
         else ""
     )
-    text = f"""builtin.module {{ tile.kernel @trip(%a: {array(shape)}, %o: {array(out)}) {{warps = {there.num_warps} : i64, level = 4 : i64, shared_bytes = {memory.bytes + 1024} : i64}} {{
+    a, o = array(shape), array(out)
+    x, y = tile(shape, there), tile(out, back)
+    read, held = ("%u", turned) if transposed else ("%s", buffer)
+    attributes = f"warps = {there.num_warps} : i64, shared_bytes = {memory.bytes + 1024} : i64"
+    text = f"""builtin.module {{
+    tile.kernel @trip(%a: {a}, %o: {o}) {{{attributes}, level = 4 : i64}} {{
       %z = tile.constant 0 : i32
       %s = tile.alloc 1024 : {buffer}
-      %x = tile.load %a[%z, %z] {{extents = array<i64: {m}, {n}>}} : ({array(shape)}, i32, i32) -> {tile(shape, there)}
-      tile.write %s, %x : ({buffer}, {tile(shape, there)})
+      %x = tile.load %a[%z, %z] {{extents = array<i64: {m}, {n}>}} : ({a}, i32, i32) -> {x}
+      tile.write %s, %x : ({buffer}, {x})
       tile.block_barrier
       {turn}
-      %y = tile.read {"%u" if transposed else "%s"} : ({turned if transposed else buffer}) -> {tile(out, back)}
-      tile.store %o[%z, %z] %y {{extents = array<i64: {out[0]}, {out[1]}>}} : ({array(out)}, i32, i32, {tile(out, back)})
+      %y = tile.read {read} : ({held}) -> {y}
+      tile.store %o[%z, %z] %y {{extents = array<i64: {out[0]}, {out[1]}>}} : ({o}, i32, i32, {y})
       tile.return }} }}"""
     program = emit(parse(text), target(machine))
     x = np.arange(m * n).reshape(shape).astype(BY_NAME[dtype].numpy)
@@ -164,15 +169,19 @@ def test_a_slice_that_begins_between_vectors(start, known):
     """
     pair, whole = "2: 2:1@0 | 32:* | 1:*", "16: - | 16:1@0 2:* | 1:*"
     array = '!tile.array<?xf32, "shape 1 strides =1 align 16">'
-    text = f"""builtin.module {{ tile.kernel @cut(%a: {array}, %o: {array}, %given: i32) {{warps = 1 : i64, level = 4 : i64, shared_bytes = 64 : i64}} {{
+    held = f'!tile.tile<16xf32, "{whole}">'
+    buffer, part = '!tile.shared<1, 16xf32, "16xb32">', '!tile.shared<1, 2xf32, "2xb32">'
+    text = f"""builtin.module {{
+    tile.kernel @cut(%a: {array}, %o: {array}, %given: i32)
+        {{warps = 1 : i64, level = 4 : i64, shared_bytes = 64 : i64}} {{
       %z = tile.constant 0 : i32
       %n = tile.constant {start} : i32
-      %s = tile.alloc 0 : !tile.shared<1, 16xf32, "16xb32">
-      %x = tile.load %a[%z] {{extents = array<i64: 16>}} : ({array}, i32) -> !tile.tile<16xf32, "{whole}">
-      tile.write %s, %x : (!tile.shared<1, 16xf32, "16xb32">, !tile.tile<16xf32, "{whole}">)
+      %s = tile.alloc 0 : {buffer}
+      %x = tile.load %a[%z] {{extents = array<i64: 16>}} : ({array}, i32) -> {held}
+      tile.write %s, %x : ({buffer}, {held})
       tile.block_barrier
-      %c = tile.shared_slice %s[{"%n" if known else "%given"}] : (!tile.shared<1, 16xf32, "16xb32">, i32) -> !tile.shared<1, 2xf32, "2xb32">
-      %y = tile.read %c : (!tile.shared<1, 2xf32, "2xb32">) -> !tile.tile<2xf32, "{pair}">
+      %c = tile.shared_slice %s[{"%n" if known else "%given"}] : ({buffer}, i32) -> {part}
+      %y = tile.read %c : ({part}) -> !tile.tile<2xf32, "{pair}">
       tile.store %o[%z] %y {{extents = array<i64: 2>}} : ({array}, i32, !tile.tile<2xf32, "{pair}">)
       tile.return }} }}"""
     program, x = emit(parse(text), target("sm_80")), np.arange(16, dtype=np.float32)

@@ -205,7 +205,8 @@ for width in (32, 64):
         f"compare_and_swap_b{width}_cta",
         f"""
     {{ .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost;
-    {"mov.b32 %x, %t;" if width == 32 else "cvt.u64.u32 %x, %t;"} mad.wide.u32 %d1, %block, {width // 8}, %a0;
+    {"mov.b32 %x, %t;" if width == 32 else "cvt.u64.u32 %x, %t;"}
+    mad.wide.u32 %d1, %block, {width // 8}, %a0;
     ld.relaxed.cta.global.b{width} %old, [%d1];
 AGAIN: add.u{width} %new, %old, %x; atom.relaxed.cta.global.cas.b{width} %seen, [%d1], %old, %new;
 setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",

@@ -101,10 +101,27 @@ belief(
     "who_meets_waits_for_those_who_only_arrive",
     f"""
     mov.u32 %r3, 0; setp.ge.u32 %p0, %t, 64; @%p0 bra WAITING;
-    {repeat("%r4", ROUNDS, pause(3000), "mad.lo.u32 %r1, %t, 4, %s; mad.lo.u32 %r2, %r4, 64, %t; st.shared.b32 [%r1], %r2; bar.arrive 3, 128; bar.sync 4, 128;")}
+    {
+        repeat(
+            "%r4",
+            ROUNDS,
+            pause(3000),
+            "mad.lo.u32 %r1, %t, 4, %s; mad.lo.u32 %r2, %r4, 64, %t; st.shared.b32 [%r1], %r2;",
+            "bar.arrive 3, 128; bar.sync 4, 128;",
+        )
+    }
     bra END;
 WAITING:
-    {repeat("%r4", ROUNDS, "bar.sync 3, 128; mad.lo.u32 %r1, %t, 4, %s; mad.lo.u32 %r2, %r4, 64, %t; sub.u32 %r2, %r2, 64; ld.shared.b32 %r5, [%r1+-256]; setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r3, %r3, 1; bar.arrive 4, 128;")}
+    {
+        repeat(
+            "%r4",
+            ROUNDS,
+            "bar.sync 3, 128; mad.lo.u32 %r1, %t, 4, %s; mad.lo.u32 %r2, %r4, 64, %t;",
+            "sub.u32 %r2, %r2, 64; ld.shared.b32 %r5, [%r1+-256];",
+            "setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r3, %r3, 1;",
+            "bar.arrive 4, 128;",
+        )
+    }
     {put(0, "%t", "%r3")}""",
     [zeros(128)],
     [zeros(128)],
@@ -120,7 +137,18 @@ belief(
     // who came when
     shr.u32 %r1, %warp, 2; setp.eq.u32 %p0, %r1, 1; @%p0 bar.arrive 1, 256; add.u32 %r2, %r1, 1;
     sub.u32 %r3, 2, %r1; and.b32 %r4, %t, 127; setp.eq.u32 %p1, %r4, 0;
-    {repeat("%r5", ROUNDS, "bar.sync %r2, 256; @!%p1 bra PART;", "atom.relaxed.gpu.global.add.u32 %r6, [%a0], 1;", put(1, "%r6", "%r1"), "PART:", pause(500), "bar.arrive %r3, 256;")}
+    {
+        repeat(
+            "%r5",
+            ROUNDS,
+            "bar.sync %r2, 256; @!%p1 bra PART;",
+            "atom.relaxed.gpu.global.add.u32 %r6, [%a0], 1;",
+            put(1, "%r6", "%r1"),
+            "PART:",
+            pause(500),
+            "bar.arrive %r3, 256;",
+        )
+    }
     setp.eq.u32 %p0, %r1, 0; @%p0 bar.sync 1, 256;""",
     [zeros(1), zeros(2 * ROUNDS) + 9],
     [zeros(1) + 2 * ROUNDS, np.tile(np.array([0, 1], np.uint32), ROUNDS)],
@@ -228,7 +256,7 @@ PROMPT:
         shared=256,
     )
 
-# ---- messages: the reader has the old data in its L1, where only an acquire makes it look again ----
+# ---- messages: the reader has old data in its L1, where only an acquire makes it look again ----
 LINES, MESSAGES = 32, 100
 
 
@@ -258,7 +286,8 @@ READER:
             repeat(
                 "%r4",
                 MESSAGES,
-                '''fence.acq_rel.gpu; ld.global.b32 %r7, [%d1]; add.u32 %r5, %r4, 1; sub.u32 %r8, %r5, %r7; add.u32 %r10, %r10, %r8;
+                '''fence.acq_rel.gpu; ld.global.b32 %r7, [%d1]; add.u32 %r5, %r4, 1;
+    sub.u32 %r8, %r5, %r7; add.u32 %r10, %r10, %r8;
     setp.ne.u32 %p3, %r7, %r5; vote.sync.all.pred %p4, %p3, -1; and.pred %p4, %p4, %p0;
     @%p4 st.relaxed.gpu.global.b32 [%a1+128], %r5;''',
                 notice,
@@ -369,10 +398,27 @@ for name, publish, notice, confirms in (
     // a lane of warp 0 to the same lane of warp 1, a word of data and a flag in global memory for
     // each
     mad.wide.u32 %d1, %lane, 512, %a0; mov.u32 %r3, 0; setp.eq.u32 %p1, %warp, 1; @%p1 bra READER;
-    {repeat("%r4", MESSAGES, f"add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {published}", "ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;")}
+    {
+            repeat(
+                "%r4",
+                MESSAGES,
+                f"add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {published}",
+                "ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384];",
+                "setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;",
+            )
+        }
     bra END;
 READER:
-    {repeat("%r4", MESSAGES, "add.u32 %r5, %r4, 1;", f"SEEN: {notice} %r6, [%d1+256]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; {fence}", "ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; st.relaxed.cta.global.b32 [%d1+384], %r5;")}
+    {
+            repeat(
+                "%r4",
+                MESSAGES,
+                "add.u32 %r5, %r4, 1;",
+                f"SEEN: {notice} %r6, [%d1+256]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; {fence}",
+                "ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1;",
+                "st.relaxed.cta.global.b32 [%d1+384], %r5;",
+            )
+        }
     {put(1, "%lane", "%r3")}""",
         [zeros(32 * 128), zeros(32) + 9],
         [None, zeros(32)],
@@ -382,15 +428,17 @@ READER:
 
 # ---- setmaxnreg ----------------------------------------------------------------------------------
 GIVEN, TAKEN, LATE = 40, 232, 300_000
+# values that stay alive in the registers of a thread
+VALUES = TAKEN - 32
 
 
 def mixed() -> np.ndarray:
-    """The sums that the kernel above must find."""
-    out, n = np.zeros(384, np.uint32), TAKEN - 32
+    """The sums that the kernel below must find."""
+    out = np.zeros(384, np.uint32)
     for t in range(128, 384):
-        v = [(t * (2 * i + 3) + i) & 0xFFFFFFFF for i in range(n)]
-        for i in range(n):
-            v[i] ^= v[(i * 7 + 1) % n]
+        v = [(t * (2 * i + 3) + i) & 0xFFFFFFFF for i in range(VALUES)]
+        for i in range(VALUES):
+            v[i] ^= v[(i * 7 + 1) % VALUES]
         out[t] = sum(v) & 0xFFFFFFFF
     return out
 
@@ -405,10 +453,17 @@ belief(
     {put(0, "%t", "%d1", 64)} bra.uni END;
 WORKERS:
     setmaxnreg.inc.sync.aligned.u32 {TAKEN}; mov.u64 %d1, {NANOSECONDS}; {put(0, "%t", "%d1", 64)}
-    // as many registers are used: {TAKEN - 32} values stay alive
-    {" ".join(f"mad.lo.u32 %r{100 + i}, %t, {2 * i + 3}, {i};" for i in range(TAKEN - 32))} bar.sync 1, 256;
-    {" ".join(f"xor.b32 %r{100 + i}, %r{100 + i}, %r{100 + (i * 7 + 1) % (TAKEN - 32)};" for i in range(TAKEN - 32))} mov.u32 %r3, 0;
-    {" ".join(f"add.u32 %r3, %r3, %r{100 + i};" for i in range(TAKEN - 32))} {put(1, "%t", "%r3")}""",
+    // as many registers are used: {VALUES} values stay alive
+    {" ".join(f"mad.lo.u32 %r{100 + i}, %t, {2 * i + 3}, {i};" for i in range(VALUES))}
+    bar.sync 1, 256;
+    {
+        " ".join(
+            f"xor.b32 %r{100 + i}, %r{100 + i}, %r{100 + (i * 7 + 1) % VALUES};"
+            for i in range(VALUES)
+        )
+    }
+    mov.u32 %r3, 0;
+    {" ".join(f"add.u32 %r3, %r3, %r{100 + i};" for i in range(VALUES))} {put(1, "%t", "%r3")}""",
     [np.zeros(384, np.uint64), zeros(384)],
     [
         lambda t: (
@@ -447,13 +502,15 @@ for size, count in (
     numbers = (np.arange(4 * 64).reshape(4, 64, 1) * 8 + np.arange(count)).astype(f"u{width // 8}")
     arrives = np.roll(numbers, 1, axis=0).reshape(-1).view(np.uint32)
     words = 64 * each // 4
+    group = names[0] if count == 1 else "{" + ", ".join(names) + "}"
     belief(
         f"a_store_of_{size.replace('.', '_')}_into_the_next_block",
         f"""
     {fill(words, 64, at=64)} barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; mad.lo.u32 %r2, %t, {each}, %s;
     mapa.shared::cluster.u32 %r3, %r2, %r1; mad.lo.u32 %r10, %rank, 64, %t; shl.b32 %r10, %r10, 3;
-    {" ".join(value.format(n, i) for i, n in enumerate(names))} st.shared::cluster.{size} [%r3+64], {names[0] if count == 1 else "{" + ", ".join(names) + "}"};
+    {" ".join(value.format(n, i) for i, n in enumerate(names))}
+    st.shared::cluster.{size} [%r3+64], {group};
     barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mul.lo.u32 %r5, %rank, {words};
     {dump(words, 64, 0, at=64, first="%r5")}""",
         [zeros(4 * words)],

@@ -57,6 +57,22 @@ def registers(values: np.ndarray, layout: Layout) -> np.ndarray:
     return np.ascontiguousarray(held).reshape(len(table) * 32, -1).view(np.uint32)
 
 
+def take_row(first: int, array: int, count: int) -> str:
+    """The thread's row of an array [threads, count] to the registers from %r`first` on."""
+    return "".join(
+        f"mad.lo.u32 %r0, %t, {count}, {i}; {take(f'%r{first + i}', array, '%r0')}\n"
+        for i in range(count)
+    )
+
+
+def put_row(array: int, first: int, count: int) -> str:
+    """The registers from %r`first` on to the thread's row of an array [threads, count]."""
+    return "".join(
+        f"mad.lo.u32 %r0, %t, {count}, {i}; {put(array, '%r0', f'%r{first + i}')}\n"
+        for i in range(count)
+    )
+
+
 def bits_of(kind: str) -> int:
     return np.dtype(TYPES[kind]).itemsize * 8
 
@@ -175,26 +191,20 @@ def wgmma(
             lines.append(f"add.s64 %d1, %d10, {fa.k_offset(step) // 16};")
         lines.append(f"add.s64 %d2, %d11, {fb.k_offset(step) // 16};")
         lines.append(f"{form} {into}, {first}, %d2, {used}{signs}{majors};")
-    given = ""
-    if held:
-        size = pieces.shape[1]
-        given = "".join(
-            f"mad.lo.u32 %r0, %t, {size}, {i}; {take(f'%r{40 + i}', 3, '%r0')}\n"
-            for i in range(size)
-        )
+    given = take_row(40, 3, pieces.shape[1]) if held else ""
     belief(
         name,
         f"""
     {fill(len(memory), 128, array=0)}
     fence.proxy.async.shared::cta; bar.sync 0;
-    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {take(f'%r{100 + i}', 1, '%r0')}" for i in range(count))} {given} setp.ne.u32 %p1, 0, 0;
+    {take_row(100, 1, count)} {given} setp.ne.u32 %p1, 0, 0;
     and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.u32 %r2, %s, {start};
     and.b32 %r2, %r2, 0x3ffff; shr.u32 %r2, %r2, 4; cvt.u64.u32 %d11, %r2;
     or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
     {FENCE};
     {" ".join(lines)}
     {COMMIT}; {WAIT} 0;
-    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{100 + i}')}" for i in range(count))}""",
+    {put_row(2, 100, count)}""",
         [memory, old, old * 0, pieces],
         [None, None, new, None],
         [form, FENCE, COMMIT, WAIT],
@@ -286,10 +296,10 @@ def depth_of_groups() -> None:
     {FENCE};
     {group(0, 100)} {group(1, 200).replace(COMMIT + ";", "") * many} {COMMIT};
     {WAIT} 1;
-    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(1, '%r0', f'%r{100 + i}')}" for i in range(count))}
+    {put_row(1, 100, count)}
     {fill(2048, 128, value="0x7fc07fc0")}
     {WAIT} 0;
-    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{200 + i}')}" for i in range(count))}""",
+    {put_row(2, 200, count)}""",
         [memory, d * 0, d * 0],
         [None, d, twice],
         [WAIT, COMMIT, FENCE, form],
@@ -318,7 +328,8 @@ def matrices(name: str, layout: Layout, shared: SharedLayout, bits: int = 16) ->
         at = np.ascontiguousarray(
             plan.addresses().swapaxes(1, 2).reshape(-1, plan.rows.shape[1])
         ).astype(np.uint32)  # [threads, instructions]
-        form = f"{'stmatrix' if storing else 'ldmatrix'}.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16"
+        opcode, trans = "stmatrix" if storing else "ldmatrix", ".trans" * plan.trans
+        form = f"{opcode}.sync.aligned.m8n8.x{plan.count}{trans}.shared.b16"
         moves = ""
         for i, group in enumerate(plan.words):
             regs = "{" + ", ".join(f"%r{100 + word[0] * bits // 32}" for word in group) + "}"

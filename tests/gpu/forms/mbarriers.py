@@ -152,7 +152,18 @@ belief(
     setp.eq.u32 %p3, %rank, 3; and.pred %p3, %p3, %p1; @%p3 {FAR} _, [%r2+16];
     {wait("[%s+16]", 1)}
     mul.lo.u32 %r9, %block, 4;
-    {only(0, put(0, "%r9", "%r3"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p4"), "add.u32 %r9, %r9, 1;", truth(0, "%r9", "%p5"), "add.u32 %r9, %r9, 1; mov.b32 %r3, 1;", put(0, "%r9", "%r3"))}
+    {
+        only(
+            0,
+            put(0, "%r9", "%r3"),
+            "add.u32 %r9, %r9, 1;",
+            truth(0, "%r9", "%p4"),
+            "add.u32 %r9, %r9, 1;",
+            truth(0, "%r9", "%p5"),
+            "add.u32 %r9, %r9, 1; mov.b32 %r3, 1;",
+            put(0, "%r9", "%r3"),
+        )
+    }
     barrier.cluster.arrive.aligned; {PASS};""",
     [zeros(8, 4) + 9],
     [np.tile(np.array([0, 0, 0, 1], np.uint32), (8, 1))],
@@ -224,10 +235,12 @@ for size, count in (("b32", 1), ("b64", 1), ("v2.b32", 2), ("v4.b32", 4), ("v2.b
         )
         for i, n in enumerate(names)
     )
-    group = names[0] if count == 1 else "{" + ", ".join(names) + "}"
+    sent = names[0] if count == 1 else "{" + ", ".join(names) + "}"
+    found = [f"{n[:2]}4{i}" for i, n in enumerate(names)]
+    received = found[0] if count == 1 else "{" + ", ".join(found) + "}"
     wrong = " ".join(
-        f"setp.ne.u{width} %p2, {n}, {n[:2]}4{i}; @%p2 add.u32 %r3, %r3, 1;"
-        for i, n in enumerate(names)
+        f"setp.ne.u{width} %p2, {want}, {got}; @%p2 add.u32 %r3, %r3, 1;"
+        for want, got in zip(names, found, strict=True)
     )
     sends = f"""
     and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; mad.lo.u32 %r7, %r5, 8, %s;
@@ -235,11 +248,11 @@ for size, count in (("b32", 1), ("b64", 1), ("v2.b32", 2), ("v4.b32", 4), ("v2.b
     mad.lo.u32 %r9, %t, {each}, %r9;
     {only(0, f"{EXPECT} _, [%r7], {64 * each};")}
     mad.lo.u32 %r10, %r4, 4, %rank; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
-    add.u32 %r13, %r2, %r9; {SEND}.{size} [%r13], {group}, [%r8];"""
+    add.u32 %r13, %r2, %r9; {SEND}.{size} [%r13], {sent}, [%r8];"""
     reads = f"""
     mad.lo.u32 %r10, %r4, 4, %r12; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
     add.u32 %r14, %s, %r9;
-    ld.shared.{size} {"{" * (count > 1)}{", ".join(f"{n[:2]}4{i}" for i, n in enumerate(names))}{"}" * (count > 1)}, [%r14];
+    ld.shared.{size} {received}, [%r14];
     {wrong}
     {MEET}; {PASS};"""
     belief(

@@ -125,12 +125,14 @@ def load(
         ".L2::cache_hint" if hint else "",
         f"mov.b64 %d1, {POLICIES[hint]};" if hint else "",
     )
+    count, at = prod(box) * bits // 8, coordinates(starts, p, bits)
+    load = f"{load_name(n, extra)} [%s+{BASE}], [%m0, {at}], [%s]{', %d1' if hint else ''};"
     belief(
         name,
         f"""
     {fill(len(want), 128, at=BASE)}
     {only(0, f"{INIT} [%s], 1;", "fence.mbarrier_init.release.cluster;")} {FENCE}; bar.sync 0;
-    {only(0, "prefetch.tensormap [%m0];", f"{EXPECT} _, [%s], {prod(box) * bits // 8};", policy, f"{load_name(n, extra)} [%s+{BASE}], [%m0, {coordinates(starts, p, bits)}], [%s]{', %d1' if hint else ''};")}
+    {only(0, "prefetch.tensormap [%m0];", f"{EXPECT} _, [%s], {count};", policy, load)}
     {wait("[%s]", 0)}
     {dump(len(want), 128, 1, at=BASE)}""",
         [source, zeros(len(want))],
@@ -201,7 +203,16 @@ def store(
         f"""
     {fill(len(data), 128, array=1, at=BASE)}
     {FENCE}; bar.sync 0;
-    {only(0, f"{store_name(n, kind)} [%m0, {coordinates(starts, p, bits)}], [%s+{BASE}];", f"{COMMIT};", f"{WAIT} 0;", "ld.global.b32 %r1, [%a0];", put(2, "%block", "%r1"))}""",
+    {
+            only(
+                0,
+                f"{store_name(n, kind)} [%m0, {coordinates(starts, p, bits)}], [%s+{BASE}];",
+                f"{COMMIT};",
+                f"{WAIT} 0;",
+                "ld.global.b32 %r1, [%a0];",
+                put(2, "%block", "%r1"),
+            )
+        }""",
         [padded, data, zeros(blocks)],
         [new, data, None],
         [store_name(n, kind), COMMIT, WAIT, FENCE],
@@ -401,7 +412,8 @@ for fenced in (True, False):
             repeat(
                 "%r1",
                 64,
-                f'''mad.lo.u32 %r2, %r1, 128, %t; mad.lo.u32 %r4, %t, 4, %s; st.shared.b32 [%r4+{BASE}], %r2; {fence} bar.sync 0;''',
+                "mad.lo.u32 %r2, %r1, 128, %t; mad.lo.u32 %r4, %t, 4, %s;",
+                f"st.shared.b32 [%r4+{BASE}], %r2; {fence} bar.sync 0;",
                 only(
                     0,
                     f"mul.lo.u32 %r3, %r1, 128; {store_name(1)} [%m0, {{%r3}}], [%s+{BASE}]; "
