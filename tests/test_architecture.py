@@ -188,8 +188,8 @@ def test_examples_speak_the_public_language():
 
 
 def kernels_of(path: Path) -> dict[str, int]:
-    """Statements of each kernel of a file, its `def` included: a call that the formatter breaks over
-    several lines is one, and so is an `if` of one statement.
+    """Statements of each kernel of a file, its `def` included: a call that the formatter breaks
+    into several lines is one, and so is an `if` of one statement.
     """
 
     def is_one(node: ast.AST) -> bool:

@@ -91,7 +91,9 @@ for how in ("", "TKC_INTERPRET", "TKC_SIM", "TKC_VALIDATE"):
     assert (o == x * x).all(), how
 for target in ("sm_80", "sm_87", "sm_90a"):
     c = k.compile("f32[7]", "f32[7]", 7, target=target)
-    assert f".target {target}" in c.ptx and "mul.rn.f32" in c.ptx and "neg.f32" not in c.ptx and "twice-negated: a value is what it was" in c.decisions, c.ptx
+    assert f".target {target}" in c.ptx, c.ptx
+    assert "mul.rn.f32" in c.ptx and "neg.f32" not in c.ptx, c.ptx
+    assert "twice-negated: a value is what it was" in c.decisions
     if ASSEMBLER: assert c.resources.clean
 """
 

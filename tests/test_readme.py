@@ -1,4 +1,4 @@
-"""The programs in the README are run, and what it shows of the compiler is what the compiler says."""
+"""The programs in the README are run, and what it shows of the compiler is what that prints."""
 
 import re
 from pathlib import Path

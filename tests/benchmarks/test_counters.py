@@ -11,7 +11,8 @@ from benchmarks.counters import CASES, counted, main
 PRINTED = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
 ==PROF== Profiling "_softmax" - 0: 0%....50%....100% - 1 pass
 ==PROF== Disconnected from process 4711
-"ID","Process ID","Kernel Name","Block Size","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"
+"ID","Process ID","Kernel Name","Block Size",\
+"dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"
 "","","","","byte","byte","ns"
 "0","4711","_softmax","(256, 1, 1)","540,016,640","{written}","273,664"
 """
@@ -39,10 +40,9 @@ def fake(path, text):
 
 
 def test_a_row_read_twice_fails(tmp_path, monkeypatch):
+    header = f'"Kernel Name","{counters.READ}","{counters.WRITTEN}","{counters.TIME}"'
     once, twice = (
-        '"Kernel'
-        f' Name","{counters.READ}","{counters.WRITTEN}","{counters.TIME}"\n"_softmax","{n}","{1 << 29}","1000"'
-        for n in ((1 << 29) + 1000, 1 << 30)
+        f'{header}\n"_softmax","{n}","{1 << 29}","1000"' for n in ((1 << 29) + 1000, 1 << 30)
     )
     for text, status in (once, 0), (twice, 1), ("==ERROR== ERR_NVGPUCTRPERM", 2):
         monkeypatch.setenv("TKC_NCU", fake(tmp_path / "ncu", text))

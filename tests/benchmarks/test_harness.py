@@ -333,9 +333,14 @@ import time
 from benchmarks.harness import Contest, Contestant, Runner
 def hang(): time.sleep(60)
 def contests(seed):
-    yield Contest("other", "Another toy", (Contestant("rival", lambda: Runner(lambda: None)),), lambda run: 1e-6, "a made-up clock")
-    yield Contest("toy", "A toy", (Contestant("ours", lambda: Runner(lambda: {ours}), "ours", risky=True), Contestant("rival", lambda: Runner(lambda: None))),
-                   lambda run: (run(), 1e-6 if run.__code__.co_names == () else 2e-6)[1], "a made-up clock")
+    clock = "a made-up clock"
+    ours = Contestant("ours", lambda: Runner(lambda: {ours}), "ours", risky=True)
+    rival = Contestant("rival", lambda: Runner(lambda: None))
+    yield Contest("other", "Another toy", (rival,), lambda run: 1e-6, clock)
+    def timer(run):
+        run()
+        return 1e-6 if run.__code__.co_names == () else 2e-6
+    yield Contest("toy", "A toy", (ours, rival), timer, clock)
 """
 
 

@@ -19,8 +19,11 @@ from tkc.ir.layout import Digit, Layout, LayoutError, blocked, copies, movement,
 quick = settings(deadline=None, max_examples=60)
 
 
+RANKS, BOOLEANS = st.integers(1, 3), st.booleans()
+
+
 @st.composite
-def layouts(draw, rank=st.integers(1, 3), padded=st.booleans(), clustered=st.booleans()) -> Layout:
+def layouts(draw, rank=RANKS, padded=BOOLEANS, clustered=BOOLEANS) -> Layout:
     """Any layout: digits of all sections stacked on the axes in any order, then some of the last
     coordinates cut off.
     """

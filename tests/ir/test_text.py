@@ -68,11 +68,13 @@ OPERATIONS = """
   %x = tile.cast %t : !tile.tile<8xi32> to !tile.tile<8xbf16>
   %y = tile.reshape %t : (!tile.tile<8xi32>) -> !tile.tile<1x8xi32>
   %z = tile.broadcast %y : (!tile.tile<1x8xi32>) -> !tile.tile<4x8xi32>
-  %a = tile.transpose %z {permutation = array<i64: 1, 0>} : (!tile.tile<4x8xi32>) -> !tile.tile<8x4xi32>
+  %a = tile.transpose %z {permutation = array<i64: 1, 0>} \
+: (!tile.tile<4x8xi32>) -> !tile.tile<8x4xi32>
   %b = tile.slice %z {offsets = array<i64: 1, 2>} : (!tile.tile<4x8xi32>) -> !tile.tile<2x3xi32>
   %d = tile.extract %r {index = array<i64: 5>} : (!tile.tile<8xi32>) -> i32
   %e = tile.flip %r {axis = 0 : i64} : (!tile.tile<8xi32>) -> !tile.tile<8xi32>
-  %f = tile.concat[%r, %s] {axis = 0 : i64} : (!tile.tile<8xi32>, !tile.tile<8xi32>) -> !tile.tile<16xi32>
+  %f = tile.concat[%r, %s] {axis = 0 : i64} \
+: (!tile.tile<8xi32>, !tile.tile<8xi32>) -> !tile.tile<16xi32>
   %g = tile.reduce sum[%z] {axis = 1 : i64} : (!tile.tile<4x8xi32>) -> !tile.tile<4xi32>
   %h = tile.reduce combine[%r] {axis = 0 : i64} : (!tile.tile<8xi32>) -> i32 {
   ^bb0(%i0: i32, %i1: i32):
@@ -85,10 +87,14 @@ OPERATIONS = """
   %n = tile.dim %arr, 1 : (!tile.array<?x?xf32>) -> i32
   %o = tile.pointer %arr : (!tile.array<?x?xf32>) -> !tile.ptr<f32>
   %aa = tile.pointer_add %o, %c0 : (!tile.ptr<f32>, i32) -> !tile.ptr<f32>
-  %ab = tile.view %arr[%c0, %c0, %c0] {kinds = ["index", "slice"]} : (!tile.array<?x?xf32>, i32, i32, i32) -> !tile.array<?xf32>
-  %ac = tile.make_array %o[%c0, %c0] strides(%c0, %c0) : (!tile.ptr<f32>, i32, i32, i32, i32) -> !tile.array<?x?xf32>
-  %ad = tile.load %arr[%c0, %r] mask %u other %c1 {extents = array<i64: -1, 8>} : (!tile.array<?x?xf32>, i32, !tile.tile<8xi32>, !tile.tile<8xi1>, f32) -> !tile.tile<8xf32>
-  tile.store %arr[%c0, %r] %ad {extents = array<i64: -1, 8>} : (!tile.array<?x?xf32>, i32, !tile.tile<8xi32>, !tile.tile<8xf32>)
+  %ab = tile.view %arr[%c0, %c0, %c0] {kinds = ["index", "slice"]} \
+: (!tile.array<?x?xf32>, i32, i32, i32) -> !tile.array<?xf32>
+  %ac = tile.make_array %o[%c0, %c0] strides(%c0, %c0) \
+: (!tile.ptr<f32>, i32, i32, i32, i32) -> !tile.array<?x?xf32>
+  %ad = tile.load %arr[%c0, %r] mask %u other %c1 {extents = array<i64: -1, 8>} \
+: (!tile.array<?x?xf32>, i32, !tile.tile<8xi32>, !tile.tile<8xi1>, f32) -> !tile.tile<8xf32>
+  tile.store %arr[%c0, %r] %ad {extents = array<i64: -1, 8>} \
+: (!tile.array<?x?xf32>, i32, !tile.tile<8xi32>, !tile.tile<8xf32>)
   %ae = tile.load_pointers %aa : (!tile.ptr<f32>) -> f32
   tile.store_pointers %aa, %ae : (!tile.ptr<f32>, f32)
   %af = tile.atomic add %aa, %ae {scope = "gpu"} : (!tile.ptr<f32>, f32) -> f32

@@ -150,7 +150,7 @@ E4 = ml_dtypes.float8_e4m3fn
     ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full",
 )
 def test_float8(options):
-    """A number or a scale a head; as far from float64 as float8 probabilities are, at most twice."""
+    """A number or a scale a head; at most twice as far from float64 as float8 probabilities are."""
     q, k, v = operands(2, 4, 2, 70, 150, 64, 32, "float8_e4m3fn")
     qs, ks, vs = (
         np.array([0.5, 1, 2, 0.25], np.float32),
@@ -646,7 +646,7 @@ def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypa
     for target, rows in (("sm_90a", block), ("sm_80", None)):
         if target == "sm_80" and options.get("rows"):
             continue
-        monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+        monkeypatch.setattr(tkc, "target_of", lambda x, target=target: target, raising=False)
         with launches() as found:
             kernels.attention(
                 zeros(batch, heads, queries, d), *[zeros(batch, heads, keys, d)] * 2, **options
@@ -819,9 +819,9 @@ def test_fused_boundaries_on_a_gpu(d, causal):
     "d, columns, count",
     [(32, 64, 4), (64, 64, 4), (64, 128, 2), (96, 64, 3), (128, 64, 3), (128, 64, 2), (256, 64, 2)],
 )
-def test_programs_abreast_on_a_gpu(d, columns, count, causal):
-    """TileGroups that are whole and teams with ghosts, fewer than blocks and more; programs that see
-    nothing.
+def test_co_resident_programs_on_a_gpu(d, columns, count, causal):
+    """Whole tile groups and groups with padding tiles, fewer than blocks and more; programs whose
+    columns are all masked.
     """
     torch = pytest.importorskip("torch")
     from benchmarks.harness import example

@@ -342,16 +342,11 @@ def test_results_are_the_same(name, monkeypatch):
     def parts(result):
         return result if isinstance(result, tuple) else (result,)
 
+    def noting(name, run):
+        return lambda *args, **kwargs: (ran.append(name), run(*args, **kwargs))[1]
+
     for op in OPERATORS.values():
-        monkeypatch.setattr(
-            op,
-            "run",
-            (
-                lambda op, run: (
-                    lambda *args, **kwargs: (ran.append(op.name), run(*args, **kwargs))[1]
-                )
-            )(op, op.run),
-        )
+        monkeypatch.setattr(op, "run", noting(op.name, op.run))
     found = [call(9)][1:]  # tables of choices are read by the first
     for seed in range(5):
         ran.clear()
@@ -460,7 +455,7 @@ def test_who_counts_what_an_array_holds_is_not_remembered(many):
 
 
 def test_operators_in_operators():
-    """Done once, and theirs: not by torch's method of that name, nor by their kernels beside them."""
+    """Done once, and by the operator: not by torch's method of that name, nor by its kernels."""
 
     @mine(mutates="x")
     def inner(x: Array) -> Array:

@@ -58,8 +58,8 @@ def cupy(monkeypatch):
         Array,
         lambda x, shape: np.broadcast_to(x, shape, subok=True),
     )
-    for name in ("empty", "zeros", "full"):
-        setattr(module, name, lambda *args, make=getattr(np, name): made(make(*args)))
+    for name, make in (("empty", np.empty), ("zeros", np.zeros), ("full", np.full)):
+        setattr(module, name, lambda *args, make=make: made(make(*args)))
     monkeypatch.setitem(sys.modules, "cupy", module)
     return module
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused(change, words):
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
 def test_outer_products_take_their_own_rows(target, monkeypatch):
-    """NaN in the rows of no group, and of one group: nobody else's sums have one. In threads, too."""
+    """NaN in the rows of no group, and of one group: no other sum has one. In threads, too."""
     if target != "cpu":
         monkeypatch.setenv("TKC_SIM", "1")
         monkeypatch.setenv("TKC_TARGET", target)

@@ -96,7 +96,9 @@ echo '========= COMPUTE-SANITIZER'
 for name; do
     echo "== $name"
     case $name in
-        *softmax) echo '========= Invalid __global__ read of size 4 bytes'; echo '=========     at softmax';;
+        *softmax)
+            echo '========= Invalid __global__ read of size 4 bytes'
+            echo '=========     at softmax';;
         *dropout) echo 'tkc.errors.DeviceError: gone'; exit 1;;
         *histogram) sleep 100;;
     esac

@@ -1,4 +1,4 @@
-"""Kernels of the language, for tests: plain functions, which `traced` traces for given arguments."""
+"""Kernels of the language, for tests: plain functions, which `traced` traces for arguments."""
 
 import tkc
 from tkc.fuzz.kernels import attention  # noqa: F401 (a kernel like those below)

@@ -616,7 +616,7 @@ def test_outside_a_kernel():
 
 def test_unknown_public_name():
     with pytest.raises(AttributeError, match="tkc.scan"):
-        tkc.associative_scan
+        _ = tkc.associative_scan
 
 
 def test_the_same_text_in_two_files_keeps_its_own_places(tmp_path):

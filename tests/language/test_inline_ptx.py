@@ -165,7 +165,7 @@ def test_text_that_is_no_ptx_is_ptxas_to_refuse():
     with pytest.raises(
         tkc.CompileError, match="ptxas refuses the text of tkc.inline_ptx: .*frobnicate"
     ) as e:
-        odd.compile("f32[8]", target="sm_80").resources
+        _ = odd.compile("f32[8]", target="sm_80").resources
     assert (
         e.value.location.file == __file__
         and "bug of tkc" not in str(e.value)
@@ -183,7 +183,7 @@ def test_text_that_is_no_ptx_is_ptxas_to_refuse():
         )
 
     with pytest.raises(tkc.CompileError, match="tkc.inline_ptx: .*`not.f32") as e:
-        later.compile("f32[8]", target="sm_80").resources
+        _ = later.compile("f32[8]", target="sm_80").resources
     called = next(
         number
         for number, line in enumerate(inspect.getsource(later.fn).splitlines())

@@ -1,4 +1,4 @@
-"""Whole kernels: traced, verified, round-tripped as text, and run in the simulator against NumPy."""
+"""Whole kernels: traced, verified, read back from text, run in the simulator against NumPy."""
 
 import numpy as np
 import pytest

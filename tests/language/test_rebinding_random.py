@@ -40,12 +40,19 @@ def make():
             outer = (outer + a) & 1023
             return a
 """
-TAIL = """
-        tkc.store(out, (0,), a); tkc.store(out, (1,), b); tkc.store(out, (2,), d); tkc.store(out, (3,), s[0]); tkc.store(out, (4,), s[1])
-        tkc.store(out, (5,), t[0]); tkc.store(out, (6,), t[1]); tkc.store(out, (7,), u["k"]); tkc.store(out, (8,), u["l"][0]); tkc.store(out, (9,), o.x)
-        tkc.store(out, (10,), o.y[1]); tkc.store(out, (11,), p[0]); tkc.store(out, (12,), p[1]); tkc.store(out, (13,), outer)
-    return kernel
-"""
+# what each element of the output is
+RESULTS = (
+    *("a", "b", "d", "s[0]", "s[1]", "t[0]", "t[1]", "u['k']", "u['l'][0]"),
+    *("o.x", "o.y[1]", "p[0]", "p[1]", "outer"),
+)
+TAIL = "\n".join(
+    (
+        "",
+        *(f"        tkc.store(out, ({i},), {name})" for i, name in enumerate(RESULTS)),
+        "    return kernel",
+        "",
+    )
+)
 PLACES = [
     "a",
     "b",
@@ -137,25 +144,27 @@ class Program:
             if r.random() < 0.6:
                 put("else:")
                 body()
-        elif kind < 0.56:
-            put(
-                f"{', '.join(r.sample(PLACES, 2))} = {self.value()}, {self.value()}"
-            )  # two places: CPython 3.11.2 itself has b, b = x, y wrong
-        elif kind < 0.60:
-            put(f"{r.choice(PLACES)} = helper({r.choice(['s', 't', 'o.y'])}, {self.value()})")
-        elif kind < 0.64:
-            put(f"{r.choice(PLACES)} = add({self.value()})")
-        elif kind < 0.68:
-            put(f"p = (p[1], {self.value()})")
-        elif kind < 0.71:
-            put(
-                f"{r.choice(['s', 't', 'o.y'])} ="
-                f" {r.choice(['s', 't', '[v + 1 & 1023 for v in t]'])}"
-            )
-        elif kind < 0.75:
-            put(f"{r.choice(PLACES)} += {self.value(1)} & 7")
         else:
-            put(f"{r.choice(PLACES)} = {self.value()}")
+            put(self.assignment(kind))
+
+    def assignment(self, kind: float) -> str:
+        """A statement of one line; `kind`, from 0 to 1, says of which form."""
+        r = self.r
+        if kind < 0.56:
+            # two places: CPython 3.11.2 itself has b, b = x, y wrong
+            return f"{', '.join(r.sample(PLACES, 2))} = {self.value()}, {self.value()}"
+        if kind < 0.60:
+            return f"{r.choice(PLACES)} = helper({r.choice(['s', 't', 'o.y'])}, {self.value()})"
+        if kind < 0.64:
+            return f"{r.choice(PLACES)} = add({self.value()})"
+        if kind < 0.68:
+            return f"p = (p[1], {self.value()})"
+        if kind < 0.71:
+            source = "[v + 1 & 1023 for v in t]"
+            return f"{r.choice(['s', 't', 'o.y'])} = {r.choice(['s', 't', source])}"
+        if kind < 0.75:
+            return f"{r.choice(PLACES)} += {self.value(1)} & 7"
+        return f"{r.choice(PLACES)} = {self.value()}"
 
     @property
     def text(self) -> str:

@@ -1,9 +1,9 @@
-"""A row of the table operation × element type × shape: a kernel, its arguments, and what NumPy says
-it must give.
+"""A row of the table operation × element type × shape: kernel, arguments, expected result.
 
 The expectation of a row is written in float64 or exact integers by NumPy alone, never by tkc:
-`Near(values, ulps)` for floats within so many units in the
-last place of the output's type, a plain array where every bit is fixed.  `run(case, how)` runs it at "level 0", on the "cpu", on the "gpu", or its PTX for "sm_80", … on the machine of tkc.sim.ptx.
+`Near(values, ulps)` for floats within so many units in the last place of the output's type, a plain
+array where every bit is fixed. `run(case, how)` runs it at "level 0", on the "cpu", on the "gpu",
+or its PTX for "sm_80", … on the machine of tkc.sim.ptx.
 """
 
 from __future__ import annotations

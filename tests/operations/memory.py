@@ -282,18 +282,18 @@ def exchanges(dtype: np.dtype, n: int) -> Case:
 
 
 FEW = {
-    (t, l, s)
+    (t, strides, s)
     for t in DTYPES
-    for l in STRIDES
+    for strides in STRIDES
     for s in (
         SHAPES
         if t in (F32, BF16)
         else SHAPES[6:8]
-        if l is not plain
+        if strides is not plain
         else (SHAPES[0], SHAPES[2], SHAPES[7])
     )
 }
-EVERY = [(t, l, s) for t in DTYPES for l in STRIDES for s in SHAPES]
+EVERY = [(t, strides, s) for t in DTYPES for strides in STRIDES for s in SHAPES]
 CASES = [
     *(copies(*c) for c in EVERY if c in FEW),
     *(gathers(t, k, n) for t in DTYPES for k, n in ((1, 7), (7, 16), (16, 100))),

@@ -1,7 +1,8 @@
 """The table of operations as PTX, on the machine of tkc.sim.ptx: one row in eight here, for the
 targets in turn.
 
-python -m tests.operations.test_in_ptx [MORE]      all 1,800 rows, five minutes (with MORE those that only a GPU runs otherwise)
+    python -m tests.operations.test_in_ptx [MORE]    all 1,800 rows, five minutes (with MORE those
+                                                     that only a GPU runs otherwise)
 """
 
 import sys

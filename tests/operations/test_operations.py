@@ -36,9 +36,9 @@ def test_the_table_is_the_product():
         assert not wanted - names, sorted(wanted - names)
     assert (
         not {
-            f"copies of {t} {l.__name__} {m}x{n}"
+            f"copies of {t} {strides.__name__} {m}x{n}"
             for t in DTYPES
-            for l in STRIDES
+            for strides in STRIDES
             for m, n in SHAPES
         }
         - names

@@ -511,7 +511,7 @@ def columns(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.
     ids=str,
 )
 def test_a_stage_begins_where_a_map_may_write(BN, dtype):
-    """Few bytes a stage, of which the next one's place is no multiple of 128; whole and in parts."""
+    """Few bytes a stage, so that the next one begins at no multiple of 128; whole and in parts."""
     BM, BK, m, n, k = 64, 32, 70, 300, 40
     modules, given = stages.compiled(
         traced(

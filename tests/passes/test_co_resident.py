@@ -79,7 +79,9 @@ def test_what_the_text_computes(form):
 @BOTH
 @pytest.mark.parametrize("keys", [0, 1, 64, 65, 128, 320, 640])
 def test_trip_counts(form, keys):
-    """One program, two, and more than a team has; behind the last one ghosts, or before the first."""
+    """One program, two, and more than a tile group has; padding tiles behind the last or before the
+    first.
+    """
     for seed, (queries, heads) in enumerate(((64, 2), (100, 1), (250, 1))):
         check(last(form), form, queries, keys, heads, seed=seed)
 
@@ -709,9 +711,9 @@ def test_a_window(options, wide):
     ids=str,
 )
 def test_where_a_team_begins_and_ends_is_posted(options, posted):
-    """With the program's number and place, which is all where there is no tile_group. What the others'
-    bounds are nobody works out for himself: their least and greatest take three operations for each
-    of them.
+    """With the program's number and place, which is all where there is no tile group. The bounds of
+    the other programs are not computed again: their least and greatest take three operations for
+    each of them.
     """
     consumer = role(windowed(options, False)[0][LAST], "consumer")
     top = next(
@@ -996,9 +998,9 @@ RELEASED = {
     for ring in ("empty", "empty 2", "empty 3", "empty 4")
     for nth in ("", ", 2", ", 3", ", 4")
 }
-# A slot of the claims is read before the stages of the same team's Q are given back (for the
-# claims' own ring see tests/passes/test_dynamic_tile_scheduler.py). What is posted, is so before the team's last V
-# is asked for.
+# A slot of the claims is read before the stages of the same group's Q are given back (for the
+# claims' own ring see tests/passes/test_dynamic_tile_scheduler.py). What is broadcast, is so before
+# the copy of the group's last V is issued.
 CLAIMS = {
     *(
         f"{change}: mbarrier_wait {ring} in producer{nth}"

@@ -12,8 +12,10 @@ from tkc.passes.analysis.values import LOADS
 from tkc.passes.plan import candidates, kernel_of, keywords
 from tkc.passes.planning.cost import Numbers, Sizes, Work, cost
 
+BFLOAT16 = aligned(tkc.bfloat16, 2)
 
-def product(BM, BN, BK=64, kind=aligned(tkc.bfloat16, 2)):
+
+def product(BM, BN, BK=64, kind=BFLOAT16):
     return traced(matmul, kind, kind, kind, BM=BM, BN=BN, BK=BK)
 
 
@@ -21,7 +23,7 @@ def sizes(m, n, k, BM, BN):
     return Sizes((-(-m // BM), -(-n // BN), 1), ((m, k), (k, n), (m, n)))
 
 
-def estimate(shape, block, name="sm_90a", kind=aligned(tkc.bfloat16, 2), **options) -> float:
+def estimate(shape, block, name="sm_90a", kind=BFLOAT16, **options) -> float:
     module, (m, n, k) = product(*block, kind=kind), shape
     given = context(name, **options)
     return cost(

@@ -272,7 +272,7 @@ def test_what_is_deferred(name, target):
 @TARGETS
 @pytest.mark.parametrize("name, meetings", [("one before", 1), ("wanted twice", 2), ("rows", 1)])
 def test_what_the_sum_was_before_is_parts_too(name, meetings, target):
-    """Threads meet once, behind the loop; once more where somebody else wants what it was before."""
+    """Threads meet once, behind the loop; once more where another use needs what it was before."""
     module, _ = compiled(name, "defer-reductions", target)
     meet = [
         op

@@ -147,31 +147,24 @@ def test_what_is_precomputed(number, posted):
         np.full((200, 72), np.nan, np.float32),
     )
     run(modules[LAST], [a, b, c, s, 4], (4, 2, 1), seed=1, resident=2)
-    for i in range(4):
-        for j in range(2):
-            first, end = (
-                ((i + 4) // 3 * 7 + (j * 5 + 4) % 3 + (i * j + 4) % 5) % 2 * 64,
-                min(200, 64 * i + 64),
-            )
 
-            def look(by):
-                return sum(
-                    float(
-                        s[
-                            ((i * (t + by) + j * 4) % 7 + (i + 4 + t) // 3 * (t + 1)) % 5
-                            + (j + t) % 3
-                        ]
-                    )
-                    for t in range(number)
-                )
+    def look(i, j, by):
+        places = (
+            ((i * (t + by) + j * 4) % 7 + (i + 4 + t) // 3 * (t + 1)) % 5 + (j + t) % 3
+            for t in range(number)
+        )
+        return sum(float(s[place]) for place in places)
 
-            rows, columns = slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64)
-            want = (
-                np.float64(a[rows, first:end]) @ np.float64(b[first:end, columns])
-                + len(range(first, end, 64)) * look(3)
-                + look(4)
-            )
-            np.testing.assert_array_equal(c[rows, columns], want)
+    for i, j in np.ndindex(4, 2):
+        first = ((i + 4) // 3 * 7 + (j * 5 + 4) % 3 + (i * j + 4) % 5) % 2 * 64
+        end = min(200, 64 * i + 64)
+        rows, columns = slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64)
+        want = (
+            np.float64(a[rows, first:end]) @ np.float64(b[first:end, columns])
+            + len(range(first, end, 64)) * look(i, j, 3)
+            + look(i, j, 4)
+        )
+        np.testing.assert_array_equal(c[rows, columns], want)
 
 
 @assembler
@@ -180,21 +173,15 @@ def test_it_assembles_clean():
     assert any(p.kind == "workspace" and p.bytes == 4 for p in program.interface.parameters)
 
 
-def test_the_counter_is_zero_again():
+def test_the_counter_is_zero_again(monkeypatch):
     """Blocks claim each program once, whatever the order: as often as there are programs, and then
     the counter starts over.
     """
-    kernel = compiled()[0][LAST]
+    kernel, launches, start = compiled()[0][LAST], [], level4.Launch.fill
+    monkeypatch.setattr(level4.Launch, "fill", lambda self: (launches.append(self), start(self))[1])
     for m, n, resident in ((264, 136, 2), (64, 64, 3), (200, 200, 7)):
-        launches = []
-        start, level4.Launch.fill = (
-            level4.Launch.fill,
-            lambda self: (launches.append(self), start(self))[1],
-        )
-        try:
-            check(kernel, m, n, resident=resident)
-        finally:
-            level4.Launch.fill = start
+        launches.clear()
+        check(kernel, m, n, resident=resident)
         assert launches[0].counter == 0
 
 

@@ -57,7 +57,7 @@ def epilogue(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
 
 
 def looped(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
-    """A loop along k, rows scaled by their own sums; what is loaded is overwritten by its own part."""
+    """A loop along k, rows scaled by their own sums; a part overwrites only what it has loaded."""
     acc, largest = tkc.zeros((M, N), c.dtype), tkc.full((M,), -100, c.dtype)
     for k in tkc.range(0, K, 16):
         x = tkc.load(a, (0, k), (M, 16))
@@ -107,7 +107,7 @@ def everything(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr)
 
 
 def counted(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
-    """A loop that stores the result, and carries what it loads whole; a branch gives something too."""
+    """A loop that stores the result, and carries what it loads whole; a branch has results too."""
     x, total, last = (
         tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))),
         tkc.zeros((16,), c.dtype),

@@ -1,4 +1,4 @@
-"""Programs that read what they have written: no copy runs ahead of a store that may touch its bytes.
+"""Programs that read what they have written: no copy passes a store that may touch its bytes.
 
 Each kernel runs compiled, with its threads, under the happens-before check, and gives what the
 program in its order gives.

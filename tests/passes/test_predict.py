@@ -242,7 +242,10 @@ def test_longer_loops_cost_iterations():
 
 
 LITTLE = """builtin.module {
-  tile.kernel @little(%x : !tile.array<?xf32, "shape 4 strides =1 align 16">) {level = 4 : i64, warps = 4 : i64, shared_bytes = 200000 : i64, target = "sm_90a", argument_names = ["x"]} {
+  tile.kernel @little(%x : !tile.array<?xf32, "shape 4 strides =1 align 16">) {
+    level = 4 : i64, warps = 4 : i64, shared_bytes = 200000 : i64, target = "sm_90a",
+    argument_names = ["x"]
+  } {
     %full = tile.mbarriers 0 : !tile.barriers<1>
     tile.mbarrier_init %full {count = 1 : i64} : (!tile.barriers<1>)
     tile.roles {

@@ -291,7 +291,9 @@ def last(case: Case):
 
 @EVERY
 def test_every_level(case):
-    """Level 0 against what the passes make of it, down to threads under the happens-before check."""
+    """Level 0 against every level that the passes make of it; level 4 with the happens-before
+    check.
+    """
     BM, BN, BK = case.block
     for module in without_threads(compiled(case)[0]):
         check(module, case, BM + 5, BN - 7, 2 * BK - 7)

@@ -92,7 +92,9 @@ def test_assembles_clean(form):
 
 @EVERY
 def test_a_stage_is_given_back_when_it_has_been_read(form):
-    """By every warp, the one that sent it behind a wait; nobody waits for a subtile before he writes."""
+    """By every warp, the one that sent it behind a wait; no warp waits for a subtile before it
+    writes one.
+    """
     consumer = role(last(form), "consumer")
     waits = [op for op in consumer.walk() if isinstance(op, threads.BulkWait)]
     assert (

@@ -333,8 +333,8 @@ def test_the_roles(form):
     assert {op.to is not None for op in producer.walk() if isinstance(op, threads.TmaLoad)} >= {
         shares
     } and shares == (plan.cluster == (2, 1))
-    # the output: 16-bit tiles leave by the copy engine, in subtiles of 64 rows a warpgroup and as many
-    # columns as a swizzle is wide
+    # the output: 16-bit tiles are stored by the copy engine, in subtiles of 64 rows a warpgroup and
+    # as many columns as a swizzle is wide
     outs = (form.out is not tkc.float32) + ("second" in form.epilogue)
     width = next(
         (w for w in (64, 32, 16) if w <= plan.columns and BN % w == 0 and BM % 64 == 0), None

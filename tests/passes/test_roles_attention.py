@@ -209,9 +209,10 @@ RELEASED = {
     # them
 }
 # A slot of the claims is read before the stage of Q of the same program is given back, and Q has as
-# many stages: who may load the Q after next may post, too.
-# (tests/passes/test_dynamic_tile_scheduler.py has a kernel without such a ring.) What is posted, is so before the
-# program's last V is asked for, for which the consumers wait before they read the slot.
+# many stages: once the Q after next may be loaded, the slot may be written, too.
+# (tests/passes/test_dynamic_tile_scheduler.py has a kernel without such a ring.) What is broadcast,
+# is so before the copy of the program's last V is issued, for which the consumers wait before they
+# read the slot.
 IMPLIED = {
     *(
         f"{change}: mbarrier_wait empty 4 in producer{nth}"

@@ -83,7 +83,7 @@ def test_it_assembles_clean(form):
 
 
 def test_the_cache_is_told():
-    """Rows, which the raster reads again, stay; columns go first. Without a raster nothing is said."""
+    """Rows, which the raster reads again, stay; columns go first. Without a raster no hint."""
     text = emit(last(FORMS[0]), target("sm_90a")).text
     assert text.count(".L2::cache_hint") == 2 and all(
         str(policy) in text for policy in POLICIES.values()

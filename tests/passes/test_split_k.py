@@ -118,7 +118,7 @@ def test_the_same_bits_whoever_is_last():
 
 @EVERY
 def test_the_workspace(form):
-    """Parts and a counter for each block of the output; the counter is set back by whoever is last."""
+    """Parts and a counter for each block of the output; the last program resets the counter."""
     interface, kernel = emit(last(form), target("sm_90a")).interface, last(form).body.block.first_op
     parts, (BM, BN, _) = dict(form.options)["split_k"], form.block
     assert interface.split == parts and sorted(

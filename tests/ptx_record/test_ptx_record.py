@@ -1,6 +1,4 @@
-"""A sample of the recorded kernels still compiles to the recorded PTX; `make ptx-record` compiles all
-of them.
-"""
+"""A sample of the recorded kernels compiles to the recorded PTX; `make ptx-record` has them all."""
 
 import subprocess
 import sys

@@ -76,10 +76,9 @@ def times(monkeypatch, seconds):
 # --------------------------------------------------------------------------------------------------
 def test_arrays_elsewhere_are_not_chosen_for_again(monkeypatch):
     t, chosen, kept = tuned(measure=False), [], []
+    choose = type(t)._choose
     monkeypatch.setattr(
-        type(t),
-        "_choose",
-        lambda self, *args, choose=type(t)._choose: (chosen.append(args), choose(self, *args))[1],
+        type(t), "_choose", lambda self, *args: (chosen.append(args), choose(self, *args))[1]
     )
     for _round in range(4):
         kept.append(arrays())

@@ -246,7 +246,8 @@ def outer(step):
     def kernel(x, out, n, BLOCK: tkc.constexpr = 64):
         """Doubles."""
         i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
-        tkc.store(out.ptr + i, shift(helper(tkc.load(x.ptr + i, mask=i < n))) + TABLE[1] + step, mask=i < n)
+        value = shift(helper(tkc.load(x.ptr + i, mask=i < n))) + TABLE[1] + step
+        tkc.store(out.ptr + i, value, mask=i < n)
     return kernel
 
 kernel = outer(1)

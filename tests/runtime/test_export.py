@@ -76,18 +76,23 @@ def test_a_c_program_launches_a_compiled_kernel(tmp_path):
         r"""
         #include <stdio.h>
         #include "add.h"
+        static void refused(int status) { printf("%d %s\n", status, tkc_add_error()); }
         int main(void) {
             tkc_add k;
-            tkc_array x = { 0x10000, { 1024 }, { 1 } }, y = { 0x20000, { 1024 }, { 1 } }, out = { 0x30000, { 1024 }, { 1 } };
-            tkc_array odd = { 0x10004, { 1024 }, { 1 } }, strided = { 0x10000, { 1024 }, { 2 } }, ragged = { 0x10000, { 1000 }, { 1 } };
+            tkc_array x = { 0x10000, { 1024 }, { 1 } };
+            tkc_array y = { 0x20000, { 1024 }, { 1 } };
+            tkc_array out = { 0x30000, { 1024 }, { 1 } };
+            tkc_array odd = { 0x10004, { 1024 }, { 1 } };
+            tkc_array strided = { 0x10000, { 1024 }, { 2 } };
+            tkc_array ragged = { 0x10000, { 1000 }, { 1 } };
             unsigned grid[3] = { 16, 1, 1 }, empty[3] = { 16, 0, 1 }, huge[3] = { 1, 70000, 1 };
             if (tkc_add_load(&k)) return 1;
             printf("%d\n", tkc_add_launch(&k, grid, (CUstream)77, &x, &y, &out, 1000));
             printf("%d\n", tkc_add_launch(&k, empty, 0, &x, &y, &out, 1000));
-            printf("%d %s\n", tkc_add_launch(&k, huge, 0, &x, &y, &out, 1000), tkc_add_error());
-            printf("%d %s\n", tkc_add_launch(&k, grid, 0, &odd, &y, &out, 1000), tkc_add_error());
-            printf("%d %s\n", tkc_add_launch(&k, grid, 0, &x, &strided, &out, 1000), tkc_add_error());
-            printf("%d %s\n", tkc_add_launch(&k, grid, 0, &x, &y, &ragged, 1000), tkc_add_error());
+            refused(tkc_add_launch(&k, huge, 0, &x, &y, &out, 1000));
+            refused(tkc_add_launch(&k, grid, 0, &odd, &y, &out, 1000));
+            refused(tkc_add_launch(&k, grid, 0, &x, &strided, &out, 1000));
+            refused(tkc_add_launch(&k, grid, 0, &x, &y, &ragged, 1000));
             return tkc_add_unload(&k);
         }""",
         [p.size for p in interface.parameters],
@@ -166,7 +171,11 @@ def test_a_workspace_that_depends_on_the_grid(tmp_path, gpu, split):
         #include "k.h"
         int main(void) {
             tkc_k k; unsigned g[3] = { 3, 2, 1 }, other[3] = { 5, 1, 1 };
-            return tkc_k_load(&k) || tkc_k_launch(&k, g, 0) || tkc_k_launch(&k, g, 0) || tkc_k_launch(&k, other, 0) || tkc_k_unload(&k);
+            return tkc_k_load(&k)
+                || tkc_k_launch(&k, g, 0)
+                || tkc_k_launch(&k, g, 0)
+                || tkc_k_launch(&k, other, 0)
+                || tkc_k_unload(&k);
         }""",
         [8, 8, 8],
     )
@@ -191,7 +200,7 @@ def test_a_workspace_that_depends_on_the_grid(tmp_path, gpu, split):
 
 
 def test_what_the_cache_reads_at_once():
-    """As in tensor_maps.promotion: fewer bytes where rows cut sectors, and where the plan says so."""
+    """As in tensor_maps.promotion: fewer bytes where rows cut sectors or the plan says so."""
 
     def text(fetch):
         return source(
@@ -260,7 +269,9 @@ def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(
         f"""
         #include "k.h"
         int main(void) {{
-            tkc_k k; tkc_array a = {array(ARRAYS[0])}, b = {array(ARRAYS[1])}; unsigned g[3] = {{ {", ".join(map(str, grid))} }};
+            tkc_k k;
+            tkc_array a = {array(ARRAYS[0])}, b = {array(ARRAYS[1])};
+            unsigned g[3] = {{ {", ".join(map(str, grid))} }};
             return tkc_k_load(&k) || tkc_k_launch(&k, g, 0, &a, &b, 0.5) || tkc_k_unload(&k);
         }}""",
         [p.size for p in PARAMETERS],
@@ -480,8 +491,12 @@ def test_whole_kernels_are_launched_as_from_python(tmp_path, gpu, number, target
         f"""
         #include "k.h"
         int main(void) {{
-            tkc_k k; unsigned grid[3] = {{ {", ".join(map(str, extents))} }}; {" ".join(declared)}
-            return tkc_k_load(&k) || tkc_k_launch(&k, grid, 0, {", ".join(names)}) || tkc_k_unload(&k);
+            tkc_k k;
+            unsigned grid[3] = {{ {", ".join(map(str, extents))} }};
+            {" ".join(declared)}
+            return tkc_k_load(&k)
+                || tkc_k_launch(&k, grid, 0, {", ".join(names)})
+                || tkc_k_unload(&k);
         }}""",
         [p.size for p in interface.parameters],
     )
@@ -538,8 +553,12 @@ def test_whole_kernels_refuse_what_they_were_not_compiled_for(tmp_path, number):
         #include <stdio.h>
         #include "k.h"
         int main(void) {{
-            tkc_k k; unsigned grid[3] = {{ {", ".join(map(str, extents))} }}, huge[3] = {{ 70000, 70000, 70000 }}; {" ".join(declared)}
-            tkc_k_load(&k); {tries}
+            tkc_k k;
+            unsigned grid[3] = {{ {", ".join(map(str, extents))} }};
+            unsigned huge[3] = {{ 70000, 70000, 70000 }};
+            {" ".join(declared)}
+            tkc_k_load(&k);
+            {tries}
             printf("%d %s\\n", tkc_k_launch(&k, huge, 0, {", ".join(names)}), tkc_k_error());
             return tkc_k_unload(&k);
         }}""",

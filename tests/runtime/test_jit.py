@@ -20,6 +20,15 @@ def fresh(kernel) -> JitFunction:
     return JitFunction(kernel.fn)
 
 
+def counted_binds(monkeypatch, kernel: JitFunction) -> list:
+    """The arguments of each later call that the kernel binds."""
+    bound, bind = [], kernel._bind
+    monkeypatch.setattr(
+        kernel, "_bind", lambda *args, **kwargs: (bound.append(args), bind(*args, **kwargs))[1]
+    )
+    return bound
+
+
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1009])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64])
 def test_a_kernel_runs_on_numpy_arrays(n, dtype):
@@ -51,12 +60,7 @@ def test_a_call_like_the_one_before_is_found_in_the_launch_cache(monkeypatch):
     ):
         arguments = (x, x, out, 100)[: 4 - ("n" in named)]
         k[grid](*arguments, **named)
-        bound = []
-        monkeypatch.setattr(
-            k,
-            "_bind",
-            lambda *args, bind=k._bind, **kwargs: (bound.append(args), bind(*args, **kwargs))[1],
-        )
+        bound = counted_binds(monkeypatch, k)
         out[:] = 0
         k[grid](*arguments, **named)
         assert (out == 2).all() and not bound

@@ -314,7 +314,7 @@ def changes():
 
 
 def test_every_change_reaches_the_driver(machine):
-    """Random calls, each also made by a kernel without launch caches: the driver cannot tell them apart.
+    """Random calls, each also made by a kernel without launch caches: the driver sees the same.
     Every fact of a specialization is among what changes.
     """
     random_, calls, grids, seen = random.Random(6), changes(), (1, (4,), (2, 2)), set()
@@ -528,8 +528,8 @@ def test_from_threads(machine):
 
 
 def test_nothing_is_kept(machine):
-    """References are given back; a kernel that is dropped goes with its launch caches, and its arrays are
-    nobody's but the caller's.
+    """References are given back; a kernel that is dropped goes with its launch caches, and only the
+    caller keeps its arrays.
     """
     k, arguments = JitFunction(add.fn), (*three(), int("1000"))  # a number of its own
     for _ in range(3):

@@ -21,7 +21,8 @@ def twice(x, out, BLOCK: tkc.constexpr):
 def cases(device):
     x, out = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
     yield {{"name": "NAME", "shape": (100,), "dtype": "float32", "tolerance": 1e-6, "bytes": 800,
-           "run": lambda: twice[2](x, out, {block}), "error": lambda: float(abs(out - 2 * x).max())}}
+           "run": lambda: twice[2](x, out, {block}),
+           "error": lambda: float(abs(out - 2 * x).max())}}
 
 def kernels(): return [(twice, {{"x": "f32[128]", "out": "f32[128]", "BLOCK": 64}}, 2)]
 """
