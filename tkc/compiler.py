@@ -1,7 +1,7 @@
 """The compiler, top to bottom: `compile` is its list of steps, `Compiled` what comes out.
 
-    Python function --trace--> level 0 --the passes of tkc.passes.pipeline--> level 4 --emit--> PTX        (a GPU)
-                                      \\--tkc.codegen.cpu--> machine code of the host                      (target "cpu")
+    Python function --trace--> level 0 --tkc.passes.pipeline--> level 4 --emit--> PTX
+                                      \\--tkc.codegen.cpu--> machine code of the host
 
 The steps are imported inside `compile`: a Compiled that comes from the disk cache needs none of
 them.
@@ -116,7 +116,7 @@ class Interpreted:
         self.module = module
         for op in inline:
             try:
-                op.function
+                _ = op.function
             except LookupError as e:
                 raise CompileError(str(e), location_of(op)) from None
 

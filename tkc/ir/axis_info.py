@@ -1,10 +1,12 @@
-"""Contiguity of index and pointer tiles: along one axis, how far do neighbours differ by 1, and how
-far not at all?
+"""Contiguity of index and pointer tiles: how far neighbours differ by 1, and how far by nothing.
 
-    %i = tile.arange 0 : tile<1024xi32>              run 1024, same 1, divisor 0 (starts at 0)
-    %b = tile.splat (%pid * 1024)                    run 1, same 1024, divisor 1024
-    %i + %b                                          run 1024, same 1, divisor 1024
-    (%i + %b) < splat(%n), n a multiple of 16        same 16: a vector of 16 is inside or outside as a whole
+Along one axis:
+
+    %i = tile.arange 0 : tile<1024xi32>        run 1024, same 1, divisor 0 (starts at 0)
+    %b = tile.splat (%pid * 1024)              run 1, same 1024, divisor 1024
+    %i + %b                                    run 1024, same 1, divisor 1024
+    (%i + %b) < splat(%n)                      same 16 where n is a multiple of 16: a vector of 16
+                                               is inside or outside as a whole
 
 `run` and `same` are of aligned groups: coordinates [g·run, (g + 1)·run) hold v, v + 1, …, and the v
 of each group is a multiple of `divisor` (0: of everything). Where numbers wrap, what is left of a
@@ -210,7 +212,7 @@ def _moved(found: Along, by: int) -> Along:
 
 
 def _step(a: Along, b: Along) -> int:
-    """`a < b` with a running and b standing still changes only at multiples of what divides both."""
+    """`a < b` with a running and b constant changes only at multiples of what divides both."""
     return gcd(a.run, b.same, a.divisor, b.divisor)
 
 

@@ -1,15 +1,16 @@
-"""Element-wise operations: one class each, made from the table FUNCTIONS, the same from level 0 to
-level 4.
+"""Element-wise operations: one class each, made from the table FUNCTIONS, the same at every level.
 
 All operands are scalars of one type, or tiles of one type (same shape, element and, from level 1
 on, layout):
 
-    %c = tile.add %a, %b : !tile.tile<128x64xf32>          %q = tile.lt %a, %b : i32       (gives i1)
-    %d = tile.select %q, %a, %b : i32                      %h = tile.cast %c : !tile.tile<128x64xf32> to !tile.tile<128x64xbf16>
+    %c = tile.add %a, %b : !tile.tile<128x64xf32>
+    %h = tile.cast %c : !tile.tile<128x64xf32> to !tile.tile<128x64xbf16>
+    %q = tile.lt %a, %b : i32                           (gives i1)
+    %d = tile.select %q, %a, %b : i32
 
-Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of
-float32 is within 2 ulp, `div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in
-float32 and rounded once.
+Numerics: integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of float32 is
+within 2 ulp, `div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in float32 and
+rounded once.
 """
 
 from __future__ import annotations
@@ -333,14 +334,14 @@ class Cast(_Conversion):
 
 @irdl_op_definition
 class Bitcast(_Conversion):
-    """Another element type of the same width, by bits; also a pointer from or to a 64-bit integer."""
+    """Another element type of the same width, by bits; also pointers to or from 64-bit integers."""
 
     name = "tile.bitcast"
 
 
 @irdl_op_definition
 class PointerAdd(TileOperation):
-    """Pointers moved by a number of elements (any integer type; the sum is a mathematical integer)."""
+    """Pointers moved by a number of elements, of any integer type; the sum does not wrap."""
 
     name = "tile.pointer_add"
     __form__ = "pointer offset"
@@ -422,12 +423,8 @@ MEANINGS: dict[str, Callable] = {}
 
 def meaning_of(function: Callable) -> str:
     """The name under which a function is known to be a meaning."""
-    name, n = (
-        (
-            f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', getattr(function, '__name__', 'f'))}"
-        ),
-        0,
-    )
+    qualified = getattr(function, "__qualname__", getattr(function, "__name__", "f"))
+    name, n = f"{getattr(function, '__module__', '')}:{qualified}", 0
     while MEANINGS.setdefault(f"{name}#{n}" if n else name, function) is not function:
         n += 1
     return f"{name}#{n}" if n else name

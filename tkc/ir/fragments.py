@@ -1,8 +1,7 @@
-"""Instruction fragments as data: what tensor-core instructions want in which register, as instances
-of `Layout`.
+"""Instruction fragments as data: what tensor-core instructions want in which register.
 
-With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's manuals has the same shape, eight rows
-of four lanes:
+Each is an instance of `Layout`. With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's
+manuals has the same shape, eight rows of four lanes:
 
     accumulator (16 x 8)          A (16 x 16, 16 bits)            B (16 x 8, 16 bits)
     row g or g + 8,               row g or g + 8,                 k  2q, 2q + 1 or 2q + 8, 2q + 9,
@@ -11,31 +10,36 @@ of four lanes:
 In digits a lane is (q, g); what a lane holds next to each other is as many elements as fill a
 32-bit register; then come the rows + 8, then the second half of k:
 
-    accumulator   2:1@1 2:8@0        | 4:2@1 8:1@0        A, 8 bits    4:1@1 2:8@0 2:16@1 | 4:4@1 8:1@0
-    A, 16 bits    2:1@1 2:8@0 2:8@1  | 4:2@1 8:1@0        A, 32 bits   2:8@0 2:4@1        | 4:1@1 8:1@0
-    B is A turned round, without the second eight rows:   B, 16 bits   2:1@0 2:8@0        | 4:2@0 8:1@1
+    accumulator    2:1@1 2:8@0         | 4:2@1 8:1@0
+    A, 8 bits      4:1@1 2:8@0 2:16@1  | 4:4@1 8:1@0
+    A, 16 bits     2:1@1 2:8@0 2:8@1   | 4:2@1 8:1@0
+    A, 32 bits     2:8@0 2:4@1         | 4:1@1 8:1@0
+    B, 16 bits     2:1@0 2:8@0         | 4:2@0 8:1@1     (A transposed, without the second eight
+                                                         rows)
 
-A wgmma accumulator of 64 x n is four warps of this under each other, so its rows are 16 w + g + 8
-i; A from
-registers likewise.  One register of a `Layout` is one element: `pack` consecutive ones share a 32-bit register.
+A wgmma accumulator of 64 x n is four warps of this under each other, so its rows are
+16 w + g + 8 i; A from registers likewise. One register of a `Layout` is one element: `pack`
+consecutive ones share a 32-bit register.
 
-**Order.**  Whole tiles repeat the instruction's fragment.  Registers count, fastest first: inside one instruction;
-the instructions along k (of A and B) or n (of the accumulator); the instructions along m (A,
-accumulator) or n (B). So the operands of instruction (m, n, k) are consecutive registers, starting
-at a multiple of their number:
+**Order.** Whole tiles repeat the instruction's fragment. Registers count, fastest first: inside one
+instruction; the instructions along k (of A and B) or n (of the accumulator); the instructions along
+m (A, accumulator) or n (B). So the operands of instruction (m, n, k) are consecutive registers,
+starting at a multiple of their number (K, N: how many instructions):
 
-    A[(m * K + k) * a :][:a]       B[(n * K + k) * b :][:b]       C[(m * N + n) * c :][:c]     (K, N: how many instructions)
+    A[(m * K + k) * a :][:a]       B[(n * K + k) * b :][:b]       C[(m * N + n) * c :][:c]
 
 and an accumulator cast to 16 bits *is* the A operand of the next product, register for register
 (attention's P):
 
 >>> from tkc.ir.layout import movement
->>> movement(wgmma_accumulator(64, 128), wgmma_a(64, 128)), movement(mma_accumulator(64, 32, 4, 1), mma_a(64, 32, 4, 1))
-('none', 'none')
+>>> movement(wgmma_accumulator(64, 128), wgmma_a(64, 128))
+'none'
+>>> movement(mma_accumulator(64, 32, 4, 1), mma_a(64, 32, 4, 1))
+'none'
 
-**Warps.**  A tile of more than one warp (mma) or warpgroup (wgmma) is dealt out in turn: warp w_m + warps_m * w_n has
-the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices of m, n and k are
-choices of registers.
+**Warps.** A tile of more than one warp (mma) or warpgroup (wgmma) is dealt out in turn: warp
+w_m + warps_m * w_n has the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices
+of m, n and k are choices of registers.
 """
 
 from __future__ import annotations
@@ -106,9 +110,9 @@ def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
     """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's
     registers, no shuffle.
 
-    A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A wants four neighbours.  A sum does not
-    mind in which order its terms come, so slot 4q + e of 16 takes column 2q + e % 2 + 8 (e / 2);
-    B's rows must follow.
+    A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A wants four
+    neighbours. A sum does not depend on the order of its terms, so slot 4q + e of 16 takes column
+    2q + e % 2 + 8 (e / 2); B's rows must follow.
     """
     return Layout(
         (m, k),
@@ -248,9 +252,10 @@ def instructions_for(a: str, b: str, accumulator: str, target: int) -> tuple[Mma
 class MatrixPlan:
     """How ldmatrix or stmatrix moves a tile between registers and shared memory.
 
-    The instructions move matrices of eight rows of 16 bytes.  Instruction i moves `words[i]`, each a 32-bit register
-    of packed elements (register numbers, low half first); lane l gives the address of the chunk
-    whose first element is at `layout.coords(*first[i][l], warp)`, that is `rows[warp, i, l]`.
+    The instructions move matrices of eight rows of 16 bytes. Instruction i moves `words[i]`, each a
+    32-bit register of packed elements (register numbers, low half first); lane l gives the address
+    of the chunk whose first element is at `layout.coords(*first[i][l], warp)`, that is
+    `rows[warp, i, l]`.
 
     Stores may *exchange*: in the upper 16 lanes instruction i moves the words of instruction
     `exchanged[i]`, and the other way round. Where the eight rows of each are every second row,
@@ -287,11 +292,11 @@ def matrix_access(
     """How ldmatrix (or stmatrix) moves the whole tile, or None if these instructions do not fit the
     two layouts.
 
-    Lane (q, g) gets word q of row g.  Plain: a word's elements and q run along shared memory's fastest axis, and the
-    eight g may be any rows.  Transposed (16 bits): g runs along the fastest axis, and the word's two elements and q
-    may be any rows.  So either the lower or the upper lanes must fill one chunk; that is the whole condition.
-    Elements of 8 bits are transposed in pairs: two neighbours along the fastest axis are one of the
-    16 bits.
+    Lane (q, g) gets word q of row g. Plain: a word's elements and q run along shared memory's
+    fastest axis, and the eight g may be any rows. Transposed (16 bits): g runs along the fastest
+    axis, and the word's two elements and q may be any rows. So either the lower or the upper lanes
+    must fill one chunk; that is the whole condition. Elements of 8 bits are transposed in pairs:
+    two neighbours along the fastest axis are one of the 16 bits.
     """
     fast, p = shared.fast, 32 // bits if bits in (8, 16, 32) else 0
     chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])

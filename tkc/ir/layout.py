@@ -1,24 +1,24 @@
 """Register layouts: which thread holds which element of a tile, as plain integer arithmetic.
 
-A tile is an n-dimensional box of elements.  The hardware has four places to spread it over: the registers of a
-thread, the 32 lanes of a warp, the warps of a block and the blocks of a cluster.  A `Layout` answers one question,
+A tile is an n-dimensional box of elements. The hardware has four places to spread it over: the
+registers of a thread, the 32 lanes of a warp, the warps of a block and the blocks of a cluster. A
+`Layout` answers one question,
 
     (register, lane, warp, block)  ->  coordinates of the element held there
 
-and every other question (who owns an element, may this load be vectorised, does a conversion need
-shared memory)
-is arithmetic on the answer.  We map from hardware to tile, not back, because an element may have several owners
-(*replication*: a row maximum that every thread of a row holds) but a register holds exactly one
-element.
+and every other question (which threads own an element, may this load be vectorised, does a
+conversion need shared memory) is arithmetic on the answer. The map goes from hardware to tile, not
+back, because an element may have several owners (*replication*: a row maximum that every thread of
+a row holds) but a register holds exactly one element.
 
 
 Digits
 ------
-Think of a clock: 3723 seconds are 1 h 2 min 3 s.  Seconds, minutes and hours are *digits* of extent 60, 60 and 24
-and each moves time by its stride 1, 60 and 3600.  A layout does the same to each hardware index: it is written in
-digits, least significant first, and a `Digit(extent, axis, stride)` of value v moves the coordinate
-on `axis` by
-v * stride.  Extents are any whole number, so twelve warps, 96 columns or wgmma's n = 176 need no special case.
+As 3723 seconds are 1 h 2 min 3 s: seconds, minutes and hours are *digits* of extent 60, 60 and 24,
+and each moves time by its stride 1, 60 and 3600. A layout does the same to each hardware index: it
+is written in digits, least significant first, and a `Digit(extent, axis, stride)` of value v moves
+the coordinate on `axis` by v * stride. Extents are any whole number, so twelve warps, 96 columns or
+wgmma's n = 176 need no special case.
 
 Take the accumulator of `mma.m16n8k16`, a tile of 16 x 8 in one warp, four registers a thread:
 
@@ -27,18 +27,23 @@ Take the accumulator of `mma.m16n8k16`, a tile of 16 x 8 in one warp, four regis
     register r = r0 + 2 r1          row    = 8 r1 + l1
     lane     l = l0 + 4 l1          column = r0 + 2 l0
 
+    r0, the lower bit of the register: the next column
+    r1, the upper bit of the register: eight rows on
+    l0 = lane % 4: two columns on
+    l1 = lane / 4: the next row
+
 Cell by cell, "lane.register":
 
               col 0    1    2    3    4    5    6    7
-     row  0     0.0  0.1  1.0  1.1  2.0  2.1  3.0  3.1        r0 = the lower bit of the register: next column
-     row  1     4.0  4.1  5.0  5.1  6.0  6.1  7.0  7.1        l0 = lane % 4: two columns on
-       ...                                                    l1 = lane / 4: next row
+     row  0     0.0  0.1  1.0  1.1  2.0  2.1  3.0  3.1
+     row  1     4.0  4.1  5.0  5.1  6.0  6.1  7.0  7.1
+       ...
      row  7    28.0 28.1 29.0 29.1 30.0 30.1 31.0 31.1
-     row  8     0.2  0.3  1.2  1.3  2.2  2.3  3.2  3.3        r1 = the upper bit of the register: eight rows on
+     row  8     0.2  0.3  1.2  1.3  2.2  2.3  3.2  3.3
        ...
      row 15    28.2 28.3 29.2 29.3 30.2 30.3 31.2 31.3
 
-The whole fragment zoo of NVIDIA's manuals is such one-liners (fragments.py).  A wgmma accumulator of 64 x 256 is
+Every fragment of NVIDIA's manuals is such a line (fragments.py). A wgmma accumulator of 64 x 256 is
 
     64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0
 
@@ -47,15 +52,16 @@ the same picture, repeated 32 times to the right by registers and 4 times down b
 
 Three rules
 -----------
-*Each axis is a number system.*  Sorted by stride, the digits of one axis are strides 1, e0, e0 e1, ...; so the
-coordinates fill a box (`padded_shape`) and each is reached exactly once, apart from replication.
+*Each axis is a number system.* Sorted by stride, the digits of one axis are strides 1, e0, e0 e1,
+...; so the coordinates fill a box (`padded_shape`) and each is reached exactly once, apart from
+replication.
 
-*Padding.*  `shape` may be smaller than the box: 7 rows live in a box of 8.  Coordinates >= shape are padding; what
-a register holds there is nobody's business.
+*Padding.* `shape` may be smaller than the box: 7 rows are held in a box of 8. Coordinates >= shape
+are padding; what a register holds there is undefined.
 
-*Replication.*  A digit `extent:*` (axis -1) moves nothing: its copies hold the same element.  Reducing a tile over
-an axis turns the lane and warp digits of that axis into replication, which is why a row statistic
-meets its tile again without moving any data:
+*Replication.* A digit `extent:*` (axis -1) moves nothing: its copies hold the same element.
+Reducing a tile over an axis turns the lane and warp digits of that axis into replication, which is
+why a row statistic meets its tile again without moving any data:
 
 >>> acc = Layout.parse("64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0")
 >>> print(acc.drop(1))
@@ -67,9 +73,9 @@ meets its tile again without moving any data:
 >>> movement(acc, blocked((64, 256), vector=8, warps=4)), movement(acc, acc)
 ('warps', 'none')
 
-Coordinates add up: coords(r, l, w, b) = offsets of r + of l + of w + of b, digit by digit, without carries.  Code
-generation leans on that: lane and warp make one runtime base, the register becomes a constant in
-the address.
+Coordinates add up: coords(r, l, w, b) = offsets of r + of l + of w + of b, digit by digit, without
+carries. Code generation uses that: lane and warp make one runtime base, the register becomes a
+constant in the address.
 """
 
 from __future__ import annotations
@@ -373,7 +379,7 @@ class Layout:
         )
 
     def broadcast(self, axis: int, extent: int) -> Layout:
-        """`axis` (of extent 1) repeated: every thread holds the repetition in registers of its own."""
+        """`axis` (of extent 1) repeated: every thread holds the repetition in its own registers."""
         axis = self._axis(axis)
         if self.padded_shape[axis] != 1:
             raise LayoutError(
@@ -404,7 +410,7 @@ class Layout:
         return self._rebuild(operand_shape, change)
 
     def reshape(self, shape: Sequence[int]) -> Layout:
-        """The same elements in row-major order under another shape, each staying in its register."""
+        """The same elements in row-major order under another shape, each in the same register."""
         shape = tuple(shape)
         if prod(shape) != prod(self.shape):
             raise LayoutError(
@@ -694,11 +700,11 @@ def blocked(
     """A coalesced layout: `vector` neighbours along the fastest axis a thread, then lanes, warps
     and registers outward.
 
-    `order` names the axes, fastest first (default: the last axis is fastest).  `threads_per` and a tuple of `warps`
-    say how many lanes and warps go along each axis.  Otherwise we take the fewest registers, give or take an eighth,
-    and among those the longest contiguous run: 96 columns in vectors of 8 get 4 lanes three times
-    rather than 16
-    lanes of which 4 idle, but 1000 get 32 lanes.  Threads that a small tile leaves over hold copies.
+    `order` names the axes, fastest first (default: the last axis is fastest). `threads_per` and a
+    tuple of `warps` say how many lanes and warps go along each axis. Otherwise the fewest registers
+    are taken, give or take an eighth, and among those the longest contiguous run: 96 columns in
+    vectors of 8 get 4 lanes three times rather than 16 lanes of which 4 idle, but 1000 get 32
+    lanes. Threads that a small tile leaves over hold copies.
     """
     rank, order = len(shape), order or tuple(reversed(range(len(shape))))
     if sorted(order) != list(range(rank)):

@@ -20,10 +20,10 @@ from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
 from tkc.ir.values import block_of, terminator_of, yielded_by
 
-O = TypeVar("O", bound=Operation)
+Op = TypeVar("Op", bound=Operation)
 
 
-def stamp(op: O, like: Operation) -> O:
+def stamp(op: Op, like: Operation) -> Op:
     """Gives an operation (and those inside it) the location of another, where it has none."""
     for inner in op.walk():
         if is_unknown(inner.location):
@@ -31,7 +31,7 @@ def stamp(op: O, like: Operation) -> O:
     return op
 
 
-def before(anchor: Operation, *ops: O) -> O:
+def before(anchor: Operation, *ops: Op) -> Op:
     """Inserts operations before the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
@@ -39,7 +39,7 @@ def before(anchor: Operation, *ops: O) -> O:
     return ops[-1]
 
 
-def after(anchor: Operation, *ops: O) -> O:
+def after(anchor: Operation, *ops: Op) -> Op:
     """Inserts operations after the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
@@ -57,7 +57,7 @@ class Builder:
     def __init__(self, anchor: Operation):
         self.anchor = anchor
 
-    def do(self, op: O) -> O:
+    def do(self, op: Op) -> Op:
         return before(self.anchor, op)
 
     def __call__(self, op: Operation) -> SSAValue:

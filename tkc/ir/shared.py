@@ -1,16 +1,26 @@
-"""Levels 1 to 3: layouts, shared buffers and asynchronous copies, ordered by data flow and tokens
-alone.
+"""Levels 1 to 3: layouts, shared buffers and asynchronous copies, ordered by data flow and tokens.
 
-    %r = tile.convert %x : (tile<…, "layout a">) -> tile<…, "layout b">               level 1: the one operation that moves data between layouts
+Level 1: one operation moves data between layouts.
 
-    %ring = tile.alloc : !tile.shared<4, 128x64xbf16, "…">                            level 2: shared memory
-    %s = tile.stage %ring[%i] : (…) -> !tile.shared<1, 128x64xbf16, "…">              views: address arithmetic, no code of their own
-    %t = tile.shared_transpose %s {permutation = …}      %u = tile.shared_slice %s [%row, %col] : …
-    tile.write %s, %x          %x = tile.read %s                                      registers <-> shared (ldmatrix, stmatrix or plain, as the layouts allow)
-    tile.copy %a[%m, %k], %s                                                          global -> shared, complete when it returns
+    %r = tile.convert %x : (tile<…, "layout a">) -> tile<…, "layout b">
 
-    %tok = tile.copy_async %a[%m, %k], %s after?(%free) -> !tile.token                level 3: in flight until a wait names its token
-    %ready = tile.wait_copies [%tok …] {pending = 2}                                  what is older than the 2 newest groups has arrived: %ready orders reads
+Level 2: shared memory. Views are address arithmetic, without code of their own; `write` and `read`
+become ldmatrix, stmatrix or plain accesses, as the layouts allow; `copy` is complete when it
+returns.
+
+    %ring = tile.alloc : !tile.shared<4, 128x64xbf16, "…">
+    %s = tile.stage %ring[%i] : (…) -> !tile.shared<1, 128x64xbf16, "…">
+    %t = tile.shared_transpose %s {permutation = …}
+    %u = tile.shared_slice %s [%row, %col] : …
+    tile.write %s, %x                                   registers -> shared
+    %x = tile.read %s                                   shared -> registers
+    tile.copy %a[%m, %k], %s                            global -> shared
+
+Level 3: a copy is in flight until a wait names its token. What is older than the 2 newest groups
+has arrived after the wait below; `%ready` orders reads behind it.
+
+    %tok = tile.copy_async %a[%m, %k], %s after?(%free) -> !tile.token
+    %ready = tile.wait_copies [%tok …] {pending = 2}
     %x = tile.read %s after(%ready)
 
 A token is a data dependency: a `read` takes the token that says its bytes have arrived, so no pass

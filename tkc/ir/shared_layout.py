@@ -1,30 +1,39 @@
 """Shared-memory layouts: coordinates of a tile -> byte offset, the XOR swizzle included.
 
-A warp that reads a column of a row-major tile hits one bank 32 times over.  Hopper's answer, understood by TMA,
-wgmma, ldmatrix and us alike, has two steps.  A tile is first cut into *panels* as wide as the swizzle (128 bytes are
-64 elements of 16 bits); each panel is stored row after row, and panel after panel:
+A warp that reads a column of a row-major tile accesses one bank 32 times over. Hopper's layout
+against that, common to TMA, wgmma, ldmatrix and tkc, has two steps. A tile is first cut into
+*panels* as wide as the swizzle (128 bytes are 64 elements of 16 bits); each panel is stored row
+after row, and panel after panel:
 
-       64x128xb16 swizzle 128                      offset = panel * 8192 + row * 128 + column % 64 * 2
+       64x128xb16 swizzle 128           offset = panel * 8192 + row * 128 + column % 64 * 2
        +-----------+-----------+
-       |  panel 0  |  panel 1  |  64 rows          (8192 = the bytes of one panel = `panel_stride`)
-       +-----------+-----------+
+       |  panel 0  |  panel 1  |  64 rows
+       +-----------+-----------+        8192: the bytes of one panel = `panel_stride`
 
-Then the 16-byte chunks of each row change places: chunk c of row r goes to place c ^ (r % 8).
+Then the 16-byte chunks of each row change places: chunk c of row r goes to place c ^ (r % 8), so
+that any eight chunks of a column or row lie in eight different bank groups.
 
-       place       0  1  2  3  4  5  6  7          In bits of the offset, for every width of swizzle:
+       place       0  1  2  3  4  5  6  7
        row 0       0  1  2  3  4  5  6  7
-       row 1       1  0  3  2  5  4  7  6          ... 9 8 7 | 6 5 4 | 3 2 1 0
-       row 2       2  3  0  1  6  7  4  5              +-+-+   +-+-+
-       row 3       3  2  1  0  7  6  5  4                |       ^       128: [4,7) ^= [7,10)    repeats after 1024
-       row 4       4  5  6  7  0  1  2  3                +--XOR--+        64: [4,6) ^= [7, 9)                  512
-       row 5       5  4  7  6  1  0  3  2                                 32: [4,5) ^= [7, 8)                  256
+       row 1       1  0  3  2  5  4  7  6
+       row 2       2  3  0  1  6  7  4  5
+       row 3       3  2  1  0  7  6  5  4
+       row 4       4  5  6  7  0  1  2  3
+       row 5       5  4  7  6  1  0  3  2
        row 6       6  7  4  5  2  3  0  1
-       row 7       7  6  5  4  3  2  1  0          Column or row, any eight chunks lie in eight different bank groups.
+       row 7       7  6  5  4  3  2  1  0
+
+In bits of the offset, for every width of swizzle:
+
+       ... 9 8 7 | 6 5 4 | 3 2 1 0        128: [4, 7) ^= [7, 10)    repeats after 1024 bytes
+           +-+-+   +-+-+                   64: [4, 6) ^= [7, 9)                    512
+             |       ^                     32: [4, 5) ^= [7, 8)                    256
+             +--XOR--+
 
 The bytes after which the pattern repeats are the *atom*; a buffer starts at a multiple of it, so
-the XOR of an
-offset is the XOR of the address.  Everything whose offset is a multiple of the atom (a stage of a ring, 64 rows, a
-panel) is simply added.  Without a swizzle the tile is dense, or has `pad` spare bytes after each row.
+the XOR of an offset is the XOR of the address. Everything whose offset is a multiple of the atom (a
+stage of a ring, 64 rows, a panel) is simply added. Without a swizzle the tile is dense, or has
+`pad` spare bytes after each row.
 
 Of a tile that the blocks of a cluster deal out along its fastest axis (`spread` of them), each has
 its own part: the buffer is as small as that, and a column stands where it stands in the part.
@@ -35,7 +44,10 @@ tiny operands.
 >>> tile = SharedLayout((64, 128), 16, swizzle=128)
 >>> tile.offset((1, 0)), tile.offset((1, 8)), tile.offset((0, 64)), tile.bytes
 (144, 128, 8192, 16384)
->>> tile.descriptor("k").k_offset(5)                    # the sixth step of 16: 32 bytes into the second panel
+
+The sixth step of 16 elements along k is 32 bytes into the second panel:
+
+>>> tile.descriptor("k").k_offset(5)
 8224
 """
 
@@ -397,9 +409,10 @@ class Descriptor:
 def conflicts(addresses: np.ndarray, access: int) -> int:
     """The most passes that any phase of a warp's access needs; 1 is free of bank conflicts.
 
-    `addresses` [..., lanes] are the lanes' byte addresses (-1: inactive).  The hardware serves 128 bytes at a time:
-    32 lanes of up to 4 bytes, 16 of 8 or 8 of 16.  In such a phase each of the 32 banks gives one 4-byte word a
-    pass, to as many lanes as ask for that word.  (ldmatrix and stmatrix: one phase a matrix, 16 bytes a lane.)
+    `addresses` [..., lanes] are the lanes' byte addresses (-1: inactive). The hardware serves 128
+    bytes at a time: 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16. In such a phase each of the 32
+    banks gives one 4-byte word a pass, to as many lanes as read that word. (ldmatrix and stmatrix:
+    one phase a matrix, 16 bytes a lane.)
     """
     if access not in (1, 2, 4, 8, 16):
         raise LayoutError(

@@ -2,16 +2,23 @@
 
 An operation class states the order of its operands and properties once, e.g. for a load
 
-    __form__ = "array [offsets] mask? other?"      prints      tile.load %a[%m, %k] mask %q {extents = …} : (…) -> …
+    __form__ = "array [offsets] mask? other?"
 
-    name      one operand                    [name]    any number of operands in brackets
+which prints
+
+    tile.load %a[%m, %k] mask %q {extents = …} : (…) -> …
+
+    name      one operand
+    [name]    any number of operands in brackets
     name?     an optional operand, announced by its own name as a keyword
-    name*     any number of operands, in parentheses announced by the name (left out when there are none)
+    name*     any number of operands, in parentheses announced by the name (left out when there are
+              none)
     @name     a property, printed bare if it is a string or an integer; @name? if it is optional
     #text     a keyword that is always there
 
-Properties not named in the form follow in braces, then the types (`: (operands) -> results`), then regions.  Declarative
-formats of xDSL cannot say this: a functional type over several variadic operands is refused there.
+Properties not named in the form follow in braces, then the types (`: (operands) -> results`), then
+regions. Declarative formats of xDSL cannot say this: a functional type over several variadic
+operands is refused there.
 """
 
 from __future__ import annotations
@@ -222,7 +229,7 @@ def optional_attributes(parser: Parser) -> dict[str, Attribute]:
 
 
 def _group_results(definition, types):
-    """Result types as one group a result definition (at most one of them is variadic or optional)."""
+    """Result types as one group a result definition (at most one is variadic or optional)."""
     single = [type(d) is ResultDef for _, d in definition.results]
     spare = len(types) - sum(single)
     groups, at = [], 0

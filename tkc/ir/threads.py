@@ -4,25 +4,41 @@ A kernel's body is run by every thread of the block. `tile.roles` splits it into
 each a group of warps:
 
     tile.roles {
-      tile.role producer {warps = 4, registers = 40, single} { ^0(%who: i32): … }       one elected thread runs the body
-      tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%who: i32): … }  two instances of 4 warps; %who tells which
+      tile.role producer {warps = 4, registers = 40, single} { ^0(%who: i32): … }
+      tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%who: i32): … }
     }
+
+`single`: one elected thread runs the body. `copies`: so many instances of 4 warps each; `%who` is
+the number of the instance.
 
 Inside a role every tile is distributed over one instance's warps, and every operation that issues a
 copy, an arrival or a commit does so once for the instance (its first thread), unless it says
 otherwise. A kernel without roles is one instance of all its warps. Scalars are uniform: every
 thread of the instance has the same value.
 
-    tile.mbarrier_init %full {count = 1}             one thread; made visible by `tile.fence mbarrier_init` and a barrier
-    tile.mbarrier_wait %full[%s] %parity             until the phase of that parity is complete (a fresh barrier: parity 1 is)
-    tile.mbarrier_arrive %empty[%s]                  … to %mask: in each block of the cluster whose bit is set
-    tile.mbarrier_expect %full[%s] {bytes = 49152}   arrive and expect so many bytes
-    tile.tma_load %map[%row, %col] %stage, %full[%s]                  box of %map at coordinates in the array's axes
-    tile.tma_store %map[%row, %col] %subtile            then tile.bulk_commit, tile.bulk_wait 1 {read}
-    tile.fence dot ; %p = tile.dot_async %a, %b acc %old              wgmma: a, b shared views (or a in registers), old a tile or pending
-    tile.dot_commit ; %d = tile.dot_wait 0 [%p]      the only way from pending to a readable tile
-    tile.cp_async %a[…] %stage ; tile.cp_commit ; tile.cp_wait 2
-    tile.send %box %x %full[%s]                      registers to the same place in every block of the cluster, counted by that barrier of each
+    tile.mbarrier_init %full {count = 1}
+        by one thread; made visible by `tile.fence mbarrier_init` and a barrier
+    tile.mbarrier_wait %full[%s] %parity
+        until the phase of that parity is complete (of a fresh barrier: parity 1 is)
+    tile.mbarrier_arrive %empty[%s]
+        … to %mask: in each block of the cluster whose bit is set
+    tile.mbarrier_expect %full[%s] {bytes = 49152}
+        arrive and expect so many bytes
+    tile.tma_load %map[%row, %col] %stage, %full[%s]
+        the box of %map at coordinates in the array's axes
+    tile.tma_store %map[%row, %col] %subtile
+        then tile.bulk_commit, tile.bulk_wait 1 {read}
+    tile.fence dot
+    %p = tile.dot_async %a, %b acc %old
+        wgmma: a, b shared views (or a in registers), old a tile or pending
+    tile.dot_commit
+    %d = tile.dot_wait 0 [%p]
+        the only way from pending to a readable tile
+    tile.cp_async %a[…] %stage
+    tile.cp_commit
+    tile.cp_wait 2
+    tile.send %box %x %full[%s]
+        registers to the same place in every block of the cluster, counted by that barrier of each
 
 Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips
 the parity as it wraps.
@@ -438,7 +454,7 @@ class Barriers(TileOperation):
 
 @irdl_op_definition
 class MbarrierInit(TileOperation):
-    """Every mbarrier of the ring expects `count` arrivals a phase; done by one thread of the block."""
+    """Every mbarrier of the ring expects `count` arrivals a phase; by one thread of the block."""
 
     name = "tile.mbarrier_init"
     __form__ = "barriers"

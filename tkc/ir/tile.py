@@ -1,13 +1,16 @@
-"""Level 0: the block program. Kernels, constants, shapes, reductions, dots and global memory on
-tiles and scalars.
+"""Level 0: the block program.
+
+Kernels, constants, shapes, reductions, dots and global memory on tiles and scalars.
 
     tile.kernel @matmul(%a: !tile.array<?x?xbf16>, …) {warps = 8 : i64} {
       %p = tile.program_id 0 : i32
-      %acc = tile.constant 0.0 : !tile.tile<128x256xf32>      (a splat; a scalar type gives a scalar)
+      %acc = tile.constant 0.0 : !tile.tile<128x256xf32>       (a scalar type gives a scalar)
       %r = scf.for %k = %zero to %K step %bk iter_args(%c = %acc) -> (…) : i32 {
-        %x = tile.load %a[%m, %k] {extents = array<i64: 128, 64>} : (!tile.array<…>, i32, i32) ->
-        !tile.tile<128x64xbf16> … %d = tile.dot %x, %y, %c {precision = "ieee"} : (…) ->
-        !tile.tile<128x256xf32> scf.yield %d : …
+        %x = tile.load %a[%m, %k] {extents = array<i64: 128, 64>} : (!tile.array<…>, i32, i32)
+            -> !tile.tile<128x64xbf16>
+        …
+        %d = tile.dot %x, %y, %c {precision = "ieee"} : (…) -> !tile.tile<128x256xf32>
+        scf.yield %d : …
       }
       tile.return
     }
@@ -635,7 +638,8 @@ class Dot(TileOperation):
             )
         if self.precision.data != "ieee" and element_of(self.a.type) != f32:
             raise VerifyException(
-                f"'tile.dot' of {element_of(self.a.type)}: {self.precision.data} is for operands of f32"
+                f"'tile.dot' of {element_of(self.a.type)}: {self.precision.data} is for operands"
+                " of f32"
             )
 
 
@@ -825,7 +829,7 @@ def _verify_block(op, t: Attribute) -> None:
 
 @irdl_op_definition
 class LoadPointers(TileOperation):
-    """One element from each address (a tile of them, or one); where the mask is false, `other` (0)."""
+    """One element from each address (a tile or one); where the mask is false, `other` (or 0)."""
 
     name = "tile.load_pointers"
     __form__ = "pointers mask? other?"

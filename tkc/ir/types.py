@@ -1,15 +1,20 @@
 """Types of the tile dialect, and what is known of an element type.
 
-    !tile.tile<128x64xbf16>                     a tile; from level 1 on with a layout: !tile.tile<128x64xbf16, "layout text">,
-                                                or in shared memory: !tile.tile<128x64xbf16, shared
-                                                "smem text">
+    !tile.tile<128x64xbf16>                     a tile
+    !tile.tile<128x64xbf16, "layout text">      from level 1 on: in registers, with a layout
+    !tile.tile<128x64xbf16, shared "smem text">
+                                                or in shared memory
     !tile.ptr<bf16>                             an address in global memory
-    !tile.array<?x?xbf16, "strides 8 =1 align 16">   an array argument or view with what its specialization knows
-    !tile.shared<4, 128x64xbf16, "smem text">   a ring of 4 shared-memory buffers (stages 1: a plain buffer)
+    !tile.array<?x?xbf16, "strides 8 =1 align 16">
+                                                an array argument or view with what its
+                                                specialization knows
+    !tile.shared<4, 128x64xbf16, "smem text">   a ring of 4 shared-memory buffers (stages 1: a plain
+                                                buffer)
     !tile.barriers<4>                           mbarriers of a ring
     !tile.token                                 copies in flight (level 3)
     !tile.pending<!tile.tile<…>>                a tile that an asynchronous dot is still computing
-    !tile.map<128x64xbf16, 128>                 a tensor map: the box one TMA moves and its swizzle in bytes
+    !tile.map<128x64xbf16, 128>                 a tensor map: the box one TMA moves and its swizzle
+                                                in bytes
 
 Scalars are the builtin integer and float types: `i32` is signed, `ui32` unsigned, `i1` a truth
 value.
@@ -473,9 +478,10 @@ class MapType(_Shaped, TypeAttribute):
     """A tensor map: `shape` is the box in the order of the array's axes, `swizzle` its width in
     bytes (0: none).
 
-    The box lands in shared memory as SharedLayout(box without the leading 1s, swizzle) says.  `panelled`: the array's
-    last extent is a multiple of the swizzle's width, so that one map with the last axis split in
-    panels moves a box of any width; otherwise a box wider than the swizzle takes one copy a panel.
+    The box is laid out in shared memory as SharedLayout(box without the leading 1s, swizzle) says.
+    `panelled`: the array's last extent is a multiple of the swizzle's width, so that one map with
+    the last axis split in panels moves a box of any width; otherwise a box wider than the swizzle
+    takes one copy a panel.
     """
 
     name = "tile.map"

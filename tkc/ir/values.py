@@ -1,7 +1,7 @@
-"""Typed questions about SSA values: who defines one, and of which type it is.
+"""Typed questions about SSA values: what defines one, and of which type it is.
 
-xDSL says of a value's owner only that it is an operation or a block, and of its type only that it is
-an attribute.  These functions narrow both, for readers and for the type checker:
+xDSL says of a value's owner only that it is an operation or a block, and of its type only that it
+is an attribute. These functions narrow both, for readers and for the type checker:
 
     load = defining_op(value, tile.Load)        the load, or None where something else defines it
     tile_type(value).extents                    raises TypeError where the value is not a tile
@@ -17,11 +17,11 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAVal
 from tkc.ir.layout import Layout
 from tkc.ir.types import ArrayType, MapType, PendingType, PointerType, SharedType, TileType
 
-O = TypeVar("O", bound=Operation)
+Op = TypeVar("Op", bound=Operation)
 A = TypeVar("A", bound=Attribute)
 
 
-def defining_op(value: SSAValue | None, kind: type[O]) -> O | None:
+def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
     """The operation of this class that defines a value; None of other values, and of None."""
     owner = None if value is None else value.owner
     return owner if isinstance(owner, kind) else None
@@ -34,7 +34,7 @@ def owner_op(value: SSAValue) -> Operation:
     return value.owner
 
 
-def owner_of(value: SSAValue, kind: type[O]) -> O:
+def owner_of(value: SSAValue, kind: type[Op]) -> Op:
     """The operation of this class that defines a value. Raises TypeError for another."""
     if not isinstance(value.owner, kind):
         raise TypeError(f"{value} is not the result of {kind.__name__}")
@@ -55,7 +55,7 @@ def block_of(op: Operation) -> Block:
     return op.parent
 
 
-def parent_of(op: Operation, kind: type[O]) -> O:
+def parent_of(op: Operation, kind: type[Op]) -> Op:
     """The operation of this class around an operation's block. Raises TypeError for another."""
     parent = op.parent_op()
     if not isinstance(parent, kind):

@@ -1,13 +1,13 @@
-"""What makes a module well formed at a level: dominance, no value used outside its region, the
-operations the level permits.
+"""What makes a module well formed at a level.
 
-xDSL's own verifier checks types and terminators; it accepts a use before its definition and a value
-that leaves its
-region.  `verify(module)` runs everything and raises VerifyError naming the operation and the user's source line.
+Dominance, no value used outside its region, the operations that the level permits. xDSL's own
+verifier checks types and terminators; it accepts a use before its definition and a value that
+leaves its region. `verify(module)` runs everything and raises VerifyError naming the operation and
+the user's source line.
 
 After each of some twenty passes most operations are what they were: `Verified` remembers what each
-was made of when it was found sound, and xDSL's rules, which ask of an operation nothing but its
-operands, types and properties, are not asked again.
+was made of when it was found sound, and xDSL's rules, which depend only on an operation's operands,
+types and properties, are not checked again.
 """
 
 from __future__ import annotations

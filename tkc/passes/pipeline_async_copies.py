@@ -1,21 +1,29 @@
-"""pipeline-async-copies: level 2 to level 3. Copies run ahead of their use through rings of
-buffers.
+"""pipeline-async-copies: level 2 to level 3. Copies run ahead of their use through rings.
 
 In a loop, a copy whose addresses do not depend on what the loop computes gets a ring of `stages`
 buffers; the copies of the first stages − 1 iterations are issued before the loop, and each
 iteration issues those of the iteration stages − 1 further on:
 
-    scf.for %k = … {                                  %ring = tile.alloc : !tile.shared<3, …>
-      %b = tile.alloc : !tile.shared<1, …>            %t0 = tile.copy_async %a[%m, %k0] %ring[0] mask %k0<ub
-      tile.copy %a[%m, %k] %b                         %t1 = tile.copy_async %a[%m, %k1] %ring[1] mask %k1<ub
-      %x = tile.read %b                       ->      scf.for %k = … iter_args(%s, %p0, %p1 = 0, %t0, %t1) {
-      …                                                 %ready = tile.wait_copies [%p0] {pending = 1}
-    }                                                   %p2 = tile.copy_async %a[%m, %k + 2 step] %ring[%s + 2 mod 3] mask …
-                                                        %x = tile.read %ring[%s] after(%ready)
-                                                        …
-                                                        scf.yield %s + 1 mod 3, %p1, %p2
-                                                      }
-                                                      tile.wait_copies [all] {pending = 0}
+    scf.for %k = … {
+      %b = tile.alloc : !tile.shared<1, …>
+      tile.copy %a[%m, %k] %b
+      %x = tile.read %b
+      …
+    }
+
+becomes
+
+    %ring = tile.alloc : !tile.shared<3, …>
+    %t0 = tile.copy_async %a[%m, %k0] %ring[0] mask %k0 < ub
+    %t1 = tile.copy_async %a[%m, %k1] %ring[1] mask %k1 < ub
+    scf.for %k = … iter_args(%s, %p0, %p1 = 0, %t0, %t1) {
+      %ready = tile.wait_copies [%p0] {pending = 1}
+      %p2 = tile.copy_async %a[%m, %k + 2 step] %ring[%s + 2 mod 3] mask …
+      %x = tile.read %ring[%s] after(%ready)
+      …
+      scf.yield %s + 1 mod 3, %p1, %p2
+    }
+    tile.wait_copies [all] {pending = 0}
 
 What a copy's address is loaded from (a page's number, the rows of a gather) is loaded one iteration
 before the copy is issued, and carried: no copy waits for memory. All copies of one iteration are
@@ -396,7 +404,7 @@ class Ring(Carried):
         return any(inner in self.copies for inner in op.walk())
 
     def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
-        """Stage and parity after the block; its copies are issued and waited for where they stand."""
+        """Stage and parity after the block; its copies are issued and waited for in their place."""
         site: list[shared.Copy] = []
         for op in list(block.ops):
             if site and (

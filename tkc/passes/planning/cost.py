@@ -485,11 +485,8 @@ class Numbers:
     def extent(self, op: tile.Dim) -> int | None:
         array, axis = op.operands[0], op.axis.value.data
         while isinstance(array.owner, tile.View):
-            kinds, kept = [k.data for k in array.owner.kinds], -1
-            for i, kind in enumerate(kinds):
-                kept += kind != "index"
-                if kept == axis:
-                    break
+            kinds = [k.data for k in array.owner.kinds]
+            i = [place for place, kind in enumerate(kinds) if kind != "index"][axis]
             if kinds[i] != "all":
                 return None
             array, axis = array.owner.array, i
