@@ -8,8 +8,43 @@ to compute each physical parameter from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any, Union
+
+# An integer that the host computes of the arguments of a launch:
+#   n                          a number
+#   ("scalar", argument)       an integer argument, by its number among the kernel's
+#   ("shape", argument, axis)  an extent of an array argument
+#   ("stride", argument, axis) a stride of one, in elements
+#   (function, a, b)           one of HOST_FUNCTIONS of two of these
+HostValue = Union[int, tuple]
+HOST_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "min": min,
+    "max": max,
+}
+
+
+def evaluate(value: HostValue, leaf: Callable[[str, int, int], int]) -> int:
+    """The number that an expression is. leaf(kind, argument, axis) reads an argument; the axis of a
+    scalar is 0.
+    """
+    if isinstance(value, int):
+        return value
+    kind, *rest = value
+    if kind in HOST_FUNCTIONS:
+        return HOST_FUNCTIONS[kind](*(evaluate(part, leaf) for part in rest))
+    return leaf(kind, rest[0], rest[1] if len(rest) > 1 else 0)
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON gives back, with tuples for its lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -36,6 +71,28 @@ class Parameter:
     fetch: int = 0
     bytes: int = 0  # workspace
     each: int = 0  # workspace
+    # map of an array that the kernel makes of the argument: elements that it begins behind it, its
+    # extents, its strides in elements; without: of the argument itself
+    offset: HostValue = 0
+    shape: tuple[HostValue, ...] = ()
+    strides: tuple[HostValue, ...] = ()
+
+    def array(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        leaf: Callable[[str, int, int], int],
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Of a map: where its array begins, in elements behind its argument, its extents, and its
+        strides in elements. shape, strides: the argument's.
+        """
+        if not self.shape:
+            return 0, tuple(shape), tuple(strides)
+        return (
+            evaluate(self.offset, leaf),
+            tuple(evaluate(n, leaf) for n in self.shape),
+            tuple(evaluate(n, leaf) for n in self.strides),
+        )
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -94,7 +151,7 @@ class Interface:
     @staticmethod
     def from_json(data: dict) -> Interface:
         parameters = tuple(
-            Parameter(**{**p, "box": tuple(p["box"]), "order": tuple(p["order"])})
+            Parameter(**{name: _tuples(value) for name, value in p.items()})
             for p in data["parameters"]
         )
         return Interface(

@@ -487,9 +487,7 @@ def _root(value: SSAValue) -> SSAValue | None:
                 return value
             case tile.View():
                 value = owner.array
-            case tile.MakeArray() if isinstance(owner.pointer.owner, threads.Workspace):
-                return owner.pointer
-            case PointerAdd():
+            case tile.MakeArray() | PointerAdd():
                 value = owner.pointer
             case (
                 tile.Pointer()

@@ -18,6 +18,7 @@ from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
     "simplify",
+    "raise-pointers",
     "widen-float8",
     "fit-results",
     "fit-dots",

@@ -39,7 +39,8 @@ from tkc.ir.threads import Identity
 from tkc.ir.types import TileType
 from tkc.ir.values import first_of, parent_of, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import argument_of, overlapping
+from tkc.passes.analysis.alias import accessed, overlapping
+from tkc.passes.analysis.values import WRITES
 from tkc.passes.programs import co_resident
 from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import in_groups, order_of, uneven
@@ -241,19 +242,13 @@ def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
     is computed of blocks that all programs share are made anew in each; the blocks themselves are
     read once where the plan keeps them."""
     kernel = parent_of(terminator_of(block), tile.Kernel)
-    written = [
-        argument_of(op.array)
-        for op in kernel.walk()
-        if isinstance(op, (tile.Store, tile.AtomicBlock))
-    ]
-    if any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in kernel.walk()):
-        written.append(None)
+    written = [accessed(op) for op in kernel.walk() if isinstance(op, WRITES)]
 
     def shared(op: Operation) -> bool:
         if isinstance(op, tile.Load):
             return (
                 keep
-                and (array := argument_of(op.array)) is not None
+                and (array := accessed(op)) is not None
                 and None not in written
                 and overlapping(array, overlaps).isdisjoint(written)
             )

@@ -20,7 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tkc.errors import ExportError
-from tkc.ir.interface import Interface, Parameter, map_dimensions
+from tkc.ir.interface import (
+    HOST_FUNCTIONS,
+    HostValue,
+    Interface,
+    Parameter,
+    map_dimensions,
+)
 from tkc.ir.target import TARGETS
 from tkc.runtime.arrays import ITEMSIZE
 from tkc.runtime.cache import write_whole
@@ -541,7 +547,7 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[
     ).get(p.size) or f"uint{8 * p.size}_t"
     match p.kind:
         case "map":
-            return _map(i, p, n, arguments[p.argument][1]), f"&p{i}"
+            return _map(i, p, arguments), f"&p{i}"
         case "pointer":
             value = f"{n}->data"
         case "shape" if p.type == "s32":
@@ -572,8 +578,46 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[
     return lines, f"&p{i}"
 
 
-def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
+def _host_value(value: HostValue, arguments: Sequence) -> str:
+    """The C of an integer that the host computes."""
+    if isinstance(value, int):
+        return f"INT64_C({value})"
+    kind, *rest = value
+    if kind in HOST_FUNCTIONS:
+        a, b = (_host_value(part, arguments) for part in rest)
+        match kind:
+            case "min" | "max":
+                return f"({a} {'<' if kind == 'min' else '>'} {b} ? {a} : {b})"
+            case "floordiv":
+                return f"({b} ? {a} / {b} - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0)) : 0)"
+            case "mod":
+                return f"({b} ? ({a} % {b} + {b}) % {b} : 0)"
+        return f"({a} { ({'add': '+', 'sub': '-', 'mul': '*'}[kind]) } {b})"
+    n = c_name(arguments[rest[0]][0])
+    if kind == "scalar":
+        return f"(int64_t){n}"
+    return f"{n}->{'shape' if kind == 'shape' else 'strides'}[{rest[1]}]"
+
+
+def _mapped_array(i: int, p: Parameter, arguments: Sequence) -> tuple[list[str], str]:
+    """The array that a tensor map is of, as tkc.runtime.launch.mapped_array: its C, and what points
+    to it.
+    """
+    n, size = c_name(arguments[p.argument][0]), ITEMSIZE[arguments[p.argument][1][1]]
+    if not p.shape:
+        return [], n
+    offset = _host_value(p.offset, arguments)
+    shape = ", ".join(_host_value(v, arguments) for v in p.shape)
+    strides = ", ".join(_host_value(v, arguments) for v in p.strides)
+    made = f"{{ {n}->data + {offset} * {size}, {{ {shape} }}, {{ {strides} }} }}"
+    return [f"tkc_array m{i} = {made};"], f"(&m{i})"
+
+
+def _map(i: int, p: Parameter, arguments: Sequence) -> list[str]:
     """A tensor map, dimension by dimension as tkc.runtime.tensor_maps.describe."""
+    given, plain = arguments[p.argument]
+    made, n = _mapped_array(i, p, arguments)
+    name = c_name(given)
     size, last = ITEMSIZE[plain[1]], len(p.box) - 1
     panel = p.swizzle // size or p.box[last]
     extents, strides, box = [], [], []
@@ -600,7 +644,7 @@ def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
     within = f"{n}->shape[{p.axes[last]}]"
     panels = (
         [
-            f'if ({within} % {panel}) return refused("argument {n}: expected shape[{p.axes[last]}]'
+            f'if ({within} % {panel}) return refused("argument {name}: expected shape[{p.axes[last]}]'
             f' to be a multiple of {panel}; pad it");'
         ]
         if p.panelled and p.swizzle
@@ -618,14 +662,15 @@ def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
         )
     )
     lines = [
+        *made,
         (
-            f'if ({empty}) return refused("argument {n}: a tensor map needs extents of at least 1;'
+            f'if ({empty}) return refused("argument {name}: a tensor map needs extents of at least 1;'
             ' skip the launch, there is nothing to read");'
         ),
         *panels,
         (
             f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument'
-            f" {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis"
+            f" {name}: a tensor map needs an address that is a multiple of 16 and a contiguous axis"
             f' {p.axes[last]}");'
         ),
         f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
@@ -648,7 +693,7 @@ def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
             f" {promoted}, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);"
         ),
         (
-            f'if (r{i}) {{ refused("argument {n}: the driver refused its tensor map: extents and'
+            f'if (r{i}) {{ refused("argument {name}: the driver refused its tensor map: extents and'
             f' strides must be multiples of 16 bytes"); return r{i}; }}'
         ),
     ]

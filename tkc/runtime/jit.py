@@ -665,6 +665,9 @@ def binder(
     return space[name]
 
 
+SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
+
+
 def _key_parts(
     values: Sequence, constexpr: Sequence[bool], names: Sequence[str], anywhere: bool = False
 ) -> list[str] | None:
@@ -686,7 +689,7 @@ def _key_parts(
             ]
         elif hasattr(v, "__cuda_array_interface__"):
             parts += [f"tuple({x}.__cuda_array_interface__.items())"]
-        elif hasattr(v, "__array_interface__") and not hasattr(v, "ctypes"):  # a NumPy scalar
+        elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
             parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
         elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
             parts += [

@@ -321,7 +321,7 @@ def piece(
     what = f"argument {names[p.argument]} of {kernel}" if p.argument >= 0 else kernel
     match p.kind:
         case "map":
-            return encoded(tensor_maps.describe(p, infos[p.argument], what))
+            return encoded(tensor_maps.describe(p, mapped_array(p, infos), what))
         case "pointer":
             return number(p, infos[p.argument].pointer, what)
         case "shape":
@@ -341,6 +341,23 @@ def piece(
         f"{kernel}: the interface has a parameter of unknown kind {p.kind!r}; it was made by"
         " another version of tkc"
     )
+
+
+def mapped_array(p: Parameter, infos: Sequence) -> ArrayInfo:
+    """The array that a tensor map is of: an argument, or what the kernel makes of it."""
+    given = infos[p.argument]
+    if not p.shape:
+        return given
+
+    def leaf(kind: str, argument: int, axis: int) -> int:
+        info = infos[argument]
+        if kind == "scalar":
+            return int(info.value)
+        return info.shape[axis] if kind == "shape" else info.strides[axis]
+
+    offset, shape, strides = p.array(given.shape, given.strides, leaf)
+    pointer = given.pointer + offset * given.itemsize
+    return ArrayInfo(pointer, shape, strides, given.dtype, given.device, given.writeable)
 
 
 def number(p: Parameter, value: int, what: str) -> bytes:

@@ -72,7 +72,7 @@ def test_tensor_maps_are_the_hosts(shape, box, swizzle, panelled, order):
     host = tensor_maps.describe(
         p, ArrayInfo(4096, array.shape, tuple(s // 2 for s in array.strides), "uint16", 0), "x"
     )
-    ours = tensor_map(p, array, 4096)
+    ours = tensor_map(p, [array], 4096)
     assert (host.extents, host.strides, host.box, host.swizzle) == (
         ours.extents,
         ours.strides[1:],

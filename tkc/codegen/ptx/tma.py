@@ -28,6 +28,7 @@ from tkc.codegen.ptx.mbarrier import address_of, maker
 from tkc.codegen.ptx.values import SharedView, TensorMap
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir import threads
+from tkc.ir.host_values import argument_number, host_array
 from tkc.ir.interface import Parameter, map_dimensions
 from tkc.ir.types import MapType, bits, is_float
 from tkc.ir.values import type_of
@@ -37,20 +38,28 @@ POLICIES = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 @emitter(threads.TensorMap)
 def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
-    """The map of a whole array argument, which the host makes, fetched ahead."""
-    t, array = type_of(op.result, MapType), e.array(op.arg)
-    if array.argument < 0:
-        e.fail("a tensor map is of a whole array argument: a view has none")
+    """The map of an array argument, or of an array that the kernel makes of what the host knows:
+    the host makes it, the kernel fetches it ahead.
+    """
+    t = type_of(op.result, MapType)
+    argument = argument_number(op.arg)
+    made = host_array(op.arg) if argument is None else (argument, 0, [], [])
+    if made is None:
+        e.fail("a tensor map is of an array argument, or of an array that the host can describe")
+    argument, offset, shape, strides = made
     p = Parameter(
         "map",
         "b8[128]",
-        array.argument,
+        argument,
         element="tf32" if op.tf32 is not None else str(t.element),
         box=t.extents,
         swizzle=t.swizzle,
         panelled=t.panelled,
         order=tuple(map(int, op.order.get_values())) if op.order is not None else (),
         fetch=op.fetch.value.data if op.fetch is not None else 0,
+        offset=offset,
+        shape=tuple(shape),
+        strides=tuple(strides),
     )
     address = e.parameter(p)
     e.values[op.result] = TensorMap(address, t)

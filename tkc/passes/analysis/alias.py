@@ -33,15 +33,6 @@ Overlaps = Sequence[tuple[int, ...]]
 
 
 # ---- what an access touches
-def argument_of(array: SSAValue) -> BlockArgument | None:
-    """The array argument that an array is a view of; None where that is made in the kernel."""
-    while (view := defining_op(array, tile.View)) is not None:
-        array = view.array
-    if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel):
-        return array
-    return None
-
-
 def overlapping(argument: BlockArgument, overlaps: Overlaps) -> set[BlockArgument]:
     """An argument, and those that share memory with it."""
     arguments = list(argument.owner.args)
@@ -105,7 +96,7 @@ def unchanged(op: tile.Load | shared.Copy, loop: Operation, overlaps: Overlaps) 
     that its own program does before). Where the loop reads what others write, nothing in the kernel
     may, for that is what they run; and an acquire may order what else has been written.
     """
-    array = argument_of(op.array)
+    array = accessed(op)
     if array is None:
         return False
     watched = [other for other in loop.walk() if tile.watches(other)]
@@ -124,7 +115,7 @@ def source_unchanged(copy: shared.Copy, loop: Operation, overlaps: Overlaps) -> 
     """Whether what a copy in a loop reads may be read in an earlier iteration than its own: as
     `unchanged`; of an array that is made in the kernel, nothing in the loop may write any memory.
     """
-    if argument_of(copy.array) is None:
+    if accessed(copy) is None:
         return not _writes_any(loop.walk(), ())
     return unchanged(copy, loop, overlaps)
 
@@ -148,8 +139,7 @@ def written_before(op: tile.Load, overlaps: Overlaps) -> bool:
     """Whether its own program may have written what a load of an argument reads: before it, or in
     an iteration before.
     """
-    argument = argument_of(op.array)
-    assert argument is not None
+    argument = accessed(op)
     ops = list(kernel_around(op).walk())
     loops = set(loops_of(op))
     at = ops.index(op)
@@ -158,6 +148,8 @@ def written_before(op: tile.Load, overlaps: Overlaps) -> bool:
         for i, other in enumerate(ops)
         if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))
     )
+    if argument is None:
+        return any(True for _ in earlier)
     return _writes_any(earlier, overlapping(argument, overlaps))
 
 

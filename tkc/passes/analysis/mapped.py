@@ -11,10 +11,10 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
+from tkc.ir.host_values import is_whole
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import ArrayFacts, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
-from tkc.passes.analysis.alias import argument_of
 
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
@@ -72,6 +72,13 @@ def layouts_of_operand(operand: SSAValue) -> list[tuple[SSAValue, SharedLayout]]
     return [*found, (operand, memory)]
 
 
+def whole_of(array: SSAValue) -> SSAValue:
+    """The array that another is a view of, or that array itself."""
+    while (view := defining_op(array, tile.View)) is not None:
+        array = view.array
+    return array
+
+
 def _is_part(array: SSAValue) -> bool:
     """Whether a view does more than to fix some of the axes of its array."""
     view = defining_op(array, tile.View)
@@ -82,14 +89,14 @@ def _is_part(array: SSAValue) -> bool:
 
 def unmapped(op: tile.Load | tile.Store) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
-    argument = argument_of(op.array)
+    whole = whole_of(op.array)
     if op.mask is not None or isinstance(op, tile.Load) and op.other is not None:
         return "a mask"
-    if argument is None or _is_part(op.array):
-        return "an array made in the kernel, or part of one"
+    if not is_whole(whole) or _is_part(op.array):
+        return "an array that the host cannot describe, or part of one"
     if any(isinstance(o.type, TileType) for o in op.offsets):
         return "a gather"
-    facts, dense = array_type(argument).facts, dense_axis(op.array)
+    facts, dense = array_type(whole).facts, dense_axis(op.array)
     return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense))
 
 

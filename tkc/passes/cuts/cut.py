@@ -18,12 +18,13 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
+from tkc.ir.host_values import is_whole
 from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import is_inside, loops_of
 from tkc.ir.types import TileType
 from tkc.ir.values import block_of, index_of, owner_op, tile_type, yielded_by
-from tkc.passes.analysis.alias import Overlaps, apart, argument_of, reads, unseen, writes
+from tkc.passes.analysis.alias import Overlaps, apart, reads, unseen, writes
 from tkc.passes.analysis.mapped import through
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
 
@@ -301,7 +302,7 @@ class Cut:
             axis = through(view, axis)
             starts += by_axis[axis][:1]
             array = view.array
-        return Place(argument_of(array), axis, starts)
+        return Place(array if is_whole(array) else None, axis, starts)
 
     def _same_block(self, load: Operation, store: Operation) -> bool:
         """Whether a part's store changes only what the part itself has loaded: the same block, cut
@@ -317,7 +318,7 @@ class Cut:
 
 
 class Place(NamedTuple):
-    """Where a store writes: the array argument (None where that is not known), its axis that is
+    """Where a store writes: the array (None where it may be another in each iteration), its axis that is
     cut, and the values that add up to the block's offset along it.
     """
 

@@ -36,7 +36,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
-from tkc.passes.analysis.alias import argument_of
+from tkc.passes.analysis.alias import accessed
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed
@@ -174,7 +174,7 @@ class Work:
             )
             for loop, (d, m) in parts.items()
         )
-        read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)}
+        read = {accessed(op) for op in loads if isinstance(op, tile.Load)}
         return Work(
             None if sizes is None else sizes.grid,
             made,

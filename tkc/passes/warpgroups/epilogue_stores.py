@@ -37,7 +37,7 @@ from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
-from tkc.passes.analysis.alias import argument_of
+from tkc.passes.analysis.alias import accessed
 from tkc.passes.warpgroups.maps import Maps
 
 
@@ -105,7 +105,8 @@ def _meet(a: shared.CopyOut, b: shared.CopyOut) -> bool:
     """Whether two copies of a program may write the same element: to one argument, unless they are
     so many elements apart along one axis of one view.
     """
-    if argument_of(a.array) is not argument_of(b.array):
+    mine, its = accessed(a), accessed(b)
+    if mine is not None and its is not None and mine is not its:
         return False
     if a.array is not b.array:
         return True

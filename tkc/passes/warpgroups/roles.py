@@ -42,7 +42,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, stamp
+from tkc.ir.rewrite import Builder, before, defining_slice, stamp
 from tkc.ir.types import TileType
 from tkc.ir.values import parent_of, shared_type
 from tkc.passes import PassContext
@@ -210,12 +210,11 @@ def _begin(kernel: tile.Kernel) -> None:
     """Barriers are made and maps asked for at once: what follows from the arguments (where the
     first program lies takes several divisions) is worked out meanwhile, by other warps.
     """
-    early = [
-        op
-        for kinds in (threads.TensorMap, (threads.Barriers, threads.MbarrierInit))
-        for op in kernel.body.block.ops
-        if isinstance(op, kinds)
-    ]
+    block = kernel.body.block
+    maps = [op.result for op in block.ops if isinstance(op, threads.TensorMap)]
+    barriers = (threads.Barriers, threads.MbarrierInit)
+    early = defining_slice(maps, block)
+    early += [op for op in block.ops if isinstance(op, barriers)]
     anchor = next(op for op in kernel.body.block.ops if op not in early)
     for op in early:
         op.detach()

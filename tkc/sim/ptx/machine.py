@@ -477,7 +477,7 @@ class Launch:
                     )
                 case "map":
                     value = self.symbols[name] = self.memory.put(np.zeros(128, np.uint8))
-                    self.maps[value] = tensor_map(p, a, self.places[p.argument])
+                    self.maps[value] = tensor_map(p, arguments, self.places[p.argument])
                 case kind:
                     raise Unknown(f"a parameter of kind {kind}")
             self.parameters.append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -53,10 +53,23 @@ class TensorMap:
     swizzle: int
 
 
-def tensor_map(p: Parameter, array: np.ndarray, address: int) -> TensorMap:
-    """The map of an array argument, from what the interface says."""
-    size = array.itemsize
-    dims = map_fields(p, array.shape, array.strides, size)
+def tensor_map(p: Parameter, arguments: Sequence, address: int) -> TensorMap:
+    """The map of an array argument, or of what the kernel makes of it, from what the interface
+    says. arguments: of the launch; address: of the map's argument.
+    """
+    given = arguments[p.argument]
+    size = given.itemsize
+
+    def leaf(kind: str, argument: int, axis: int) -> int:
+        value = arguments[argument]
+        if kind == "scalar":
+            return int(value)
+        return value.shape[axis] if kind == "shape" else value.strides[axis] // value.itemsize
+
+    steps = [s // size for s in given.strides]
+    offset, shape, strides = p.array(given.shape, steps, leaf)
+    address += offset * size
+    dims = map_fields(p, shape, [s * size for s in strides], size)
     require(
         address % 16 == 0
         and all(s % 16 == 0 for n, s, _ in dims[1:] if n > 1)

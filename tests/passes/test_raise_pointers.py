@@ -1,0 +1,436 @@
+"""raise-pointers: what is affine becomes blocks, computes the same everywhere, and what only looks
+alike stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import i32, traced
+from tests.passes.kernels import context, through
+from tests.passes.stages import assembler, assembles_clean
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import tile
+from tkc.ir.target import target
+from tkc.ir.types import ArrayFacts, Fact, TileType
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0, level4
+from tkc.sim.errors import AssertionFailed
+
+BM, BN, BK = 64, 64, 32
+
+
+def grouped(a, b, c, M, N, K, GROUP: tkc.constexpr):
+    """Pointers that the loop moves, programs in groups: the form of Triton's tutorial."""
+    pid = tkc.program_id(0)
+    num_m, num_n = tkc.cdiv(M, BM), tkc.cdiv(N, BN)
+    first = pid // (GROUP * num_n) * GROUP
+    size = tkc.minimum(num_m - first, GROUP)
+    pid_m, pid_n = first + pid % (GROUP * num_n) % size, pid % (GROUP * num_n) // size
+    rm, rn, rk = pid_m * BM + tkc.arange(BM), pid_n * BN + tkc.arange(BN), tkc.arange(BK)
+    ap = a.ptr + rm[:, None] * a.strides[0] + rk[None, :] * a.strides[1]
+    bp = b.ptr + rk[:, None] * b.strides[0] + rn[None, :] * b.strides[1]
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, tkc.cdiv(K, BK)):
+        left = K - k * BK
+        av = tkc.load(ap, mask=(rm[:, None] < M) & (rk[None, :] < left), other=0.0)
+        bv = tkc.load(bp, mask=(rk[:, None] < left) & (rn[None, :] < N))
+        acc = tkc.dot(av, bv, acc)
+        ap += BK * a.strides[1]
+        bp += BK * b.strides[0]
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :] * c.strides[1]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+def indexed(a, b, c, M, N, K):
+    """Addresses computed anew in each iteration, masks by `<=` and `>`, of 64 bits."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    rn = tkc.program_id(1) * BN + tkc.arange(BN)
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        rk = (k + tkc.arange(BK)).to(tkc.int64)
+        av = tkc.load(
+            a.ptr + (rm[:, None] * a.strides[0] + rk[None, :]),
+            mask=(rm <= M - 1)[:, None] & (0 < K - rk)[None, :],  # noqa: SIM300 (forms of a bound)
+        )
+        bv = tkc.load(
+            b.ptr + (rk[:, None] * b.strides[0] + rn[None, :]),
+            mask=(rk < K)[:, None] & (N - rn > 0)[None, :],
+        )
+        acc = tkc.dot(av, bv, acc)
+    inside = (rm < M)[:, None] & (rn < N)[None, :]
+    tkc.store(c.ptr + rm[:, None] * c.strides[0] + rn[None, :], acc.to(c.dtype), mask=inside)
+
+
+def split(a, b, c, M, N, K, SPLIT: tkc.constexpr):
+    """Each program takes some of the steps, from a first one that it computes."""
+    z = tkc.program_id(2)
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    rn = tkc.program_id(1) * BN + tkc.arange(BN)
+    rk = tkc.arange(BK)
+    ap = a.ptr + rm[:, None] * a.strides[0] + (z * BK + rk)[None, :]
+    bp = b.ptr + (z * BK + rk)[:, None] * b.strides[0] + rn[None, :]
+    acc = tkc.zeros((BM, BN))
+    for k in range(z * BK, K, BK * SPLIT):
+        acc = tkc.dot(
+            tkc.load(ap, mask=(rm[:, None] < M) & (k + rk[None, :] < K)),
+            tkc.load(bp, mask=(k + rk[:, None] < K) & (rn[None, :] < N)),
+            acc,
+        )
+        ap += BK * SPLIT
+        bp += BK * SPLIT * b.strides[0]
+    cp = c.ptr + z * c.strides[0] + rm[:, None] * c.strides[1] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+def batched(a, b, c, heads, M, N, K):
+    """A batch and a head in one program id: two outer axes, one of them a quotient."""
+    rm, rn = tkc.arange(BM), tkc.arange(BN)
+    pid = tkc.program_id(0)
+    batch, head = pid // heads, pid % heads
+    ap = a.ptr + batch * a.strides[0] + head * a.strides[1]
+    bp = b.ptr + batch * b.strides[0] + head * b.strides[1]
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        rk = k + tkc.arange(BK)
+        av = tkc.load(
+            ap + rm[:, None] * a.strides[2] + rk[None, :],
+            mask=(rm[:, None] < M) & (rk[None, :] < K),
+        )
+        bv = tkc.load(
+            bp + rk[:, None] * b.strides[2] + rn[None, :],
+            mask=(rk[:, None] < K) & (rn[None, :] < N),
+        )
+        acc = tkc.dot(av, bv, acc)
+    cp = c.ptr + batch * c.strides[0] + head * c.strides[1]
+    tkc.store(
+        cp + rm[:, None] * c.strides[2] + rn[None, :],
+        acc.to(c.dtype),
+        mask=(rm[:, None] < M) & (rn[None, :] < N),
+    )
+
+
+def shifted(a, b, c, M, N, K, TAPS: tkc.constexpr):
+    """A convolution along the rows: rows before the first one and behind the last are zeros."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    rn = tkc.program_id(1) * BN + tkc.arange(BN)
+    acc = tkc.zeros((BM, BN))
+    for tap in range(TAPS):
+        rows = rm + tap - TAPS // 2
+        for k in range(0, K, BK):
+            rk = k + tkc.arange(BK)
+            av = tkc.load(
+                a.ptr + rows[:, None] * a.strides[0] + rk[None, :],
+                mask=((rows >= 0) & (rows < M))[:, None] & (rk < K)[None, :],
+            )
+            bv = tkc.load(
+                b.ptr + (tap * K + rk)[:, None] * b.strides[0] + rn[None, :],
+                mask=(rk < K)[:, None] & (rn < N)[None, :],
+            )
+            acc = tkc.dot(av, bv, acc)
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm < M)[:, None] & (rn < N)[None, :])
+
+
+def triangle(a, b, c, M, N, K):
+    """A mask that only says in part where the array ends, and one that is a number."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    rn = tkc.program_id(1) * BN + tkc.arange(BN)
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        rk = k + tkc.arange(BK)
+        lower = rk[None, :] <= rm[:, None]
+        av = tkc.load(
+            a.ptr + rm[:, None] * a.strides[0] + rk[None, :],
+            mask=lower & (rm[:, None] < M) & (rk[None, :] < K),
+            other=0.5,
+        )
+        bv = tkc.load(
+            b.ptr + rk[:, None] * b.strides[0] + rn[None, :],
+            mask=(rk < K)[:, None] & (rn < N)[None, :] & (k < M),
+        )
+        acc = tkc.dot(av, bv, acc)
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm < M)[:, None] & (rn < N)[None, :])
+
+
+def numbers(*shape: int, seed: int = 0, pad: int = 0) -> np.ndarray:
+    """Small whole numbers, whose sums are exact; rows `pad` elements apart."""
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-2, 3, (*shape[:-1], shape[-1] + pad)).astype(np.float16)
+    return whole[..., : shape[-1]]
+
+
+def product_data(m: int, n: int, k: int) -> list:
+    return [
+        numbers(m, k, pad=8),
+        numbers(k, n, seed=1, pad=8),
+        np.zeros((m, n), np.float16),
+        m,
+        n,
+        k,
+    ]
+
+
+@dataclass
+class Form:
+    fn: Callable
+    data: Callable[[int, int, int], list]
+    grid: Callable[[int, int, int], tuple]
+    want: Callable[[list], np.ndarray]
+    constants: dict = field(default_factory=dict)
+    left: int = 0  # accesses that stay by pointers
+    maps: int = 2  # tensor maps, where rows are aligned
+
+    def module(self, divisor: int = 1):
+        """Traced for extents and strides that are multiples of `divisor`."""
+        example = self.data(8, 8, 8)
+        facts = [
+            ArrayFacts((Fact(),) * x.ndim, (Fact(divisor),) * (x.ndim - 1) + (Fact(exact=1),), 16)
+            for x in example[:3]
+        ]
+        arrays = [ArrayArgument(tkc.float16, fact) for fact in facts]
+        others, sizes = [i32()] * (len(example) - 6), [i32(), i32(divisor), i32(divisor)]
+        return traced(self.fn, *arrays, *others, *sizes, **self.constants)
+
+
+def blocks(m: int, n: int) -> tuple[int, int]:
+    return -(-m // BM), -(-n // BN)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+def of_parts(given: list) -> np.ndarray:
+    a, b, c = given[0], given[1], given[2]
+    parts = []
+    for z in range(c.shape[0]):
+        steps = [k for k in range(a.shape[1]) if k // BK % c.shape[0] == z]
+        parts.append(wide(a[:, steps]) @ wide(b[steps]))
+    return np.stack(parts)
+
+
+def of_taps(given: list) -> np.ndarray:
+    a, b = given[:2]
+    taps, k = b.shape[0] // a.shape[1], a.shape[1]
+    padded = np.pad(wide(a), ((taps // 2, taps // 2), (0, 0)))
+    return sum(padded[t : t + a.shape[0]] @ wide(b[t * k : (t + 1) * k]) for t in range(taps))
+
+
+def of_triangle(given: list) -> np.ndarray:
+    a, b = wide(given[0]), wide(given[1])
+    m, k = a.shape
+    rounded = -(-k // BK) * BK  # the steps go on to there, where the right operand is zero
+    left = np.full((m, rounded), 0.5)
+    left[:, :k] = np.where(np.arange(k) <= np.arange(m)[:, None], a, 0.5)
+    right = np.zeros((rounded, b.shape[1]))
+    right[:k] = b
+    for start in range(0, rounded, BK):
+        if start >= m:
+            right[start : start + BK] = 0
+    return left @ right
+
+
+def matrices(given: list) -> np.ndarray:
+    return wide(given[0]) @ wide(given[1])
+
+
+FORMS = {
+    "grouped": Form(
+        grouped,
+        product_data,
+        lambda m, n, k: (blocks(m, n)[0] * blocks(m, n)[1],),
+        matrices,
+        constants={"GROUP": 2},
+    ),
+    "indexed": Form(indexed, product_data, lambda m, n, k: blocks(m, n), matrices),
+    "split": Form(
+        split,
+        lambda m, n, k: [*product_data(m, n, k)[:2], np.zeros((3, m, n), np.float16), m, n, k],
+        lambda m, n, k: (*blocks(m, n), 3),
+        of_parts,
+        constants={"SPLIT": 3},
+    ),
+    "batched": Form(
+        batched,
+        lambda m, n, k: [
+            numbers(2, 3, min(m, BM), k, pad=8),
+            numbers(2, 3, k, min(n, BN), seed=1, pad=8),
+            np.zeros((2, 3, min(m, BM), min(n, BN)), np.float16),
+            3,
+            min(m, BM),
+            min(n, BN),
+            k,
+        ],
+        lambda m, n, k: (6,),
+        matrices,
+    ),
+    "shifted": Form(
+        shifted,
+        lambda m, n, k: [
+            numbers(m, k, pad=8),
+            numbers(3 * k, n, seed=1, pad=8),
+            *product_data(m, n, k)[2:],
+        ],
+        lambda m, n, k: blocks(m, n),
+        of_taps,
+        constants={"TAPS": 3},
+        maps=0,  # dots in several loops have no roles yet
+    ),
+    "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
+}
+SHAPES = [(BM, BN, BK), (100, 72, 96), (63, 130, 45), (1, 8, 1), (129, 64, 200)]
+
+
+def remaining(module) -> int:
+    """Tiles of pointers that are still loaded from or stored to."""
+    accesses = (tile.LoadPointers, tile.StorePointers)
+    return sum(
+        isinstance(op, accesses) and isinstance(op.pointers.type, TileType) for op in module.walk()
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_programs_compute_the_same(name, shape):
+    """Before the pass, behind it, and with threads on two targets."""
+    form = FORMS[name]
+
+    def check(run: Callable) -> None:
+        given = form.data(*shape)
+        run(given, (*form.grid(*shape), 1, 1)[:3])
+        np.testing.assert_array_equal(given[2], form.want(given).astype(np.float16))
+
+    check(lambda given, grid: level0.run(form.module(), given, grid))
+    raised = form.module()
+    through(raised, "raise-pointers", context("sm_90a"))
+    assert remaining(raised) == form.left
+    check(lambda given, grid: level0.run(raised, given, grid))
+    for name in ("sm_80", "sm_90a"):
+        module = form.module(8 if shape[1] % 8 == shape[2] % 8 == 0 else 1)
+        through(module, PIPELINE[-1], context(name))
+        check(lambda given, grid, module=module: level4.run(module, given, grid, 1))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@assembler
+def test_the_ptx_computes_the_same(name):
+    """With tensor maps of arrays that the kernel makes, where rows are known to be aligned."""
+    form, shape = FORMS[name], (72, 136, 96)
+    module = form.module(8)
+    through(module, PIPELINE[-1], context("sm_90a"))
+    assembles_clean(module)
+    maps = [p for p in emit(module, target("sm_90a")).interface.parameters if p.kind == "map"]
+    assert form.maps <= len(maps) and all(p.shape for p in maps)
+    given = form.data(*shape)
+    machine.run(module, given, (*form.grid(*shape), 1, 1)[:3])
+    np.testing.assert_array_equal(given[2], form.want(given).astype(np.float16))
+
+
+# ---- what only looks alike
+def copied(a, b, c, M, N, K, pointers: tkc.constexpr, mask: tkc.constexpr = None):
+    """A dot of what some pointers give, stored to c."""
+    rm, rk = tkc.arange(BM), tkc.arange(BK)
+    here = None if mask is None else mask(rm, rk, M)
+    x = tkc.load(pointers(a, rm, rk, M, K), mask=here)
+    y = tkc.load(b, (0, 0), (BK, BN))
+    tkc.store(c, (0, 0), tkc.dot(x, y).to(c.dtype))
+
+
+def modulo(a, rm, rk, M, K):
+    return a.ptr + ((rm + K) % M)[:, None] * a.strides[0] + rk[None, :]
+
+
+def before_the_first(a, rm, rk, M, K):
+    return a.ptr + 2 * a.strides[0] + (rm - 2)[:, None] * a.strides[0] + rk[None, :]
+
+
+def by_a_loaded_number(a, rm, rk, M, K):
+    first = tkc.load(a.ptr + K).to(tkc.int32)
+    return a.ptr + (first + rm)[:, None] * a.strides[0] + rk[None, :]
+
+
+def diagonal(a, rm, rk, M, K):
+    return a.ptr + rm[:, None] * (a.strides[0] + 1) + rk[None, :]
+
+
+def squares(a, rm, rk, M, K):
+    return a.ptr + (rm * rm)[:, None] + rk[None, :]
+
+
+def broadcast(a, rm, rk, M, K):
+    return a.ptr + (rm * 0)[:, None] + rk[None, :]
+
+
+@pytest.mark.parametrize(
+    "pointers, why",
+    [
+        (modulo, "modulo"),
+        (by_a_loaded_number, "before the array"),
+        (diagonal, "a sum"),
+        (squares, "not affine"),
+        (broadcast, "one address"),
+    ],
+)
+def test_it_says_why_an_access_stays_by_pointers(pointers, why):
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    module = traced(copied, *args, i32(), i32(), i32(), pointers=pointers)
+    given = context("sm_90a")
+    through(module, "raise-pointers", given)
+    assert remaining(module) == 1
+    assert any(d.startswith("raise-pointers") and why in d for d in given.decisions)
+
+
+def test_a_block_that_begins_before_its_first_row_keeps_its_offset():
+    """Rows -2 ... of an array that begins two rows on: the array that is made begins where the
+    addresses do.
+    """
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    module = traced(copied, *args, i32(), i32(), i32(), pointers=before_the_first)
+    through(module, "raise-pointers", context("sm_90a"))
+    assert remaining(module) == 0
+    given = [numbers(BM, BK), numbers(BK, BN, seed=1), np.zeros((BM, BN), np.float16), BM, BN, BK]
+    level0.run(module, given, (1, 1, 1))
+    np.testing.assert_array_equal(given[2], wide(given[0]) @ wide(given[1]))
+
+
+def in_place(a, b, c, M, N, K):
+    """Every iteration reads what the one before stored, through other pointers to the array."""
+    rm, rk = tkc.arange(BM), tkc.arange(BK)
+    y = tkc.load(b, (0, 0), (BK, BK))
+    inside = (rm < M)[:, None] & (rk < BK)[None, :]
+    for _ in range(N):
+        x = tkc.load(a.ptr + rm[:, None] * a.strides[0] + rk[None, :], mask=inside)
+        new = tkc.dot(x, y).to(a.dtype)
+        tkc.store(a.ptr + rm[:, None] * a.strides[0] + rk[None, :], new, mask=inside)
+
+
+@pytest.mark.parametrize("name", ("sm_80", "sm_90a"))
+def test_no_copy_runs_ahead_of_a_store_to_the_same_argument(name):
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))] * 3
+    module = traced(in_place, *args, i32(), i32(), i32())
+    through(module, PIPELINE[-1], context(name))
+    assert remaining(module) == 0
+    turn = np.eye(BK, dtype=np.float16)[::-1].copy()
+    given = [numbers(BM, BK), turn, np.zeros((BM, BN), np.float16), BM, 3, BK]
+    want = wide(given[0])[:, ::-1]
+    level4.run(module, given, (1, 1, 1), 1)
+    np.testing.assert_array_equal(given[0], want)
+
+
+def test_the_checks_of_debug_hold_divisors_to_be_positive():
+    module = FORMS["grouped"].module()
+    through(module, "raise-pointers", context("sm_90a", debug=1))
+    assumed = [op for op in module.walk() if isinstance(op, tile.Assume)]
+    assert assumed
+    given = FORMS["grouped"].data(64, 64, 32)
+    with pytest.raises(AssertionFailed):
+        level0.run(module, given, (3, 1, 1))  # programs beyond the last tile: no rows are left

@@ -1,0 +1,252 @@
+"""Tiles of pointers and of indices that are affine: what block of an array they address.
+
+    base + offset + stride_0 * i_0 + stride_1 * i_1 + ...          `Affine`
+
+i_a counts along axis a of the tile; base is an array argument (None of a tile of indices); offset
+and strides are polynomials of scalars (polynomials.py). What a loop carries and moves by the same
+amount in each iteration is its first value and that amount times the iterations so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32, i64
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.host_values import argument_number
+from tkc.ir.rewrite import body_of, is_inside
+from tkc.ir.types import PointerType, TileType, element_of
+from tkc.ir.values import tile_type, yielded_by
+from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """An axis along which indices are taken modulo something: `(start + i) % modulus`."""
+
+    start: Polynomial
+    modulus: Polynomial
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A tile (or scalar) of pointers or indices. strides: of the axes along which it changes."""
+
+    offset: Polynomial = Polynomial()
+    strides: tuple[tuple[int, Polynomial], ...] = ()
+    base: SSAValue | None = None
+    wrapped: tuple[tuple[int, Wrapped], ...] = ()
+
+    @property
+    def by_axis(self) -> dict[int, Polynomial]:
+        """The strides, by axis."""
+        return dict(self.strides)
+
+    def renumbered(self, axes: dict[int, int]) -> Affine:
+        """With its axes by other numbers; the others must not occur."""
+        return Affine(
+            self.offset,
+            tuple(sorted((axes[a], stride) for a, stride in self.strides)),
+            self.base,
+            tuple(sorted(((axes[a], w) for a, w in self.wrapped), key=lambda pair: pair[0])),
+        )
+
+    def plus(self, other: Affine, sign: int = 1) -> Affine | None:
+        """The sum or difference; None of two bases, and where both are wrapped along an axis."""
+        if self.base is not None and other.base is not None:
+            return None
+        if {a for a, _ in self.wrapped} & {a for a, _ in other.wrapped}:
+            return None
+        one = Polynomial.number(sign)
+        mine, its = self.by_axis, other.by_axis
+        strides = {
+            a: mine.get(a, Polynomial()) + one * its.get(a, Polynomial()) for a in {*mine, *its}
+        }
+        return Affine(
+            self.offset + one * other.offset,
+            tuple(sorted((a, s) for a, s in strides.items() if s.terms)),
+            self.base if self.base is not None else other.base,
+            (*self.wrapped, *other.wrapped),
+        )
+
+    def times(self, factor: Polynomial) -> Affine:
+        """Each element times a scalar."""
+        strides = tuple((a, s * factor) for a, s in self.strides)
+        return Affine(self.offset * factor, strides, self.base, self.wrapped)
+
+
+def is_index(value: SSAValue) -> bool:
+    """Whether a value is an integer of 32 or 64 bits or a pointer, or a tile of them."""
+    element = element_of(value.type)
+    return element in (i32, i64) or isinstance(element, PointerType)
+
+
+def _is_scalar(value: SSAValue) -> bool:
+    """Whether a value is an integer scalar, of which `Scalars` knows."""
+    return not isinstance(value.type, (TileType, PointerType))
+
+
+@dataclass
+class Forms:
+    """The affine forms of a kernel, in the order of its operations; what has none is left out."""
+
+    scalars: Scalars = field(default_factory=Scalars)
+    found: dict[SSAValue, Affine] = field(default_factory=dict)
+
+    @staticmethod
+    def of(kernel: tile.Kernel) -> Forms:
+        """The forms of all index and pointer tiles of a kernel at level 0."""
+        forms = Forms()
+        forms._block(kernel.body.block)
+        return forms
+
+    def get(self, value: SSAValue) -> Affine | None:
+        """The form of a tile or scalar; None where it is not affine."""
+        if value in self.found:
+            return self.found[value]
+        if _is_scalar(value) and is_index(value):
+            return Affine(self.scalars.of(value))
+        return None
+
+    def _block(self, block: Block) -> None:
+        for op in block.ops:
+            if isinstance(op, scf.ForOp):
+                self._loop(op)
+            for region in op.regions:
+                if not isinstance(op, scf.ForOp):
+                    for inner in region.blocks:
+                        self._block(inner)
+            if len(op.results) == 1 and is_index(op.results[0]) and not _is_scalar(op.results[0]):
+                self._note(op)
+
+    def _note(self, op: Operation) -> None:
+        try:
+            form = self._form(op)
+        except TooLarge:
+            return
+        if form is not None:
+            self.found[op.results[0]] = form
+
+    def _form(self, op: Operation) -> Affine | None:
+        match op:
+            case tile.Constant() if isinstance(op.number, int):
+                return Affine(Polynomial.number(int(op.number)))
+            case tile.Arange():
+                start = Polynomial.number(op.start.value.data)
+                return Affine(start, ((0, Polynomial.number(1)),))
+            case tile.Pointer() if argument_number(op.arg) is not None:
+                return Affine(base=op.arg)
+            case tile.Splat() | tile.Multiple():
+                return self.get(op.arg)
+            case tile.Broadcast():
+                return self.get(op.arg)
+            case ew.Cast() if element_of(op.arg.type) in (i32, i64):
+                return self.get(op.arg) if element_of(op.result.type) in (i32, i64) else None
+            case tile.Reshape():
+                return self._reshaped(op)
+            case tile.Transpose():
+                form, permutation = self.get(op.arg), op.permutation.get_values()
+                axes = {old: new for new, old in enumerate(permutation)}
+                return None if form is None else form.renumbered(axes)
+            case ew.PointerAdd():
+                return self._sum(op.pointer, op.offset, 1)
+            case ew.Elementwise() if isinstance(op.result.type, TileType):
+                return self._function(op)
+        return None
+
+    def _sum(self, a: SSAValue, b: SSAValue, sign: int) -> Affine | None:
+        left, right = self.get(a), self.get(b)
+        return None if left is None or right is None else left.plus(right, sign)
+
+    def _reshaped(self, op: tile.Reshape) -> Affine | None:
+        """Extents of 1 that come or go."""
+        form = self.get(op.arg)
+        old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+        if form is None or [n for n in old if n > 1] != [n for n in new if n > 1]:
+            return None
+        kept = zip(
+            [a for a, n in enumerate(old) if n > 1],
+            [a for a, n in enumerate(new) if n > 1],
+            strict=True,
+        )
+        axes = dict(kept)
+        return Affine(
+            form.offset,
+            tuple((a, s) for a, s in form.strides if a in axes),
+            form.base,
+            form.wrapped,
+        ).renumbered(axes)
+
+    def _function(self, op: ew.Elementwise) -> Affine | None:
+        match op.fn.name:
+            case "add":
+                return self._sum(op.args[0], op.args[1], 1)
+            case "sub":
+                return self._sum(op.args[0], op.args[1], -1)
+            case "mul":
+                a, b = map(self.get, op.args)
+                if a is None or b is None:
+                    return None
+                if b.strides:
+                    a, b = b, a
+                return None if b.strides else a.times(b.offset)
+            case "mod":
+                return self._wrapped(*map(self.get, op.args))
+        return None
+
+    def _wrapped(self, a: Affine | None, b: Affine | None) -> Affine | None:
+        """`(start + i) % modulus` counts as start + i: where that is not the remainder, it is up to
+        who asks.
+        """
+        if a is None or b is None or b.strides or a.wrapped or len(a.strides) != 1:
+            return None
+        ((axis, stride),) = a.strides
+        if stride.exact != 1:
+            return None
+        return Affine(a.offset, a.strides, a.base, ((axis, Wrapped(a.offset, b.offset)),))
+
+    # ---- loops
+    def _loop(self, loop: scf.ForOp) -> None:
+        """The body with an atom for each index that the loop carries, to see how it moves; then
+        again with what it is.
+        """
+        body = body_of(loop)
+        carried = [a for a in list(body.args)[1:] if is_index(a)]
+        known = dict(self.found)
+        for argument in (a for a in carried if not _is_scalar(a)):
+            self.found[argument] = Affine(self.scalars.atom(argument))
+        self._block(body)
+        moved = {a: form for a in carried if (form := self._moved(a, loop)) is not None}
+        if not carried:
+            return
+        self.found = known
+        self.scalars.forget_inside(loop)
+        for argument, form in moved.items():
+            if _is_scalar(argument):
+                self.scalars.define(argument, form.offset)
+            else:
+                self.found[argument] = form
+        self._block(body)
+
+    def _moved(self, argument: BlockArgument, loop: scf.ForOp) -> Affine | None:
+        """What a carried value is in an iteration; None where it does not move evenly."""
+        first = self.get(loop.iter_args[argument.index - 1])
+        then = self.get(yielded_by(argument.owner)[argument.index - 1])
+        if first is None or then is None or then.base is not None or then.strides or then.wrapped:
+            return None
+        try:
+            by = then.offset - self.scalars.atom(argument)
+            if any(is_inside(self.scalars.atoms[a], loop) for a in by.atoms):
+                return None
+            counter = self.scalars.of(body_of(loop).args[0]) - self.scalars.of(loop.lb)
+            step = self.scalars.of(loop.step).exact
+            if not step:
+                return None
+            each, rest = by.divided(Polynomial.number(step))
+            return None if rest.terms else first.plus(Affine(each * counter))
+        except TooLarge:
+            return None

@@ -1,0 +1,328 @@
+"""Integer scalars as polynomials, for comparing and taking apart the arithmetic of indices.
+
+    %r = %g * 8 + %w      8 g + w         the atoms are what no rule takes apart: arguments, program
+    %o = %r * %stride     8 g s + w s     ids, quotients, loaded numbers
+
+Indices are mathematical integers (ir/ranges.py), so that sums and products of 32 and 64 bits are
+taken apart alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import gcd
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32, i64
+from xdsl.ir import BlockArgument, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.elementwise import Cast, Elementwise
+from tkc.ir.host_values import host_value
+from tkc.ir.ranges import Ranges
+from tkc.ir.rewrite import is_inside
+
+Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twice
+MAX_TERMS = 16
+MAX_NESTED_LOOPS = 8
+ONE: Monomial = ()
+
+
+class TooLarge(Exception):
+    """A polynomial with more than MAX_TERMS terms."""
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A sum of products of atoms with whole coefficients, none of them 0."""
+
+    terms: tuple[tuple[Monomial, int], ...] = ()
+
+    @staticmethod
+    def of(terms: dict[Monomial, int]) -> Polynomial:
+        """Raises TooLarge for too many terms."""
+        kept = tuple(sorted((m, c) for m, c in terms.items() if c))
+        if len(kept) > MAX_TERMS:
+            raise TooLarge
+        return Polynomial(kept)
+
+    @staticmethod
+    def number(n: int) -> Polynomial:
+        return Polynomial(((ONE, n),) if n else ())
+
+    @property
+    def exact(self) -> int | None:
+        """The number that it is, whatever the atoms are."""
+        if not self.terms:
+            return 0
+        monomial, coefficient = self.terms[0]
+        return coefficient if len(self.terms) == 1 and monomial == ONE else None
+
+    @property
+    def atoms(self) -> set[int]:
+        """The atoms that it depends on."""
+        return {atom for monomial, _ in self.terms for atom in monomial}
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        total = dict(self.terms)
+        for monomial, coefficient in other.terms:
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return Polynomial.of(total)
+
+    def __neg__(self) -> Polynomial:
+        return Polynomial(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return self + -other
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        total: dict[Monomial, int] = {}
+        for m, c in self.terms:
+            for n, d in other.terms:
+                monomial = tuple(sorted(m + n))
+                total[monomial] = total.get(monomial, 0) + c * d
+        return Polynomial.of(total)
+
+    def part(self, monomials: Iterable[Monomial]) -> Polynomial:
+        """The terms of some monomials."""
+        wanted = set(monomials)
+        return Polynomial(tuple((m, c) for m, c in self.terms if m in wanted))
+
+    def divided(self, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """The terms that a divisor of one term divides, divided by it, and the others."""
+        ((monomial, coefficient),) = divisor.terms
+        quotient: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        for term, factor in self.terms:
+            left = _without(term, monomial)
+            if left is None or factor % coefficient:
+                rest[term] = factor
+            else:
+                quotient[left] = factor // coefficient
+        return Polynomial.of(quotient), Polynomial.of(rest)
+
+    def replaced(self, atom: int, value: Polynomial) -> Polynomial:
+        """With a polynomial for an atom."""
+        total = Polynomial()
+        for monomial, coefficient in self.terms:
+            others = tuple(a for a in monomial if a != atom)
+            term = Polynomial(((others, coefficient),))
+            for _ in range(len(monomial) - len(others)):
+                term = term * value
+            total = total + term
+        return total
+
+
+def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
+    """A monomial divided by another; None where that does not divide it."""
+    left = list(monomial)
+    for atom in part:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+class Scalars:
+    """The integer scalars of a kernel as polynomials. Atoms are numbered as they are met."""
+
+    def __init__(self) -> None:
+        self.atoms: list[SSAValue] = []
+        self._numbers: dict[SSAValue, int] = {}
+        self._known: dict[SSAValue, Polynomial] = {}
+        self._promised: dict[SSAValue, SSAValue] = {}  # an atom with the promise of its divisor
+        self._ranges = Ranges()
+
+    def atom(self, value: SSAValue) -> Polynomial:
+        """A value as an atom."""
+        if value not in self._numbers:
+            self._numbers[value] = len(self.atoms)
+            self.atoms.append(value)
+        return Polynomial((((self._numbers[value],), 1),))
+
+    def number_of(self, value: SSAValue) -> int:
+        """The number of a value as an atom."""
+        self.atom(value)
+        return self._numbers[value]
+
+    def define(self, value: SSAValue, polynomial: Polynomial) -> None:
+        """What a value is found to be: of a loop-carried one, from its steps."""
+        self._known[value] = polynomial
+
+    def forget_inside(self, loop: scf.ForOp) -> None:
+        """Drops what is known of values in a loop: what it carries has been taken for atoms."""
+        for value in [v for v in self._known if is_inside(v, loop)]:
+            del self._known[value]
+
+    def of(self, value: SSAValue) -> Polynomial:
+        """The polynomial of an integer scalar."""
+        pending = [value]
+        while pending:  # chains of thousands of sums: no recursion
+            current = pending[-1]
+            missing = [v for v in _parts(current) if v not in self._known]
+            if current in self._known or not missing:
+                pending.pop()
+                if current not in self._known:
+                    self._known[current] = self._compute(current)
+            else:
+                pending += missing
+        return self._known[value]
+
+    def _compute(self, value: SSAValue) -> Polynomial:
+        op = value.owner
+        try:
+            match op:
+                case tile.Constant() if isinstance(op.number, int):
+                    return Polynomial.number(int(op.number))
+                case tile.Multiple() | Cast() if _parts(value):
+                    found = self._known[op.arg]
+                    if isinstance(op, tile.Multiple) and isinstance(op.arg, BlockArgument):
+                        self._promised.setdefault(op.arg, value)
+                    return found
+                case Elementwise() if _parts(value):
+                    a, b = (self._known[x] for x in (op.args[0], op.args[-1]))
+                    match op.fn.name:
+                        case "add":
+                            return a + b
+                        case "sub":
+                            return a - b
+                        case "mul":
+                            return a * b
+                        case "neg":
+                            return -a
+        except TooLarge:
+            pass
+        return self.atom(value)
+
+    def is_host(self, polynomial: Polynomial) -> bool:
+        """Whether the host can compute it."""
+        return all(host_value(self.atoms[a]) is not None for a in polynomial.atoms)
+
+    def host_part(self, polynomial: Polynomial) -> Polynomial:
+        """The terms that the host can compute."""
+        known = {
+            m: all(host_value(self.atoms[a]) is not None for a in m) for m, _ in polynomial.terms
+        }
+        return polynomial.part(m for m, known_term in known.items() if known_term)
+
+    def divisor(self, polynomial: Polynomial) -> int:
+        """The largest known divisor; 0 of 0."""
+        found = 0
+        for monomial, coefficient in polynomial.terms:
+            product = coefficient
+            for atom in monomial:
+                product *= self._ranges.known(self.promised(self.atoms[atom])).divisor
+            found = gcd(found, product)
+        return found
+
+    def promised(self, value: SSAValue) -> SSAValue:
+        """An atom, with the promise of its divisor where there is one."""
+        return self._promised.get(value, value)
+
+    # ---- signs
+    def is_never_negative(self, polynomial: Polynomial, assumed: set[SSAValue]) -> bool:
+        """Whether a polynomial of indices is at least 0.
+
+        Loop counters count as their first value plus something that is not negative. A divisor of
+        unknown sign in `//` or `%` is taken to be positive and added to `assumed`: whoever uses
+        the answer must promise that (`tile.assume`).
+        """
+        try:
+            started = self._from_starts(polynomial)
+        except TooLarge:
+            return False
+        needed: set[SSAValue] = set()
+        if all(c > 0 for _, c in started.terms) and all(
+            a < 0 or self._atom_is_never_negative(self.atoms[a], needed) for a in started.atoms
+        ):
+            assumed |= needed
+            return True
+        return self._least(polynomial) >= 0
+
+    def _from_starts(self, polynomial: Polynomial) -> Polynomial:
+        """With each loop counter replaced by its first value and what it is beyond that, an atom
+        with a negative number, which is never negative.
+        """
+        for _ in range(MAX_NESTED_LOOPS):  # a first value may be of outer counters
+            counters = [a for a in polynomial.atoms if a >= 0 and self._ascending(self.atoms[a])]
+            if not counters:
+                break
+            for a in counters:
+                loop = self._ascending(self.atoms[a])
+                assert loop is not None
+                beyond = Polynomial((((-1 - a,), 1),))
+                polynomial = polynomial.replaced(a, self.of(loop.lb) + beyond)
+        return polynomial
+
+    def _ascending(self, value: SSAValue) -> scf.ForOp | None:
+        """The loop whose counter a value is, if its step is positive."""
+        loop = counted_loop(value)
+        return loop if loop is not None and self._ranges.known(loop.step).lo > 0 else None
+
+    def _atom_is_never_negative(
+        self, value: SSAValue, assumed: set[SSAValue], deep: int = 8
+    ) -> bool:
+        known = self._ranges.of(value)
+        if known is not None and known.lo >= 0:
+            return True
+        op = value.owner
+        if known is None or deep == 0:
+            return False
+
+        def of(x: SSAValue) -> bool:
+            return all(
+                c > 0
+                and all(self._atom_is_never_negative(self.atoms[a], assumed, deep - 1) for a in m)
+                for m, c in self.of(x).terms
+            )
+
+        if isinstance(op, (Cast, tile.Multiple)):
+            return of(op.arg)
+        if not isinstance(op, Elementwise):
+            return False
+        match op.fn.name:
+            case "floordiv" | "mod":
+                if not of(op.args[0]):
+                    return False
+                if self._ranges.known(op.args[1]).lo < 1:
+                    assumed.add(op.args[1])
+                return True
+            case "min":
+                return all(map(of, op.args))
+            case "max":
+                return any(map(of, op.args))
+        return False
+
+    def _least(self, polynomial: Polynomial) -> float:
+        """A lower bound, from the ranges of the atoms."""
+        total = 0
+        for monomial, coefficient in polynomial.terms:
+            low = high = coefficient
+            for atom in monomial:
+                known = self._ranges.known(self.atoms[atom])
+                corners = [x * y for x in (low, high) for y in (known.lo, known.hi)]
+                low, high = min(corners), max(corners)
+            total += low
+        return total
+
+
+def _parts(value: SSAValue) -> list[SSAValue]:
+    """The scalars that a rule takes a value apart into."""
+    op = value.owner
+    match op:
+        case tile.Multiple():
+            return [op.arg]
+        case Cast() if op.arg.type in (i32, i64) and value.type in (i32, i64):
+            return [op.arg]
+        case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
+            return list(op.args) if value.type in (i32, i64) else []
+    return []
+
+
+def counted_loop(value: SSAValue) -> scf.ForOp | None:
+    """The loop whose counter a value is."""
+    if isinstance(value, BlockArgument) and value.index == 0:
+        loop = value.owner.parent_op()
+        return loop if isinstance(loop, scf.ForOp) else None
+    return None

@@ -1,0 +1,454 @@
+"""raise-pointers: tiles of pointers that walk an array become blocks of it.
+
+    %p = tile.pointer_add %base, (%m + i) * %stride + (%k + j)
+    %c = (%m + i < %M) & (%k + j < %K)                       %a = tile.make_array %ptr [%M, %K] …
+    %x = tile.load_pointers %p mask %c                ->     %x = tile.load %a [%m, %k]
+
+for pointers that a loop moves by the same amount in each iteration as well. So programs that are
+written with pointers get what blocks get: copies that run ahead, tensor maps, wgmma.
+
+An access is raised in kernels with dots, where its address is affine (analysis/pointers.py) and
+
+  base      is an array argument
+  strides   of the tile's axes are single products that the host can compute
+  starts    are never negative, or the mask bounds them from below; a divisor of `//` and `%` in
+            them counts as positive (TKC_DEBUG checks that)
+  mask      bounds axes by what the host can compute: these bounds are the array's extents. What
+            else it says stays a mask of the block
+
+An axis without a bound has an extent that no access reaches. What is left of the address becomes
+outer axes of the array (batches, heads), or its offset in the argument where the host knows it.
+Sources: the semantics of masked pointer loads in Triton's language reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import gcd
+
+from xdsl.dialects.builtin import ModuleOp, i1, i32, i64
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.rewrite import Builder, erase, replace
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, bits
+from tkc.ir.values import array_type, owner_op, tile_type
+from tkc.passes import PassContext
+from tkc.passes.analysis.alias import ancestor
+from tkc.passes.analysis.pointers import Affine, Forms
+from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
+from tkc.passes.simplify import run as simplify
+
+# of an axis without a bound: more than an offset of 32 bits reaches, and a multiple of any box
+UNBOUNDED = (1 << 31) - (1 << 16)
+COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
+PointerBlock = tile.LoadPointers | tile.StorePointers
+
+
+class NotABlock(Exception):
+    """Why an access is not raised."""
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    """Raises what can be raised in each kernel with dots, and says of the rest why not."""
+    for kernel in module.body.block.ops:
+        if isinstance(kernel, tile.Kernel) and _multiplies(kernel):
+            raised = _raise(kernel, context)
+            if raised:
+                context.decisions.append(
+                    f"raise-pointers: {raised} accesses by pointers are blocks of arrays"
+                )
+                simplify(module, context)
+
+
+def _multiplies(kernel: tile.Kernel) -> bool:
+    return any(isinstance(op, tile.Dot) for op in kernel.walk())
+
+
+def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
+    return [
+        op
+        for op in kernel.walk()
+        if isinstance(op, PointerBlock)
+        and isinstance(op.pointers.type, TileType)
+        and op.semantics is None
+    ]
+
+
+def _raise(kernel: tile.Kernel, context: PassContext) -> int:
+    accesses = _accesses(kernel)
+    if not accesses:
+        return 0
+    forms, blocks = Forms.of(kernel), []
+    for op in accesses:
+        try:
+            blocks.append(_Recognition(op, forms).block())
+        except (NotABlock, TooLarge) as why:
+            context.decisions.append(
+                f"raise-pointers: an access of {'x'.join(map(str, tile_type(op.pointers).extents))}"
+                f" stays by pointers: {why or 'its address has too many terms'}"
+            )
+    writer = _Writer(kernel, forms.scalars, context.options.debug > 0)
+    for block in blocks:
+        writer.write(block)
+    return len(blocks)
+
+
+# ---- what an access addresses
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks."""
+
+    stride: Polynomial
+    start: Polynomial
+    bound: Polynomial | None
+    extent: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A part of a mask: a truth value, and of each of its axes which one of the mask it is."""
+
+    value: SSAValue
+    axes: dict[int, int]
+
+
+@dataclass
+class Block:
+    """What an access addresses: a block of an array that begins `offset` elements behind an
+    argument's first, where the conditions hold. assumed: divisors taken to be positive.
+    """
+
+    op: PointerBlock
+    argument: SSAValue
+    offset: Polynomial
+    axes: list[Axis]
+    conditions: list[Condition]
+    assumed: set[SSAValue] = field(default_factory=set)
+
+
+@dataclass
+class Bounds:
+    """Of the numbers along an axis of a tile: the first ones that are inside, and the first ones
+    behind that are not; with the conditions that say so.
+    """
+
+    low: list[tuple[Polynomial, Condition]] = field(default_factory=list)
+    high: list[tuple[Polynomial, Condition]] = field(default_factory=list)
+
+
+class _Recognition:
+    """Finds the block that one access addresses."""
+
+    def __init__(self, op: PointerBlock, forms: Forms):
+        self.op, self.forms, self.scalars = op, forms, forms.scalars
+        self.extents = tile_type(op.pointers).extents
+        self.left: list[Condition] = []  # of the mask, in no bound
+        self.bounds: dict[int, Bounds] = {}
+
+    def block(self) -> Block:
+        """Raises NotABlock with the reason."""
+        form = self.forms.get(self.op.pointers)
+        if form is None or form.base is None:
+            raise NotABlock("its address is not affine")
+        if form.wrapped:
+            raise NotABlock("its indices are taken modulo something")
+        strides = self._strides(form)
+        if self.op.mask is not None:
+            self._read_mask(self.op.mask)
+        starts, bounds, rest = self._starts(form.offset, strides)
+        offset = self.scalars.host_part(rest)
+        outer = self._outer(rest - offset)
+        inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
+        block = Block(self.op, form.base, offset, [*outer, *inner], self.left)
+        for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
+            bounded = a is not None and self.bounds.get(a, Bounds()).low
+            if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
+                raise NotABlock("it may begin before the array")
+        return block
+
+    def _strides(self, form: Affine) -> dict[int, Polynomial]:
+        found = form.by_axis
+        for axis, extent in enumerate(self.extents):
+            if extent == 1:
+                found.pop(axis, None)
+            elif axis not in found:
+                raise NotABlock("neighbours along an axis have one address")
+            elif len(found[axis].terms) != 1 or not self.scalars.is_host(found[axis]):
+                raise NotABlock("a stride is a sum, or computed in the kernel")
+        return found
+
+    # ---- the mask
+    def _read_mask(self, mask: SSAValue) -> None:
+        rank = len(self.extents)
+        for condition in conditions(mask, {a: a for a in range(rank)}):
+            try:
+                known = self._read(condition)
+            except TooLarge:
+                known = False
+            if not known:
+                self.left.append(condition)
+
+    def _read(self, condition: Condition) -> bool:
+        """Notes what a comparison says of one axis; False for other conditions."""
+        op = condition.value.owner
+        if not isinstance(op, ew.Elementwise) or op.fn.name not in COMPARISONS:
+            return False
+        less, more = map(self.forms.get, op.args)
+        if op.fn.name in ("gt", "ge"):
+            less, more = more, less
+        difference = None if less is None or more is None else less.plus(more, -1)
+        if difference is None or difference.base is not None or difference.wrapped:
+            return False
+        if len(difference.strides) != 1:
+            return False
+        ((own, stride),) = difference.strides
+        included = Polynomial.number(COMPARISONS[op.fn.name])
+        bounds = self.bounds.setdefault(condition.axes[own], Bounds())
+        match stride.exact:  # stride * i + offset < 0, or <= 0 where the bound is included
+            case 1:
+                bounds.high.append((included - difference.offset, condition))
+            case -1:
+                first = difference.offset + Polynomial.number(1) - included
+                bounds.low.append((first, condition))
+            case _:
+                return False
+        return True
+
+    # ---- where the block begins
+    def _starts(
+        self, offset: Polynomial, strides: dict[int, Polynomial]
+    ) -> tuple[dict[int, Polynomial], dict[int, Polynomial | None], Polynomial]:
+        """Start and bound of each axis, and what is left of the offset."""
+        starts: dict[int, Polynomial] = {}
+        bounds: dict[int, Polynomial | None] = dict.fromkeys(strides)
+        for axis, stride in strides.items():
+            if axis in self.bounds:
+                self._by_mask(axis, starts, bounds)
+            if axis in starts:
+                offset = offset - starts[axis] * stride
+        for axis in sorted(set(strides) - set(starts), key=lambda a: _coarseness(strides[a])):
+            start, offset = offset.divided(strides[axis])
+            host = self.scalars.host_part(start)  # the array itself can begin there
+            starts[axis], offset = start - host, offset + host * strides[axis]
+        return starts, bounds, offset
+
+    def _by_mask(
+        self, axis: int, starts: dict[int, Polynomial], bounds: dict[int, Polynomial | None]
+    ) -> None:
+        """Start and bound of an axis, as the mask has them: the block begins where it does in the
+        coordinates in which the bound is the host's.
+        """
+        found = self.bounds[axis]
+        if found.low:
+            starts[axis] = -found.low[0][0]
+            self.left += [condition for _, condition in found.low[1:]]
+        for high, condition in found.high:
+            known = self.scalars.host_part(high)
+            start = known - high
+            if bounds[axis] is None and starts.setdefault(axis, start) == start:
+                bounds[axis] = known
+            elif bounds[axis] is None and self.scalars.is_host(starts[axis] + high):
+                bounds[axis] = starts[axis] + high
+            else:
+                self.left.append(condition)
+        if not found.low and bounds[axis] is None:
+            starts.pop(axis, None)
+
+    def _outer(self, rest: Polynomial) -> list[Axis]:
+        """Axes that the block lacks: a batch, a head. One for each stride that the host knows."""
+        grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
+        for monomial, coefficient in rest.terms:
+            host = tuple(a for a in monomial if self.scalars.is_host(Polynomial((((a,), 1),))))
+            own = tuple(a for a in monomial if a not in host)
+            grouped.setdefault(host, {})[own] = coefficient
+        found = []
+        for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
+            step = gcd(*terms.values())
+            start = Polynomial.of({m: c // step for m, c in terms.items()})
+            found.append(Axis(Polynomial(((host, step),)), start, None, -1))
+        return found
+
+
+def _coarseness(stride: Polynomial) -> tuple[int, int]:
+    """Orders strides, those of most factors first."""
+    ((monomial, coefficient),) = stride.terms
+    return -len(monomial), -abs(coefficient)
+
+
+def conditions(mask: SSAValue, axes: dict[int, int]) -> Iterator[Condition]:
+    """The parts of a mask that must all hold. axes: of the value's axes, those of the whole."""
+    op = mask.owner
+    match op:
+        case ew.Elementwise() if op.fn.name == "and":
+            for part in op.args:
+                yield from conditions(part, axes)
+        case tile.Broadcast():
+            yield from conditions(op.arg, axes)
+        case tile.Reshape() if (inner := _through_reshape(op, axes)) is not None:
+            yield from conditions(op.arg, inner)
+        case tile.Splat():
+            yield Condition(op.arg, {})
+        case tile.Constant() if op.number == 1:
+            return
+        case _:
+            yield Condition(mask, axes)
+
+
+def _through_reshape(op: tile.Reshape, axes: dict[int, int]) -> dict[int, int] | None:
+    """What the axes of a reshape's operand are of the whole, where only extents of 1 come or go."""
+    old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+    if [n for n in old if n > 1] != [n for n in new if n > 1]:
+        return None
+    before = [a for a, n in enumerate(old) if n > 1]
+    behind = [b for b, n in enumerate(new) if n > 1]
+    return {a: axes[b] for a, b in zip(before, behind, strict=True)}
+
+
+# ---- writing it
+class _Writer:
+    """Writes blocks for accesses by pointers; equal arrays are made once, before the first."""
+
+    def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
+        self.kernel, self.scalars, self.checks = kernel, scalars, checks
+        self.arrays: dict[tuple, SSAValue] = {}
+        self.entry: Operation | None = None  # before it arrays are made
+        self.placed: dict[SSAValue, SSAValue] = {}
+
+    def write(self, block: Block) -> None:
+        """Replaces the access."""
+        op = block.op
+        if self.entry is None:
+            self.entry = ancestor(op, self.kernel.body.block)
+        build = Builder(op)
+        self._check(block, build)
+        array = self._array(block)
+        offsets = [self._sum(axis.start, build, False) for axis in block.axes]
+        extents = [axis.extent for axis in block.axes]
+        kept = [n for n in extents if n >= 0]
+        mask = self._mask(block, kept, build)
+        if isinstance(op, tile.LoadPointers):
+            other = None if op.other is None else _reshaped(op.other, kept, build)
+            loaded = build(tile.Load(array, offsets, extents, mask, other))
+            replace(op, [_reshaped(loaded, list(tile_type(op.result).extents), build)])
+        else:
+            value = _reshaped(op.value, kept, build)
+            build.do(tile.Store(array, offsets, value, extents, mask))
+            erase(op)
+
+    def _check(self, block: Block, build: Builder) -> None:
+        """Promises that divisors are positive, for the checks of TKC_DEBUG."""
+        for divisor in block.assumed if self.checks else ():
+            build.do(tile.Assume(operands=[build.gt(divisor, 0)]))
+
+    def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:
+        """What is left of the mask, for a block of these extents."""
+        whole = list(tile_type(block.op.pointers).extents)
+        mask: SSAValue | None = None
+        for condition in block.conditions:
+            value = condition.value
+            if isinstance(value.type, TileType):
+                own = value.type.extents
+                shape = [1] * len(whole)
+                for a, b in condition.axes.items():
+                    shape[b] = own[a]
+                value = _reshaped(value, shape, build)
+                if shape != whole:
+                    value = build(tile.Broadcast(value, TileType(whole, i1)))
+            else:
+                value = build(tile.Splat(value, TileType(whole, i1)))
+            mask = value if mask is None else build.and_(mask, value)
+        return None if mask is None else _reshaped(mask, extents, build)
+
+    def _array(self, block: Block) -> SSAValue:
+        """The array that a block is of."""
+        key = (
+            block.argument,
+            block.offset,
+            tuple((axis.stride, axis.bound) for axis in block.axes),
+        )
+        if key not in self.arrays:
+            assert self.entry is not None
+            build, scalars = Builder(self.entry), self.scalars
+            pointer = build(tile.Pointer(block.argument))
+            if block.offset.terms:
+                offset = self._sum(block.offset, build, True)
+                pointer = build(ew.PointerAdd(pointer, offset))
+            bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+            strides = [axis.stride for axis in block.axes]
+            given = array_type(block.argument)
+            size = bits(given.element) // 8
+            facts = ArrayFacts(
+                tuple(_fact(scalars, bound) for bound in bounds),
+                tuple(_fact(scalars, stride) for stride in strides),
+                gcd(given.facts.align, size * scalars.divisor(block.offset)),
+            )
+            self.arrays[key] = build(
+                tile.MakeArray(
+                    pointer,
+                    [self._sum(bound, build, True) for bound in bounds],
+                    [self._sum(stride, build, True) for stride in strides],
+                    ArrayType(len(block.axes), given.element, facts),
+                )
+            )
+        return self.arrays[key]
+
+    def _sum(self, polynomial: Polynomial, build: Builder, at_entry: bool) -> SSAValue:
+        """Operations that compute a polynomial, of 64 bits where an atom has 64, else of 32."""
+        wide = any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
+        t = i64 if wide else i32
+        total: SSAValue | None = None
+        for monomial, coefficient in polynomial.terms:
+            term: SSAValue | None = None
+            for atom in monomial:
+                value = self.scalars.atoms[atom]
+                value = self._at_entry(value) if at_entry else self._promised(value, build.anchor)
+                if value.type != t:
+                    value = build(ew.Cast(value, t))
+                term = value if term is None else build.mul(term, value)
+            if term is None:
+                term = build.number(coefficient, t)
+            elif coefficient != 1:
+                term = build.mul(term, coefficient)
+            total = term if total is None else build.add(total, term)
+        return build.number(0, t) if total is None else total
+
+    def _promised(self, value: SSAValue, anchor: Operation) -> SSAValue:
+        """An atom, with the promise of its divisor where that has been made before the anchor."""
+        promised = self.scalars.promised(value)
+        top = self.kernel.body.block
+        if promised is value or owner_op(promised).parent is not top:
+            return value
+        here = ancestor(anchor, top)
+        assert here is not None
+        return promised if owner_op(promised).is_before_in_block(here) else value
+
+    def _at_entry(self, value: SSAValue) -> SSAValue:
+        """A value that the host can compute, where arrays are made."""
+        assert self.entry is not None
+        value = self._promised(value, self.entry)
+        if isinstance(value, BlockArgument):
+            return value
+        if value not in self.placed:
+            op = owner_op(value)
+            if op.parent is self.entry.parent and op.is_before_in_block(self.entry):
+                self.placed[value] = value
+            else:
+                operands = {v: self._at_entry(v) for v in op.operands}
+                self.placed[value] = Builder(self.entry)(op.clone(operands))
+        return self.placed[value]
+
+
+def _reshaped(value: SSAValue, extents: list[int], build: Builder) -> SSAValue:
+    t = tile_type(value)
+    if list(t.extents) == extents:
+        return value
+    return build(tile.Reshape(value, TileType(extents, t.element)))
+
+
+def _fact(scalars: Scalars, polynomial: Polynomial) -> Fact:
+    """What is known of an extent or stride."""
+    exact = polynomial.exact
+    return Fact(scalars.divisor(polynomial) or 1) if exact is None else Fact(exact=exact)
