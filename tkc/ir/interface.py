@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Union
+from typing import Any
 
 # An integer that the host computes of the arguments of a launch:
 #   n                          a number
@@ -18,7 +18,7 @@ from typing import Any, Union
 #   ("shape", argument, axis)  an extent of an array argument
 #   ("stride", argument, axis) a stride of one, in elements
 #   (function, a, b)           one of HOST_FUNCTIONS of two of these
-HostValue = Union[int, tuple]
+HostValue = int | tuple
 HOST_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
