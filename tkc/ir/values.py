@@ -9,7 +9,7 @@ is an attribute. These functions narrow both, for readers and for the type check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
@@ -19,6 +19,7 @@ from tkc.ir.types import ArrayType, MapType, PendingType, PointerType, SharedTyp
 
 Op = TypeVar("Op", bound=Operation)
 A = TypeVar("A", bound=Attribute)
+H = TypeVar("H", bound=Hashable)
 
 
 def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
@@ -101,6 +102,28 @@ def index_of(value: SSAValue) -> int:
     if not isinstance(value, (OpResult, BlockArgument)):
         raise TypeError(f"{value} is neither a result nor an argument of a block")
     return value.index
+
+
+def operands_first(
+    root: H, operands: Callable[[H], Iterable[H]], known: Container[H] = ()
+) -> Iterator[H]:
+    """What `root` is computed from, and `root` last: each once, behind its operands, in the order
+    of a recursive walk. Nothing is yielded that is in `known`, nor what only such a value reads.
+
+    It takes no recursion, for a chain of operations can be longer than Python's stack.
+    """
+    if root in known:
+        return
+    seen, path = {root}, [(root, iter(operands(root)))]
+    while path:
+        at, rest = path[-1]
+        below = next((x for x in rest if x not in seen and x not in known), None)
+        if below is None:
+            path.pop()
+            yield at
+        else:
+            seen.add(below)
+            path.append((below, iter(operands(below))))
 
 
 def type_of(value: SSAValue, kind: type[A]) -> A:

@@ -22,15 +22,22 @@ from tkc.codegen.cpu.collective import Collective
 from tkc.codegen.cpu.dot import Dots
 from tkc.codegen.cpu.emit import Function, Module
 from tkc.codegen.cpu.memory import Memory
-from tkc.codegen.cpu.nest import ArrayValue, Buffer, Chunk, Index, Nest, unit_reshape
-from tkc.codegen.cpu.planning import LIMIT, LOADS, WRITES, Planning, is_lazy, tiles
+from tkc.codegen.cpu.nest import ArrayValue, Buffer, Chunk, Index, Nest, moves_elements
+from tkc.codegen.cpu.planning import (
+    LIMIT,
+    LOADS,
+    WRITES,
+    Planning,
+    is_lazy,
+    tiles,
+)
 from tkc.codegen.cpu.running import CONTEXT
 from tkc.errors import CompileError
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.text import location_of
 from tkc.ir.types import ArrayType, PointerType, TileType, is_unsigned
-from tkc.ir.values import tile_type
+from tkc.ir.values import operands_first, tile_type
 
 ALIGN = 64
 
@@ -375,12 +382,11 @@ class Lowering(Planning, Memory, Collective, Dots):
 
     def materialize(self, v: SSAValue) -> Buffer:
         """The tile in a buffer."""
-        if v in self.env:
-            return self.env[v]
-        b = self.buffer(v.type)
-        self.fill(b, v)
-        self.own(v, b)
-        return b
+        for x in operands_first(v, lambda x: self.needs([x]), self.env):
+            b = self.buffer(tile_type(x))
+            self.fill(b, x)
+            self.own(x, b)
+        return self.env[v]
 
     def extract(self, op) -> None:
         self.done.add(op)
@@ -439,14 +445,10 @@ class Lowering(Planning, Memory, Collective, Dots):
 
     def simple(self, v: SSAValue) -> bool:
         """No reshape that needs a buffer below a lazy tile."""
-        if not isinstance(v.type, TileType) or v in self.env:
-            return True
-        if (
-            isinstance(v.owner, tile.Reshape)
-            and unit_reshape(tile_type(v.owner.arg).extents, tile_type(v).extents) is None
-        ):
-            return False
-        return all(self.simple(x) for x in v.owner.operands)
+        return not any(
+            self._is_computed(x) and moves_elements(x.owner)
+            for x in operands_first(v, self._lazy_operands)
+        )
 
     def initial(self, inits: Sequence[SSAValue]) -> list[Buffer]:
         """Buffers for the tiles that a loop carries, holding their first values."""

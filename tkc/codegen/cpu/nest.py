@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import LANES, Function, iota, literal, vec
@@ -27,7 +27,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Overflow, Ranges, bounds
 from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_integer, is_unsigned
-from tkc.ir.values import tile_type
+from tkc.ir.values import operands_first, tile_type
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Index:
 
 
 ZERO = Index("0")
+VIEWS = (tile.Multiple, tile.Broadcast, tile.Transpose, tile.Slice, tile.Flip, tile.Reshape)
+ELEMENTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast)
 EVERY_LANE = "splat (i1 true)"
 
 
@@ -251,11 +253,34 @@ class Nest:
         """The chunk of a tile (or scalar) at an index, written once for each index."""
         if not isinstance(v.type, TileType):
             return Chunk(self.env[v])
+        for part, where in operands_first((v, index), self._read_at):
+            out = self._evaluate(part, where)
+        return out
+
+    def _key(self, v: SSAValue, index: tuple[Index, ...]) -> tuple:
+        """Under which the chunk of a tile at an index is remembered: its extents of 1 are read at
+        0, and what no lane counts is one number.
+        """
         index = tuple(ZERO if n == 1 else i for i, n in zip(index, v.type.extents, strict=True))
-        key = (v, index, self.width if any(i.step for i in index) else 1)
-        for level in self.levels:
-            if key in level.memo:
-                return level.memo[key]
+        return v, index, self.width if any(i.step for i in index) else 1
+
+    def _remembered(self, key: tuple) -> Chunk | None:
+        return next((level.memo[key] for level in self.levels if key in level.memo), None)
+
+    def _read_at(self, at: tuple[SSAValue, tuple[Index, ...]]) -> list:
+        """The tiles that a tile without a buffer is computed from, each with the index it is read
+        at; none where that chunk is written already.
+        """
+        v, index = at
+        key = self._key(v, index)
+        written = v in self.env or self._remembered(key) is not None
+        return [] if written else self._operands_at(v.owner, key[1])
+
+    def _evaluate(self, v: SSAValue, index: tuple[Index, ...]) -> Chunk:
+        key = self._key(v, index)
+        if (known := self._remembered(key)) is not None:
+            return known
+        index = key[1]
         saved, self.width = self.width, key[2]
         out = (
             self._buffer(self.env[v], index, v.type.extents)
@@ -281,35 +306,11 @@ class Nest:
                 return Chunk(self.env[op.arg])
             case tile.Arange():
                 return self._arange(op, index[0])
-            case tile.Multiple():
-                return self.eval(op.arg, index)
-            case tile.Broadcast():
-                return self.eval(op.arg, index)  # eval puts 0 where the operand's extent is 1
-            case tile.Transpose():
-                inverse = {p: index[i] for i, p in enumerate(op.permutation.get_values())}
-                return self.eval(op.arg, tuple(inverse[a] for a in range(len(index))))
-            case tile.Slice():
-                return self.eval(
-                    op.arg,
-                    tuple(
-                        self.shift(i, s, o)
-                        for i, s, o in zip(index, op.steps, op.offsets.get_values(), strict=False)
-                    ),
-                )
-            case tile.Flip():
-                axis, n = op.axis.value.data, tile_type(op.result).extents
-                return self.eval(
-                    op.arg,
-                    tuple(
-                        self.shift(i, -1, n[a] - 1) if a == axis else i for a, i in enumerate(index)
-                    ),
-                )
-            case tile.Reshape():
-                if (
-                    mapped := unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents)
-                ) is not None:
-                    return self.eval(op.arg, tuple(ZERO if a is None else index[a] for a in mapped))
+            case tile.Reshape() if moves_elements(op):
                 return self._buffer(self.env[op.arg], index, tile_type(op.result).extents)
+            case _ if isinstance(op, VIEWS):
+                [(v, where)] = self._operands_at(op, index)
+                return self.eval(v, where)
             case tile.Load():
                 return self.load(op, index)
             case tile.LoadPointers():
@@ -324,6 +325,34 @@ class Nest:
                         for v in op.operands
                     ],
                 )
+
+    def _operands_at(
+        self, op, index: tuple[Index, ...]
+    ) -> list[tuple[SSAValue, tuple[Index, ...]]]:
+        """The tiles that an element-wise operation or a view reads at an index, and where."""
+        extents = tile_type(op.result).extents
+        where = index  # of a broadcast too: `_key` puts 0 where the operand's extent is 1
+        match op:
+            case tile.Transpose():
+                inverse = {p: index[i] for i, p in enumerate(op.permutation.get_values())}
+                where = tuple(inverse[a] for a in range(len(index)))
+            case tile.Slice():
+                places = zip(index, op.steps, op.offsets.get_values(), strict=False)
+                where = tuple(self.shift(i, s, o) for i, s, o in places)
+            case tile.Flip():
+                axis = op.axis.value.data
+                where = tuple(
+                    self.shift(i, -1, extents[axis] - 1) if a == axis else i
+                    for a, i in enumerate(index)
+                )
+            case tile.Reshape():
+                mapped = unit_reshape(tile_type(op.arg).extents, extents)
+                if mapped is None:
+                    return []
+                where = tuple(ZERO if a is None else index[a] for a in mapped)
+            case _ if not isinstance(op, (*VIEWS, *ELEMENTWISE)):
+                return []
+        return [(v, where) for v in op.operands if isinstance(v.type, TileType)]
 
     def compute(self, op, args: list[Chunk]) -> Chunk:
         """An element-wise operation, a select or a cast of chunks."""
@@ -822,6 +851,13 @@ def unit_reshape(source: Sequence[int], target: Sequence[int]) -> list[int | Non
         return None
     long = iter(a for a, n in enumerate(target) if n > 1)
     return [next(long) if n > 1 else None for n in source]
+
+
+def moves_elements(op: Operation) -> bool:
+    """Whether a reshape needs its operand in a buffer."""
+    return isinstance(op, tile.Reshape) and (
+        unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents) is None
+    )
 
 
 def nonnegative(v: SSAValue, depth: int = 12) -> bool:

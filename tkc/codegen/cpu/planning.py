@@ -9,16 +9,16 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.codegen.cpu.nest import unit_reshape
+from tkc.codegen.cpu.nest import moves_elements
 from tkc.codegen.cpu.numbers import is_short
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import tile_type
+from tkc.ir.values import operands_first, tile_type
 
 SHAPES = (
     tile.Constant,
@@ -62,6 +62,25 @@ def is_lazy(op: Operation) -> bool:
     return isinstance(op, (*SHAPES, *POINTWISE, *LOADS)) and isinstance(
         op.results[0].type, TileType
     )
+
+
+def _own_cost(op: Operation) -> int:
+    """Rough instructions a chunk of an operation without what it reads."""
+    own = 0
+    match op:
+        case ew.Elementwise():
+            dear = op.fn.name in ("floordiv", "mod") and not is_float(
+                element_of(op.operands[0].type)
+            )
+            own = DEAR.get(op.fn.name, 1) * (1 + dear)
+        case ew.Select() | ew.PointerAdd() | ew.Cast() | ew.Bitcast():
+            own = 1
+        case tile.Load():
+            own = 12 if tiles(op.offsets) else 2
+        case tile.LoadPointers():
+            own = 3
+    short = isinstance(op, (ew.Elementwise, ew.Cast)) and is_short(element_of(op.results[0].type))
+    return own + 3 * short
 
 
 def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
@@ -149,86 +168,80 @@ class Planning:
     careful: bool  # arguments may overlap
 
     # ----------------------------------------------------------------------------------------------
-    def pending(self, v: SSAValue, memo: dict | None = None) -> bool:
-        """Will code still to be written read v?"""
-        memo = {} if memo is None else memo
-        if v not in memo:
-            memo[v] = False
-            memo[v] = any(self._pending_use(use.operation, v, memo) for use in v.uses)
-        return memo[v]
+    def pending(self, v: SSAValue, idle: set[SSAValue] | None = None) -> bool:
+        """Will code still to be written read v? idle: values that none will read, as earlier
+        questions found; what this one finds is added.
+        """
+        seen, left = {v}, [v]
+        while left:
+            value = left.pop()
+            for use in value.uses:
+                followed = self._computed_later(use.operation, value)
+                if followed is None:
+                    if self._is_written_later(use.operation, value):
+                        return True
+                elif followed not in seen and (idle is None or followed not in idle):
+                    seen.add(followed)
+                    left.append(followed)
+        if idle is not None:
+            idle |= seen
+        return False
 
-    def _pending_use(self, user: Operation, v: SSAValue, memo: dict) -> bool:
+    def _computed_later(self, user: Operation, v: SSAValue) -> SSAValue | None:
+        """The lazy tile of v's block that a user of v computes; None where it computes no such."""
         home = v.owner if isinstance(v.owner, Block) else v.owner.parent_block()
-        at = user
+        if home is not self.block or user.parent_block() is not home or not is_lazy(user):
+            return None
+        return user.results[0]
+
+    def _is_written_later(self, user: Operation, v: SSAValue) -> bool:
+        """Whether a user of v that is no lazy operation of its block is still to be written."""
+        home = v.owner if isinstance(v.owner, Block) else v.owner.parent_block()
+        at: Operation | None = user
         while at is not None and at.parent_block() is not home:
             at = at.parent_op()
-        if at is None or home is not self.block:
-            return True  # defined outside the block being written: a loop may come round
-        if at is not user:
-            return at not in self.done
-        if is_lazy(user):
-            r = user.results[0]
-            return r not in self.env and r not in self.soon and self.pending(r, memo)
-        return user not in self.done
+        # of a value from outside the block being written: a loop may come round
+        return at is None or home is not self.block or at not in self.done
 
     # ----------------------------------------------------------------------------------------------
-    def cost(self, v: SSAValue, memo: dict | None = None) -> int:
-        """Rough instructions a chunk to compute a tile from what there is."""
+    def cost(self, v: SSAValue, memo: dict[SSAValue, int] | None = None) -> int:
+        """Rough instructions a chunk to compute a tile from what there is. memo: what earlier
+        questions found, as long as no tile got a buffer since.
+        """
         memo = {} if memo is None else memo
-        if not isinstance(v.type, TileType) or v in self.env:
-            return 0
-        if v in memo:
-            return memo[v]
-        op = v.owner
-        own = 0
-        match op:
-            case ew.Elementwise():
-                own = DEAR.get(op.fn.name, 1) * (
-                    1
-                    if is_float(element_of(op.operands[0].type))
-                    or op.fn.name not in ("floordiv", "mod")
-                    else 2
-                )
-            case ew.Select() | ew.PointerAdd() | ew.Cast() | ew.Bitcast():
-                own = 1
-            case tile.Load():
-                own = 12 if tiles(op.offsets) else 2
-            case tile.LoadPointers():
-                own = 3
-        if (
-            isinstance(op, (ew.Elementwise, ew.Cast))
-            and is_short(element_of(op.results[0].type))
-            and not isinstance(op, SHAPES)
-        ):
-            own += 3
-        memo[v] = own + sum(self.cost(x, memo) for x in op.operands)
+        for x in operands_first(v, self._lazy_operands, memo):
+            memo[x] = _own_cost(x.owner) if self._is_computed(x) else 0
+            memo[x] += sum(memo[y] for y in self._lazy_operands(x))
         return memo[v]
 
-    def reads_memory(self, v: SSAValue, seen: set | None = None) -> bool:
-        seen = set() if seen is None else seen
-        if not isinstance(v.type, TileType) or v in self.env or v in seen:
-            return False
-        seen.add(v)
-        return isinstance(v.owner, LOADS) or any(
-            self.reads_memory(x, seen) for x in v.owner.operands
+    def _is_computed(self, v: SSAValue) -> bool:
+        """Whether a tile has no buffer, so that it is computed where it is read."""
+        return isinstance(v.type, TileType) and v not in self.env
+
+    def _lazy_operands(self, v: SSAValue) -> Sequence[SSAValue]:
+        """What a tile without a buffer is computed from."""
+        return v.owner.operands if self._is_computed(v) else ()
+
+    def reads_memory(self, v: SSAValue) -> bool:
+        return any(
+            self._is_computed(x) and isinstance(x.owner, LOADS)
+            for x in operands_first(v, self._lazy_operands)
         )
 
-    def leaves(
-        self, v: SSAValue, identity: bool = True, out: dict | None = None
-    ) -> dict[SSAValue, bool]:
+    def leaves(self, v: SSAValue) -> dict[SSAValue, bool]:
         """Tiles that a lazy tile is computed from: those in `env`, and lazy loads; True if read at
         the very index that is computed.
         """
-        out = {} if out is None else out
-        if not isinstance(v.type, TileType):
-            return out
-        if v in self.env:
-            out[v] = out.get(v, True) and identity
-            return out
-        if isinstance(v.owner, LOADS):
-            out[v] = out.get(v, True) and identity
-        for x in v.owner.operands:
-            self.leaves(x, identity and isinstance(v.owner, POINTWISE), out)
+        out: dict[SSAValue, bool] = {}
+
+        def operands(at: tuple[SSAValue, bool]) -> list[tuple[SSAValue, bool]]:
+            value, identity = at
+            below = identity and isinstance(value.owner, POINTWISE)
+            return [(x, below) for x in self._lazy_operands(value)]
+
+        for x, identity in operands_first((v, True), operands):
+            if isinstance(x.type, TileType) and (x in self.env or isinstance(x.owner, LOADS)):
+                out[x] = out.get(x, True) and identity
         return out
 
     # ----------------------------------------------------------------------------------------------
@@ -238,31 +251,48 @@ class Planning:
 
         Call it when the operation to be written is in `done`.
         """
-        seen = set()
-
-        def visit(v: SSAValue, identity: bool):
-            if not isinstance(v.type, TileType) or v in self.env or (v, identity) in seen:
-                return
-            seen.add((v, identity))
-            op = v.owner
-            if (
-                isinstance(op, tile.Reshape)
-                and unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents) is None
-            ):
-                return self.materialize(op.arg)
-            if not identity and self.cost(v) > limit:
-                return self.materialize(v)
-            if identity and self.cost(v) > limit and v not in self.soon and self.pending(v):
-                self.soon[v] = None
-            for x in op.operands:
-                visit(x, identity and isinstance(op, POINTWISE))
-
+        for v in self.needs(roots, limit):
+            self.materialize(v)
+        costs: dict[SSAValue, int] = {}
+        idle: set[SSAValue] = set()
         self.soon = {}
-        for v in roots:
-            visit(v, True)
+        for v, identity in self._computed_for(roots):
+            if identity and self.cost(v, costs) > limit and self.pending(v, idle):
+                self.soon[v] = None
         wanted = {v: self.buffer(v.type) for v in self.soon if v not in self.env}
         self.soon = {}
         return wanted
+
+    def needs(self, roots: Sequence[SSAValue], limit: float = LIMIT) -> Iterator[SSAValue]:
+        """Tiles that must be in buffers before a nest over the roots' shape is written; each is to
+        be given one before the next is asked for.
+        """
+        costs: dict[SSAValue, int] = {}
+        for v, identity in self._computed_for(roots):
+            if moves_elements(v.owner):
+                needed = v.owner.arg
+            elif not identity and self.cost(v, costs) > limit:
+                needed = v
+            else:
+                continue
+            if needed not in self.env:
+                yield needed
+                costs.clear()
+
+    def _computed_for(self, roots: Sequence[SSAValue]) -> Iterator[tuple[SSAValue, bool]]:
+        """The tiles without buffers that the roots are computed from, the roots among them; True
+        if read at the very index that is computed.
+        """
+        seen: set[tuple[SSAValue, bool]] = set()
+        left = [(v, True) for v in reversed(roots)]
+        while left:
+            v, identity = left.pop()
+            if not self._is_computed(v) or (v, identity) in seen:
+                continue
+            seen.add((v, identity))
+            yield v, identity
+            below = identity and isinstance(v.owner, POINTWISE)
+            left += [(x, below) for x in reversed(self._lazy_operands(v))]
 
     # ----------------------------------------------------------------------------------------------
     def may_alias(self, a: Operation, b: Operation) -> bool:
