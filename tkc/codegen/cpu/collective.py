@@ -204,7 +204,7 @@ class Collective:
             n = shape[axis]
             width = (
                 LANES
-                if n < 8 * LANES or sum(map(self.cost, op.args)) > CHEAP or len(types) > 1
+                if n < 8 * LANES or self.costs_more(op.args, CHEAP) or len(types) > 1
                 else 4 * LANES
             )
             state, at_ = None, 0

@@ -195,8 +195,9 @@ class Lowering(Planning, Memory, Collective, Dots):
 
     def collect(self) -> None:
         """Give back the buffers nobody will read again."""
+        idle: set[SSAValue] = set()
         for v, b in list(self.buffers.items()):
-            if not b.fixed and not self.pending(v):
+            if not b.fixed and not self.pending(v, idle):
                 del self.buffers[v]
                 if all(b is not other for other in self.buffers.values()):
                     self.release(b.offset, b.bytes)
@@ -439,7 +440,7 @@ class Lowering(Planning, Memory, Collective, Dots):
             if (
                 v not in self.env
                 and nested
-                and (self.cost(v) > LIMIT // 2 or self.reads_memory(v) or not self.simple(v))
+                and (self.costs_more([v], LIMIT // 2) or self.reads_memory(v) or not self.simple(v))
             ):
                 self.materialize(v)
 

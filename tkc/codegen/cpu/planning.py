@@ -9,6 +9,7 @@ round.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -18,7 +19,7 @@ from tkc.codegen.cpu.numbers import is_short
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import operands_first, tile_type
+from tkc.ir.values import operands_first
 
 SHAPES = (
     tile.Constant,
@@ -53,7 +54,7 @@ DEAR = dict.fromkeys(
     ],
     15,
 ) | dict.fromkeys(["div", "div_rn", "sqrt", "rsqrt", "reciprocal"], 5)
-LIMIT = 10  # of `cost`: what is dearer than this is kept rather than computed again
+LIMIT = 10  # of `costs_more`: what is dearer than this is kept rather than computed again
 
 
 def is_lazy(op: Operation) -> bool:
@@ -172,15 +173,19 @@ class Planning:
         """Will code still to be written read v? idle: values that none will read, as earlier
         questions found; what this one finds is added.
         """
-        seen, left = {v}, [v]
+        seen, left = {v}, deque([v])  # the nearest readers first
         while left:
-            value = left.pop()
+            value = left.popleft()
             for use in value.uses:
                 followed = self._computed_later(use.operation, value)
                 if followed is None:
                     if self._is_written_later(use.operation, value):
                         return True
-                elif followed not in seen and (idle is None or followed not in idle):
+                elif followed not in seen and not (
+                    followed in self.env
+                    or followed in self.soon
+                    or (idle is not None and followed in idle)
+                ):
                     seen.add(followed)
                     left.append(followed)
         if idle is not None:
@@ -204,15 +209,15 @@ class Planning:
         return at is None or home is not self.block or at not in self.done
 
     # ----------------------------------------------------------------------------------------------
-    def cost(self, v: SSAValue, memo: dict[SSAValue, int] | None = None) -> int:
-        """Rough instructions a chunk to compute a tile from what there is. memo: what earlier
-        questions found, as long as no tile got a buffer since.
-        """
-        memo = {} if memo is None else memo
-        for x in operands_first(v, self._lazy_operands, memo):
-            memo[x] = _own_cost(x.owner) if self._is_computed(x) else 0
-            memo[x] += sum(memo[y] for y in self._lazy_operands(x))
-        return memo[v]
+    def costs_more(self, values: Sequence[SSAValue], limit: float) -> bool:
+        """Whether computing tiles from what there is takes more instructions a chunk, roughly."""
+        total, left = 0, list(values)
+        while left and total <= limit < float("inf"):
+            v = left.pop()
+            if self._is_computed(v):
+                total += _own_cost(v.owner)
+                left += v.owner.operands
+        return total > limit
 
     def _is_computed(self, v: SSAValue) -> bool:
         """Whether a tile has no buffer, so that it is computed where it is read."""
@@ -253,11 +258,10 @@ class Planning:
         """
         for v in self.needs(roots, limit):
             self.materialize(v)
-        costs: dict[SSAValue, int] = {}
         idle: set[SSAValue] = set()
         self.soon = {}
         for v, identity in self._computed_for(roots):
-            if identity and self.cost(v, costs) > limit and self.pending(v, idle):
+            if identity and self.costs_more([v], limit) and self.pending(v, idle):
                 self.soon[v] = None
         wanted = {v: self.buffer(v.type) for v in self.soon if v not in self.env}
         self.soon = {}
@@ -267,17 +271,15 @@ class Planning:
         """Tiles that must be in buffers before a nest over the roots' shape is written; each is to
         be given one before the next is asked for.
         """
-        costs: dict[SSAValue, int] = {}
         for v, identity in self._computed_for(roots):
             if moves_elements(v.owner):
                 needed = v.owner.arg
-            elif not identity and self.cost(v, costs) > limit:
+            elif not identity and self.costs_more([v], limit):
                 needed = v
             else:
                 continue
             if needed not in self.env:
                 yield needed
-                costs.clear()
 
     def _computed_for(self, roots: Sequence[SSAValue]) -> Iterator[tuple[SSAValue, bool]]:
         """The tiles without buffers that the roots are computed from, the roots among them; True
@@ -303,16 +305,19 @@ class Planning:
         """Before memory changes: give a buffer to every pending load that could see the change.
         writes None: it may change anywhere.
         """
+        # A buffer given below can only take readers away, so an answer that is late costs a buffer.
+        needed: dict[SSAValue, bool] = {}
+        needed_later: dict[SSAValue, bool] = {}
         for load in list(self.lazy_loads):
             v = load.results[0]
-            if v in self.env or not self.pending(v):
+            if v in self.env or not self._pending(v, needed):
                 self.lazy_loads.remove(load)
                 continue
             if writes is not None and not any(self.may_alias(load, w) for w in writes):
                 continue
             if writes == [op] and same_place(load, op):
                 self.done.add(op)
-                later = self.pending(v)
+                later = self._pending(v, needed_later)
                 self.done.discard(op)
                 if (
                     not later
@@ -324,3 +329,18 @@ class Planning:
                     continue
             self.materialize(v)
             self.lazy_loads.remove(load)
+
+    def _pending(self, v: SSAValue, memo: dict[SSAValue, bool]) -> bool:
+        """`pending`, for many values at once: of all that are computed from v too."""
+
+        def followed(x: SSAValue) -> list[SSAValue]:
+            users = (self._computed_later(use.operation, x) for use in x.uses)
+            return [r for r in users if r is not None and r not in self.env and r not in self.soon]
+
+        for x in operands_first(v, followed, memo):
+            memo[x] = any(memo[r] for r in followed(x)) or any(
+                self._computed_later(use.operation, x) is None
+                and self._is_written_later(use.operation, x)
+                for use in x.uses
+            )
+        return memo[v]
