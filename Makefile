@@ -1,6 +1,8 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
 # make test     the tests that every push runs: long families of cases are sampled by the day (tests/sampling.py)
 # make test-all every test; those that need a GPU are skipped where there is none
+# make test-matrix  the tests under Python 3.11 to 3.14, as far as they are installed (TESTS="tests/ir -x" narrows it)
+# make coverage the tests once more, slower, with the lines that they run by package into docs/coverage.md
 # make format   whether everything is formatted, imports sorted, names known, types right where they are checked
 # make lint     ruff, ruff format, mypy
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
@@ -15,7 +17,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: format docs ptx-record demo test test-all trials test-gpu measure sanitize fuzz lint clean
+.PHONY: format docs ptx-record demo test test-all test-matrix coverage trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -25,6 +27,13 @@ test: $(VENV)/.installed
 
 test-all: $(VENV)/.installed
 	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -n $(JOBS)
+
+test-matrix:
+	$(PYTHON) -m tests.matrix -n $(JOBS) $(TESTS)
+
+coverage: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -n $(JOBS) --cov=tkc --cov-report=json:out/coverage.json $(TESTS)
+	$(BIN)/python docs/coverage_table.py out/coverage.json
 
 trials: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.trials

@@ -74,7 +74,7 @@ def test_a_sum_and_its_transpose(first, out):
 @pytest.mark.parametrize("d, count", [(64, 4), (128, 3)])
 @pytest.mark.parametrize("window", [None, 100])
 def test_teams_with_ghosts(rows, d, count, window):
-    """Of every number, before the first program; fewer teams than blocks and more."""
+    """Of every number, before the first program; fewer groups than blocks and more."""
     scale = d**-0.5
     for heads in (1, 80):
         q, k, v = (

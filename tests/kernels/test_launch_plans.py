@@ -180,8 +180,8 @@ def test_addresses_have_choices_of_their_own(launched):
         return found[0][2]
 
     M._product._choices.clear()
-    astray, there = options(0x1000_0002), options(0x1000_0000)
-    assert "programs" in there and astray.get("roles") == "one"
+    misaligned, aligned = options(0x1000_0002), options(0x1000_0000)
+    assert "programs" in aligned and misaligned.get("roles") == "one"
 
 
 def test_a_result_whose_rows_overlap_is_launched_as_it_is(launched):

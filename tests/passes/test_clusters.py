@@ -322,7 +322,7 @@ def test_small_blocks_share_copies_as_asked_alone():
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)], ids=str)
 def test_the_time_of_a_launch(shape):
-    """Copies that more blocks share are fewer; programs of ghosts, and multiprocessors that
+    """Copies that more blocks share are fewer; programs of padding tiles, and multiprocessors that
     clusters leave idle, are counted.
     """
     form = Form(plain, shape, (128, 256, 64), stages=4)

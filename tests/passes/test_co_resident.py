@@ -97,7 +97,7 @@ def test_ragged_shapes(form, queries, keys):
 
 
 # --------------------------------------------------------------------------------------------------
-TEAMS = pytest.mark.parametrize(
+GROUPS = pytest.mark.parametrize(
     "kind, count", [("causal", 3), ("causal", 4), ("window", 3), ("window", 2), ("full", 3)]
 )
 
@@ -118,7 +118,7 @@ def tile_groups(kind: str, count: int):
 
 @pytest.fixture
 def ran(monkeypatch) -> list[int]:
-    """The programs in the order in which they store what they computed: one member of all teams
+    """The programs in the order in which they store what they computed: one member of all groups
     after the other.
     """
     found, store = [], dataflow.RULES[tile.Store]
@@ -133,11 +133,11 @@ def ran(monkeypatch) -> list[int]:
     return found
 
 
-@TEAMS
+@GROUPS
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
-    """Where programs grow along axis 0, as masks let them, teams end with it, and who is missing is
-    missing from the first. Each program runs once.
+    """Where programs grow along axis 0, as masks let them, groups end with it, and what is missing
+    is missing from the first. Each program runs once.
     """
     modules, checked = tile_groups(kind, count)
     checked(modules["schedule-programs"], rows)
@@ -148,12 +148,12 @@ def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
     assert ran == [
         place
         for member in range(count)
-        for team in order
-        if 0 <= (place := team * count + member - missing) < rows
+        for group in order
+        if 0 <= (place := group * count + member - missing) < rows
     ]
 
 
-@TEAMS
+@GROUPS
 def test_teams_with_ghosts(kind, count):
     """Of every number: in the simulator at each level, in every order of threads, and as text."""
     modules, checked = tile_groups(kind, count)
@@ -376,7 +376,7 @@ def test_attention_of_the_library(options, programs, fuse, monkeypatch):
     ids=["full", "causal", "window"],
 )
 def test_ragged_batches(options, monkeypatch):
-    """A sequence's length is looked up when a team is claimed; of its programs those behind the
+    """A sequence's length is looked up when a group is claimed; of its programs those behind the
     sequence's end see nothing.
     """
     for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")):
@@ -440,8 +440,8 @@ def gradient(q, g, k, v, w, o, low, high, BN: tkc.constexpr):
 
 
 def sums(q, k, at, s, o, low, high, BN: tkc.constexpr):
-    """One dot; each program looks up where its rows are, and reads by pointers, which for a ghost
-    lead outside of the array.
+    """One dot; each program looks up where its rows are, and reads by pointers, which lead outside
+    of the array for a padding tile.
     """
     i = tkc.program_id(0)
     place, total = at[i] * 64, tkc.zeros((64,))
@@ -573,8 +573,8 @@ def test_a_cluster_is_not_taken_for_a_team():
 
 def scored(q, k, v, w, o, high, BN: tkc.constexpr):
     """What scores are added to is loaded: where the dot behind them is late, it is read an
-    iteration before that one's right factor, and does not share its stages. Of a ghost nobody
-    promised that it lies in the grid.
+    iteration before that one's right factor, and does not share its stages. A padding tile need
+    not lie in the grid.
     """
     i, acc = tkc.program_id(0), tkc.zeros((64, 64))
     tkc.assume(i < tkc.num_programs(0))
@@ -727,7 +727,7 @@ def test_where_a_team_begins_and_ends_is_posted(options, posted):
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_what_is_not_posted_everyone_works_out(most, monkeypatch):
-    """Where a team ends alone, or neither that nor where it begins."""
+    """Where a group ends alone, or neither that nor where it begins."""
     monkeypatch.setattr(
         "tkc.passes.warpgroups.dynamic_tile_scheduler.MAX_PRECOMPUTED_NUMBERS", most
     )
@@ -1011,8 +1011,8 @@ CLAIMS = {
     *(f"earlier: mbarrier_arrive {ring} in consumer" for ring in ("empty 3", "empty 4")),
     "earlier: mbarrier_arrive full 4 in producer",
 }
-# A team's own stages lie side by side and never go round their ring: there are as many, or twice as
-# many.
+# A group's own stages lie side by side and never go round their ring: there are as many, or twice
+# as many.
 SIDE_BY_SIDE = {
     f"{change}: {which}"
     for change in ("parity stays", "stages + 1")
@@ -1022,8 +1022,7 @@ PASSED = {
     "earlier: mbarrier_arrive empty 2 in consumer, 4",
     "later: mbarrier_wait full 3 in consumer, 3",
     # K and V of a step that is passed over: nobody reads either, in whichever order they are waited
-    # for
-    # and given back
+    # for and given back
 }
 OTHERS_SLAB = {"stage: stage unnamed in consumer"}  # each of two consumers has the other's subtile
 OVERLAPPING = {

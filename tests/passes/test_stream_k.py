@@ -80,7 +80,7 @@ def test_steps_and_blocks(form, steps, blocks):
 @pytest.mark.parametrize("form", [PAIRS, SQUARES], ids=["2 x 1", "2 x 2"])
 @pytest.mark.parametrize("rows, columns, clusters", [(5, 1, 2), (3, 3, 3), (6, 3, 4), (4, 5, 5)])
 def test_grids_that_end_inside_a_cluster(form, rows, columns, clusters):
-    """A ghost counts and puts aside its parts as its neighbours do, and stores nothing."""
+    """A padding tile counts and stores its parts as its neighbours do, and stores nothing."""
     check(
         last(form), form, rows * 64 - 5, columns * 64 - 9, 9 * 32 - 7, seed=rows, resident=clusters
     )

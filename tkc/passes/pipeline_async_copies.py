@@ -259,8 +259,7 @@ def _pipeline(
     if (
         known
         # before the wait: what is told to other blocks waits for loads, and these would wait behind
-        # the
-        # copies. Behind the last iteration its own numbers again
+        # the copies. Behind the last iteration its own numbers again
     ):
         following = before(first, Add(iv, loop.step)).result if counted else body.args[1]
         there = (

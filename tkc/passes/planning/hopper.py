@@ -406,8 +406,7 @@ def _roles(
     )
     # a program's Q must find room beside the one before's, also in registers; measured where two
     # warpgroups share a program, and where three have programs whose loops begin at one place:
-    # there it pays; the
-    # checks of TKC_DEBUG need the registers
+    # there it pays; the checks of TKC_DEBUG need the registers
     twice = members == 1 or all(
         n >= 2 * members
         for n, ring in zip(stages, rings, strict=False)

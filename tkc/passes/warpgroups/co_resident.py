@@ -304,8 +304,7 @@ class Consumer(CoResident):
                 full,
                 ends,
                 # behind results, which need not wait for these; before the next claim, which
-                # follows
-                # the last of them
+                # follows the last of them
             )
             for each, begin, behind in zip(states, begins, behinds, strict=True):
                 self._become(each, begin, behind)
