@@ -164,9 +164,14 @@ def test_a_row_or_a_column(x):
     tkc.store(x, (0, 0), tkc.zeros((4,)))
 
 
-@wrong(["x == a or x == b"])
-def test_membership(n):
-    return n in (1, 2)
+@wrong(["assert", "x == a or x == b"])
+def test_comprehension(n):
+    return [k for k in (1, 2) if n == k]
+
+
+@wrong(["`in` of tiles", "(x == a) | (x == b)"])
+def test_membership_of_a_tile(n):
+    return tkc.arange(4) in (1, 2)
 
 
 @wrong(["rank 2", "2 offsets", "got 1"])

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import gcd, inf
+from math import gcd, inf, lcm
 
 from xdsl.dialects import scf
 from xdsl.ir import Attribute, BlockArgument, SSAValue
@@ -103,6 +103,12 @@ class Range:
 
     def holds(self, other: Range) -> bool:
         return self.lo <= other.lo and other.hi <= self.hi
+
+    def meet(self, other: Range) -> Range:
+        """What is known of a number of which both are known."""
+        return Range(
+            max(self.lo, other.lo), min(self.hi, other.hi), lcm(self.divisor, other.divisor)
+        )
 
     def join(self, other: Range) -> Range:
         return Range(

@@ -165,6 +165,8 @@ def _key(args: dict) -> str:
 @tkc.jit
 def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
+    tkc.assume(group >= 0)
+    tkc.assume(end >= 0)
     w, n = b[group], column * BN
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
@@ -179,7 +181,7 @@ def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.cons
 def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """c[g] = a[rows of g]ᵀ @ b[rows of g]: what a group's rows say of its matrix."""
     m, n, g = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
-    end = tkc.minimum(ends[g], a.shape[0]).to(tkc.int32)
+    end = tkc.minimum(tkc.maximum(ends[g], 0), a.shape[0]).to(tkc.int32)
     start = tkc.where(
         g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), a.shape[0]).to(tkc.int32), 0
     )

@@ -11,9 +11,10 @@ from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
-from tkc.ir.ranges import divisor
+from tkc.ir.ranges import Ranges, divisor
 from tkc.ir.types import ArrayFacts, ArrayType, Fact
 from tkc.ir.values import array_type
+from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.tracer import fail, integer_type, tracer
 from tkc.language.values import Pointer, Scalar, Tile, Value, describe, unpack, wrap
@@ -46,6 +47,18 @@ class Extents(Sequence):
         if not -len(self) <= axis < len(self):
             raise IndexError(f"axis {axis} of an array of rank {len(self)}")
         return self.array._known(self.facts[axis], self.op, axis % len(self))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What a view is along one axis of its array: tile.View's kind and offsets, a divisor of where
+    it begins (in elements), and what is known of its extent (None: the axis is dropped).
+    """
+
+    kind: str
+    offsets: list[SSAValue]
+    divisor: int
+    extent: Fact | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,70 +152,68 @@ class Array:
             fail(f"{len(index)} indices for an {self._describe()}")
         index = tuple(map(unpack, index)) + (slice(None),) * (self.ndim - len(index))
         if all(not isinstance(i, slice) for i in index):
-            offsets = [self._index(i, axis) for axis, i in enumerate(index)]
+            offsets = [self._place(i, axis) for axis, i in enumerate(index)]
             return wrap(tracer().emit(tile.Load(self.use(), offsets, [-1] * self.ndim)).result)
         return self._view(index)
 
-    def _index(self, i, axis: int) -> SSAValue:
+    def _place(self, i: Any, axis: int, is_bound: bool = False) -> SSAValue:
+        """Where an index along an axis lies; a negative one counts from the end. A bound of a slice
+        is at least 0.
+        """
         if isinstance(i, Tile):
             fail(
                 "an array is indexed by scalars; to gather, give the integer tile as an offset:"
                 " tkc.load(array, (tile, …), shape)"
             )
-        if isinstance(i, int) and not isinstance(i, bool) and i < 0:
-            exact = self.facts.shape[axis].exact
-            i = exact + i if exact is not None else self.shape[axis] + i
-        return integer(i, "an index")
+        place = integer(i, "an index")
+        known = tracer().range_of(place)
+        if known.lo >= 0:
+            return place
+        from_end = self.shape[axis] + i
+        if is_bound:
+            from_end = operations.maximum(from_end, 0)
+        if known.hi >= 0:
+            from_end = operations.where(i < 0, from_end, i)
+        return integer(from_end, "an index")
 
-    def _view(self, index) -> Array:
-        facts, element_bytes = self.facts, self.dtype.bits // 8
-        kinds, offsets, shape, strides, align = [], [], [], [], facts.align
-        for axis, i in enumerate(index):
-            extent, stride = facts.shape[axis], facts.strides[axis]
-            step = (stride.exact if stride.exact is not None else stride.divisor) * element_bytes
-            if not isinstance(i, slice):
-                kinds.append("index")
-                offsets.append(self._index(i, axis))
-                align = math.gcd(
-                    align, step * (i if isinstance(i, int) and i >= 0 else divisor(offsets[-1]))
-                )
-                continue
-            strides.append(stride)
-            if i.step not in (None, 1):
-                fail("an array is sliced by steps of 1")
-            start, stop = unpack(i.start), unpack(i.stop)
-            if start in (None, 0) if not isinstance(start, Value) else False:
-                if stop is None:
-                    kinds.append("all")
-                    shape.append(extent)
-                    continue
-            start = 0 if start is None else start
-            kinds.append("slice")
-            first = self._index(start, axis)
-            last = self._index(self.shape[axis] if stop is None else stop, axis)
-            offsets += [first, last]
-            known = (
-                isinstance(start, int)
-                and start >= 0
-                and extent.exact is not None
-                and (stop is None or isinstance(stop, int) and stop >= 0)
-            )
-            # where the slice ends behind it
+    def _cut(self, i: Any, axis: int) -> _Cut:
+        """What a view by this index or slice is along an axis."""
+        if not isinstance(i, slice):
+            place = self._place(i, axis)
+            return _Cut("index", [place], divisor(place), None)
+        if i.step not in (None, 1):
+            fail("an array is sliced by steps of 1")
+        start, stop, extent = unpack(i.start), unpack(i.stop), self.facts.shape[axis]
+        start = 0 if start is None else start
+        if stop is None and isinstance(start, int) and start == 0:
+            return _Cut("all", [], 0, extent)
+        first = self._place(start, axis, is_bound=True)
+        last = self._place(self.shape[axis] if stop is None else stop, axis, is_bound=True)
+        begin, end = Ranges().known(first), Ranges().known(last)
+        if extent.exact is None or begin.exact is None or end.exact is None:
             whole = extent.divisor if extent.exact is None else extent.exact
-            shape.append(
-                Fact(exact=max(0, (whole if stop is None else min(whole, stop)) - start))
-                if known
-                else Fact(math.gcd(divisor(first), divisor(last), whole) or 1)
-            )
-            align = math.gcd(align, step * divisor(first))
-        if all(k == "all" for k in kinds):
+            fact = Fact(math.gcd(begin.divisor, end.divisor, whole) or 1)
+        else:
+            fact = Fact(exact=max(0, min(extent.exact, end.exact) - begin.exact))
+        return _Cut("slice", [first, last], begin.divisor, fact)
+
+    def _view(self, index: tuple) -> Array:
+        cuts = [self._cut(i, axis) for axis, i in enumerate(index)]
+        if all(c.kind == "all" for c in cuts):
             return self
-        result = ArrayType(
-            len(shape),
-            array_type(self.ssa).element,
-            ArrayFacts(tuple(shape), tuple(strides), max(align, 1)),
-        )
-        return Array(tracer().emit(tile.View(self.use(), kinds, offsets, result)).result, self.wide)
+        facts, strides = self.facts, []
+        align = facts.align
+        for cut, stride in zip(cuts, facts.strides, strict=True):
+            step = stride.divisor if stride.exact is None else stride.exact
+            align = math.gcd(align, cut.divisor * step * self.dtype.bits // 8)
+            if cut.extent is not None:
+                strides.append(stride)
+        shape = tuple(c.extent for c in cuts if c.extent is not None)
+        known = ArrayFacts(shape, tuple(strides), max(align, 1))
+        result = ArrayType(len(shape), array_type(self.ssa).element, known)
+        offsets = [o for c in cuts for o in c.offsets]
+        view = tile.View(self.use(), [c.kind for c in cuts], offsets, result)
+        return Array(tracer().emit(view).result, self.wide)
 
 
 def _load_first(self, *_):

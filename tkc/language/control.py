@@ -9,9 +9,12 @@ slots is stable (usually once: see state.py), and the scf operation is made from
 from __future__ import annotations
 
 import builtins
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -19,8 +22,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Block, BlockArgument, Region, SSAValue
 
-from tkc.ir import elementwise
-from tkc.ir.ranges import Ranges
+from tkc.ir import elementwise, ranges
 from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
@@ -93,8 +95,11 @@ class Construct:
         """A break or continue of this loop is about to run."""
         if self.traced:
             fail(
-                f"`{kind}` cannot leave a traced loop; put the condition into the loop (while), or"
-                " the rest of the body under an `if`"
+                "`break` cannot leave a traced loop; carry a truth value and test it in the head of"
+                " the loop: `while i < n and not found`"
+                if kind == "break"
+                else "`continue` can skip the rest of a traced loop's body only at the end of an"
+                " `if` of that body; put the rest under an `else`"
             )
         if len(tracer().blocks) != self.depth:
             fail(
@@ -207,15 +212,7 @@ class Loop(Construct):
         """
         changed, after = self.picture.changes(names, self.where), Picture.take(names)
         stable, result, counts = True, {}, shared(changed, self.picture, after)
-        for slot, copy, before in self.copies:
-            now = contents(copy) or {}
-            if changed.get(slot, (None, None))[1] is not self.entry[slot] and (
-                now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before)
-            ):
-                fail(
-                    f"`{self.picture.label(slot)}` is changed in place and also replaced inside"
-                    f" {self.where}; do one of the two"
-                )
+        self._check_copies(changed)
         for slot, (old, new) in changed.items():
             if slot in self.lost or slot[0] == 0 and slot[1] in ignore:
                 continue
@@ -225,27 +222,14 @@ class Loop(Construct):
                     " one before the loop to use it after"
                 )
                 continue
-            if new is UNBOUND:
-                self.lost[slot] = tracer().reasons.get(
-                    slot[1], f"`{slot[1]}` is deleted inside {self.where}"
-                )
-                stable = False
-                continue
-            try:
-                spec = merge(old, new, counts)
-            except Mismatch as e:
-                label = self.picture.label(slot)
-                self.lost[slot] = (
-                    f"`{label}` is not the same kind of value before {self.where} and after an"
-                    f" iteration: {e}; convert with .to(), or start from a value of the later kind"
-                )
+            spec = self._spec(slot, old, new, counts)
+            stable = stable and self.carried.get(slot) == spec
+            if isinstance(spec, str):
+                self.lost[slot] = spec
                 self.carried.pop(slot, None)
-                stable = False
-                continue
-            if self.carried.get(slot) != spec:
-                stable = False
-            self.carried[slot] = spec
-            result[slot] = new
+            else:
+                self.carried[slot] = spec
+                result[slot] = new
         for slot in self.carried:
             if slot not in result:
                 result[slot] = self.entry.get(slot, self.old(slot))
@@ -256,6 +240,31 @@ class Loop(Construct):
                 f" {', '.join(self.picture.label(s) for s in self.carried)}; convert with .to()"
             )
         return stable, result
+
+    def _check_copies(self, changed: dict[tuple, tuple[Any, Any]]) -> None:
+        """Refuses what is changed in place and also replaced."""
+        for slot, copy, before in self.copies:
+            if changed.get(slot, (None, None))[1] is self.entry[slot]:
+                continue
+            now = contents(copy) or {}
+            if now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before):
+                fail(
+                    f"`{self.picture.label(slot)}` is changed in place and also replaced inside"
+                    f" {self.where}; do one of the two"
+                )
+
+    def _spec(self, slot: tuple, old: Any, new: Any, counts: Counter) -> Spec | str:
+        """What carries a slot, or the reason why nothing does."""
+        label = self.picture.label(slot)
+        if new is UNBOUND:
+            return tracer().reasons.get(slot[1], f"`{label}` is deleted inside {self.where}")
+        try:
+            return merge(old, new, counts)
+        except Mismatch as e:
+            return (
+                f"`{label}` is not the same kind of value before {self.where} and after an"
+                f" iteration: {e}; convert with .to(), or start from a value of the later kind"
+            )
 
     def _initial(self) -> list[SSAValue]:
         self.picture.restore()
@@ -294,6 +303,14 @@ def _by_steps(r: Range, index: Scalar) -> Any:
     return r.start + index * r.step
 
 
+def _extremes(bound: int | Scalar) -> tuple[int, int]:
+    """What a bound or step of a range is at least and at most."""
+    if isinstance(bound, int):
+        return bound, bound
+    known = tracer().range_of(bound.use())
+    return known.lo, known.hi
+
+
 def _trip_count(r: Range) -> Value:
     """How often a loop runs whose step may be of either sign: as Python's range, and never where the
     step is 0, which TKC_DEBUG traps.
@@ -326,60 +343,76 @@ class ForLoop(Loop):
         if not self.traced:
             yield from self.iterable
             return
-        t, r = tracer(), self.iterable
+        bounds, place = self._bounds()
+        while True:
+            before, body = Block(), Block(arg_types=[bounds[0].type])
+            tracer().blocks += [before, body]
+            self._open(body)
+            yield self._variable(body.args[0], place)
+            stable, result = self.settled
+            if stable:
+                return self._close(bounds, before, body, result)
+            del tracer().blocks[-2:]
+            discard(body)
+
+    def _bounds(self) -> tuple[list[SSAValue], Callable[[Range, Scalar], Any]]:
+        """Start, stop and step of a loop that counts up, and what gives the user's variable."""
+        r = self.iterable
         start, stop, step, place = r.start, r.stop, r.step, _as_counted
         if isinstance(step, int) and step < 0:
             start, stop, step, place = 0, r.start - r.stop, -step, _backwards
-        elif isinstance(step, Scalar) and Ranges().known(step.use()).lo <= 0:
+        elif _extremes(step)[0] <= 0:
             start, stop, step, place = 0, _trip_count(r), 1, _by_steps
         bounds = [integer(b, "a bound") for b in (start, stop, step)]
         width = i64 if any(b.type == i64 for b in bounds) else i32
-        bounds = [
-            b if b.type == width else t.emit(elementwise.Cast(b, width)).result for b in bounds
-        ]
-        while True:
-            before, body = Block(), Block(arg_types=[width])
-            t.blocks += [before, body]
-            self._open(body)
-            index = Scalar(body.args[0])
-            if self.targets:
-                body.args[0].name_hint = self.targets[0]
-            yield place(r, index)
-            stable, result = self.settled
-            if not stable:
-                del t.blocks[-2:]
-                discard(body)
-                continue
-            yielded, args = self._yielded(result), list(body.args)[1:]
-            t.blocks.pop()
-            initial = self._initial()
-            t.blocks.pop()
-            # A guess that comes back unchanged is not carried after all.
-            fixed: dict[BlockArgument, SSAValue] = {
-                arg: first
-                for y, arg, first in zip(yielded, args, initial, strict=False)
-                if y is arg
-            }
-            keep = [k for k, arg in enumerate(args) if arg not in fixed]
-            with t.inside(before), t.inside(body):
-                kept = [yielded[k] for k in keep]
-                t.emit(
-                    scf.YieldOp(
-                        *(fixed.get(v, v) if isinstance(v, BlockArgument) else v for v in kept)
-                    )
-                )
-            for arg, first in fixed.items():
-                arg.replace_all_uses_with(first)
-                body.erase_arg(arg)
-            t.inline(before)
-            low, high, by = bounds
-            loop = t.emit(scf.ForOp(low, high, by, [initial[k] for k in keep], Region(body)))
-            if r.num_stages is not None:
-                loop.attributes["num_stages"] = IntegerAttr(r.num_stages, i64)
-            given = iter(loop.results)
-            return self._finish(
-                [next(given) if k in keep else initial[k] for k in range(len(args))], self.targets
+        return [
+            b if b.type == width else tracer().emit(elementwise.Cast(b, width)).result
+            for b in bounds
+        ], place
+
+    def _variable(self, counter: SSAValue, place: Callable[[Range, Scalar], Any]) -> Any:
+        """The user's variable, of known range where the sign of the step is known."""
+        if self.targets:
+            counter.name_hint = self.targets[0]
+        r = self.iterable
+        value = place(r, Scalar(counter))
+        if place is not _by_steps:
+            start, stop = _extremes(r.start), _extremes(r.stop)
+            low, high = (start[0], stop[1] - 1) if place is _as_counted else (stop[0] + 1, start[1])
+            tracer().promise(value.ssa, ranges.Range(low, max(low, high)))
+        return value
+
+    def _close(
+        self, bounds: list[SSAValue], before: Block, body: Block, result: dict[tuple, Any]
+    ) -> None:
+        """Makes the loop of its last iteration, and binds its results in the frame."""
+        t = tracer()
+        yielded, args = self._yielded(result), list(body.args)[1:]
+        t.blocks.pop()
+        initial = self._initial()
+        t.blocks.pop()
+        # A guess that comes back unchanged is not carried after all.
+        fixed: dict[BlockArgument, SSAValue] = {
+            arg: first for y, arg, first in zip(yielded, args, initial, strict=False) if y is arg
+        }
+        keep = [k for k, arg in enumerate(args) if arg not in fixed]
+        with t.inside(before), t.inside(body):
+            kept = [yielded[k] for k in keep]
+            t.emit(
+                scf.YieldOp(*(fixed.get(v, v) if isinstance(v, BlockArgument) else v for v in kept))
             )
+        for arg, first in fixed.items():
+            arg.replace_all_uses_with(first)
+            body.erase_arg(arg)
+        t.inline(before)
+        low, high, step = bounds
+        loop = t.emit(scf.ForOp(low, high, step, [initial[k] for k in keep], Region(body)))
+        if self.iterable.num_stages is not None:
+            loop.attributes["num_stages"] = IntegerAttr(self.iterable.num_stages, i64)
+        given = iter(loop.results)
+        self._finish(
+            [next(given) if k in keep else initial[k] for k in range(len(args))], self.targets
+        )
 
     def leave(self, names: dict[str, Any]) -> None:
         self.settled = self._settle(_clean(names), self.targets)
@@ -482,6 +515,7 @@ class Branch(Construct):
         self.arms = [Block(), Block()]
         self.ends: list[Any] = []
         tracer().blocks.append(self.arms[0])
+        operations.promise(self.condition)
         self.bindings = dict(self.picture.names)
         return True
 
@@ -508,55 +542,51 @@ class Branch(Construct):
         for slot in {**a, **b}:
             old = (a.get(slot) or b[slot])[0]
             x, y = a[slot][1] if slot in a else old, b[slot][1] if slot in b else old
-            label = self.picture.label(slot)
-            if (x is UNBOUND or y is UNBOUND) and old is not UNBOUND and slot[1] in t.reasons:
-                reasons[slot] = t.reasons[slot[1]]
-                continue
-            if x is UNBOUND or y is UNBOUND:
-                reasons[slot] = (
-                    f"`{label}` has a value in one branch of an `if` only; give it one before the"
-                    " `if`, or in both branches"
-                )
-                continue
-            try:
-                spec = merge(x, y, counts)
-            except Mismatch as e:
-                reasons[slot] = (
-                    f"`{label}` differs between the branches of an `if`: {e}; give both the same"
-                    " kind, e.g. with .to()"
-                )
-                continue
-            if types(spec):
+            spec = self._spec(slot, old, x, y, counts)
+            if isinstance(spec, str):
+                reasons[slot] = spec
+            elif types(spec):
                 merged[slot] = (x, y, spec)
             else:
                 plain[slot] = build(spec, iter(()))
         for k, block in enumerate(self.arms):
             with t.inside(block):
-                t.emit(
-                    scf.YieldOp(
-                        *(v for *ends, spec in merged.values() for v in flatten(ends[k], spec))
-                    )
-                )
-        op = t.emit(
-            scf.IfOp(
-                self.condition,
-                [ty for *_, spec in merged.values() for ty in types(spec)],
-                Region(self.arms[0]),
-                Region(self.arms[1]),
-            )
-        )
+                given = (v for *ends, spec in merged.values() for v in flatten(ends[k], spec))
+                t.emit(scf.YieldOp(*given))
+        results = [ty for *_, spec in merged.values() for ty in types(spec)]
+        then, orelse = map(Region, self.arms)
+        op = t.emit(scf.IfOp(self.condition, results, then, orelse))
         ssa = iter(op.results)
         after = {slot: build(spec, ssa) for slot, (_, _, spec) in merged.items()}
         self._bind(self.picture, after | plain | dict.fromkeys(reasons, UNBOUND), reasons)
 
+    def _spec(self, slot: tuple, old: Any, x: Any, y: Any, counts: Counter) -> Spec | str:
+        """What gives a slot after both arms, which leave x and y there, or why nothing does."""
+        label = self.picture.label(slot)
+        if x is UNBOUND or y is UNBOUND:
+            reason = tracer().reasons.get(slot[1]) if old is not UNBOUND else None
+            return reason or (
+                f"`{label}` has a value in one branch of an `if` only; give it one before the"
+                " `if`, or in both branches"
+            )
+        try:
+            return merge(x, y, counts)
+        except Mismatch as e:
+            return (
+                f"`{label}` differs between the branches of an `if`: {e}; give both the same"
+                " kind, e.g. with .to()"
+            )
+
 
 # --------------------------------------------------------------------------------------------------
-def _choose(condition: Scalar, then, orelse) -> Any:
+def _choose(condition: Scalar, then: Thunk, orelse: Thunk) -> Any:
     """One of two thunks: by select where both may run, else by scf.if."""
     t, blocks, found = tracer(), [Block(), Block()], []
     c = _condition(condition)
-    for thunk, block in zip((then, orelse), blocks, strict=False):
+    for thunk, block in zip((then, orelse), blocks, strict=True):
         with unchanged("a conditional expression"), t.inside(block):
+            if thunk is then:
+                operations.promise(c)
             found.append(thunk())
     try:
         spec = merge(*found)
@@ -568,69 +598,123 @@ def _choose(condition: Scalar, then, orelse) -> Any:
     if all(map(pure, blocks)):
         for b in blocks:
             t.inline(b)
-        if found[1] is False or found[0] is True:  # `and`, `or`
-            name, other = ("and", found[0]) if found[1] is False else ("or", found[1])
-            if isinstance(other, bool):
-                return values.wrap(c) if found == [True, False] else other
-            if isinstance(other, Scalar) and other.dtype is bool_:
-                return values.wrap(t.emit(elementwise.CLASSES[name](c, other.use())).result)
-        sides = [flatten(f, spec) for f in found]
-        return build(
-            spec,
-            iter(
-                [
-                    a if a is b else t.emit(elementwise.Select(c, a, b)).result
-                    for a, b in zip(*sides, strict=False)
-                ]
-            ),
-        )
-    for f, block in zip(found, blocks, strict=False):
+        return _selected(c, found, spec)
+    for side, block in zip(found, blocks, strict=True):
         with t.inside(block):
-            t.emit(scf.YieldOp(*flatten(f, spec)))
-    return build(
-        spec, iter(t.emit(scf.IfOp(c, types(spec), Region(blocks[0]), Region(blocks[1]))).results)
-    )
+            t.emit(scf.YieldOp(*flatten(side, spec)))
+    yes, no = map(Region, blocks)
+    return build(spec, iter(t.emit(scf.IfOp(c, types(spec), yes, no)).results))
+
+
+def _selected(condition: SSAValue, sides: list[Any], spec: Spec) -> Any:
+    """One of two computed contents; `and` and `or` where a side of a truth value is known."""
+    t, (a, b) = tracer(), sides
+    if b is False or a is True:
+        name, other = ("and", a) if b is False else ("or", b)
+        if isinstance(other, bool):
+            return values.wrap(condition) if sides == [True, False] else other
+        if isinstance(other, Scalar) and other.dtype is bool_:
+            return values.wrap(t.emit(elementwise.CLASSES[name](condition, other.use())).result)
+    pairs = zip(flatten(a, spec), flatten(b, spec), strict=True)
+    chosen = (x if x is y else t.emit(elementwise.Select(condition, x, y)).result for x, y in pairs)
+    return build(spec, chosen)
 
 
 def and_(first: object, *thunks: Thunk) -> object:
     """`a and b and c`; b is evaluated only where a holds."""
-    result = unpack(first)
-    for thunk in thunks:
-        if not _is_traced(result, "`and`"):
-            if not result:
-                return result
-            result = unpack(thunk())
-        else:
-            result = _choose(result, lambda: _truth(thunk(), "`and`"), lambda: False)
-    return result if not isinstance(result, Tile) else _is_traced(result, "`and`")
+    return _short_circuit(first, thunks, "`and`", False)
 
 
 def or_(first: object, *thunks: Thunk) -> object:
+    """`a or b or c`; b is evaluated only where a does not hold."""
+    return _short_circuit(first, thunks, "`or`", True)
+
+
+def _short_circuit(first: object, thunks: tuple[Thunk, ...], words: str, decisive: bool) -> object:
+    """The first operand of that truth, else the last; later ones are not evaluated."""
     result = unpack(first)
     for thunk in thunks:
-        if not _is_traced(result, "`or`"):
-            if result:
-                return result
-            result = unpack(thunk())
+        if _is_traced(result, words):
+            result = _connected(result, thunk, words, decisive)
+        elif bool(result) is decisive:
+            return result
         else:
-            result = _choose(result, lambda: True, lambda: _truth(thunk(), "`or`"))
-    return result if not isinstance(result, Tile) else _is_traced(result, "`or`")
+            result = unpack(thunk())
+    _is_traced(result, words)
+    return result
 
 
-def _truth(x, words: str):
-    x = unpack(x)
-    return (
-        x
-        if not _is_traced(x, words) and isinstance(x, bool)
-        else (x if x.dtype is bool_ else x != 0)
-        if isinstance(x, Scalar)
-        else bool(x)
-    )
+def _connected(left: Scalar, thunk: Thunk, words: str, decisive: bool) -> Any:
+    """`left and thunk()`, or with `or`, of a traced truth value."""
+
+    def known() -> bool:
+        return decisive
+
+    def right() -> Any:
+        return _truth(thunk(), words)
+
+    return _choose(left, known, right) if decisive else _choose(left, right, known)
+
+
+def _truth(x: object, words: str) -> Any:
+    """A truth value of Python, or a traced one."""
+    c = unpack(x)
+    if _is_traced(c, words):
+        return c if c.dtype is bool_ else c != 0
+    return bool(c)
 
 
 def not_(x: object) -> object:
+    """`not x`."""
     x = unpack(x)
     return ~_truth(x, "`not`") if _is_traced(x, "`not`") else not x
+
+
+def contains(item: object, container: object) -> object:
+    """`item in container`: of traced numbers, comparisons with the elements one after another."""
+    x = unpack(item)
+    if not isinstance(container, (tuple, list, set, frozenset, dict, range)):
+        return x in container  # type: ignore[operator]  # Python says so where it cannot
+    elements = [x] if isinstance(container, range) else [x, *map(unpack, container)]
+    if not any(isinstance(e, Value) for e in elements):
+        return x in container
+    if any(isinstance(e, Tile) for e in elements):
+        fail(
+            "`in` of tiles has no single truth value; write (x == a) | (x == b), and reduce it with"
+            " tkc.any or tkc.all"
+        )
+    if isinstance(container, range):
+        return _in_range(x, container)
+    # a number equals no string and no None
+    numbers = [e for e in elements[1:] if not isinstance(e, (str, type(None)))]
+    return or_(False, *(partial(operator.eq, x, e) for e in numbers))
+
+
+def _in_range(x: Scalar, r: range) -> object:
+    if not r:
+        return False
+    low, high, step = min(r[0], r[-1]), max(r[0], r[-1]), abs(r.step)
+    inside = (x >= low) & (x <= high)
+    return inside if step == 1 and x.dtype.is_int else inside & ((x - low) % step == 0)
+
+
+def not_contains(item: object, container: object) -> object:
+    """`item not in container`."""
+    return not_(contains(item, container))
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "is": operator.is_,
+    "isnot": operator.is_not,
+    "in": contains,
+    "notin": not_contains,
+}
 
 
 def ifexp(condition: object, then: Thunk, orelse: Thunk) -> object:
@@ -643,24 +727,10 @@ def ifexp(condition: object, then: Thunk, orelse: Thunk) -> object:
 
 def chain(first: object, names: tuple[str, ...], *thunks: Thunk) -> object:
     """`a < b < c`: each operand is evaluated once, and only if needed."""
-    import operator
-
-    functions = {
-        "lt": operator.lt,
-        "le": operator.le,
-        "gt": operator.gt,
-        "ge": operator.ge,
-        "eq": operator.eq,
-        "ne": operator.ne,
-        "is": operator.is_,
-        "isnot": operator.is_not,
-        "in": lambda a, b: a in b,
-        "notin": lambda a, b: a not in b,
-    }
 
     def rest(left, k):
         right = thunks[k]()
-        result = functions[names[k]](left, right)
+        result = _COMPARISONS[names[k]](left, right)
         if isinstance(result, Tile):
             fail("a chained comparison of tiles has no single truth value; write (a < b) & (b < c)")
         return result if k + 1 == len(names) else and_(result, lambda: rest(right, k + 1))

@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
-from xdsl.ir import Block, Region
+from xdsl.ir import Block, Region, SSAValue
 
 from tkc.ir import elementwise, tile
 from tkc.ir.messages import escaped
+from tkc.ir.ranges import Range, bounds
 from tkc.ir.types import TileType, element_of
+from tkc.ir.values import defining_op
 from tkc.language import values
 from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from tkc.language.tracer import fail, tracer
@@ -703,6 +705,26 @@ def assume(condition: Operand) -> None:
     if condition.shape or condition.dtype is not bool_:
         fail(f"tkc.assume takes a scalar condition, got {describe(condition)}")
     tracer().emit(tile.Assume(operands=[condition.use()]))
+    promise(condition.ssa)
+
+
+def promise(condition: SSAValue) -> None:
+    """The innermost open block knows what a comparison with a constant says of an integer."""
+    op = condition.owner
+    if not isinstance(op, elementwise.Elementwise) or op.fn.name not in ("lt", "le", "gt", "ge"):
+        return
+    x, limit = op.args
+    whole, n = bounds(x.type), defining_op(limit, tile.Constant)
+    if whole is None or n is None:
+        return
+    at = int(n.number)
+    low, high = {
+        "lt": (whole.lo, at - 1),
+        "le": (whole.lo, at),
+        "gt": (at + 1, whole.hi),
+        "ge": (at, whole.hi),
+    }[op.fn.name]
+    tracer().promise(x, Range(low, high))
 
 
 def multiple_of(x: Operand, divisor: int) -> Operand:

@@ -10,7 +10,8 @@ chained comparisons, `is`, calls.
 
 The result is ordinary Python with the user's line numbers, sharing the closure cells and globals of
 the original: what is not about traced values runs as before. `if c: return` at the end of an arm
-moves the rest of the function into the other arm.
+moves the rest of the function into the other arm, and so does `if c: continue` the rest of a loop's
+body.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import ast
 import linecache
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType
+from typing import TypeVar
 
 from tkc.language.state import is_users
 from tkc.language.tracer import fail, is_own
 
+_Node = TypeVar("_Node", bound=ast.AST)
 _RUNTIME = "__tkc__"
 # By file: code objects of two files are equal where their text and line are, and each must keep its
 # own places.
@@ -210,13 +213,16 @@ def assigned(nodes: Sequence[ast.AST]) -> list[str]:
     return list(visitor.names)
 
 
-def _own_nodes(nodes, kind):
-    """Nodes of a kind, not inside nested functions."""
+def _own_nodes(
+    nodes: Iterable[ast.AST], kind: type[_Node], outside: tuple[type[ast.AST], ...] = ()
+) -> Iterator[_Node]:
+    """Nodes of a kind, not inside nested functions, nor inside nodes of `outside`."""
+    apart = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *outside)
     for n in nodes:
         if isinstance(n, kind):
             yield n
-        if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _own_nodes(ast.iter_child_nodes(n), kind)
+        if not isinstance(n, apart):
+            yield from _own_nodes(ast.iter_child_nodes(n), kind, outside)
 
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:
@@ -243,37 +249,50 @@ def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
 _RESULT = "__returned__"
 
 
-def _ends(body: list[ast.stmt]) -> bool:
-    """Every way through these statements ends in a return."""
+_Jump = ast.Return | ast.Continue
+
+
+def _jumps(nodes: Iterable[ast.AST], kind: type[_Jump]) -> bool:
+    """Whether statements hold a `return`, or a `continue` of the loop whose body they are."""
+    loops = (ast.For, ast.While) if kind is ast.Continue else ()
+    return any(_own_nodes(nodes, kind, loops))
+
+
+def _ends(body: list[ast.stmt], kind: type[_Jump]) -> bool:
+    """Every way through these statements ends in a jump of this kind."""
     return bool(body) and (
-        isinstance(body[-1], (ast.Return, ast.Raise))
+        isinstance(body[-1], (kind, ast.Raise))
         or isinstance(body[-1], ast.If)
-        and _ends(body[-1].body)
-        and _ends(body[-1].orelse)
+        and _ends(body[-1].body, kind)
+        and _ends(body[-1].orelse, kind)
     )
 
 
-def _tail_returns(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Returns at the ends of arms as assignments; what follows such an arm moves into the other."""
+def _at_the_end(jump: _Jump) -> ast.stmt:
+    """What stands for a jump behind which nothing follows."""
+    if isinstance(jump, ast.Continue):
+        return ast.copy_location(ast.Pass(), jump)
+    value = jump.value or ast.copy_location(ast.Constant(None), jump)
+    name = ast.copy_location(ast.Name(_RESULT, ast.Store()), jump)
+    return ast.copy_location(ast.Assign([name], value), jump)
+
+
+def _without_jumps(body: list[ast.stmt], kind: type[_Jump]) -> list[ast.stmt]:
+    """Without the jumps at the ends of arms: what follows such an arm moves into the other."""
     for k, s in enumerate(body):
         rest = body[k + 1 :]
-        if isinstance(s, ast.Return):
-            value = s.value or ast.copy_location(ast.Constant(None), s)
-            return body[:k] + [
-                ast.copy_location(
-                    ast.Assign([ast.copy_location(ast.Name(_RESULT, ast.Store()), s)], value), s
-                )
-            ]
-        if isinstance(s, ast.If) and any(_own_nodes([s], ast.Return)):
-            if _ends(s.body):
-                s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse + rest)
-            elif _ends(s.orelse):
-                s.body, s.orelse = _tail_returns(s.body + rest), _tail_returns(s.orelse)
-            elif not rest:
-                s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse)
-            else:
-                continue
-            return body[: k + 1]
+        if isinstance(s, kind):
+            return [*body[:k], _at_the_end(s)]
+        if not isinstance(s, ast.If) or not _jumps([s], kind):
+            continue
+        if _ends(s.body, kind):
+            s.orelse = s.orelse + rest
+        elif _ends(s.orelse, kind):
+            s.body = s.body + rest
+        elif rest:
+            continue
+        s.body, s.orelse = _without_jumps(s.body, kind), _without_jumps(s.orelse, kind)
+        return body[: k + 1]
     return body
 
 
@@ -309,11 +328,11 @@ class _Rewriter(ast.NodeTransformer):
     def _function_body(self, node: ast.FunctionDef) -> list[ast.stmt]:
         """The rewritten statements of a function, and what the returns among them need."""
         body, prelude, coda = node.body, [], []
-        if any(any(_own_nodes([s], ast.Return)) for s in body if isinstance(s, ast.If)):
-            body = _tail_returns(body)
+        if any(_jumps([s], ast.Return) for s in body if isinstance(s, ast.If)):
+            body = _without_jumps(body, ast.Return)
             prelude = self.code(f"{_RESULT} = None", node)
             coda = self.code(f"return {_RESULT}", body[-1])
-        if any(_own_nodes([s for s in body if not isinstance(s, ast.Return)], ast.Return)):
+        if _jumps([s for s in body if not isinstance(s, ast.Return)], ast.Return):
             self.returns = True
             prelude = prelude + self.code(f"__tkc_depth__ = {_RUNTIME}.depth()", node)
         has_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
@@ -365,12 +384,12 @@ class _Rewriter(ast.NodeTransformer):
         names = [
             n
             for n in dict.fromkeys([*assigned(node.body), *targets, *self.shared])
-            if n != _RESULT or any(_own_nodes(node.body, ast.Return))
+            if n != _RESULT or _jumps(node.body, ast.Return)
         ]
         names += [n for n in assigned([ast.Expr(node.iter)]) if n not in names]
         iterable = self.visit(node.iter)
         self.loops.append(temp)
-        body = self.block(node.body)
+        body = self.block(_without_jumps(node.body, ast.Continue))
         self.loops.pop()
         start = self.code(
             f"{temp} = {_RUNTIME}.for_loop(ITER, locals(), {tuple(targets)!r}, {tuple(names)!r})",
@@ -404,7 +423,7 @@ class _Rewriter(ast.NodeTransformer):
         )
         test = self.visit(node.test)
         self.loops.append(temp)
-        body = self.block(node.body)
+        body = self.block(_without_jumps(node.body, ast.Continue))
         self.loops.pop()
         nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
         start = self.code(f"{temp} = {_RUNTIME}.while_loop({tuple(names)!r})", node)
@@ -538,6 +557,9 @@ class _Rewriter(ast.NodeTransformer):
                     *map(self.thunk, node.comparators),
                 )
             )
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
+            name = "contains" if isinstance(node.ops[0], ast.In) else "not_contains"
+            return self.expression(f"{_RUNTIME}.{name}()", node, node.left, *node.comparators)
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             node.left, node.comparators[0] = (
                 self.expression(f"{_RUNTIME}.used()", n, n)

@@ -24,6 +24,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.errors import CompileError, Error, Location
 from tkc.ir import elementwise, tile
+from tkc.ir.ranges import Range, Ranges
 from tkc.ir.text import source
 from tkc.ir.types import TileType, is_float
 
@@ -41,6 +42,7 @@ class Tracer:
     def __init__(self, block: Block):
         self.blocks = [block]
         self.reasons: dict[str, str] = {}  # why a name has no value, for the error when it is read
+        self._promises: list[tuple[Block, SSAValue, Range]] = []
 
     # ----------------------------------------------------------------------------------------------
     def emit(self, op: O) -> O:
@@ -67,6 +69,18 @@ class Tracer:
 
     def constant(self, value: int | float | bool, t: Attribute) -> SSAValue:
         return self.emit(tile.Constant(value, t)).result
+
+    def promise(self, ssa: SSAValue, known: Range) -> None:
+        """An integer has this range wherever the innermost open block is."""
+        self._promises.append((self.blocks[-1], ssa, known))
+
+    def range_of(self, ssa: SSAValue) -> Range:
+        """The range of an integer, by what is promised here and by what computes it."""
+        assumed: dict[SSAValue, Range] = {}
+        for block, value, known in self._promises:
+            if any(block is b for b in self.blocks):
+                assumed[value] = assumed.get(value, known).meet(known)
+        return Ranges(assumed).known(ssa)
 
     @contextmanager
     def inside(self, block: Block) -> Iterator[Block]:

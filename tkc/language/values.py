@@ -536,8 +536,8 @@ class Value:
             )
         fail(
             f"the truth of a traced {self.dtype.name} is not known at compile time: comprehensions,"
-            " assert, match and `x in (a, b)` need a Python value; use `if x == a or x == b`,"
-            " tkc.where or tkc.device_assert"
+            " assert and match need a Python value; use `if x == a or x == b`, tkc.where or"
+            " tkc.device_assert"
         )
 
     def _concrete(self, what: str):
