@@ -10,7 +10,13 @@ import pytest
 import tkc
 from tests.language.kernels import array, f32, i32, traced
 
-ARGUMENTS = {"x": array(tkc.float32, 2), "v": array(tkc.float32), "n": i32(), "s": f32()}
+ARGUMENTS = {
+    "b": array(tkc.uint8),
+    "x": array(tkc.float32, 2),
+    "v": array(tkc.float32),
+    "n": i32(),
+    "s": f32(),
+}
 
 
 def error(f) -> tkc.CompileError:
@@ -167,6 +173,21 @@ def test_a_row_or_a_column(x):
 @wrong(["assert", "x == a or x == b"])
 def test_comprehension(n):
     return [k for k in (1, 2) if n == k]
+
+
+@wrong(["-1 does not fit uint8", "0 to 255", "without other=", "tile.to(tkc.int32), -1)"])
+def test_a_fill_value_that_the_array_cannot_hold(n, b):
+    tkc.load(b, n, 4, other=-1)
+
+
+@wrong(["0.5 is not an integer", "without other=", "tile.to(tkc.float32), 0.5)"])
+def test_a_fraction_to_fill_integers_with(n, b):
+    tkc.load(b.ptr + n, mask=n > 0, other=0.5)
+
+
+@wrong(["300 does not fit uint8", "an array has this dtype"])
+def test_a_number_that_the_array_cannot_hold(n, b):
+    tkc.store(b, n, 300)
 
 
 @wrong(["`in` of tiles", "(x == a) | (x == b)"])

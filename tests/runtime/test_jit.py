@@ -376,6 +376,19 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("how", ["TKC_INTERPRET", "TKC_SIM", "TKC_VALIDATE", "TKC_DEBUG", None])
+@pytest.mark.parametrize("make", [np.zeros, FakeTensor], ids=["host", "gpu"])
+def test_an_unhashable_constant_is_refused_alike_everywhere(make, how, monkeypatch):
+    if how:
+        monkeypatch.setenv(how, "1")
+    x = make((4,))
+    words = r"argument BLOCK of add: a constexpr must be hashable \(unhashable type: 'list'\)"
+    with pytest.raises(tkc.LaunchError, match=words):
+        add[1](x, x, x, 4, BLOCK=[64])
+    with pytest.raises(tkc.LaunchError, match=words):
+        add.predict(x, x, x, 4, BLOCK=[64], grid=1)
+
+
 def _read_only(x):
     y = x.copy()
     y.flags.writeable = False

@@ -23,6 +23,7 @@ from tkc.language.values import (
     check,
     describe,
     lift,
+    number,
     spread,
     unpack,
     wrap,
@@ -83,6 +84,8 @@ def _fit(x: Value, shape: tuple[int, ...], what: str) -> Value:
 def _converted(value, dtype: DType, what: str) -> Value:
     """A value as the element type of what it is stored to: of the same kind, or a number."""
     value = check(value, "value")
+    if not isinstance(value, Value):
+        return number(value, dtype, instead=f"{what} has this dtype; give it such a number")
     if isinstance(value, Value):
         if isinstance(value.dtype, Pointer):
             fail(f"cannot store a pointer to {dtype.name}; use .to(tkc.int64, bitcast=True)")
@@ -197,7 +200,17 @@ def _other(other, dtype: DType, shape: tuple[int, ...]) -> SSAValue | None:
     """The fill value, of the block's shape (None: zero)."""
     if other is None or not isinstance(other, Value) and other == 0:
         return None
-    return _fit(_converted(other, dtype, "the fill value of a load"), shape, "other").use()
+    if isinstance(other, Value):
+        fill = _converted(other, dtype, "the fill value of a load")
+    else:
+        wider = "float32" if isinstance(other, float) else "int32"
+        fill = number(
+            other,
+            dtype,
+            instead=f"other= has the array's dtype; to fill with it, load without other= and write"
+            f" tkc.where(mask, tile.to(tkc.{wider}), {other!r})",
+        )
+    return _fit(fill, shape, "other").use()
 
 
 def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Value, list[int]]:

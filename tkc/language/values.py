@@ -201,19 +201,26 @@ def known_dtype(dtype: Any) -> DType:
     fail(f"expected a dtype of tkc, got {dtype!r}; {hint}")
 
 
-def number(value: Plain, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
-    """A Python number as a traced value of a dtype; one that does not fit is an error."""
+def number(
+    value: Plain, dtype: DType, shape: tuple[int, ...] = (), instead: str | None = None
+) -> Value:
+    """A Python number as a traced value of a dtype; one that does not fit is an error, which says
+    what to write instead.
+    """
     dtype = known_dtype(dtype)
     if isinstance(dtype, Pointer):
         fail(f"expected a pointer, got the number {value!r}")
     if dtype.is_int:
         if isinstance(value, float) and not value.is_integer():
-            fail(f"{value!r} is not an integer; cast the other operand to a floating type")
+            fail(
+                f"{value!r} is not an integer;"
+                f" {instead or 'cast the other operand to a floating type'}"
+            )
         info = np.iinfo(dtype.numpy)
         if not info.min <= value <= info.max:
             fail(
-                f"{value} does not fit {dtype.name} ({info.min} to {info.max}); cast the other"
-                " operand to a wider type with .to()"
+                f"{value} does not fit {dtype.name} ({info.min} to {info.max});"
+                f" {instead or 'cast the other operand to a wider type with .to()'}"
             )
     if dtype.kind == "bool":
         value = bool(value)

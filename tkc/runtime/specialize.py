@@ -103,7 +103,7 @@ class Specialization:
 def argument(value, name: str, constexpr: bool):
     """One argument as ArrayInfo, ScalarInfo or Constant. Raises LaunchError."""
     if constexpr or value is None:
-        return Constant(value)
+        return _constant(value, name)
     if isinstance(value, (ArrayInfo, ScalarInfo, Constant)):
         return value
     if isinstance(value, bool):
@@ -132,6 +132,17 @@ def argument(value, name: str, constexpr: bool):
     if hasattr(value, "__index__"):
         return argument(int(value), name, False)
     return describe(value, name)
+
+
+def _constant(value: object, name: str) -> Constant:
+    """A value that code is compiled for. Raises LaunchError where it may change."""
+    try:
+        hash(value)
+    except TypeError as e:
+        raise LaunchError(
+            f"{name}: a constexpr must be hashable ({e}); pass a tuple for a list"
+        ) from None
+    return Constant(value)
 
 
 def _text(text: str, name: str):
