@@ -1,5 +1,6 @@
-"""Indices and bounds of arrays: a negative one counts from the end, as Python's, whether it is known
-when the kernel is compiled or only when it runs.
+"""Indices and bounds of arrays: a negative one counts from the end, as Python's.
+
+It does so whether it is known when the kernel is compiled or only when it runs.
 """
 
 import numpy as np

@@ -20,16 +20,21 @@ def product(stages=2, tiles=1, cluster=1) -> str:
     for both.
     """
     half = SharedLayout.parse("64x32xb16 swizzle 64").slice((0, 0), (32, 32))[0]
-    load = """tile.tma_load %mb[%column, %zero] %br, %full[%s] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, B>, !tile.barriers<STAGES>, i32)"""
+    load = """tile.tma_load %mb[%column, %zero] %br, %full[%s] \
+              : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, B>, \
+              !tile.barriers<STAGES>, i32)"""
     release, ready, end = (
         "tile.mbarrier_arrive %empty[%s] : (!tile.barriers<STAGES>, i32)",
         "tile.block_barrier",
         "",
     )
     if cluster == 2:
-        load = """%part = tile.shared_slice %br[%mine, %zero] : (!tile.shared<1, B>, i32, i32) -> !tile.shared<1, HALF>
+        load = """%part = tile.shared_slice %br[%mine, %zero] \
+              : (!tile.shared<1, B>, i32, i32) -> !tile.shared<1, HALF>
           %krow = tile.add %column, %mine : i32
-          tile.tma_load %mb[%krow, %zero] %part, %full[%s] to %everyone : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, HALF>, !tile.barriers<STAGES>, i32, i32)"""
+          tile.tma_load %mb[%krow, %zero] %part, %full[%s] to %everyone \
+              : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, HALF>, \
+              !tile.barriers<STAGES>, i32, i32)"""
         release = (
             "tile.mbarrier_arrive %empty[%s] to %everyone : (!tile.barriers<STAGES>, i32, i32)"
         )
@@ -53,7 +58,9 @@ def product(stages=2, tiles=1, cluster=1) -> str:
 
 def _product(stages, tiles, cluster) -> str:
     return f"""
-tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !tile.array<?x?xbf16>, %steps: i32) {{level = 4 : i64, cluster = [{cluster} : i64, 1 : i64]}} {{
+tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, \
+    %c: !tile.array<?x?xbf16>, %steps: i32) \
+    {{level = 4 : i64, cluster = [{cluster} : i64, 1 : i64]}} {{
   %rank = tile.identity cluster_rank : i32
   %block = tile.identity block : i32
   %thirtytwo = tile.constant 32 : i32
@@ -79,17 +86,21 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
   tile.roles {{
     tile.role producer {{warps = 4 : i64, registers = 40 : i64, single}} {{
     ^body(%who: i32):
-      %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %one) -> (i32, i32) : i32 {{
+      %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %one) \
+          -> (i32, i32) : i32 {{
         %bt = tile.mul %block, %tiles : i32
         %tt = tile.add %bt, %t : i32
         %row = tile.mul %tt, %height : i32
-        %s1, %p1 = scf.for %k = %zero to %steps step %one iter_args(%s = %s0, %p = %p0) -> (i32, i32) : i32 {{
+        %s1, %p1 = scf.for %k = %zero to %steps step %one iter_args(%s = %s0, %p = %p0) \
+            -> (i32, i32) : i32 {{
           %column = tile.mul %k, %bk : i32
           %ar = tile.stage %as[%s] : (!tile.shared<{stages}, {A}>, i32) -> !tile.shared<1, {A}>
           %br = tile.stage %bs[%s] : (!tile.shared<{stages}, {B}>, i32) -> !tile.shared<1, {B}>
           tile.mbarrier_wait %empty[%s] %p : (!tile.barriers<{stages}>, i32, i32)
           tile.mbarrier_expect %full[%s] {{bytes = 12288 : i64}} : (!tile.barriers<{stages}>, i32)
-          tile.tma_load %ma[%row, %column] %ar, %full[%s] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {A}>, !tile.barriers<{stages}>, i32)
+          tile.tma_load %ma[%row, %column] %ar, %full[%s] \
+              : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {A}>, \
+              !tile.barriers<{stages}>, i32)
           LOAD_B
           %sn, %pn = tile.ring_next %s, %p {{stages = {stages} : i64}} : (i32, i32) -> (i32, i32)
           scf.yield %sn, %pn : i32, i32
@@ -99,17 +110,20 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
     }}
     tile.role consumer {{warps = 4 : i64, registers = 232 : i64}} {{
     ^body(%who: i32):
-      %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %zero) -> (i32, i32) : i32 {{
+      %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %zero) \
+          -> (i32, i32) : i32 {{
         %bt = tile.mul %block, %tiles : i32
         %tt = tile.add %bt, %t : i32
         %row = tile.mul %tt, %height : i32
         %start = tile.constant 0.0 : {ACC}
-        %sum, %s1, %p1 = scf.for %k = %zero to %steps step %one iter_args(%acc = %start, %s = %s0, %p = %p0) -> ({ACC}, i32, i32) : i32 {{
+        %sum, %s1, %p1 = scf.for %k = %zero to %steps step %one \
+            iter_args(%acc = %start, %s = %s0, %p = %p0) -> ({ACC}, i32, i32) : i32 {{
           %ar = tile.stage %as[%s] : (!tile.shared<{stages}, {A}>, i32) -> !tile.shared<1, {A}>
           %br = tile.stage %bs[%s] : (!tile.shared<{stages}, {B}>, i32) -> !tile.shared<1, {B}>
           tile.mbarrier_wait %full[%s] %p : (!tile.barriers<{stages}>, i32, i32)
           tile.fence dot
-          %d = tile.dot_async %ar, %br acc %acc : (!tile.shared<1, {A}>, !tile.shared<1, {B}>, {ACC}) -> !tile.pending<{ACC}>
+          %d = tile.dot_async %ar, %br acc %acc \
+              : (!tile.shared<1, {A}>, !tile.shared<1, {B}>, {ACC}) -> !tile.pending<{ACC}>
           tile.dot_commit
           %done = tile.dot_wait 0 [%d] : (!tile.pending<{ACC}>) -> {ACC}
           RELEASE
@@ -122,7 +136,8 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
         tile.write %cs, %short : (!tile.shared<1, {C}>, {OUT})
         tile.fence async_shared
         tile.block_barrier
-        tile.tma_store %mc[%row, %zero] %cs : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {C}>)
+        tile.tma_store %mc[%row, %zero] %cs \
+            : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {C}>)
         tile.bulk_commit
         scf.yield %s1, %p1 : i32, i32
       }}
@@ -146,7 +161,8 @@ def exchange(bar="tile.block_barrier", before="") -> str:
     """
     buffer = f"!tile.shared<1, {S0}>"
     return f"""
-tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64}} {{
+tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) \
+    {{level = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
   %width = tile.constant 32 : i32
@@ -165,7 +181,8 @@ tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i3
         %column = tile.mul %k, %width : i32
         tile.mbarrier_wait %empty[%zero] %p : (!tile.barriers<1>, i32, i32)
         tile.mbarrier_expect %full[%zero] {{bytes = 4096 : i64}} : (!tile.barriers<1>, i32)
-        tile.tma_load %m[%zero, %column] %s, %full[%zero] : (!tile.map<32x32xf32, 0>, i32, i32, {buffer}, !tile.barriers<1>, i32)
+        tile.tma_load %m[%zero, %column] %s, %full[%zero] \
+            : (!tile.map<32x32xf32, 0>, i32, i32, {buffer}, !tile.barriers<1>, i32)
         %pn = tile.xor %p, %one : i32
         scf.yield %pn : i32
       }}
@@ -173,7 +190,8 @@ tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i3
     tile.role consumer {{warps = 4 : i64}} {{
     ^body(%who: i32):
       %start = tile.constant 0.0 : {TURNED}
-      %sum, %p1 = scf.for %k = %zero to %n step %one iter_args(%a = %start, %p = %zero) -> ({TURNED}, i32) : i32 {{
+      %sum, %p1 = scf.for %k = %zero to %n step %one iter_args(%a = %start, %p = %zero) \
+          -> ({TURNED}, i32) : i32 {{
         %seen = tile.mbarrier_test %full[%zero] %p : (!tile.barriers<1>, i32, i32) -> i1
         tile.mbarrier_wait %full[%zero] %p unless %seen : (!tile.barriers<1>, i32, i32, i1)
         %v = tile.read %s : ({buffer}) -> {TURNED}
@@ -184,7 +202,8 @@ tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i3
         %pn = tile.xor %p, %one : i32
         scf.yield %b, %pn : {TURNED}, i32
       }}
-      tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {TURNED})
+      tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} \
+          : (!tile.array<?x?xf32>, i32, i32, {TURNED})
     }}
   }}
   tile.return
@@ -201,25 +220,30 @@ def ring(stages=3) -> str:
   %i{i} = tile.constant {i} : i32
   %c{i} = tile.constant {32 * i} : i32
   %r{i} = tile.stage %ring[%i{i}] : ({ring_}, i32) -> {buffer}
-  tile.cp_async %x[%zero, %c{i}] %r{i} {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {buffer})
+  tile.cp_async %x[%zero, %c{i}] %r{i} {{extents = array<i64: 32, 32>}} \
+      : (!tile.array<?x?xf32>, i32, i32, {buffer})
   tile.cp_commit"""
         for i in range(stages - 1)
     )
     return f"""
-tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, warps = 4 : i64}} {{
+tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) \
+    {{level = 4 : i64, warps = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
   %width = tile.constant 32 : i32
   %ahead = tile.constant {stages - 1} : i32
   %ring = tile.alloc : {ring_}{prologue}
   %start = tile.constant 0.0 : {TURNED}
-  %sum, %s2, %f2, %p2 = scf.for %i = %zero to %n step %one iter_args(%a = %start, %s = %zero, %f = %ahead, %p = %zero) -> ({TURNED}, i32, i32, i32) : i32 {{
+  %sum, %s2, %f2, %p2 = scf.for %i = %zero to %n step %one \
+      iter_args(%a = %start, %s = %zero, %f = %ahead, %p = %zero) \
+      -> ({TURNED}, i32, i32, i32) : i32 {{
     tile.cp_wait {stages - 2}
     tile.block_barrier
     %next = tile.add %i, %ahead : i32
     %column = tile.mul %next, %width : i32
     %free = tile.stage %ring[%f] : ({ring_}, i32) -> {buffer}
-    tile.cp_async %x[%zero, %column] %free {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {buffer})
+    tile.cp_async %x[%zero, %column] %free {{extents = array<i64: 32, 32>}} \
+        : (!tile.array<?x?xf32>, i32, i32, {buffer})
     tile.cp_commit
     %here = tile.stage %ring[%s] : ({ring_}, i32) -> {buffer}
     %v = tile.read %here : ({buffer}) -> {TURNED}
@@ -229,7 +253,8 @@ tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {
     scf.yield %b, %sn, %fn, %pn : {TURNED}, i32, i32, i32
   }}
   tile.cp_wait 0
-  tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {TURNED})
+  tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} \
+      : (!tile.array<?x?xf32>, i32, i32, {TURNED})
   tile.return
 }}"""
 
@@ -240,13 +265,17 @@ def chain() -> str:
     """
     a, v = '64x64xbf16, "64x64xb16 swizzle 128"', '64x32xbf16, "64x32xb16 swizzle 64"'
     s, o, p = wgmma_accumulator(64, 64), wgmma_accumulator(64, 32), wgmma_a(64, 64)
+    turned = SharedLayout.parse("64x64xb16 swizzle 128").transpose((1, 0))
+    at = f'!tile.shared<1, 64x64xbf16, "{turned}">'
     wide, narrow, left = (
         f'!tile.tile<64x64xf32, "{s}">',
         f'!tile.tile<64x32xf32, "{o}">',
         f'!tile.tile<64x64xbf16, "{p}">',
     )
     return f"""
-tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !tile.array<?x?xbf16>, %o: !tile.array<?x?xf32>, %use: i1) {{level = 4 : i64, warps = 4 : i64}} {{
+tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, \
+    %v: !tile.array<?x?xbf16>, %o: !tile.array<?x?xf32>, %use: i1) \
+    {{level = 4 : i64, warps = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %ma = tile.tensor_map %a : (!tile.array<?x?xbf16>) -> !tile.map<64x64xbf16, 128>
   %mb = tile.tensor_map %b : (!tile.array<?x?xbf16>) -> !tile.map<64x64xbf16, 128>
@@ -261,28 +290,36 @@ tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !ti
   tile.fence mbarrier_init
   tile.block_barrier
   tile.mbarrier_expect %bar[%zero] {{bytes = 20480 : i64}} : (!tile.barriers<1>, i32)
-  tile.tma_load %ma[%zero, %zero] %as, %bar[%zero] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
-  tile.tma_load %mb[%zero, %zero] %bs, %bar[%zero] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
-  tile.tma_load %mv[%zero, %zero] %vs, %bar[%zero] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {v}>, !tile.barriers<1>, i32)
+  tile.tma_load %ma[%zero, %zero] %as, %bar[%zero] \
+      : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
+  tile.tma_load %mb[%zero, %zero] %bs, %bar[%zero] \
+      : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
+  tile.tma_load %mv[%zero, %zero] %vs, %bar[%zero] \
+      : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {v}>, !tile.barriers<1>, i32)
   tile.mbarrier_wait %bar[%zero] %zero : (!tile.barriers<1>, i32, i32)
   tile.fence dot
-  %bt = tile.shared_transpose %bs {{permutation = array<i64: 1, 0>}} : (!tile.shared<1, {a}>) -> !tile.shared<1, 64x64xbf16, "{SharedLayout.parse("64x64xb16 swizzle 128").transpose((1, 0))}">
-  %s = tile.dot_async %as, %bt : (!tile.shared<1, {a}>, !tile.shared<1, 64x64xbf16, "{SharedLayout.parse("64x64xb16 swizzle 128").transpose((1, 0))}">) -> !tile.pending<{wide}>
+  %bt = tile.shared_transpose %bs {{permutation = array<i64: 1, 0>}} \
+      : (!tile.shared<1, {a}>) -> {at}
+  %s = tile.dot_async %as, %bt : (!tile.shared<1, {a}>, {at}) -> !tile.pending<{wide}>
   tile.dot_commit
   tile.fence dot
-  %t = tile.dot_async %as, %vs : (!tile.shared<1, {a}>, !tile.shared<1, {v}>) -> !tile.pending<{narrow}>
+  %t = tile.dot_async %as, %vs \
+      : (!tile.shared<1, {a}>, !tile.shared<1, {v}>) -> !tile.pending<{narrow}>
   tile.dot_commit
-  %s1, %t1 = tile.dot_wait 1 [%s, %t] : (!tile.pending<{wide}>, !tile.pending<{narrow}>) -> ({wide}, !tile.pending<{narrow}>)
+  %s1, %t1 = tile.dot_wait 1 [%s, %t] \
+      : (!tile.pending<{wide}>, !tile.pending<{narrow}>) -> ({wide}, !tile.pending<{narrow}>)
   %p = tile.convert %s1 : ({wide}) -> !tile.tile<64x64xf32, "{p}">
   %h = tile.cast %p : !tile.tile<64x64xf32, "{p}"> to {left}
   tile.fence dot
-  %u = tile.dot_async %h, %vs acc %t1 keep %use : ({left}, !tile.shared<1, {v}>, !tile.pending<{narrow}>, i1) -> !tile.pending<{narrow}>
+  %u = tile.dot_async %h, %vs acc %t1 keep %use \
+      : ({left}, !tile.shared<1, {v}>, !tile.pending<{narrow}>, i1) -> !tile.pending<{narrow}>
   tile.dot_commit
   %r = tile.dot_wait 0 [%u] : (!tile.pending<{narrow}>) -> {narrow}
   tile.write %os, %r : (!tile.shared<1, 64x32xf32, "64x32xb32">, {narrow})
   tile.fence async_shared
   tile.block_barrier
-  tile.tma_store %mo[%zero, %zero] %os {{reduce = "add"}} : (!tile.map<64x32xf32, 0>, i32, i32, !tile.shared<1, 64x32xf32, "64x32xb32">)
+  tile.tma_store %mo[%zero, %zero] %os {{reduce = "add"}} \
+      : (!tile.map<64x32xf32, 0>, i32, i32, !tile.shared<1, 64x32xf32, "64x32xb32">)
   tile.bulk_commit
   tile.bulk_wait 0
   tile.return
@@ -329,7 +366,8 @@ tile.kernel @turns(%o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, persist
         tile.write %buffer, %new : ({b}, {t})
         scf.if %second {{
           %row = tile.mul %i, %rows : i32
-          tile.store %o[%row, %zero] %new {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {t})
+          tile.store %o[%row, %zero] %new {{extents = array<i64: 32, 32>}} \
+              : (!tile.array<?x?xf32>, i32, i32, {t})
         }}
         tile.barrier_arrive %theirs {{threads = 256 : i64}} : (i32)
       }}

@@ -14,7 +14,7 @@ TILE, SMEM = f'!tile.tile<8x16xf32, "{LAYOUT}">', "8x16xb32 swizzle 64"
 
 
 def ring(depth="1", order="%token0", index="%s"):
-    """Sums the 8x16 blocks of a row of blocks through a ring of two stages (loads one step ahead)."""
+    """Sums the 8x16 blocks of a row of blocks through a ring of two stages, one step ahead."""
     return f"""
 tile.kernel @k(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 3 : i64}} {{
   %zero = tile.constant 0 : i32
@@ -22,21 +22,30 @@ tile.kernel @k(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{le
   %width = tile.constant 16 : i32
   %acc = tile.constant 0.0 : {TILE}
   %ring = tile.alloc : !tile.shared<2, 8x16xf32, "{SMEM}">
-  %first = tile.stage %ring[%zero] : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
-  %token = tile.copy_async %x[%zero, %zero] %first {{extents = array<i64: 8, 16>}} : (!tile.array<?x?xf32>, i32, i32, !tile.shared<1, 8x16xf32, "{SMEM}">) -> !tile.token
-  %sum, %t, %s, %p = scf.for %i = %zero to %n step %one iter_args(%a = %acc, %token0 = %token, %s = %zero, %p = %zero) -> ({TILE}, !tile.token, i32, i32) : i32 {{
+  %first = tile.stage %ring[%zero] \
+      : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
+  %token = tile.copy_async %x[%zero, %zero] %first {{extents = array<i64: 8, 16>}} \
+      : (!tile.array<?x?xf32>, i32, i32, !tile.shared<1, 8x16xf32, "{SMEM}">) -> !tile.token
+  %sum, %t, %s, %p = scf.for %i = %zero to %n step %one \
+      iter_args(%a = %acc, %token0 = %token, %s = %zero, %p = %zero) \
+      -> ({TILE}, !tile.token, i32, i32) : i32 {{
     %next, %np = tile.ring_next %s, %p {{stages = 2 : i64}} : (i32, i32) -> (i32, i32)
     %i1 = tile.add %i, %one : i32
     %column = tile.mul %i1, %width : i32
-    %there = tile.stage %ring[%next] : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
-    %token1 = tile.copy_async %x[%zero, %column] %there {{extents = array<i64: 8, 16>}} : (!tile.array<?x?xf32>, i32, i32, !tile.shared<1, 8x16xf32, "{SMEM}">) -> !tile.token
+    %there = tile.stage %ring[%next] \
+        : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
+    %token1 = tile.copy_async %x[%zero, %column] %there {{extents = array<i64: 8, 16>}} \
+        : (!tile.array<?x?xf32>, i32, i32, !tile.shared<1, 8x16xf32, "{SMEM}">) -> !tile.token
     %ready = tile.wait_copies [{order}] {{pending = {depth} : i64}} : (!tile.token) -> !tile.token
-    %here = tile.stage %ring[{index}] : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
-    %v = tile.read %here after(%ready) : (!tile.shared<1, 8x16xf32, "{SMEM}">, !tile.token) -> {TILE}
+    %here = tile.stage %ring[{index}] \
+        : (!tile.shared<2, 8x16xf32, "{SMEM}">, i32) -> !tile.shared<1, 8x16xf32, "{SMEM}">
+    %v = tile.read %here after(%ready) \
+        : (!tile.shared<1, 8x16xf32, "{SMEM}">, !tile.token) -> {TILE}
     %b = tile.add %a, %v : {TILE}
     scf.yield %b, %token1, %next, %np : {TILE}, !tile.token, i32, i32
   }}
-  tile.store %o[%zero, %zero] %sum {{extents = array<i64: 8, 16>}} : (!tile.array<?x?xf32>, i32, i32, {TILE})
+  tile.store %o[%zero, %zero] %sum {{extents = array<i64: 8, 16>}} \
+      : (!tile.array<?x?xf32>, i32, i32, {TILE})
   tile.return
 }}"""
 

@@ -69,21 +69,30 @@ def data(blocks=3):
     ]
 
 
+def body(*lines):
+    return "\n".join(lines)
+
+
 BETWEEN = {
-    "each block its own rows": (load("x", "%row") + "\n" + store("o", "%row"), {"clean"}),
-    "in place": (load("x", "%row") + "\n" + store("x", "%row"), {"clean"}),
-    "all blocks the same rows": (load("x", "%row") + "\n" + store("o", "%zero"), {"order"}),
-    "all blocks the same bytes": (load("x", "%zero") + "\n" + store("o", "%zero"), {"clean"}),
+    "each block its own rows": (body(load("x", "%row"), store("o", "%row")), {"clean"}),
+    "in place": (body(load("x", "%row"), store("x", "%row")), {"clean"}),
+    "all blocks the same rows": (body(load("x", "%row"), store("o", "%zero")), {"order"}),
+    "all blocks the same bytes": (body(load("x", "%zero"), store("o", "%zero")), {"clean"}),
     "a stencil in place": (
-        (
-            "%below = tile.add %row, %one :"
-            f" i32\n{load('x', '%below')}\ntile.block_barrier\n{store('x', '%row')}"
+        body(
+            "%below = tile.add %row, %one : i32",
+            load("x", "%below"),
+            "tile.block_barrier",
+            store("x", "%row"),
         ),
         {"order"},
     ),
     "the first block's result": (
-        (
-            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%zero', name='w')}\n{store('o', '%row', name='w')}"
+        body(
+            load("x", "%row"),
+            store("o", "%row"),
+            load("o", "%zero", name="w"),
+            store("o", "%row", name="w"),
         ),
         {"order"},
     ),
@@ -92,9 +101,9 @@ BETWEEN = {
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_programs_that_depend_on_each_others_order(name):
-    body, kinds = BETWEEN[name]
+    text, kinds = BETWEEN[name]
     for resident in (1, 3):
-        assert found(program(body), data(), (3,), resident) == kinds
+        assert found(program(text), data(), (3,), resident) == kinds
 
 
 def test_one_program_depends_on_nobody():
@@ -103,27 +112,35 @@ def test_one_program_depends_on_nobody():
 
 WITHIN = {
     "read back in the same layout": (
-        (
-            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}"
+        body(
+            load("x", "%row"),
+            store("o", "%row"),
+            load("o", "%row", name="w"),
+            store("x", "%row", name="w"),
         ),
         {"clean"},
     ),
     "read back in another layout": (
-        (
-            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}"
+        body(
+            load("x", "%row"),
+            store("o", "%row"),
+            load("o", "%row", TURNED, "w"),
+            store("x", "%row", TURNED, "w"),
         ),
         {"race"},
     ),
     "with a barrier between": (
-        (
-            f"{load('x', '%row')}\n{store('o', '%row')}\ntile.block_barrier\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}"
+        body(
+            load("x", "%row"),
+            store("o", "%row"),
+            "tile.block_barrier",
+            load("o", "%row", TURNED, "w"),
+            store("x", "%row", TURNED, "w"),
         ),
         {"clean"},
     ),
     "overwritten before all have read": (
-        (
-            f"{load('x', '%row', TURNED)}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}"
-        ),
+        body(load("x", "%row", TURNED), load("o", "%row", name="w"), store("x", "%row", name="w")),
         {"race"},
     ),
 }
@@ -131,8 +148,8 @@ WITHIN = {
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_warps_of_one_block_that_meet_in_global_memory(name):
-    body, kinds = WITHIN[name]
-    assert found(program(body), data(1), (1,)) == kinds
+    text, kinds = WITHIN[name]
+    assert found(program(text), data(1), (1,)) == kinds
 
 
 def locked(op):
@@ -205,7 +222,7 @@ def test_an_accumulator_is_used_while_a_dot_adds_to_it():
 
 # --------------------------------------------------------------------------------------------------
 def test_bank_conflicts_other_than_claimed():
-    line = next(l for l in ring().split("\n") if "tile.read" in l)
+    line = next(line for line in ring().split("\n") if "tile.read" in line)
 
     def claimed(n):
         return ring().replace(line, line.replace(" : (", f" {{conflicts = {n} : i64}} : (", 1))

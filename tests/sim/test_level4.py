@@ -72,19 +72,19 @@ def test_the_ring_is_clean(stages, steps):
         run_ring(ring(stages), steps, seed)
 
 
-def without(text, line, nth=0):
-    """The text without the nth line that holds `line`."""
+def without(text, part, nth=0):
+    """The text without the nth line that holds `part`."""
     lines = text.split("\n")
-    hits = [i for i, l in enumerate(lines) if line in l]
+    hits = [i for i, line in enumerate(lines) if part in line]
     del lines[hits[nth]]
     return "\n".join(lines)
 
 
-def moved(text, line, before):
-    """The text with a line moved before another."""
+def moved(text, part, before):
+    """The text with the line that holds `part` moved before the one that holds `before`."""
     lines = text.split("\n")
-    taken = lines.pop(next(i for i, l in enumerate(lines) if line in l))
-    lines.insert(next(i for i, l in enumerate(lines) if before in l), taken)
+    taken = lines.pop(next(i for i, line in enumerate(lines) if part in line))
+    lines.insert(next(i for i, line in enumerate(lines) if before in line), taken)
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""How long the happens-before check takes; `python benchmarks/run.py check_speed` has the figure."""
+"""The time of the happens-before check; `python benchmarks/run.py check_speed` has the figure."""
 
 import time
 

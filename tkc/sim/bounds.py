@@ -43,7 +43,7 @@ MOVES = {k: f for k, f in level0.SHAPES.items() if k not in (tile.Multiple, ew.S
 
 
 class Inexact(np.ndarray):
-    """An array with an error beside it; whatever NumPy makes of it has none until a rule says so."""
+    """An array with an error beside it; what NumPy makes of it has none until a rule says so."""
 
     error: np.ndarray | float = 0.0
 

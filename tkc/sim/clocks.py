@@ -5,7 +5,8 @@ has done (an arrival, a fence, a barrier). `knows` is a matrix of three rows: en
 epoch up to which what x did happened before
 
     GENERIC   this agent's ordinary accesses
-    ASYNC     the asynchronous operations (TMA, wgmma) it starts: a proxy fence copies row GENERIC here
+    ASYNC     the asynchronous operations (TMA, wgmma) it starts: a proxy fence copies row GENERIC
+              here
     INIT      for barriers alone: initialisations that a `fence mbarrier_init` published
 
 Two accesses are a race unless one is known, in the row of the later one's proxy, when the later one

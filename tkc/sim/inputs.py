@@ -1,4 +1,4 @@
-"""Arguments for runs in the simulator: copies that lie as the originals do, and made-up elements."""
+"""Arguments for runs in the simulator: copies laid out as the originals, and made-up elements."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def packed(arguments: Sequence) -> dict[str, np.ndarray]:
 
 
 def unpacked(entries: dict[str, np.ndarray]) -> list:
-    """The inverse. Raises KeyError, TypeError or ValueError where the entries are not of `packed`."""
+    """The inverse. Raises KeyError, TypeError or ValueError of entries that are not of `packed`."""
     import ml_dtypes
 
     out: list = []

@@ -75,7 +75,7 @@ class Dot:
 # --------------------------------------------------------------------------------------------------
 @dataclass(eq=False)
 class Groups:
-    """Groups of copies or dots that one agent committed, oldest first; `open` is the current one."""
+    """Groups of copies or dots that an agent committed, oldest first; `open` is the current one."""
 
     open: list = field(default_factory=list)
     closed: deque = field(default_factory=deque)

@@ -120,7 +120,7 @@ def to_integer(x: np.ndarray, t: Attribute) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Array:
-    """An array in global memory; strides in elements. `fault`: why no element of it may be touched."""
+    """An array in global memory; strides in elements. `fault`: why no element may be accessed."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -413,21 +413,20 @@ def block(m, op) -> tuple[np.ndarray, np.ndarray]:
             True if op.mask is None else m[op.mask], [n for n in op.extents.get_values() if n >= 0]
         ),
     )
+
+    def placed(x, extent, axis):
+        return np.reshape(x, [-1 if a == axis else 1 for a in range(rank)]) if extent >= 0 else x
+
     for offset, extent, bound, stride in zip(
         op.offsets, op.extents.get_values(), array.shape, array.strides, strict=False
     ):
-
-        def placed(x):
-            return (
-                np.reshape(x, [-1 if a == axis else 1 for a in range(rank)]) if extent >= 0 else x
-            )
-
         start, wrapped = m.offsets(offset)
-        index = placed(start if start.ndim or extent < 0 else start + np.arange(extent))
+        whole = start if start.ndim or extent < 0 else start + np.arange(extent)
+        index = placed(whole, extent, axis)
         at, live, lost, axis = (
             at + index * stride * array.dtype.itemsize,
             live & (index >= 0) & (index < bound),
-            lost | placed(wrapped),
+            lost | placed(wrapped, extent, axis),
             axis + (extent >= 0),
         )
     if array.fault and live.any():

@@ -102,7 +102,7 @@ def alias(op: Operation) -> None:
 
 
 def leader_alone(op: Operation) -> None:
-    """The first warp arrives for all: as often as there are warps, without waiting for the others."""
+    """The first warp arrives for all: as often as there are warps, without waiting for others."""
     role = op
     while not isinstance(role, (T.Role, tile.Kernel)):
         role = role.parent_op()

@@ -8,7 +8,8 @@ bits, which respects sums and products. What integers have no rule for is here:
     exp2            powers of 5, so that exp2(x + y) = exp2(x)·exp2(y);   exp(x) = exp2(x · log2 e)
     x / y           x times a bijection of y
     sin, sqrt, …    a bijection of the bits each, which no other function shares
-    constants       whole numbers are themselves; others by a hash of their first bits, the same in every type
+    constants       whole numbers are themselves; others by a hash of their first bits, the same in
+                    every type
 
 Facts of real numbers do not hold (0.5 + 0.5 is not 1): a pass that uses them says `REAL = True` and
 is validated in IEEE arithmetic alone.
@@ -202,7 +203,7 @@ RULES = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.InlinePtx: inline}
 
 
 class RingMachine(dataflow.DataflowMachine):
-    """One program of level 0 to 3. Numbers wrap on purpose, so nothing is followed beyond its type."""
+    """One program of level 0 to 3. Numbers wrap on purpose: nothing is followed beyond its type."""
 
     rules = dataflow.RULES | RULES
 

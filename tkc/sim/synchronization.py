@@ -49,7 +49,11 @@ def while_(m, op):
             return tuple(carried)
         carried = yield from m.enter(op.after_region, carried)
         yield (
-            Wait(lambda: memory.stores != stores, lambda: "somebody to write to global memory", op)
+            Wait(
+                lambda seen=stores: memory.stores != seen,
+                lambda: "somebody to write to global memory",
+                op,
+            )
             if repeats(m, entered, carried, stores)
             else None
         )

@@ -1,7 +1,9 @@
 """Translation validation: a module before and after a pass, on the same inputs, in two arithmetics.
 
-    ring    floats as integers modulo 2ʷ (ring.py): equal to the last bit, in whatever order a pass sums
-    ieee    floats as they are: equal within twice the rounding error that bounds.py derives at level 0; later than that, where no sum is taken apart any more, equal
+    ring    floats as integers modulo 2ʷ (ring.py): equal to the last bit, in whatever order a pass
+            sums
+    ieee    floats as they are: equal within twice the rounding error that bounds.py derives at
+            level 0; later than that, where no sum is taken apart any more, equal
 
 A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which
 programs run: corners of the grid and some at random (the first few where programs wait for one
@@ -276,10 +278,12 @@ class Validator:
             if not self.skipped
             else f"one of the passes {', '.join(self.skipped)} and {name}"
         )
-        message = (
-            f"{f'{which} changes what {kernel} computes' if self.folder else f'the two programs of {kernel} differ'},"
-            f" in {what.arithmetic} arithmetic: {how} ({what})"
+        fault = (
+            f"{which} changes what {kernel} computes"
+            if self.folder
+            else f"the two programs of {kernel} differ"
         )
+        message = f"{fault}, in {what.arithmetic} arithmetic: {how} ({what})"
         if self.folder is None:
             raise ValidationError(message, name, what.arithmetic, None)
         folder = self.folder / f"{kernel}-{name}"

@@ -34,6 +34,21 @@ def both(monkeypatch):
     return pair
 
 
+def reductions(kinds, axis):
+    return lambda v: tuple(tile.Reduce(kind, v, axis).result for kind in kinds)
+
+
+def scans(kinds, axis):
+    """From the beginning and from the end, by each kind."""
+    return lambda v: tuple(tile.Scan(k, v, axis, r).result for k in kinds for r in (False, True))
+
+
+def equal(pair):
+    """The results of level 0 and of the CPU, one by one."""
+    for want, got in zip(*pair, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def whole(t, shape):
     """Small whole numbers of a type: their sums are exact."""
     x = random.integers(0 if "u" in str(np.dtype(NUMPY[t])) else -2, 3, shape)
@@ -45,28 +60,10 @@ def test_every_kind_along_every_axis(shape, both):
     x = random.integers(-2, 3, shape).astype(np.float32)
     n = random.integers(-99, 99, shape).astype(np.int32)
     for axis in range(len(shape)):
-        kinds = ("sum", "max", "min", "argmax", "argmin")
         for value in (x, n):
-            for want, got in zip(
-                *both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in kinds), value),
-                strict=False,
-            ):
-                np.testing.assert_array_equal(got, want)
-        for want, got in zip(
-            *both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in ("any", "all")), n > 60),
-            strict=False,
-        ):
-            np.testing.assert_array_equal(got, want)
-        for want, got in zip(
-            *both(
-                lambda v: tuple(
-                    tile.Scan(k, v, axis, r).result for k in ("sum", "max") for r in (False, True)
-                ),
-                x,
-            ),
-            strict=False,
-        ):
-            np.testing.assert_array_equal(got, want)
+            equal(both(reductions(("sum", "max", "min", "argmax", "argmin"), axis), value))
+        equal(both(reductions(("any", "all"), axis), n > 60))
+        equal(both(scans(("sum", "max"), axis), x))
 
 
 @pytest.mark.parametrize("t", TYPES.values(), ids=str)
@@ -97,8 +94,7 @@ def test_nan_wins_and_the_first_counts(both):
     x[1, 20] = x[1, 30] = np.nan
     for kind in ("argmax", "argmin", "max", "min"):
         for axis in (0, 1):
-            want, got = both(lambda v: tile.Reduce(kind, v, axis).result, x)
-            np.testing.assert_array_equal(got, want)
+            equal(both(reductions((kind,), axis), x))
 
 
 def test_a_sum_is_as_good_as_pairwise(both):
@@ -145,7 +141,7 @@ def test_sorts(n, both):
     x = random.normal(size=(3, n)).astype(np.float32)
     x[0, ::5] = np.nan
     for down in (False, True):
-        want, got = both(lambda v: tile.Sort(v, down).result, x)
+        want, got = both(lambda v, down=down: tile.Sort(v, down).result, x)
         np.testing.assert_array_equal(got, want)
     words = random.integers(-128, 128, (2, n)).astype(np.int8)
     want, got = both(lambda v: tile.Sort(v).result, words)

@@ -106,7 +106,7 @@ def test_function(name, t, both):
 def test_casts(source, both):
     x = numbers(source, 67)
     for target in SCALARS:
-        want, got = both(lambda v: ew.Cast(v, TileType([67], target)).result, x)
+        want, got = both(lambda v, t=target: ew.Cast(v, TileType([67], t)).result, x)
         if is_float(target):
             assert ulps(got, want, want.dtype) == 0, (source, target, x, got, want)
         else:
@@ -198,5 +198,5 @@ def test_integer_division_of_every_pair_of_bytes(both):
         )
     )
     for name in ("floordiv", "mod"):
-        want, got = both(lambda p, q: ew.CLASSES[name](p, q).result, a, b)
+        want, got = both(lambda p, q, name=name: ew.CLASSES[name](p, q).result, a, b)
         np.testing.assert_array_equal(got, want)

@@ -254,7 +254,8 @@ def test_scalars_of_every_type():
         module = parse(f"""tile.kernel @k(%o: !tile.array<?x{dtype}>, %s: {dtype}) {{
           %z = tile.constant 0 : i32
           %t = tile.splat %s : ({dtype}) -> !tile.tile<3x{dtype}>
-          tile.store %o[%z] %t {{extents = array<i64: 3>}} : (!tile.array<?x{dtype}>, i32, !tile.tile<3x{dtype}>)
+          tile.store %o[%z] %t {{extents = array<i64: 3>}} \
+              : (!tile.array<?x{dtype}>, i32, !tile.tile<3x{dtype}>)
           tile.return
         }}""")
         t = module.body.block.first_op.arguments[1].type

@@ -318,8 +318,8 @@ class Cut:
 
 
 class Place(NamedTuple):
-    """Where a store writes: the array (None where it may be another in each iteration), its axis that is
-    cut, and the values that add up to the block's offset along it.
+    """Where a store writes: the array (None where it may be another in each iteration), its axis
+    that is cut, and the values that add up to the block's offset along it.
     """
 
     array: SSAValue | None

@@ -279,7 +279,7 @@ class Machine:
             )
 
     def wait(self, mask: np.ndarray, at: int | None = None) -> None:
-        """These threads stop, at an instruction that they will try again (None: where they stand)."""
+        """These threads stop, at an instruction that they try again (None: at the current one)."""
         np.copyto(self.counters, self.front if at is None else at, where=mask)
         np.copyto(self.front, NEVER, where=mask)
 

@@ -1,4 +1,4 @@
-"""Global memory, the shared memory of a cluster, and what moves bytes between them and registers."""
+"""Global memory, shared memory of a cluster, and what moves bytes between them and registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor maps, and the copies of boxes between global and shared memory that one thread asks for."""
+"""Tensor maps, and copies of boxes between global and shared memory that one thread issues."""
 
 from __future__ import annotations
 

@@ -1,10 +1,21 @@
-"""Asynchronous dots of a warpgroup, and the descriptors by which they find their operands in shared
-memory.
+"""Asynchronous dots of a warpgroup, and the descriptors of their operands in shared memory.
 
-    bits  0–13  address / 16          16–29  leading offset / 16          32–45  stride offset / 16          49–51  base offset          62–63  swizzle: 0 none, 1 128, 2 64, 3 32 bytes
+    bits  0–13    address / 16
+    bits 16–29    leading offset / 16
+    bits 32–45    stride offset / 16
+    bits 49–51    base offset
+    bits 62–63    swizzle: 0 none, 1 128, 2 64, 3 32 bytes
 
-Along K (32 bytes an instruction), rows in groups of eight:           swizzled: group * stride + row * swizzle + byte;      without: group * stride + row * 16 + byte % 16 + (byte / 16) * leading
-Across (16-bit elements), panels of a swizzle's width, K in eights:   swizzled: panel * leading + (k / 8) * stride + (k % 8) * swizzle + byte;      without: leading and stride change places
+Along K (32 bytes an instruction), rows in groups of eight:
+
+    swizzled    group * stride + row * swizzle + byte
+    without     group * stride + row * 16 + byte % 16 + (byte / 16) * leading
+
+Across (16-bit elements), panels of a swizzle's width, K in eights:
+
+    swizzled    panel * leading + (k / 8) * stride + (k % 8) * swizzle + byte
+    without     the same with leading and stride exchanged
+
 Then the address, not the offset, is swizzled.
 """
 
@@ -165,11 +176,14 @@ def issue(
             r not in m.written or (m.written[r][who] <= dots.fenced).all(),
             f"{r} was written after the last wgmma.fence",
         )
-    a = (
-        operand(m, uniform(m, left, "u64", who), rank, 64, ka, bool(turned_a))
-        if ss
-        else (lambda x=values(held(m, left, ka, wgmma_a(64, k, bits=8 * SIZE[ka]), who), ka): x)
-    )
+    if ss:
+        a = operand(m, uniform(m, left, "u64", who), rank, 64, ka, bool(turned_a))
+    else:
+        taken = values(held(m, left, ka, wgmma_a(64, k, bits=8 * SIZE[ka]), who), ka)
+
+        def a() -> np.ndarray:
+            return taken
+
     b = operand(m, uniform(m, right, "u64", who), rank, n, kb, bool(turned_b))
 
     def computes() -> None:
