@@ -349,7 +349,7 @@ class PointerAdd(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, pointer: SSAValue, offset: SSAValue):
-        super().__init__(operands=[pointer, offset], result_types=[SSAValue.get(pointer).type])
+        super().__init__(pointer=pointer, offset=offset, result_types=[pointer.type])
 
     def verify_(self) -> None:
         if not isinstance(element_of(self.pointer.type), PointerType) or not is_integer(
@@ -386,10 +386,9 @@ class InlinePtx(TileOperation):
         isa: str = "8.0",
         meaning: str | None = None,
     ):
-        properties = {"text": StringAttr(text), "isa": StringAttr(isa)} | (
-            {"meaning": StringAttr(meaning)} if meaning else {}
+        super().__init__(
+            text=text, isa=isa, meaning=meaning, args=list(args), result_types=[list(results)]
         )
-        super().__init__(operands=[list(args)], properties=properties, result_types=[list(results)])
 
     def verify_(self) -> None:
         types = [v.type for v in (*self.args, *self.results)]

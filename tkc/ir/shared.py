@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -52,7 +52,7 @@ from tkc.ir import tile
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
-from tkc.ir.tile import SEGMENTED, ints
+from tkc.ir.tile import SEGMENTED
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits
 from tkc.ir.values import (
     shared_type,
@@ -91,11 +91,7 @@ class ReducePartial(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, kind: str, arg: SSAValue, axis: int, result: Attribute):
-        super().__init__(
-            operands=[arg],
-            properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)},
-            result_types=[result],
-        )
+        super().__init__(kind=kind, arg=arg, axis=axis, result_types=[result])
 
 
 @irdl_op_definition
@@ -115,30 +111,22 @@ class ScanTotal(TileOperation):
     def __init__(
         self, kind: str, arg: SSAValue, axis: int, total: Attribute, reverse: bool = False
     ):
-        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | (
-            {"reverse": UnitAttr()} if reverse else {}
-        )
-        super().__init__(operands=[arg], properties=properties, result_types=[arg.type, total])
+        types = [arg.type, total]
+        super().__init__(kind=kind, arg=arg, axis=axis, reverse=reverse, result_types=types)
 
 
 @irdl_op_definition
-class SortFirst(TileOperation):
-    """The first elements of a tile.sort along the last axis, as many as the result has; nobody
-    wants the others in order.
+class SortFirst(OneToOne):
+    """The first elements of a tile.sort along the last axis, as many as the result has; the order of
+    the others is not needed.
     """
 
     name = "tile.sort_first"
     __form__ = "arg"
-    arg, result = operand_def(), result_def()
     descending = opt_prop_def(UnitAttr)
-    traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, result: Attribute, descending: bool = False):
-        super().__init__(
-            operands=[arg],
-            properties={"descending": UnitAttr()} if descending else {},
-            result_types=[result],
-        )
+        super().__init__(arg, result, descending=descending)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -155,10 +143,7 @@ class Alloc(TileOperation):
     traits = traits_def(MemoryAllocEffect())
 
     def __init__(self, result: SharedType, offset: int | None = None):
-        super().__init__(
-            properties={} if offset is None else {"offset": IntegerAttr(offset, i64)},
-            result_types=[result],
-        )
+        super().__init__(offset=offset, result_types=[result])
 
 
 @irdl_op_definition
@@ -171,9 +156,7 @@ class Stage(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, ring: SSAValue, index: SSAValue):
-        super().__init__(
-            operands=[ring, [index]], result_types=[shared_type(SSAValue.get(ring)).single()]
-        )
+        super().__init__(ring=ring, index=[index], result_types=[shared_type(ring).single()])
 
 
 @irdl_op_definition
@@ -185,17 +168,10 @@ class SharedTranspose(OneToOne):
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int]):
-        t = shared_type(SSAValue.get(arg))
-        super().__init__(
-            arg,
-            SharedType(
-                1,
-                [t.extents[p] for p in permutation],
-                t.element,
-                t.memory.transpose(tuple(permutation)),
-            ),
-            permutation=ints(permutation),
-        )
+        t, order = shared_type(arg), tuple(permutation)
+        extents = [t.extents[p] for p in order]
+        result = SharedType(1, extents, t.element, t.memory.transpose(order))
+        super().__init__(arg, result, permutation=order)
 
 
 @irdl_op_definition
@@ -206,7 +182,7 @@ class SharedReshape(OneToOne):
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue, extents: Sequence[int]):
-        t = shared_type(SSAValue.get(arg))
+        t = shared_type(arg)
         super().__init__(
             arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits))
         )
@@ -237,7 +213,7 @@ class SharedSlice(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, offsets: Sequence[SSAValue], result: SharedType):
-        super().__init__(operands=[arg, list(offsets)], result_types=[result])
+        super().__init__(arg=arg, offsets=list(offsets), result_types=[result])
 
 
 @irdl_op_definition
@@ -251,14 +227,13 @@ class Read(TileOperation):
         var_operand_def(TokenType),
         result_def(TileType),
     )
-    conflicts = opt_prop_def(
-        IntegerAttr
-    )  # bank conflicts a pass computed: the worst degree of one access, 1 = none
+    # bank conflicts that a pass computed: the worst degree of one access, 1 where there is none
+    conflicts = opt_prop_def(IntegerAttr)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
 
     def __init__(self, buffer: SSAValue, result: TileType, after: Sequence[SSAValue] = ()):
-        super().__init__(operands=[buffer, list(after)], result_types=[result])
+        super().__init__(buffer=buffer, after=list(after), result_types=[result])
 
 
 @irdl_op_definition
@@ -278,14 +253,7 @@ class Write(TileOperation):
     def __init__(
         self, buffer: SSAValue, value: SSAValue, everywhere: bool = False, lone: bool = False
     ):
-        super().__init__(
-            operands=[buffer, value],
-            properties={
-                name: UnitAttr()
-                for name, given in (("everywhere", everywhere), ("lone", lone))
-                if given
-            },
-        )
+        super().__init__(buffer=buffer, value=value, everywhere=everywhere, lone=lone)
 
 
 class CopyIn(TileOperation):
@@ -301,60 +269,47 @@ class CopyIn(TileOperation):
         var_operand_def(TokenType),
     )
     extents = prop_def(DenseArrayBase)
-    vector = opt_prop_def(IntegerAttr)  # bytes of one thread's access: 4, 8 or 16
-    engine = opt_prop_def(StringAttr)  # "tma": the tensor memory accelerator; absent: the threads
-    tf32 = opt_prop_def(
-        UnitAttr
-    )  # float32 rounded to tf32 on its way (by the tensor memory accelerator)
-    hint = opt_prop_def(
-        StringAttr
-    )  # "evict_first" or "evict_last": what the L2 cache is told (by the tensor memory accelerator)
-    fetch = opt_prop_def(
-        IntegerAttr
-        # bytes that the L2 cache asks memory for where it misses some of them (by the tensor memory
-        # accelerator)
-    )
-    cut = opt_prop_def(
-        IntegerAttr
-    )  # the buffer's axis along which blocks of the cluster share the copy, each for all of them:
-    among = opt_prop_def(
-        DenseArrayBase
-    )  # neighbours along these axes of the cluster (absent: along the first)
-    threads = opt_prop_def(
-        LayoutAttr
-    )  # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
+    # bytes of one thread's access: 4, 8 or 16
+    vector = opt_prop_def(IntegerAttr)
+    # "tma": the tensor memory accelerator; absent: the threads
+    engine = opt_prop_def(StringAttr)
+    # float32 rounded to tf32 on its way (by the tensor memory accelerator)
+    tf32 = opt_prop_def(UnitAttr)
+    # "evict_first" or "evict_last": the L2 cache's policy (by the tensor memory accelerator)
+    hint = opt_prop_def(StringAttr)
+    # bytes that the L2 cache reads where it misses some of them (by the tensor memory accelerator)
+    fetch = opt_prop_def(IntegerAttr)
+    # the buffer's axis along which blocks of the cluster share the copy, each for all of them:
+    cut = opt_prop_def(IntegerAttr)
+    # neighbours along these axes of the cluster (absent: along the first)
+    among = opt_prop_def(DenseArrayBase)
+    # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
+    threads = opt_prop_def(LayoutAttr)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
     def __init__(
         self,
-        array,
-        offsets,
-        buffer,
-        extents,
-        mask=None,
-        other=None,
-        after=(),
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        buffer: SSAValue,
+        extents: Sequence[int],
+        mask: SSAValue | None = None,
+        other: SSAValue | None = None,
+        after: Sequence[SSAValue] = (),
         vector: int | None = None,
         threads: Layout | None = None,
-        **more,
     ):
-        properties = (
-            {"extents": ints(extents)}
-            | ({"vector": IntegerAttr(vector, i64)} if vector else {})
-            | ({"threads": LayoutAttr(threads)} if threads else {})
-        )
         super().__init__(
-            operands=[
-                array,
-                list(offsets),
-                buffer,
-                [mask] if mask else [],
-                [other] if other else [],
-                list(after),
-            ],
-            properties=properties,
-            **more,
+            array=array,
+            offsets=list(offsets),
+            buffer=buffer,
+            mask=mask,
+            other=other,
+            after=list(after),
+            extents=extents,
+            vector=vector or None,
+            threads=LayoutAttr(threads) if threads else None,
         )
 
 
@@ -391,8 +346,7 @@ class CopyOut(TileOperation):
         slots: int,
     ):
         super().__init__(
-            operands=[array, list(offsets), buffer],
-            properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)},
+            array=array, offsets=list(offsets), buffer=buffer, extents=extents, slots=slots
         )
 
 
@@ -405,9 +359,6 @@ class CopyAsync(CopyIn):
     name = "tile.copy_async"
     token = result_def(TokenType)
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, result_types=[TokenType()], **kwargs)
-
 
 @irdl_op_definition
 class JoinTokens(TileOperation):
@@ -419,7 +370,7 @@ class JoinTokens(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, tokens: Sequence[SSAValue]):
-        super().__init__(operands=[list(tokens)], result_types=[TokenType()])
+        super().__init__(tokens=list(tokens))
 
 
 @irdl_op_definition
@@ -435,11 +386,7 @@ class WaitCopies(TileOperation):
     traits = traits_def(MemoryWriteEffect())
 
     def __init__(self, tokens: Sequence[SSAValue], pending: int):
-        super().__init__(
-            operands=[list(tokens)],
-            properties={"pending": IntegerAttr(pending, i64)},
-            result_types=[TokenType()],
-        )
+        super().__init__(tokens=list(tokens), pending=pending)
 
 
 @irdl_op_definition
@@ -449,9 +396,6 @@ class NoToken(TileOperation):
     name = "tile.no_token"
     token = result_def(TokenType)
     traits = traits_def(Pure())
-
-    def __init__(self):
-        super().__init__(result_types=[TokenType()])
 
 
 OPERATIONS: tuple[type[Operation], ...] = (

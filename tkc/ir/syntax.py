@@ -24,12 +24,16 @@ operands is refused there.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
+    InferenceContext,
     IRDLOperation,
+    OpDef,
     OperandDef,
     RegionDef,
     ResultDef,
@@ -37,9 +41,10 @@ from xdsl.irdl import (
     result_def,
     traits_def,
 )
-from xdsl.parser import Parser
+from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.types import bits, is_float
 
@@ -49,7 +54,13 @@ SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
 _DICTIONARY = re.compile(r"\s*\{\s*(?:[A-Za-z_]\w*\s*[=,}]|\"[^\"\n]*\"\s*=|\}\s*[{:\n])")
 
 
-def _split(token: str) -> tuple[str, str]:
+Part = tuple[str, str]  # of a form: (kind, name)
+_KINDS = {"?": "optional", "*": "many"}
+# what stands between an operand, or a bare property, and the part before it, if that is an operand
+_LISTED = ("one", "property", "property?")
+
+
+def _split(token: str) -> Part:
     """A token of a form as (kind, name)."""
     if token.startswith("#"):
         return "keyword", token[1:]
@@ -57,11 +68,37 @@ def _split(token: str) -> tuple[str, str]:
         return ("property?", token[1:-1]) if token.endswith("?") else ("property", token[1:])
     if token.startswith("["):
         return "bracket", token[1:-1]
-    if token.endswith("?"):
-        return "optional", token[:-1]
-    if token.endswith("*"):
-        return "many", token[:-1]
+    if token[-1] in _KINDS:
+        return _KINDS[token[-1]], token[:-1]
     return "one", token
+
+
+def _attribute(value: Any) -> Attribute | None:
+    """A property of a Python value: integers have 64 bits, sequences are arrays of them, a flag that
+    is False is left out.
+    """
+    match value:
+        case None | Attribute():
+            return value
+        case bool():
+            return UnitAttr() if value else None
+        case int():
+            return IntegerAttr(value, i64)
+        case str():
+            return StringAttr(value)
+    return DenseArrayBase.from_list(i64, list(value))
+
+
+@cache
+def _fixed_results(operation: type[IRDLOperation]) -> list[Attribute] | None:
+    """The types of the results, where the definition leaves no choice."""
+    definition = operation.get_irdl_definition()
+    types = [d.constr for _, d in definition.results if type(d) is ResultDef]
+    if len(types) != len(definition.results):
+        return None
+    if not all(t.can_infer(set(), length_known=True) for t in types):
+        return None
+    return [found for t in types for found in t.infer(InferenceContext(), length=1)]
 
 
 class TileOperation(IRDLOperation):
@@ -71,40 +108,41 @@ class TileOperation(IRDLOperation):
 
     __form__ = ""
 
+    def __init__(
+        self,
+        *,
+        operands: Sequence[Any] | None = None,
+        result_types: Sequence[Any] | None = None,
+        properties: Mapping[str, Attribute] | None = None,
+        attributes: dict[str, Attribute] | None = None,
+        regions: Sequence[Any] | None = None,
+        **given: Any,
+    ):
+        """`given` are operands (None: an optional one is absent) and properties (see `_attribute`)
+        by their names. Result types may be left out where the definition fixes them.
+        """
+        if operands is None:
+            operands = [given.pop(n, None) for n, _ in self.get_irdl_definition().operands]
+        if result_types is None:
+            result_types = _fixed_results(type(self))
+        super().__init__(
+            operands=operands,
+            result_types=result_types,
+            properties=properties or {name: _attribute(value) for name, value in given.items()},
+            attributes=attributes,
+            regions=regions,
+        )
+
     # ----------------------------------------------------------------------------------------------
     def print(self, printer: Printer) -> None:
-        shown, separate = set(SEGMENTS), False
+        shown, follows_operand = set(SEGMENTS), False
         for kind, name in map(_split, self.__form__.split()):
             value: Any = None if kind == "keyword" else getattr(self, name)
-            match kind:
-                case "keyword":
-                    printer.print_string(f" {name}")
-                    separate = False
-                case "property" | "property?":
-                    shown.add(name)
-                    if value is None:
-                        continue
-                    printer.print_string(", " if separate else " ")
-                    _print_bare(printer, value)
-                    separate = False
-                case "one":
-                    printer.print_string(", " if separate else " ")
-                    printer.print_ssa_value(value)
-                    separate = True
-                case "optional" if value is not None:
-                    printer.print_string(f" {name} ")
-                    printer.print_ssa_value(value)
-                    separate = False
-                case "bracket":
-                    printer.print_string("[")
-                    printer.print_list(value, printer.print_ssa_value)
-                    printer.print_string("]")
-                    separate = False
-                case "many" if value:
-                    printer.print_string(f" {name}(")
-                    printer.print_list(value, printer.print_ssa_value)
-                    printer.print_string(")")
-                    separate = False
+            if kind.startswith("property"):
+                shown.add(name)
+            if bool(value) if kind == "many" else kind == "keyword" or value is not None:
+                _print_part(printer, kind, name, value, follows_operand)
+                follows_operand = kind == "one"
         rest = {k: v for k, v in {**self.properties, **self.attributes}.items() if k not in shown}
         if rest:
             printer.print_string(" ")
@@ -132,43 +170,8 @@ class TileOperation(IRDLOperation):
     # ----------------------------------------------------------------------------------------------
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        groups, properties, definition = {}, {}, cls.get_irdl_definition()
-        separate = False
-        for kind, name in map(_split, cls.__form__.split()):
-            if separate and kind in ("one", "property"):
-                parser.parse_punctuation(",")
-            if separate and kind == "property?" and parser.parse_optional_punctuation(",") is None:
-                continue
-            separate = False
-            match kind:
-                case "keyword":
-                    parser.parse_keyword(name)
-                case "property":
-                    properties[name] = _parse_bare(parser)
-                case "property?":
-                    if (value := _parse_optional_bare(parser)) is not None:
-                        properties[name] = value
-                case "one":
-                    groups[name] = [parser.parse_unresolved_operand()]
-                    separate = True
-                case "optional":
-                    groups[name] = (
-                        [parser.parse_unresolved_operand()]
-                        if parser.parse_optional_keyword(name)
-                        else []
-                    )
-                case "bracket":
-                    groups[name] = parser.parse_comma_separated_list(
-                        parser.Delimiter.SQUARE, parser.parse_unresolved_operand
-                    )
-                case "many":
-                    groups[name] = (
-                        parser.parse_comma_separated_list(
-                            parser.Delimiter.PAREN, parser.parse_unresolved_operand
-                        )
-                        if parser.parse_optional_keyword(name)
-                        else []
-                    )
+        definition = cls.get_irdl_definition()
+        groups, properties = cls._parse_form(parser)
         given = optional_attributes(parser)
         attributes = {k: v for k, v in given.items() if k not in definition.properties}
         properties |= {k: v for k, v in given.items() if k in definition.properties}
@@ -201,6 +204,32 @@ class TileOperation(IRDLOperation):
         )
 
     @classmethod
+    def _parse_form(
+        cls, parser: Parser
+    ) -> tuple[dict[str, list[UnresolvedOperand]], dict[str, Attribute]]:
+        """Operands by name and bare properties, as the form says."""
+        groups: dict[str, list[UnresolvedOperand]] = {}
+        properties: dict[str, Attribute] = {}
+        follows_operand = False
+        for kind, name in map(_split, cls.__form__.split()):
+            if follows_operand and kind in _LISTED:
+                if kind != "property?":
+                    parser.parse_punctuation(",")
+                elif parser.parse_optional_punctuation(",") is None:
+                    continue
+            follows_operand = kind == "one"
+            if kind == "keyword":
+                parser.parse_keyword(name)
+            elif kind == "property":
+                properties[name] = _parse_bare(parser)
+            elif kind == "property?":
+                if (value := _parse_optional_bare(parser)) is not None:
+                    properties[name] = value
+            else:
+                groups[name] = _parse_operands(parser, kind, name)
+        return groups, properties
+
+    @classmethod
     def parse_types(
         cls, parser: Parser, operands: int, results: int
     ) -> tuple[list[Attribute], list[Attribute]]:
@@ -220,6 +249,38 @@ class TileOperation(IRDLOperation):
         return ins, outs
 
 
+def _print_part(printer: Printer, kind: str, name: str, value: Any, follows_operand: bool) -> None:
+    """One part of a form that is there."""
+    separator = ", " if follows_operand else " "
+    match kind:
+        case "keyword":
+            printer.print_string(f" {name}")
+        case "property" | "property?":
+            printer.print_string(separator)
+            _print_bare(printer, value)
+        case "one":
+            printer.print_string(separator)
+            printer.print_ssa_value(value)
+        case "optional":
+            printer.print_string(f" {name} ")
+            printer.print_ssa_value(value)
+        case _:
+            opened, closed = "[]" if kind == "bracket" else (f" {name}(", ")")
+            printer.print_string(opened)
+            printer.print_list(value, printer.print_ssa_value)
+            printer.print_string(closed)
+
+
+def _parse_operands(parser: Parser, kind: str, name: str) -> list[UnresolvedOperand]:
+    """The operands of one part of a form."""
+    if kind in ("optional", "many") and not parser.parse_optional_keyword(name):
+        return []
+    if kind in ("one", "optional"):
+        return [parser.parse_unresolved_operand()]
+    brackets = parser.Delimiter.SQUARE if kind == "bracket" else parser.Delimiter.PAREN
+    return parser.parse_comma_separated_list(brackets, parser.parse_unresolved_operand)
+
+
 def optional_attributes(parser: Parser) -> dict[str, Attribute]:
     """An attribute dictionary, told from a region's brace by what follows: `name =`, `name,` or
     `name}`.
@@ -228,11 +289,12 @@ def optional_attributes(parser: Parser) -> dict[str, Attribute]:
     return dict(parser.parse_optional_attr_dict()) if _DICTIONARY.match(text, at) else {}
 
 
-def _group_results(definition, types):
+def _group_results(definition: OpDef, types: list[Attribute]) -> list[Any]:
     """Result types as one group a result definition (at most one is variadic or optional)."""
     single = [type(d) is ResultDef for _, d in definition.results]
     spare = len(types) - sum(single)
-    groups, at = [], 0
+    groups: list[Any] = []
+    at = 0
     for is_single in single:
         n = 1 if is_single else spare
         groups.append(types[at] if is_single else types[at : at + n])
@@ -258,8 +320,14 @@ class OneToOne(TileOperation):
     arg, result = operand_def(), result_def()
     traits = traits_def(Pure())
 
-    def __init__(self, arg: SSAValue, result: Attribute, **properties):
-        super().__init__(operands=[arg], properties=properties, result_types=[result])
+    def __init__(self, arg: SSAValue, result: Attribute, **properties: Any):
+        super().__init__(result_types=[result], arg=arg, **properties)
+
+
+def check_word(word: StringAttr | None, allowed: Sequence[str], what: str) -> None:
+    """Raises VerifyException unless a property is one of these words."""
+    if word is not None and word.data not in allowed:
+        raise VerifyException(f"{what} {word.data!r}; there are {', '.join(allowed)}")
 
 
 def _print_bare(printer: Printer, value: Attribute) -> None:

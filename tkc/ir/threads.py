@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -75,8 +75,8 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.shared import CopyIn
-from tkc.ir.syntax import OneToOne, Source, TileOperation
-from tkc.ir.tile import SEGMENTED, Reduce, ints
+from tkc.ir.syntax import OneToOne, Source, TileOperation, check_word
+from tkc.ir.tile import SEGMENTED, Reduce
 from tkc.ir.types import (
     ArrayType,
     BarriersType,
@@ -89,19 +89,6 @@ from tkc.ir.types import (
     element_of,
 )
 from tkc.ir.values import extents_of, pending_type, shared_type, tile_type, type_of
-
-
-def number(value: int) -> IntegerAttr:
-    return IntegerAttr(value, i64)
-
-
-def flags(**given: bool) -> dict[str, Attribute]:
-    return {k: UnitAttr() for k, v in given.items() if v}
-
-
-def named(**given: str | None) -> dict[str, Attribute]:
-    return {k: StringAttr(v) for k, v in given.items() if v}
-
 
 EFFECT = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
@@ -154,14 +141,14 @@ class Role(TileOperation):
         single: bool = False,
         region: Region | None = None,
     ):
-        properties = {
-            "sym_name": StringAttr(name),
-            "warps": number(warps),
-            "copies": number(copies),
-        } | flags(single=single)
-        if registers:
-            properties["registers"] = number(registers)
-        super().__init__(properties=properties, regions=[region or Region(Block(arg_types=[i32]))])
+        super().__init__(
+            sym_name=name,
+            warps=warps,
+            copies=copies,
+            single=single,
+            registers=registers or None,
+            regions=[region or Region(Block(arg_types=[i32]))],
+        )
 
     @property
     def instances(self) -> int:
@@ -187,13 +174,10 @@ class Identity(Source):
     what = prop_def(StringAttr)
 
     def __init__(self, what: str):
-        super().__init__(properties={"what": StringAttr(what)}, result_types=[i32])
+        super().__init__(what=what, result_types=[i32])
 
     def verify_(self) -> None:
-        if self.what.data not in IDENTITIES:
-            raise VerifyException(
-                f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}"
-            )
+        check_word(self.what, IDENTITIES, "unknown identity")
 
 
 @irdl_op_definition
@@ -207,10 +191,7 @@ class Workspace(Source):
     whole = opt_prop_def(UnitAttr)
 
     def __init__(self, element: Attribute, bytes: int, whole: bool = False):
-        super().__init__(
-            properties={"bytes": number(bytes), **flags(whole=whole)},
-            result_types=[PointerType(element)],
-        )
+        super().__init__(bytes=bytes, whole=whole, result_types=[PointerType(element)])
 
 
 @irdl_op_definition
@@ -228,7 +209,7 @@ class NextProgram(TileOperation):
     traits = EFFECT
 
     def __init__(self, total: SSAValue):
-        super().__init__(operands=[total], result_types=[i32])
+        super().__init__(total=total)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,7 +234,7 @@ class BroadcastStore(_Box):
     box, value = operand_def(SharedType), operand_def(i32)
 
     def __init__(self, box: SSAValue, value: SSAValue):
-        super().__init__(operands=[box, value])
+        super().__init__(box=box, value=value)
 
 
 @irdl_op_definition
@@ -265,7 +246,7 @@ class BroadcastLoad(_Box):
     box, result = operand_def(SharedType), result_def(i32)
 
     def __init__(self, box: SSAValue):
-        super().__init__(operands=[box], result_types=[i32])
+        super().__init__(box=box)
 
 
 @irdl_op_definition
@@ -285,71 +266,64 @@ class Vote(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue):
-        super().__init__(operands=[arg], result_types=[i1])
+        super().__init__(arg=arg)
 
     def verify_(self) -> None:
         if element_of(self.arg.type) != i1:
             raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
-        if self.scope is not None and self.scope.data not in ("warp", "block"):
-            raise VerifyException(
-                f"'tile.vote' has no scope {self.scope.data!r}; there are warp and block"
-            )
-        block = self.scope is not None and self.scope.data == "block"
-        if not block and any(use.operation.name != "scf.if" for use in self.result.uses):
+        scope = "" if self.scope is None else self.scope.data
+        if scope not in ("", "warp", "block"):
+            raise VerifyException(f"'tile.vote' has no scope {scope!r}; there are warp and block")
+        branches = [use.operation for use in self.result.uses]
+        if scope != "block" and any(branch.name != "scf.if" for branch in branches):
             raise VerifyException("only branches ask 'tile.vote'")
-        for inner in (
-            (
-                inner
-                for use in self.result.uses
-                for region in use.operation.regions
-                for inner in region.walk()
-            )
-            if self.scope is not None and self.scope.data == "warp"
-            else ()
-        ):
-            crossing = isinstance(inner, Reduce) and any(
-                layout is not None and layout.warps_along(inner.axis.value.data) > 1
-                for layout in (tile_type(a).register_layout for a in inner.args)
-            )
-            if (
-                crossing
-                or not inner.regions
-                and inner.name != "scf.yield"
-                and not is_side_effect_free(inner)
-            ):
+        if scope == "warp":
+            inner = (op for branch in branches for region in branch.regions for op in region.walk())
+            if (for_all := next(filter(_is_for_all_warps, inner), None)) is not None:
                 raise VerifyException(
-                    f"a branch that each warp takes for itself holds '{inner.name}', which is for"
+                    f"a branch that each warp takes for itself holds '{for_all.name}', which is for"
                     " all warps together"
                 )
 
 
+def _is_for_all_warps(op: Operation) -> bool:
+    """Whether the warps of an instance meet in an operation, or others see its effects."""
+    if isinstance(op, Reduce):
+        layouts = (tile_type(a).register_layout for a in op.args)
+        axis = op.axis.value.data
+        if any(layout is not None and layout.warps_along(axis) > 1 for layout in layouts):
+            return True
+    return not op.regions and op.name != "scf.yield" and not is_side_effect_free(op)
+
+
 # --------------------------------------------------------------------------------------------------
+class _HardwareBarrier(TileOperation):
+    """Base of what `threads` threads do at hardware barrier `id`."""
+
+    __form__ = "id"
+    id = operand_def(i32)
+    threads = prop_def(IntegerAttr)
+    traits = EFFECT
+
+    def __init__(self, id: SSAValue, threads: int):
+        super().__init__(id=id, threads=threads)
+
+
 @irdl_op_definition
-class Barrier(TileOperation):
+class Barrier(_HardwareBarrier):
     """bar.sync: `threads` threads meet at hardware barrier `id`."""
 
     name = "tile.barrier"
-    __form__ = "id"
-    id = operand_def(i32)
-    threads = prop_def(IntegerAttr)
-    traits = EFFECT
-
-    def __init__(self, id: SSAValue, threads: int):
-        super().__init__(operands=[id], properties={"threads": number(threads)})
 
 
 @irdl_op_definition
-class BarrierArrive(TileOperation):
+class BarrierArrive(_HardwareBarrier):
     """bar.arrive: counts as arrived without waiting."""
 
     name = "tile.barrier_arrive"
-    __form__ = "id"
-    id = operand_def(i32)
-    threads = prop_def(IntegerAttr)
-    traits = EFFECT
 
-    def __init__(self, id: SSAValue, threads: int):
-        super().__init__(operands=[id], properties={"threads": number(threads)})
+
+TURNS = ("start", "begin", "end")
 
 
 @irdl_op_definition
@@ -365,11 +339,10 @@ class Turn(TileOperation):
     traits = EFFECT
 
     def __init__(self, what: str):
-        super().__init__(properties={"what": StringAttr(what)})
+        super().__init__(what=what)
 
     def verify_(self) -> None:
-        if self.what.data not in ("start", "begin", "end"):
-            raise VerifyException(f"unknown turn {self.what.data!r}; there are start, begin, end")
+        check_word(self.what, TURNS, "unknown turn")
 
 
 @irdl_op_definition
@@ -384,7 +357,7 @@ class BlockBarrier(TileOperation):
     traits = EFFECT
 
     def __init__(self, each: str | None = None):
-        super().__init__(properties=named(each=each))
+        super().__init__(each=each)
 
 
 @irdl_op_definition
@@ -396,7 +369,7 @@ class ClusterArrive(TileOperation):
     traits = EFFECT
 
     def __init__(self, relaxed: bool = False):
-        super().__init__(properties=flags(relaxed=relaxed))
+        super().__init__(relaxed=relaxed)
 
 
 @irdl_op_definition
@@ -405,9 +378,6 @@ class ClusterWait(TileOperation):
 
     name = "tile.cluster_wait"
     traits = EFFECT
-
-    def __init__(self):
-        super().__init__()
 
 
 FENCES = ("mbarrier_init", "async_shared", "async_global", "dot", "block", "gpu")
@@ -426,13 +396,10 @@ class Fence(TileOperation):
     traits = EFFECT
 
     def __init__(self, kind: str):
-        super().__init__(properties={"kind": StringAttr(kind)})
+        super().__init__(kind=kind)
 
     def verify_(self) -> None:
-        if self.kind.data not in FENCES:
-            raise VerifyException(
-                f"unknown fence {self.kind.data!r}; there are {', '.join(FENCES)}"
-            )
+        check_word(self.kind, FENCES, "unknown fence")
 
 
 @irdl_op_definition
@@ -446,10 +413,7 @@ class Barriers(TileOperation):
     traits = traits_def(MemoryAllocEffect())
 
     def __init__(self, stages: int, offset: int | None = None):
-        super().__init__(
-            properties={} if offset is None else {"offset": number(offset)},
-            result_types=[BarriersType(stages)],
-        )
+        super().__init__(offset=offset, result_types=[BarriersType(stages)])
 
 
 @irdl_op_definition
@@ -463,7 +427,7 @@ class MbarrierInit(TileOperation):
     traits = EFFECT
 
     def __init__(self, barriers: SSAValue, count: int):
-        super().__init__(operands=[barriers], properties={"count": number(count)})
+        super().__init__(barriers=barriers, count=count)
 
 
 @irdl_op_definition
@@ -483,8 +447,14 @@ class MbarrierWait(TileOperation):
     irdl_options = SEGMENTED
     traits = EFFECT
 
-    def __init__(self, barriers, index, parity, unless=None):
-        super().__init__(operands=[barriers, [index], parity, [unless] if unless else []])
+    def __init__(
+        self,
+        barriers: SSAValue,
+        index: SSAValue,
+        parity: SSAValue,
+        unless: SSAValue | None = None,
+    ):
+        super().__init__(barriers=barriers, index=[index], parity=parity, unless=unless)
 
 
 @irdl_op_definition
@@ -501,8 +471,8 @@ class MbarrierTest(TileOperation):
     )
     traits = EFFECT
 
-    def __init__(self, barriers, index, parity):
-        super().__init__(operands=[barriers, [index], parity], result_types=[i1])
+    def __init__(self, barriers: SSAValue, index: SSAValue, parity: SSAValue):
+        super().__init__(barriers=barriers, index=[index], parity=parity)
 
 
 @irdl_op_definition
@@ -523,11 +493,15 @@ class MbarrierArrive(TileOperation):
     irdl_options = SEGMENTED
     traits = EFFECT
 
-    def __init__(self, barriers, index, to=None, each: str | None = None, when=None):
-        super().__init__(
-            operands=[barriers, [index], [to] if to else [], [when] if when else []],
-            properties={"each": StringAttr(each)} if each else {},
-        )
+    def __init__(
+        self,
+        barriers: SSAValue,
+        index: SSAValue,
+        to: SSAValue | None = None,
+        each: str | None = None,
+        when: SSAValue | None = None,
+    ):
+        super().__init__(barriers=barriers, index=[index], to=to, each=each, when=when)
 
 
 @irdl_op_definition
@@ -540,8 +514,8 @@ class MbarrierExpect(TileOperation):
     bytes = prop_def(IntegerAttr)
     traits = EFFECT
 
-    def __init__(self, barriers, index, bytes: int):
-        super().__init__(operands=[barriers, [index]], properties={"bytes": number(bytes)})
+    def __init__(self, barriers: SSAValue, index: SSAValue, bytes: int):
+        super().__init__(barriers=barriers, index=[index], bytes=bytes)
 
 
 @irdl_op_definition
@@ -569,7 +543,7 @@ class Send(TileOperation):
         index: SSAValue,
         lone: bool = False,
     ):
-        super().__init__(operands=[buffer, value, barriers, [index]], properties=flags(lone=lone))
+        super().__init__(buffer=buffer, value=value, barriers=barriers, index=[index], lone=lone)
 
     def verify_(self) -> None:
         if bits(element_of(self.value.type)) not in (32, 64):
@@ -590,12 +564,10 @@ class RingNext(TileOperation):
     stages = prop_def(IntegerAttr)
     traits = traits_def(Pure())
 
-    def __init__(self, stage, parity, stages: int, steps=None):
-        super().__init__(
-            operands=[stage, parity, [steps] if steps else []],
-            properties={"stages": number(stages)},
-            result_types=[i32, i32],
-        )
+    def __init__(
+        self, stage: SSAValue, parity: SSAValue, stages: int, steps: SSAValue | None = None
+    ):
+        super().__init__(stage=stage, parity=parity, steps=steps, stages=stages)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -622,13 +594,8 @@ class TensorMap(OneToOne):
         tf32: bool = False,
         fetch: int = 0,
     ):
-        super().__init__(
-            arg,
-            result,
-            **({"order": ints(order)} if list(order) != sorted(order) else {}),
-            **flags(tf32=tf32),
-            **({"fetch": number(fetch)} if fetch else {}),
-        )
+        other = list(order) if list(order) != sorted(order) else None
+        super().__init__(arg, result, order=other, tf32=tf32, fetch=fetch or None)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -658,10 +625,24 @@ class TmaLoad(TileOperation):
     irdl_options = SEGMENTED
     traits = EFFECT
 
-    def __init__(self, map, offsets, buffer, barriers, index, to=None, hint: str | None = None):
+    def __init__(
+        self,
+        map: SSAValue,
+        offsets: Sequence[SSAValue],
+        buffer: SSAValue,
+        barriers: SSAValue,
+        index: SSAValue,
+        to: SSAValue | None = None,
+        hint: str | None = None,
+    ):
         super().__init__(
-            operands=[map, list(offsets), buffer, barriers, [index], [to] if to else []],
-            properties={"hint": StringAttr(hint)} if hint else {},
+            map=map,
+            offsets=list(offsets),
+            buffer=buffer,
+            barriers=barriers,
+            index=[index],
+            to=to,
+            hint=hint,
         )
 
 
@@ -684,17 +665,15 @@ class TmaStore(TileOperation):
 
     def __init__(
         self,
-        map,
-        offsets,
-        buffer,
+        map: SSAValue,
+        offsets: Sequence[SSAValue],
+        buffer: SSAValue,
         reduce: str | None = None,
         each: str | None = None,
         axis: int | None = None,
     ):
         super().__init__(
-            operands=[map, list(offsets), buffer],
-            properties=named(reduce=reduce, each=each)
-            | ({} if axis is None else {"axis": number(axis)}),
+            map=map, offsets=list(offsets), buffer=buffer, reduce=reduce, each=each, axis=axis
         )
 
     def verify_(self) -> None:
@@ -725,7 +704,7 @@ class BulkCommit(TileOperation):
     traits = EFFECT
 
     def __init__(self, each: str | None = None):
-        super().__init__(properties=named(each=each))
+        super().__init__(each=each)
 
 
 @irdl_op_definition
@@ -741,9 +720,7 @@ class BulkWait(TileOperation):
     traits = EFFECT
 
     def __init__(self, pending: int, read: bool = True, each: str | None = None):
-        super().__init__(
-            properties={"pending": number(pending)} | flags(read=read) | named(each=each)
-        )
+        super().__init__(pending=pending, read=read, each=each)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -764,9 +741,6 @@ class CpCommit(TileOperation):
     name = "tile.cp_commit"
     traits = EFFECT
 
-    def __init__(self):
-        super().__init__()
-
 
 @irdl_op_definition
 class CpWait(TileOperation):
@@ -780,7 +754,7 @@ class CpWait(TileOperation):
     traits = EFFECT
 
     def __init__(self, pending: int):
-        super().__init__(properties={"pending": number(pending)})
+        super().__init__(pending=pending)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -806,13 +780,19 @@ class DotAsync(TileOperation):
     irdl_options = SEGMENTED
     traits = EFFECT
 
-    def __init__(self, a, b, acc=None, result: PendingType | None = None, keep=None):
+    def __init__(
+        self,
+        a: SSAValue,
+        b: SSAValue,
+        acc: SSAValue | None = None,
+        result: PendingType | None = None,
+        keep: SSAValue | None = None,
+    ):
         if result is None:
-            t = SSAValue.get(acc).type
-            result = t if isinstance(t, PendingType) else PendingType(tile_type(SSAValue.get(acc)))
-        super().__init__(
-            operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result]
-        )
+            assert acc is not None
+            t = acc.type
+            result = t if isinstance(t, PendingType) else PendingType(tile_type(acc))
+        super().__init__(a=a, b=b, acc=acc, keep=keep, result_types=[result])
 
     def verify_(self) -> None:
         if self.keep is not None and self.acc is None:
@@ -846,9 +826,6 @@ class DotCommit(TileOperation):
     name = "tile.dot_commit"
     traits = EFFECT
 
-    def __init__(self):
-        super().__init__()
-
 
 @irdl_op_definition
 class DotWait(TileOperation):
@@ -863,15 +840,9 @@ class DotWait(TileOperation):
     traits = EFFECT
 
     def __init__(self, pending: int, args: Sequence[SSAValue], ready: Sequence[bool] | None = None):
-        args = list(args)
         ready = [pending == 0] * len(args) if ready is None else ready
-        super().__init__(
-            operands=[args],
-            properties={"pending": number(pending)},
-            result_types=[
-                [pending_type(a).tile if r else a.type for a, r in zip(args, ready, strict=False)]
-            ],
-        )
+        types = [pending_type(a).tile if r else a.type for a, r in zip(args, ready, strict=False)]
+        super().__init__(args=list(args), pending=pending, result_types=[types])
 
     def verify_(self) -> None:
         for a, r in zip(self.args, self.results, strict=False):

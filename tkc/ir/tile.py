@@ -68,7 +68,14 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.syntax import OneToOne, Source, TileOperation, number_of_bits, optional_attributes
+from tkc.ir.syntax import (
+    OneToOne,
+    Source,
+    TileOperation,
+    check_word,
+    number_of_bits,
+    optional_attributes,
+)
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -109,9 +116,7 @@ class Kernel(TileOperation):
         region: Region | None = None,
     ):
         region = region or Region(Block(arg_types=argument_types))
-        super().__init__(
-            properties={"sym_name": StringAttr(name)}, attributes=attributes or {}, regions=[region]
-        )
+        super().__init__(sym_name=name, attributes=attributes or {}, regions=[region])
 
     @property
     def arguments(self) -> Sequence[BlockArgument]:
@@ -184,7 +189,7 @@ class Constant(Source):
 
     def __init__(self, value: float | int | bool | Attribute, result: Attribute):
         held = value if isinstance(value, Attribute) else _number(value, element_of(result))
-        super().__init__(properties={"value": held}, result_types=[result])
+        super().__init__(value=held, result_types=[result])
 
     @property
     def number(self) -> int | float:
@@ -228,28 +233,28 @@ class Constant(Source):
         return op
 
 
+class _GridAxis(Source):
+    """Base of a number of the grid along an axis."""
+
+    __form__ = "@axis"
+    axis = prop_def(IntegerAttr)
+
+    def __init__(self, axis: int):
+        super().__init__(axis=axis, result_types=[i32])
+
+
 @irdl_op_definition
-class ProgramId(Source):
+class ProgramId(_GridAxis):
     """The index of this program along a grid axis: `tile.program_id 0 : i32`."""
 
     name = "tile.program_id"
-    __form__ = "@axis"
-    axis = prop_def(IntegerAttr)
-
-    def __init__(self, axis: int):
-        super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
 
 @irdl_op_definition
-class NumPrograms(Source):
+class NumPrograms(_GridAxis):
     """The extent of the logical grid along an axis."""
 
     name = "tile.num_programs"
-    __form__ = "@axis"
-    axis = prop_def(IntegerAttr)
-
-    def __init__(self, axis: int):
-        super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
 
 @irdl_op_definition
@@ -261,7 +266,7 @@ class Arange(Source):
     start = prop_def(IntegerAttr)
 
     def __init__(self, start: int, result: TileType):
-        super().__init__(properties={"start": IntegerAttr(start, i64)}, result_types=[result])
+        super().__init__(start=start, result_types=[result])
 
     def verify_(self) -> None:
         t = self.result.type
@@ -282,11 +287,7 @@ class Multiple(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, divisor: int):
-        super().__init__(
-            operands=[arg],
-            properties={"divisor": IntegerAttr(divisor, i64)},
-            result_types=[SSAValue.get(arg).type],
-        )
+        super().__init__(arg=arg, divisor=divisor, result_types=[arg.type])
 
 
 @irdl_op_definition
@@ -353,12 +354,9 @@ class Transpose(OneToOne):
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int], result: Attribute | None = None):
-        t = tile_type(SSAValue.get(arg))
-        super().__init__(
-            arg,
-            result or TileType([t.extents[p] for p in permutation], t.element),
-            permutation=ints(permutation),
-        )
+        t = tile_type(arg)
+        turned = TileType([t.extents[p] for p in permutation], t.element)
+        super().__init__(arg, result or turned, permutation=permutation)
 
     def verify_(self) -> None:
         p = self.permutation.get_values()
@@ -386,12 +384,8 @@ class Slice(OneToOne):
         result: TileType,
         strides: Sequence[int] | None = None,
     ):
-        super().__init__(
-            arg,
-            result,
-            offsets=ints(offsets),
-            **({"strides": ints(strides)} if strides and any(s != 1 for s in strides) else {}),
-        )
+        steps = strides if strides and any(s != 1 for s in strides) else None
+        super().__init__(arg, result, offsets=offsets, strides=steps)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -420,7 +414,7 @@ class Extract(OneToOne):
     index = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, index: Sequence[int]):
-        super().__init__(arg, element_of(SSAValue.get(arg).type), index=ints(index))
+        super().__init__(arg, element_of(arg.type), index=index)
 
 
 @irdl_op_definition
@@ -432,7 +426,7 @@ class Flip(OneToOne):
     axis = prop_def(IntegerAttr)
 
     def __init__(self, arg: SSAValue, axis: int):
-        super().__init__(arg, SSAValue.get(arg).type, axis=IntegerAttr(axis, i64))
+        super().__init__(arg, arg.type, axis=axis)
 
 
 @irdl_op_definition
@@ -446,26 +440,16 @@ class Concat(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, args: Sequence[SSAValue], axis: int, result: TileType):
-        super().__init__(
-            operands=[list(args)],
-            properties={"axis": IntegerAttr(axis, i64)},
-            result_types=[result],
-        )
+        super().__init__(args=list(args), axis=axis, result_types=[result])
 
 
-# ---------------------------------------------------------------------------------------------- red
+# --------------------------------------------------------------------------------------------------
 REDUCTIONS = ("sum", "max", "min", "prod", "any", "all", "xor", "argmax", "argmin", "combine")
 
 
-@irdl_op_definition
-class Reduce(TileOperation):
-    """Along one axis, which disappears (a rank-1 tile gives a scalar).
+class _AlongAxis(TileOperation):
+    """Base of what combines the elements along an axis of tiles of one shape."""
 
-    kind argmax/argmin give i32 indices, the first of equals. kind combine takes several tiles of
-    one shape and a region of 2n scalars that yields n: an associative combination.
-    """
-
-    name = "tile.reduce"
     __form__ = "@kind [args]"
     args, results_ = var_operand_def(), var_result_def()
     kind = prop_def(StringAttr)
@@ -476,32 +460,55 @@ class Reduce(TileOperation):
     def __init__(
         self,
         kind: str,
+        args: Sequence[SSAValue],
+        axis: int,
+        results: Sequence[Attribute],
+        combine: Region | None,
+        **properties: Any,
+    ):
+        super().__init__(
+            kind=kind,
+            args=args,
+            axis=axis,
+            **properties,
+            result_types=[results],
+            regions=[combine],
+        )
+
+    @property
+    def result(self) -> OpResult:
+        """The result, or the first of several."""
+        return self.results[0]
+
+
+def _several(values: Sequence[SSAValue] | SSAValue) -> list[SSAValue]:
+    return [values] if isinstance(values, SSAValue) else list(values)
+
+
+@irdl_op_definition
+class Reduce(_AlongAxis):
+    """Along one axis, which disappears (a rank-1 tile gives a scalar).
+
+    kind argmax/argmin give i32 indices, the first of equals. kind combine takes several tiles of
+    one shape and a region of 2n scalars that yields n: an associative combination.
+    """
+
+    name = "tile.reduce"
+
+    def __init__(
+        self,
+        kind: str,
         args: Sequence[SSAValue] | SSAValue,
         axis: int,
         results: Sequence[Attribute] | None = None,
         combine: Region | None = None,
     ):
-        args = [args] if isinstance(args, SSAValue) else list(args)
-        if results is None:
-            results = [
-                reduced(tile_type(a), axis, i32 if kind.startswith("arg") else None) for a in args
-            ]
-        super().__init__(
-            operands=[args],
-            properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)},
-            result_types=[list(results)],
-            regions=[[combine] if combine else []],
-        )
-
-    @property
-    def result(self) -> OpResult:
-        return self.results[0]
+        values, element = _several(args), i32 if kind.startswith("arg") else None
+        types = results or [reduced(tile_type(a), axis, element) for a in values]
+        super().__init__(kind, values, axis, types, combine)
 
     def verify_(self) -> None:
-        if self.kind.data not in REDUCTIONS:
-            raise VerifyException(
-                f"unknown reduction {self.kind.data!r}; there are {', '.join(REDUCTIONS)}"
-            )
+        check_word(self.kind, REDUCTIONS, "unknown reduction")
         t, axis = self.args[0].type, self.axis.value.data
         if not isinstance(t, TileType) or not 0 <= axis < t.rank:
             raise VerifyException(f"'tile.reduce' along axis {axis} of {t}")
@@ -514,19 +521,13 @@ def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribu
 
 
 @irdl_op_definition
-class Scan(TileOperation):
+class Scan(_AlongAxis):
     """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in
     tile.reduce.
     """
 
     name = "tile.scan"
-    __form__ = "@kind [args]"
-    args, results_ = var_operand_def(), var_result_def()
-    kind = prop_def(StringAttr)
-    axis = prop_def(IntegerAttr)
     reverse = opt_prop_def(UnitAttr)
-    combine = opt_region_def()
-    traits = traits_def(Pure())
 
     def __init__(
         self,
@@ -536,20 +537,9 @@ class Scan(TileOperation):
         reverse: bool = False,
         combine: Region | None = None,
     ):
-        args = [args] if isinstance(args, SSAValue) else list(args)
-        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | (
-            {"reverse": UnitAttr()} if reverse else {}
-        )
-        super().__init__(
-            operands=[args],
-            properties=properties,
-            result_types=[[a.type for a in args]],
-            regions=[[combine] if combine else []],
-        )
-
-    @property
-    def result(self) -> OpResult:
-        return self.results[0]
+        values = _several(args)
+        types = [v.type for v in values]
+        super().__init__(kind, values, axis, types, combine, reverse=reverse)
 
 
 @irdl_op_definition
@@ -562,7 +552,7 @@ class Yield(TileOperation):
     traits = traits_def(IsTerminator())
 
     def __init__(self, *args: SSAValue):
-        super().__init__(operands=[list(args)])
+        super().__init__(args=args)
 
 
 @irdl_op_definition
@@ -574,9 +564,7 @@ class Sort(OneToOne):
     descending = opt_prop_def(UnitAttr)
 
     def __init__(self, arg: SSAValue, descending: bool = False):
-        super().__init__(
-            arg, SSAValue.get(arg).type, **({"descending": UnitAttr()} if descending else {})
-        )
+        super().__init__(arg, arg.type, descending=descending)
 
 
 @irdl_op_definition
@@ -591,9 +579,10 @@ class Histogram(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, bins: int, mask: SSAValue | None = None):
-        super().__init__(
-            operands=[arg, [mask] if mask else []], result_types=[TileType([bins], i32)]
-        )
+        super().__init__(arg=arg, mask=mask, result_types=[TileType([bins], i32)])
+
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
 @irdl_op_definition
@@ -620,10 +609,12 @@ class Dot(TileOperation):
         instruction: str | None = None,
     ):
         super().__init__(
-            operands=[a, b, acc],
-            result_types=[SSAValue.get(acc).type],
-            properties={"precision": StringAttr(precision)}
-            | ({"instruction": StringAttr(instruction)} if instruction else {}),
+            a=a,
+            b=b,
+            acc=acc,
+            precision=precision,
+            instruction=instruction,
+            result_types=[acc.type],
         )
 
     def verify_(self) -> None:
@@ -632,10 +623,7 @@ class Dot(TileOperation):
             raise VerifyException(f"'tile.dot' of {list(a)} and {list(b)} does not give {list(c)}")
         if self.result.type != self.acc.type:
             raise VerifyException("'tile.dot' gives the type of its accumulator")
-        if self.precision.data not in ("ieee", "tf32", "tf32x3"):
-            raise VerifyException(
-                f"'tile.dot' has no precision {self.precision.data!r}; there are ieee, tf32, tf32x3"
-            )
+        check_word(self.precision, PRECISIONS, "'tile.dot' has no precision")
         if self.precision.data != "ieee" and element_of(self.a.type) != f32:
             raise VerifyException(
                 f"'tile.dot' of {element_of(self.a.type)}: {self.precision.data} is for operands"
@@ -653,7 +641,7 @@ class Dim(OneToOne):
     axis = prop_def(IntegerAttr)
 
     def __init__(self, arg: SSAValue, axis: int, result: Attribute = i32):
-        super().__init__(arg, result, axis=IntegerAttr(axis, i64))
+        super().__init__(arg, result, axis=axis)
 
 
 @irdl_op_definition
@@ -665,7 +653,7 @@ class Stride(OneToOne):
     axis = prop_def(IntegerAttr)
 
     def __init__(self, arg: SSAValue, axis: int, result: Attribute = i64):
-        super().__init__(arg, result, axis=IntegerAttr(axis, i64))
+        super().__init__(arg, result, axis=axis)
 
 
 @irdl_op_definition
@@ -676,7 +664,7 @@ class Pointer(OneToOne):
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue):
-        super().__init__(arg, PointerType(element_of(SSAValue.get(arg).type)))
+        super().__init__(arg, PointerType(element_of(arg.type)))
 
 
 @irdl_op_definition
@@ -695,8 +683,9 @@ class View(TileOperation):
         self, array: SSAValue, kinds: Sequence[str], offsets: Sequence[SSAValue], result: ArrayType
     ):
         super().__init__(
-            operands=[array, list(offsets)],
-            properties={"kinds": ArrayAttr(map(StringAttr, kinds))},
+            array=array,
+            offsets=list(offsets),
+            kinds=ArrayAttr(map(StringAttr, kinds)),
             result_types=[result],
         )
 
@@ -732,7 +721,9 @@ class MakeArray(TileOperation):
         strides: Sequence[SSAValue],
         result: ArrayType,
     ):
-        super().__init__(operands=[pointer, list(shape), list(strides)], result_types=[result])
+        super().__init__(
+            pointer=pointer, shape=list(shape), strides=list(strides), result_types=[result]
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -771,10 +762,13 @@ class Load(TileOperation):
         result: Attribute | None = None,
     ):
         kept = [n for n in extents if n >= 0]
-        element = element_of(SSAValue.get(array).type)
+        element = element_of(array.type)
         super().__init__(
-            operands=[array, list(offsets), [mask] if mask else [], [other] if other else []],
-            properties={"extents": ints(extents)},
+            array=array,
+            offsets=list(offsets),
+            mask=mask,
+            other=other,
+            extents=extents,
             result_types=[result or (TileType(kept, element) if kept else element)],
         )
 
@@ -782,12 +776,9 @@ class Load(TileOperation):
         _verify_block(self, self.result.type)
 
 
-@irdl_op_definition
-class Store(TileOperation):
-    """The inverse of tile.load; what lies outside the array, or is masked, is not written."""
+class _BlockWrite(TileOperation):
+    """Base of what writes a value to a block of an array."""
 
-    name = "tile.store"
-    __form__ = "array [offsets] value mask?"
     array, offsets, value, mask = (
         operand_def(ArrayType),
         var_operand_def(),
@@ -796,7 +787,6 @@ class Store(TileOperation):
     )
     extents = prop_def(DenseArrayBase)
     irdl_options = SEGMENTED
-    traits = traits_def(MemoryWriteEffect())
 
     def __init__(
         self,
@@ -805,14 +795,28 @@ class Store(TileOperation):
         value: SSAValue,
         extents: Sequence[int],
         mask: SSAValue | None = None,
+        **properties: Any,
     ):
         super().__init__(
-            operands=[array, list(offsets), value, [mask] if mask else []],
-            properties={"extents": ints(extents)},
+            array=array,
+            offsets=list(offsets),
+            value=value,
+            mask=mask,
+            **properties,
+            extents=extents,
         )
 
     def verify_(self) -> None:
         _verify_block(self, self.value.type)
+
+
+@irdl_op_definition
+class Store(_BlockWrite):
+    """The inverse of tile.load; what lies outside the array, or is masked, is not written."""
+
+    name = "tile.store"
+    __form__ = "array [offsets] value mask?"
+    traits = traits_def(MemoryWriteEffect())
 
 
 def _verify_block(op, t: Attribute) -> None:
@@ -847,10 +851,9 @@ class LoadPointers(TileOperation):
     def __init__(
         self, pointers: SSAValue, mask: SSAValue | None = None, other: SSAValue | None = None
     ):
-        t = SSAValue.get(pointers).type
+        t = pointers.type
         super().__init__(
-            operands=[pointers, [mask] if mask else [], [other] if other else []],
-            result_types=[like(t, pointee_of(t))],
+            pointers=pointers, mask=mask, other=other, result_types=[like(t, pointee_of(t))]
         )
 
 
@@ -866,7 +869,7 @@ class StorePointers(TileOperation):
     traits = traits_def(MemoryWriteEffect())
 
     def __init__(self, pointers: SSAValue, value: SSAValue, mask: SSAValue | None = None):
-        super().__init__(operands=[pointers, value, [mask] if mask else []])
+        super().__init__(pointers=pointers, value=value, mask=mask)
 
 
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
@@ -895,20 +898,12 @@ class Atomic(TileOperation):
 
 
 @irdl_op_definition
-class AtomicBlock(TileOperation):
+class AtomicBlock(_BlockWrite):
     """Read-modify-write of a block of an array, without a result (may become a TMA reduction)."""
 
     name = "tile.atomic_block"
     __form__ = "@kind array [offsets] value mask?"
-    array, offsets, value, mask = (
-        operand_def(ArrayType),
-        var_operand_def(),
-        operand_def(),
-        opt_operand_def(),
-    )
     kind = prop_def(StringAttr)
-    extents = prop_def(DenseArrayBase)
-    irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
     def __init__(
@@ -920,13 +915,7 @@ class AtomicBlock(TileOperation):
         extents: Sequence[int],
         mask: SSAValue | None = None,
     ):
-        super().__init__(
-            operands=[array, list(offsets), value, [mask] if mask else []],
-            properties={"kind": StringAttr(kind), "extents": ints(extents)},
-        )
-
-    def verify_(self) -> None:
-        _verify_block(self, self.value.type)
+        super().__init__(array, offsets, value, extents, mask, kind=kind)
 
 
 def kernels_of(module: ModuleOp) -> Iterator[Kernel]:
