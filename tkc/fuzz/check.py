@@ -334,16 +334,22 @@ def check(
     targets: Sequence[str] | None = None,
     thorough: bool = False,
     brief: bool = False,
+    chosen: Iterable[Variant] | None = None,
 ) -> list[Failure]:
     """Every disagreement. One target and number of stages, chosen by the seed, and stages 1 at the
     end alone; `thorough`: every number of stages, several schedules; `brief`: by turns the CPU,
-    every pass, or both numbers of stages."""
+    every pass, or both numbers of stages; `chosen`: these variants alone, not the CPU."""
     try:
         made = arguments(kernel)
         comparison = Comparison(traced(kernel, made), lambda: arguments(kernel), kernel.grid)
     except Exception as e:
         stage = "level 0" if isinstance(e, level0.SimulationError) else "trace"
         return [Failure(stage, type(e).__name__, f"{e} ({_where(e)})")]
+    for spec in kernel.arrays:
+        if spec.name[0] == "z" and comparison.want[spec.name].any():
+            return [Failure("level 0", "wrong", f"{spec.name} is not what Python computes")]
+    if chosen is not None:
+        return [f for variant in chosen for f in comparison.passes(variant)]
     turn = kernel.seed % TURNS if brief else None
     found: list[Failure] = []
     if turn in (0, None) and (failure := comparison.cpu()):

@@ -21,6 +21,7 @@ TYPES = (
     + ("float16", "float16", "float32", "float32", "int8", "int8")
     + ("float8_e4m3", "float8_e5m2", "float64", "int32")
 )
+MOST_PRODUCT = 64  # of two elements of operands in loops of dots
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -178,6 +179,9 @@ class DotWriter(ValueWriter):
         text = f"tkc.load({name}, ({', '.join(place)}), {extents}){'.T' * turned}"
         return self.let(text, dtype, (rows, columns), a.bound)
 
+    def end_of_iteration(self, loop: DotLoop) -> None:
+        """What else a loop of dots does."""
+
     @staticmethod
     def _is_operand(a: ArraySpec, dtype: str, rank: int, even: int) -> bool:
         if a.dtype != dtype or a.name[0] != "a" or a.order != "C":
@@ -218,7 +222,7 @@ class DotWriter(ValueWriter):
         """After a loop: its results are in scope, with a bound for so many products an iteration;
         what else it alone may use is not.
         """
-        bound = 16 * loop.shape[2] * 5 * 2 * times
+        bound = MOST_PRODUCT * loop.shape[2] * 5 * 2 * times
         names = {t.name for t in (*results, *hidden)}
         kept = [v for v in self.pool if v.name not in names]
         self.pool = kept + [replace(t, bound=bound) for t in results]
@@ -231,6 +235,7 @@ class DotWriter(ValueWriter):
         saved = self.enter()
         x = before[0] if before else self.operand(dtype, m, k, row, loop.index)
         self._early_dots(loop, form, sums, x, row)
+        self.end_of_iteration(loop)
         self.leave(saved)
         self._results_of(loop, sums, before, 1)
 
@@ -243,6 +248,7 @@ class DotWriter(ValueWriter):
         self._head(loop)
         saved = self.enter()
         self._late_dots(loop, q, *results)
+        self.end_of_iteration(loop)
         self.leave(saved)
         self._results_of(loop, results, [q], 8)
 
@@ -271,7 +277,7 @@ class DotWriter(ValueWriter):
 
         def product() -> Tile:
             right = self.operand(loop.dtype, k, k, "0", i)
-            return self.let(f"tkc.dot({q.name}, {right.name})", total, (m, k), 16 * k)
+            return self.let(f"tkc.dot({q.name}, {right.name})", total, (m, k), MOST_PRODUCT * k)
 
         if self.chance(0.3):
             few = self.let(between.format(product().name), total, (m, k), 4)

@@ -179,6 +179,7 @@ WEIGHTS: dict[str, float] = dict(
     branch=2,
     repeat=0.7,
     unroll=0.7,
+    count=0.5,
     store=2,
     private=2,
     update=1.5,
@@ -186,6 +187,9 @@ WEIGHTS: dict[str, float] = dict(
     reread=0.7,
     atomic=0.7,
     combine=0.7,
+    long_row=0,
+    deep_dot=0,
+    large_result=0,
 )
 # Productions that hold other statements: not written where the nesting is deepest
 NESTING = (
@@ -222,6 +226,11 @@ POLICIES: dict[str, tuple[dict[str, float], tuple[int, ...]]] = {
     "control": (
         dict(loop=8, branch=8, repeat=3, accumulate=5, unroll=3, update=3),
         EVEN[:2] + ODD[:6],
+    ),
+    # tiles that are cut in parts
+    "large": (
+        dict.fromkeys(WEIGHTS, 0.1) | dict(long_row=2, deep_dot=2, large_result=1),
+        EVEN[:3],
     ),
     "numbers": (dict(cast=14, binary=14, unary=6, compare=4, call=3), EVEN[:2] + ODD[:6]),
 }

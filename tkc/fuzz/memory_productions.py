@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tkc.fuzz.dot_productions import DotWriter
+from tkc.fuzz.dot_productions import DotLoop, DotWriter
 from tkc.fuzz.grammar import ArraySpec, Tile
 
 OWN_TYPES = ("float32", "float32", "int32", "bfloat16", "float16")
@@ -166,6 +166,27 @@ class MemoryWriter(DotWriter):
             self.read(self.other_name(a), [self.index(), self.index()], shape)
 
     # ----------------------------------------------------------------------------------------------
+    def operand(self, dtype: str, rows: int, columns: int, row: str, column: str) -> Tile:
+        """As without memory of the program's own; now and then a block of that."""
+        if self.chance(0.8):
+            return super().operand(dtype, rows, columns, row, column)
+        shape = (self.pick((64, 130)), self.pick((4, 8)) * 16)
+        found = [a for a in self.arrays if a.name[0] == "w" and (a.dtype, a.order) == (dtype, "C")]
+        a = self.other_name(self.pick(found) if found else self.own("w", dtype, shape))
+        place = f"({self.pick(('0', row))}, {self.pick(('0', column))})"
+        text = f"tkc.load({a.name}p, {place}, {(rows, columns)})"
+        return self.let(text, dtype, (rows, columns), MOST_OWN)
+
+    def end_of_iteration(self, loop: DotLoop) -> None:
+        """Now and then writes to what the loop's operands are blocks of."""
+        found = [a for a in self.arrays if a.name[0] == "w"]
+        if not found or self.chance(0.4):
+            return
+        a = self.other_name(self.pick(found))
+        t = self.small(self.tile((16, 16), a.dtype), 4)
+        place = f"{self.pick(('0', '16', self.index()))}, {self.pick(('0', loop.index))}"
+        self.line(f"tkc.store({a.name}p, ({place}), {t.name})")
+
     def _update(self, depth: int) -> None:
         """A loop that loads from an array, computes, and writes to the same array."""
         extents = self.extents()
@@ -181,7 +202,7 @@ class MemoryWriter(DotWriter):
         self.mutable, self.indices[i] = set(), (0, most)
         if self.chance(0.3):
             self.step(0)
-        x = self.read(self.other_name(a), self._offsets(i), (m, k))
+        x = self._gathered(i, a, (m, k)) or self.read(self.other_name(a), self._offsets(i), (m, k))
         for t in self._results(x, total):
             self.write(self.other_name(a), self._offsets(i), t)
         if self.chance(0.3):
@@ -190,6 +211,19 @@ class MemoryWriter(DotWriter):
         # at most so many iterations of products of such numbers
         bound = MOST_OWN * 8 * k * 8
         self.pool = [replace(v, bound=bound) if v.name == total.name else v for v in self.pool]
+
+    def _gathered(self, i: str, a: ArraySpec, shape: tuple[int, int]) -> Tile | None:
+        """Now and then: rows of an array by numbers that the loop itself changes."""
+        numbers = self.own_array(1, "int32") if self.chance(0.2) else None
+        if numbers is None:
+            return None
+        place = self.pick(("0", i))
+        rows = self.read(self.other_name(numbers), [place], shape[:1])
+        name = self.fresh("r")
+        self.line(f"{name} = {rows.name} % {a.shape[1]}")
+        new = f"({rows.name} + {self.random.randint(1, 3)}) % {MOST_OWN}"
+        self.line(f"tkc.store({numbers.name}p, ({place},), {new})")
+        return self.block_at(replace(a, name=f"{a.name}p", bound=MOST_OWN), [name, "0"], shape)
 
     def _offsets(self, i: str) -> list[str]:
         """Of a block in a loop: mostly the same in every iteration, or moving with it."""
