@@ -205,7 +205,8 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "language-launches": language(
         "tkc.runtime.jit",
-        "tkc.runtime.native",
+        "tkc.runtime.handed",
+        "tkc.runtime.launch_cache",
         "tkc.runtime.autotune",
         "tkc.runtime.export",
         "tkc.ir.target",

@@ -17,8 +17,9 @@ _WHERE = {
         "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError"
         " VerifyError"
     ),
-    "tkc.runtime.jit": "handed jit target_of",
-    "tkc.runtime.native": "repeated launch_key",
+    "tkc.runtime.jit": "jit target_of",
+    "tkc.runtime.handed": "handed",
+    "tkc.runtime.launch_cache": "repeated launch_key",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",

@@ -69,7 +69,7 @@ def engine(request, monkeypatch, tmp_path):
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path))
     for name in NAMES:
         for kernel, _, _ in example(name).kernels():
-            kernel._launches.clear()  # launches remembered from the other engine
+            kernel.forget_launches()  # launches remembered from the other engine
     return request.param
 
 

@@ -19,6 +19,7 @@ from tkc import kernels  # noqa: E402
 from tkc.kernels import calls, torch_ops  # noqa: E402
 from tkc.kernels.arrays import Array, contiguous, empty, library, zeros  # noqa: E402
 from tkc.kernels.operator import OPERATORS, operator  # noqa: E402
+from tkc.runtime import handed  # noqa: E402
 
 torch_ops.register_all()  # whoever imported tkc.kernels before torch
 
@@ -38,7 +39,7 @@ def memory(op):
         (types, key): call
         for types, kind in op.first.__globals__["_behind"].__self__.kinds.items()
         if kind
-        for key, call in kind[3][0].items()
+        for key, call in kind.entries.items()
     }
 
 
@@ -198,13 +199,13 @@ def test_the_device_is_in_the_key():
     assert known(X()) == 1 and known(X().cpu()) == 0
 
 
-def test_tables_of_choices_are_in_the_key(monkeypatch):
+def test_tables_of_choices_are_in_the_key():
     now = [1]
     op = says(of=lambda *_: now[0])
     known = after(op, X())
     now[0] = 2
     assert known(X()) == 1  # nobody is to look at such a thing …
-    monkeypatch.setattr(tkc.handed, "changes", tkc.handed.changes + 1)
+    handed.tables_changed()
     assert known(np.zeros((8, 8), np.float32)) == 2  # another call comes first
     assert known(X()) == 2  # … but at tables, which count
 
@@ -215,10 +216,10 @@ def test_importing_a_table_counts(tmp_path):
     def kernel(out, N: tkc.constexpr):
         tkc.store(out, (tkc.program_id(0) * N,), tkc.full((N,), 1.0, tkc.float32))
 
-    before = tkc.handed.changes
+    before = handed.watch_tables()
     kernel.export_table(tmp_path / "table.json")
     kernel.import_table(tmp_path / "table.json")
-    assert tkc.handed.changes == before + 1
+    assert handed.watch_tables() != before
 
 
 def test_whoever_watches_is_asked_each_time(monkeypatch):
@@ -592,7 +593,7 @@ def test_a_number_that_varies_may_be_compared_but_asked_for_it_is_this_one():
 
 
 def test_memory_is_bounded(monkeypatch):
-    for name, most in (("MAX_FUNCTIONS_PER_KIND", 4), ("MAX_KEYS_SEEN_PER_KIND", 8)):
+    for name, most in (("MAX_FUNCTIONS_PER_KIND", 4), ("MAX_KEYS_SEEN", 8)):
         monkeypatch.setattr(calls, name, most)
     op, x = says(of=lambda x, y, n, *_: n), X()
     for n in range(40):
@@ -612,9 +613,7 @@ def test_memory_is_bounded(monkeypatch):
                 op(x, None, 7, s="".join(["text", str(i)])).item() == 7
             )  # another object each time
         assert len(memory(op)) <= 15
-    assert all(
-        len(kind[3][1]) <= 8 for kind in op.first.__globals__["_behind"].__self__.kinds.values()
-    )
+    assert len(op.first.__globals__["_behind"].__self__.seen) <= 8
 
 
 def test_a_text_is_told_by_its_place_and_keeps_it():
@@ -797,11 +796,11 @@ def test_torchs_compiler_is_not_imported():
     program = (
         "import sys, torch; from tkc import kernels; before = 'torch._dynamo' in sys.modules\nfor _"
         " in range(3): kernels.softmax(torch.zeros(3, 5))\nprint('torch._dynamo' in sys.modules and"
-        " not before, len(kernels.softmax.first.__globals__['_kind'][3][0]))"
+        " not before, [len(k.entries) for k in kernels.softmax.first.__globals__['_kinds'].values()])"
     )
     assert (
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True
         ).stdout.strip()
-        == "False 2"
+        == "False [2]"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.sanitized import examples, library, numbers
 from tkc.runtime import simulate
-from tkc.runtime.jit import JitFunction, Launcher
+from tkc.runtime.jit import Launchable
 
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 # kernels with a while loop, which may not end in ring arithmetic
@@ -32,10 +32,9 @@ def forget() -> None:
         v
         for module in list(sys.modules.values())
         for v in list(vars(module).values())
-        if isinstance(v, JitFunction)
+        if isinstance(v, Launchable)
     ]:
-        kernel._launches.clear()
-        kernel._launcher.__call__ = Launcher.__call__
+        kernel.forget_launches()
 
 
 @pytest.fixture

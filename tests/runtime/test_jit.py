@@ -45,36 +45,39 @@ def test_the_same_call_again_follows_its_arrays():
         x[:] = round
         k[grid](x, x, out, 100)
         assert (out == 2 * round).all()
-    assert len(k._compiled) == 1 and sum(len(found) for _, found in k._launches.values()) == 1
+    assert len(k._compiled) == 1
+    (launcher,) = k._launchers.values()
+    assert [len(cache.entries) for cache in launcher.caches.values()] == [1]
 
 
 def test_a_call_like_the_one_before_is_found_in_the_launch_cache(monkeypatch):
-    """It neither binds nor asks what the arguments are; calls by name and with options of the
-    kernel too.
+    """It neither binds nor describes the arguments; calls by name and with options of the kernel
+    too.
     """
     x, out = np.ones(100, np.float32), np.zeros(100, np.float32)
-    for k, named in (
-        (fresh(add), {}),
-        (fresh(add), {"BLOCK": 32}),
-        (JitFunction(add.fn, {"num_warps": 2}), {"n": 100, "BLOCK": 64}),
+    for k, named, blocks in (
+        (fresh(add), {}, 2),
+        (fresh(add), {"BLOCK": 32}, 4),
+        (JitFunction(add.fn, {"num_warps": 2}), {"n": 100, "BLOCK": 64}, 2),
     ):
         arguments = (x, x, out, 100)[: 4 - ("n" in named)]
-        k[grid](*arguments, **named)
+        k[blocks](*arguments, **named)
         bound = counted_binds(monkeypatch, k)
         out[:] = 0
-        k[grid](*arguments, **named)
+        k[blocks](*arguments, **named)
         assert (out == 2).all() and not bound
-        k[grid](*(np.ones(100, np.int32),) * 2, np.zeros(100, np.int32), *arguments[3:], **named)
-        assert len(bound) == 1  # an array of the same library, with other elements
-        (
-            k[grid](*arguments, **named | {"n": np.int64(100)})
-            if "n" in named
-            else k[grid](x, x, out, np.int64(100), **named)
-        )
-        assert len(bound) == 2  # another type
+        integers = np.ones(100, np.int32), np.ones(100, np.int32), np.zeros(100, np.int32)
+        k[blocks](*integers, *arguments[3:], **named)
+        assert bound  # an array of the same library, with other elements
+        bound.clear()
+        if "n" in named:
+            k[blocks](*arguments, **named | {"n": np.int64(100)})
+        else:
+            k[blocks](x, x, out, np.int64(100), **named)
+        assert bound  # another type
     monkeypatch.setenv("TKC_DEBUG", "1")
     before = len(k._compiled)
-    k[grid](*arguments, **named)
+    k[blocks](*arguments, **named)
     assert len(k._compiled) > before  # a kernel with checks is another kernel
 
 

@@ -41,7 +41,7 @@ import tkc
 
 # of one operator
 MAX_FUNCTIONS_PER_KIND = 2048  # calls with values of the same types that were recorded
-MAX_KEYS_SEEN_PER_KIND = 4096  # calls that came once
+MAX_KEYS_SEEN = 4096  # calls that came once
 MAX_KINDS = 64  # combinations of types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 # functions of torch whose results have memory of their own, and one type whatever is set (autocast)
@@ -57,7 +57,6 @@ ALLOCATING = (
     "index",
 )
 NUMBERS = (int, float, bool, str, type(None))
-NO_KIND: tuple = lambda *_: None, 0, lambda *_: None, (), 0  # finds nothing
 
 
 class Unknown(Exception):
@@ -307,7 +306,7 @@ class Script:
         found = tkc.repeated(kernel, grid, [*map(_plain, args)], plain, given, places)
         if found is None:
             return None
-        self.made.append((name := self._constant(found.launch), found))
+        self.made.append((name := self._constant(found.call), found))
         return f"{name}({', '.join(texts)})"
 
     def _base_and_view(self, view) -> tuple:
@@ -447,16 +446,15 @@ class Calls:
 
     def __init__(self, op, torch, watchers: Sequence[Callable], alone: Callable, record: Callable):
         self.op, self.alone, self.record = op, alone, record
-        # by the types of a call's values: (write, end, find) of `tkc.launch_key`, ({key: function},
-        # keys that came once), and the count of `tkc.handed.changes`
-        self.kinds: dict[tuple[type, ...], tuple | None] = {}
+        # by the types of a call's values: the functions that were recorded, by `tkc.launch_key`
+        self.kinds: dict[tuple[type, ...], Any] = {}
+        self.seen: set[tuple[int, bytes]] = set()  # keys that came once
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
         self.space: dict[str, Any] = {f"_d_{p.name}": p.default for p in op.parameters}
         self.space |= {f"_w{i}": w for i, w in enumerate(watchers)}
         self.space |= {
-            "_kind": NO_KIND,
+            "_find": lambda *_: None,
             "_grad": torch.is_grad_enabled,
-            "_handed": tkc.handed,
             "_kinds": self.kinds,
             "_intern": intern,
             "_first": self._first,
@@ -501,15 +499,13 @@ class Calls:
             if str(p.annotation).startswith("str")
         )
         types = "".join(f"{p.name}.__class__, " for p in self.op.parameters)
-        found = " and ".join(["_call is not None", "_handed.changes == _now", *asked])
+        found = " and ".join(["_call is not None", *asked])
         space: dict[str, Any] = {}
         exec(
             f"""def {self.op.fn.__name__}({", ".join(parameters)}):
-{texts}    _, _, _find, _, _now = _kind
-    _call = _find({given})
+{texts}    _call = _find({given})
     if _call is None and (_other := _kinds.get(({types}))) is not None:
-        _, _, _find, _, _now = _other
-        _call = _find({given})
+        _call = _other.find({given})
     if {found}: return _call({given})
     return {on_miss}({given})""",
             self.space,
@@ -547,13 +543,10 @@ class Calls:
 
     def _behind(self, *values):
         """A call that is not known: the first of its kind is only made, the second written down."""
-        if (kind := self._kind(values, tkc.handed.changes)) is None or (
-            written := kind[0](*values)
-        ) is None:
+        if (kind := self._kind(values)) is None or (written := kind.key(*values)) is None:
             return self.op.run(*values)
-        self.space["_kind"] = kind  # looked at first from now on
-        _, end, _, (known, seen), _ = kind
-        op, words = self.op, written[:end]
+        self.space["_find"] = kind.find  # looked at first from now on
+        op, words, known, seen = self.op, kind.words(written), kind.entries, self.seen
         given = [
             (p.name, v)
             for p, v in zip(op.parameters, values, strict=True)
@@ -563,10 +556,10 @@ class Calls:
         key = words, tuple(one for *_, one in pairs)
         if (call := known.get(key)) is not None:
             return call(*values)
-        if words not in seen:
-            if len(seen) >= MAX_KEYS_SEEN_PER_KIND:
+        if (once := (id(kind), words)) not in seen:
+            if len(seen) >= MAX_KEYS_SEEN:
                 seen.clear()
-            seen.add(words)
+            seen.add(once)
             return op.run(*values)
         result, call = self.record(op, values, pairs, self._behind)
         if len(known) >= MAX_FUNCTIONS_PER_KIND:
@@ -574,11 +567,10 @@ class Calls:
         known[key] = known[words] = call or op.run
         return result
 
-    def _kind(self, values: tuple, now: int) -> tuple | None:
-        """Calls with values of these types; None where nobody can tell what they depend on."""
+    def _kind(self, values: tuple) -> Any:
+        """Calls with values of these types; None where a key cannot say what they depend on."""
         types = tuple(map(type, values))
-        found = self.kinds.get(types, NO_KIND)
-        if found is None or (found[4] == now and found is not NO_KIND):
+        if types in self.kinds and ((found := self.kinds[types]) is None or found.unchanged()):
             return found
         made = None
         if self._fits(types):
@@ -586,8 +578,8 @@ class Calls:
             made = tkc.launch_key(values, varying)
         if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
-        found = self.kinds[types] = None if made is None else (*made[:3], (made[3], set()), now)
-        return found
+        self.kinds[types] = made
+        return made
 
     def _fits(self, types: Sequence[type]) -> bool:
         """Whether values of these types are arrays where parameters are, and numbers elsewhere."""

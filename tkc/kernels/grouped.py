@@ -26,7 +26,6 @@ from tkc.kernels.matmul import (
     BYTES,
     REMEMBERED,
     aligned,
-    facts_of,
     result_dtype,
     strides_of,
     summed,
@@ -195,6 +194,15 @@ def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexp
 _chosen: dict[tuple, tuple[int, int]] = {}  # the blocks for arrays like these
 
 
+def _like(x: Array) -> tuple:
+    """What a choice for an array depends on: where its memory is, too, for a device has blocks of
+    its own.
+    """
+    if hasattr(x, "data_ptr"):
+        return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
+    return x.shape, getattr(x, "strides", None), x.dtype, type(x), getattr(x, "sharding", None)
+
+
 def _checked(a: Array, b: Array, ends: Array) -> None:
     """Raises LaunchError where shapes, types or (of host arrays) the ends do not fit."""
     if len({library(x) for x in (a, b, ends)}) > 1:
@@ -250,7 +258,7 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     if 0 in out.shape or 0 in b.shape:
         return
     a = aligned(a, n, m * n * a.shape[1])
-    if (blocks := _chosen.get(facts := (facts_of(a), facts_of(b), facts_of(out)))) is None:
+    if (blocks := _chosen.get(facts := (_like(a), _like(b), _like(out)))) is None:
         if len(_chosen) >= REMEMBERED:
             _chosen.clear()
         given = _grouped.choose(

@@ -8,8 +8,7 @@ without a copy. Rows that do not start at multiples of 16 bytes cannot be copied
 own engine: where the cost model finds it faster, such operands are copied to rows that do, both in
 one launch. So it is with a long k and few blocks, which is cut in parts that a second launch adds
 up, always in the same order; a matrix times a vector has launches of its own, and a result whose
-rows start at odd elements is computed as its transpose. How arrays like some seen before are
-launched is remembered (`_launch_plans`).
+rows start at odd elements is computed as its transpose.
 """
 
 from __future__ import annotations
@@ -607,30 +606,10 @@ def _address(x: Array) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# by what the arrays are like (`facts_of`): how their product is launched, a function (a, b, bias,
-# out)
-_launch_plans: dict[tuple, Callable[..., None]] = {}
-
-
-def facts_of(x: Array) -> tuple:
-    """What a choice for an array depends on: where its memory is, too, for a device has blocks of
-    its own.
-    """
-    if hasattr(x, "data_ptr"):
-        return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
-    return x.shape, getattr(x, "strides", None), x.dtype, type(x), getattr(x, "sharding", None)
-
-
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    shape = None if bias is None else bias.shape
-    facts = facts_of(a), facts_of(b), facts_of(out), shape, activation
-    if (plan := _launch_plans.get(facts)) is not None:
-        plan(a, b, bias, out)
-        return
     _check_epilogue(bias, activation, out)
     if 0 in out.shape:
         return
-    given = a, b, out
     a, b, out, batch = _as_matrices(a, b, out)
     if len(batch) > 1 and not _dense(out):  # axes that do not merge: a result of its own, copied
         result = empty(out)
@@ -641,12 +620,7 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     c = out if len(batch) < 2 else out.reshape((prod(batch), *out.shape[-2:]))
     if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2:
         c = c[0]
-    plan = _launch_plan(a, b, bias, activation, c)
-    if all(x is y for x, y in zip(given, (a, b, c), strict=True)) and library(a) != "cupy":
-        if len(_launch_plans) >= REMEMBERED:
-            _launch_plans.clear()
-        _launch_plans[facts] = plan
-    plan(a, b, bias, c)
+    _launch_plan(a, b, bias, activation, c)(a, b, bias, c)
 
 
 def _check_epilogue(bias: Array | None, activation: str | None, out: Array) -> None:
@@ -684,7 +658,7 @@ def _launch_plan(
     aligned, in parts of k, or as a vector's; of the candidates the cost model's choice.
     """
     if len(c.shape) != 2:
-        return _whole(a, b, bias, activation, c)
+        return _whole(activation)
     (m, n), k = c.shape, a.shape[1]
     if _floats(a) and k:
         if n == 1 < m and bias is None:
@@ -697,7 +671,7 @@ def _launch_plan(
         # transpose it holds whole runs
         return _of_transposes(a, b, bias, activation, c)
     if not any(_odd(a, b)) and not small:
-        return _whole(a, b, bias, activation, c)
+        return _whole(activation)
     return _best_of_copies_and_parts(a, b, activation, c, small)
 
 
@@ -726,8 +700,7 @@ def _best_of_copies_and_parts(
         return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
     copied = [(x, t) for x, t, o in zip((a, b), columns, odd, strict=True) if o]
 
-    def whole(a, b, bias, c):
-        _product[_grid](a, b, bias, c, ACTIVATION=activation)
+    whole = _whole(activation)
 
     def with_copies(then):
         copy = _copier([x for x, _ in copied], [t for _, t in copied])
@@ -762,8 +735,8 @@ def _best_of_copies_and_parts(
     return min(plans, key=lambda plan: plan[0])[1]
 
 
-def _whole(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
-    return _product[_grid].like(a, b, bias, c, ACTIVATION=activation)
+def _whole(activation: str | None) -> Callable[..., None]:
+    return lambda a, b, bias, c: _product[_grid](a, b, bias, c, ACTIVATION=activation)
 
 
 def _parted(

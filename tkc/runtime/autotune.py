@@ -36,32 +36,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tkc.errors import CompileError, Error, LaunchError, TuningError
+from tkc.errors import Error, LaunchError, TuningError
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.jit import (
-    MAX_CACHED_LAUNCHES,
-    JitFunction,
-    binder,
-    handed,
-    key_function,
-    normalized,
-    target_for,
-)
+from tkc.runtime.handed import Watch, handing, tables_changed, watch_handing, watch_tables
+from tkc.runtime.jit import JitFunction, Launchable, normalized, target_for
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
 MAX_MEASURED_CANDIDATES = 40
 MEASURING_SECONDS = 2.0
 ASSEMBLY = "tkc-assembly-1"
-
-
-# what a launch of a tuned kernel is made with: extents of the grid, constants by the number of
-# their parameter, options
-LaunchChoice = tuple[tuple[int, int, int], list[tuple[int, Any]], dict[str, Any]]
 
 
 class _Unset:
@@ -109,25 +98,28 @@ def autotune(
     return decorate
 
 
-class Autotuned:
+class Autotuned(Launchable):
     """A kernel with its configurations. `tuned[grid](…)` launches what is best for the arguments;
     `kernel` is the kernel without.
     """
 
+    chooses = True
+
     def __init__(
-        self, kernel: JitFunction, configs, key, measure: bool, limit: int, budget: float, table
+        self,
+        kernel: JitFunction,
+        configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]],
+        key: Callable[[dict], Any] | None,
+        measure: bool,
+        limit: int,
+        budget: float,
+        table: str | Path | None,
     ):
-        self.kernel, self.key, self.measuring = kernel, key, measure
+        self._kernel, self.key, self.measuring = kernel, key, measure
         self.limit, self.budget = limit, budget
-        self.fn = kernel.fn
-        self.__name__: str = kernel.__name__
-        self.__qualname__: str = kernel.__qualname__
-        self.__module__: str = kernel.__module__
-        self.__doc__ = kernel.__doc__
-        if callable(configs):
-            self._configs = configs
-        else:
-            self._configs = _as_configs(configs)
+        self.__name__ = kernel.__name__
+        self._configs = configs if callable(configs) else _as_configs(configs)
+        if not callable(self._configs):
             self._check(self._configs)
         parameters, free = [], False
         for p, fixed in zip(kernel.parameters, kernel.constexpr, strict=True):
@@ -136,28 +128,48 @@ class Autotuned:
             # behind a parameter with a default, others need one
             unset = fixed or (free and not has_default and p.kind is not p.KEYWORD_ONLY)
             parameters.append(p.replace(default=UNSET if unset else p.default))
-        self._bind = binder(kernel.__name__, parameters, dict(kernel.options))
+        super().__init__(kernel.fn, parameters, dict(kernel.options))
         self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
-        self._launchers: dict[Any, TunedLauncher] = {}
-        self._table, self._path, self._epoch = Table(), table, 0  # epoch: of the tables
+        self._rebindings = 0  # of the kernel, when the choices were made
+        self._table, self._path = Table(), table
 
-    def __repr__(self):
+    @property
+    def kernel(self) -> JitFunction:
+        return self._kernel
+
+    def __repr__(self) -> str:
         return f"<autotuned {self.kernel!r}>"
 
-    def __call__(self, *args, **kwargs):
-        return self.kernel(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.kernel(*args, **kwargs)
 
-    def __getitem__(self, grid) -> TunedLauncher:
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launcher for a grid: an int, a tuple of up to three, or a function of the bound
         arguments, chosen ones included.
         """
         try:
-            return self._launchers.get(grid) or self._launchers.setdefault(
-                grid, TunedLauncher(self, grid)
-            )
+            launcher = self._quickest.get(grid)
         except TypeError:
-            return TunedLauncher(self, grid)  # a list
+            launcher, grid = None, normalized(grid, self.__name__)  # a list
+        return launcher or self._launcher(grid, grid)
+
+    def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
+        kernel = self.kernel
+        given, options = self.bound(*args, **kwargs)
+        config = self._choose(given, options, grid).config
+        values, options = merged(kernel, given, config), options | config.options
+        extents = self.extents(grid, values)
+        if not handing():
+            return kernel._prepare(values, options, extents)
+        plain = kernel.positional
+        named = dict(zip(kernel.names[plain:], values[plain:], strict=True))
+        return partial(kernel[extents], *values[:plain], **named, **options)
+
+    def watching(self) -> tuple[Watch, ...] | None:
+        if handing():
+            return None
+        return *self.kernel.watching(), watch_handing(), watch_tables()
 
     # ----------------------------------------------------------------------------------------------
     def choose(
@@ -168,12 +180,9 @@ class Autotuned:
         """
         return self._choose(*self.bound(*args, **kwargs), grid, target, measure)
 
-    def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
+    def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]:
         """(values by parameter, UNSET where they are to be chosen, options). Raises LaunchError."""
-        try:
-            values, options = self._bind(*args, **kwargs)
-        except TypeError as e:
-            raise LaunchError(f"{e}; the parameters are {', '.join(self.kernel.names)}") from None
+        values, options = super().bound(*args, **kwargs)
         texts = False
         for i in self._given:
             if (v := values[i]) is UNSET:
@@ -204,7 +213,10 @@ class Autotuned:
         target: str | None = None,
         measure: bool | None = None,
     ) -> Choice:
-        self.kernel._forget_if_rebound()
+        self.kernel.forget_if_rebound()
+        if self._rebindings != self.kernel.rebindings:
+            self._rebindings = self.kernel.rebindings
+            self._choices.clear()
         infos = [
             Constant(UNSET) if v is UNSET else i
             for v, i in zip(values, self._described(values), strict=False)
@@ -359,8 +371,7 @@ class Autotuned:
         } | options
         configs = self._configs
         if callable(configs):
-            configs = _as_configs(configs(self._arguments(values)))
-            self._check(configs)
+            self._check(configs := _as_configs(configs(self._arguments(values))))
         fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
         full = list(
             dict.fromkeys(
@@ -370,7 +381,7 @@ class Autotuned:
         )
 
         def extents(merged_values):
-            return self._grid(grid, merged_values)
+            return self.extents(grid, merged_values)
 
         found, reasons = rank(self.kernel, values, options, full, extents, target, self.limit)
         if not found:
@@ -395,12 +406,6 @@ class Autotuned:
             for p, v, c in zip(self.kernel.parameters, values, self.kernel.constexpr, strict=False)
             if c and v is UNSET and p.default is not p.empty
         }
-
-    def _grid(self, grid, values: Sequence) -> tuple[int, int, int]:
-        return normalized(
-            grid(dict(zip(self.kernel.names, values, strict=False))) if callable(grid) else grid,
-            self.__name__,
-        )
 
     def _check(self, configs: Sequence[Config]) -> None:
         constants = {n for n, c in zip(self.kernel.names, self.kernel.constexpr, strict=False) if c}
@@ -445,7 +450,7 @@ class Autotuned:
             chosen = merged(kernel, values, c.config)
             try:
                 launches.append(
-                    kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen))
+                    kernel._prepare(chosen, options | c.config.options, self.extents(grid, chosen))
                 )
                 kept.append(c)
             except Error as e:
@@ -560,7 +565,7 @@ class Autotuned:
         )
         self._choices[device, target, name, False] = choice
         self._table.put(device, self.__name__, name, choice)
-        handed.changes += 1
+        tables_changed()
         return choice
 
     # ----------------------------------------------------------------------------------------------
@@ -581,119 +586,8 @@ class Autotuned:
         entries = Table.read(path).entries
         self._table.entries |= entries
         self._choices.clear()
-        self._epoch += 1
-        handed.changes += 1
-        for launcher in self._launchers.values():
-            launcher.choices.clear()
+        tables_changed()
         return len(entries)
-
-
-class TunedLauncher:
-    """`tuned[grid]`: call it with the arguments; those that are to be chosen are left out."""
-
-    __slots__ = ("tuned", "grid", "choices")
-
-    def __init__(self, tuned: Autotuned, grid):
-        self.tuned, self.grid = tuned, grid
-        self.choices: dict[tuple, tuple[Callable, dict]] = {}
-
-    def __call__(self, *args, **kwargs) -> None:
-        """Launches on the caller's current stream. Raises TuningError, LaunchError, CompileError,
-        DeviceError.
-        """
-        tuned = self.tuned
-        values, options = tuned.bound(*args, **kwargs)
-        for namespace, name, value in tuned.kernel._watched:
-            if namespace.get(name) is not value:
-                tuned._choices.clear()
-                self.choices.clear()
-                break
-        types = tuple(map(type, values))
-        try:
-            key_of, choices = self.choices[types]
-            chosen = choices[key_of(None, options and tuple(options.items()), values)]
-        except (KeyError, TypeError):
-            return self._choose_and_launch(values, options, types)
-        try:
-            self._launch(values, *chosen)
-        except (CompileError, LaunchError):
-            # arrays that overlap otherwise, say: another choice, or an error of its own
-            self._choose_and_launch(values, options, types)
-
-    def like(self, *args, **kwargs) -> Callable[..., None]:
-        """A function of arguments like these at run time (the same types, extents, strides and
-        alignment: nobody looks), in order, that launches the choice for them with the constants and
-        options given here: what a caller who knows his arrays need not ask for at each call."""
-        tuned = self.tuned
-        values, options = tuned.bound(*args, **kwargs)
-        places = tuned._given
-        # the epoch of the tables, and what was chosen; one tuple, since threads may meet here
-        known: tuple[int, LaunchChoice | None] = (-1, None)
-        # no array, which would live as long as the function
-        constants = [None if i in places else v for i, v in enumerate(values)]
-
-        def launch(*given) -> None:
-            nonlocal known
-            full = constants[:]
-            for i, v in zip(places, given, strict=False):
-                full[i] = v
-            epoch, chosen = known
-            if chosen is None or epoch != tuned._epoch:
-                epoch = tuned._epoch
-                chosen = self._chosen(full, options)
-                known = epoch, chosen
-            try:
-                self._launch(full, *chosen)
-            except (CompileError, LaunchError):
-                self._choose_and_launch(full, options, tuple(map(type, full)))
-
-        return launch
-
-    def _chosen(self, values: Sequence, options: dict) -> LaunchChoice:
-        tuned = self.tuned
-        kernel, config = tuned.kernel, tuned._choose(values, options, self.grid).config
-        return (
-            tuned._grid(self.grid, merged(kernel, values, config)),
-            [(kernel.names.index(n), v) for n, v in config.constants.items()],
-            options | config.options,
-        )
-
-    def _choose_and_launch(self, values: Sequence, options: dict, types: tuple) -> None:
-        """Chooses, launches, and caches the choice for arrays at any address: the kernel's own
-        launch cache looks at addresses.
-        """
-        kernel = self.tuned.kernel
-        chosen = self._chosen(values, options)
-        self._launch(values, *chosen)
-        try:
-            key_of, choices = self.choices.setdefault(
-                types, (key_function(values, kernel.constexpr, anywhere=True), {})
-            )
-            if len(choices) >= MAX_CACHED_LAUNCHES:
-                choices.clear()
-            choices[key_of(None, options and tuple(options.items()), values)] = chosen
-        except (TypeError, AttributeError):
-            pass
-
-    def _launch(
-        self,
-        values: Sequence,
-        extents: tuple[int, int, int],
-        constants: Sequence[tuple[int, Any]],
-        options: dict,
-    ) -> None:
-        """constants: the chosen ones, by the number of their parameter."""
-        kernel, full = self.tuned.kernel, list(values)
-        for i, v in constants:
-            full[i] = v
-        if (plain := kernel.positional) == len(full):
-            kernel[extents](*full, **options)
-        else:
-            kernel[extents](
-                *full[:plain],
-                **dict(zip(kernel.names[plain:], full[plain:], strict=False)),
-                **options,
-            )
 
 
 class _Restored:

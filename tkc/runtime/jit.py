@@ -1,14 +1,11 @@
 """`@tkc.jit`: a Python function that runs as a kernel. `kernel[grid](*arguments, **options)`.
 
 A launch is looked up in three caches, in this order:
-    1. launch cache: the same launch was made before (same addresses, extents, strides, numbers,
-       grid): one look-up, then the driver;
+    1. launch cache (`tkc/runtime/launch_cache.py`): a launch like it was made before; one look-up
+       in machine code, then the driver, so that it costs little more than the driver's own call;
     2. compiled kernels in memory: the same specialization was compiled before; the launch is
        checked, packed and put into 1;
     3. disk cache, else the compiler; the result is put into 2.
-The key of the launch cache is made by a function written for the types of the arguments
-(`key_function`), or by machine code (`tkc/runtime/native.py`), so that a launch costs little more
-than the driver's own call.
 """
 
 from __future__ import annotations
@@ -17,16 +14,16 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
+from tkc.runtime.handed import Watch, hand, takers
+from tkc.runtime.launch_cache import KernelCache, kernel_cache, kind, prepared, types_of
 from tkc.runtime.specialize import (
     OPTIONS,
     Constant,
@@ -40,28 +37,21 @@ from tkc.runtime.specialize import (
 )
 
 if TYPE_CHECKING:
-    from tkc.runtime.native import LaunchCache
     from tkc.timing.predict import Prediction
 
-MAX_CACHED_LAUNCHES = 4096  # of each kernel
+MAX_LAUNCHERS = 4096  # of each kernel
+MAX_KINDS = 64  # of calls, of each launcher
 CACHE_FORMAT = b"1"
 # TKC_DEBUG is read at each launch, without decoding
 _variables: Any = getattr(os.environ, "_data", os.environ)
 _DEBUG = getattr(os.environ, "encodekey", str)("TKC_DEBUG")
-_counting = threading.Lock()
 _compiling = threading.RLock()  # a trace has one place in a process where it stands
-# by thread: the functions that its launches are handed to, the innermost last
-_takers: dict[int, list[Callable]] = {}
-_handing: bool | None = None  # True where there is one
 
 
 def _forked() -> None:
-    """In a child: another thread of the parent may have held a lock, or was handed launches."""
-    global _compiling, _counting, _handing
-    _compiling, _counting = threading.RLock(), threading.Lock()
-    for thread in _takers.keys() - {get_ident()}:
-        del _takers[thread]
-    _handing = True if _takers else None
+    """In a child: another thread of the parent may have held the lock."""
+    global _compiling
+    _compiling = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -77,7 +67,77 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     return JitFunction(fn, options)
 
 
-class JitFunction:
+class Launchable:
+    """What `f[grid](…)` launches: a kernel, or a tuned one."""
+
+    chooses = False  # whether what is launched depends on the numbers among the arguments
+
+    def __init__(self, fn: Callable, parameters: Sequence[inspect.Parameter], options: dict):
+        self.fn = self.__wrapped__ = fn
+        self.__name__: str = fn.__name__
+        self.__qualname__: str = fn.__qualname__
+        self.__module__: str = fn.__module__
+        self.__doc__ = fn.__doc__
+        self._bind = binder(fn.__name__, parameters, options)
+        self._launchers: dict[Any, Launcher] = {}
+        # grid -> the launcher, or the function of its launch cache that was made last
+        self._quickest: dict[Any, Callable[..., None]] = {}
+
+    @property
+    def kernel(self) -> JitFunction:
+        """The kernel whose code is launched."""
+        raise NotImplementedError
+
+    def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]:
+        """(values by parameter, options). Raises LaunchError where they are not those of the
+        kernel.
+        """
+        try:
+            return self._bind(*args, **kwargs)
+        except TypeError as e:
+            names = ", ".join(self.kernel.names)
+            raise LaunchError(f"{e}; the parameters are {names}") from None
+
+    def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
+        """The launch of such a call, compiled if need be."""
+        raise NotImplementedError
+
+    def watching(self) -> tuple[Watch, ...] | None:
+        """What must stay as it is for launches that were made now; None where none may be
+        remembered.
+        """
+        raise NotImplementedError
+
+    def extents(self, grid: Any, values: Sequence) -> tuple[int, int, int]:
+        """A grid as three numbers; values: by parameter, for a grid that is a function of them."""
+        if callable(grid):
+            grid = grid(dict(zip(self.kernel.names, values, strict=True)))
+        return normalized(grid, self.__name__)
+
+    def forget_launches(self) -> None:
+        """Launches are made anew from now on, with what was compiled."""
+        self._launchers.clear()
+        self._quickest.clear()
+        self.kernel.epoch = object()
+
+    def _launcher(self, extents: Any, grid: Any) -> Callable[..., None]:
+        """What calls on a grid go to. grid: as the caller names it."""
+        if len(self._launchers) >= MAX_LAUNCHERS:
+            self.forget_launches()
+        launcher = self._launchers.get(extents) or self._launchers.setdefault(
+            extents, Launcher(self, extents)
+        )
+        launcher.places.add(grid)
+        self.install(launcher)
+        return launcher.quickest
+
+    def install(self, launcher: Launcher) -> None:
+        """Makes calls on a grid go where they are launched quickest."""
+        if self._launchers.get(launcher.grid) is launcher:
+            self._quickest |= dict.fromkeys(launcher.places, launcher.quickest)
+
+
+class JitFunction(Launchable):
     """A kernel. `kernel[grid](…)` launches it, `compile` gives what the compiler makes of some
     arguments, `prepare` a launch with everything bound.
     """
@@ -88,11 +148,6 @@ class JitFunction:
                 "tkc.jit takes a function with a name, got"
                 f" {'a lambda' if inspect.isfunction(fn) else type(fn).__name__}; write def"
             )
-        self.fn = self.__wrapped__ = fn
-        self.__name__: str = fn.__name__
-        self.__qualname__: str = fn.__qualname__
-        self.__module__: str = fn.__module__
-        self.__doc__ = fn.__doc__
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         for p in self.parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -103,23 +158,15 @@ class JitFunction:
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in self.parameters)
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
-        self._bind = binder(fn.__name__, self.parameters, dict(self.options))
-        # TKC_DEBUG and types -> (key function, {key: launch})
-        self._launches: dict[tuple, tuple[Callable, dict]] = {}
+        super().__init__(fn, self.parameters, dict(self.options))
+        self.epoch = object()  # another one where launch caches must look at something else
+        self.rebindings = 0  # how often what was compiled had to be forgotten
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}  # (compiled, device) -> the driver's function
-        # grid -> Launcher, or the launch cache in machine code that was used last
-        self._launchers: dict[Any, Callable] = {}
-        # grid -> {kind of call: launch cache, None where there can be none}
-        self._launch_caches: dict[tuple, dict[tuple, LaunchCache | None]] = {}
-        # a class of this kernel: its `__call__` becomes `_specialized_call`
-        self._launcher: Any = type(
-            "Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__}
-        )
         self._fingerprint: fingerprint.Fingerprint | None = None
-        self._watched: tuple[tuple[dict, str, Any], ...] = ()
+        self._watched: tuple[Watch, ...] = ()
         # whether what the kernel reads may change without a name being rebound
-        self._careful = False
+        self.careful = False
 
     def __repr__(self) -> str:
         return f"<kernel {self.__module__}.{self.__qualname__}>"
@@ -134,31 +181,23 @@ class JitFunction:
         """A launcher for a grid: an int, a tuple of up to three, or a function of the bound
         arguments (a dict) that gives one.
         """
-        if _takers and get_ident() in _takers:
-            return partial(_hand, self, grid)
+        if takers and get_ident() in takers:
+            return partial(hand, self, grid)
         try:
-            launcher = self._launchers.get(grid)
+            launcher = self._quickest.get(grid)
         except TypeError:
-            launcher = None  # a list
+            launcher, grid = None, normalized(grid, self.__name__)  # a list
         if launcher is not None:
             return launcher
-        launcher = self._launcher(self, grid)
-        if isinstance(grid, (int, tuple)):
-            if len(self._launchers) >= MAX_CACHED_LAUNCHES:
-                self._launchers.clear()
-            self._launchers[launcher.grid] = launcher
-        return launcher
+        if callable(grid):
+            return partial(_launch_on, self, grid)
+        return self._launcher(normalized(grid, self.__name__), grid)
+
+    @property
+    def kernel(self) -> JitFunction:
+        return self
 
     # ----------------------------------------------------------------------------------------------
-    def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]:
-        """(values by parameter, options). Raises LaunchError where they are not those of the
-        kernel.
-        """
-        try:
-            return self._bind(*args, **kwargs)
-        except TypeError as e:
-            raise LaunchError(f"{e}; the parameters are {', '.join(self.names)}") from None
-
     def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Compiled:
         """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where
         the arrays are).
@@ -167,7 +206,7 @@ class JitFunction:
         LaunchError.
         """
         values, options = self.bound(*args, **kwargs)
-        self._forget_if_rebound()
+        self.forget_if_rebound()
         infos = self._describe(values)
         return self._get(
             self._specialize(infos, tuple(options.items())),
@@ -184,10 +223,7 @@ class JitFunction:
         runs on every later one).
         """
         values, options = self.bound(*args, **kwargs)
-        launch = self._prepare(values, options, Launcher(self, grid).extents(values), target)
-        from tkc.runtime import native
-
-        return native.prepared(launch, values) or Prepared(launch, values)
+        return prepared(self._prepare(values, options, self.extents(grid, values), target), values)
 
     def predict(
         self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
@@ -207,9 +243,7 @@ class JitFunction:
             self,
             infos,
             tuple(options.items()),
-            Launcher(self, grid).extents(
-                [i if isinstance(i, ArrayInfo) else i.value for i in infos]
-            ),
+            self.extents(grid, [i if isinstance(i, ArrayInfo) else i.value for i in infos]),
             target or target_for(infos, self.__name__),
         )
 
@@ -309,21 +343,13 @@ class JitFunction:
             ]
         )
 
-    def launcher(self, grid: Any) -> Launcher:
-        """One that says how a launch is made, and is not replaced by machine code."""
-        return self._launcher(self, grid)
+    def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
+        values, options = self.bound(*args, **kwargs)
+        self.forget_if_rebound()
+        return self._prepare(values, options, self.extents(grid, values))
 
-    def watching(self) -> tuple[tuple[dict, Any, Any], ...] | None:
-        """What must stay as it is for launches made now, in whatever thread: (namespace, name,
-        value). None where more may change than that tells.
-        """
-        if self._careful:
-            return None
-        return (
-            *self._watched,
-            (_variables, _DEBUG, _variables.get(_DEBUG)),
-            (globals(), "_handing", None),
-        )
+    def watching(self) -> tuple[Watch, ...]:
+        return *self._watched, (_variables, _DEBUG, _variables.get(_DEBUG))
 
     def _watch(self, found: fingerprint.Fingerprint) -> None:
         """What a launch must look at from now on. Launch caches look at what was watched when they
@@ -341,29 +367,26 @@ class JitFunction:
             own.cells += found.cells
             own.mutable += found.mutable
         self._watched = tuple(own.watched)
-        self._careful = bool(own.cells or own.mutable)
-        self._launchers.clear()
-        self._launch_caches.clear()
+        self.careful = bool(own.cells or own.mutable)
+        self.epoch = object()
 
-    def _forget_if_rebound(self) -> None:
+    def forget_if_rebound(self) -> None:
         """Where a global, a module's attribute or a closure's variable that the kernel reads was
         bound to something else, or a list changed, what was compiled is no longer this kernel.
         """
         if self._is_rebound():
-            self._launches.clear()
             self._compiled.clear()
             self._loaded.clear()
-            self._launchers.clear()
-            self._launch_caches.clear()
-            self._launcher.__call__ = Launcher.__call__
-            self._fingerprint, self._watched, self._careful = None, (), False
+            self.forget_launches()
+            self.rebindings += 1
+            self._fingerprint, self._watched, self.careful = None, (), False
 
     def _is_rebound(self) -> bool:
         if any(namespace.get(name) is not value for namespace, name, value in self._watched):
             return True
         own = self._fingerprint
         return (
-            self._careful
+            self.careful
             and own is not None
             and (own.changed() or any(_contents(cell) is not value for cell, value in own.cells))
         )
@@ -427,188 +450,66 @@ class JitFunction:
         )
 
 
+def _launch_on(kernel: JitFunction, grid: Callable, /, *args: Any, **kwargs: Any) -> None:
+    """Launches on a grid that is a function of the bound arguments."""
+    values, _ = kernel.bound(*args, **kwargs)
+    kernel[kernel.extents(grid, values)](*args, **kwargs)
+
+
 class Launcher:
-    """`kernel[grid]`: call it with the kernel's arguments."""
+    """`kernel[grid]`, or `tuned[grid]`: call it with the arguments."""
 
-    __slots__ = ("kernel", "grid", "_constant")
+    __slots__ = ("owner", "grid", "caches", "places", "quickest")
 
-    def __init__(self, kernel: JitFunction, grid: Any):
-        self.kernel, self.grid = kernel, grid
-        self._constant = None if callable(grid) else normalized(grid, kernel.__name__)
+    def __init__(self, owner: Launchable, grid: Any):
+        self.owner, self.grid = owner, grid
+        self.caches: dict[tuple, KernelCache | None] = {}  # by the kind of a call
+        self.places: set = set()  # what the owner calls this grid
+        self.quickest: Callable[..., None] = self
 
-    def extents(self, values: Sequence) -> tuple[int, int, int]:
-        if self._constant is not None:
-            return self._constant
-        return normalized(
-            self.grid(dict(zip(self.kernel.names, values, strict=False))), self.kernel.__name__
-        )
-
-    def __call__(self, *args, **kwargs) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError,
-        CompileError, DeviceError.
+        CompileError, DeviceError, TuningError.
         """
-        self.found(args, kwargs)()
+        kernel = self.owner.kernel
+        if kernel.careful:
+            kernel.forget_if_rebound()
+        cache = self.caches.get(kind(args, kwargs))
+        if cache is not None and cache.is_current():
+            cache.call(*args, **kwargs)
+        else:
+            self.miss(args, kwargs)
 
-    def found(self, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
-        """The launch of such a call, as it was made before or as it is made now."""
-        kernel = self.kernel
-        try:
-            values, options = kernel._bind(*args, **kwargs)
-        except TypeError as e:
-            raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
-        for namespace, name, value in kernel._watched:
-            if namespace.get(name) is not value:
-                kernel._forget_if_rebound()
-                break
-        if kernel._careful:
-            kernel._forget_if_rebound()
-        extents = self._constant or self.extents(values)
-        types = (_variables.get(_DEBUG), *map(type, values))
-        launch = None
-        try:
-            key_of, launches = kernel._launches[types]
-            launch = launches[key_of(extents, options and tuple(options.items()), values)]
-        except (KeyError, TypeError):
-            pass  # not made before, or not hashable
-        if launch is None:
-            launch = self._made(values, options, extents, types, args, kwargs)
-        if hasattr(launch, "calls") and not kernel._careful:
-            self._install_launch_cache(launch, extents, args, kwargs, types)
-        return launch
-
-    def _made(
-        self,
-        values: Sequence,
-        options: dict,
-        extents: tuple[int, int, int],
-        types: tuple,
-        args: Sequence,
-        kwargs: dict[str, Any],
-    ) -> Callable[[], None]:
-        kernel = self.kernel
-        launch = kernel._prepare(values, options, extents)
-        if getattr(launch, "reusable", False):
-            if types not in kernel._launches:
-                kernel._launches[types] = key_function(values, kernel.constexpr), {}
-                kernel._launcher.__call__ = (
-                    _specialized_call(
-                        kernel, values, types, kernel._launches[types][1], len(args), tuple(kwargs)
-                    )
-                    or kernel._launcher.__call__
-                )
-            key_of, launches = kernel._launches[types]
-            try:
-                key = key_of(extents, options and tuple(options.items()), values)
-            except (TypeError, AttributeError):
-                key = None
-            if len(launches) >= MAX_CACHED_LAUNCHES:
-                launches.clear()
-            # an unhashable constexpr was refused already; any other unhashable key is not cached
-            with suppress(TypeError):
-                launches[key] = launch
-        return launch
-
-    def _install_launch_cache(
-        self,
-        launch: Callable,
-        extents: tuple[int, int, int],
-        args: Sequence,
-        kwargs: dict[str, Any],
-        types: tuple,
-    ) -> None:
-        """From now on `kernel[grid]` is a launch cache in machine code, for calls like this one on
-        a GPU; on a miss it calls `found`.
+    def miss(self, args: Sequence, kwargs: dict[str, Any]) -> None:
+        """Launches in Python and stores the launch. (The key is written before and after: another
+        thread may change an array meanwhile.)
         """
-        from tkc.runtime import native
-
-        if type(launch) is not native.Launch:
-            return  # one with checks
-        kernel = self.kernel
-        if len(kernel._launch_caches) >= MAX_CACHED_LAUNCHES:
-            kernel._launch_caches.clear()
-            kernel._launchers.clear()
-        caches, kind = kernel._launch_caches.setdefault(extents, {}), native.kind(args, kwargs)
-        if kind not in caches:
-            caches[kind] = native.launch_cache(
-                self if self._constant else Launcher(kernel, extents),
-                args,
-                kwargs,
-                [*kernel._watched, (_variables, _DEBUG, types[0])],
-                caches,
-            )
-        if (cached := caches[kind]) is None:
+        self.owner.kernel.forget_if_rebound()
+        self.owner.bound(*args, **kwargs)
+        cache = self._cache(args, kwargs)
+        written = cache.key(*args, **kwargs) if cache is not None else None
+        launch = self.owner.made(args, kwargs, self.grid)
+        launch()
+        if cache is None or written is None or not getattr(launch, "reusable", False):
             return
-        kernel._launchers[extents] = cached.launch
-        if type(self.grid) in (int, tuple):
-            kernel._launchers[self.grid] = cached.launch
+        # where the kernel was compiled, more is watched than before, but nothing changed meanwhile
+        again = self._cache(args, kwargs) if cache.unchanged() else None
+        if again is not None and again.key(*args, **kwargs) == written:
+            again.store(written, launch, args, kwargs)
 
-
-class Prepared:
-    """A launch with its arguments; call it."""
-
-    __slots__ = ("_launch", "_arguments")
-
-    def __init__(self, launch: Callable[[], None], arguments: Sequence):
-        self._launch, self._arguments = launch, arguments
-
-    def __call__(self) -> None:
-        self._launch()
-
-
-class handed:
-    """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid,
-    args, kwargs)`, who makes them (kernel[grid](*args, **kwargs)) or does not.
-
-    Within another such block, what `to` launches is handed on to that one's. `tkc.handed.changes`
-    counts how often tables of choices became others: who keeps a launch of a kernel that was tuned
-    looks whether the choice may be another by now.
-    """
-
-    changes = 0
-
-    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]):
-        self.to = to
-
-    def __enter__(self) -> None:
-        _taking(self.to)
-
-    def __exit__(self, *exception) -> None:
-        _taken()
-
-
-def handing() -> bool:
-    """Whether somebody is to be handed launches of this thread."""
-    return get_ident() in _takers
-
-
-def _taking(to: Callable) -> None:
-    """Somebody is from now on."""
-    global _handing
-    with _counting:
-        _takers.setdefault(get_ident(), []).append(to)
-        _handing = True
-
-
-def _taken() -> Callable:
-    """The last who was to be handed launches, who no longer is."""
-    global _handing
-    with _counting:
-        takers = _takers[thread := get_ident()]
-        to = takers.pop()
-        if not takers:
-            del _takers[thread]
-        if not _takers:
-            _handing = None
-    return to
-
-
-def _hand(kernel: JitFunction, grid, /, *args, **kwargs) -> None:
-    """To who is there, who then launches for himself."""
-    to = _taken()
-    try:
-        to(kernel, grid, args, kwargs)
-    finally:
-        _taking(to)
+    def _cache(self, args: Sequence, kwargs: dict[str, Any]) -> KernelCache | None:
+        """The cache of calls like this one, where there can be one. From now on `kernel[grid]` is
+        its function, which calls `miss` for what it does not know.
+        """
+        of, owner = kind(args, kwargs), self.owner
+        found = self.caches.get(of)
+        if found is None or not found.is_current():
+            if len(self.caches) >= MAX_KINDS:
+                self.caches.clear()
+            found = self.caches[of] = kernel_cache(self, args, kwargs)
+        self.quickest = self if found is None or owner.kernel.careful else found.call
+        owner.install(self)
+        return found
 
 
 def _is_constexpr(annotation) -> bool:
@@ -630,14 +531,7 @@ def _contents(cell):
 
 def _typed(s: Specialization) -> tuple:
     """The specialization as a key in which 1, 1.0 and True differ."""
-    return s, tuple(_types(a[1]) for _, a in s.arguments if a[0] == "constant")
-
-
-def _types(value: Any) -> Any:
-    """What equal constants may still differ in: their types, and of floats the sign of zero."""
-    if isinstance(value, (tuple, frozenset)):
-        return tuple(map(_types, value))
-    return value.hex() if type(value) is float else type(value)
+    return s, tuple(types_of(a[1]) for _, a in s.arguments if a[0] == "constant")
 
 
 def binder(
@@ -663,125 +557,6 @@ def binder(
         space,
     )
     return space[name]
-
-
-SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
-
-
-def _key_parts(
-    values: Sequence, constexpr: Sequence[bool], names: Sequence[str], anywhere: bool = False
-) -> list[str] | None:
-    """Expressions of what a launch depends on, for values of these types under these names: arrays
-    count by address (its alignment, where they may lie anywhere), extents, strides and type. None
-    where a value cannot be looked up."""
-    parts: list[str] = []
-    place = " & 15" if anywhere else ""
-    for v, fixed, x in zip(values, constexpr, names, strict=False):
-        if fixed:
-            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset, float)) else [])
-        elif hasattr(v, "data_ptr"):
-            parts += [
-                f"{x}.data_ptr(){place}",
-                f"{x}.shape",
-                f"{x}.stride()",
-                f"{x}.dtype",
-                f"{x}.is_cuda",
-            ]
-        elif hasattr(v, "__cuda_array_interface__"):
-            parts += [f"tuple({x}.__cuda_array_interface__.items())"]
-        elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
-            parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
-        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
-            parts += [
-                f"{x}.ctypes.data{place}",
-                f"{x}.shape",
-                f"{x}.strides",
-                f"{x}.dtype",
-                f"{x}.flags.writeable",
-            ]
-        elif isinstance(v, float):
-            parts.append(f"{x} or str({x})")  # 0.0 and -0.0
-        elif isinstance(v, (int, bool, str, type(None))):
-            parts.append(x)
-        else:
-            return None
-    return parts
-
-
-def key_function(values: Sequence, constexpr: Sequence[bool], anywhere: bool = False) -> Callable:
-    """A function (extents, options, values) -> key, for values of these types."""
-    parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))], anywhere)
-    if parts is None:
-        return lambda extents, options, values: []  # not hashable: never remembered
-    space: dict[str, Any] = {"_kinds": _types}
-    exec(f"def key(e, o, v): return (e, o or None, {', '.join(parts)})", space)
-    return space["key"]
-
-
-def _specialized_call(
-    kernel: JitFunction,
-    values: Sequence,
-    types: tuple,
-    launches: dict,
-    positional: int,
-    named: Sequence[str],
-) -> Callable | None:
-    """`Launcher.__call__` for calls like the one that is being made: so many positional arguments,
-    these names, values of these types. Binding, key and look-up are one function; whatever is not
-    as it was goes the general way. None where such a call cannot be looked up.
-    """
-    names = kernel.names
-    reserved = any(n.startswith("_") or n == "self" for n in names)
-    if reserved or not set(named) <= set(names):
-        return None
-    if (parts := _key_parts(values, kernel.constexpr, names)) is None:
-        return None
-    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {
-        f"_t{i}": t for i, t in enumerate(types[1:])
-    }
-    space |= {
-        "_type": type,
-        "_kinds": _types,
-        "_kernel": kernel,
-        "_general": Launcher.__call__,
-        "_get": launches.get,
-        "_debugging": _variables.get,
-        "_debug": types[0],
-        "_launchers": kernel._launchers.get,
-        "_builtin": BuiltinFunctionType,
-    }
-    by_name = [f"{n} = _named[{n!r}]" for n in named]
-    defaults = [f"{n} = _d{i}" for i, n in enumerate(names) if i >= positional and n not in named]
-    bound = "; ".join(
-        [
-            f"{', '.join(names[:positional])}, = _given" if positional else "pass",
-            *by_name,
-            *defaults,
-        ]
-    )
-    same_types = " and ".join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or "True"
-    values_by_name = "".join(n + ", " for n in names)
-    key = f"_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}"
-    exec(
-        f"""def __call__(self, *_given, **_named):
-    _launch = _cached = None
-    if len(_given) == {positional} and len(_named) == {len(named)}:
-        try:
-            {bound}
-            if {same_types} and _debugging({_DEBUG!r}) == _debug:
-                for _space, _name, _value in _kernel._watched:
-                    if _space.get(_name) is not _value: break
-                else:
-                    _extents = self._constant or self.extents(({values_by_name}))
-                    _cached = _launchers(_extents)
-                    if type(_cached) is not _builtin and not _kernel._careful:
-                        _launch = _get(({key}))
-        except (KeyError, TypeError): pass
-    if type(_cached) is _builtin: return _cached(*_given, **_named)
-    return _launch() if _launch is not None else _general(self, *_given, **_named)""",
-        space,
-    )
-    return space["__call__"]
 
 
 def normalized(grid: Any, kernel: str) -> tuple[int, int, int]:
@@ -827,4 +602,4 @@ def target_of(array: Any) -> str:
     return target_for([describe(array)], "target_of")
 
 
-__all__ = ["OPTIONS", "JitFunction", "Launcher", "handed", "jit", "target_of"]
+__all__ = ["OPTIONS", "JitFunction", "Launcher", "jit", "target_of"]

@@ -120,7 +120,6 @@ def check(
     instead of made-up elements.
     """
     from tkc.ir.target import target as named
-    from tkc.runtime.jit import Launcher
     from tkc.sim.check import check as look
 
     values, options = kernel.bound(**arguments)
@@ -128,9 +127,7 @@ def check(
         (given or {}).get(name, v) for name, v in zip(kernel.names, values, strict=False)
     )
     infos = kernel._describe(values)
-    extents = Launcher(kernel, grid).extents(
-        [i if isinstance(i, ArrayInfo) else i.value for i in infos]
-    )
+    extents = kernel.extents(grid, [i if isinstance(i, ArrayInfo) else i.value for i in infos])
     for name in targets:
         try:
             machine = named(name)

@@ -1,4 +1,4 @@
-; The launch cache of tkc/runtime/native.py, which says what a key is and fills the cache.
+; The launch cache of tkc/runtime/launch_cache.py, which says what a key is and fills the cache.
 ; A name in braces is a number: the place of a field in the data of a cache, or a limit.
 ; Py… are CPython's own functions; objects are only passed on, but for the type, which every object has behind its count of references.
 
@@ -10,6 +10,7 @@ declare ptr @PyDict_GetItem(ptr, ptr)
 declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
 declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyObject_CallNoArgs(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
@@ -486,6 +487,16 @@ exactly:
   br i1 %made, label %as_it_was, label %slow
 as_it_was:
   %record = call ptr @record_of(ptr %same)
+  %about = call i64 @field(ptr %record, i64 0)
+  %in_python = icmp eq i64 %about, {IN_PYTHON}
+  br i1 %in_python, label %python, label %in_driver
+python:                                           ; a launch that is no call of the driver
+  %launch_ = call ptr @PyTuple_GetItem(ptr %same, i64 1)
+  call void @Py_IncRef(ptr %same)
+  %answer = call ptr @PyObject_CallNoArgs(ptr %launch_)
+  call void @Py_DecRef(ptr %same)
+  ret ptr %answer
+in_driver:
   %packed = call ptr @pointer(ptr %record, i64 4)
   br label %fresh
 copy:
@@ -532,9 +543,9 @@ placed:
   %p1 = add i64 %p, 1
   br label %parameter
 fresh:
-  %entry_ = phi ptr [ %same, %as_it_was ], [ %form, %parameter ]
-  %chosen = phi ptr [ %record, %as_it_was ], [ %movable, %parameter ]
-  %parameters = phi ptr [ %packed, %as_it_was ], [ %table, %parameter ]
+  %entry_ = phi ptr [ %same, %in_driver ], [ %form, %parameter ]
+  %chosen = phi ptr [ %record, %in_driver ], [ %movable, %parameter ]
+  %parameters = phi ptr [ %packed, %in_driver ], [ %table, %parameter ]
   %now_at = call ptr @pointer(ptr %cache, i64 {generation})
   %now = load i64, ptr %now_at
   %then = call i64 @field(ptr %chosen, i64 0)

@@ -21,8 +21,8 @@ from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled
 from tkc.errors import DeviceError, LaunchError
 from tkc.kernels.calls import Script
-from tkc.runtime import driver, jit, launch, native
-from tkc.runtime.jit import JitFunction, Launcher
+from tkc.runtime import driver, handed, launch, launch_cache
+from tkc.runtime.jit import JitFunction
 
 CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
 stream = [0]
@@ -164,11 +164,11 @@ def is_native(launcher) -> bool:
 @pytest.fixture
 def general(monkeypatch):
     """The Python that was run: how many calls went the general way."""
-    calls, found = [], Launcher.found
+    calls, made = [], JitFunction._prepare
     monkeypatch.setattr(
-        Launcher,
-        "found",
-        lambda self, args, kwargs: (calls.append(args), found(self, args, kwargs))[1],
+        JitFunction,
+        "_prepare",
+        lambda self, values, *rest: (calls.append(values), made(self, values, *rest))[1],
     )
     return calls
 
@@ -182,7 +182,7 @@ def test_a_launch_made_before_runs_no_python(machine, general):
         k[4](*three(), 256)
     assert (
         is_native(k[4])
-        and len(general) == before == 2
+        and len(general) == before == 1
         and len(machine.launched) == 5
         and len(set(map(str, machine.launched))) == 1
     )
@@ -209,7 +209,7 @@ def test_a_choice_read_from_a_file_runs_no_python_either(machine, general, tmp_p
     for _ in range(3):
         tuned[4](*three(), 256)
     assert (
-        len(general) == before == 2
+        len(general) == before == 1
         and len(machine.launched) == 5
         and tuned.choose(*three(), 256, grid=4).source == "table"
     )
@@ -223,7 +223,7 @@ def test_arrays_elsewhere_are_the_same_launch(machine, general):
     for _ in range(2):
         k[4](*three(), 256)
     k[4](*(of(0x5000_0000 + 0x10_0000 * i) for i in range(3)), 256)
-    assert len(general) == 2 and addresses(machine.launched[-1]) == [
+    assert len(general) == 1 and addresses(machine.launched[-1]) == [
         0x5000_0000,
         0x5010_0000,
         0x5020_0000,
@@ -255,7 +255,7 @@ def test_numbers_elsewhere_are_the_same_launch(machine, general):
         ((1 << 41) + 16, -1e-320, 1.0),
     ):
         k[4](x, out, n, a, b)
-        Launcher(JitFunction(axpy), 4).found((x, out, n, a, b), {})()
+        JitFunction(axpy).made((x, out, n, a, b), {}, 4)()
         ours, wanted = machine.launched[-2:]
         said.append(ours[3])
         assert ours == wanted
@@ -333,7 +333,7 @@ def test_every_change_reaches_the_driver(machine):
         args, where = calls[name], random_.choice(grids)
         start = len(machine.launched)
         k[where](*args[:3], n=args[3]) if by_name else k[where](*args)
-        Launcher(plain, where).found(args, {})()
+        plain.made(args, {}, where)()
         assert len(machine.launched) == start + 2
         ours, wanted = machine.launched[start:]
         seen.add(ours[0])
@@ -394,9 +394,8 @@ def test_options_and_constants(machine, general):
     k = JitFunction(add.fn)
     for warps in (1, 2, 1, 2):
         k[4](*three(), 256, num_warps=warps)
-    assert [m[1][3] for m in machine.launched] == [32, 64, 32, 64] and len(
-        general
-    ) == 3  # the second of each is known, the first of all was before there was a launch cache
+    assert [m[1][3] for m in machine.launched] == [32, 64, 32, 64]
+    assert len(general) == 2  # the second of each is known
     for block in (64, 128, 64, 128):
         k[4](*three(), 256, BLOCK=block)
     assert (
@@ -491,7 +490,7 @@ def test_arrays_of_tensor_maps_are_remembered_by_address(machine, general):
         p.kind == "map" for p in product.compile(*matrices(0x1000_0000)).interface.parameters
     )
     assert (
-        len(general) == 3
+        len(general) == 2
         and machine.launched[0]
         == machine.launched[2]
         == machine.launched[4]
@@ -547,25 +546,24 @@ def test_nothing_is_kept(machine):
 def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
     for name, value in (("_methods", lambda: None), ("_exchange", lambda kind: None)):
         with monkeypatch.context() as m:
-            m.setattr(native, name, value)
+            m.setattr(launch_cache, name, value)
             k = JitFunction(add.fn)
             for _ in range(3):
                 k[4](*three(), 256)
-            assert isinstance(k[4], Launcher)
+            assert not is_native(k[4])
     k = JitFunction(add.fn)
     for _ in range(3):
         k[4](*(FakeTensor((256,), pointer=0x1000_0000 * (i + 1)) for i in range(3)), 256)
-    assert isinstance(k[4], Launcher) and len(machine.launched) == 9
+    assert not is_native(k[4]) and len(machine.launched) == 9
 
 
 def test_a_launch_key_holds_what_launches_depend_on():
-    """Up to `end` what launches depend on, and nothing else."""
-    write, end, find, entries = tkc.launch_key(
-        (of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False]
-    )
+    """In `words` what launches depend on, and nothing else."""
+    known = tkc.launch_key((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])
+    write, find, entries = known.key, known.find, known.entries
 
     def key_of(*values):
-        return (lambda words: words and words[:end])(write(*values))
+        return (lambda words: words and known.words(words))(write(*values))
 
     x, y = of(), of(0x2000_0000)
     want = key_of(x, y, 2, 0.5, 7, None)
@@ -691,11 +689,11 @@ def test_what_is_launched_again_of_others(machine, general):
             ),
             len(general),
         )
-        again.launch(*given, number)
+        again.call(*given, number)
         kind = *(a % 16 for a in at), number == 1, number % 16 == 0, stream[0]
         assert len(general) - before == (kind not in known)
         known.add(kind)
-        Launcher(plain, 4).found((*map(shown, given, ROWS), number), {})()
+        plain.made((*map(shown, given, ROWS), number), {}, 4)()
         assert machine.launched[-1] == machine.launched[-2]
     for x, *_ in again.kinds:
         assert x in (Base, Tensor, int)
@@ -708,7 +706,7 @@ def test_what_is_launched_again_watches(machine, general, monkeypatch):
     k, given, space = JitFunction(scaled.fn), (base(shape=(256,)), of(0x2000_0000)), {}
     k[4](*given, 256)
     first = tkc.repeated(k, 4, [*given, 256], {}, given, {"x": (0, None), "out": (1, None)})
-    first.place, space["f"] = (space, "f"), first.launch
+    first.place, space["f"] = (space, "f"), first.call
 
     def images():
         return [space["f"](*given), machine.launched[-1][0]][1]
@@ -720,7 +718,7 @@ def test_what_is_launched_again_watches(machine, general, monkeypatch):
     assert other != one and images() == other
     before = len(general)
     assert (
-        space["f"] is not first.launch and images() == other == images() and len(general) == before
+        space["f"] is not first.call and images() == other == images() and len(general) == before
     )  # another one took its place
     monkeypatch.setenv("TKC_DEBUG", "1")
     assert images() not in (one, other)
@@ -760,9 +758,9 @@ def test_what_cannot_be_launched_again_so(machine, monkeypatch):
     again = several(k, 4, given, ROWS)
     for _ in range(3):
         for number in 256, True, (1 << 40) + 16:
-            again.launch(*given, number)
+            again.call(*given, number)
             (
-                Launcher(JitFunction(doubled), 4).found((*map(shown, given, ROWS), number), {})()
+                JitFunction(doubled).made((*map(shown, given, ROWS), number), {}, 4)()
                 if number is not True
                 else None
             )
@@ -771,7 +769,7 @@ def test_what_cannot_be_launched_again_so(machine, monkeypatch):
     del given
     gc.collect()
     assert gone() is None
-    monkeypatch.setattr(native, "_methods", lambda: None)
+    monkeypatch.setattr(launch_cache, "_methods", lambda: None)
     assert several(k, 4, (base(), of(0x2000_0000), base(0x3000_0000)), ROWS) is None
 
 
@@ -837,7 +835,7 @@ def test_parts_of_arrays_that_share_bytes_may_share_some_or_not(machine):
     for start in (0x400, 0x200, 0x400, 0, 0x500):  # each meets x
         before = len(machine.launched)
         again(x, at(start))
-        Launcher(plain, 4).found((view, at(start), out, 256), {})()
+        plain.made((view, at(start), out, 256), {}, 4)()
         assert machine.launched[before : before + 2] == [machine.launched[-1]] * 2, hex(start)
 
 
@@ -860,7 +858,7 @@ def test_what_torch_answers_is_of_another_type_within_autocast(machine):
     again = made.function(None, print, (), print)
     for kinds[0] in ("float32", "bfloat16") * 2:
         again(x, y)
-        Launcher(plain, 4).found((call(x), call(x), y, 256), {})()
+        plain.made((call(x), call(x), y, 256), {}, 4)()
         assert machine.launched[-1] == machine.launched[-2]
 
 
@@ -872,9 +870,10 @@ def test_what_was_asked_for_last_lives(machine):
     class Entry:
         pass
 
-    _, end, find, known = (write, *_) = tkc.launch_key((of(), None))
+    cache = tkc.launch_key((of(), None))
+    find, known = cache.find, cache.entries
     x, entries, gone = of(), [], []
-    key = write(x, None)[:end]
+    key = cache.words(cache.key(x, None))
 
     def entry():
         made = Entry()
@@ -882,7 +881,10 @@ def test_what_was_asked_for_last_lives(machine):
         return made
 
     def another(frame, event, _):
-        if frame.f_code not in (native.Entries.__setitem__.__code__, native.Entries.clear.__code__):
+        if frame.f_code not in (
+            launch_cache.Entries.__setitem__.__code__,
+            launch_cache.Entries.clear.__code__,
+        ):
             return None
         count, place = (ctypes.c_uint64 * 2).from_buffer(known.last)
         if count and place not in {id(e()) for e in entries if e() is not None}:
@@ -926,15 +928,15 @@ def test_a_child_hands_nothing_to_the_parents_threads():
         with tkc.handed(print):
             if not (child := os.fork()):
                 os._exit(
-                    10 * (other.ident in jit._takers)
-                    + 2 * (not jit.handing())
-                    + (jit._handing is not True)
+                    10 * (other.ident in handed.takers)
+                    + 2 * (not handed.handing())
+                    + (handed._handing is not True)
                 )
             ours = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not (child := os.fork()):
-            os._exit(10 * (other.ident in jit._takers) + (jit._handing is not None))
+            os._exit(10 * (other.ident in handed.takers) + (handed._handing is not None))
         assert (ours, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) == (0, 0)
     finally:
         done.set()
         other.join()
-    assert jit._handing is None and not jit._takers
+    assert handed._handing is None and not handed.takers

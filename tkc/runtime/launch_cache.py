@@ -1,28 +1,34 @@
-"""The launch cache in machine code: launches that were made before, of tensors whose library has a
-C interface. native.ll is that code.
+"""The launch cache: launches that were made before, found by a key. launch_cache.ll is its fast
+path in machine code.
 
 A library that implements DLPack's C exchange API (torch >= 2.10) says through one C call where a
 tensor lies, its extents, strides, element type and device, and through another which stream is
-current. `launch_cache(launcher, …)` makes a builtin function that takes the place of `kernel[grid]`
-for calls of one kind (number of positional arguments, names, types). It writes a key, looks it up
-and calls the driver.
+current. For calls of one kind (number of positional arguments, names, types) a cache has a builtin
+function, `call`, that takes the place of `kernel[grid]`: it writes the key, looks it up and
+launches.
 
     key      in words of 8 bytes, all that code and parameters may depend on:
              of a tensor     its address modulo 16, device, rank and element type, extents, strides
-             of a number     whether it is 1, a multiple of 16, needs 64 bits; of a constexpr: its
-                             value; of None, a bool, a str or a tuple: its identity
+             of a number     whether it is 1, a multiple of 16, needs 64 bits; of a constexpr, or
+                             where a configuration is chosen by it: its value; of None, a bool, a
+                             str or a tuple: its identity
              of the tensors  which share bytes
              of the call     the stream
     values   behind the key: the tensors' addresses and the numbers that are parameters
     entry    (record, what it keeps alive …). The record holds cuLaunchKernelEx, its arguments and
              the kernel's parameters; these are copied and patched with the values. Where tensor
-             maps hold addresses, the entry is ({values: entry},)
+             maps hold addresses, and for what is no single call of the driver (a kernel on the CPU,
+             one with checks), the entry is ({values: entry},)
+
+Users: `kernel[grid]` and `tuned[grid]` (KernelCache), `kernel.prepare` (Prepared), and calls of
+operators that were recorded (tkc/kernels/calls.py): the call itself (`launch_key`) and the launches
+in it (Repeated).
 
 Filled by `on_miss`, the general path in Python: it launches, and stores what it launched. A miss
 is also what invalidates an entry: a global that the kernel reads was rebound, TKC_DEBUG changed, a
 workspace was freed (`driver.generation`), the driver returned an error. So nothing here decides
-what a launch is; it only finds an equal one. Where LLVM, the API or ordinary CPython is missing,
-there is no such cache, and the one in Python (jit.py) is used.
+what a launch is; it only finds an equal one. For other arrays (NumPy, cupy, jax), and where LLVM or
+ordinary CPython is missing, the same cache has a key in Python, with the addresses in it.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, reduce
 from pathlib import Path
 from types import FunctionType
@@ -39,7 +46,8 @@ from typing import TYPE_CHECKING, Any
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.launch import Launch
+from tkc.runtime.handed import Watch, handing, watch_handing, watch_tables
+from tkc.runtime.launch import Launch, Packed
 from tkc.runtime.specialize import overlaps
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ MAX_PARAMETER_BYTES = 4096
 MAX_PARAMETERS = 256
 MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared first
 MAX_ENTRIES = 4096  # launches in a cache; under each key, values
+SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
 
 # Kinds of arguments. NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of
 # SAME the identity counts; of a PLACE, a tensor, all but the address is known.
@@ -61,6 +70,8 @@ GIVEN = TENSOR, NUMBER, REAL, PLACE  # become parameters
 
 # How a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all.
 BYTES_8, BYTES_4, AS_FLOAT32, UNCHANGED = 0, 1, 2, 255
+# In a record, in place of the driver's generation: the launch is a function in Python.
+IN_PYTHON = (1 << 64) - 1
 
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
@@ -162,6 +173,7 @@ def _object() -> bytes:
             "AS_FLOAT32",
             "PLACE",
             "MAX_LAST_KEY_WORDS",
+            "IN_PYTHON",
         )
     }
     numbers |= {
@@ -260,59 +272,113 @@ def _one_exchange(
     return exchanges.pop() if len(exchanges) == 1 and len(kinds) <= MAX_ARGUMENTS else None
 
 
-def _launching_methods(watched: Sequence[tuple]) -> tuple[_Method, ...] | None:
-    """The methods, where machine code can launch and compare what is watched."""
-    if not all(type(space) is dict for space, *_ in watched) or driver.launch_entry() is None:
-        return None
-    return _methods()
+def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
+    """The methods, where machine code can compare what is watched."""
+    return _methods() if all(type(space) is dict for space, *_ in watched) else None
 
 
-def launch_cache(
-    launcher: Launcher,
-    args: Sequence,
-    kwargs: dict[str, Any],
-    watched: Sequence[tuple[dict, Any, Any]],
-    others: dict[tuple, LaunchCache | None],
-) -> LaunchCache | None:
-    """A launch cache for calls like this one. watched: (namespace, name, value) that must stay so;
-    others: caches for the same grid, by the kind of their calls. None where a key cannot describe
-    such calls, or there is no machine code.
+def kernel_cache(launcher: Launcher, args: Sequence, kwargs: dict[str, Any]) -> KernelCache | None:
+    """A cache for calls like this one, in machine code where it can be. None where nothing can be
+    remembered now, or a key cannot describe such calls.
     """
-    kinds: list[tuple[type, int]] = []
-    kernel = launcher.kernel
-    given = {n for n, constant in zip(kernel.names, kernel.constexpr, strict=True) if not constant}
-    for name, v in (*zip(kernel.names, args, strict=False), *kwargs.items()):
-        what = _kind_of(v, name in given, name in given)
-        if what is None:
+    owner, kernel = launcher.owner, launcher.owner.kernel
+    if (watched := owner.watching()) is None:
+        return None
+    runtime = {n for n, fixed in zip(kernel.names, kernel.constexpr, strict=True) if not fixed}
+    named = [*zip(kernel.names, args, strict=False), *kwargs.items()]
+    kinds = [_kind_of(v, n in runtime and not owner.chooses, n in runtime) for n, v in named]
+    typed = [(type(v), SAME if k is None else k) for (_, v), k in zip(named, kinds, strict=True)]
+    call = typed, len(args), tuple(map(sys.intern, kwargs)), watched
+    exchange = None if None in kinds else _one_exchange(typed)
+    methods = exchange and _methods_for(watched)
+    if exchange and methods:
+        return KernelCache(launcher, *call, exchange, methods)
+    parts = _key_parts(named, runtime)
+    return None if parts is None else KernelCache(launcher, *call, python=parts)
+
+
+def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str] | None:
+    """The key in Python: expressions of what a launch depends on, for values of these types, named
+    x0, x1, …. None where a value cannot be looked up.
+    """
+    parts: list[str] = []
+    for i, (name, v) in enumerate(named):
+        x = f"x{i}"
+        if name not in runtime:
+            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset, float)) else [])
+        elif hasattr(v, "data_ptr"):
+            parts += [f"{x}.{part}" for part in ("data_ptr()", "shape", "stride()", "dtype")]
+            parts.append(f"{x}.is_cuda")
+        elif hasattr(v, "__cuda_array_interface__"):
+            parts.append(f"tuple({x}.__cuda_array_interface__.items())")
+        elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
+            parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
+        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
+            parts += [f"{x}.{part}" for part in ("ctypes.data", "shape", "strides", "dtype")]
+            parts.append(f"{x}.flags.writeable")
+        elif isinstance(v, float):
+            parts.append(f"{x} or str({x})")  # 0.0 and -0.0
+        elif isinstance(v, (int, bool, str, type(None))):
+            parts.append(x)
+        else:
             return None
-        kinds.append((type(v), what))
-    exchange = _one_exchange(kinds)
-    methods = exchange and _launching_methods(watched)
-    if exchange is None or not methods:
+    return parts
+
+
+def _written_in_python(
+    kinds: Sequence[tuple[type, int]],
+    positional: int,
+    names: Sequence[str],
+    watched: Sequence[Watch],
+    parts: Sequence[str],
+) -> Callable:
+    """The function that gives the key of a call in Python; None where it is of another kind."""
+    given = "".join(f"x{i}, " for i in range(positional))
+    by_name = "".join(f"        x{positional + i} = named[{n!r}]\n" for i, n in enumerate(names))
+    types = "".join(f" or _type(x{i}) is not _t{i}" for i in range(len(kinds)))
+    space: dict[str, Any] = {f"_t{i}": t for i, (t, _) in enumerate(kinds)}
+    space |= {"_type": type, "_kinds": types_of, "_watched": watched}
+    exec(
+        f"""def key(*given, **named):
+    try:
+        {f"{given}= given" if given else "() = given"}
+{by_name}    except (KeyError, ValueError):
         return None
-    names = tuple(map(sys.intern, kwargs))
-    return LaunchCache(launcher, kinds, len(args), names, exchange, tuple(watched), others, methods)
+    if len(named) != {len(names)}{types}:
+        return None
+    for space, name, value in _watched:
+        if space.get(name) is not value:
+            return None
+    return ({"".join(f"{part}, " for part in parts)})""",
+        space,
+    )
+    return space["key"]
 
 
-def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
-    """The launch as a builtin function of nothing, which keeps the values alive; None where there
-    can be none.
-    """
+def types_of(value: Any) -> Any:
+    """What equal constants may still differ in: their types, and of floats the sign of zero."""
+    if isinstance(value, (tuple, frozenset)):
+        return tuple(map(types_of, value))
+    return value.hex() if type(value) is float else type(value)
+
+
+def prepared(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:
+    """The launch as a function of nothing, which keeps the values alive."""
     exchange = next((e for v in values if (e := _exchange(type(v)))), None)
-    if type(launch) is not Launch or exchange is None:
-        return None
-    methods = _launching_methods(())
-    return Prepared(launch, values, exchange, methods).launch if methods else None
+    if exchange and type(launch) is Launch and (methods := _methods_for(())):
+        return Prepared(launch, values, exchange, methods).call
+
+    def again(values: Sequence = values) -> None:
+        launch()
+
+    return again
 
 
-def launch_key(
-    values: Sequence, varying: Sequence[bool] | None = None
-) -> tuple[Callable[..., bytes | None], int, Callable, dict] | None:
-    """The key of calls with values like these: (write, end, find, entries).
-
-    write(*values) gives, as bytes, what launches of them depend on, None for values of other types;
-    from `end` on the bytes are of this call only: addresses, numbers that vary. find(*values) gives
-    what the dictionary `entries` has under the key of the call, or None.
+def launch_key(values: Sequence, varying: Sequence[bool] | None = None) -> LaunchCache | None:
+    """A cache of what is done for calls with values like these. `.key(*values)` gives, as bytes,
+    what launches of them depend on, None for values of other types, or where tables of choices
+    changed; `.words(key)` leaves out what is of one call only: addresses, numbers that vary.
+    `.find(*values)` gives what the dictionary `.entries` has under the words of a call, or None.
 
     Values: torch's tensors, numbers, texts (by identity) and None. varying: of which numbers only
     counts whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code
@@ -324,13 +390,13 @@ def launch_key(
         if what is None:
             return None
         kinds.append((type(v), what))
+    watched = (watch_tables(),)
     exchange = _one_exchange(kinds)
-    methods = exchange and _methods()
+    methods = exchange and _methods_for(watched)
     if exchange is None or not methods:
         return None
     # no function for the stream: its word is 0
-    made = KeyedCache(kinds, len(kinds), (), (exchange[0], 0), (), methods)
-    return made.key, -8 * (made.values + 1), made.find, made.entries
+    return LaunchCache(kinds, len(kinds), (), watched, (exchange[0], 0), methods)
 
 
 def _kinds_of_given(
@@ -368,7 +434,7 @@ def repeated(
     given: Sequence,
     places: dict[str, tuple[int, tuple | None]],
 ) -> Repeated | None:
-    """A launch of such arguments that is made again and again, of others given: `.launch` is a
+    """A launch of such arguments that is made again and again, of others given: `.call` is a
     builtin function of them. given: tensors and numbers as they are now; later ones are like these,
     in their types and of tensors in all but the address, and share bytes where these do: the caller
     has looked. places: of arguments by name, which of those it is, and (extents, strides, elements
@@ -381,20 +447,32 @@ def repeated(
         n for n, constant in zip(kernel.names, kernel.constexpr, strict=True) if not constant
     }
     kinds = _kinds_of_given(names, (*args, *kwargs.values()), runtime_names, given, places)
-    watched = kernel.watching()
+    watched = _watched_again(kernel)
     if kinds is None or watched is None or not isinstance(grid, (int, tuple)):
         return None
-    tensors = [describe(x) for x, (_, k) in zip(given, kinds, strict=True) if k == PLACE]
-    if any(view for _, view in places.values()) and overlaps(tensors):
+    if any(view for _, view in places.values()) and _share_bytes(given, kinds):
         return None
     exchange = _one_exchange(kinds, PLACE)
-    methods = exchange and _launching_methods(watched)
+    methods = exchange and driver.launch_entry() and _methods_for(watched)
     if exchange is None or not methods:
         return None
     placed = tuple(places.get(n) for n in names)
     return Repeated(
         kernel, grid, (tuple(args), dict(kwargs)), placed, kinds, exchange, watched, methods
     )
+
+
+def _share_bytes(given: Sequence, kinds: Sequence[tuple[type, int]]) -> bool:
+    """Whether any two of the tensors do."""
+    tensors = [describe(x) for x, (_, k) in zip(given, kinds, strict=True) if k == PLACE]
+    return bool(overlaps(tensors))
+
+
+def _watched_again(kernel: JitFunction) -> tuple[Watch, ...] | None:
+    """What must stay as it is for launches made now, in whatever thread. None where more may change
+    than that tells.
+    """
+    return None if kernel.careful else (*kernel.watching(), watch_handing())
 
 
 class Entries(dict):
@@ -427,10 +505,10 @@ class Entries(dict):
         ctypes.memset(self.last, 0, 8)
 
 
-class KeyedCache:
-    """A cache of calls of one kind. `launch` is the builtin function that looks up and launches;
-    `key` gives the key and the values of a call, as bytes (None: the call is of another kind);
-    `find` gives the entry; `launch` calls `on_miss` where there is none.
+class LaunchCache:
+    """A cache of calls of one kind. `call` looks up and launches; `key` gives the key and the
+    values of a call (None: it is of another kind, or what is watched changed); `find` gives the
+    entry; `call` calls `on_miss` where there is none.
     """
 
     def __init__(
@@ -438,27 +516,45 @@ class KeyedCache:
         kinds: Sequence[tuple[type, int]],
         positional: int,
         names: tuple[str, ...],
-        exchange: tuple[int, int],
-        watched: tuple,
-        methods: tuple[_Method, ...],
+        watched: tuple[Watch, ...],
+        exchange: tuple[int, int] = (0, 0),
+        methods: tuple[_Method, ...] = (),
         device: int = 0,
+        python: Sequence[str] = (),
     ):
-        self.kinds = kinds
-        self.entries = Entries()
+        self.kinds, self.watched = kinds, watched
         self.values = sum(k in GIVEN for _, k in kinds)
+        self.entries: dict[Any, Any] = Entries() if methods else {}
+        self.call: Callable[..., None]
+        self.key: Callable[..., Any]
+        self.find: Callable[..., Any]
+        if methods:
+            data = self._data(positional, names, exchange, device)
+            self.exchange, self.methods = exchange, methods
+            self.call, self.key, self.find = (
+                _builtin(ctypes.addressof(m), data, None) for m in methods
+            )
+        else:
+            self.key = _written_in_python(kinds, positional, names, watched, python)
+            self.call = self._call
+
+    def _data(
+        self, positional: int, names: tuple[str, ...], exchange: tuple[int, int], device: int
+    ) -> tuple:
+        """The fields as machine code reads them, then all that their addresses are of."""
         on_miss = self.on_miss
         tables = [
             b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows)
             for rows in (
-                [(id(t), k) for t, k in kinds],
+                [(id(t), k) for t, k in self.kinds],
                 [(id(n),) for n in names],
-                [tuple(map(id, w)) for w in watched],
+                [tuple(map(id, w)) for w in self.watched],
             )
         ]
         fields = {
             "positional": positional,
             "named": len(names),
-            "watched": len(watched),
+            "watched": len(self.watched),
             "values": self.values,
             "device": KDLCUDA | device << 32,
             "entries": id(self.entries),
@@ -467,32 +563,39 @@ class KeyedCache:
             "describe": exchange[0],
             "stream": exchange[1],
             "generation": ctypes.addressof(driver.generation),
-            **dict(zip(("kinds", "names", "watches"), map(_content, tables), strict=False)),
-            "last": ctypes.addressof(self.entries.last),
+            **dict(zip(("kinds", "names", "watches"), map(_content, tables), strict=True)),
+            "last": ctypes.addressof(vars(self.entries)["last"]),
         }
-        # all that the addresses are of
-        owner = (
-            struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)),
-            tables,
-            self.entries,
-            on_miss,
-            kinds,
-            names,
-            watched,
-        )
-        self.exchange, self.methods = exchange, methods
-        self.launch, self.key, self.find = (
-            _builtin(ctypes.addressof(m), owner, None) for m in methods
-        )
+        words = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS))
+        return words, tables, self.entries, on_miss, self.kinds, names, self.watched
+
+    def _call(self, *args: Any, **kwargs: Any) -> None:
+        """`call` without machine code."""
+        try:
+            launch = self.entries.get(self.key(*args, **kwargs))
+        except TypeError:
+            launch = None  # a constexpr that is not hashable
+        if launch is None:
+            self.on_miss(*args, **kwargs)
+        else:
+            launch()
 
     def on_miss(self, *args: Any, **kwargs: Any) -> None:
-        """Called by `launch` where there is no entry."""
+        """Called by `call` where there is no entry."""
         raise NotImplementedError
+
+    def unchanged(self) -> bool:
+        """Whether what is watched is what it was."""
+        return all(space.get(name) is value for space, name, value in self.watched)
+
+    def words(self, written: bytes) -> bytes:
+        """A key as `find` looks for it: without the stream and the values."""
+        return written[: -8 * (self.values + 1)]
 
     def remember(
         self,
-        written: bytes,
-        launch: Launch,
+        written: Any,
+        launch: Callable[[], None],
         same: Sequence = (),
         moves: Sequence[tuple[int, int]] | None = None,
     ) -> None:
@@ -500,93 +603,93 @@ class KeyedCache:
         key; moves: of each parameter, which value it is and how, and what is added (None: they stay
         as they are).
         """
-        split = len(written) - 8 * self.values
-        words, values = written[:split], written[split:]
-        generation, stream = driver.generation.value, int.from_bytes(words[-8:], "little")
-        call, packed = launch.calls.get(stream), launch.kept.get(stream)
-        native = getattr(call, "native", None)
-        if native is None or packed is None:
-            return
-        if driver.poison or launch.epoch != launch.function.epoch:
-            return
         if len(self.entries) >= MAX_ENTRIES:
             self.entries.clear()
-        record = generation, *native
-        if (
-            moves is not None
-            and packed.size <= MAX_PARAMETER_BYTES
-            and len(moves) <= MAX_PARAMETERS
-        ):
-            tables = [
-                struct.pack(f"<{len(t)}Q", *t)
-                for t in (packed.places, [how for how, _ in moves], [step for _, step in moves])
-            ]
-            self.entries[words] = (
-                struct.pack(
-                    "<11Q", *record, packed.base, packed.size, len(moves), *map(_content, tables)
-                ),
-                tables,
-                call,
-                packed,
-                launch,
-                same,
-            )
+        if not isinstance(written, bytes):
+            with suppress(TypeError):  # a constexpr that is not hashable
+                self.entries[written] = launch
             return
-        by_values = self.entries.setdefault(words, ({},))[0]
+        split = len(written) - 8 * self.values
+        words, values = written[:split], written[split:]
+        if type(launch) is Launch and (driver.poison or launch.epoch != launch.function.epoch):
+            return  # no longer valid
+        if type(launch) is Launch and (kept := _record_of(launch, words)):
+            record, call, packed = kept
+            if moves is not None and _fits_in_place(packed, moves):
+                columns = packed.places, [how for how, _ in moves], [step for _, step in moves]
+                tables = [struct.pack(f"<{len(t)}Q", *t) for t in columns]
+                patched = packed.base, packed.size, len(moves), *map(_content, tables)
+                data = struct.pack("<11Q", *record, *patched)
+                self.entries[words] = data, tables, call, packed, launch, same
+                return
+            entry: tuple = struct.pack("<5Q", *record), call, packed, launch, same
+        else:
+            entry = struct.pack("<Q", IN_PYTHON), launch, same
+        found = self.entries.get(words, ())
+        if len(found) != 1:
+            found = self.entries[words] = ({},)
+        by_values = found[0]
         if len(by_values) >= MAX_ENTRIES:
             by_values.clear()
-        by_values[values] = struct.pack("<5Q", *record), call, packed, launch, same
+        by_values[values] = entry
 
 
-class LaunchCache(KeyedCache):
-    """Calls of `kernel[grid]` of one kind."""
+def _record_of(launch: Launch, words: bytes) -> tuple[tuple[int, ...], Any, Any] | None:
+    """The driver's call that a launch made in the stream of a key: numbers for machine code, the
+    call, its parameters. None where machine code cannot make it.
+    """
+    stream = int.from_bytes(words[-8:], "little")
+    call, packed = launch.calls.get(stream), launch.kept.get(stream)
+    native = getattr(call, "native", None)
+    if native is None or packed is None:
+        return None
+    return (driver.generation.value, *native), call, packed
+
+
+def _fits_in_place(packed: Packed, moves: Sequence) -> bool:
+    """Whether machine code has memory for a copy of the parameters."""
+    return packed.size <= MAX_PARAMETER_BYTES and len(moves) <= MAX_PARAMETERS
+
+
+class KernelCache(LaunchCache):
+    """Calls of `kernel[grid]`, or `tuned[grid]`, of one kind."""
 
     def __init__(
         self,
         launcher: Launcher,
-        kinds: list[tuple[type, int]],
+        kinds: Sequence[tuple[type, int]],
         positional: int,
         names: tuple[str, ...],
-        exchange: tuple[int, int],
-        watched: tuple,
-        others: dict[tuple, LaunchCache | None],
-        methods: tuple[_Method, ...],
+        *how: Any,
+        **more: Any,
     ):
-        super().__init__(kinds, positional, names, exchange, watched, methods)
-        self.launcher, self.watched, self.others = launcher, launcher.kernel._watched, others
-        self.names = (*launcher.kernel.names[:positional], *names)
+        super().__init__(kinds, positional, names, *how, **more)
+        kernel = launcher.owner.kernel
+        self.launcher, self.epoch = launcher, kernel.epoch
+        self.names = (*kernel.names[:positional], *names)
 
     def on_miss(self, *args: Any, **kwargs: Any) -> None:
-        """Launches in Python and stores the launch. (The key is written before and after: another
-        thread may change an array meanwhile.)
-        """
-        written = self.key(*args, **kwargs)
-        if written is None and (other := self.others.get(kind(args, kwargs)) or self) is not self:
-            other.launch(*args, **kwargs)
-            return
-        launch = self.launcher.found(args, kwargs)
-        launch()
-        if (
-            written is None
-            or type(launch) is not Launch
-            or self.launcher.kernel._watched is not self.watched
-            or self.key(*args, **kwargs) != written
-        ):
-            return
-        self.remember(
-            written,
-            launch,
-            [
-                v
-                for v, (_, kind) in zip((*args, *kwargs.values()), self.kinds, strict=False)
-                if kind == SAME
-            ],
-            self._moves(launch),
-        )
+        other = self.launcher.caches.get(kind(args, kwargs))
+        if other is not None and other is not self and other.is_current():
+            other.call(*args, **kwargs)
+        else:
+            self.launcher.miss(args, kwargs)
 
-    def _moves(self, launch: Launch) -> list[tuple[int, int]] | None:
-        values = [n for n, (_, kind) in zip(self.names, self.kinds, strict=False) if kind in GIVEN]
-        return _moves(launch, {n: (i, 0) for i, n in enumerate(values)})
+    def is_current(self) -> bool:
+        """Whether launches may be found here: all is watched that must be, and unchanged."""
+        return self.epoch is self.launcher.owner.kernel.epoch and self.unchanged()
+
+    def store(
+        self, written: Any, launch: Callable[[], None], args: Sequence, kwargs: dict[str, Any]
+    ) -> None:
+        """Stores a launch that was just made of these arguments under the key written of them."""
+        given = (*args, *kwargs.values())
+        same = [v for v, (_, kind) in zip(given, self.kinds, strict=True) if kind == SAME]
+        moves = None
+        if type(launch) is Launch:
+            values = [n for n, (_, k) in zip(self.names, self.kinds, strict=True) if k in GIVEN]
+            moves = _moves(launch, {n: (i, 0) for i, n in enumerate(values)})
+        self.remember(written, launch, same, moves)
 
 
 def _moves(launch: Launch, values: dict[str, tuple[int, int]]) -> list[tuple[int, int]] | None:
@@ -619,7 +722,7 @@ def _patching(p: Parameter) -> int | None:
     return integers.get(p.size) if p.type[0] in "usb" else None
 
 
-class Prepared(KeyedCache):
+class Prepared(LaunchCache):
     """One launch, again and again."""
 
     def __init__(
@@ -629,7 +732,7 @@ class Prepared(KeyedCache):
         exchange: tuple[int, int],
         methods: tuple[_Method, ...],
     ):
-        super().__init__((), 0, (), exchange, (), methods, launch.function.device)
+        super().__init__((), 0, (), (), exchange, methods, launch.function.device)
         self.bound, self.arguments = launch, values
 
     def on_miss(self, *args: Any, **kwargs: Any) -> None:
@@ -639,9 +742,9 @@ class Prepared(KeyedCache):
             self.remember(written, self.bound)
 
 
-class Repeated(KeyedCache):
+class Repeated(LaunchCache):
     """One launch of a kernel on a grid, of some of its arguments, of which others may be views.
-    place: (namespace, name) of `launch`, where another one takes its place when the kernel reads
+    place: (namespace, name) of `call`, where another one takes its place when the kernel reads
     other things.
     """
 
@@ -656,8 +759,8 @@ class Repeated(KeyedCache):
         watched: tuple[tuple[dict, Any, Any], ...],
         methods: tuple[_Method, ...],
     ):
-        super().__init__(kinds, len(kinds), (), exchange, watched, methods)
-        self.kernel, self.grid, self.places, self.watched = kernel, grid, places, watched
+        super().__init__(kinds, len(kinds), (), watched, exchange, methods)
+        self.kernel, self.grid, self.places = kernel, grid, places
         self.place: tuple[dict, str] | None = None
         args, kwargs = values
         # keeps no tensor
@@ -673,14 +776,12 @@ class Repeated(KeyedCache):
         """Launches in Python and stores the launch."""
         kernel, written = self.kernel, self.key(*given)
         args, kwargs = self._arguments_of(given)
-        from tkc.runtime.jit import handing
-
         if handing():
             kernel[self.grid](*args, **kwargs)
             return
-        launch = kernel.launcher(self.grid).found(args, kwargs)
+        launch = kernel.made(args, kwargs, self.grid)
         launch()
-        if type(launch) is not Launch or (watched := kernel.watching()) is None:
+        if type(launch) is not Launch or (watched := _watched_again(kernel)) is None:
             return
         if not _all_same(watched, self.watched):
             self._replace(args, kwargs, watched)
@@ -710,7 +811,7 @@ class Repeated(KeyedCache):
             self.methods,
         )
         if place := self.place:
-            again.place, place[0][place[1]] = place, again.launch
+            again.place, place[0][place[1]] = place, again.call
 
     def _values_of(self, given: Sequence) -> dict[str, tuple[int, int]]:
         """Of arguments by name, the number of the value and the bytes before a view of it."""

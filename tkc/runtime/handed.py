@@ -1,0 +1,103 @@
+"""`with tkc.handed(to): …`: launches that somebody else makes, and what launch caches must watch
+for that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tkc.runtime.jit import JitFunction
+
+# (namespace, name, value): what must stay so for a launch cache to be used
+Watch = tuple[dict, Any, Any]
+
+# by thread: the functions that its launches are handed to, the innermost last
+takers: dict[int, list[Callable]] = {}
+_lock = threading.Lock()
+_handing: bool | None = None  # True where there is one
+_tables = 0  # how often tables of choices became others
+
+
+def _forked() -> None:
+    """In a child: another thread of the parent may have held the lock, or was handed launches."""
+    global _lock, _handing
+    _lock = threading.Lock()
+    for thread in takers.keys() - {get_ident()}:
+        del takers[thread]
+    _handing = True if takers else None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class handed:
+    """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid,
+    args, kwargs)`, which makes them (kernel[grid](*args, **kwargs)) or does not.
+
+    Within another such block, what `to` launches is handed on to that one's.
+    """
+
+    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]):
+        self.to = to
+
+    def __enter__(self) -> None:
+        _push(self.to)
+
+    def __exit__(self, *exception: object) -> None:
+        _pop()
+
+
+def handing() -> bool:
+    """Whether launches of this thread are handed to a function."""
+    return get_ident() in takers
+
+
+def hand(kernel: JitFunction, grid: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Hands a launch to the innermost function; what that launches goes to the one around it."""
+    to = _pop()
+    try:
+        to(kernel, grid, args, kwargs)
+    finally:
+        _push(to)
+
+
+def watch_handing() -> Watch:
+    """No thread is handed launches."""
+    return globals(), "_handing", None
+
+
+def watch_tables() -> Watch:
+    """Tables of choices are what they are now."""
+    return globals(), "_tables", _tables
+
+
+def tables_changed() -> None:
+    """Called where tables of choices become others."""
+    global _tables
+    with _lock:
+        _tables += 1
+
+
+def _push(to: Callable) -> None:
+    global _handing
+    with _lock:
+        takers.setdefault(get_ident(), []).append(to)
+        _handing = True
+
+
+def _pop() -> Callable:
+    global _handing
+    with _lock:
+        mine = takers[thread := get_ident()]
+        to = mine.pop()
+        if not mine:
+            del takers[thread]
+        if not takers:
+            _handing = None
+    return to
