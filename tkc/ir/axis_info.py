@@ -15,15 +15,13 @@ run are the powers of two it is aligned to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
 
 from xdsl.dialects import scf
-from xdsl.ir import (
-    BlockArgument,
-    SSAValue,
-)
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
@@ -87,81 +85,90 @@ def _along(
     assumed: dict[SSAValue, Along],
     seen: dict[tuple[SSAValue, int], Along],
 ) -> Along:
-    t, owner = value.type, value.owner
-    extent = t.extents[axis] if isinstance(t, TileType) else 1
-
-    def ask(v, a=axis):
-        return contiguity(v, a, ranges, assumed, seen)
-
-    if isinstance(element_of(t), PointerType) and not isinstance(t, TileType):
-        return Along(1, 1, _alignment(value, ranges))
+    t = value.type
     if not isinstance(t, TileType):
-        return Along(1, 1, 1 if (r := ranges.of(value)) is None else r.divisor)
+        return Along(1, 1, _divisor_of_scalar(value, ranges))
     if isinstance(value, BlockArgument):
         return _carried(value, axis, ranges, assumed)
-    match owner:
-        case tile.Constant():
-            return Along(1, extent, abs(int(owner.number)) if isinstance(owner.number, int) else 1)
-        case tile.Splat():
-            return Along(1, extent, ask(owner.arg, 0).divisor)
-        case tile.Arange():
-            return Along(extent, 1, abs(owner.start.value.data))
-        case tile.Multiple():
-            found = ask(owner.arg)
-            return Along(found.run, found.same, _lcm(found.divisor, owner.divisor.value.data))
-        case tile.Broadcast():
-            found = ask(owner.arg)
-            return (
-                Along(1, extent, found.divisor)
-                if tile_type(owner.arg).extents[axis] == 1
-                else found
-            )
-        case tile.Reshape():
-            return _reshaped(owner, axis, extent, ask)
-        case tile.Transpose():
-            return ask(owner.arg, owner.permutation.get_values()[axis])
-        case tile.Slice():
-            return (
-                _moved(ask(owner.arg), owner.offsets.get_values()[axis])
-                if owner.steps[axis] == 1
-                else Along()
-            )
-        case tile.Concat():
-            found, begin = [], 0
-            for part in owner.args:
-                found.append(_moved(ask(part), begin))
-                if axis == owner.axis.value.data:
-                    begin += tile_type(part).extents[axis]
-            return reduce(Along.join, found)
-        case shared.Convert():
-            return ask(owner.arg)
-        case ew.Cast():
-            return _cast(owner, ask(owner.arg), ranges)
-        case ew.PointerAdd():
-            return _sum(ask(owner.pointer), ask(owner.offset))
-        case ew.Select():
-            where = (
-                ask(owner.condition).same if isinstance(owner.condition.type, TileType) else extent
-            )
-            found = ask(owner.if_true).join(ask(owner.if_false))
+    extent = t.extents[axis]
+
+    def ask(v: SSAValue, a: int = axis) -> Along:
+        return contiguity(v, a, ranges, assumed, seen)
+
+    match value.owner:
+        case tile.Constant() as op:
+            return Along(1, extent, abs(int(op.number)) if isinstance(op.number, int) else 1)
+        case tile.Arange() as op:
+            return Along(extent, 1, abs(op.start.value.data))
+        case tile.Multiple() as op:
+            found = ask(op.arg)
+            return Along(found.run, found.same, _lcm(found.divisor, op.divisor.value.data))
+        case ew.Cast() as op:
+            return _cast(op, ask(op.arg), ranges)
+        case ew.PointerAdd() as op:
+            return _sum(ask(op.pointer), ask(op.offset))
+        case ew.Select() as op:
+            condition = op.condition
+            where = ask(condition).same if isinstance(condition.type, TileType) else extent
+            found = ask(op.if_true).join(ask(op.if_false))
             return Along(run := gcd(found.run, where), gcd(found.same, where), found.at(run))
-        case ew.Elementwise():
-            backwards = owner.fn.name in ("floordiv", "mod") and (
-                (r := ranges.of(owner.args[1])) is None or r.lo < 0
-            )  # by a negative number groups end where they began
-            found = _function(
-                "" if backwards else owner.fn.name, [ask(a) for a in owner.args], extent
-            )
-            wraps = (
-                owner.fn.name in ("add", "sub", "mul")
-                and is_integer(element_of(t))
-                and ranges.overflow(owner) is Overflow.WRAPS
-            )
-            return _wrapped(found, bits(element_of(t))) if wraps else found
-        case scf.ForOp():
-            i = owner.results.index(value)
-            return ask(owner.body.block.args[1 + i])
+        case ew.Elementwise() as op:
+            return _elementwise(op, [ask(a) for a in op.args], extent, ranges)
+        case scf.ForOp() as loop:
+            return ask(loop.body.block.args[1 + loop.results.index(value)])
+        case Operation() as op:
+            return _shape(op, axis, extent, ask)
     return Along()
+
+
+def _divisor_of_scalar(value: SSAValue, ranges: Ranges) -> int:
+    """Of an address in elements, or of an integer."""
+    if isinstance(value.type, PointerType):
+        return _alignment(value, ranges)
+    known = ranges.of(value)
+    return 1 if known is None else known.divisor
+
+
+def _shape(op: Operation, axis: int, extent: int, ask: Callable[..., Along]) -> Along:
+    """What an operation that moves elements shows along an axis of its result."""
+    match op:
+        case tile.Splat():
+            return Along(1, extent, ask(op.arg, 0).divisor)
+        case tile.Broadcast():
+            found = ask(op.arg)
+            repeated = tile_type(op.arg).extents[axis] == 1
+            return Along(1, extent, found.divisor) if repeated else found
+        case tile.Reshape():
+            return _reshaped(op, axis, extent, ask)
+        case tile.Transpose():
+            return ask(op.arg, op.permutation.get_values()[axis])
+        case tile.Slice() if op.steps[axis] == 1:
+            return _moved(ask(op.arg), op.offsets.get_values()[axis])
+        case tile.Concat():
+            parts, begin = [], 0
+            for part in op.args:
+                parts.append(_moved(ask(part), begin))
+                if axis == op.axis.value.data:
+                    begin += tile_type(part).extents[axis]
+            return reduce(Along.join, parts)
+        case shared.Convert():
+            return ask(op.arg)
+    return Along()
+
+
+def _elementwise(op: ew.Elementwise, args: list[Along], extent: int, ranges: Ranges) -> Along:
+    name, element = op.fn.name, element_of(op.result.type)
+    if name in ("floordiv", "mod"):
+        by = ranges.of(op.args[1])
+        if by is None or by.lo < 0:
+            name = ""  # by a negative number groups end where they began
+    found = _function(name, args, extent)
+    wraps = (
+        name in ("add", "sub", "mul")
+        and is_integer(element)
+        and ranges.overflow(op) is Overflow.WRAPS
+    )
+    return _wrapped(found, bits(element)) if wraps else found
 
 
 def _function(name: str, args: list[Along], extent: int) -> Along:

@@ -55,7 +55,6 @@ from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
 # ---- fragments of whole tiles
-# -------------------------------------------------------------------------------------
 
 
 def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layout:
@@ -169,7 +168,6 @@ NAMED: dict[str, Callable[..., Layout]] = {
 
 
 # ---- the instructions
-# -----------------------------------------------------------------------------------------------
 
 
 def _bits(element: str) -> int:
@@ -212,11 +210,7 @@ class Mma:
 
 _WGMMA_N = tuple(range(8, 257, 8))
 _WGMMA_N_S8 = tuple(n for n in _WGMMA_N if n <= 32 or n % 16 == 0)
-_FP8, _INT8, _BOTH = (
-    ("f8E4M3FN", "f8E5M2"),
-    ("i8", "ui8"),
-    ("k", "mn"),
-)  # as tkc.ir.types prints them
+_FP8, _INT8, _BOTH = ("f8E4M3FN", "f8E5M2"), ("i8", "ui8"), ("k", "mn")  # as types print
 
 MMA_INSTRUCTIONS: tuple[Mma, ...] = (
     Mma("mma.m16n8k16", 16, (8,), 16, ("f16",), ("f16",), ("f32", "f16"), 80),
@@ -245,7 +239,6 @@ def instructions_for(a: str, b: str, accumulator: str, target: int) -> tuple[Mma
 
 
 # ---- ldmatrix and stmatrix
-# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -298,46 +291,52 @@ def matrix_access(
     must fill one chunk; that is the whole condition. Elements of 8 bits are transposed in pairs:
     two neighbours along the fastest axis are one of the 16 bits.
     """
-    fast, p = shared.fast, 32 // bits if bits in (8, 16, 32) else 0
-    chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])
-    if (
-        not p
-        or bits != shared.bits
-        or not chunked
-        or layout.rank != len(shared.shape)
-        or layout.num_registers % p
-        or any(box > n for box, n in zip(layout.padded_shape, shared.shape, strict=False))
-    ):
+    if not _may_be_matrices(layout, shared, bits):
         return None
-    registers, lanes = layout.offsets("registers"), layout.offsets("lanes")
-    step = np.zeros(layout.rank, int)
-    step[fast] = 1
-    low, high = np.arange(4)[:, None] * step, np.arange(8)[:, None] * step
-    plain = bool(
-        (lanes[:4] == low * p).all()
-        and (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all()
-    )
-    pair = 16 // bits if bits < 32 else 0
-    paired = pair == 1 or pair == 2 and bool((registers[1::2] - registers[::2] == step).all())
-    trans = paired and bool((lanes[::4] == high * pair).all())
-    if not plain and not trans:
+    if (plain := _run_along_chunks(layout, shared, bits)) is None:
         return None
+    p, pair = pack(bits), 16 // bits if bits < 32 else 0
     words = [tuple(range(w, w + p)) for w in range(0, layout.num_registers, p)]
     count = next(c for c in (4, 2, 1) if len(words) % c == 0)
     groups = tuple(tuple(words[i : i + count]) for i in range(0, len(words), count))
-    first = tuple(
-        tuple(
-            (
-                (group[lane // 8 % count][0], lane % 8 * 4)
-                if plain
-                else (group[lane // 8 % count][lane % 2 * pair], lane % 8 // 2)
-            )
-            for lane in range(WARP)
-        )
-        for group in groups
-    )
+
+    def first_of(group: tuple[tuple[int, ...], ...], lane: int) -> tuple[int, int]:
+        """(register, lane) of the first element of the chunk whose address a lane gives."""
+        word = group[lane // 8 % count]
+        return (word[0], lane % 8 * 4) if plain else (word[lane % 2 * pair], lane % 8 // 2)
+
+    first = tuple(tuple(first_of(group, lane) for lane in range(WARP)) for group in groups)
     plan = MatrixPlan(layout, shared, count, not plain, groups, first)
     return _without_conflicts(plan) if store and bits == 8 and plain else plan
+
+
+def _run_along_chunks(layout: Layout, shared: SharedLayout, bits: int) -> bool | None:
+    """Whether the lower lanes of a tile fill one chunk (True) or the upper ones (False: it is
+    transposed); None where neither does.
+    """
+    p, registers, lanes = pack(bits), layout.offsets("registers"), layout.offsets("lanes")
+    step = np.zeros(layout.rank, int)
+    step[shared.fast] = 1
+    low, high = np.arange(4)[:, None] * step, np.arange(8)[:, None] * step
+    words_run = (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all()
+    if (lanes[:4] == low * p).all() and words_run:
+        return True
+    pair = 16 // bits if bits < 32 else 0  # elements that are transposed as one
+    paired = pair == 1 or pair == 2 and (registers[1::2] - registers[::2] == step).all()
+    return False if paired and (lanes[::4] == high * pair).all() else None
+
+
+def _may_be_matrices(layout: Layout, shared: SharedLayout, bits: int) -> bool:
+    """Whether a tile is made of whole words and of chunks, and lies in the shared layout."""
+    chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])
+    return bool(
+        bits in (8, 16, 32)
+        and bits == shared.bits
+        and chunked
+        and layout.rank == len(shared.shape)
+        and layout.num_registers % pack(bits) == 0
+        and all(box <= n for box, n in zip(layout.padded_shape, shared.shape, strict=True))
+    )
 
 
 def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
@@ -346,26 +345,30 @@ def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
     """
     if plan.conflicts != 2:
         return plan
-    at = [plan.layout.offsets("registers")[[word[0] for word in words]] for words in plan.words]
-
-    def upper(lane):
-        return lane % 8 >= 4
-
-    for slow in (axis for axis in range(plan.layout.rank) if axis != plan.shared.fast):
-        step = np.eye(plan.layout.rank, dtype=int)[slow]
-        partner = {
-            i: j
-            for i, a in enumerate(at)
-            for j, b in enumerate(at)
-            if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2
-        }
-        if len(partner) != len(at):
+    for slow in range(plan.layout.rank):
+        if slow == plan.shared.fast or not (partner := _neighbours(plan, slow)):
             continue
         first = tuple(
-            tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP))
-            for i in range(len(at))
+            tuple(plan.first[j if lane % 8 >= 4 else i][lane] for lane in range(WARP))
+            for i, j in enumerate(partner)
         )
-        other = replace(plan, first=first, exchanged=tuple(partner[i] for i in range(len(at))))
+        other = replace(plan, first=first, exchanged=partner)
         if other.conflicts == 1:
             return other
     return plan
+
+
+def _neighbours(plan: MatrixPlan, axis: int) -> tuple[int, ...]:
+    """Of each instruction the one that moves the other rows of its pairs along an axis; empty where
+    one has none.
+    """
+    registers = plan.layout.offsets("registers")
+    at = [registers[[word[0] for word in words]] for words in plan.words]
+    step = np.eye(plan.layout.rank, dtype=int)[axis]
+    partner = {
+        i: j
+        for i, a in enumerate(at)
+        for j, b in enumerate(at)
+        if (abs(b - a) == step).all() and a[0, axis] // 2 == b[0, axis] // 2
+    }
+    return tuple(partner[i] for i in range(len(at))) if len(partner) == len(at) else ()

@@ -711,10 +711,9 @@ def blocked(
         raise LayoutError(
             f"order {order} does not list the {rank} axes of a {shape_text(shape)} tile"
         )
+    all_warps = warps if isinstance(warps, int) else prod(warps)
     if rank == 0:
-        return Layout(
-            (), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),)
-        )
+        return Layout((), (), (copies(WARP),), (copies(all_warps),))
     if threads_per and WARP % prod(threads_per):
         raise LayoutError(
             f"{shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a"
@@ -722,32 +721,42 @@ def blocked(
         )
     vector = min(vector, 1 << (shape[order[0]] - 1).bit_length())
     vectors = [vector if axis == order[0] else 1 for axis in range(rank)]
-    rest = [-(-n // v) for n, v in zip(shape, vectors, strict=False)]
-    best = []
-    for lanes in [threads_per] if threads_per else _splits(WARP, rest):
-        left = [-(-n // p) for n, p in zip(rest, lanes, strict=False)]
-        for units in _splits(warps, left) if isinstance(warps, int) else [warps]:
-            count = prod(-(-n // p) for n, p in zip(left, units, strict=False))
-            best.append(
-                (count, [*(lanes[a] for a in order), *(units[a] for a in order)], lanes, units)
-            )
-    least = min(count for count, *_ in best)
-    _, _, lanes, units = max(
-        (b for b in best if 8 * b[0] <= 9 * least), key=lambda b: (b[1], -b[0])
-    )
+    rest = [-(-n // v) for n, v in zip(shape, vectors, strict=True)]
+    lanes, units = _cheapest_split(rest, warps, order, threads_per)
     registers, lane_digits, warp_digits = [Digit(vector, order[0], 1)], [], []
     for a in order:
         step = vectors[a] * lanes[a]
         lane_digits.append(Digit(lanes[a], a, vectors[a]))
         warp_digits.append(Digit(units[a], a, step))
         registers.append(Digit(-(-shape[a] // (step * units[a])), a, step * units[a]))
-    spare = (warps if isinstance(warps, int) else prod(warps)) // prod(units)
     return Layout(
         shape,
         tuple(registers),
         (*lane_digits, copies(WARP // prod(lanes))),
-        (*warp_digits, copies(spare)),
+        (*warp_digits, copies(all_warps // prod(units))),
     )
+
+
+def _cheapest_split(
+    extents: list[int],
+    warps: int | tuple[int, ...],
+    order: tuple[int, ...],
+    threads_per: tuple[int, ...] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Lanes and warps along each axis: the longest runs along the first axes of the order, of the
+    splits that take at most an eighth more registers than the fewest.
+    """
+    found = []
+    for lanes in [threads_per] if threads_per else _splits(WARP, extents):
+        left = [-(-n // p) for n, p in zip(extents, lanes, strict=False)]
+        for units in _splits(warps, left) if isinstance(warps, int) else [warps]:
+            registers = prod(-(-n // p) for n, p in zip(left, units, strict=False))
+            runs = [*(lanes[a] for a in order), *(units[a] for a in order)]
+            found.append((registers, runs, lanes, units))
+    fewest = min(registers for registers, *_ in found)
+    cheap = (split for split in found if 8 * split[0] <= 9 * fewest)
+    _, _, lanes, units = max(cheap, key=lambda split: (split[1], -split[0]))
+    return lanes, units
 
 
 def rows(

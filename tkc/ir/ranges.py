@@ -19,12 +19,13 @@ given or loads may be any number: an offset that it is part of does not overflow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import gcd, inf, lcm
 
 from xdsl.dialects import scf
-from xdsl.ir import Attribute, BlockArgument, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
@@ -33,6 +34,19 @@ from tkc.ir.values import array_type, owner_op, tile_type, yielded_by
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
 _NORMAL = 2.0**-126
+# the elements of the result are elements of the operand
+_MOVES = (
+    tile.Splat,
+    tile.Broadcast,
+    tile.Reshape,
+    tile.Transpose,
+    tile.Slice,
+    tile.Extract,
+    tile.Flip,
+    tile.Sort,
+    shared.SortFirst,
+    shared.Convert,
+)
 _COMPARISONS = {
     "lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi),
     "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi),
@@ -182,75 +196,72 @@ class Ranges:
     def _compute(self, value: SSAValue, whole: Range) -> Range:
         if isinstance(value, BlockArgument):
             return self._argument(value, whole)
-        owner = owner_op(value)
-        match owner:
+        match owner_op(value):
+            case ew.Select() as op:
+                return self._joined([op.if_true, op.if_false])
+            case ew.Cast() as op:
+                return self._cast(op, whole)
+            case ew.Elementwise() as op:
+                return self._function(op, whole)
+            case tile.Reduce() | tile.Histogram() as op:
+                return self._reduced(op, whole)
+            case tile.Concat() as op:
+                return self._joined(op.args)
+            case scf.IfOp() as op:
+                i = op.results.index(value)
+                return self._joined([yielded_by(region.block)[i] for region in op.regions])
+            case scf.ForOp() as op:
+                i = op.results.index(value)
+                return self._joined([op.iter_args[i], yielded_by(op.body.block)[i]])
+            case tile.Multiple() as op:
+                known, d = self.known(op.arg), op.divisor.value.data
+                return Range(known.lo, known.hi, lcm(known.divisor, d))
+            case op if isinstance(op, _MOVES):
+                return self.known(op.operands[0])
+            case op:
+                return self._source(op, whole)
+
+    def _source(self, op: Operation, whole: Range) -> Range:
+        """Of what has no operand of numbers."""
+        match op:
             case tile.Constant():
-                return exactly(int(owner.number))
+                return exactly(int(op.number))
             case tile.ProgramId():
                 return Range(0, min(whole.hi, 2**31 - 2))
             case threads.Identity():
-                return Range(
-                    int(owner.what.data in ("blocks", "clusters")), min(whole.hi, 2**31 - 2)
-                )
+                least = int(op.what.data in ("blocks", "clusters"))
+                return Range(least, min(whole.hi, 2**31 - 2))
             case threads.NextProgram():
                 return Range(1, min(whole.hi, 2**31 - 2))
             case tile.NumPrograms():
                 return Range(1, min(whole.hi, 2**31 - 1))
             case tile.Dim():
-                return self._fact(
-                    array_type(owner.arg).facts.shape[owner.axis.value.data], Range(0, whole.hi)
-                )
+                shape = array_type(op.arg).facts.shape
+                return self._fact(shape[op.axis.value.data], Range(0, whole.hi))
             case tile.Stride():
-                return self._fact(array_type(owner.arg).facts.strides[owner.axis.value.data], whole)
+                return self._fact(array_type(op.arg).facts.strides[op.axis.value.data], whole)
             case tile.Arange():
-                start, n = owner.start.value.data, tile_type(value).extents[0]
+                start, n = op.start.value.data, tile_type(op.result).extents[0]
                 return Range(start, start + n - 1, abs(start) if n == 1 else 1)
-            case tile.Multiple():
-                known, d = self.known(owner.arg), owner.divisor.value.data
-                return Range(known.lo, known.hi, known.divisor * d // (gcd(known.divisor, d) or 1))
-            case (
-                tile.Splat()
-                | tile.Broadcast()
-                | tile.Reshape()
-                | tile.Transpose()
-                | tile.Slice()
-                | tile.Extract()
-                | tile.Flip()
-                | tile.Sort()
-                | shared.SortFirst()
-                | shared.Convert()
-            ):
-                return self.known(owner.arg)
-            case tile.Concat():
-                return self._joined(owner.args)
-            case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"):
-                return self.known(owner.args[0])
-            case tile.Reduce() if owner.kind.data in ("argmax", "argmin"):
-                return Range(0, tile_type(owner.args[0]).extents[owner.axis.value.data] - 1)
-            case tile.Histogram():
-                return Range(0, tile_type(owner.arg).size)
-            case ew.Select():
-                return self._joined([owner.if_true, owner.if_false])
-            case ew.Cast():
-                found = self.of(owner.arg)
-                if found is None:
-                    return whole
-                if is_bool(element_of(value.type)):
-                    return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
-                return (
-                    found
-                    if whole.holds(found)
-                    else Range(whole.lo, whole.hi, _power(found.divisor))
-                )
-            case ew.Elementwise():
-                return self._function(owner, whole)
-            case scf.IfOp():
-                i = owner.results.index(value)
-                return self._joined([yielded_by(region.block)[i] for region in owner.regions])
-            case scf.ForOp():
-                i = owner.results.index(value)
-                return self._joined([owner.iter_args[i], yielded_by(owner.body.block)[i]])
         return whole
+
+    def _reduced(self, op: tile.Reduce | tile.Histogram, whole: Range) -> Range:
+        if isinstance(op, tile.Histogram):
+            return Range(0, tile_type(op.arg).size)
+        kind = op.kind.data
+        if kind in ("max", "min", "any", "all"):
+            return self.known(op.args[0])
+        if kind in ("argmax", "argmin"):
+            return Range(0, tile_type(op.args[0]).extents[op.axis.value.data] - 1)
+        return whole
+
+    def _cast(self, op: ew.Cast, whole: Range) -> Range:
+        found = self.of(op.arg)
+        if found is None:
+            return whole
+        if is_bool(element_of(op.result.type)):
+            return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
+        return found if whole.holds(found) else Range(whole.lo, whole.hi, _power(found.divisor))
 
     def _joined(self, values) -> Range:
         first, *rest = [self.known(v) for v in values]
@@ -361,86 +372,123 @@ class Ranges:
 
 def _mathematical(name: str, args: list[Range]) -> Range | None:
     """The range of a function of integers without bounds; None where nothing is known."""
-    a, b = args[0], args[-1]
     if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
         return exactly(ew.of_integers(name, *(r.lo for r in args)))
-    match name:
-        case "add":
-            return Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
-        case "sub":
-            return Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
-        case "mul":
-            corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
-            return Range(min(corners), max(corners), a.divisor * b.divisor)
-        case "neg":
-            return Range(-a.hi, -a.lo, a.divisor)
-        case "abs":
-            return Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
-        case "max":
-            return Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
-        case "min":
-            return Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
-        case "floordiv" if b.lo > 0:
-            n = b.exact
-            return Range(
-                min(a.lo // b.lo, a.lo // b.hi),
-                max(a.hi // b.lo, a.hi // b.hi),
-                a.divisor // n if n and a.divisor % n == 0 else 1,
-            )
-        case "mod" if b.lo > 0:
-            inside = a.lo >= 0 and a.hi < b.lo
-            return a if inside else Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
-        case "and" if b.lo >= 0 or a.lo >= 0:
-            return Range(
-                0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor))
-            )
-        case "or" | "xor" if a.lo >= 0 and b.lo >= 0:
-            return Range(
-                0,
-                (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1,
-                gcd(_power(a.divisor), _power(b.divisor)),
-            )
-        case "shl" if b.exact is not None and 0 <= b.exact < 63:
-            return Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
-        case "shr" if b.exact is not None and 0 <= b.exact < 64:
-            return Range(
-                a.lo >> b.exact,
-                a.hi >> b.exact,
-                a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1,
-            )
-    return None
+    function = _FUNCTIONS.get(name)
+    return None if function is None else function(args[0], args[-1])
+
+
+def _sum(a: Range, b: Range) -> Range:
+    return Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
+
+
+def _negative(a: Range, _: Range | None = None) -> Range:
+    return Range(-a.hi, -a.lo, a.divisor)
+
+
+def _product(a: Range, b: Range) -> Range:
+    corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+    return Range(min(corners), max(corners), a.divisor * b.divisor)
+
+
+def _absolute(a: Range, _: Range) -> Range:
+    return Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
+
+
+def _maximum(a: Range, b: Range) -> Range:
+    return Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
+
+
+def _minimum(a: Range, b: Range) -> Range:
+    return Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
+
+
+def _quotient(a: Range, b: Range) -> Range | None:
+    if b.lo <= 0:
+        return None
+    n = b.exact
+    divisor = a.divisor // n if n and a.divisor % n == 0 else 1
+    return Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), divisor)
+
+
+def _remainder(a: Range, b: Range) -> Range | None:
+    if b.lo <= 0:
+        return None
+    if a.lo >= 0 and a.hi < b.lo:
+        return a
+    return Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
+
+
+def _shifted_left(a: Range, b: Range) -> Range | None:
+    n = b.exact
+    if n is None or not 0 <= n < 63:
+        return None
+    return Range(a.lo << n, a.hi << n, a.divisor << n)
+
+
+def _shifted_right(a: Range, b: Range) -> Range | None:
+    n = b.exact
+    if n is None or not 0 <= n < 64:
+        return None
+    return Range(a.lo >> n, a.hi >> n, a.divisor >> n if a.divisor % (1 << n) == 0 else 1)
+
+
+def _intersection(a: Range, b: Range) -> Range | None:
+    highest = [r.hi for r in (a, b) if r.lo >= 0]
+    return Range(0, min(highest), max(map(_power, (a.divisor, b.divisor)))) if highest else None
+
+
+def _union(a: Range, b: Range) -> Range | None:
+    if a.lo < 0 or b.lo < 0:
+        return None
+    width = max(a.hi.bit_length(), b.hi.bit_length())
+    return Range(0, (1 << width) - 1, gcd(_power(a.divisor), _power(b.divisor)))
+
+
+# of the first and the last operand
+_FUNCTIONS: dict[str, Callable[[Range, Range], Range | None]] = {
+    "add": _sum,
+    "sub": lambda a, b: _sum(a, _negative(b)),
+    "mul": _product,
+    "neg": _negative,
+    "abs": _absolute,
+    "max": _maximum,
+    "min": _minimum,
+    "floordiv": _quotient,
+    "mod": _remainder,
+    "shl": _shifted_left,
+    "shr": _shifted_right,
+    "and": _intersection,
+    "or": _union,
+    "xor": _union,
+}
 
 
 def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> Overflow:
     """Of an operation whose result is mathematically `found`."""
     if whole.holds(found):
         return Overflow.NEVER
-    t, name = element_of(op.result.type), op.fn.name
-    hashing = (
-        name == "shl"
-        or name == "mul"
-        and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
-    )
-    small = all(
-        r.lo >= -_KNOWN and r.hi <= _KNOWN for r in args
-    )  # it is not the range of an index that is too large
-    if (
-        is_unsigned(t)
-        or bits(t) < 32
-        or hashing
-        or small
-        or found.lo > whole.hi
-        or found.hi < whole.lo
-    ):
+    t = element_of(op.result.type)
+    # a result beyond the type of numbers this small is no range of an index that is too large
+    are_small = all(r.lo >= -_KNOWN and r.hi <= _KNOWN for r in args)
+    always_outside = found.lo > whole.hi or found.hi < whole.lo
+    if is_unsigned(t) or bits(t) < 32 or _hashes(op.fn.name, args) or are_small or always_outside:
         return Overflow.WRAPS
-    return (
-        Overflow.UNLESS_OFFSET
-        if any(
-            whole_type is not None and r == replace(whole_type, divisor=r.divisor)
-            for r, whole_type in zip(args, (bounds(v.type) for v in op.args), strict=True)
-        )
-        else Overflow.NEVER
-    )
+    types = [bounds(v.type) for v in op.args]
+    if any(_is_anything(r, known) for r, known in zip(args, types, strict=True)):
+        return Overflow.UNLESS_OFFSET
+    return Overflow.NEVER
+
+
+def _hashes(name: str, args: list[Range]) -> bool:
+    """Whether an operation is one that hash functions are made of, and indices are not."""
+    large = any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
+    return name == "shl" or name == "mul" and large
+
+
+def _is_anything(known: Range, whole: Range | None) -> bool:
+    """Whether a number has no range but its type's: given, or loaded."""
+    return whole is not None and known == replace(whole, divisor=known.divisor)
 
 
 def _power(n: int) -> int:

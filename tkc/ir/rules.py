@@ -13,7 +13,7 @@ from math import prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IndexType, IntegerType, i1, i32
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, Region
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -113,30 +113,36 @@ def _concat(op) -> str | None:
 def _combination(op) -> str | None:
     """Operands of one shape; a region of 2n scalars that yields n, where there is to be one."""
     kind, types = op.kind.data, [a.type for a in op.args]
-    if not types or (problem := next((p for t in types if (p := _axis(op, t))), None)):
-        return problem if types else "takes one tile at least"
+    if not types:
+        return "takes one tile at least"
+    if problem := next(filter(None, (_axis(op, t) for t in types)), None):
+        return problem
     if any(t.extents != types[0].extents for t in types):
         return "takes tiles of one shape"
     if (kind == "combine") != (op.combine is not None):
         return f"of kind {kind} with{'out' if kind == 'combine' else ''} a region"
     if kind != "combine" and len(types) > 1:
         return f"of kind {kind} takes one tile"
-    if op.combine is not None:
-        elements = [t.element for t in types]
-        blocks = list(op.combine.blocks)
-        if (
-            len(blocks) != 1
-            or [a.type for a in blocks[0].args] != elements * 2
-            or not isinstance(blocks[0].last_op, tile.Yield)
-            or [v.type for v in blocks[0].last_op.operands] != elements
-        ):
-            return (
-                f"combines {', '.join(map(str, elements * 2))} to {', '.join(map(str, elements))}"
-                " in one block"
-            )
+    elements = [t.element for t in types]
+    if op.combine is not None and not _combines(op.combine, elements):
+        return (
+            f"combines {', '.join(map(str, elements * 2))} to {', '.join(map(str, elements))}"
+            " in one block"
+        )
     if len(op.results) != len(types):
         return f"of {len(types)} tiles has {len(op.results)} results"
     return None
+
+
+def _combines(region: Region, elements: list[Attribute]) -> bool:
+    """Whether a region is one block that makes n scalars of 2n."""
+    blocks = list(region.blocks)
+    return (
+        len(blocks) == 1
+        and [a.type for a in blocks[0].args] == elements * 2
+        and isinstance(blocks[0].last_op, tile.Yield)
+        and [v.type for v in blocks[0].last_op.operands] == elements
+    )
 
 
 def _reduce(op) -> str | None:

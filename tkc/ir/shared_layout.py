@@ -54,7 +54,7 @@ The sixth step of 16 elements along k is 32 bytes into the second panel:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
@@ -90,40 +90,43 @@ class SharedLayout:
     def __post_init__(self) -> None:
         rank = len(self.shape)
         self._set(shape=tuple(self.shape), order=tuple(self.order) or tuple(reversed(range(rank))))
-        if rank == 0 or any(n < 1 for n in self.shape):
-            raise LayoutError(
-                "a tile in shared memory has extents of at least 1, but the shape is"
-                f" {shape_text(self.shape)}"
-            )
-        if self.bits not in (8, 16, 32, 64, 128):
-            raise LayoutError(
-                f"elements in shared memory have 8, 16, 32, 64 or 128 bits, not {self.bits}"
-            )
-        if self.swizzle not in SWIZZLES:
-            raise LayoutError(
-                f"a swizzle is {', '.join(map(str, SWIZZLES))} bytes wide, not {self.swizzle}"
-            )
-        if sorted(self.order) != list(range(rank)):
-            raise LayoutError(
-                f"order {self.order} does not list the {rank} axes of a {shape_text(self.shape)}"
-                " tile"
-            )
-        if self.pad and self.swizzle or self.pad < 0:
-            raise LayoutError(f"a pad of {self.pad} bytes does not go with swizzle {self.swizzle}")
-        if (
-            self.spread < 1
-            or self.spread > 1
-            and (self.swizzle or self.pad or self.shape[self.fast] % self.spread)
-        ):
-            raise LayoutError(
-                f"{self.spread} blocks cannot deal out a row of {self.shape[self.fast]}: it is"
-                " dense, and their parts are equal"
-            )
+        if wrong := next(self._wrong(), None):
+            raise LayoutError(wrong)
         if not self.strides:
             self._set(strides=self._dense())
         if not self.panel_stride:
             rows = prod(self.shape) // self.shape[self.fast]
             self._set(panel_stride=-(-rows * self.swizzle // self.atom) * self.atom)
+
+    def _wrong(self) -> Iterator[str]:
+        """What is wrong with the fields that are given."""
+        rank = len(self.shape)
+        if rank == 0 or any(n < 1 for n in self.shape):
+            yield (
+                "a tile in shared memory has extents of at least 1, but the shape is"
+                f" {shape_text(self.shape)}"
+            )
+        if self.bits not in (8, 16, 32, 64, 128):
+            yield f"elements in shared memory have 8, 16, 32, 64 or 128 bits, not {self.bits}"
+        if self.swizzle not in SWIZZLES:
+            yield f"a swizzle is {', '.join(map(str, SWIZZLES))} bytes wide, not {self.swizzle}"
+        if sorted(self.order) != list(range(rank)):
+            yield (
+                f"order {self.order} does not list the {rank} axes of a {shape_text(self.shape)}"
+                " tile"
+            )
+        if self.pad and self.swizzle or self.pad < 0:
+            yield f"a pad of {self.pad} bytes does not go with swizzle {self.swizzle}"
+        if not self._can_be_dealt_out():
+            yield (
+                f"{self.spread} blocks cannot deal out a row of {self.shape[self.fast]}: it is"
+                " dense, and their parts are equal"
+            )
+
+    def _can_be_dealt_out(self) -> bool:
+        is_dense = not self.swizzle and not self.pad
+        parts_are_equal = self.spread >= 1 and self.shape[self.fast] % self.spread == 0
+        return self.spread == 1 or is_dense and parts_are_equal
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():

@@ -17,11 +17,7 @@ from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import (
-    Block,
-    Operation,
-    SSAValue,
-)
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -174,17 +170,17 @@ def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -
                 )
         if type(op) not in LEVELS[level]:
             _fail(op, what, f"is not permitted at level {level} ({NAMES[level]})")
-        if problem := rules.broken(op):
+        if problem := rules.broken(op) or _without_layout(op, level):
             _fail(op, what, problem)
-        if level >= 1:
-            for value in op.results:
-                if (
-                    isinstance(value.type, TileType)
-                    and value.type.register_layout is None
-                    and value.type.shared_layout is None
-                ):
-                    _fail(op, what, f"result {value.type} has no layout at level {level}")
         for region in op.regions:
             for inner in region.blocks:
                 _verify_block(inner, visible, level, what)
         visible.update(op.results)
+
+
+def _without_layout(op: Operation, level: int) -> str | None:
+    """The tile among the results that has no layout, where it must have one."""
+    for t in op.result_types if level else ():
+        if isinstance(t, TileType) and t.register_layout is None and t.shared_layout is None:
+            return f"result {t} has no layout at level {level}"
+    return None
