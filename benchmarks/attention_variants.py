@@ -332,9 +332,10 @@ def decode(
         )
 
     def copy() -> Runner:
+        # reads half of the bytes and writes half
         return Runner(
             lambda: (half[0].copy_(k[: batch // 2]), half[1].copy_(v[: batch // 2])), None
-        )  # reads half of the bytes and writes half
+        )
 
     def reference():
         return torch.nn.functional.scaled_dot_product_attention(

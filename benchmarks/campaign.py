@@ -77,14 +77,14 @@ def race(*names: str, seconds: float, shown: int = 20, alone: bool = False) -> S
     )
 
 
-PROCESSES = max(
-    1, min(15, (os.cpu_count() or 2) - 1)
-)  # of tests: more of them run out of the GPU's memory
+# of tests: more of them run out of the GPU's memory
+PROCESSES = max(1, min(15, (os.cpu_count() or 2) - 1))
+# one test that hangs costs its own time, not the stage's
 GUARD = (
     ("--timeout", "180", "--timeout-method=thread")
     if importlib.util.find_spec("pytest_timeout")
     else ()
-)  # one test that hangs costs its own time, not the stage's
+)
 TRIAL = (
     (
         "-m",
@@ -130,6 +130,7 @@ STAGES = {
         480,
         40,
     ),
+    # several in one process
     "devices": Stage(
         (
             "-m",
@@ -148,7 +149,7 @@ STAGES = {
         6,
         alone=True,
         every=True,
-    ),  # several in one process
+    ),
     "attention": race("attention", seconds=170),
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
@@ -198,12 +199,13 @@ def run(
         if 0 < last < (cores := os.cpu_count() or 1) and shutil.which("taskset")
         else ()
     )
+    # a race ends its children itself
     command = [
         *(("nice", "-n", str(nice)) if nice else ()),
         *last,
         sys.executable,
         *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command),
-    ]  # a race ends its children itself
+    ]
     seen = ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible()[gpu]}) | (
         {"BENCH_ONLY": stage.only} if stage.only else {}
     )

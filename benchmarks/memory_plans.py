@@ -39,17 +39,19 @@ PLANS: dict[str, tuple[dict, ...]] = {
     "quantize": ({"persistent": True}, {"num_warps": 4}),
     "transpose": ({"register_transpose": False}, {"num_warps": 8}),
 }
+# of rows of 32768
 STREAMS = tuple(
     {"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s}
     for c, w, s in ((1, 16, 1), (1, 16, 2), (2, 8, 1), (2, 16, 1), (4, 8, 1))
-)  # of rows of 32768
+)
+# of rows of 131072
 CLUSTERS = (
     *(
         {"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s}
         for c, w, s in ((4, 16, 1), (4, 16, 2), (8, 8, 1), (8, 16, 1))
     ),
     {"persistent": False},
-)  # of rows of 131072
+)
 SCANS = ((4096, 128), (4096, 512), (8192, 256), (16384, 256))
 
 

@@ -20,12 +20,13 @@ if __name__ == "__main__":
 from benchmarks import harness  # noqa: E402
 from benchmarks.harness import Contest, Contestant, Runner  # noqa: E402
 
+# rows, k, n, groups
 SHAPES = (
     (8192, 4096, 14336, 8),
     (16384, 2048, 768, 128),
     (32768, 7168, 2048, 64),
     (64, 4096, 14336, 8),
-)  # rows, k, n, groups
+)
 BLOCKS = ((128, 256), (256, 128), (128, 128), (128, 192), (64, 256), (64, 128))
 
 

@@ -143,9 +143,8 @@ def persistent_matmul_kernel(
         acc = tl.zeros((BM, BN), tl.float32)
         for k in range(steps):
             acc = tl.dot(a_map.load([m, k * BK]), b_map.load([n, k * BK]).T, acc)
-        left, right = tl.split(
-            tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1))
-        )  # in halves: a whole tile does not fit beside the stages
+        # in halves: a whole tile does not fit beside the stages
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         c_map.store([m, n], left.to(tl.bfloat16))
         c_map.store([m, n + BN // 2], right.to(tl.bfloat16))
 

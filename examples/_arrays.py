@@ -9,11 +9,12 @@ import time
 import ml_dtypes
 import numpy as np
 
+# that NumPy has from ml_dtypes, and torch under the same names
 SHORT = (
     "bfloat16",
     "float8_e4m3fn",
     "float8_e5m2",
-)  # that NumPy has from ml_dtypes, and torch under the same names
+)
 
 
 def on_device(array: np.ndarray, device: str):

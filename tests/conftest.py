@@ -3,9 +3,8 @@
 import os
 import sys
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # the products of tests are small: threads that spin only take each other's time
+# the products of tests are small: threads that spin only take each other's time
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 

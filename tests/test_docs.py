@@ -20,10 +20,11 @@ def test_the_blocks_run(page, tmp_path):
     file.write_text("\n\n".join(blocks))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    # of reliability the commands run: tests/test_reliability.py
     assert blocks or page.stem in (
         "extending",
         "reliability",
-    )  # of reliability the commands run: tests/test_reliability.py
+    )
 
 
 def test_links_lead_somewhere():

@@ -73,9 +73,8 @@ def test_every_round_has_every_contestant_once_in_changing_order():
     result = race(contest(COST, clock), rounds=12, seed=3)
     assert result.rounds == 12 and all(sorted(order) == sorted(COST) for order in result.order)
     assert len(set(map(tuple, result.order))) > 4
-    assert clock.log[len(COST) :] == [
-        name for order in result.order for name in order
-    ]  # after one turn each that does not count
+    # after one turn each that does not count
+    assert clock.log[len(COST) :] == [name for order in result.order for name in order]
 
 
 def test_a_drifting_machine_moves_times_but_hardly_ratios():

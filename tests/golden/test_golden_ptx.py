@@ -60,9 +60,8 @@ def steady_loops(name):
         for a, b in loops
         if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)
     ]
-    inner = [
-        (a, b) for a, b in inner if not any(found[i].startswith("EXIT") for i in range(a, b))
-    ]  # a waiting loop placed behind the code
+    # a waiting loop placed behind the code
+    inner = [(a, b) for a, b in inner if not any(found[i].startswith("EXIT") for i in range(a, b))]
     return [
         Counter(re.sub(r"^@!?U?P\w+\s+", "", c).split()[0].split(".")[0] for c in found[a : b + 1])
         for a, b in inner
@@ -127,6 +126,5 @@ def test_nowhere_a_loop_over_lanes(name):
     assert (
         "BRA.U.ANY" not in sass and "CALL" not in sass and "STL" not in sass and "LDL" not in sass
     )
-    assert (
-        "MEMBAR.ALL.GPU" not in sass
-    )  # an arrival that releases to the cluster would put one into every step
+    # an arrival that releases to the cluster would put one into every step
+    assert "MEMBAR.ALL.GPU" not in sass

@@ -20,9 +20,8 @@ def pytest_runtest_makereport(item, call):
         and driver.poison is not None
         and os.environ.get("PYTEST_XDIST_WORKER")
     ):
-        os.write(
-            2, f"{item.nodeid}: {call.excinfo.value}\n".encode()
-        )  # standard output goes to xdist, which loses what a lost worker said
+        # standard output goes to xdist, which loses what a lost worker said
+        os.write(2, f"{item.nodeid}: {call.excinfo.value}\n".encode())
         os._exit(1)
     return outcome
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from benchmarks.harness import example
 
-Give = Callable[
-    ..., object
-]  # give(shape, dtype="float32", seed=0): an array of the library and device that are tested
+# give(shape, dtype="float32", seed=0): an array of the library and device that are tested
+Give = Callable[..., object]
 
 
 def numbers(
@@ -53,9 +52,10 @@ def examples(device: str) -> dict[str, Callable[[], list[dict]]]:
     }
 
     def made(name, given):
+        # which times the same kernels again and again
         return [
             case for case in example(name).cases(device, **given) if "autotune" not in case["name"]
-        ]  # which times the same kernels again and again
+        ]
 
     return {name: lambda name=name, given=given: made(name, given) for name, given in sizes.items()}
 

@@ -5,9 +5,8 @@ sum beside its transpose.
 import numpy as np
 import pytest
 
-torch = pytest.importorskip(
-    "torch"
-)  # before tkc.kernels, which registers its operators with a torch that is there
+# before tkc.kernels, which registers its operators with a torch that is there
+torch = pytest.importorskip("torch")
 
 import tkc  # noqa: E402
 from tests.gpu import device  # noqa: E402

@@ -44,9 +44,8 @@ def test_launches_alternate(current):
         assert all(
             (out == 2 * (d + 1)).all() for d, (_, out) in enumerate(arrays)
         ) and torch.cuda.current_device() == int(current[-1])
-    assert len(k._compiled) == 2 and len(k._loaded) == 2 * len(
-        DEVICES
-    )  # an argument given twice is a specialization of its own
+    # an argument given twice is a specialization of its own
+    assert len(k._compiled) == 2 and len(k._loaded) == 2 * len(DEVICES)
 
 
 @pytest.mark.parametrize("device", DEVICES)

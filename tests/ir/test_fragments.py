@@ -25,9 +25,8 @@ from tkc.ir.fragments import (
 from tkc.ir.layout import Layout, LayoutError, blocked, movement, register_map
 from tkc.ir.shared_layout import SharedLayout
 
-THREADS = [
-    (w, lane, lane // 4, lane % 4) for w in range(4) for lane in range(32)
-]  # warp, lane, g, q
+# warp, lane, g, q
+THREADS = [(w, lane, lane // 4, lane % 4) for w in range(4) for lane in range(32)]
 
 
 def test_the_docstring():
@@ -276,6 +275,7 @@ CASES = [  # layout, bits, shared memory, trans, count, conflicts
     (wgmma_accumulator(64, 8), 16, SharedLayout((64, 8), 16), False, 2, 1),
     (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16), False, 4, 8),
     (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16, pad=16), False, 4, 1),
+    # M-major D
     (
         wgmma_accumulator(64, 64),
         16,
@@ -283,7 +283,7 @@ CASES = [  # layout, bits, shared memory, trans, count, conflicts
         True,
         4,
         1,
-    ),  # M-major D
+    ),
     (mma_a(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128), False, 4, 1),
     (mma_a(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128, (0, 1)), True, 4, 1),
     (mma_b(64, 32, 2, 2), 16, SharedLayout((64, 32), 16, 128, (0, 1)), False, 4, 1),  # B K-major
@@ -293,6 +293,7 @@ CASES = [  # layout, bits, shared memory, trans, count, conflicts
     (mma_b(128, 16, 1, 2, 8), 8, SharedLayout((128, 16), 8, 128, (0, 1)), False, 4, 1),
     (mma_a(32, 32, 1, 1, 32), 32, SharedLayout((32, 32), 32, 128), False, 4, 1),
     (wgmma_a(64, 64, 1, 32), 32, SharedLayout((64, 64), 32, 128), False, 4, 1),
+    # row statistics, copied in each quad
     (
         wgmma_accumulator(64, 64).drop(1),
         16,
@@ -300,7 +301,7 @@ CASES = [  # layout, bits, shared memory, trans, count, conflicts
         True,
         1,
         1,
-    ),  # row statistics, copied in each quad
+    ),
 ]
 
 
@@ -353,22 +354,25 @@ def test_stmatrix_address_of_the_prototype():
 @pytest.mark.parametrize(
     "layout, bits, shared",
     [
+        # eight in a row: plain vectors
         (
             blocked((64, 64), 8, 4),
             16,
             SharedLayout((64, 64), 16, 128),
-        ),  # eight in a row: plain vectors
+        ),
+        # 32-bit pairs: lanes are 8 bytes apart
         (
             wgmma_accumulator(64, 64),
             32,
             SharedLayout((64, 64), 32, 128),
-        ),  # 32-bit pairs: lanes are 8 bytes apart
+        ),
         (mma_b(128, 16, bits=8), 8, SharedLayout((128, 16), 8)),  # no 8-bit transpose
+        # rows not 16-byte aligned
         (
             wgmma_accumulator(64, 64),
             16,
             SharedLayout((64, 64), 16, pad=8),
-        ),  # rows not 16-byte aligned
+        ),
         (wgmma_accumulator(17, 64), 16, SharedLayout((17, 64), 16, 128)),  # padding has no address
         (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 8, 64)),  # other element
     ],

@@ -354,9 +354,8 @@ def test_conflicts():
     assert SharedLayout((32, 32), 32, pad=4).conflicts(column, 4) == 1
     assert SharedLayout((32, 32), 32, 128).conflicts(column, 4) == 4
     assert conflicts(np.zeros(32, int), 16) == 1  # broadcast
-    rows8 = np.stack(
-        [np.arange(32) % 8, np.arange(32) // 8 * 8], -1
-    )  # ldmatrix: eight rows of 16 bytes a phase
+    # ldmatrix: eight rows of 16 bytes a phase
+    rows8 = np.stack([np.arange(32) % 8, np.arange(32) // 8 * 8], -1)
     assert [SharedLayout((8, 64), 16, w).conflicts(rows8, 16) for w in (0, 16, 32, 64, 128)] == [
         8,
         1,

@@ -13,6 +13,7 @@ import pytest
 
 import tkc
 
+# empty, prime, one past a block
 ROWS = (
     (0, 5),
     (3, 0),
@@ -21,12 +22,11 @@ ROWS = (
     (7, 257),
     (2, 3, 1025),
     (5, 4099),
-)  # empty, prime, one past a block
+)
 FLAT = ((0,), (1,), (127,), (4097,), (3, 5, 7))
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-52}
-TARGETS = tuple(
-    os.environ.get("TEST_TARGETS", "sm_80,sm_90a").split(",")
-)  # TEST_TARGETS=sm_86,sm_89 pytest tests/kernels -k on_gpus: the others
+# TEST_TARGETS=sm_86,sm_89 pytest tests/kernels -k on_gpus: the others
+TARGETS = tuple(os.environ.get("TEST_TARGETS", "sm_80,sm_90a").split(","))
 
 
 def numbers(shape, dtype: str = "float32", seed: int = 0, scale: float = 1.0) -> np.ndarray:

@@ -359,9 +359,8 @@ def test_copies_of_pages_run_ahead(page):
 def test_rows_whose_maxima_keep_moving():
     q, k, v = operands(1, 2, 2, 64, 200, 32, 32)
     k = k * np.linspace(0, 60, 200, dtype=np.float32)[:, None]
-    near(
-        kernels.attention(q, k, v, with_lse=True), attention(q, k, v), "float32", slack=32
-    )  # scores of some hundreds: their own rounding
+    # scores of some hundreds: their own rounding
+    near(kernels.attention(q, k, v, with_lse=True), attention(q, k, v), "float32", slack=32)
 
 
 BAD = [

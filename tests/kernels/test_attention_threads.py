@@ -14,18 +14,20 @@ from tests.kernels.checks import double, launches, numbers
 from tests.kernels.test_attention import attention, near, operands
 from tkc import kernels
 
+# queries and keys; blocks have 64 to 256 rows and 64 to 128 columns
 LENGTHS = (
     (130, 0),
     (5, 1),
     (70, 140),
     (257, 300),
-)  # queries and keys; blocks have 64 to 256 rows and 64 to 128 columns
+)
 OPTIONS = {
     "full": {},
     "causal": dict(causal=True),
     "window": dict(causal=True, window=50),
     "soft cap": dict(softcap=3.0),
 }
+# D, V's
 HEADS = [
     (32, 32),
     (64, 64),
@@ -35,7 +37,7 @@ HEADS = [
     (256, 256),
     (64, 32),
     (80, 48),
-]  # D, V's
+]
 BLOCKS = [
     (64, dict(rows=192)),
     (96, dict(rows=192)),

@@ -536,9 +536,8 @@ def test_adam_counts_and_nothing_fills():
         for t in range(1, 40):
             way(p, randn(33, seed=t), m, v, t, 1e-3 / t, 0.9, 0.999, 1e-8, 0.1, None)
         kept.append((p, m, v))
-        assert (
-            len(made(op)) <= before + 2
-        )  # 1, multiples of 16 and others are three kinds of numbers, as for kernels
+        # 1, multiples of 16 and others are three kinds of numbers, as for kernels
+        assert len(made(op)) <= before + 2
     for one, other in zip(*kept, strict=False):
         assert torch.equal(one, other)
     with pytest.raises(tkc.LaunchError, match="counts steps from 1"):
@@ -609,9 +608,8 @@ def test_memory_is_bounded(monkeypatch):
         assert 0 < len(memory(op)) <= 15  # of three types of y
     for i in range(40):
         for _ in range(3):
-            assert (
-                op(x, None, 7, s="".join(["text", str(i)])).item() == 7
-            )  # another object each time
+            # another object each time
+            assert op(x, None, 7, s="".join(["text", str(i)])).item() == 7
         assert len(memory(op)) <= 15
     assert len(op.first.__globals__["_behind"].__self__.seen) <= 8
 

@@ -16,10 +16,11 @@ from tkc.passes import plan as planning
 from tkc.runtime.tuning import Config, Table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+# of short turns; of turns of 100 ms, after which power decides
 SWEEP, HOT = (
     RESULTS / "product_plans.csv",
     RESULTS / "product_plans_hot.csv",
-)  # of short turns; of turns of 100 ms, after which power decides
+)
 LOSS, MODEL = (
     1.03,
     1.05,
@@ -67,9 +68,10 @@ def program(text: str) -> str:
     bm, bn, bk = options.pop("block")
     made = planning.plan(product(bm, bn, bk), context("sm_90a", **options))
     if any(load.boxes > 1 for load in made.loads):
+        # which was refused when this was measured
         made = planning.plan(
             product(bm, bn, bk), context("sm_90a", **options | {"cluster": (1, 1)})
-        )  # which was refused when this was measured
+        )
     return f"{bm}x{bn}x{bk} {made.to_text()}"
 
 
@@ -113,9 +115,8 @@ def test_the_table_has_what_was_measured_best(shape):
     )
 
 
-@pytest.mark.parametrize(
-    "shape", [s for s in measured() if s != "16x14336x4096"]
-)  # there, blocks of fewer rows than the sweep has
+# there, blocks of fewer rows than the sweep has
+@pytest.mark.parametrize("shape", [s for s in measured() if s != "16x14336x4096"])
 def test_the_model_alone_is_not_far_off(shape):
     m, n, k = map(int, shape.split("x"))
     values, options = _product.bound(

@@ -81,9 +81,8 @@ def test_dropout_is_philox():
         abs((y == 0).mean() - 0.25) < 0.005 and not (y == kernels.dropout(x, 0.25, seed + 1)).all()
     )
     assert abs(np.corrcoef(y[:-1], y[1:])[0, 1]) < 0.01
-    words = np.array([philox(q, seed) for q in range(16)]).reshape(
-        -1
-    )  # element i: word i % 4 of call i // 4
+    # element i: word i % 4 of call i // 4
+    words = np.array([philox(q, seed) for q in range(16)]).reshape(-1)
     assert ((words >> 8) * 2.0**-24 >= 0.25).tolist() == (y[:64] != 0).tolist()
     with pytest.raises(tkc.LaunchError, match="0 to 1"):
         kernels.dropout(x, 1.5, 1)
@@ -233,6 +232,7 @@ def test_on_gpus():
     with launches() as found:
         kernels.rotary(heads, angles, angles)
     ((kernel, args, options),) = found
+    # halves of a head, 16 bytes at a time
     assert not any(
         "moves" in line for line in kernel.compile(*args, target="sm_90a", **options).decisions
-    )  # halves of a head, 16 bytes at a time
+    )

@@ -17,12 +17,13 @@ from tkc.kernels.grouped import _grid, _grouped, table
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level4
 
+# empty groups, whole blocks, rows of none, an end past the last row
 ENDS = [
     ([7, 7, 30, 41], 41),
     ([0, 0, 5], 5),
     ([64, 128], 131),
     ([90, 95, 400], 100),
-]  # empty groups, whole blocks, rows of none, an end past the last row
+]
 BF16 = ml_dtypes.bfloat16
 
 

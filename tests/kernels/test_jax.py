@@ -236,12 +236,13 @@ def test_launches_on_a_gpu(there):
     there.sizes = [4, 8, 4, 8]  # a length and an address of each array
     out = kernels.gelu(x := There(np.zeros((4, 300), np.float32)))
     ((*_, given),) = there.named("launch")
+    # of x's reshaped copy
     assert (
         type(out) is There
         and out.shape == (4, 300)
         and given[3] == out.pointer.to_bytes(8, "little")
         and given[1] != x.pointer.to_bytes(8, "little")
-    )  # of x's reshaped copy
+    )
     assert out.waited and there.named("cuCtxSynchronize")
 
 

@@ -56,9 +56,8 @@ def launched(gpu, monkeypatch):  # noqa: F811
         names = [kernel.__name__ for kernel, _, _ in first]
         assert names == [kernel.__name__ for kernel, _, _ in again]
         for (_, _, one), (_, _, two) in zip(first, again, strict=False):
-            assert all(
-                one[n] is two[n] or type(one[n]) is int for n in one
-            )  # what machine code tells launches by: an equal tuple is another
+            # what machine code tells launches by: an equal tuple is another
+            assert all(one[n] is two[n] or type(one[n]) is int for n in one)
         return names, first
 
     return run

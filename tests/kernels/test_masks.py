@@ -65,12 +65,13 @@ SEEN = {
     strided: lambda r, c, d: ((r - c) % 4 == 0) & (r >= c),
     of_documents: lambda r, c, d: d[r] == d[c],
 }
+# masks of affine indices: computed where they cut a block
 CUT = {
     prefix,
     window,
     both_sides,
     alibi,
-}  # masks of affine indices: computed where they cut a block
+}
 
 
 @tkc.jit

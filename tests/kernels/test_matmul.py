@@ -240,6 +240,7 @@ def whole(m, n, k):
     )
 
 
+# in parts 43.5 and 48.1
 @pytest.mark.parametrize(
     "shape, parts, us",
     [  # measured on an H200, 2026-11-22, by the fastest plan of its kind
@@ -249,7 +250,7 @@ def whole(m, n, k):
         ((17, 4096, 14336), False, 40.5),
         ((31, 8192, 8192), False, 43.3),
     ],
-)  # in parts 43.5 and 48.1
+)
 def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
     from tkc.kernels.matmul import _is_short_of_blocks, _parted
 
@@ -270,9 +271,8 @@ def test_k_is_left_whole_where_blocks_fill_the_device():
     assert not _is_short_of_blocks(64, 8192, 8192) and _is_short_of_blocks(64, 256, 8192)
 
 
-@pytest.mark.parametrize(
-    "shape, us", [((1, 4096, 4096), 16.9), ((1, 11008, 4096), 33.5)]
-)  # in two parts 18.6 and 38.3
+# in two parts 18.6 and 38.3
+@pytest.mark.parametrize("shape, us", [((1, 4096, 4096), 16.9), ((1, 11008, 4096), 33.5)])
 def test_a_row_is_multiplied_whole(shape, us):
     choice = whole(*shape)
     assert (

@@ -69,9 +69,8 @@ def test_backward(shape):
 
 def test_a_large_mean_does_not_cost_digits():
     x = numbers((4, 1000)) + np.float32(1000)
-    close(
-        kernels.layer_norm(x), norm(x, None, None, 1e-5, True), ulps=2048
-    )  # of the difference to the mean, 1000 times finer than x's
+    # of the difference to the mean, 1000 times finer than x's
+    close(kernels.layer_norm(x), norm(x, None, None, 1e-5, True), ulps=2048)
 
 
 def test_bad_shapes():

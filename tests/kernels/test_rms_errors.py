@@ -89,9 +89,8 @@ def attend(q, k, v, narrow=lambda p: p):
 
 
 def attend_with_short_powers(q, k, v):
-    return attend(
-        q, k, v, lambda p: p.astype(BF16).astype(p.dtype)
-    )  # factors of the tensor cores, here and elsewhere
+    # factors of the tensor cores, here and elsewhere
+    return attend(q, k, v, lambda p: p.astype(BF16).astype(p.dtype))
 
 
 def turned(x, cos, sin):
@@ -222,6 +221,7 @@ LOOSER = {
     "rms_norm": 1.2,
     "sum": 3.5,
 }
+# they round nothing, or are the kernels above
 EXACT = {
     "add_rms_norm",
     "attention_decode",
@@ -239,7 +239,7 @@ EXACT = {
     "adam_",
     "grouped_matmul",
     "grouped_outer",
-}  # they round nothing, or are the kernels above
+}
 
 
 def rms(got, truth) -> float:

@@ -64,9 +64,8 @@ def called(name: str, byte: int) -> list:
 def test_what_nobody_wrote_is_noticed(monkeypatch):
     from tkc.kernels import movement
 
-    monkeypatch.setattr(
-        movement, "_embedding", defaultdict(lambda: lambda *args, **kwargs: None)
-    )  # a launch of any grid leaves its result as it was
+    # a launch of any grid leaves its result as it was
+    monkeypatch.setattr(movement, "_embedding", defaultdict(lambda: lambda *args, **kwargs: None))
     first, second = (called("embedding", byte) for byte in (0xFF, 0x5A))
     assert not any(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=False))
 

@@ -312,9 +312,8 @@ def to_type(x: np.ndarray, t: np.dtype) -> np.ndarray:
     if is_float(t):
         if x.dtype in INTEGERS and t == F64 or x.dtype == BOOL:
             return x.astype(t)
-        if (
-            x.dtype.itemsize == 8 and x.dtype in INTEGERS or x.dtype == F64
-        ):  # through float32 would round twice
+        # through float32 would round twice
+        if x.dtype.itemsize == 8 and x.dtype in INTEGERS or x.dtype == F64:
             y = x.astype(F64) if x.dtype == F64 else odd_rounded(x)
         else:
             y = x.astype(F64)

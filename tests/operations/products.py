@@ -152,6 +152,7 @@ CASES = [
         for s in ((1, 7, 16, 7), (3, 16, 16, 16), (7, 1, 7, 16), (2, 32, 64, 32))
     ),
 ]
+# cut in parts by fit-results and fit-dots
 LARGE = (
     (1000, 16, 7),
     (100, 1, 1000),
@@ -160,7 +161,7 @@ LARGE = (
     (96, 1000, 16),
     (7, 100, 1000),
     (1000, 96, 1),
-)  # cut in parts by fit-results and fit-dots
+)
 MORE = [
     products(kernel, t, *s)
     for t in KINDS

@@ -66,9 +66,8 @@ def run(module, arrays, grid, **how) -> None:
 RAGGED = pytest.mark.parametrize(
     "shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str
 )
-STEPS = pytest.mark.parametrize(
-    "steps", [0, 1, 2, 3, 4, 7]
-)  # of a loop through rings of three stages: none, one, and around the number of stages
+# of a loop through rings of three stages: none, one, and around the number of stages
+STEPS = pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
 
 
 def at_every_level(modules: dict, form, check: Callable) -> None:
@@ -128,13 +127,14 @@ def assembles_clean(module, machine: str = "sm_90a"):
 
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?\s*([A-Z][\w.]*)\s*([^;]*);")
+# registers of an instruction's result, where they are several
 WRITTEN = {
     ".M88.4": 4,
     ".128": 4,
     ".64": 2,
     ".WIDE": 2,
     ".M88.2": 2,
-}  # registers of an instruction's result, where they are several
+}
 
 
 def overwritten(module, machine: str = "sm_90a") -> list[str]:

@@ -41,9 +41,8 @@ def test_a_loop_asks_for_its_next_stage(form):
     )
     text = emit(last(form), attention(form)[1].target).text
     body = next(body for body in loops(text) if "mbarrier.test_wait" in body)
-    assert body.index("setp.lt.s32") < body.index(
-        "wgmma.mma_async"
-    )  # whether there is another iteration is known before its dots
+    # whether there is another iteration is known before its dots
+    assert body.index("setp.lt.s32") < body.index("wgmma.mma_async")
 
 
 @pytest.mark.parametrize("form", [Form(128), Form(128, True)], ids=lambda f: f.name)
@@ -63,9 +62,8 @@ def test_each_way_through_a_mask_is_written_once(form):
         isinstance(loop.body.block.last_op.operands[-1].owner, scf.IfOp)
         and branch.next_op is loop.body.block.last_op
     )
-    assert not any(
-        "copied" in note for note in emit(last(form), attention(form)[1].target).notes
-    )  # both ways leave the sums where they were
+    # both ways leave the sums where they were
+    assert not any("copied" in note for note in emit(last(form), attention(form)[1].target).notes)
 
 
 def test_few_registers_have_no_room_for_it():

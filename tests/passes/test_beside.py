@@ -303,9 +303,8 @@ def test_who_loads_what(form):
         parses_back(module)
 
 
-OVERLAPPING = {
-    f"drop: block_barrier in consumer{nth}" for nth in ("", ", 2")
-}  # arrays of one type might overlap: what is loaded is so before anything is stored. These do not
+# arrays of one type might overlap: what is loaded is so before anything is stored. These do not
+OVERLAPPING = {f"drop: block_barrier in consumer{nth}" for nth in ("", ", 2")}
 EQUIVALENT = {"rows": RELEASED, "number": RELEASED, "early": RELEASED} | dict.fromkeys(
     ("parts", "summed", "ping-pong"), RELEASED | OVERLAPPING
 )

@@ -266,19 +266,21 @@ def test_who_shares_what(form):
         if (0, 1) in along
         else 1 + (across - 1) * ((0,) in along) + (down - 1) * ((1,) in along)
     )
+    # a stage is free when the consumers of all who get a part of it have said so
     assert [
         op.count.value.data for op in kernel.walk() if isinstance(op, threads.MbarrierInit)
     ] == [
         1,
         plan.warps * sharers,
-    ]  # a stage is free when the consumers of all who get a part of it have said so
+    ]
     assert {
         op.to is not None for op in kernel.walk() if isinstance(op, threads.MbarrierArrive)
     } == {True}
+    # the launch is flat
     assert [a.value.data for a in kernel.attributes["cluster"].data] == [
         plan.cluster[0] * plan.cluster[1],
         1,
-    ]  # the launch is flat
+    ]
     loads = [
         op.to is not None
         for op in role(kernel, "producer").walk()
@@ -368,19 +370,19 @@ DRAIN = {
     for change in ("drop", "first parity")
     for n in (2, 3)
 } | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
-SWAPPED = {
-    f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")
-}  # each of two consumers has the other's subtile
+# each of two consumers has the other's subtile
+SWAPPED = {f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")}
 
 
 @pytest.mark.parametrize(
     "form", [f for f in SMALL.values() if f.kernel is not gated], ids=lambda f: f.name
 )
 def test_every_mutant_is_found(form):
+    # three each in ping-pong, and one more; enough to write to a subtile that has left
     (BM, BN, BK), programs = (
         form.block,
         7 * form.cluster[0],
-    )  # three each in ping-pong, and one more; enough to write to a subtile that has left
+    )
     number, missed = survivors(
         mutants(last(form)),
         *(

@@ -1025,9 +1025,8 @@ PASSED = {
     # for and given back
 }
 OTHERS_SLAB = {"stage: stage unnamed in consumer"}  # each of two consumers has the other's subtile
-OVERLAPPING = {
-    "drop: block_barrier in consumer"
-}  # arrays of one type might overlap: what is loaded is so before anything is stored. These do not
+# arrays of one type might overlap: what is loaded is so before anything is stored. These do not
+OVERLAPPING = {"drop: block_barrier in consumer"}
 
 
 def test_every_mutant_of_the_rings_is_found():

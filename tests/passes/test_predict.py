@@ -178,9 +178,8 @@ def test_long_products_are_predicted_within_15_percent(plan):
             found.seconds * 1e6,
             rows[shape],
         )
-        assert (
-            abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step
-        )  # the tensor cores never wait
+        # the tensor cores never wait
+        assert abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step
 
 
 def test_shared_last_waves_are_shorter():
@@ -220,13 +219,11 @@ def test_a_steady_iteration_of_attention():
     dots = {a: [s for s in t.window(2) if s.agent == a and s.engine == "tensor"] for a in t.agents}
     assert not dots["producer"] and all(len(d) >= 4 for a, d in dots.items() if a != "producer")
     spans = sorted((s.begin, s.end) for found in dots.values() for s in found)
-    assert all(
-        b[0] >= a[1] - 1e-3 for a, b in zip(spans, spans[1:], strict=False)
-    )  # one dot at a time
+    # one dot at a time
+    assert all(b[0] >= a[1] - 1e-3 for a, b in zip(spans, spans[1:], strict=False))
     shares = t.shares()
-    assert shares["tensor"] == pytest.approx(
-        1024 / period, rel=0.02
-    )  # two warpgroups, two dots of 256 clocks each
+    # two warpgroups, two dots of 256 clocks each
+    assert shares["tensor"] == pytest.approx(1024 / period, rel=0.02)
     assert shares["mufu"] == pytest.approx(2 * 64 * 8.2 / period, rel=0.05)
     assert max(shares.values()) <= 1
 
@@ -236,9 +233,8 @@ def test_longer_loops_cost_iterations():
     assert long.step == pytest.approx(short.step) and long.fixed == pytest.approx(
         short.fixed, rel=0.02
     )
-    assert long.clocks - short.clocks == pytest.approx(
-        4096 / 132 * 96 * short.step, rel=0.04
-    )  # 96 more steps of 4096 programs, the last round not full
+    # 96 more steps of 4096 programs, the last round not full
+    assert long.clocks - short.clocks == pytest.approx(4096 / 132 * 96 * short.step, rel=0.04)
 
 
 LITTLE = """builtin.module {

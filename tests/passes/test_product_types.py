@@ -372,9 +372,8 @@ def test_the_engines_are_used(case):
     modules, given = compiled(case)
     kernel = last(case).body.block.first_op
     assert given.plan.roles in ("cooperative", "pingpong"), given.decisions
-    held = case.a is tkc.float32 and (
-        case.form == "fast" or "a" in case.turned
-    )  # 32 bits that are not K-major, which a thread reads into registers
+    # 32 bits that are not K-major, which a thread reads into registers
+    held = case.a is tkc.float32 and (case.form == "fast" or "a" in case.turned)
     assert (given.plan.dots[0].a == "registers") == held and given.plan.dots[0].swap == (
         held and case.form == "fast"
     )

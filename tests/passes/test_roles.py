@@ -336,9 +336,10 @@ def test_the_roles(form):
     # the output: 16-bit tiles are stored by the copy engine, in subtiles of 64 rows a warpgroup and
     # as many columns as a swizzle is wide
     outs = (form.out is not tkc.float32) + ("second" in form.epilogue)
+    # what is computed as its transpose leaves from registers
     width = next(
         (w for w in (64, 32, 16) if w <= plan.columns and BN % w == 0 and BM % 64 == 0), None
-    )  # what is computed as its transpose leaves from registers
+    )
     assert count(consumer, threads.TmaStore) == (
         outs * (BM // (64 * groups)) * (BN // width) if width else 0
     )
@@ -414,9 +415,8 @@ DRAIN = {
     for change in ("drop", "first parity")
     for n in (2, 3)
 } | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
-SWAPPED = {
-    f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")
-}  # each of two consumers has the other's subtile
+# each of two consumers has the other's subtile
+SWAPPED = {f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")}
 EQUIVALENT = {
     "alone": RELEASED,
     "cluster": RELEASED | DRAIN,

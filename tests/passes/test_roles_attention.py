@@ -279,11 +279,10 @@ def test_three_and_four_warpgroups(form):
     groups = form.block[0] // 64
     module, given = last(form), compiled(form)[1]
     producer, consumer = (role(module, name) for name in ("producer", "consumer"))
+    # start, begin, and the end of each way
     assert given.plan.warps == consumer.warps.value.data == 4 * groups and count(
         consumer, threads.Turn
-    ) == (
-        4 if given.plan.registers[1] >= MIN_LOOKAHEAD_REGISTERS else 3
-    )  # start, begin, and the end of each way
+    ) == (4 if given.plan.registers[1] >= MIN_LOOKAHEAD_REGISTERS else 3)
     left = (
         (groups + 1) * given.target.at_entry(128 * (groups + 1))
         - groups * consumer.registers.value.data
@@ -292,9 +291,8 @@ def test_three_and_four_warpgroups(form):
     assert 0 <= left < 8 * groups
     check(module, form, form.block[0] + 67, 3 * form.block[1] + 5, seed=1)
     check(module, form, 1, 1, seed=2)
-    check(
-        module, form, form.block[0] + 5, 3 * form.block[1] + 1, run=machine.run
-    )  # with the hardware barriers of the turns
+    # with the hardware barriers of the turns
+    check(module, form, form.block[0] + 5, 3 * form.block[1] + 1, run=machine.run)
     text = emit(module, given.target).text
     assert "bar.arrive 1, 256" in text and f".reqntid {128 * (groups + 1)}" in text
     if ptxas.find("ptxas"):

@@ -251,8 +251,9 @@ def test_text_is_planned_again_too():
     )
     assert seen == list(PIPELINE[: PIPELINE.index("plan") + 1])
     with pytest.raises(RoomError):
+        # who resumes brings a plan
         optimize(
             optimize(compiled.ir("trace"), "text", "sm_90a", stop="plan"),
             "text",
             resume="swap-dots",
-        )  # who resumes brings a plan
+        )

@@ -294,10 +294,11 @@ def test_attention_before_and_after():
     )
     vector = [op for op in after.body.block.ops if op.name == "tile.exp2"]
     assert all(o.is_before_in_block(op) for op in vector)
+    # the first iteration's, and the last late one
     assert (
         isinstance(after.parent_op(), scf.IfOp)
         and sum(isinstance(op, tile.Dot) for op in after.parent.ops) == 2
-    )  # the first iteration's, and the last late one
+    )
     parses_back(compiled("attention", "roles")[0]["rotate-loops"])
 
 

@@ -121,9 +121,8 @@ def test_what_only_the_mask_needs_moves_with_it_and_what_no_loop_changes_comes_b
         if isinstance(op, ew.Elementwise) and op.result.type != ew.i1
     ]
     assert not any(getattr(op.result.type, "rank", 0) == 2 and op.fn.truth for op in inside)
-    assert (
-        count(loop, ew.CLASSES["ge"], ew.CLASSES["le"], ew.CLASSES["lt"]) >= 4
-    )  # two of the mask, two of its ends
+    # two of the mask, two of its ends
+    assert count(loop, ew.CLASSES["ge"], ew.CLASSES["le"], ew.CLASSES["lt"]) >= 4
 
 
 def test_small_tiles_are_not_worth_a_branch():

@@ -451,10 +451,11 @@ def test_blocks_send_one_another_partial_results():
         and "mapa.shared::cluster" in compiled.ptx
         and "%clusterid.x" in compiled.ptx
     )
+    # one in release order would wait for all of memory
     assert (
         compiled.ptx.count("barrier.cluster.arrive") == 1
         and "barrier.cluster.arrive.relaxed" in compiled.ptx
-    )  # one in release order would wait for all of memory
+    )
 
 
 # ---- scans over warps ----------------------------------------------------------------------------
@@ -468,9 +469,8 @@ def test_scans_of_runs_mean_the_same(shape, dtype, reverse):
     turn = (lambda a: a[:, ::-1]) if reverse else lambda a: a
     want = turn(np.cumsum(turn(x.astype(np.float64)), 1))
     stages = stages_of(_cumsum_rows, x, out, REVERSE=reverse, ROWS=1, COLUMNS=shape[1], num_warps=8)
-    assert (
-        level0.kernel_of(stages["assign-registers"]).integer("shared_bytes") <= 1024
-    )  # totals, not the row
+    # totals, not the row
+    assert level0.kernel_of(stages["assign-registers"]).integer("shared_bytes") <= 1024
     for stage in "plan", "select-layouts", "swizzle-shared", "assign-registers":
         out[...] = 0
         run(stages[stage], [x, out], [], (shape[0],), 0)
@@ -556,9 +556,10 @@ def test_what_a_loop_writes_is_not_read_ahead():
     assert "fetch-ahead" in " ".join(
         _total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions
     )
+    # out is x: only y is read ahead
     assert "fetch-ahead: 1 load " in " ".join(
         _total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions
-    )  # out is x: only y is read ahead
+    )
 
 
 @tkc.jit
@@ -649,12 +650,13 @@ def test_a_persistent_program_means_the_same(name, options):
             for line in compiled.decisions
         )
     )
+    # a ring costs none
     assert any(
         "insert-synchronization: "
         + ("0 barriers, 1 of the cluster" if "num_ctas" in options else "2 barriers")
         in line
         for line in compiled.decisions
-    )  # a ring costs none
+    )
     assert any("stays in 32768 bytes of shared memory" in line for line in compiled.decisions) == (
         name == "long norm"
     )
@@ -842,9 +844,8 @@ def test_what_all_programs_read_is_kept_where_there_is_room():
         for op in level0.kernel_of(parse(compiled.ir("select-layouts"))).walk()
         if op.name == "scf.for"
     )
-    assert (
-        sum(op.name == "tile.load" for op in loop.walk()) == 1
-    )  # the next row: weight and bias were read before
+    # the next row: weight and bias were read before
+    assert sum(op.name == "tile.load" for op in loop.walk()) == 1
     short, _ = plan_of(
         _norm,
         "bf16[64, 1024]",
@@ -920,9 +921,8 @@ def _two_axes(x, out, N: tkc.constexpr):
 def test_persistent_programs_of_two_axes_in_place():
     x = np.ones((3, 700), np.float32)
     compiled = _two_axes.compile(x, x, N=256, target="sm_90a", persistent=True)
-    assert any(
-        line.startswith("fetch-ahead: 1 load ") for line in compiled.decisions
-    )  # what other programs write, this one does not read: nothing orders them in any launch
+    # what other programs write, this one does not read: nothing orders them in any launch
+    assert any(line.startswith("fetch-ahead: 1 load ") for line in compiled.decisions)
     module = parse(compiled.ir("assign-registers"))
     level4.run(module, [x, x], (3, 3), 0, 2)
     np.testing.assert_array_equal(x, np.arange(3)[:, None] + 10 * (np.arange(700) // 256)[None, :])
@@ -1070,10 +1070,11 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     out[...] = 0
     got = ptx.run(emit(parse(compiled.ir("assign-registers")), TARGETS["sm_90a"]), [x, out], grid)
     np.testing.assert_array_equal(got[-1], x.transpose(0, 2, 1))
+    # whole vectors, and squares of them for all threads: what is transposed is stored in rows
     rows = (dtype, warps) in (
         (np.float32, 4),
         (BF16, 2),
-    )  # whole vectors, and squares of them for all threads: what is transposed is stored in rows
+    )
 
     def said(what):
         return any(what in line for line in compiled.decisions)

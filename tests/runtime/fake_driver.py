@@ -39,14 +39,16 @@ class FakeDriver:
         self.current = [0]  # contexts of the calling thread, the current one last
         self.capturing, self.mode = 0, "global"
         self.capturing = 0
+        # sizes: bytes of each parameter of the kernel that is launched
         self.maps, self.sizes = (
             [],
             (),
-        )  # sizes: bytes of each parameter of the kernel that is launched
+        )
+        # streams that are captured (capturing: all are); the next address
         self.captured, self.memory = (
             set(),
             0x7000_0000_0000,
-        )  # streams that are captured (capturing: all are); the next address
+        )
 
     def CUresult(self, code):
         return code

@@ -96,10 +96,11 @@ def test_a_launch_is_right_and_tuned_once(monkeypatch):
     assert calls == [3] and t.choose(a, b, c, grid=grid).config == CONFIGS[1]
     again = tuned()
     assert again.choose(a, b, c, grid=grid).source == "measured" and calls == [3]  # from the disk
+    # another shape: measured anew
     assert again.choose(*arrays(71), grid=grid).config == CONFIGS[1] and calls == [
         3,
         3,
-    ]  # another shape: measured anew
+    ]
     assert any("3000000.00 us" in line for line in t.choose(a, b, c, grid=grid).others)
 
 
@@ -146,9 +147,8 @@ def test_the_model_ranks_for_hopper():
 
 def test_narrowing_by_keywords():
     t, (a, b, c) = tuned(measure=False), arrays()
-    assert t.choose(a, b, c, BM=64, grid=grid).config == tkc.Config(
-        BN=64, BK=32
-    )  # what was given is no part of the choice
+    # what was given is no part of the choice
+    assert t.choose(a, b, c, BM=64, grid=grid).config == tkc.Config(BN=64, BK=32)
     array = "bf16[8192, 8192]"
     for options in ({"cluster": (1, 1)}, {"cluster": (2, 1)}, {"roles": "one", "num_warps": 8}):
         wide = tuned([tkc.Config(BM=128, BN=256, BK=64)])
@@ -237,9 +237,8 @@ def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, mon
         keep[3] == back[3] == 4096 * 4 and keep[2] == back[1] == 0x1000_0000 and keep[1] == back[2]
     )
     gpu.capturing = 1
-    assert (
-        t.choose(FakeTensor((8192,)), grid=1).source == "model"
-    )  # nothing can be measured in a capture
+    # nothing can be measured in a capture
+    assert t.choose(FakeTensor((8192,)), grid=1).source == "model"
 
 
 def test_slow_candidates_are_dropped_early():

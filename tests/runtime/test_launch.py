@@ -500,8 +500,9 @@ def test_a_plan_may_have_the_cache_read_less():
     assert maps("bf16[8192, 8192]", 64) == maps("bf16[8192, 8192]", 128) == [0, 128, 0] and maps(
         "bf16[8192, 8192]", 256
     ) == [0, 0, 0]
+    # along k, what comes next is the next iteration's
     assert maps("bf16[8192:1, 8192:8192]", 64) == [
         0,
         0,
         0,
-    ]  # along k, what comes next is the next iteration's
+    ]

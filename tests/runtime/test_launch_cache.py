@@ -74,9 +74,8 @@ API = (ctypes.c_void_p * 7)(
     None,
     *(ctypes.cast(f, ctypes.c_void_p).value for f in (describe, current)),
 )
-NEXT = (ctypes.c_void_p * 2)(
-    2, ctypes.addressof(API)
-)  # a table of version 2, which knows that of version 1
+# a table of version 2, which knows that of version 1
+NEXT = (ctypes.c_void_p * 2)(2, ctypes.addressof(API))
 capsule = ctypes.pythonapi.PyCapsule_New
 capsule.restype, capsule.argtypes = (
     ctypes.py_object,
@@ -717,9 +716,8 @@ def test_what_is_launched_again_watches(machine, general, monkeypatch):
     other = images()
     assert other != one and images() == other
     before = len(general)
-    assert (
-        space["f"] is not first.call and images() == other == images() and len(general) == before
-    )  # another one took its place
+    # another one took its place
+    assert space["f"] is not first.call and images() == other == images() and len(general) == before
     monkeypatch.setenv("TKC_DEBUG", "1")
     assert images() not in (one, other)
     monkeypatch.delenv("TKC_DEBUG")

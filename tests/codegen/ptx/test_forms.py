@@ -22,11 +22,12 @@ from tkc.ir.text import parse
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "tkc/codegen/ptx").glob("*.py"))
+# of loads and stores, whose opcodes are looked at in what is emitted
 SPACES = (
     "shared::cluster",
     "shared::cluster.mbarrier::complete_tx::bytes",
     "global.L2::\0B",
-)  # of loads and stores, whose opcodes are looked at in what is emitted
+)
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
 
 

@@ -64,9 +64,8 @@ def test_registers_move_to_the_workers():
         "setmaxnreg.inc.sync.aligned.u32 240;",
     ]
     assert text.index("setmaxnreg.dec") < text.index("elect.sync") < text.index("setmaxnreg.inc")
-    assert (
-        len(only(text, "bar.sync")) == 1 and ", 128;" in only(text, "bar.sync")[0]
-    )  # one thread has nobody to meet
+    # one thread has nobody to meet
+    assert len(only(text, "bar.sync")) == 1 and ", 128;" in only(text, "bar.sync")[0]
 
 
 @pytest.mark.parametrize(

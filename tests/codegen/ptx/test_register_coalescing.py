@@ -27,9 +27,8 @@ def test_accumulators_do_not_move():
     for name in ("product", "product, float32", "attention"):
         module, strict = CASES[name].module(), CASES[name].module()
         through(strict, PIPELINE[-1], context("sm_80", relax=False))
-        assert (
-            moves_in(max(loops(emit(strict, target("sm_80")).text), key=len)) <= 8
-        )  # ring state and row statistics
+        # ring state and row statistics
+        assert moves_in(max(loops(emit(strict, target("sm_80")).text), key=len)) <= 8
         body = max(loops(emitted(module).text), key=len)
         assert "mma.sync" in body or "fma.rn" in body
         moves = re.findall(r"\tmov\.b32 (%r\d+), (%r\d+);", body)
@@ -40,9 +39,8 @@ def test_accumulators_do_not_move():
             for r in group.replace(" ", "").split(",")
         }
         assert not sums & {r for move in moves for r in move}, body
-        assert sum(written.count(r) == 1 for r in written) <= 8, (
-            body
-        )  # ring state and row statistics; what both arms of a branch give is moved in each
+        # ring state and row statistics; what both arms of a branch give is moved in each
+        assert sum(written.count(r) == 1 for r in written) <= 8, body
 
 
 def test_rescaled_sums_stay():

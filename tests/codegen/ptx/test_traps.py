@@ -136,9 +136,8 @@ def asserting(x, n):
 def test_assertions_say_which_and_where():
     program = debugged(asserting, array(tkc.float32), i32())
     run(program, [X, 64])
-    assert (
-        "failed: small {enough} at element [10]" in trap(program, [X, 9]).said
-    )  # of elements 2 i and 2 i + 1, which a thread holds, the first ones are looked at first
+    # of elements 2 i and 2 i + 1, which a thread holds, the first ones are looked at first
+    assert "failed: small {enough} at element [10]" in trap(program, [X, 9]).said
     assert not [s for s in emit(parse(kernel("")), target("sm_90a"), debug=10).interface.sites]
 
 

@@ -181,6 +181,7 @@ PLAIN = frozenset(
         "xor",
     ]
 )
+# words that make a load or store more than that
 ORDERING = (
     "acquire",
     "release",
@@ -189,7 +190,7 @@ ORDERING = (
     "acq_rel",
     "cluster",
     "multicast",
-)  # words that make a load or store more than that
+)
 
 
 def form_of(opcode: str) -> str | None:
