@@ -790,12 +790,16 @@ def test_a_graph_replays_what_was_captured():
 
 
 def test_torchs_compiler_is_not_imported():
-    """By who does not compile: it takes a second."""
-    program = (
-        "import sys, torch; from tkc import kernels; before = 'torch._dynamo' in sys.modules\nfor _"
-        " in range(3): kernels.softmax(torch.zeros(3, 5))\nprint('torch._dynamo' in sys.modules and"
-        " not before, [len(k.entries) for k in kernels.softmax.first.__globals__['_kinds'].values()])"
-    )
+    """By a program that does not compile: it takes a second."""
+    program = """
+import sys, torch
+from tkc import kernels
+before = 'torch._dynamo' in sys.modules
+for _ in range(3):
+    kernels.softmax(torch.zeros(3, 5))
+kinds = kernels.softmax.first.__globals__['_kinds'].values()
+print('torch._dynamo' in sys.modules and not before, [len(k.entries) for k in kinds])
+"""
     assert (
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True

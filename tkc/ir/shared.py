@@ -117,8 +117,8 @@ class ScanTotal(TileOperation):
 
 @irdl_op_definition
 class SortFirst(OneToOne):
-    """The first elements of a tile.sort along the last axis, as many as the result has; the order of
-    the others is not needed.
+    """The first elements of a tile.sort along the last axis, as many as the result has; the order
+    of the others is not needed.
     """
 
     name = "tile.sort_first"

@@ -74,8 +74,8 @@ def _split(token: str) -> Part:
 
 
 def _attribute(value: Any) -> Attribute | None:
-    """A property of a Python value: integers have 64 bits, sequences are arrays of them, a flag that
-    is False is left out.
+    """A property of a Python value: integers have 64 bits, sequences are arrays of them, a flag
+    that is False is left out.
     """
     match value:
         case None | Attribute():
