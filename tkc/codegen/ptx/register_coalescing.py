@@ -174,6 +174,7 @@ class Classes:
         self.ranges = ranges
         self.parent: dict[SSAValue, SSAValue] = {}
         self.members: dict[SSAValue, list[SSAValue]] = {}
+        self.spans: dict[SSAValue, tuple[int, int]] = {}
 
     def root(self, v: SSAValue) -> SSAValue:
         """The value that stands for a class."""
@@ -196,12 +197,26 @@ class Classes:
         if registers_of(ta) != registers_of(tb):
             return False
         left, right = self.of(ra), self.of(rb)
-        if not by_force and any(self.ranges.overlap(x, y) for x in left for y in right):
+        (from_left, to_left), (from_right, to_right) = self._span(ra), self._span(rb)
+        apart = to_left <= from_right or to_right <= from_left
+        if not (by_force or apart) and any(self.ranges.overlap(x, y) for x in left for y in right):
             return False
         self.parent[rb] = ra
-        self.members[ra] = left + right
+        left += right
+        self.members[ra] = left
         self.members.pop(rb, None)
+        self.spans[ra] = min(from_left, from_right), max(to_left, to_right)
         return True
+
+    def _span(self, root: SSAValue) -> tuple[int, int]:
+        """From when to when some value of a class is live, in one branch or another."""
+        if root not in self.spans:
+            ends = [end for end, _ in self.ranges.uses.get(root, ())]
+            self.spans[root] = (
+                self.ranges.start[root],
+                max([self.ranges.end[root], *ends]),
+            )
+        return self.spans[root]
 
 
 @dataclass(frozen=True)

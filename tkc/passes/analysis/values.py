@@ -21,7 +21,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
-from tkc.ir.values import defining_op
+from tkc.ir.values import defining_op, operands_first, owner_op
 from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
@@ -51,18 +51,25 @@ class Kinds:
         self.warps = warps
         self._cheap: dict[SSAValue, bool] = {}
         self._sunk: dict[SSAValue, bool] = {}
+        self._feeds_dot: dict[SSAValue, bool] = {}
+        self._from_loads: dict[SSAValue, bool] = {}
 
     def cheap(self, value: SSAValue) -> bool:
         """Whether a tile is computed from constants, aranges and scalars alone."""
-        known = self._cheap.get(value)
-        if known is None:
-            owner = value.owner
-            known = self._cheap[value] = isinstance(owner, LEAVES) or (
-                isinstance(owner, (*VIEWS, *POINTWISE))
-                and not self._moves(owner)
-                and all(map(self.cheap, tiles(owner.operands)))
+        for at in operands_first(value, self._computed_from, self._cheap):
+            self._cheap[at] = isinstance(at.owner, LEAVES) or (
+                self._is_computed(at) and all(map(self._cheap.__getitem__, self._computed_from(at)))
             )
-        return known
+        return self._cheap[value]
+
+    def _is_computed(self, value: SSAValue) -> bool:
+        """Whether a tile is computed element by element, or is a view."""
+        owner = value.owner
+        return isinstance(owner, (*VIEWS, *POINTWISE)) and not self._moves(owner)
+
+    def _computed_from(self, value: SSAValue) -> list[SSAValue]:
+        """The tiles that such a tile is computed from; none of other values."""
+        return tiles(owner_op(value).operands) if self._is_computed(value) else []
 
     def _moves(self, owner: Operation | Block) -> bool:
         return isinstance(owner, tile.Reshape) and crosses(owner, self.warps)
@@ -79,39 +86,55 @@ class Kinds:
             known = self._sunk[value] = (
                 isinstance(value.owner, POINTWISE)
                 and not self.cheap(value)
-                and feeds_dot(value)
+                and feeds_dot(value, self._feeds_dot)
                 and self._is_from_loads(value)
             )
         return known
 
     def _is_from_loads(self, value: SSAValue) -> bool:
         """Whether it is computed from loads that nothing else uses."""
-        if self.cheap(value):
-            return True
-        owner = value.owner
-        if isinstance(owner, LOADS):
-            return value.has_one_use()
-        return (
-            isinstance(owner, (*VIEWS, *POINTWISE))
-            and not self._moves(owner)
-            and value.has_one_use()
-            and all(map(self._is_from_loads, tiles(owner.operands)))
-        )
+
+        def operands(at: SSAValue) -> list[SSAValue]:
+            ends = self.cheap(at) or not at.has_one_use()
+            return [] if ends else self._computed_from(at)
+
+        for at in operands_first(value, operands, self._from_loads):
+            self._from_loads[at] = self.cheap(at) or (
+                at.has_one_use()
+                and (
+                    isinstance(at.owner, LOADS)
+                    or self._is_computed(at)
+                    and all(map(self._from_loads.__getitem__, operands(at)))
+                )
+            )
+        return self._from_loads[value]
 
     def data(self, value: SSAValue) -> bool:
         """Whether a tile is in registers, in one layout of its own."""
         return not (self.cheap(value) or self.view(value) or self.sunk(value))
 
 
-def feeds_dot(value: SSAValue) -> bool:
-    """Whether its one use is as an operand of a dot, element-wise operations and views between."""
-    use = value.first_use
-    if use is None or not value.has_one_use():
-        return False
-    op = use.operation
-    if isinstance(op, tile.Dot):
-        return use.index < 2
-    return isinstance(op, (*VIEWS, *POINTWISE)) and feeds_dot(op.results[0])
+def feeds_dot(value: SSAValue, memo: dict[SSAValue, bool] | None = None) -> bool:
+    """Whether its one use is as an operand of a dot, element-wise operations and views between.
+    memo: what earlier questions found.
+    """
+    memo = {} if memo is None else memo
+    path: list[SSAValue] = []
+    found = False
+    while value not in memo:
+        path.append(value)
+        use = value.first_use
+        if use is None or not value.has_one_use():
+            break
+        op = use.operation
+        if not isinstance(op, (*VIEWS, *POINTWISE)):
+            found = isinstance(op, tile.Dot) and use.index < 2
+            break
+        value = op.results[0]
+    else:
+        found = memo[value]
+    memo.update(dict.fromkeys(path, found))
+    return found
 
 
 def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
@@ -120,20 +143,19 @@ def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
     """
     found: list[tuple[tile.Dot, int, bool]] = []
     seen: set[tuple[SSAValue, bool]] = set()
-
-    def follow(value: SSAValue, plain: bool) -> None:
-        # without `seen` a chain of values that each use the one before twice takes exponential time
-        if (value, plain) in seen:
-            return
-        seen.add((value, plain))
-        for use in value.uses:
-            op = use.operation
-            if isinstance(op, tile.Dot) and use.index < 2:
-                found.append((op, use.index, plain))
-            elif isinstance(op, VIEWS):
-                follow(op.results[0], plain)
-            elif isinstance(op, POINTWISE):
-                follow(op.results[0], False)
-
-    follow(load.results[0], True)
+    path = [(iter(load.results[0].uses), True)]
+    while path:
+        uses, plain = path[-1]
+        use = next(uses, None)
+        if use is None:
+            path.pop()
+            continue
+        op = use.operation
+        if isinstance(op, tile.Dot) and use.index < 2:
+            found.append((op, use.index, plain))
+        elif isinstance(op, (*VIEWS, *POINTWISE)):
+            at = op.results[0], plain and isinstance(op, VIEWS)
+            if at not in seen:
+                seen.add(at)
+                path.append((iter(at[0].uses), at[1]))
     return found

@@ -10,6 +10,7 @@ demand        of those that must wait for something: what one element-wise opera
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from xdsl.dialects import scf
@@ -37,11 +38,11 @@ def pressure(kernel: tile.Kernel) -> int:
 
 def demand(kernel: tile.Kernel) -> int:
     """What of it must be there at once, however the threads go through their elements."""
-    kinds = Kinds()
+    kinds, meetings = Kinds(), Meetings(kernel)
     return _peak(
         kernel.body.block,
         frozenset(),
-        lambda value: 0 if _passing(value) else _words(value, kinds),
+        lambda value: 0 if _passing(value, meetings) else _words(value, kinds),
         kinds,
         True,
     )
@@ -83,7 +84,27 @@ def _words(value: SSAValue, kinds: Kinds) -> int:
     )
 
 
-def _passing(value: SSAValue) -> bool:
+class Meetings:
+    """How many operations for which threads meet stand before each operation of a block."""
+
+    def __init__(self, kernel: tile.Kernel):
+        self._before: dict[Operation, int] = {}
+        for block in (b for op in kernel.walk() for region in op.regions for b in region.blocks):
+            met = 0
+            for op in block.ops:
+                self._before[op] = met
+                met += self._is_one(op)
+
+    @staticmethod
+    def _is_one(op: Operation) -> bool:
+        return bool(op.regions) or isinstance(op, COLLECTIVES)
+
+    def between(self, op: Operation, later: Operation) -> bool:
+        """Whether there is one behind an operation and before a later one of its block."""
+        return self._before[later] > self._before[op] + self._is_one(op)
+
+
+def _passing(value: SSAValue, meetings: Meetings) -> bool:
     """Whether a value goes straight into the one operation that uses it, with nothing between for
     which threads meet.
     """
@@ -97,12 +118,7 @@ def _passing(value: SSAValue) -> bool:
         user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers)
     ):
         return False
-    between = op.next_op
-    while between is not user:
-        if between is None or between.regions or isinstance(between, COLLECTIVES):
-            return False
-        between = between.next_op
-    return True
+    return not meetings.between(op, user)
 
 
 def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
@@ -145,22 +161,24 @@ def _peak(
             for operand in inner.operands:
                 for root in _roots(operand, kinds):
                     last[root] = op
+    ending: dict[Operation, set[SSAValue]] = defaultdict(set)
+    for value, op in last.items():
+        if value not in live:
+            ending[op].add(value)
     now = set(live) | {a for a in block.args if size(a)}
-    peak = sum(map(size, now))
+    peak = held = sum(map(size, now))
     for op in block.ops:
-        dying = {v for v in now if last.get(v) is op and v not in live}
-        inner = frozenset(
-            now
-            - (
-                (dying & set(op.operands) if through else dying)
-                if isinstance(op, scf.ForOp)
-                else set()
-            )
-        )
-        for region in op.regions if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)) else ():
-            for b in region.blocks:
-                peak = max(peak, _peak(b, inner, size, kinds, through))
+        dying = ending[op] & now
+        if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)):
+            gone = dying & set(op.operands) if through else dying
+            inner = frozenset(now - gone) if isinstance(op, scf.ForOp) else frozenset(now)
+            for region in op.regions:
+                for b in region.blocks:
+                    peak = max(peak, _peak(b, inner, size, kinds, through))
         now -= dying
-        now |= {r for r in op.results if size(r) and r in last}
-        peak = max(peak, sum(map(size, now)))
+        held -= sum(map(size, dying))
+        made = {r for r in op.results if r in last and size(r)}
+        now |= made
+        held += sum(map(size, made))
+        peak = max(peak, held)
     return peak
