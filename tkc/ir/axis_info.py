@@ -34,11 +34,7 @@ from tkc.ir.types import (
     is_integer,
     pointee_of,
 )
-from tkc.ir.values import (
-    array_type,
-    tile_type,
-    yielded_by,
-)
+from tkc.ir.values import array_type, operands_first, tile_type, yielded_by
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,33 @@ def contiguity(
     seen: dict[tuple[SSAValue, int], Along] | None = None,
 ) -> Along:
     """What is known of a tile along an axis. (A scalar is the same everywhere.) Pointers count in
-    elements. seen: what was found out so far, under the same assumptions.
+    elements. seen: what was found out so far, under the same assumptions; where there are none,
+    `ranges` keeps it.
     """
-    assumed, seen = assumed or {}, {} if seen is None else seen
+    if not assumed:
+        assumed, seen = {}, ranges.contiguity
+    elif seen is None:
+        seen = {}
     if value in assumed:
         return assumed[value]
-    if (value, axis) not in seen:
-        seen[value, axis] = _along(value, axis, ranges, assumed, seen)
+    for at, a in operands_first((value, axis), _asked, seen):
+        if at not in assumed:
+            seen[at, a] = _along(at, a, ranges, assumed, seen)
     return seen[value, axis]
+
+
+def _asked(at: tuple[SSAValue, int]) -> list[tuple[SSAValue, int]]:
+    """What of a tile's operands is to be known first: without it a chain of operations would be a
+    chain of calls."""
+    value, axis = at
+    match value.owner:
+        case ew.Elementwise() | ew.Select() | ew.Cast() | ew.PointerAdd() | tile.Multiple():
+            return [(v, axis) for v in value.owner.operands if isinstance(v.type, TileType)]
+        case tile.Transpose():
+            return [(value.owner.arg, value.owner.permutation.get_values()[axis])]
+        case scf.ForOp():
+            return [(value.owner.iter_args[value.owner.results.index(value)], axis)]
+    return []
 
 
 def _along(

@@ -19,10 +19,11 @@ given or loads may be any number: an offset that it is part of does not overflow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import gcd, inf, lcm
+from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
@@ -30,7 +31,7 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
-from tkc.ir.values import array_type, owner_op, tile_type, yielded_by
+from tkc.ir.values import array_type, operands_first, owner_op, tile_type, yielded_by
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
 _NORMAL = 2.0**-126
@@ -163,15 +164,35 @@ class Ranges:
     def __init__(self, assumed: dict[SSAValue, Range] | None = None):
         self._assumed = assumed or {}
         self._memo: dict[SSAValue, Range | None] = dict(self._assumed)
+        # what tkc.ir.axis_info found out by these ranges
+        self.contiguity: dict[tuple[SSAValue, int], Any] = {}
 
     def of(self, value: SSAValue) -> Range | None:
         """The range of an integer or truth value, scalar or tile; None for anything else."""
-        if value not in self._memo:
-            whole = bounds(value.type)
-            self._memo[value] = whole  # what a cycle would find
+        for at in operands_first(value, self._begin, self._memo):
+            whole = self._memo[at]
             if whole is not None:
-                self._memo[value] = self._compute(value, whole)
+                self._memo[at] = self._compute(at, whole)
         return self._memo[value]
+
+    def _begin(self, value: SSAValue) -> Sequence[SSAValue]:
+        """Remembers what a cycle would find of a value; gives the values to be computed first."""
+        whole = self._memo[value] = bounds(value.type)
+        if whole is None or isinstance(value, BlockArgument):
+            return ()
+        match owner_op(value):
+            case ew.Select() as op:
+                return op.operands[1:]
+            case scf.IfOp() as op:
+                i = op.results.index(value)
+                return [yielded_by(region.block)[i] for region in op.regions]
+            case scf.ForOp() as op:
+                return (op.iter_args[op.results.index(value)],)
+            case op if isinstance(
+                op, (ew.Elementwise, ew.Cast, tile.Multiple, tile.Concat, *_MOVES)
+            ):
+                return op.operands
+        return ()
 
     def known(self, value: SSAValue) -> Range:
         """The range of an integer or truth value. Raises TypeError for anything else."""

@@ -9,8 +9,16 @@ is an attribute. These functions narrow both, for readers and for the type check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import (
+    Callable,
+    Container,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import Any, TypeVar
 
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
@@ -20,6 +28,8 @@ from tkc.ir.types import ArrayType, MapType, PendingType, PointerType, SharedTyp
 Op = TypeVar("Op", bound=Operation)
 A = TypeVar("A", bound=Attribute)
 H = TypeVar("H", bound=Hashable)
+T = TypeVar("T")
+Walk = Generator[Any, Any, T]  # a recursive walk for `without_recursion`
 
 
 def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
@@ -124,6 +134,36 @@ def operands_first(
         else:
             seen.add(below)
             path.append((below, iter(operands(below))))
+
+
+def without_recursion(walk: Walk[T]) -> T:
+    """The result of a generator that yields a generator where it would call itself, and is given
+    its result, or its exception: a recursive walk whose depth Python's stack does not limit.
+
+        def depth(op):
+            below = [(yield depth(x)) for x in operands(op)]
+            return 1 + max(below, default=0)
+
+        without_recursion(depth(op))
+    """
+    calls = [walk]
+    result: Any = None
+    error: Exception | None = None
+    while calls:
+        try:
+            called = calls[-1].send(result) if error is None else calls[-1].throw(error)
+        except StopIteration as done:
+            calls.pop()
+            result, error = done.value, None
+        except Exception as e:
+            calls.pop()
+            result, error = None, e
+        else:
+            calls.append(called)
+            result, error = None, None
+    if error is not None:
+        raise error
+    return result
 
 
 def type_of(value: SSAValue, kind: type[A]) -> A:

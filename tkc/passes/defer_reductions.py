@@ -34,6 +34,7 @@ not large (attribute `estimate`) is then made of each part. Other sums round oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects import scf
@@ -49,6 +50,7 @@ from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, is_bool
 from tkc.ir.values import (
+    Walk,
     block_of,
     index_of,
     layout_of,
@@ -56,6 +58,7 @@ from tkc.ir.values import (
     parent_of,
     terminator_of,
     tile_type,
+    without_recursion,
     yielded_by,
 )
 from tkc.passes import PassContext
@@ -96,7 +99,7 @@ class Parts:
         self.reduces: list[tile.Reduce] = []
         # what becomes a sum in parts; of a product the operand that is one
         self.members: dict[SSAValue, int] = {}
-        self._follow(yielded_by(self.body)[index])
+        without_recursion(self._follow(yielded_by(self.body)[index]))
         if self._found is None:
             raise NotInParts
         self.members.setdefault(self.argument, 0)
@@ -120,7 +123,7 @@ class Parts:
 
     # ---- what it is made of
 
-    def _follow(self, value: SSAValue) -> None:
+    def _follow(self, value: SSAValue) -> Walk[None]:
         """Members from a value back to the carried one, to sums and zeros."""
         if value in self.members or constant(value) == 0:
             return
@@ -136,26 +139,26 @@ class Parts:
                 self._leaf(op)
             case scf.IfOp():
                 for region in op.regions:
-                    self._follow(yielded_by(region.block)[index_of(value)])
+                    yield self._follow(yielded_by(region.block)[index_of(value)])
             case ew.Select():
-                self._follow(op.if_true)
-                self._follow(op.if_false)
+                yield self._follow(op.if_true)
+                yield self._follow(op.if_false)
             case ew.Elementwise() if op.fn.name in ("add", "sub", "neg"):
                 for v in op.operands:
-                    self._follow(v)
+                    yield self._follow(v)
             case ew.Elementwise() if op.fn.name == "mul":
-                self._follow_product(value, *op.args)
+                yield self._follow_product(value, *op.args)
             case _:
                 raise NotInParts
 
-    def _follow_product(self, value: SSAValue, left: SSAValue, right: SSAValue) -> None:
+    def _follow_product(self, value: SSAValue, left: SSAValue, right: SSAValue) -> Walk[None]:
         """Follows the operand of a product that is a sum; the other is its factor."""
         kept = dict(self.members), list(self.reduces), self._found, self.axis
         try:
-            self._follow(left)
+            yield self._follow(left)
         except NotInParts:
             self.members, self.reduces, self._found, self.axis = kept
-            self._follow(right)
+            yield self._follow(right)
             self.members[value] = 1
 
     def _inside(self, op: Operation) -> bool:
@@ -276,7 +279,7 @@ class Parts:
         first = make.eq(make(tile.Broadcast(ids, self._type(i32))), make.number(0, self._type(i32)))
         return make(ew.Select(first, self._broadcast(value, anchor), zero))
 
-    def _begins(self, value: SSAValue, user: Operation) -> bool:
+    def _begins(self, value: SSAValue, user: Operation) -> Walk[bool]:
         """Whether the sum's value before the loop is made of such sums too, and has no other use.
 
         It may be the sum of an iteration that stands before its loop.
@@ -294,17 +297,30 @@ class Parts:
             case tile.Reduce():
                 return self._like(op)
             case ew.Elementwise() if op.fn.name in ("add", "sub", "neg"):
-                return all(self._begins(v, op) for v in op.operands)
+                return (yield self._all_begin(op.operands, op))
             case ew.Elementwise() if op.fn.name == "mul":
-                return any(
-                    self._begins(v, op) and self._is_in_place(op.operands[1 - i])
-                    for i, v in enumerate(op.operands)
-                )
+                return (yield self._begun_factor(op)) >= 0
             case ew.Select():
-                return self._is_in_place(op.condition) and all(
-                    self._begins(v, op) for v in op.operands[1:]
+                return self._is_in_place(op.condition) and (
+                    yield self._all_begin(op.operands[1:], op)
                 )
         return False
+
+    def _all_begin(self, values: Sequence[SSAValue], user: Operation) -> Walk[bool]:
+        """Whether `_begins` holds of all these operands."""
+        for v in values:
+            if not (yield self._begins(v, user)):
+                return False
+        return True
+
+    def _begun_factor(self, op: Operation) -> Walk[int]:
+        """Of a product the operand that begins as a sum, the other being in place; -1 where none
+        does.
+        """
+        for i, v in enumerate(op.operands):
+            if (yield self._begins(v, op)) and self._is_in_place(op.operands[1 - i]):
+                return i
+        return -1
 
     def _like(self, op: tile.Reduce) -> bool:
         """Whether a sum's parts have the layout of the loop's."""
@@ -325,34 +341,29 @@ class Parts:
         row = self._row(value.type)[1].register_layout
         return movement(layout_of(value), row) in ("none", "registers")
 
-    def _begun(self, value: SSAValue, anchor: Operation) -> SSAValue:
+    def _begun(self, value: SSAValue, anchor: Operation) -> Walk[SSAValue]:
         """That in parts, where it stands."""
         if constant(value) == 0:
             return Builder(anchor).number(0, self._type(element_of(value.type)))
         op = owner_op(value)
         if isinstance(op, tile.Reduce):
             return self._own(op)
-        whole = self._whole_operand(op)
-        operands = [
-            self._broadcast(v, op) if i == whole else self._begun(v, op)
-            for i, v in enumerate(op.operands)
-        ]
+        whole = yield self._whole_operand(op)
+        operands = []
+        for i, v in enumerate(op.operands):
+            operands.append(self._broadcast(v, op) if i == whole else (yield self._begun(v, op)))
         new = op.clone()
         new.operands = operands
         retype(new.results[0], self._type(element_of(value.type)))
         return before(op, new).results[0]
 
-    def _whole_operand(self, op: Operation) -> int:
+    def _whole_operand(self, op: Operation) -> Walk[int]:
         """The operand that is the same for all parts of a row; -1 where there is none."""
         if isinstance(op, ew.Select):
             return 0
         if not isinstance(op, CLASSES["mul"]):
             return -1
-        return next(
-            1 - i
-            for i, v in enumerate(op.operands)
-            if self._begins(v, op) and self._is_in_place(op.operands[1 - i])
-        )
+        return 1 - (yield self._begun_factor(op))
 
     def rewrite(self) -> None:
         """Puts the sum in parts in place of the carried one."""
@@ -365,7 +376,9 @@ class Parts:
         loop, whole = self.loop, self.argument.type
         start = loop.iter_args[self.index]
         loop.operands[3 + self.index] = (
-            self._begun(start, loop) if self._begins(start, loop) else self._first(start, loop)
+            without_recursion(self._begun(start, loop))
+            if without_recursion(self._begins(start, loop))
+            else self._first(start, loop)
         )
         result = loop.results[self.index]
         for value in (self.argument, result):

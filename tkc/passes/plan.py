@@ -921,16 +921,16 @@ def _copied(op: Operation, load: LoadPlan) -> bool:
 
 def _only_dots(value: SSAValue) -> bool:
     """Whether everything a value is used for ends as an operand of a dot."""
-    return all(
-        isinstance(u.operation, tile.Dot)
-        and u.index < 2
-        or isinstance(u.operation, VIEWS)
-        and _only_dots(u.operation.results[0])
-        or isinstance(u.operation, POINTWISE)
-        and value.has_one_use()
-        and _only_dots(u.operation.results[0])
-        for u in value.uses
-    )
+    left = [value]
+    while left:
+        value = left.pop()
+        for use in value.uses:
+            op = use.operation
+            if isinstance(op, VIEWS) or isinstance(op, POINTWISE) and value.has_one_use():
+                left.append(op.results[0])
+            elif not isinstance(op, tile.Dot) or use.index >= 2:
+                return False
+    return True
 
 
 def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:

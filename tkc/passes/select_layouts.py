@@ -67,7 +67,15 @@ from tkc.ir.plan import DotPlan, Plan, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
-from tkc.ir.values import extents_of, first_of, layout_of, owner_op, tile_type
+from tkc.ir.values import (
+    Walk,
+    extents_of,
+    first_of,
+    layout_of,
+    owner_op,
+    tile_type,
+    without_recursion,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.mapped import layouts_of_operand
 from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess, tiles
@@ -137,6 +145,9 @@ class Selection:
     # ---- operands in layouts
     def operand(self, value: SSAValue, layout: Layout | None = None) -> SSAValue:
         """The value in that layout (its own where None); a scalar is itself."""
+        return without_recursion(self._operand(value, layout))
+
+    def _operand(self, value: SSAValue, layout: Layout | None) -> Walk[SSAValue]:
         if not isinstance(value.type, TileType):
             return value
         have, wanted = value.type.register_layout, layout or self._layout(value)
@@ -144,24 +155,29 @@ class Selection:
             return value
         key = value, wanted
         if key not in self.made:
-            make = self._rematerialised if have is None else self._converted
-            self.made[key] = make(value, wanted)
+            self.made[key] = (
+                (yield self._rematerialised(value, wanted))
+                if have is None
+                else self._converted(value, wanted)
+            )
         return self.made[key]
 
-    def _rematerialised(self, value: SSAValue, layout: Layout) -> SSAValue:
+    def _rematerialised(self, value: SSAValue, layout: Layout) -> Walk[SSAValue]:
         """A copy, in a layout, of a value that is cheap, a view, or sunk."""
         op = owner_op(value)
         assert not self.kinds.data(value), f"{value} is used before its layout is known"
         match op:
             case tile.Broadcast() | tile.Transpose():
-                operands = [self.operand(op.arg, backward(op, layout))]
+                operands = [(yield self._operand(op.arg, backward(op, layout)))]
             case tile.Reshape():
                 source, result = reshape_layouts(op, layout, self._layout(op.arg), self.plan.warps)
                 if result != layout:
-                    return self._converted(self.operand(value, result), layout)
-                operands = [self.operand(op.arg, source)]
+                    return self._converted((yield self._operand(value, result)), layout)
+                operands = [(yield self._operand(op.arg, source))]
             case _:
-                operands = [self.operand(v, layout) for v in op.operands]
+                operands = []
+                for v in op.operands:
+                    operands.append((yield self._operand(v, layout)))
         new = op.clone(dict(zip(op.operands, operands, strict=True)))
         retype(new.results[0], tile_type(value).with_layout(layout))
         new.results[0].name_hint = value.name_hint

@@ -56,12 +56,15 @@ def bytes_of(op: Operation) -> int:
 
 def addresses(value: SSAValue) -> bool:
     """Whether a value says where another load is: copies that run ahead need it as early."""
-    for use in value.uses:
-        op = use.operation
-        if isinstance(op, (tile.Load, tile.View)) and use.index > 0:
-            return True
-        if isinstance(op, (*POINTWISE, *VIEWS)) and addresses(op.results[0]):
-            return True
+    seen, left = {value}, [value]
+    while left:
+        for use in left.pop().uses:
+            op = use.operation
+            if isinstance(op, (tile.Load, tile.View)) and use.index > 0:
+                return True
+            if isinstance(op, (*POINTWISE, *VIEWS)) and op.results[0] not in seen:
+                seen.add(op.results[0])
+                left.append(op.results[0])
     return False
 
 
