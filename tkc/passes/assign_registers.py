@@ -12,6 +12,7 @@ alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from xdsl.dialects import scf
@@ -79,18 +80,28 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
     operation.
     """
     last = _last_uses(block)
+    last_of: dict[Operation, set[SSAValue]] = defaultdict(set)
+    for value, op in last.items():
+        if value not in live:
+            last_of[op].add(value)
     now = set(live) | {a for a in block.args if size(a)}
-    peak, where = sum(map(size, now)), None
+    held = sum(map(size, now))
+    peak, where = held, None
     for op in block.ops:
-        ending = {v for v in now if last.get(v) is op and v not in live}
+        ending = last_of[op] & now
         for found, at in _pressures_inside(op, now, ending):
             if found > peak:
                 peak, where = found, at or op
         now -= ending
-        now.update(r for r in op.results if size(r) and r in last)
-        total = sum(map(size, now | set(op.results)))
-        if total > peak:
-            peak, where = total, op
+        sizes = {r: size(r) for r in op.results}
+        held += sum(sizes.values()) - sum(map(size, ending))
+        if held > peak:
+            peak, where = held, op
+        for r, registers in sizes.items():
+            if registers and r in last:
+                now.add(r)
+            else:
+                held -= registers
     return peak, where
 
 

@@ -52,7 +52,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
-from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
@@ -448,7 +448,8 @@ def _plan(program: Program, context: PassContext) -> Plan:
         return said.append(f"plan: {text}")
 
     ranges = Ranges()
-    loads = tuple(_load(op, ranges) for op in program.loads)
+    feeding = feeding_dots(program.kernel)
+    loads = tuple(_load(op, ranges, op.results[0] in feeding) for op in program.loads)
     given = list(zip(program.loads, loads, strict=False))
     warps, spread, streams = (
         (
@@ -866,7 +867,7 @@ def _source(
         or not value.has_one_use()
     ):
         return "registers"
-    if not _copied(value.owner, _load(value.owner, Ranges())):
+    if not _copied(value.owner, _load(value.owner, Ranges(), bool(dots_fed(value.owner)))):
         return "registers"
     held = tile_type(value).bytes // (4 * 32 * parts)
     return (
@@ -894,13 +895,12 @@ def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int,
     )
 
 
-def _load(op: Operation, ranges: Ranges) -> LoadPlan:
+def _load(op: Operation, ranges: Ranges, feeds_dots: bool) -> LoadPlan:
     if tile_of(op) is None:
         return LoadPlan()
     access = Access.of(op, ranges)
     vector = access.vector * access.bits // 8
-    fed = dots_fed(op)
-    if not fed or not _only_dots(op.results[0]):
+    if not feeds_dots or not _only_dots(op.results[0]):
         return LoadPlan("registers", vector)
     plan = LoadPlan("shared", vector)
     return (
@@ -986,10 +986,11 @@ def _swept(program: Program) -> bool:
     """Whether, in a loop, one operand of the dots is the same for all programs of axis 0 and
     another for all of axis 1.
     """
+    feeding = feeding_dots(program.kernel)
     axes = [
         program_axes(op.operands)
         for op in program.loads
-        if loop_of(op) is not None and dots_fed(op)
+        if loop_of(op) is not None and op.results[0] in feeding
     ]
     return {0} in axes and {1} in axes
 

@@ -18,6 +18,7 @@ at the loop's end.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ ALIASES = (
 LOOPS = (scf.ForOp, scf.WhileOp)
 MIN_NOTED_REGISTERS = 8  # of a carried tile whose copies are remarked on
 
+Interval = tuple[int, int]  # from a point of time to another, which is not in it
 Path = tuple[tuple[Operation, int], ...]  # the branches around an operation: (if, which region)
 
 
@@ -174,7 +176,8 @@ class Classes:
         self.ranges = ranges
         self.parent: dict[SSAValue, SSAValue] = {}
         self.members: dict[SSAValue, list[SSAValue]] = {}
-        self.spans: dict[SSAValue, tuple[int, int]] = {}
+        # of each class, sorted; None where branches let two of its values be live at one time
+        self.intervals: dict[SSAValue, list[Interval] | None] = {}
 
     def root(self, v: SSAValue) -> SSAValue:
         """The value that stands for a class."""
@@ -197,26 +200,37 @@ class Classes:
         if registers_of(ta) != registers_of(tb):
             return False
         left, right = self.of(ra), self.of(rb)
-        (from_left, to_left), (from_right, to_right) = self._span(ra), self._span(rb)
-        apart = to_left <= from_right or to_right <= from_left
-        if not (by_force or apart) and any(self.ranges.overlap(x, y) for x in left for y in right):
+        united = _united(self._intervals(ra), self._intervals(rb))
+        if not (by_force or united) and any(self.ranges.overlap(x, y) for x in left for y in right):
             return False
         self.parent[rb] = ra
         left += right
         self.members[ra] = left
         self.members.pop(rb, None)
-        self.spans[ra] = min(from_left, from_right), max(to_left, to_right)
+        self.intervals[ra] = united
         return True
 
-    def _span(self, root: SSAValue) -> tuple[int, int]:
-        """From when to when some value of a class is live, in one branch or another."""
-        if root not in self.spans:
+    def _intervals(self, root: SSAValue) -> list[Interval] | None:
+        """When the values of a class are live, as seen from all branches."""
+        if root not in self.intervals:
             ends = [end for end, _ in self.ranges.uses.get(root, ())]
-            self.spans[root] = (
-                self.ranges.start[root],
-                max([self.ranges.end[root], *ends]),
-            )
-        return self.spans[root]
+            last = max([self.ranges.end[root], *ends])
+            self.intervals[root] = [(self.ranges.start[root], last)]
+        return self.intervals[root]
+
+
+def _united(a: list[Interval] | None, b: list[Interval] | None) -> list[Interval] | None:
+    """Two sorted lists of disjoint intervals as one; None where some of them meet."""
+    if a is None or b is None:
+        return None
+    many, few = (a, b) if len(a) >= len(b) else (b, a)
+    for begin, end in few:
+        at = bisect_left(many, (end, 0))
+        if at and many[at - 1][1] > begin:
+            return None
+    for interval in few:
+        insort(many, interval)
+    return many
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,19 @@ def feeds_dot(value: SSAValue, memo: dict[SSAValue, bool] | None = None) -> bool
     return found
 
 
+def feeding_dots(kernel: tile.Kernel) -> set[SSAValue]:
+    """The values that operands of dots are made of, element-wise operations and views between: all
+    of which `dots_fed` finds a dot.
+    """
+    found: set[SSAValue] = set()
+    for op in reversed(list(kernel.walk())):
+        if isinstance(op, tile.Dot):
+            found.update(op.operands[:2])
+        elif isinstance(op, (*VIEWS, *POINTWISE)) and op.results[0] in found:
+            found.update(op.operands)
+    return found
+
+
 def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
     """The dots of which a load's result is an operand: the dot, the operand's index, and whether
     only views are between.

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from heapq import heappop, heappush
+from itertools import islice, pairwise
 from math import gcd
 from typing import TypeVar
 
@@ -23,7 +24,14 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import defining_op, extents_of, tile_type, yielded_by
+from tkc.ir.values import (
+    Walk,
+    defining_op,
+    extents_of,
+    tile_type,
+    without_recursion,
+    yielded_by,
+)
 from tkc.passes.analysis.access import (
     CACHED_TILE_BYTES,
     Access,
@@ -100,6 +108,9 @@ class Groups:
         # Concats that are a choice of registers of dots' accumulators.
         self.joined: set[tile.Concat] = set()
         self.chosen: dict[SSAValue, Layout] = {}
+        # How many of them have had their relations followed, and the relations of each source.
+        self._propagated = 0
+        self._relations_of: dict[SSAValue, list[int]] = {}
         self.members: list[SSAValue] = []
         # Of arrays in workspaces: a value that is stored there or loaded.
         self.in_workspaces: dict[SSAValue, SSAValue] = {}
@@ -184,7 +195,7 @@ class Groups:
         self._relate(op.result, op.acc)
         for operand, layout in zip((op.a, op.b), self.dots[op].layouts[:2], strict=True):
             if layout is not None:
-                self._follow_sunk(operand, layout, tile_type(operand).size)
+                without_recursion(self._follow_sunk(operand, layout, tile_type(operand).size))
 
     def _enter_reduction(self, op: tile.Reduce) -> None:
         self.tie(*op.args)
@@ -266,7 +277,7 @@ class Groups:
 
         self.relations.append(Relation(result, value, derive))
 
-    def _follow_sunk(self, value: SSAValue, layout: Layout, whole: int) -> None:
+    def _follow_sunk(self, value: SSAValue, layout: Layout, whole: int) -> Walk[None]:
         """Small loads that are broadcast into a dot's operand are made in the layout it needs."""
         if not isinstance(value.type, TileType) or self.kinds.cheap(value):
             return
@@ -274,12 +285,12 @@ class Groups:
         if self.kinds.view(value):
             view = view_of(value)
             try:
-                self._follow_sunk(view.arg, backward(view, layout), whole)
+                yield self._follow_sunk(view.arg, backward(view, layout), whole)
             except LayoutError:
                 return
         elif isinstance(op, Operation) and self.kinds.sunk(value):
             for v in op.operands:
-                self._follow_sunk(v, layout, whole)
+                yield self._follow_sunk(v, layout, whole)
         elif isinstance(op, LOADS) and value.has_one_use():
             t = value.type
             if t.size < whole and t.bytes <= CACHED_TILE_BYTES:
@@ -309,7 +320,8 @@ class Groups:
         for value, layout in self.wanted:
             self._suggest(value, layout)
         self._propagate()
-        for v in sorted(self.members, key=self._urgency):
+        depths = {root: self._depth(root) for root in dict.fromkeys(map(self.find, self.members))}
+        for v in sorted(self.members, key=lambda v: self._urgency(v, depths)):
             root = self.find(v)
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
@@ -332,12 +344,12 @@ class Groups:
         """A layout for the group of a value, where it has none."""
         self.chosen.setdefault(self.find(value), layout)
 
-    def _urgency(self, value: SSAValue) -> tuple[int, bool, int]:
+    def _urgency(self, value: SSAValue, depths: dict[SSAValue, int]) -> tuple[int, bool, int]:
         """The order in which groups choose: by size, those of loads and stores first, in the
         deepest loops first.
         """
         root = self.find(value)
-        return -tile_type(value).size, not self.anchors.get(root), -self._depth(root)
+        return -tile_type(value).size, not self.anchors.get(root), -depths[root]
 
     def _suggest_relayout(self, operand: SSAValue, k: int, permuted: bool) -> None:
         """An operand that is relaid out is loaded in the layout in which that role reads it."""
@@ -379,24 +391,43 @@ class Groups:
                 found.setdefault(root, []).extend(found.pop(v))
 
     def _propagate(self) -> None:
-        changed = True
-        while changed:
-            changed = False
-            for relation in self.relations:
-                source, target = self.find(relation.source), self.find(relation.target)
-                if source not in self.chosen or target in self.chosen:
-                    continue
-                try:
-                    derived = relation.derive(self.chosen[source])
-                except LayoutError:
-                    continue
-                is_smaller = tile_type(target).size < tile_type(source).size
-                # a group that is no smaller, and has loads or stores, chooses for itself
-                if is_smaller or all(
-                    self.accesses[op].fits(derived, self.plan.warps)
-                    for op in self.anchors.get(target, ())
-                ):
-                    self.chosen[target], changed = derived, True
+        """Chooses for groups what follows from those that have a layout: relations are taken in
+        order, again and again until none applies. Each is looked at once, when its source is new.
+        """
+        if not self._relations_of:
+            for at, relation in enumerate(self.relations):
+                self._relations_of.setdefault(self.find(relation.source), []).append(at)
+        due: list[tuple[int, int]] = []  # which time round, and which relation
+
+        def add_new(now: tuple[int, int]) -> None:
+            new = islice(reversed(self.chosen), len(self.chosen) - self._propagated)
+            for source in reversed(list(new)):
+                for at in self._relations_of.get(source, ()):
+                    heappush(due, (now[0] + (at <= now[1]), at))
+            self._propagated = len(self.chosen)
+
+        add_new((0, -1))
+        while due:
+            now = heappop(due)
+            if self._follows(self.relations[now[1]]):
+                add_new(now)
+
+    def _follows(self, relation: Relation) -> bool:
+        """Chooses the layout of a relation's target, if it has none and the relation gives one."""
+        source, target = self.find(relation.source), self.find(relation.target)
+        if target in self.chosen:
+            return False
+        try:
+            derived = relation.derive(self.chosen[source])
+        except LayoutError:
+            return False
+        # a group that is no smaller, and has loads or stores, chooses for itself
+        follows = tile_type(target).size < tile_type(source).size or all(
+            self.accesses[op].fits(derived, self.plan.warps) for op in self.anchors.get(target, ())
+        )
+        if follows:
+            self.chosen[target] = derived
+        return follows
 
     def _depth(self, root: SSAValue) -> int:
         """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""

@@ -39,7 +39,7 @@ from tkc.passes.analysis.access import bytes_of, tile_of
 from tkc.passes.analysis.alias import accessed
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.analysis.values import LOADS, dots_fed
+from tkc.passes.analysis.values import LOADS, feeding_dots
 
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 COPY_LATENCY = 1000  # clocks from issuing a copy to its arrival
@@ -140,6 +140,7 @@ class Work:
         known, order = Numbers(kernel, sizes), list(kernel.walk())
         parts: dict[Operation | None, tuple[list[Dot], list[Moved]]] = {}
         loads = [op for op in order if isinstance(op, LOADS)]
+        feeding = feeding_dots(kernel)
 
         def place(op: Operation) -> tuple[list[Dot], list[Moved]]:
             return parts.setdefault(loop_of(op), ([], []))
@@ -158,7 +159,7 @@ class Work:
                     bytes_of(load),
                     known.inside(load),
                     frozenset(program_axes([*load.operands, *around], ends=False)),
-                    bool(dots_fed(load)),
+                    load.results[0] in feeding,
                     cut(load),
                 )
             )
