@@ -324,13 +324,15 @@ class Copy(CopyIn):
 class CopyOut(TileOperation):
     """A buffer to a block of an array, by the tensor memory accelerator; what lies outside the
     array is not written. The buffer may be written again when `slots` more copies of its kind have
-    been issued."""
+    been issued. reduce: "add", "max" or "min" of what is there, instead of a store.
+    """
 
     name = "tile.copy_out"
     __form__ = "array [offsets] buffer"
     array, offsets, buffer = operand_def(ArrayType), var_operand_def(), operand_def(SharedType)
     extents = prop_def(DenseArrayBase)
     slots = prop_def(IntegerAttr)
+    reduce = opt_prop_def(StringAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
     @property
@@ -344,9 +346,15 @@ class CopyOut(TileOperation):
         buffer: SSAValue,
         extents: Sequence[int],
         slots: int,
+        reduce: str | None = None,
     ):
         super().__init__(
-            array=array, offsets=list(offsets), buffer=buffer, extents=extents, slots=slots
+            array=array,
+            offsets=list(offsets),
+            buffer=buffer,
+            extents=extents,
+            slots=slots,
+            reduce=reduce,
         )
 
 

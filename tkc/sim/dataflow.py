@@ -175,9 +175,13 @@ def dot(m, op, a, b, acc):
 
 
 def copy_out(m, op, *_):
-    """A buffer to the block of the array that lies inside."""
+    """A buffer to the block of the array that lies inside, or combined with what is there."""
     place, live = level0.block(m, op)
-    m.memory.store(place, live, np.reshape(m[op.buffer][0], place.shape))
+    values = np.reshape(m[op.buffer][0], place.shape)
+    if op.reduce is None:
+        m.memory.store(place, live, values)
+    else:
+        level0.update(m, op.reduce.data, place, live, values, 0, op.buffer.type.element)
 
 
 RULES = level0.RULES | {

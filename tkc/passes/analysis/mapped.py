@@ -15,6 +15,7 @@ from tkc.ir.host_values import is_whole
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import ArrayFacts, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
+from tkc.passes.analysis.values import BlockAccess
 
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
@@ -37,7 +38,7 @@ def through(view: tile.View, axis: int) -> int:
     return [a for a, kind in enumerate(view.kinds) if kind.data != "index"][axis]
 
 
-def dense_of_block(op: tile.Load | tile.Store) -> int:
+def dense_of_block(op: BlockAccess) -> int:
     """The axis of a block's tile that is dense in memory."""
     dense = dense_axis(op.array)
     return sum(n >= 0 for n in op.extents.get_values()[:dense])
@@ -87,7 +88,7 @@ def _is_part(array: SSAValue) -> bool:
     )
 
 
-def unmapped(op: tile.Load | tile.Store) -> str:
+def unmapped(op: BlockAccess) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
     whole = whole_of(op.array)
     if op.mask is not None or isinstance(op, tile.Load) and op.other is not None:
@@ -107,7 +108,7 @@ def _axis_of_argument(array: SSAValue, axis: int) -> int:
     return axis
 
 
-def _unmapped_shape(op: tile.Load | tile.Store, facts: ArrayFacts, dense: int, inner: int) -> str:
+def _unmapped_shape(op: BlockAccess, facts: ArrayFacts, dense: int, inner: int) -> str:
     """dense, inner: the dense axis, of the array that is accessed and of the argument."""
     extents = op.extents.get_values()
     itemsize = bits(array_type(op.array).element) // 8

@@ -22,6 +22,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     LONG_EPILOGUE_REGISTERS,
     ROWS_PER_WARPGROUP,
     Parts,
+    ResultStore,
     advanced,
     load_registers,
     neighbours,
@@ -48,7 +49,8 @@ class _Stores:
         self.large = [
             op
             for op in kernel.walk()
-            if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+            if isinstance(op, (tile.Store, tile.AtomicBlock))
+            and isinstance(op.value.type, TileType)
         ]
         self.parts = Parts(self.large)
 
@@ -69,7 +71,7 @@ class _Stores:
         }
         free = self._free_buffers()
 
-        def kind(op: tile.Store) -> object:
+        def kind(op: ResultStore) -> object:
             geometry = None
             if op in in_subtiles:
                 geometry = subtile(op, self.groups, self.plan.columns)
@@ -83,7 +85,7 @@ class _Stores:
         for together in neighbours(transposed, lambda op: extents_of(op.value)):
             self._from_registers(together, True)
 
-    def _is_accumulator(self, op: tile.Store, transposed: bool) -> bool:
+    def _is_accumulator(self, op: ResultStore, transposed: bool) -> bool:
         """Whether a tile has the layout of a dot's accumulator, or of that of a swapped dot."""
         t = tile_type(op.value)
         if t.rank != 2:
@@ -94,7 +96,7 @@ class _Stores:
         layout = wgmma_accumulator(m, n, self.groups)
         return t.register_layout == (layout.transpose((1, 0)) if transposed else layout)
 
-    def _free_buffers(self) -> dict[tile.Store, SSAValue]:
+    def _free_buffers(self) -> dict[ResultStore, SSAValue]:
         """The operand stages that results reuse: each its own, also where one planned before it is
         stored from registers.
         """
@@ -107,7 +109,9 @@ class _Stores:
         stores = subtile_stores(self.kernel, ROWS_PER_WARPGROUP * self.groups, self.groups)
         return dict(zip(stores, copied, strict=False))
 
-    def _through_subtiles(self, stores: list[tile.Store], free: dict[tile.Store, SSAValue]) -> None:
+    def _through_subtiles(
+        self, stores: list[ResultStore], free: dict[ResultStore, SSAValue]
+    ) -> None:
         """Through one or two buffers a store, in turn, or through operand stages that are free; a
         part's loads are issued before the part before it is stored, where registers allow.
         """
@@ -135,11 +139,12 @@ class _Stores:
                 written(buffer, part, anchor, self.context)
                 offsets = [advanced(o, by, anchor) for o, by in zip(op.offsets, at, strict=True)]
                 pending = in_turn * len(stores)
-                before(anchor, shared.CopyOut(op.array, offsets, buffer, size, pending))
+                kind = op.kind.data if isinstance(op, tile.AtomicBlock) else None
+                before(anchor, shared.CopyOut(op.array, offsets, buffer, size, pending, kind))
         for op in stores:
             erase(op)
 
-    def _from_registers(self, stores: list[tile.Store], transposed: bool) -> None:
+    def _from_registers(self, stores: list[ResultStore], transposed: bool) -> None:
         """As many columns at once as a subtile has: what is computed for one part is no longer live
         before the next.
         """
@@ -158,7 +163,7 @@ class _Stores:
             erase(op)
 
     def _store_part(
-        self, op: tile.Store, at: tuple[int, int], size: tuple[int, int], anchor: tile.Store
+        self, op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
     ) -> None:
         kept = iter(zip(at, size, strict=True))
         offsets, extents = list(op.offsets), list(op.extents.get_values())
@@ -168,10 +173,13 @@ class _Stores:
                 offsets[axis] = advanced(offsets[axis], start, anchor)
         value = self.parts.of(op.value, (at, size), anchor)
         mask = None if op.mask is None else self.parts.of(op.mask, (at, size), anchor)
-        before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+        if isinstance(op, tile.AtomicBlock):
+            before(anchor, tile.AtomicBlock(op.kind.data, op.array, offsets, value, extents, mask))
+        else:
+            before(anchor, tile.Store(op.array, offsets, value, extents, mask))
 
 
-def _alternate(shape: tuple[int, int], count: int, store: tile.Store) -> list[SSAValue]:
+def _alternate(shape: tuple[int, int], count: int, store: ResultStore) -> list[SSAValue]:
     """Buffers for parts of a store's tile."""
     element = element_of(store.value.type)
     swizzle = shape[1] * bits(element) // 8
@@ -179,7 +187,7 @@ def _alternate(shape: tuple[int, int], count: int, store: tile.Store) -> list[SS
     return [before(store, shared.Alloc(t)).result for _ in range(count)]
 
 
-def _panels(buffer: SSAValue, shape: tuple[int, int], store: tile.Store) -> list[SSAValue]:
+def _panels(buffer: SSAValue, shape: tuple[int, int], store: ResultStore) -> list[SSAValue]:
     """The panels of a buffer, one for each part of a store's tile."""
     t, memory = tile_type(store.value), shared_type(buffer).memory
     zero = before(store, tile.Constant(0, i32)).result

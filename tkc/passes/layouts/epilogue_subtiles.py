@@ -31,6 +31,8 @@ from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
+# What ends a program: results are stored, or added to what is there.
+ResultStore = tile.Store | tile.AtomicBlock
 ROWS_PER_WARPGROUP = 64
 SWIZZLE_BYTES = (128, 64, 32)
 # Of a consumer's thread, for its accumulator, the loads of a subtile and the subtile itself.
@@ -49,14 +51,15 @@ SINGLE_INSTRUCTIONS = {
 REGISTER_HUNGRY = {"tile.erf"}
 
 
-def subtile(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
+def subtile(store: ResultStore, groups: int, widest: int) -> tuple[int, int] | None:
     """Rows and columns (at most the widest) of the subtiles of a store's tile, where warpgroups
     share its rows; None if it is stored from registers.
     """
     t = store.value.type
     if not isinstance(t, TileType) or t.rank != 2:
         return None
-    if not is_float(t.element) or bits(t.element) != 16:
+    widths_in_bits = (16, 32) if isinstance(store, tile.AtomicBlock) else (16,)
+    if not is_float(t.element) or bits(t.element) not in widths_in_bits:
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
     widths = (8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES)
@@ -64,7 +67,7 @@ def subtile(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | No
     return (rows, columns) if columns and m % rows == 0 else None
 
 
-def subtile_of(store: tile.Store, groups: int, widest: int) -> tuple[int, int]:
+def subtile_of(store: ResultStore, groups: int, widest: int) -> tuple[int, int]:
     """Rows and columns of the subtiles of a store that has some."""
     found = subtile(store, groups, widest)
     assert found is not None
@@ -72,7 +75,7 @@ def subtile_of(store: tile.Store, groups: int, widest: int) -> tuple[int, int]:
 
 
 def widest_subtile(
-    stores: Sequence[tile.Store],
+    stores: Sequence[ResultStore],
     accumulator: int,
     registers: int = EPILOGUE_REGISTERS_PER_THREAD,
 ) -> int:
@@ -84,7 +87,7 @@ def widest_subtile(
     return next((c for c in fitting if epilogue_registers(stores, accumulator, c) <= registers), 16)
 
 
-def epilogue_registers(stores: Sequence[tile.Store], accumulator: int, columns: int = 16) -> int:
+def epilogue_registers(stores: Sequence[ResultStore], accumulator: int, columns: int = 16) -> int:
     """Registers of a thread with an accumulator of so many, while subtiles of so many columns are
     stored.
     """
@@ -118,7 +121,7 @@ def is_long(within: Iterable[Operation]) -> bool:
     return operations >= LONG_EPILOGUE_OPERATIONS
 
 
-def subtile_buffers(store: tile.Store, groups: int, widest: int, planned: int) -> int:
+def subtile_buffers(store: ResultStore, groups: int, widest: int, planned: int) -> int:
     """Buffers that a store's subtiles use in turn: as many as planned where that divides the
     subtiles of a program (the wait for a subtile counts back by subtiles).
     """
@@ -127,7 +130,7 @@ def subtile_buffers(store: tile.Store, groups: int, widest: int, planned: int) -
     return planned if (m // rows) * (n // columns) % planned == 0 else 1
 
 
-def subtile_bytes(stores: Sequence[tile.Store], groups: int, widest: int, planned: int) -> int:
+def subtile_bytes(stores: Sequence[ResultStore], groups: int, widest: int, planned: int) -> int:
     """Shared memory for the subtiles of a program's stores."""
     return sum(
         subtile_buffers(op, groups, widest, planned)
@@ -138,7 +141,7 @@ def subtile_bytes(stores: Sequence[tile.Store], groups: int, widest: int, planne
 
 
 def reusable_loads(
-    stores: Sequence[tile.Store],
+    stores: Sequence[ResultStore],
     loads: Sequence[tile.Load],
     loop: Operation,
     groups: int,
@@ -168,7 +171,7 @@ def reusable_loads(
     return found
 
 
-def _fits(store: tile.Store, subtiles: tuple[int, int], load: tile.Load) -> bool:
+def _fits(store: ResultStore, subtiles: tuple[int, int], load: tile.Load) -> bool:
     """Whether the subtiles of a store have the layout of a load's block in shared memory."""
     (rows, columns), block, stored = subtiles, tile_type(load.result), tile_type(store.value)
     if not block.extents[0] == stored.extents[0] == rows:
@@ -189,7 +192,7 @@ def _is_used_within(value: SSAValue, loop: Operation) -> bool:
     return True
 
 
-def epilogue_of(stores: Sequence[tile.Store]) -> set[Operation]:
+def epilogue_of(stores: Sequence[ResultStore]) -> set[Operation]:
     """The operations whose every use ends in those stores: what may be computed part by part."""
     found: set[Operation] = set(stores)
     work = [v.owner for op in stores for v in op.operands]
@@ -213,7 +216,7 @@ class Parts:
     of a few columns each, so that what one needs is no longer live before the next.
     """
 
-    def __init__(self, stores: Sequence[tile.Store]):
+    def __init__(self, stores: Sequence[ResultStore]):
         self.within = epilogue_of(stores)
         self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
         self.long = is_long(self.within)
@@ -359,12 +362,12 @@ def _result_axes(op: Operation) -> list[int | None] | None:
 
 
 def neighbours(
-    stores: Sequence[tile.Store], kind: Callable[[tile.Store], object]
-) -> list[list[tile.Store]]:
+    stores: Sequence[ResultStore], kind: Callable[[ResultStore], object]
+) -> list[list[ResultStore]]:
     """Stores of one kind that follow each other with nothing between that could observe their
     order.
     """
-    found: list[list[tile.Store]] = []
+    found: list[list[ResultStore]] = []
     for op in stores:
         last = found[-1][-1] if found else None
         is_next = last is not None and last.parent is op.parent and kind(last) == kind(op)
@@ -375,7 +378,7 @@ def neighbours(
     return found
 
 
-def _are_adjacent(first: tile.Store, second: tile.Store) -> bool:
+def _are_adjacent(first: ResultStore, second: ResultStore) -> bool:
     op = first.next_op
     while op is not None and op is not second:
         if op.regions:

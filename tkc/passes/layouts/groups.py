@@ -560,7 +560,7 @@ class Groups:
         layout = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
         if layout is None:
             return access.layout(plan.warps, cluster_split=plan.cluster_split)
-        is_store = isinstance(op, tile.Store)
+        is_store = isinstance(op, (tile.Store, tile.AtomicBlock))
         if plan.register_transpose and is_store:
             layout = vectors_first(layout, access.order[0])
         # a tile that a cluster shares stays where it is; roles convert nothing between warps

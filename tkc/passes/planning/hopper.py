@@ -40,7 +40,7 @@ from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
-from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
 from tkc.ir.values import array_type, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses
@@ -50,6 +50,7 @@ from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
+    ResultStore,
     epilogue_registers,
     reusable_loads,
     subtile,
@@ -169,10 +170,7 @@ def _roles(
         return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if options.split_warps and options.roles is None:
         return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
-    if any(
-        isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op)
-        for op in program.kernel.walk()
-    ):
+    if any(isinstance(op, scf.WhileOp) or tile.watches(op) for op in program.kernel.walk()):
         return None, "programs can observe the order in which they run"
     if any(
         isinstance(op, tile.Load)
@@ -825,8 +823,8 @@ def _together(program, dots, options) -> str:
 
 
 def _columns(
-    leaving: list[tile.Store],
-    stores: list[tile.Store],
+    leaving: list[ResultStore],
+    stores: list[ResultStore],
     sums: int,
     warpgroups: int,
     options: LaunchOptions,
@@ -858,7 +856,7 @@ def _columns(
 
 
 def _through(
-    leaving: list[tile.Store],
+    leaving: list[ResultStore],
     rings,
     loop: Operation,
     groups: int,
@@ -889,7 +887,7 @@ def _through(
 
 
 def _unturned(
-    leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions
+    leaving: list[ResultStore], groups: int, columns: int, fitting: dict, options: LaunchOptions
 ) -> str:
     """Why a result is not stored through as many buffers in turn as asked; empty where it is."""
     if not options.subtiles:
@@ -1136,12 +1134,12 @@ def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
     )
 
 
-def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
+def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[ResultStore]:
     """The stores of results that are stored in subtiles."""
     stores = [
         op
         for op in kernel.walk()
-        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+        if isinstance(op, (tile.Store, tile.AtomicBlock)) and isinstance(op.value.type, TileType)
     ]
     return [
         op
@@ -1172,6 +1170,18 @@ def reduction_bytes(program: Program, dots: Sequence[tile.Dot], groups: int) -> 
     )
 
 
-def is_stored_by_map(op: tile.Store) -> bool:
-    """Whether tensor maps can store parts of a matrix."""
+def is_stored_by_map(op: ResultStore) -> bool:
+    """Whether tensor maps can store parts of a matrix, or add them to it."""
+    if isinstance(op, tile.AtomicBlock) and not _is_reduced_by_map(op):
+        return False
     return not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2
+
+
+def _is_reduced_by_map(op: tile.AtomicBlock) -> bool:
+    """Whether the tensor memory accelerator can update memory so: sums of 16- and 32-bit floats,
+    and extrema of 16-bit floats.
+    """
+    element = element_of(op.value.type)
+    if not is_float(element):
+        return False
+    return op.kind.data in {16: ("add", "min", "max"), 32: ("add",)}.get(bits(element), ())

@@ -87,6 +87,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
                     map,
                     place,
                     out.buffer,
+                    reduce=None if out.reduce is None else out.reduce.data,
                     each=each,
                     axis=(
                         next(a for a, n in enumerate(type_of(map, MapType).extents) if n > 1)

@@ -1,0 +1,125 @@
+"""Results that are added to memory, by warp roles: each program's part of a product by the tensor
+memory accelerator, where it has the sum, else from registers.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tests.passes.stages import assembler, assembles_clean
+from tkc.ir import threads
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level4
+
+BM, BN, BK = 128, 64, 64
+TYPES = {
+    tkc.float32: np.float32,
+    tkc.float16: np.float16,
+    tkc.bfloat16: ml_dtypes.bfloat16,
+    tkc.int32: np.int32,
+}
+
+
+def split_k(a, b, c, SPLIT: tkc.constexpr, KIND: tkc.constexpr):
+    """Programs of one output tile each take some steps, and add what they have."""
+    m, n, z = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
+    acc = tkc.zeros((BM, BN))
+    for k in range(z * BK, a.shape[1], BK * SPLIT):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    update = {"add": tkc.atomic_add, "max": tkc.atomic_max, "min": tkc.atomic_min}[KIND]
+    update(c, (m, n), acc.to(c.dtype))
+
+
+def twice(a, b, c, SPLIT: tkc.constexpr, KIND: tkc.constexpr):
+    """Two sums of one result, one of them masked: that one is added from registers."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.atomic_add(c, (m, n), acc.to(c.dtype))
+    odd = (tkc.arange(BN) % 2 == 1)[None, :]
+    tkc.atomic_add(c, (m, n), acc.to(c.dtype), mask=odd)
+
+
+def aligned(dtype) -> ArrayArgument:
+    return ArrayArgument(dtype, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))
+
+
+def operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(m + n + k)
+    return (
+        rng.integers(-1, 2, (m, k)).astype(np.float16),
+        rng.integers(-1, 2, (k, n)).astype(np.float16),
+    )
+
+
+def compiled(fn, dtype, kind: str, split: int):
+    module = traced(fn, *[aligned(tkc.float16)] * 2, aligned(dtype), SPLIT=split, KIND=kind)
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    return module, given
+
+
+def reduces(module) -> int:
+    return sum(isinstance(op, threads.TmaStore) and op.reduce is not None for op in module.walk())
+
+
+def want_split(a, b, c, split: int, kind: str) -> np.ndarray:
+    function = {"add": np.add, "max": np.maximum, "min": np.minimum}[kind]
+    want = c.astype(np.float64)
+    for z in range(split):
+        steps = [k for k in range(a.shape[1]) if k // BK % split == z]
+        part = a[:, steps].astype(np.float64) @ b[steps].astype(np.float64)
+        want = function(want, part)
+    return want
+
+
+@pytest.mark.parametrize(
+    "dtype, kind, by_map",
+    [
+        (tkc.float32, "add", True),
+        (tkc.float16, "add", True),
+        (tkc.bfloat16, "add", True),
+        (tkc.float16, "max", True),
+        (tkc.bfloat16, "min", True),
+        (tkc.float32, "max", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "shape", [(128, 64, 192), (136, 72, 200), (8, 8, 8), (256, 64, 512)], ids=str
+)
+def test_parts_of_a_product_are_combined(dtype, kind, by_map, shape):
+    module, given = compiled(split_k, dtype, kind, 2)
+    assert given.has_roles and bool(reduces(module)) == by_map
+    a, b = operands(*shape)
+    m, n, _ = shape
+    for seed in range(2):
+        c = np.random.default_rng(7).integers(-2, 3, (m, n)).astype(TYPES[dtype])
+        want = want_split(a, b, c, 2, kind)
+        grid = (-(-m // BM), -(-n // BN), 2)
+        level4.run(module, [a, b, c], grid, seed, resident=1 + seed)
+        np.testing.assert_array_equal(c.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("fn", (split_k, twice))
+@assembler
+def test_the_ptx_adds_the_same(fn):
+    split = 2 if fn is split_k else 1
+    module, _ = compiled(fn, tkc.float32, "add", split)
+    assembles_clean(module)
+    m, n, k = 136, 72, 200
+    a, b = operands(m, n, k)
+    c = np.ones((m, n), np.float32)
+    want = want_split(a, b, c, split, "add")
+    if fn is twice:
+        want[:, 1::2] += want[:, 1::2] - 1
+    machine.run(module, [a, b, c], (-(-m // BM), -(-n // BN), split))
+    np.testing.assert_array_equal(c, want)
