@@ -10,7 +10,7 @@ import pytest
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.language.kernels import traced
+from tests.language.kernels import i32, traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import assembler, assembles_clean
 from tkc.ir import threads
@@ -123,3 +123,43 @@ def test_the_ptx_adds_the_same(fn):
         want[:, 1::2] += want[:, 1::2] - 1
     machine.run(module, [a, b, c], (-(-m // BM), -(-n // BN), split))
     np.testing.assert_array_equal(c, want)
+
+
+def stream_k(a, b, c, total, per):
+    """A stretch of all steps of all output tiles each: whole tiles are stored, parts are added."""
+    steps = tkc.cdiv(a.shape[1], BK)
+    columns = tkc.cdiv(b.shape[1], BN)
+    at = tkc.program_id(0) * per
+    stop = tkc.minimum(at + per, total)
+    while at < stop:
+        tile, first = at // steps, at % steps
+        last = tkc.minimum(steps, first + stop - at)
+        m, n = tile // columns * BM, tile % columns * BN
+        acc = tkc.zeros((BM, BN))
+        for k in range(first, last):
+            x, y = tkc.load(a, (m, k * BK), (BM, BK)), tkc.load(b, (k * BK, n), (BK, BN))
+            acc = tkc.dot(x, y, acc)
+        if first == 0 and last == steps:
+            tkc.store(c, (m, n), acc)
+        else:
+            tkc.atomic_add(c, (m, n), acc)
+        at = at + (last - first)
+
+
+@pytest.mark.parametrize("shape", [(128, 64, 192), (264, 72, 200), (8, 8, 8)], ids=str)
+@pytest.mark.parametrize("blocks", (1, 3, 5))
+@assembler
+def test_a_loop_without_a_count_has_roles(shape, blocks):
+    module = traced(stream_k, *[aligned(tkc.float16)] * 2, aligned(tkc.float32), i32(), i32())
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    assembles_clean(module)
+    m, n, k = shape
+    a, b = operands(*shape)
+    total = -(-m // BM) * -(-n // BN) * -(-k // BK)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    for run in (level4.run, machine.run):
+        c = np.zeros((m, n), np.float32)
+        run(module, [a, b, c, total, -(-total // blocks)], (blocks, 1, 1))
+        np.testing.assert_array_equal(c, want)

@@ -170,7 +170,7 @@ def _roles(
         return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if options.split_warps and options.roles is None:
         return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
-    if any(isinstance(op, scf.WhileOp) or tile.watches(op) for op in program.kernel.walk()):
+    if any(tile.watches(op) for op in program.kernel.walk()):
         return None, "programs can observe the order in which they run"
     if any(
         isinstance(op, tile.Load)
