@@ -10,7 +10,7 @@ import pytest
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.language.kernels import i32, traced
+from tests.language.kernels import array, i32, traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import assembler, assembles_clean
 from tkc.ir import threads
@@ -163,3 +163,98 @@ def test_a_loop_without_a_count_has_roles(shape, blocks):
         c = np.zeros((m, n), np.float32)
         run(module, [a, b, c, total, -(-total // blocks)], (blocks, 1, 1))
         np.testing.assert_array_equal(c, want)
+
+
+def claimed(a, b, c, counter, tiles):
+    """Programs take output tiles from a counter."""
+    columns = tkc.cdiv(b.shape[1], BN)
+    t = tkc.atomic_add(counter.ptr, 1)
+    while t < tiles:
+        m, n = t // columns * BM, t % columns * BN
+        acc = tkc.zeros((BM, BN))
+        for k in range(0, a.shape[1], BK):
+            acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+        tkc.store(c, (m, n), acc.to(c.dtype))
+        t = tkc.atomic_add(counter.ptr, 1)
+
+
+def claimed_twice(a, b, c, counter, tiles):
+    """Two numbers in an iteration: the second one is an offset of the result's columns."""
+    t = tkc.atomic_add(counter.ptr, 1)
+    while t < tiles:
+        order = tkc.atomic_add(counter.ptr + 1, 1, sem="relaxed")
+        acc = tkc.zeros((BM, BN))
+        for k in range(0, a.shape[1], BK):
+            x = tkc.load(a, (t * BM, k), (BM, BK))
+            acc = tkc.dot(x, tkc.load(b, (k, 0), (BK, BN)), acc)
+        tkc.store(c, (t * BM, 0), acc.to(c.dtype) + order.to(c.dtype) * 0)
+        t = tkc.atomic_add(counter.ptr, 1)
+
+
+@pytest.mark.parametrize("dtype", (tkc.float32, tkc.float16), ids=str)
+@pytest.mark.parametrize("shape", [(128, 64, 192), (264, 72, 200), (8, 8, 8)], ids=str)
+@pytest.mark.parametrize("blocks", (1, 3, 20))
+@assembler
+def test_a_counter_gives_programs_their_work(dtype, shape, blocks):
+    m, n, k = shape
+    module = traced(claimed, *[aligned(tkc.float16)] * 2, aligned(dtype), array(tkc.int32), i32())
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    assembles_clean(module)
+    a, b = operands(*shape)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    tiles = -(-m // BM) * -(-n // BN)
+    for seed, run in ((0, level4.run), (1, level4.run), (0, machine.run)):
+        c, counter = np.zeros((m, n), TYPES[dtype]), np.zeros(1, np.int32)
+        run(module, [a, b, c, counter, tiles], (blocks, 1, 1), seed=seed)
+        np.testing.assert_array_equal(c, want)
+        assert counter[0] == tiles + blocks
+
+
+def reading_back(a, b, c, counter, tiles):
+    """As `claimed`, and each program adds to what another may have written."""
+    t = tkc.atomic_add(counter.ptr, 1)
+    while t < tiles:
+        acc = tkc.load(c, (0, 0), (BM, BN)).to(tkc.float32)
+        for k in range(0, a.shape[1], BK):
+            acc = tkc.dot(tkc.load(a, (t, k), (BM, BK)), tkc.load(b, (k, 0), (BK, BN)), acc)
+        tkc.store(c, (0, 0), acc.to(c.dtype))
+        t = tkc.atomic_add(counter.ptr, 1)
+
+
+def signalling(a, b, c, counter, tiles):
+    """As `claimed`, and what is done is counted, for others to see when it is."""
+    t = tkc.atomic_add(counter.ptr, 1)
+    while t < tiles:
+        acc = tkc.zeros((BM, BN))
+        for k in range(0, a.shape[1], BK):
+            x = tkc.load(a, (t * BM, k), (BM, BK))
+            acc = tkc.dot(x, tkc.load(b, (k, 0), (BK, BN)), acc)
+        tkc.store(c, (t * BM, 0), acc.to(c.dtype))
+        tkc.atomic_add(counter.ptr + 1, 1)
+        t = tkc.atomic_add(counter.ptr, 1)
+
+
+def test_two_counters():
+    module = traced(
+        claimed_twice, *[aligned(tkc.float16)] * 2, aligned(tkc.float32), array(tkc.int32), i32()
+    )
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    a, b = operands(300, BN, 200)
+    c, counter = np.zeros((300, BN), np.float32), np.zeros(2, np.int32)
+    level4.run(module, [a, b, c, counter, 3], (2, 1, 1))
+    np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64))
+    assert counter.tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    "fn, why", [(reading_back, "read what they write"), (signalling, "observe the order")]
+)
+def test_what_other_programs_wrote_is_not_read_early(fn, why):
+    module = traced(fn, *[aligned(tkc.float16)] * 2, aligned(tkc.float32), array(tkc.int32), i32())
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert not given.has_roles and any(why in said for said in given.decisions)

@@ -56,8 +56,13 @@ def apart(access: Operation, other: Operation, overlaps: Overlaps) -> bool:
     """
     if orders(access) or orders(other):
         return False
+    return not may_meet(access, other, overlaps)
+
+
+def may_meet(access: Operation, other: Operation, overlaps: Overlaps) -> bool:
+    """Whether two accesses may touch the same bytes, whatever they order."""
     mine, its = accessed(access), accessed(other)
-    return mine is not None and its is not None and its not in overlapping(mine, overlaps)
+    return mine is None or its is None or its in overlapping(mine, overlaps)
 
 
 def orders(op: Operation) -> bool:

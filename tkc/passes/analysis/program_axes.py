@@ -56,7 +56,8 @@ def _of_argument(block: Block, index: int, ends: bool) -> list[SSAValue]:
     """What a loop's induction variable, or a value that it carries, depends on."""
     loop = block.parent_op()
     if isinstance(loop, scf.WhileOp):
-        return list(loop.operands)
+        test, body = loop.before_region.block, loop.after_region.block
+        return [*loop.operands, *yielded_by(test), *yielded_by(body)]
     if not isinstance(loop, scf.ForOp):
         return []
     if index > 0:

@@ -25,6 +25,7 @@ of rows, come with them where a map can copy them; scalars are loaded by the pro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -32,7 +33,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation
+from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
@@ -41,13 +44,13 @@ from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
-from tkc.ir.values import array_type, parent_of, tile_type
+from tkc.ir.values import array_type, block_of, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses
-from tkc.passes.analysis.alias import kernel_around, unchanged, written_before
+from tkc.passes.analysis.alias import Overlaps, kernel_around, may_meet, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
-from tkc.passes.analysis.values import LOADS
+from tkc.passes.analysis.values import LOADS, WRITES
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     ResultStore,
@@ -170,8 +173,9 @@ def _roles(
         return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if options.split_warps and options.roles is None:
         return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
-    if any(tile.watches(op) for op in program.kernel.walk()):
-        return None, "programs can observe the order in which they run"
+    if unclaimed := why_not_claimed(program.kernel, context.overlaps):
+        return None, unclaimed
+    claims = work_claims(program.kernel)
     if any(
         isinstance(op, tile.Load)
         and addresses(op.result)
@@ -206,6 +210,7 @@ def _roles(
         "co-resident"
         if members > 1
         else single
+        or ("programs take their work themselves" if claims else "")
         or _together(program, dots, options)
         or (
             "programs share an output tile"
@@ -388,8 +393,10 @@ def _roles(
         for op in program.kernel.walk()
         if isinstance(op, scf.ForOp)
     )
-    unclaimed = (
-        ""
+    unshared = (
+        "programs take their work themselves"
+        if claims
+        else ""
         if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed
         else (
             "warpgroups have programs of their own"
@@ -397,7 +404,7 @@ def _roles(
             else "blocks share their programs' parts, or copies"
         )
     )
-    queue = not unclaimed and (
+    queue = not unshared and (
         members > 1 or uneven or bool(late)
         if options.dynamic_schedule is None
         else options.dynamic_schedule
@@ -547,7 +554,10 @@ def _roles(
                 else "plan: results are stored from registers"
             )
         ),
-        "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
+        "plan: a program takes its work from counters: its producer does, ahead of its consumers"
+        if claims
+        else "plan: persistent: blocks take programs in turn, so that copies run ahead across"
+        " programs",
         *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []),
         *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
         *(
@@ -607,7 +617,7 @@ def _roles(
             cluster=cluster,
             raster=plan.raster,
             serpentine=serpentine,
-            persistent=True,
+            persistent=not claims,
             split_k=parts_of_k,
             stream_k=streamed,
             dynamic_schedule=queue,
@@ -625,6 +635,67 @@ def _roles(
             - sum(n * _bytes(ring) for n, ring in zip(stages, rings, strict=False)),
         ),
         "",
+    )
+
+
+def is_conditional(loop: scf.ForOp) -> bool:
+    """Whether programs may make a loop's iterations a different number of times, or not at all:
+    it is in a loop without a count, in a branch, or in a loop whose bounds differ.
+    """
+    around = loop.parent_op()
+    while around is not None and not isinstance(around, tile.Kernel):
+        if not isinstance(around, scf.ForOp):
+            return True
+        bounds = [around.lb, around.ub, around.step]
+        if program_axes(bounds) or from_memory(bounds):
+            return True
+        around = around.parent_op()
+    return False
+
+
+def work_claims(kernel: Operation) -> list[tile.Atomic]:
+    """The atomics by which programs take work: scalars with a result."""
+    return [op for op in kernel.walk() if isinstance(op, tile.Atomic) and op.result is not None]
+
+
+def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
+    """Why programs may observe the order in which they run; empty if they cannot: all that they see
+    of one another is numbers that they take from counters, before their first loop or once in each
+    iteration of an outermost loop without a count. A producer may take them early: nothing that
+    another program has written is read.
+    """
+    observed = "programs can observe the order in which they run"
+    watching = [op for op in kernel.walk() if tile.watches(op)]
+    if any(not _is_claim(op, kernel) for op in watching):
+        return observed
+    loads = [op for op in kernel.walk() if isinstance(op, LOADS)]
+    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
+    if watching and any(may_meet(load, write, overlaps) for load in loads for write in writes):
+        return f"{observed}: they read what they write"
+    return ""
+
+
+def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
+    """Whether an operation is an atomic whose result the roles can share. One that says which
+    accesses it orders, or whose result is not used, is a signal: it stays behind them.
+    """
+    if not isinstance(op, tile.Atomic) or op.result is None or op.result.type != i32:
+        return False
+    if op.result.first_use is None or op.semantics is not None and op.semantics.data != "relaxed":
+        return False
+    around = op.parent_op()
+    if around is kernel:
+        return is_at_beginning(op)
+    if not isinstance(around, scf.WhileOp) or around.parent_op() is not kernel:
+        return False
+    return op.parent is around.after_region.block
+
+
+def is_at_beginning(op: Operation) -> bool:
+    """Whether nothing before an operation of a kernel's block has an effect, another claim apart."""
+    return all(
+        not other.regions and (is_side_effect_free(other) or isinstance(other, tile.Atomic))
+        for other in itertools.takewhile(lambda other: other is not op, block_of(op).ops)
     )
 
 
@@ -659,6 +730,8 @@ def _co_resident(
         return 1, ""
     if asked == 1:
         return 1, "one program is co-resident with no other"
+    if is_conditional(loop):
+        return 1, "its loop is in another, or in a condition"
     if m != 64:
         return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed:
@@ -804,8 +877,9 @@ def _together(program, dots, options) -> str:
         return "an operand is loaded before the loop"
     if each > MAX_OPERAND_REGISTERS[1]:
         return f"an accumulator of {each} registers a thread does not fit one warpgroup"
-    if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (
-        options.roles != "pingpong" or from_memory(bounds)
+    bounds = [loop.lb, loop.ub, loop.step]
+    if is_conditional(loop) or (
+        program_axes(bounds) and (options.roles != "pingpong" or from_memory(bounds))
     ):
         return "the number of steps differs between programs"
     stores = subtile_stores(program.kernel, dots[0].acc.type.extents[0], 1)
@@ -1088,6 +1162,7 @@ def _cluster(
         and not summed(dots[0])
         or asked is None
         and has_small_accumulators(dots)
+        or is_conditional(parent_of(dots[0], scf.ForOp))
     ):
         return (1, 1), {}, ""
     cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}

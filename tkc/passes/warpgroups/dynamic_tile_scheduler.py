@@ -67,6 +67,7 @@ from tkc.ir.values import (
     terminator_of,
     yielded_by,
 )
+from tkc.passes.planning.hopper import work_claims
 from tkc.passes.warpgroups.rings import ring_of, slots
 
 MIN_PRECOMPUTED_OPERATIONS = 8  # so many take longer than a broadcast
@@ -118,6 +119,41 @@ def share_claims(producer: threads.Role, others: list[threads.Role], members: in
             end.operands = carried
             replace(claim, carried[follows[0] : follows[0] + 1])
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
+
+
+def share_atomics(producer: threads.Role, others: list[threads.Role]) -> set[Operation]:
+    """The numbers by which a program's loops take their work: the producer takes each, at once when
+    it has issued the copies before it, and broadcasts it through a ring of two. Returns the
+    producer's atomics.
+    """
+    anchor = parent_of(producer, threads.Roles)
+    arrivals = sum(role.warps.value.data * role.instances for role in others)
+    zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
+    kept: set[Operation] = set()
+    by_role = [work_claims(role) for role in (producer, *others)]
+    for claims in zip(*by_role, strict=True):
+        ring = slots(anchor, 2, "claimed")
+        full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
+        full.name_hint, empty.name_hint = "full", "empty"
+        before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
+        for claim in claims:
+            loop = rebuild_while(parent_of(claim, scf.WhileOp), [zero, zero])
+            body = loop.after_region.block
+            stage, parity = body.args[-2:]
+            if claim is claims[0]:
+                kept.add(claim)
+                taken = claim.results[0]
+                _broadcast(stage, parity, [ring], full, empty, one, next_of(claim), [taken])
+            else:
+                place = before(claim, shared.Stage(ring, stage)).result
+                before(claim, threads.MbarrierWait(full, stage, parity))
+                number = before(claim, threads.BroadcastLoad(place)).result
+                before(claim, threads.MbarrierArrive(empty, stage, each="warp"))
+                replace(claim, [number])
+            end = terminator_of(body)
+            following = before(end, threads.RingNext(stage, parity, 2)).results
+            end.operands = [*end.operands, *following]
+    return kept
 
 
 def _broadcast(

@@ -11,6 +11,8 @@ to, and what then has no use is swept away.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
@@ -46,8 +48,13 @@ PRODUCER_OPERATIONS = (
 
 
 def produce(
-    block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, multicast: Multicast | None
+    block: Block,
+    rings: dict[SSAValue, RingBarriers],
+    maps: Maps,
+    multicast: Multicast | None,
+    claims: Set[Operation] = frozenset(),
 ) -> None:
+    """The producer's part of a program. claims: what it does for all roles."""
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
         ring, head = rings[ring_of(copies[0])], copies[0]
@@ -67,12 +74,14 @@ def produce(
             _drain(block, ring)
     for write in [op for op in block.walk() if relayouts(op)]:
         erase(write)
-    _strip(block)
+    _strip(block, claims)
 
 
-def _strip(block: Block) -> None:
+def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
     """Leaves a role what it does itself."""
-    for op in [op for op in block.walk() if not isinstance(op, PRODUCER_OPERATIONS)]:
+    for op in [
+        op for op in block.walk() if not isinstance(op, PRODUCER_OPERATIONS) and op not in kept
+    ]:
         match op:
             case tile.Dot():
                 replace(op, [op.acc])

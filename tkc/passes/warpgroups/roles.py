@@ -58,6 +58,7 @@ from tkc.passes.warpgroups.dynamic_tile_scheduler import (
     claim_ahead,
     precompute_next_tile,
     room_left,
+    share_atomics,
     share_claims,
 )
 from tkc.passes.warpgroups.lookahead import look_ahead
@@ -154,8 +155,11 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     roles = stamp(parent_of(producer, threads.Roles), first)
     for role in (producer, consumer):
         broadcasts.keep_own_half(role, posted, role is producer)
+    shared_claims: set[Operation] = set()
     if plan.dynamic_schedule:
         share_claims(producer, [consumer, *converters], members)
+    elif not plan.persistent:
+        shared_claims = share_atomics(producer, [consumer, *converters])
     if (
         members > 1
         and Producer(
@@ -163,7 +167,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         ).gather()
     ):
         claim_ahead(producer)
-    produce(producer.body.block, rings, maps, multicast)
+    produce(producer.body.block, rings, maps, multicast, shared_claims)
     for role in converters:
         convert(role.body.block, rings, raw)
     if members > 1:
@@ -227,10 +231,15 @@ def _programs(block: Block) -> scf.WhileOp:
 
 def _suffix(block: Block) -> list[Operation]:
     """What the roles do: everything from the first operation with a region or an effect on,
-    allocations apart, and whatever makes a tile before it, since a tile is spread over the warps of
-    the role that makes it."""
+    allocations and the first claims of work apart, and whatever makes a tile before it, since a
+    tile is spread over the warps of the role that makes it.
+    """
     ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
-    start = next(i for i, op in enumerate(ops) if op.regions or not is_side_effect_free(op))
+    start = next(
+        i
+        for i, op in enumerate(ops)
+        if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Atomic))
+    )
     return [
         op for op in ops[:start] if any(isinstance(r.type, TileType) for r in op.results)
     ] + ops[start:]
