@@ -37,6 +37,7 @@ RACES = (
     "product_odd",
     "product_figures",
     "product_grouped",
+    "plain_programs",
     "attention",
     "attention_variants",
     "attention_blocks",

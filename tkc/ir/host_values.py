@@ -13,8 +13,11 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise, PointerAdd
 from tkc.ir.interface import HOST_FUNCTIONS, HostValue
 from tkc.ir.types import ArrayType, is_integer
-from tkc.ir.values import defining_op
+from tkc.ir.values import array_type, defining_op
 
+# The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple of
+# any box.
+UNBOUNDED = (1 << 31) - (1 << 16)
 MAX_DEPTH = 32  # of an expression: deeper ones stay in the kernel
 
 
@@ -79,6 +82,16 @@ def host_array(array: SSAValue) -> tuple[int, HostValue, list[HostValue], list[H
         sizes.append(size)
     rank = len(made.shape)
     return (*found, sizes[:rank], sizes[rank:])
+
+
+def is_unbounded(array: SSAValue) -> bool:
+    """Whether an array is made with an axis that nothing bounds: what lies outside of the memory is
+    not known to be outside of the array.
+    """
+    made = defining_op(array, tile.MakeArray)
+    if made is None:
+        return False
+    return any(fact.exact == UNBOUNDED for fact in array_type(made.result).facts.shape)
 
 
 def is_whole(array: SSAValue) -> bool:

@@ -32,6 +32,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.host_values import UNBOUNDED
 from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, bits
 from tkc.ir.values import array_type, owner_op, tile_type
@@ -41,8 +42,6 @@ from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import run as simplify
 
-# of an axis without a bound: more than an offset of 32 bits reaches, and a multiple of any box
-UNBOUNDED = (1 << 31) - (1 << 16)
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
 PointerBlock = tile.LoadPointers | tile.StorePointers
 

@@ -38,6 +38,7 @@ from xdsl.ir import Operation
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
+from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import counted_slice, following, is_inside
@@ -732,6 +733,8 @@ def _co_resident(
         return 1, "one program is co-resident with no other"
     if is_conditional(loop):
         return 1, "its loop is in another, or in a condition"
+    if any(is_unbounded(load.array) for load in _loads(dots, options)):
+        return 1, "an operand is read by addresses that nothing bounds"
     if m != 64:
         return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed:
@@ -1023,7 +1026,10 @@ def _beside(
     (number,), ring = inner, rings[inner[0]]
 
     def apart(op):
-        return co_resident and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
+        return co_resident and (
+            is_unbounded(op.array)  # programs of a tile group may be padding
+            or 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
+        )
 
     loads = [
         op
@@ -1163,6 +1169,7 @@ def _cluster(
         or asked is None
         and has_small_accumulators(dots)
         or is_conditional(parent_of(dots[0], scf.ForOp))
+        or any(is_unbounded(load.array) for load in _loads(dots, context.options))
     ):
         return (1, 1), {}, ""
     cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from functools import reduce
 
 from xdsl.dialects.builtin import i1
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, only_if, replace
 from tkc.ir.types import TileType, like
@@ -131,7 +132,7 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
     ]:
         only_if(real, op)  # a padding tile's part in the workspace is read by itself alone
-    for load in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
+    for load in [op for op in body.walk() if _is_unbounded(op)]:
         _masked(load, real)
     for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:
         true = before(assume, tile.Constant(1, i1)).result
@@ -139,19 +140,22 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
 
 
-def _masked(load: tile.LoadPointers, real: SSAValue) -> None:
+def _is_unbounded(op: Operation) -> bool:
+    """Whether a load reads by address, or from an array that is not known to end."""
+    return isinstance(op, tile.LoadPointers) or isinstance(op, tile.Load) and is_unbounded(op.array)
+
+
+def _masked(load: tile.LoadPointers | tile.Load, real: SSAValue) -> None:
     """A load that reads nothing where a program lies outside the grid: its addresses may be outside
     everything.
     """
     build, kind = Builder(load), like(load.result.type, i1)
     mask = build(tile.Splat(real, kind)) if isinstance(kind, TileType) else real
-    replace(
-        load,
-        [
-            build(
-                tile.LoadPointers(
-                    load.pointers, build.and_(load.mask, mask) if load.mask else mask, load.other
-                )
-            )
-        ],
-    )
+    mask = build.and_(load.mask, mask) if load.mask else mask
+    if isinstance(load, tile.LoadPointers):
+        new: Operation = tile.LoadPointers(load.pointers, mask, load.other)
+    else:
+        extents = load.extents.get_values()
+        new = tile.Load(load.array, load.offsets, extents, mask, load.other, load.result.type)
+    new.attributes |= load.attributes
+    replace(load, [build(new)])
