@@ -132,7 +132,7 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
     ]:
         only_if(real, op)  # a padding tile's part in the workspace is read by itself alone
-    for load in [op for op in body.walk() if _is_unbounded(op)]:
+    for load in _unbounded_loads(body):
         _masked(load, real)
     for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:
         true = before(assume, tile.Constant(1, i1)).result
@@ -140,9 +140,13 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
 
 
-def _is_unbounded(op: Operation) -> bool:
-    """Whether a load reads by address, or from an array that is not known to end."""
-    return isinstance(op, tile.LoadPointers) or isinstance(op, tile.Load) and is_unbounded(op.array)
+def _unbounded_loads(body: Block) -> list[tile.LoadPointers | tile.Load]:
+    """What reads by address, or from an array that is not known to end."""
+    return [
+        op
+        for op in body.walk()
+        if isinstance(op, tile.LoadPointers) or isinstance(op, tile.Load) and is_unbounded(op.array)
+    ]
 
 
 def _masked(load: tile.LoadPointers | tile.Load, real: SSAValue) -> None:
