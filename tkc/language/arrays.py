@@ -17,7 +17,18 @@ from tkc.ir.values import array_type
 from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.tracer import fail, integer_type, tracer
-from tkc.language.values import Pointer, Scalar, Tile, Value, describe, unpack, wrap
+from tkc.language.values import (
+    BINARY,
+    COMPARISONS,
+    Pointer,
+    Scalar,
+    Tile,
+    Value,
+    describe,
+    every_axis,
+    unpack,
+    wrap,
+)
 
 Extent: TypeAlias = int | Value
 
@@ -143,18 +154,12 @@ class Array:
     def __setitem__(self, index, value):
         fail("assign to memory with tkc.store(array, offsets, value)")
 
-    def __getitem__(self, index):
-        index = index if isinstance(index, tuple) else (index,)
-        if any(i is Ellipsis for i in index):
-            at = next(k for k, i in enumerate(index) if i is Ellipsis)
-            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1 :]
-        if len(index) > self.ndim:
-            fail(f"{len(index)} indices for an {self._describe()}")
-        index = tuple(map(unpack, index)) + (slice(None),) * (self.ndim - len(index))
-        if all(not isinstance(i, slice) for i in index):
-            offsets = [self._place(i, axis) for axis, i in enumerate(index)]
-            return wrap(tracer().emit(tile.Load(self.use(), offsets, [-1] * self.ndim)).result)
-        return self._view(index)
+    def __getitem__(self, index: Any) -> Value | Array:
+        indices = tuple(map(unpack, every_axis(index, self.ndim, f"an {self._describe()}")))
+        if any(isinstance(i, slice) for i in indices):
+            return self._view(indices)
+        offsets = [self._place(i, axis) for axis, i in enumerate(indices)]
+        return wrap(tracer().emit(tile.Load(self.use(), offsets, [-1] * self.ndim)).result)
 
     def _place(self, i: Any, axis: int, is_bound: bool = False) -> SSAValue:
         """Where an index along an axis lies; a negative one counts from the end. A bound of a slice
@@ -223,35 +228,11 @@ def _load_first(self, *_):
     )
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]:
+for _name in BINARY:
     for _method in (f"__{_name}__", f"__r{_name}__"):
         setattr(Array, _method, _load_first)
-for _method in [
-    "__neg__",
-    "__abs__",
-    "__invert__",
-    "__eq__",
-    "__ne__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-]:
-    setattr(Array, _method, _load_first)
+for _name in ("neg", "abs", "invert", *COMPARISONS):
+    setattr(Array, f"__{_name}__", _load_first)
 
 
 def integer(x: object, what: str) -> SSAValue:

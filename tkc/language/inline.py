@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tkc.ir.elementwise import InlinePtx, meaning_of
-from tkc.ir.types import like
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
@@ -17,7 +16,7 @@ from tkc.language.values import (
     check,
     describe,
     lift,
-    unpack,
+    typed,
     wrap,
 )
 
@@ -44,47 +43,57 @@ def inline_ptx(
     """
     if not isinstance(text, str):
         fail(f"tkc.inline_ptx takes the text of PTX first, got {describe(text)}")
+    if not re.fullmatch(r"\d+\.\d+", isa):
+        fail(f"isa is a version of the PTX ISA such as '8.0', got {isa!r}")
+    if meaning is not None and not callable(meaning):
+        fail(f"meaning is a NumPy function of the operands, got {describe(meaning)}")
     values = [check(x) for x in args]
+    dtypes = _dtypes(result, values)
+    _check_names(text, len(dtypes), len(values))
+    operands = _operands(values)
+    types = [typed(operands[0].shape if operands else (), t.ir) for t in dtypes]
+    named = meaning_of(meaning) if meaning else None
+    op = tracer().emit(InlinePtx(text, [v.use() for v in operands], types, isa, named))
+    found = tuple(map(wrap, op.results))
+    return found if isinstance(result, tuple) else found[0]
+
+
+def _operands(values: Sequence[Operand]) -> list[Value]:
+    """Traced values of one shape."""
+    shape = broadcast_shapes(*(v.shape for v in values if isinstance(v, Value)), ())
+    operands = [lift(v, v.dtype if isinstance(v, Value) else None, shape) for v in values]
+    if any(isinstance(v.dtype, Pointer) for v in operands) and shape:
+        fail("tkc.inline_ptx takes tiles of numbers; pointers only one by one")
+    return operands
+
+
+def _dtypes(
+    result: DType | tuple[DType, ...] | None, values: Sequence[Operand]
+) -> tuple[DType, ...]:
+    """Of each result."""
     results = result if isinstance(result, tuple) else (result,) if result is not None else ()
-    if not results:
-        if not values or not isinstance(values[0], Value):
-            fail(
-                "tkc.inline_ptx needs result=, a dtype such as tkc.float32, where the first operand"
-                " has none"
-            )
-        results = (values[0].dtype,)
-    for t in map(unpack, results):
+    for t in results:
         if not isinstance(t, DType):
             fail(
                 "the result of tkc.inline_ptx is a dtype such as tkc.float32, or a tuple of them,"
                 f" got {t!r:.60}"
             )
-    if not re.fullmatch(r"\d+\.\d+", isa):
-        fail(f"isa is a version of the PTX ISA such as '8.0', got {isa!r}")
-    if meaning is not None and not callable(meaning):
-        fail(f"meaning is a NumPy function of the operands, got {describe(meaning)}")
-    count = len(results) + len(values)
+    if results:
+        return results
+    if not values or not isinstance(values[0], Value):
+        fail(
+            "tkc.inline_ptx needs result=, a dtype such as tkc.float32, where the first operand has"
+            " none"
+        )
+    return (values[0].dtype,)
+
+
+def _check_names(text: str, results: int, operands: int) -> None:
+    """`$n` names a result or an operand; `$$` is a dollar."""
+    count = results + operands
     for n in map(int, re.findall(r"(?<!\$)(?:\$\$)*\$(\d+)", text)):
         if n >= count:
             fail(
-                f"the text names ${n}, but there are {len(results)} results and {len(values)}"
-                f" operands: $0 to ${count - 1}"
+                f"the text names ${n}, but there are {results} results and {operands} operands: $0"
+                f" to ${count - 1}"
             )
-    traced = [v for v in values if isinstance(v, Value)]
-    shape = broadcast_shapes(*(v.shape for v in traced), ())
-    operands = [lift(v, v.dtype if isinstance(v, Value) else None, shape) for v in values]
-    if any(isinstance(v.dtype, Pointer) for v in operands) and shape:
-        fail("tkc.inline_ptx takes tiles of numbers; pointers only one by one")
-    from tkc.ir.types import TileType
-
-    types = [
-        like(operands[0].ssa.type, t.ir) if operands else TileType(shape, t.ir) if shape else t.ir
-        for t in results
-    ]
-    op = tracer().emit(
-        InlinePtx(
-            text, [v.use() for v in operands], types, isa, meaning_of(meaning) if meaning else None
-        )
-    )
-    found = tuple(map(wrap, op.results))
-    return found if isinstance(result, tuple) else found[0]

@@ -329,7 +329,7 @@ def flip(x: Value, axis: int = -1) -> Tile:
     return Tile(tracer().emit(tile.Flip(x.use(), _axis(axis, x, "tkc.flip"))).result)
 
 
-# ------------------------------------------------------------------------------------------------ r
+# --------------------------------------------------------------------------------------------------
 def _accumulated(x: Tile) -> Tile:
     """Small integers and truth values are summed as 32 bits."""
     if x.dtype.is_float or x.dtype.is_int and x.dtype.bits >= 32:
@@ -646,14 +646,23 @@ def dot(
     "ieee" (exact products), "tf32", "tf32x3".
     """
     a, b = _tile(a, "tkc.dot"), _tile(b, "tkc.dot")
+    _check_product(a, b, precision)
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = as_tile(spread(a, batch + a.shape[-2:])), as_tile(spread(b, batch + b.shape[-2:]))
+    shape = batch + (a.shape[-2], b.shape[-1])
+    total = _accumulator(acc, a.dtype, shape, out_dtype)
+    exact = precision if a.dtype is float32 else "ieee"
+    return Tile(tracer().emit(tile.Dot(a.use(), b.use(), total.use(), exact)).result)
+
+
+def _check_product(a: Tile, b: Tile, precision: str) -> None:
     if a.ndim < 2 or b.ndim < 2:
         fail(
             f"tkc.dot takes tiles of rank 2 and more, got {describe(a)} and {describe(b)}; add an"
             " axis with [None, :] or [:, None]"
         )
-    if a.dtype is not b.dtype and not (
-        a.dtype.is_float and b.dtype.is_float and a.dtype.bits == b.dtype.bits == 8
-    ):
+    are_float8 = builtins.all(t.dtype.is_float and t.dtype.bits == 8 for t in (a, b))
+    if a.dtype is not b.dtype and not are_float8:
         fail(
             f"tkc.dot takes operands of one dtype, got {a.dtype.name} and {b.dtype.name}; convert"
             " one with .to()"
@@ -665,36 +674,28 @@ def dot(
         )
     if precision not in PRECISIONS:
         fail(f"precision is one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
-    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = spread(a, batch + a.shape[-2:]), spread(b, batch + b.shape[-2:])
-    shape = batch + (a.shape[-2], b.shape[-1])
-    default = (float64 if a.dtype is float64 else float32) if a.dtype.is_float else int32
+
+
+def _accumulator(
+    acc: Operand | None, dtype: DType, shape: tuple[int, ...], out_dtype: DType | None
+) -> Value:
+    """What a product of operands of this dtype is added to, of its shape."""
+    default = (float64 if dtype is float64 else float32) if dtype.is_float else int32
     if acc is None:
-        acc = zeros(shape, out_dtype or default)
+        return zeros(shape, out_dtype or default)
     acc = check(acc, "accumulator")
-    acc = lift(acc, out_dtype or (None if isinstance(acc, Value) else default))
-    if acc.dtype.is_float != a.dtype.is_float:
+    total = lift(acc, out_dtype or (None if isinstance(acc, Value) else default))
+    if total.dtype.is_float != dtype.is_float:
         fail(
-            f"tkc.dot of {a.dtype.name} accumulates in {default.name}, got an accumulator of"
-            f" {describe(acc)}"
+            f"tkc.dot of {dtype.name} accumulates in {default.name}, got an accumulator of"
+            f" {describe(total)}"
         )
-    if broadcast_shapes(acc.shape, shape) != shape:
-        fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(acc)}")
-    return Tile(
-        tracer()
-        .emit(
-            tile.Dot(
-                a.use(),
-                b.use(),
-                spread(acc, shape).use(),
-                precision if a.dtype is float32 else "ieee",
-            )
-        )
-        .result
-    )
+    if broadcast_shapes(total.shape, shape) != shape:
+        fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(total)}")
+    return spread(total, shape)
 
 
-# -------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def assume(condition: Operand) -> None:
     """A promise that a scalar condition holds."""
     condition = check(condition, "condition")

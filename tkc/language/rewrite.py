@@ -17,6 +17,7 @@ body.
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
 import weakref
 from collections import defaultdict
@@ -83,35 +84,41 @@ def _compile(code: CodeType) -> CodeType | None:
     node = _find(code)
     if node is None:
         return None
-    names = [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
+    names = _parameters(node)
     if sorted(code.co_varnames[: len(names)]) != sorted(names):
         return None  # the file changed since it was imported
-    if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
+    if _is_generator(node):
         return None
-    new = _Rewriter().definition(node)
-    arguments = ast.arguments(
-        [], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, []
-    )
-    inner = ast.Expr(new) if isinstance(new, ast.Lambda) else new
-    # a function that names itself means the global (or its free variable), not the factory's
-    name = code.co_name
-    own = [] if isinstance(node, ast.Lambda) or name in code.co_freevars else [ast.Global([name])]
-    factory = ast.FunctionDef(
-        "__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0
-    )
-    home = (["", *code.co_qualname.split(".")])[
-        -2
-    ]  # a method is compiled inside a class of its name, for its __private names
-    outside = (
-        ast.ClassDef(home, [], [], [factory], [], lineno=1, col_offset=0)
-        if home.isidentifier()
-        else factory
-    )
-    outer = compile(ast.fix_missing_locations(ast.Module([outside], [])), code.co_filename, "exec")
-    for inside in (*([home] if outside is not factory else []), "__factory__", code.co_name):
-        outer = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == inside)
-    found = outer
+    made = _Rewriter().definition(node)
+    inner = ast.copy_location(ast.Expr(made) if isinstance(made, ast.Lambda) else made, node)
+    found = _inside_factory(inner, code)
     _mark(found)
+    return found
+
+
+def _is_generator(node: ast.FunctionDef | ast.Lambda) -> bool:
+    return any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node))
+
+
+def _inside_factory(definition: ast.stmt, code: CodeType) -> CodeType:
+    """Compiles a definition inside a function that has its free variables; a method also inside a
+    class of its name, for its __private names.
+    """
+    variables = [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)]
+    arguments = ast.arguments([], variables, None, [], [], None, [])
+    # a function that names itself means the global (or its free variable), not the factory's
+    is_global = isinstance(definition, ast.FunctionDef) and code.co_name not in code.co_freevars
+    body = [ast.Global([code.co_name]), definition] if is_global else [definition]
+    outer: ast.stmt = ast.FunctionDef("__factory__", arguments, body, [], lineno=1, col_offset=0)
+    path = ["__factory__", code.co_name]
+    home = ["", *code.co_qualname.split(".")][-2]
+    if home.isidentifier():
+        outer = ast.ClassDef(home, [], [], [outer], [], lineno=1, col_offset=0)
+        path.insert(0, home)
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    found = compile(module, code.co_filename, "exec")
+    for name in path:
+        found = next(c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == name)
     return found
 
 
@@ -122,39 +129,42 @@ def _mark(code: CodeType) -> None:
             _mark(c)
 
 
-def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
-    """The definition of a code object in its file."""
-    text = "".join(linecache.getlines(code.co_filename))
-    if _files.get(code.co_filename, (None, None))[0] != text:
+def _tree(file: str) -> ast.Module | None:
+    """The syntax of a file as it is now."""
+    text = "".join(linecache.getlines(file))
+    if _files.get(file, (None, None))[0] != text:
         try:
             tree = ast.parse(text) if text else None
         except (SyntaxError, ValueError):
             tree = None
-        _files[code.co_filename] = text, tree
-    tree = _files[code.co_filename][1]
+        _files[file] = text, tree
+    return _files[file][1]
+
+
+def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
+    """Of a definition with its decorators."""
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
+    """The definition of a code object in its file; None of one of several lambdas in a line."""
+    tree = _tree(code.co_filename)
     if tree is None:
         return None
-    if code.co_name == "<lambda>":
-        found: list[ast.Lambda | ast.FunctionDef] = [
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
-        ]
-        if len(found) > 1:
-            return None
-    else:
-        found = [
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.FunctionDef)
-            and n.name == code.co_name
-            and min([n.lineno, *(d.lineno for d in n.decorator_list)]) == code.co_firstlineno
-        ]
-    if not found:
-        return None
-    import copy
+    is_lambda = code.co_name == "<lambda>"
+    found = [
+        n
+        for n in ast.walk(tree)
+        if (isinstance(n, ast.Lambda) if is_lambda else _defines(n, code.co_name))
+        and isinstance(n, (ast.Lambda, ast.FunctionDef))
+        and _first_line(n) == code.co_firstlineno
+    ]
+    return copy.deepcopy(found[0]) if found and not (is_lambda and len(found) > 1) else None
 
-    return copy.deepcopy(found[0])
+
+def _defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == name
 
 
 # --------------------------------------------------------------------------------------------------
@@ -473,7 +483,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node.args)
         decorators = [self.visit(d) for d in node.decorator_list]
-        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
+        if _is_generator(node):
             return node
         self.definition(node)
         node.decorator_list = decorators

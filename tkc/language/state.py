@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from types import (
     BuiltinFunctionType,
@@ -42,9 +42,19 @@ from tkc.ir.types import ArrayType, is_float, is_integer
 from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, frames, is_library, tracer
-from tkc.language.values import Number, Pointer, Value, describe, unpack, wrap
+from tkc.language.values import (
+    BINARY,
+    COMPARISONS,
+    Number,
+    Plain,
+    Pointer,
+    Value,
+    describe,
+    unpack,
+    wrap,
+)
 
-LIMIT = 200_000
+MAX_OBJECTS = 200_000  # that a kernel may reach
 UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
 
 
@@ -65,55 +75,17 @@ def _refuse(self, *args, **kwargs):
     fail(object.__getattribute__(self, "_reason"))
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-    "radd",
-    "rsub",
-    "rmul",
-    "rtruediv",
-    "rfloordiv",
-    "rmod",
-    "rpow",
-    "rand",
-    "ror",
-    "rxor",
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "bool",
-    "index",
-    "int",
-    "float",
-    "iter",
-    "len",
-    "getitem",
-    "setitem",
-    "contains",
-    "call",
-    "str",
-    "format",
+_REFUSED = (
+    "neg pos abs invert bool index int float iter len getitem setitem contains call str format"
+)
+for _name in (
+    *BINARY,
+    *(f"r{name}" for name in BINARY),
+    *COMPARISONS,
+    *_REFUSED.split(),
     "hash",
     "setattr",
-]:
+):
     setattr(Lost, f"__{_name}__", _refuse)
 
 
@@ -170,46 +142,13 @@ class Frozen:
 
 def contents(obj: Any) -> dict | None:
     """The slots of a mutable container, or None for what is not one."""
-    match obj:
-        case list() | deque():
-            return dict(enumerate(obj))
-        case dict():
-            return dict(obj)
-        case set():
-            return {"contents": Frozen(frozenset(map(id, obj)))}
-        case bytearray():
-            return {"contents": Frozen(bytes(obj))}
-        case np.ndarray() if obj.dtype == object:
-            return {"contents": Frozen(tuple(map(id, obj.flat)))}
-        case np.ndarray():
-            return {"contents": Frozen((obj.shape, crc32(np.ascontiguousarray(obj).tobytes())))}
-        case CellType():
-            try:
-                return {"contents": obj.cell_contents}
-            except ValueError:
-                return {"contents": UNBOUND}
-        case Globals():
-            return {n: obj.table[n] for n in sorted(obj.names) if n in obj.table}
-        case GeneratorType():
-            return {"position": Frozen(obj.gi_frame.f_lasti if obj.gi_frame else None)}
-        case FunctionType():
-            return dict(vars(obj)) if is_users(obj) else None
-        case type() if is_library(obj.__module__):
-            return None
-        case type():
-            return {
-                n: v
-                for n, v in vars(obj).items()
-                if not n.startswith("__")
-                and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)
-            }
-        case MethodType() | tuple() | frozenset() | Array() | ModuleType():
-            return None
-    if isinstance(obj, _PLAIN):
-        return None
+    for kinds, slots in _CONTENTS:
+        if isinstance(obj, kinds):
+            return slots(obj)
     if hasattr(type(obj), "__next__"):
         return _iterator(obj)
-    if is_library(type(obj).__module__) and type(obj).__module__ not in ("types", "collections"):
+    module = type(obj).__module__
+    if is_library(module) and module not in ("types", "collections"):
         return None
     found = dict(getattr(obj, "__dict__", {}))
     for cls in type(obj).__mro__:
@@ -218,6 +157,60 @@ def contents(obj: Any) -> dict | None:
             if n not in ("__dict__", "__weakref__") and hasattr(obj, n):
                 found[n] = getattr(obj, n)
     return found
+
+
+def _mark(mark: object) -> dict:
+    """The one slot of a container whose content is only compared."""
+    return {"contents": Frozen(mark)}
+
+
+def _of_array(array: np.ndarray) -> dict:
+    if array.dtype == object:
+        return _mark(tuple(map(id, array.flat)))
+    return _mark((array.shape, crc32(np.ascontiguousarray(array).tobytes())))
+
+
+def _of_cell(cell: CellType) -> dict:
+    try:
+        return {"contents": cell.cell_contents}
+    except ValueError:
+        return {"contents": UNBOUND}
+
+
+def _of_generator(generator: GeneratorType) -> dict:
+    frame = generator.gi_frame
+    return {"position": Frozen(frame.f_lasti if frame else None)}
+
+
+def _of_class(cls: type) -> dict | None:
+    if is_library(cls.__module__):
+        return None
+    descriptors = GetSetDescriptorType, MemberDescriptorType
+    return {
+        n: v
+        for n, v in vars(cls).items()
+        if not n.startswith("__") and not isinstance(v, descriptors)
+    }
+
+
+def _of_globals(found: Globals) -> dict:
+    return {n: found.table[n] for n in sorted(found.names) if n in found.table}
+
+
+# The first row that fits; what fits none is an object with attributes, or a library's.
+_CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
+    ((list, deque), lambda obj: dict(enumerate(obj))),
+    (dict, dict),
+    (set, lambda obj: _mark(frozenset(map(id, obj)))),
+    (bytearray, lambda obj: _mark(bytes(obj))),
+    (np.ndarray, _of_array),
+    (CellType, _of_cell),
+    (Globals, _of_globals),
+    (GeneratorType, _of_generator),
+    (FunctionType, lambda obj: dict(vars(obj)) if is_users(obj) else None),
+    (type, _of_class),
+    ((MethodType, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
+)
 
 
 def _iterator(obj) -> dict | None:
@@ -310,33 +303,41 @@ class Picture:
             picture._globals(tables, frame.f_globals, frame.f_code, stack)
             if depth:
                 stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
-        seen = set()
         while stack or picture._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if type(obj) is Lost or isinstance(obj, _PLAIN):
+            if not picture._is_new(obj, path):
                 continue
-            picture.edges[id(obj)] += 1
-            if id(obj) in seen:
-                continue
-            seen.add(id(obj))
-            picture.paths[id(obj)] = path
-            if len(seen) > LIMIT:
-                fail(
-                    f"more than {LIMIT} objects are reachable from the kernel (through {path});"
-                    " pass what the kernel needs as arguments"
-                )
             if isinstance(obj, FunctionType) and is_users(obj):
                 picture._globals(tables, obj.__globals__, obj.__code__, stack)
-            slots = contents(obj)
-            if slots is not None:
-                picture.containers[id(obj)] = (obj, slots)
-            inner = parts(obj) | (slots or {})
-            if isinstance(obj, GeneratorType) and obj.gi_frame:
-                inner |= obj.gi_frame.f_locals
             if isinstance(obj, ModuleType) and not is_library(obj.__name__):
                 modules.append(obj)
-            stack += [(v, _path(obj, path, k)) for k, v in inner.items()]
+            stack += [(v, _path(obj, path, k)) for k, v in picture._take(obj).items()]
         return picture
+
+    def _is_new(self, obj: Any, path: str) -> bool:
+        """Counts one more way to an object; whether it is the first way to one with slots."""
+        if type(obj) is Lost or isinstance(obj, _PLAIN):
+            return False
+        self.edges[id(obj)] += 1
+        if id(obj) in self.paths:
+            return False
+        self.paths[id(obj)] = path
+        if len(self.paths) > MAX_OBJECTS:
+            fail(
+                f"more than {MAX_OBJECTS} objects are reachable from the kernel (through"
+                f" {path}); pass what the kernel needs as arguments"
+            )
+        return True
+
+    def _take(self, obj: Any) -> dict:
+        """Adds the slots of an object, and gives all that it leads to."""
+        slots = contents(obj)
+        if slots is not None:
+            self.containers[id(obj)] = (obj, slots)
+        inner = parts(obj) | (slots or {})
+        if isinstance(obj, GeneratorType) and obj.gi_frame:
+            inner |= obj.gi_frame.f_locals
+        return inner
 
     def _globals(self, tables: dict, table: dict, code: CodeType, stack: list) -> None:
         """Adds the globals that a code object names to the state."""
@@ -511,25 +512,28 @@ def merge(old: Any, new: Any, counts: Counter | None = None) -> Spec:
     a, b = leaf(old), leaf(new)
     if a and b:
         return _merge_leaves(old, new, a, b)
-    if type(old) is type(new):
-        keys: Sequence[Any] | None = None
-        if isinstance(old, (tuple, list)) and len(old) == len(new):
-            keys = range(len(old))
-        elif isinstance(old, dict) and list(old) == list(new):
-            keys = list(old)
-        elif (
-            is_dataclass(old) and not isinstance(old, type) and vars(old).keys() == vars(new).keys()
-        ):
-            keys = list(vars(old))
-        if keys is not None:
-            mutable = not isinstance(old, tuple) and not is_immutable_record(old)
-            if mutable and counts is not None and max(counts[id(old)], counts[id(new)]) > 1:
-                raise Mismatch(
-                    f"a {type(old).__name__} that something else also refers to, or that is also"
-                    " changed in place, is replaced by another; assign to its elements"
-                )
-            return Tree(new, tuple(merge(_get(old, k), _get(new, k), counts) for k in keys))
-    raise Mismatch(f"{_words(old)} against {_words(new)}")
+    keys = _common_keys(old, new)
+    if keys is None:
+        raise Mismatch(f"{_words(old)} against {_words(new)}")
+    mutable = not isinstance(old, tuple) and not is_immutable_record(old)
+    if mutable and counts is not None and max(counts[id(old)], counts[id(new)]) > 1:
+        raise Mismatch(
+            f"a {type(old).__name__} that something else also refers to, or that is also"
+            " changed in place, is replaced by another; assign to its elements"
+        )
+    return Tree(new, tuple(merge(_get(old, k), _get(new, k), counts) for k in keys))
+
+
+def _common_keys(old: Any, new: Any) -> Sequence[Any] | None:
+    """The keys of two structures of one kind; None where they are not such."""
+    if type(old) is not type(new):
+        return None
+    if isinstance(old, (tuple, list)):
+        return range(len(old)) if len(old) == len(new) else None
+    if isinstance(old, dict):
+        return list(old) if list(old) == list(new) else None
+    is_record = is_dataclass(old) and not isinstance(old, type)
+    return list(vars(old)) if is_record and vars(old).keys() == vars(new).keys() else None
 
 
 def _words(x) -> str:
@@ -552,22 +556,32 @@ def _get(obj, key):
     return obj[key] if isinstance(obj, (tuple, list, dict)) else getattr(obj, key)
 
 
-def _merge_leaves(old, new, a: Leaf, b: Leaf) -> Leaf:
+def _merge_leaves(old: Any, new: Any, a: Leaf, b: Leaf) -> Leaf:
     if a == b:
         return a
+    found = None
     if isinstance(old, Number) and isinstance(new, Number):
         if isinstance(old, bool) == isinstance(new, bool):
-            return max(a, b, key=lambda l: (is_float(l.type), l.type == i64))
-    elif isinstance(old, Number) or isinstance(new, Number):
-        n, typed = (old, b) if isinstance(old, Number) else (new, a)
-        t = typed.type
-        if t == i1 and isinstance(n, bool) or is_float(t) and not isinstance(n, bool):
-            return typed
-        if is_integer(t) and isinstance(n, int) and not isinstance(n, bool):
-            return typed
-        if is_integer(t) and isinstance(n, float):
-            return Leaf(_number_type(n))
-    raise Mismatch(f"{describe(old)} against {describe(new)}")
+            found = max(a, b, key=lambda leaf: (is_float(leaf.type), leaf.type == i64))
+    elif isinstance(old, Number):
+        found = _beside(old, b)
+    elif isinstance(new, Number):
+        found = _beside(new, a)
+    if found is None:
+        raise Mismatch(f"{describe(old)} against {describe(new)}")
+    return found
+
+
+def _beside(number: Plain, typed: Leaf) -> Leaf | None:
+    """What carries a Python number and a value; None where nothing does."""
+    t = typed.type
+    if isinstance(number, bool):
+        return typed if t == i1 else None
+    if is_float(t):
+        return typed
+    if not is_integer(t):
+        return None
+    return Leaf(_number_type(number)) if isinstance(number, float) else typed
 
 
 def flatten(x: Any, spec: Spec) -> list[SSAValue]:

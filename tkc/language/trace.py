@@ -9,7 +9,7 @@ import re
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 
 from tkc.errors import CompileError, Error, Location
 from tkc.ir import tile
@@ -17,8 +17,14 @@ from tkc.ir.text import source
 from tkc.ir.types import ArrayType
 from tkc.ir.verify import verify
 from tkc.language.arrays import Array
-from tkc.language.signature import ArrayArgument, ConstantArgument, ScalarArgument, Signature
-from tkc.language.state import Picture, traced_function
+from tkc.language.signature import (
+    Argument,
+    ArrayArgument,
+    ConstantArgument,
+    ScalarArgument,
+    Signature,
+)
+from tkc.language.state import Lost, Picture, traced_function
 from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 
@@ -34,42 +40,18 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
     if not isinstance(fn, FunctionType):
         raise CompileError(f"a kernel is a Python function, got {type(fn).__name__}")
     start = Location(fn.__code__.co_filename, fn.__code__.co_firstlineno, 0, None, fn.__name__)
-    arguments = dict(signature.arguments)
+    arguments: dict[str, Argument] = dict(signature.arguments)
     _check_parameters(fn, arguments, start)
-    dynamic = {n: a for n, a in arguments.items() if not isinstance(a, ConstantArgument)}
-    kernel = tile.Kernel(
-        fn.__name__,
-        [
-            ArrayType(a.rank, a.dtype.ir, a.facts) if isinstance(a, ArrayArgument) else a.dtype.ir
-            for a in dynamic.values()
-        ],
-    )
+    kernel = _kernel(fn, signature)
     kernel.location = source(start)
-    kernel.set_integer("level", 0)
-    if signature.options.num_warps is not None:
-        kernel.attributes["warps"] = IntegerAttr(signature.options.num_warps, i64)
-    kernel.attributes["argument_names"] = ArrayAttr(map(StringAttr, dynamic))
-    if wide := [
-        i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide
-    ]:
-        kernel.attributes["wide"] = tile.ints(wide)
     with activate(Tracer(kernel.body.block)) as tracer:
-        values: dict[str, Any] = {
-            n: a.value for n, a in arguments.items() if isinstance(a, ConstantArgument)
-        }
-        for (name, a), ssa in zip(dynamic.items(), kernel.arguments, strict=False):
-            ssa.name_hint = name
-            values[name] = (
-                Array(ssa, a.wide)
-                if isinstance(a, ArrayArgument)
-                else _scalar(tracer, a, ssa, name)
-            )
+        values = _values(tracer, kernel, arguments)
         before = Picture.take({"kernel": fn}, [])
         try:
             result = _guarded(fn, values, tracer, start)
         finally:
             before.forget()
-        if result is not None and type(result).__name__ != "Lost":
+        if result is not None and type(result) is not Lost:
             raise CompileError(
                 f"a kernel returns nothing, `{fn.__name__}` returns {describe(result)}; write"
                 " results with tkc.store",
@@ -79,6 +61,39 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
     module = ModuleOp([kernel])
     verify(module, "the traced kernel")
     return module
+
+
+def _kernel(fn: FunctionType, signature: Signature) -> tile.Kernel:
+    """The kernel of these arguments, without a body."""
+    dynamic = {n: a for n, a in signature.arguments if not isinstance(a, ConstantArgument)}
+    types = [
+        ArrayType(a.rank, a.dtype.ir, a.facts) if isinstance(a, ArrayArgument) else a.dtype.ir
+        for a in dynamic.values()
+    ]
+    kernel = tile.Kernel(fn.__name__, types)
+    kernel.set_integer("level", 0)
+    if signature.options.num_warps is not None:
+        kernel.set_integer("warps", signature.options.num_warps)
+    kernel.attributes["argument_names"] = ArrayAttr(map(StringAttr, dynamic))
+    wide = [i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide]
+    if wide:
+        kernel.attributes["wide"] = tile.ints(wide)
+    return kernel
+
+
+def _values(tracer: Tracer, kernel: tile.Kernel, arguments: dict[str, Argument]) -> dict[str, Any]:
+    """What the function is called with: constants, arrays and scalars by parameter."""
+    values, given = {}, iter(kernel.arguments)
+    for name, a in arguments.items():
+        if isinstance(a, ConstantArgument):
+            values[name] = a.value
+            continue
+        ssa = next(given)
+        ssa.name_hint = name
+        values[name] = (
+            Array(ssa, a.wide) if isinstance(a, ArrayArgument) else _scalar(tracer, a, ssa, name)
+        )
+    return values
 
 
 def _check_parameters(fn: FunctionType, arguments: dict, start: Location) -> None:

@@ -30,6 +30,22 @@ from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32, in
 from tkc.language.tracer import fail, frames, tracer
 
 Number = (bool, int, float)
+BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
+COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 Plain: TypeAlias = int | float
 Operand: TypeAlias = "Value | int | float"
 Shape: TypeAlias = int | Sequence[int]
@@ -72,21 +88,26 @@ def describe(x: object) -> str:
 
 # --------------------------------------------------------------------------------------------------
 def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DType:
-    """The dtype of an operation on two typed values (not arithmetic on two bools, which is int32)."""
+    """The dtype of an operation on two typed values (arithmetic makes int32 of two truth values)."""
     if a is b:
         return a
     if "bool" in (a.kind, b.kind):
         return b if a.kind == "bool" else a
-    if a.is_float and b.is_float:
+    if a.is_float != b.is_float:
+        return a if a.is_float else b
+    if a.is_float:
         if a_tile != b_tile:
             return a if a_tile else b
-        if a.bits == b.bits:
-            return float32
-        return a if a.bits > b.bits else b
-    if a.is_float or b.is_float:
-        return a if a.is_float else b
-    if a.kind == b.kind:
-        return a if a.bits > b.bits else b
+        return float32 if a.bits == b.bits else _wider(a, b)
+    return _wider(a, b) if a.kind == b.kind else _of_mixed_signs(a, b)
+
+
+def _wider(a: DType, b: DType) -> DType:
+    return a if a.bits > b.bits else b
+
+
+def _of_mixed_signs(a: DType, b: DType) -> DType:
+    """The narrowest signed dtype that holds a signed and an unsigned one."""
     signed, unsigned = (a, b) if a.kind == "int" else (b, a)
     if signed.bits > unsigned.bits:
         return signed
@@ -100,13 +121,7 @@ def weak(number: Plain, other: DType) -> DType:
     if isinstance(number, bool):
         return other
     if isinstance(number, int):
-        return (
-            int32
-            if other.kind == "bool" and number not in (0, 1)
-            else int32
-            if other.kind == "bool"
-            else other
-        )
+        return int32 if other.kind == "bool" else other
     return other if other.is_float else float32
 
 
@@ -350,15 +365,10 @@ def power(x: Operand, y: Operand) -> Operand:
     if not isinstance(x, Value) and not isinstance(y, Value):
         return x**y
     if isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= 4:
-        return (
-            x
-            if y == 1
-            else (s := x * x)
-            if y == 2
-            else s * x
-            if (s := x * x) is not None and y == 3
-            else s * s
-        )
+        if y == 1:
+            return x
+        square = x * x
+        return square if y == 2 else square * x if y == 3 else square * square
     dtype = common(x, y)
     return apply("pow", x, y, dtype=dtype if dtype.is_float else float32)
 
@@ -639,67 +649,67 @@ class Tile(Value):
 
     def __getitem__(self, index) -> Value:
         """[:, None] adds an axis; constant slices and constant indices select."""
-        index = index if isinstance(index, tuple) else (index,)
-        if any(i is Ellipsis for i in index):
-            at = next(k for k, i in enumerate(index) if i is Ellipsis)
-            index = (
-                index[:at]
-                + (slice(None),) * (self.ndim - sum(i is not None for i in index) + 1)
-                + index[at + 1 :]
-            )
-        given = sum(i is not None for i in index)
-        if given > self.ndim:
-            fail(f"{given} indices for {describe(self)}")
-        index = index + (slice(None),) * (self.ndim - given)
-        starts, extents, steps, shape, axis = [], [], [], [], 0
-        for i in index:
+        parts: list[tuple[int, int, int]] = []
+        shape = []
+        for i in map(unpack, every_axis(index, self.ndim, describe(self))):
             if i is None:
                 shape.append(1)
                 continue
-            n = self.shape[axis]
-            axis += 1
-            i = unpack(i)
-            match i:
-                case Value():
-                    fail(
-                        "a tile is indexed by constants; for a traced index reduce with"
-                        " tkc.sum(tkc.where(tkc.arange(n) == i, tile, 0)), or load from memory"
-                    )
-                case slice():
-                    if any(isinstance(v, Value) for v in (i.start, i.stop, i.step)):
-                        fail(
-                            "a tile is sliced by constants; slice the array before loading instead"
-                        )
-                    start, stop, step = i.indices(n)
-                    extent = len(range(start, stop, step))
-                    if step < 0:
-                        fail("a tile is sliced forwards; use tkc.flip")
-                    if not extent:
-                        fail(
-                            f"the slice {i.start}:{i.stop} of an extent of {n} is empty; tiles have"
-                            " extents of 1 and more"
-                        )
-                    starts.append(start)
-                    extents.append(extent)
-                    steps.append(step)
-                    shape.append(extent)
-                case bool() | float() | str():
-                    fail(f"{i!r} is no index of a tile; use tkc.where for masks")
-                case int():
-                    if not -n <= i < n:
-                        fail(f"index {i} is outside an extent of {n}")
-                    starts.append(i % n)
-                    extents.append(1)
-                    steps.append(1)
-                case _:
-                    fail(f"{i!r:.60} is no index of a tile")
+            parts.append(_section(i, self.shape[len(parts)]))
+            if isinstance(i, slice):
+                shape.append(parts[-1][1])
+        starts, extents, steps = zip(*parts, strict=True)
         t, element = tracer(), element_of(self.ssa.type)
         if not shape:
             return wrap(t.emit(tile.Extract(self.use(), starts)).result)
         x = self
-        if tuple(extents) != self.shape or any(s != 1 for s in steps):
+        if extents != self.shape or any(s != 1 for s in steps):
             x = Tile(t.emit(tile.Slice(x.use(), starts, TileType(extents, element), steps)).result)
         return x.reshape(shape)
+
+
+def _section(i: Any, n: int) -> tuple[int, int, int]:
+    """Start, extent and step of what an index or slice selects of an extent of n."""
+    match i:
+        case Value():
+            fail(
+                "a tile is indexed by constants; for a traced index reduce with"
+                " tkc.sum(tkc.where(tkc.arange(n) == i, tile, 0)), or load from memory"
+            )
+        case slice():
+            return _sliced(i, n)
+        case bool() | float() | str():
+            fail(f"{i!r} is no index of a tile; use tkc.where for masks")
+        case int() if -n <= i < n:
+            return i % n, 1, 1
+        case int():
+            fail(f"index {i} is outside an extent of {n}")
+    fail(f"{i!r:.60} is no index of a tile")
+
+
+def _sliced(i: slice, n: int) -> tuple[int, int, int]:
+    if any(isinstance(v, Value) for v in (i.start, i.stop, i.step)):
+        fail("a tile is sliced by constants; slice the array before loading instead")
+    start, stop, step = i.indices(n)
+    if step < 0:
+        fail("a tile is sliced forwards; use tkc.flip")
+    extent = len(range(start, stop, step))
+    if not extent:
+        fail(
+            f"the slice {i.start}:{i.stop} of an extent of {n} is empty; tiles have extents of 1"
+            " and more"
+        )
+    return start, extent, step
+
+
+def every_axis(index: Any, ndim: int, what: str) -> tuple:
+    """An index with a slice for each axis that it leaves out; None, a new axis, counts as none."""
+    index = index if isinstance(index, tuple) else (index,)
+    given = sum(i is not None and i is not Ellipsis for i in index)
+    if given > ndim:
+        fail(f"{given} indices for {what}")
+    at = next((k for k, i in enumerate(index) if i is Ellipsis), len(index))
+    return index[:at] + (slice(None),) * (ndim - given) + index[at + 1 :]
 
 
 def one_by_one(given: Sequence[Any]) -> tuple[int, ...]:
