@@ -208,13 +208,15 @@ def c_name(n: str) -> str:
 
 def prototype(name: str, arguments) -> str:
     words = [
-        f"const tkc_array *{c_name(n)}" if is_array(p) else f"{C_TYPES[p[1]]} {c_name(n)}"
-        for n, p in arguments
+        f"tkc_{name} *kernel",
+        "const unsigned grid[3]",
+        "CUstream stream",
+        *(
+            f"const tkc_array *{c_name(n)}" if is_array(p) else f"{C_TYPES[p[1]]} {c_name(n)}"
+            for n, p in arguments
+        ),
     ]
-    return (
-        "CUresult"
-        f" tkc_{name}_launch({', '.join([f'tkc_{name} *kernel', 'const unsigned grid[3]', 'CUstream stream', *words])})"
-    )
+    return f"CUresult tkc_{name}_launch({', '.join(words)})"
 
 
 def header(name: str, interface: Interface, arguments) -> str:
@@ -237,11 +239,19 @@ extern "C" {{
 typedef struct {{ CUdeviceptr data; int64_t shape[8], strides[8]; }} tkc_array;
 #endif
 
-typedef struct {{ CUmodule module; CUfunction function; CUdeviceptr workspace; uint64_t programs; int resident; }} tkc_{name};
+typedef struct {{
+    CUmodule module;
+    CUfunction function;
+    CUdeviceptr workspace;
+    uint64_t programs;
+    int resident;
+}} tkc_{name};
 
 /* Loads the kernel into the current context. */
 CUresult tkc_{name}_load(tkc_{name} *kernel);
-/* Launches it: grid is the number of programs along each axis, as in kernel[grid]. Asynchronous; one stream at a time where there is a workspace. */
+/* Launches it: grid is the number of programs along each axis, as in kernel[grid].
+ * Asynchronous; one stream at a time where there is a workspace.
+ */
 {prototype(name, arguments)};
 CUresult tkc_{name}_unload(tkc_{name} *kernel);
 /* Why the last call on this thread gave CUDA_ERROR_INVALID_VALUE: a sentence. */
@@ -298,13 +308,18 @@ static const char text[] =
 static _Thread_local char message[200];
 const char *tkc_{name}_error(void) {{ return message; }}
 
-static CUresult refused(const char *why) {{ snprintf(message, sizeof message, "{name}: %s", why); return CUDA_ERROR_INVALID_VALUE; }}
+static CUresult refused(const char *why)
+{{
+    snprintf(message, sizeof message, "{name}: %s", why);
+    return CUDA_ERROR_INVALID_VALUE;
+}}
 
 CUresult tkc_{name}_load(tkc_{name} *kernel)
 {{
     memset(kernel, 0, sizeof *kernel);
     CUresult e = cuModuleLoadData(&kernel->module, {"code" if code else "text"});
-{"    if (e) e = cuModuleLoadData(&kernel->module, text);" + chr(10) if code else ""}    if (e) return e;
+    {"if (e) e = cuModuleLoadData(&kernel->module, text);" if code else ""}
+    if (e) return e;
     if ((e = cuModuleGetFunction(&kernel->function, kernel->module, "{i.entry}"))) return e;
 {_load(i, "0" if _varies(i) else workspace)}    return CUDA_SUCCESS;
 }}
@@ -421,7 +436,11 @@ def _grown(workspace: str) -> str:
     if (kernel->programs != all) {{
         CUresult e = kernel->workspace ? cuMemFree(kernel->workspace) : CUDA_SUCCESS;
         kernel->workspace = 0; kernel->programs = 0;
-        if (e || (e = cuMemAlloc(&kernel->workspace, {workspace})) || (e = cuMemsetD8(kernel->workspace, 0, {workspace})) || (e = cuCtxSynchronize())) return e;
+        if (e
+            || (e = cuMemAlloc(&kernel->workspace, {workspace}))
+            || (e = cuMemsetD8(kernel->workspace, 0, {workspace}))
+            || (e = cuCtxSynchronize()))
+            return e;
         kernel->programs = all;
     }}
 """
@@ -644,8 +663,8 @@ def _map(i: int, p: Parameter, arguments: Sequence) -> list[str]:
     within = f"{n}->shape[{p.axes[last]}]"
     panels = (
         [
-            f'if ({within} % {panel}) return refused("argument {name}: expected shape[{p.axes[last]}]'
-            f' to be a multiple of {panel}; pad it");'
+            f'if ({within} % {panel}) return refused("argument {name}: expected'
+            f' shape[{p.axes[last]}] to be a multiple of {panel}; pad it");'
         ]
         if p.panelled and p.swizzle
         else []
@@ -661,11 +680,15 @@ def _map(i: int, p: Parameter, arguments: Sequence) -> list[str]:
             else "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"
         )
     )
+    # the stride of an extent of 1 is never used, but checked
+    steps = ", ".join(
+        f"e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16" for k, x in enumerate(strides[1:], 1)
+    )
     lines = [
         *made,
         (
-            f'if ({empty}) return refused("argument {name}: a tensor map needs extents of at least 1;'
-            ' skip the launch, there is nothing to read");'
+            f'if ({empty}) return refused("argument {name}: a tensor map needs extents of at least'
+            ' 1; skip the launch, there is nothing to read");'
         ),
         *panels,
         (
@@ -674,10 +697,7 @@ def _map(i: int, p: Parameter, arguments: Sequence) -> list[str]:
             f' {p.axes[last]}");'
         ),
         f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
-        (
-            f"cuuint64_t s{i}[] = {{"
-            f" {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};"
-        ),
+        f"cuuint64_t s{i}[] = {{ {steps or '16'} }};",
         (
             f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{"
             f" {', '.join('1' for _ in box)} }};"
