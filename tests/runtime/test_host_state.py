@@ -33,9 +33,20 @@ class Held:
     def __call__(self, v):
         return v * self.own * self.shared
 
+    def scaled(self, v):
+        return v * 2.0
+
+    @classmethod
+    def of_class(cls):
+        return cls.shared
+
     @property
     def doubled(self):
         return self.own * 2
+
+
+class Derived(Held):
+    pass
 
 
 class Slotted:
@@ -58,11 +69,20 @@ space = types.SimpleNamespace(x=2.0, inner=types.SimpleNamespace(y=2.0))
 held, slotted, record, table = Held(2.0), Slotted(2.0), Record(2.0), {"x": 2.0}
 listed, part, kind = [2.0], functools.partial(lambda a, b: a * b, 2.0), Kind.TWO
 held.itself = held
+derived = Derived(2.0)
 number = 2.0
 
 
 def helper(v):
     return v * space.x
+
+
+def by_attribute(v):
+    return v * by_attribute.factor
+
+
+helper.factor = by_attribute.factor = 2.0
+scaled = Held.scaled
 
 
 def _rebind(name, value):
@@ -78,6 +98,14 @@ ROUTES = {
         "v * space.inner.y",
         lambda n: setattr(space, "inner", types.SimpleNamespace(y=n)),
     ),
+    "namespace handed on": ("v * getattr(space, 'x')", lambda n: setattr(space, "x", n)),
+    "attribute of a function": ("v * helper.factor", lambda n: setattr(helper, "factor", n)),
+    "attribute in a function": ("by_attribute(v)", lambda n: setattr(by_attribute, "factor", n)),
+    "method of a class bound anew": (
+        "derived.scaled(v)",
+        lambda n: setattr(Held, "scaled", lambda self, v: v * n),
+    ),
+    "class method of a base": ("v * derived.of_class()", lambda n: setattr(Held, "shared", n)),
     "class": ("v * Held.shared", lambda n: setattr(Held, "shared", n)),
     "class by an instance": ("v * held.shared", lambda n: setattr(Held, "shared", n)),
     "instance": ("v * held.own", lambda n: setattr(held, "own", n)),
@@ -106,6 +134,8 @@ def as_it_was():
     _rebind("number", 2.0)
     _rebind("part", functools.partial(lambda a, b: a * b, 2.0))
     _rebind("kind", Kind.TWO)
+    Held.scaled = scaled
+    helper.factor = by_attribute.factor = 2.0
     space.x, space.inner = 2.0, types.SimpleNamespace(y=2.0)
     Held.shared = held.own = slotted.own = record.own = table["x"] = listed[0] = 2.0
     os.environ.pop("TKC_TEST_FACTOR", None)

@@ -8,6 +8,7 @@ kernels, programs               pipelined kernels and the golden programs, in ra
                                 the simulator
 mutants                         the same with one change of their synchronisation, which the
                                 simulator must find
+host                            programs of the host that change what a kernel reads
 mutation                        broken texts of IR and broken command lines
 reducer                         a smaller module with the same fault
 """

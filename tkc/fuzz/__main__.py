@@ -1,5 +1,5 @@
-"""python -m tkc.fuzz: everything, resumed where it was; `kernels` and `texts`: one of them by hand,
-each failure printed with what shows it.
+"""python -m tkc.fuzz: everything, resumed where it was; `kernels`, `host` and `texts`: one of them
+by hand, each failure printed with what shows it.
 """
 
 from __future__ import annotations
@@ -240,6 +240,34 @@ def _show(k: Kernel, failure: Failure, keep: Path | None, reducing: bool) -> Non
         _keep(keep, k, failure)
     if reducing and failure.stage not in ("trace", "level 0"):
         _reduce(keep, k, failure)
+
+
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first program.")
+@click.option("--seconds", type=float, help="Stop after so long.")
+def host(count: int, seed: int, seconds: float | None) -> None:
+    """Programs of the host that change, between launches, what a kernel reads while it is traced,
+    against Python itself.
+    """
+    from tkc.fuzz.host import check, program
+
+    began, ran, found = time.monotonic(), 0, 0
+    launches: Counter[str] = Counter()
+    for number in range(seed, seed + count):
+        if seconds and time.monotonic() - began > seconds:
+            break
+        outcome = check(program(number))
+        ran += 1
+        launches.update(made=outcome.launches, refused=outcome.refused)
+        for fault in outcome.faults:
+            found += 1
+            print(f"program {number}: {fault}", flush=True)
+    print(
+        f"{ran} programs in {time.monotonic() - began:.0f} s, {launches['made']} launches:"
+        f" {found} stale, {launches['refused']} refused"
+    )
+    sys.exit(found > 0)
 
 
 @main.command()

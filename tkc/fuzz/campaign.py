@@ -7,6 +7,7 @@ again:
               finding, right values
     kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to
               the bit
+    hosts     a program of the host that changes what a kernel reads: the bits of Python itself
     texts     a broken text of IR: read, or refused in a sentence, within two seconds
     mutants   a program of `runs` with one change of its synchronisation: found, unless declared
               equivalent
@@ -80,6 +81,14 @@ def kernel(number: int) -> Found:
     )
 
 
+def host(number: int) -> Found:
+    """A program of the host that changes its state between launches."""
+    from tkc.fuzz import host
+
+    outcome = host.check(host.program(number))
+    return list(outcome.faults), Counter(launches=outcome.launches, refused=outcome.refused)
+
+
 def text(number: int) -> Found:
     """A broken text of IR; of every twentieth also what the passes do with it."""
     import random
@@ -128,6 +137,7 @@ CAMPAIGNS = {
     for c in (
         Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
         Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
+        Campaign("hosts", "hosts that change between launches", 5_000, 120, host),
         Campaign("texts", "broken texts of IR", 100_000, 30, text),
         Campaign("mutants", "changes of synchronisation", 0, 600, mutant, _count),
     )

@@ -108,7 +108,19 @@ class Fingerprint:
                 self._attributes(path + name, value, {c for c in chains if c[0] == name})
             else:
                 self._value(f"value {path}{name}", value)
+                if isinstance(value, types.FunctionType):
+                    self._attributes_of_function(path, value, [c for c in chains if c[0] == name])
         return number
+
+    def _attributes_of_function(
+        self, path: str, fn: types.FunctionType, chains: Iterable[tuple[str, ...]]
+    ) -> None:
+        """Attributes that users gave a function."""
+        space = vars(fn)
+        for name, attribute, *_ in sorted(chains):
+            if attribute in space:
+                self.watched.append((space, attribute, space[attribute]))
+                self._value(f"value {path}{name}.{attribute}", space[attribute])
 
     def _attributes(self, label: str, root: object, chains: set[tuple[str, ...]]) -> None:
         """Of an object that is only read through attributes, these count."""
@@ -130,6 +142,8 @@ class Fingerprint:
             text = self.spell(value)
         except Unstable as e:
             self.unstable = self.unstable or e
+            if not _lasting(value):
+                self.mutable.append((value, b""))  # nobody can tell whether it changes
             return
         self.fields.append((label, text))
         if not _lasting(value):
@@ -245,7 +259,7 @@ class Fingerprint:
         name = f"class {cls.__module__}.{cls.__qualname__} "
         if cls.__module__ == "builtins" or _is_ours(cls):
             return name.encode()
-        if cls.__module__ in sys.builtin_module_names or "site-packages" in str(
+        if cls.__module__.split(".")[0] in sys.stdlib_module_names or "site-packages" in str(
             getattr(sys.modules.get(cls.__module__), "__file__", "")
         ):
             return name.encode()
@@ -258,7 +272,26 @@ class Fingerprint:
             for n, v in vars(cls).items()
             if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
         }
-        return name.encode() + text + self.spell(data)
+        # methods may be bound anew: their code, not all they read, which counts where a kernel
+        # calls them
+        methods = [f for f in map(_method, vars(cls).values()) if f]
+        codes = [_reading(f.__code__)[-1] + self.spell(_numbers_of(f)) for f in methods]
+        bases = [self._class(base) for base in cls.__bases__]
+        return _join("class", [name.encode(), text, self.spell(data), *codes, *bases])
+
+
+def _method(member: object) -> types.FunctionType | None:
+    """The function of a method, of whichever kind, None of what is none."""
+    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def _numbers_of(fn: types.FunctionType) -> list[int | float | str]:
+    """Numbers and texts that a closure holds."""
+    cells = [cell for cell in fn.__closure__ or () if cell != types.CellType()]
+    return [
+        cell.cell_contents for cell in cells if type(cell.cell_contents) in (bool, int, float, str)
+    ]
 
 
 def _lasting(value) -> bool:

@@ -1,0 +1,54 @@
+"""Programs of the host that change what a kernel reads between launches: none gives a result of
+before the change, and what the fingerprints once missed is found.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tkc.fuzz.host import HOLDERS, check, program
+from tkc.runtime import fingerprint
+
+PROGRAMS = 20  # of a case
+
+
+@pytest.mark.parametrize("batch", range(14))
+def test_launches_see_changes(batch):
+    for seed in range(PROGRAMS * batch, PROGRAMS * batch + PROGRAMS):
+        outcome = check(program(seed))
+        assert not outcome.faults, f"program {seed}: {outcome.faults[0]}"
+
+
+def test_a_seed_is_a_program():
+    assert str(program(3)) == str(program(3)) != str(program(4))
+
+
+def test_every_holder_is_written():
+    sources = [program(seed).source for seed in range(400)]
+    for name, holder in HOLDERS.items():
+        opening = holder.setup.format(n="s0", v="@").split("@")[0]
+        assert any(opening in source for source in sources), name
+
+
+def _without_attributes(self, label, root, chains):
+    """Attributes of objects were not looked at."""
+
+
+def _by_name(value):
+    """Objects were told apart by what they are called."""
+    return f"object {type(value).__qualname__}".encode()
+
+
+FIXES = {
+    "attributes of objects": ("_attributes", _without_attributes),
+    "what objects hold": ("_object", lambda self, value: _by_name(value)),
+    "attributes of modules": ("_module", lambda self, name, module, chains: None),
+    "what changed in place": ("changed", lambda self: False),
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_what_fingerprints_missed_is_found(name, monkeypatch):
+    """Each part of the recording of what was read is taken out."""
+    monkeypatch.setattr(fingerprint.Fingerprint, *FIXES[name])
+    assert any(check(program(seed)).faults for seed in range(8 * PROGRAMS))
