@@ -201,8 +201,9 @@ def language(*modules: str) -> Callable[[], str]:
 TABLES: dict[str, Callable[[], str]] = {
     **{
         f"language-{name}": language(f"tkc.language.{name}")
-        for name in ("operations", "memory", "control", "random", "inline", "arrays")
+        for name in ("memory", "control", "random", "inline", "arrays")
     },
+    "language-operations": language("tkc.language.operations", "tkc.language.combining"),
     "language-launches": language(
         "tkc.runtime.jit",
         "tkc.runtime.handed",

@@ -39,10 +39,11 @@ _WHERE = {
         "program_id num_programs arange zeros full where maximum minimum fma cdiv div_rn pow=pow_"
         " abs=abs_ exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tanh erf floor ceil"
         " round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ prod"
-        " argmax argmin any=any_ all=all_ xor_sum reduce cumsum cumprod scan sort topk histogram"
+        " argmax argmin any=any_ all=all_ xor_sum cumsum cumprod sort topk histogram"
         " reshape permute broadcast_to join split cat interleave flip assume multiple_of"
         " print=print_ device_assert static_assert static_print"
     ),
+    "tkc.language.combining": "reduce scan",
     "tkc.language.inline": "inline_ptx",
     "tkc.language.random": "philox rand randint randn",
 }

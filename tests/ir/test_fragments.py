@@ -17,6 +17,7 @@ from tkc.ir.fragments import (
     mma_a,
     mma_accumulator,
     mma_b,
+    parse_layout,
     permuted_k,
     wgmma_a,
     wgmma_a_permuted,
@@ -184,11 +185,11 @@ def test_padded_fragments():
 
 
 def test_names():
-    assert Layout.parse("wgmma 128x64 groups 2") == wgmma_accumulator(128, 64, 2)
-    assert Layout.parse("wgmma_a 64x64 bits 8") == wgmma_a(64, 64, bits=8)
-    assert Layout.parse("mma 64x64 warps 2x2") == mma_accumulator(64, 64, 2, 2)
-    assert Layout.parse("mma_a 64x32 warps 2x2 bits 8") == mma_a(64, 32, 2, 2, 8)
-    assert Layout.parse("mma_b 32x64 warps 4") == mma_b(32, 64, 4)
+    assert parse_layout("wgmma 128x64 groups 2") == wgmma_accumulator(128, 64, 2)
+    assert parse_layout("wgmma_a 64x64 bits 8") == wgmma_a(64, 64, bits=8)
+    assert parse_layout("mma 64x64 warps 2x2") == mma_accumulator(64, 64, 2, 2)
+    assert parse_layout("mma_a 64x32 warps 2x2 bits 8") == mma_a(64, 32, 2, 2, 8)
+    assert parse_layout("mma_b 32x64 warps 4") == mma_b(32, 64, 4)
     with pytest.raises(
         LayoutError, match="tensor-core fragments hold elements of 8, 16 or 32 bits, not 64"
     ):

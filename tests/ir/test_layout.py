@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tkc.ir.layout
+from tkc.ir.fragments import parse_layout
 from tkc.ir.layout import Digit, Layout, LayoutError, blocked, copies, movement, register_map, rows
 
 quick = settings(deadline=None, max_examples=60)
@@ -112,15 +113,15 @@ def test_text_round_trip(layout):
 def test_text():
     text = "64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0"
     assert str(Layout.parse(text)) == text
-    assert Layout.parse("wgmma 64x256") == Layout.parse(text)
+    assert parse_layout("wgmma 64x256") == Layout.parse(text)
     assert str(Layout.parse("1: - | 32:* | -")) == "1: - | 32:* | -"
     assert str(Layout.parse("scalar: - | 32:* | 4:*")) == "scalar: - | 32:* | 4:*"
     assert (
         str(Layout.parse("128: - | 32:1@0 | 2:32@0 | 2:64@0"))
         == "128: - | 32:1@0 | 2:32@0 | 2:64@0"
     )
-    assert Layout.parse("blocked 32x128 vector 8 warps 4") == blocked((32, 128), 8, 4)
-    assert Layout.parse("blocked 32x128 vector 8 warps 2x2 order 0x1") == blocked(
+    assert parse_layout("blocked 32x128 vector 8 warps 4") == blocked((32, 128), 8, 4)
+    assert parse_layout("blocked 32x128 vector 8 warps 2x2 order 0x1") == blocked(
         (32, 128), 8, (2, 2), (0, 1)
     )
 
@@ -180,12 +181,12 @@ def test_canonical_digits():
 )
 def test_errors_of_text(text, message):
     with pytest.raises(LayoutError) as error:
-        Layout.parse(text)
+        parse_layout(text)
     assert str(error.value).startswith(message)
 
 
 def test_errors_of_questions():
-    acc = Layout.parse("wgmma 64x64")
+    acc = parse_layout("wgmma 64x64")
     for question, message in [
         (lambda: acc.coords(32, 0, 0), "the index into registers is beyond the 32 of this layout"),
         (lambda: acc.owners((64, 0)), "(64, 0) is no coordinate of a 64x64 tile"),
@@ -205,7 +206,7 @@ def test_errors_of_questions():
         ),
         (lambda: acc.operand_of_broadcast((32, 1)), "a 32x1 tile does not broadcast to 64x64"),
         (
-            lambda: register_map(acc, Layout.parse("wgmma 64x64 groups 2")),
+            lambda: register_map(acc, parse_layout("wgmma 64x64 groups 2")),
             "live in different threads",
         ),
         (
@@ -369,14 +370,14 @@ def test_slice_and_concat(layout, data):
 
 def test_slices_of_fragments_keep_their_order():
     """One K step of a B operand is one instruction's registers, in its order."""
-    b = Layout.parse("mma_b 64x32 warps 1x1")
+    b = parse_layout("mma_b 64x32 warps 1x1")
     part, chosen = b.slice((16, 8), (16, 8))
-    assert part == Layout.parse("mma_b 16x8") and chosen == (20, 21, 22, 23)
-    acc = Layout.parse("wgmma 64x64")
+    assert part == parse_layout("mma_b 16x8") and chosen == (20, 21, 22, 23)
+    acc = parse_layout("wgmma 64x64")
     part, chosen = acc.slice((0, 16), (64, 32))
-    assert part == Layout.parse("wgmma 64x32") and chosen == tuple(range(8, 24))
+    assert part == parse_layout("wgmma 64x32") and chosen == tuple(range(8, 24))
     whole, sources = Layout.concat([part, part, part], 1)
-    assert whole == Layout.parse("wgmma 64x96") and sources == tuple(
+    assert whole == parse_layout("wgmma 64x96") and sources == tuple(
         (p, r) for p in range(3) for r in range(16)
     )
 
@@ -487,12 +488,12 @@ def test_movement_against_brute_force(data):
 
 
 def test_movement():
-    acc = Layout.parse("wgmma 64x64")
+    acc = parse_layout("wgmma 64x64")
     same_warp = blocked((64, 64), 8, 4, threads_per=(4, 8))
     assert movement(acc, acc) == "none"
     assert movement(acc, same_warp) == "warps"
     assert (
-        movement(Layout.parse("mma 16x8"), Layout.parse("16x8: 4:1@1 | 2:4@1 16:1@0 | -"))
+        movement(parse_layout("mma 16x8"), Layout.parse("16x8: 4:1@1 | 2:4@1 16:1@0 | -"))
         == "lanes"
     )
     two = acc.across_blocks(2, 0)
@@ -514,7 +515,7 @@ def test_movement():
 def test_padding_asks_for_nothing():
     """One row held by all lanes serves as the 16 rows of a fragment of which one is real."""
     fragment = Layout(
-        (1, 8), *(Layout.parse("mma 16x8").registers, Layout.parse("mma 16x8").lanes, ())
+        (1, 8), *(parse_layout("mma 16x8").registers, parse_layout("mma 16x8").lanes, ())
     )
     row = Layout.parse("1x8: 2:1@1 | 4:2@1 8:* | -")
     assert register_map(row, fragment) == (0, 1, 0, 0)

@@ -4,7 +4,7 @@ import gc
 import linecache
 from types import CellType, CodeType, FunctionType
 
-from tkc.language.rewrite import rewritten
+from tkc.language.control import callable_in_kernel as rewritten
 
 SOURCE = """def outer(x):
     f = lambda a, b: (a and b)

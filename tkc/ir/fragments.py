@@ -50,7 +50,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tkc.ir.digits import Digit, LayoutError, copies
+from tkc.ir.digits import Digit, LayoutError, copies, parse_shape
 from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
@@ -165,6 +165,28 @@ NAMED: dict[str, Callable[..., Layout]] = {
     "wgmma_a": lambda shape, groups=1, bits=16: wgmma_a(shape[0], shape[1], groups, bits),
     "wgmma_a_permuted": lambda shape, groups=1: wgmma_a_permuted(shape[0], shape[1], groups),
 }
+
+
+def parse_layout(text: str) -> Layout:
+    """A layout from its text, or from a name with a shape and options: "wgmma 64x256",
+    "blocked 32x128 vector 8 warps 4". Raises LayoutError.
+    """
+    if ": " in text:
+        return Layout.parse(text)
+    name, *words = text.split() or [""]
+    if name not in NAMED or len(words) % 2 == 0:
+        raise LayoutError(
+            f"cannot read the layout {text!r}: expected 'shape: registers | lanes | warps' "
+            f"or one of {', '.join(NAMED)} with a shape and options"
+        )
+    options = {
+        key: int(value) if value.isdigit() else parse_shape(value)
+        for key, value in zip(words[1::2], words[2::2], strict=True)
+    }
+    try:
+        return NAMED[name](parse_shape(words[0]), **options)
+    except TypeError as error:
+        raise LayoutError(f"cannot read the layout {text!r}: {error}") from None
 
 
 # ---- the instructions

@@ -586,12 +586,8 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """The inverse of `str`; also reads names: "wgmma 64x256", "blocked 32x128 vector 8 warps
-        4", ... (NAMED).
-        """
-        head, colon, body = text.partition(": ")
-        if not colon:
-            return _parse_named(text)
+        """The inverse of `str`."""
+        head, _, body = text.partition(": ")
         sections = [part.split() for part in body.split("|")]
         if len(sections) not in (3, 4):
             raise LayoutError(
@@ -800,26 +796,3 @@ def _splits(count: int, extents: Sequence[int]) -> list[tuple[int, ...]]:
         if count % p == 0 and p < 2 * extents[0]
         for more in _splits(count // p, extents[1:])
     ]
-
-
-# ---- names
-# --------------------------------------------------------------------------------------------------
-
-
-def _parse_named(text: str) -> Layout:
-    """`name shape [option value]...`: the constructors above and those of fragments.py."""
-    from tkc.ir.fragments import NAMED  # fragments are instances of Layout, so they come after it
-
-    name, *words = text.split() or [""]
-    if name not in NAMED or len(words) % 2 == 0:
-        raise LayoutError(
-            f"cannot read the layout {text!r}: expected 'shape: registers | lanes | warps' "
-            f"or one of {', '.join(NAMED)} with a shape and options"
-        )
-    options = {}
-    for key, value in zip(words[1::2], words[2::2], strict=False):
-        options[key] = int(value) if value.isdigit() else parse_shape(value)
-    try:
-        return NAMED[name](parse_shape(words[0]), **options)
-    except TypeError as error:
-        raise LayoutError(f"cannot read the layout {text!r}: {error}") from None

@@ -57,6 +57,7 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from tkc.ir.fragments import parse_layout as layout_from_text
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 
@@ -143,7 +144,7 @@ def _checked(parser: AttrParser, read):
 
 
 def parse_layout(parser: AttrParser) -> Layout:
-    return _checked(parser, Layout.parse)
+    return _checked(parser, layout_from_text)
 
 
 def _parse_shape(parser: AttrParser) -> tuple[ArrayAttr, Attribute]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from tkc.ir import elementwise, ranges
 from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
+from tkc.language.rewrite import rewritten
 from tkc.language.state import (
     UNBOUND,
     Leaf,
@@ -48,6 +50,8 @@ from tkc.language.values import Operand, Scalar, Tile, Value, describe, lift, un
 
 Thunk: TypeAlias = Callable[[], Any]
 unbound = UNBOUND
+_RUNTIME = sys.modules[__name__]
+_CALL = "__call__"
 MAX_PASSES = 40
 
 
@@ -785,24 +789,19 @@ _OURS = {
 
 def callable_in_kernel(f: Any) -> Any:
     """What a call in a kernel calls: helpers rewritten, range, min and max that know traced values."""
-    from tkc.language.rewrite import rewritten
-
     if isinstance(f, FunctionType):
-        return rewritten(f)
+        return rewritten(f, _RUNTIME)
     if id(f) in _OURS:
         return _OURS[id(f)]
     if isinstance(f, MethodType) and isinstance(f.__func__, FunctionType):
-        return MethodType(rewritten(f.__func__), f.__self__)
+        return MethodType(rewritten(f.__func__, _RUNTIME), f.__self__)
     inner = traced_function(f)
     if inner is not None:
-        return rewritten(inner)
+        return rewritten(inner, _RUNTIME)
     if type(f).__module__ == "functools" and hasattr(f, "func"):
         return type(f)(callable_in_kernel(f.func), *f.args, **f.keywords)
-    if not isinstance(f, type) and isinstance(
-        call := getattr(type(f), "__call__", None), FunctionType
-    ):
-        return MethodType(rewritten(call), f)
-    return f
+    method = None if isinstance(f, type) else getattr(type(f), _CALL, None)
+    return MethodType(rewritten(method, _RUNTIME), f) if isinstance(method, FunctionType) else f
 
 
 call = callable_in_kernel

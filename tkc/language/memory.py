@@ -22,9 +22,11 @@ from tkc.language.values import (
     Value,
     check,
     describe,
+    fit,
     lift,
+    mask_of,
     number,
-    spread,
+    static_shape,
     unpack,
     wrap,
 )
@@ -56,29 +58,6 @@ def _offsets(offsets, extents: list[int]) -> list[SSAValue]:
 
 def _tuple(x) -> tuple:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
-
-
-def mask_of(mask: Operand | None, shape: tuple[int, ...]) -> SSAValue | None:
-    if mask is None or mask is True:
-        return None
-    mask = check(mask, "mask")
-    if isinstance(mask, Value) and mask.dtype is not bool_:
-        fail(f"a mask is made of truth values, got {describe(mask)}; compare, e.g. offsets < n")
-    if isinstance(mask, Value) and len(mask.shape) > len(shape):
-        fail(f"a mask of shape {list(mask.shape)} does not fit a block of {list(shape)}")
-    return _fit(lift(mask, bool_), shape, "the mask").use()
-
-
-def _fit(x: Value, shape: tuple[int, ...], what: str) -> Value:
-    """The value broadcast to exactly this shape."""
-    padded = (1,) * (len(shape) - len(x.shape)) + x.shape
-    if len(padded) != len(shape) or any(
-        a not in (1, b) for a, b in zip(padded, shape, strict=False)
-    ):
-        fail(
-            f"{what} has shape {list(x.shape)}, expected {list(shape)} or one that broadcasts to it"
-        )
-    return spread(x, shape)
 
 
 def _converted(value, dtype: DType, what: str) -> Value:
@@ -169,7 +148,7 @@ def load(
                 f"an array of rank {source.ndim} takes {source.ndim} offsets and {source.ndim}"
                 f" extents (None drops an axis), got {len(offsets)} and {len(shape)}"
             )
-        extents = [-1 if n is None else _extent(n) for n in shape]
+        extents = [-1 if n is None else static_shape((n,))[0] for n in shape]
         kept = tuple(n for n in extents if n >= 0)
         fill = _other(other, source.dtype, kept)
         return wrap(
@@ -190,12 +169,6 @@ def load(
     return wrap(t.emit(_order(op, sem, scope, ("relaxed", "acquire"))).result)
 
 
-def _extent(n) -> int:
-    from tkc.language.values import static_shape
-
-    return static_shape((n,))[0]
-
-
 def _other(other, dtype: DType, shape: tuple[int, ...]) -> SSAValue | None:
     """The fill value, of the block's shape (None: zero)."""
     if other is None or not isinstance(other, Value) and other == 0:
@@ -210,7 +183,7 @@ def _other(other, dtype: DType, shape: tuple[int, ...]) -> SSAValue | None:
             instead=f"other= has the array's dtype; to fill with it, load without other= and write"
             f" tkc.where(mask, tile.to(tkc.{wider}), {other!r})",
         )
-    return _fit(fill, shape, "other").use()
+    return fit(fill, shape, "other").use()
 
 
 def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Value, list[int]]:
@@ -265,7 +238,7 @@ def store(
     pointers = _pointers(target, "tkc.store")
     if value is not None or offsets is None:
         fail("tkc.store(pointers, value, mask=...) takes pointers and a value")
-    value = _fit(_converted(offsets, pointee(pointers), "memory"), pointers.shape, "the value")
+    value = fit(_converted(offsets, pointee(pointers), "memory"), pointers.shape, "the value")
     t.emit(
         _order(
             tile.StorePointers(pointers.use(), value.use(), mask_of(mask, pointers.shape)),
@@ -298,7 +271,7 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
         fail(f"{name}(pointers, {'expected, ' if kind == 'compare' else ''}value)")
     dtype = pointee(pointers)
     _atomic_type(kind, name, dtype)
-    values = [_fit(_converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
+    values = [fit(_converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
     m = mask_of(mask, pointers.shape)
     op = tile.Atomic.build(
         operands=[pointers.use(), values[-1], values[:-1], [m] if m is not None else []],

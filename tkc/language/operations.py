@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
@@ -14,7 +14,7 @@ from xdsl.ir import Block, Region, SSAValue
 from tkc.ir import elementwise, tile
 from tkc.ir.messages import escaped
 from tkc.ir.ranges import Range, bounds
-from tkc.ir.types import TileType, element_of
+from tkc.ir.types import TileType
 from tkc.ir.values import defining_op
 from tkc.language import values
 from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
@@ -33,6 +33,7 @@ from tkc.language.values import (
     common,
     describe,
     lift,
+    mask_of,
     number,
     one_by_one,
     spread,
@@ -41,11 +42,10 @@ from tkc.language.values import (
     wrap,
 )
 
-Combine: TypeAlias = Callable[..., Any]
 inf, nan = math.inf, math.nan
 
 
-def _axis(axis, x: Value, what: str) -> int:
+def axis_of(axis, x: Value, what: str) -> int:
     axis = unpack(axis)
     if isinstance(axis, bool) or not isinstance(axis, int):
         fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
@@ -54,7 +54,7 @@ def _axis(axis, x: Value, what: str) -> int:
     return axis % x.ndim
 
 
-def _tile(x, what: str) -> Tile:
+def tile_of(x, what: str) -> Tile:
     x = check(x)
     if not isinstance(x, Tile):
         fail(f"{what} takes a tile, got {describe(x)}")
@@ -268,21 +268,21 @@ def broadcast_to(x: Operand, *shape: int | Sequence[int]) -> Tile:
 
 def reshape(x: Value, *shape: int | Sequence[int]) -> Tile:
     """The same elements in row-major order under another shape."""
-    return _tile(x, "tkc.reshape").reshape(*shape)
+    return tile_of(x, "tkc.reshape").reshape(*shape)
 
 
 def permute(x: Value, *axes: int | Sequence[int]) -> Tile:
     """The axes in another order."""
-    return _tile(x, "tkc.permute").permute(*axes)
+    return tile_of(x, "tkc.permute").permute(*axes)
 
 
 def cat(*tiles: Value | Sequence[Value], axis: int = 0) -> Tile:
     """Tiles of one rank one after the other along an axis."""
     several = len(tiles) == 1 and isinstance(tiles[0], (tuple, list))
-    parts = [_tile(t, "tkc.cat") for t in (tiles[0] if several else tiles)]
+    parts = [tile_of(t, "tkc.cat") for t in (tiles[0] if several else tiles)]
     if not parts:
         fail("tkc.cat needs a tile")
-    axis, dtype = _axis(axis, parts[0], "tkc.cat"), common(*parts)
+    axis, dtype = axis_of(axis, parts[0], "tkc.cat"), common(*parts)
     rest = [t.shape[:axis] + t.shape[axis + 1 :] for t in parts]
     if builtins.any(
         r != rest[0] or t.ndim != parts[0].ndim for r, t in zip(rest, parts, strict=False)
@@ -311,7 +311,7 @@ def join(a: Operand, b: Operand) -> Tile:
 
 def split(x: Value) -> tuple[Value, Value]:
     """The inverse of join: the two halves of a last axis of 2."""
-    x = _tile(x, "tkc.split")
+    x = tile_of(x, "tkc.split")
     if x.shape[-1] != 2:
         fail(f"tkc.split takes a tile whose last extent is 2, got {describe(x)}")
     return x[..., 0], x[..., 1]
@@ -325,8 +325,8 @@ def interleave(a: Operand, b: Operand) -> Tile:
 
 def flip(x: Value, axis: int = -1) -> Tile:
     """The order of an axis reversed."""
-    x = _tile(x, "tkc.flip")
-    return Tile(tracer().emit(tile.Flip(x.use(), _axis(axis, x, "tkc.flip"))).result)
+    x = tile_of(x, "tkc.flip")
+    return Tile(tracer().emit(tile.Flip(x.use(), axis_of(axis, x, "tkc.flip"))).result)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
         else tuple(
             sorted(
                 {
-                    _axis(a, x, f"tkc.{kind}")
+                    axis_of(a, x, f"tkc.{kind}")
                     for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
                 }
             )
@@ -363,17 +363,17 @@ def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
     found: Value = x
     for a in reversed(axes):
         found = wrap(tracer().emit(tile.Reduce(kind, found.use(), a)).results[0])
-    return _restore(found, shape, axes) if keep_dims else found
+    return restore_axes(found, shape, axes) if keep_dims else found
 
 
-def _restore(x: Value, shape: tuple[int, ...], axes) -> Value:
+def restore_axes(x: Value, shape: tuple[int, ...], axes) -> Value:
     kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
     return spread(x, kept) if isinstance(x, Scalar) else x.reshape(kept)
 
 
 def _reduction(kind: str, prepare, doc: str):
     def function(x, axis=None, keep_dims: bool = False):
-        x = _tile(x, f"tkc.{function.__name__}")
+        x = tile_of(x, f"tkc.{function.__name__}")
         return prepare(x, lambda t: _reduce(kind, t, axis, keep_dims))
 
     function.__name__ = function.__qualname__ = {"xor": "xor_sum"}.get(kind, kind)
@@ -413,17 +413,17 @@ xor_sum = _reduction(
 
 def _arg(kind: str):
     def function(x, axis=None, keep_dims: bool = False):
-        x = _tile(x, f"tkc.{kind}")
+        x = tile_of(x, f"tkc.{kind}")
         if x.dtype is bool_:
             x = cast(x, int32)
         shape = x.shape
         if axis is None:
             x, along, gone = x.reshape(x.size), 0, tuple(range(len(shape)))
         else:
-            along = _axis(axis, x, f"tkc.{kind}")
+            along = axis_of(axis, x, f"tkc.{kind}")
             gone = (along,)
         result = wrap(tracer().emit(tile.Reduce(kind, x.use(), along)).results[0])
-        return _restore(result, shape, gone) if keep_dims else result
+        return restore_axes(result, shape, gone) if keep_dims else result
 
     function.__name__ = function.__qualname__ = kind
     function.__doc__ = (
@@ -436,76 +436,16 @@ def _arg(kind: str):
 argmax, argmin = _arg("argmax"), _arg("argmin")
 
 
-def _combine_region(tiles: list[Tile], combine) -> Region:
-    """The user's combination, traced on 2n scalars."""
-    from tkc.language.control import callable_in_kernel, unchanged
-
-    t, elements = tracer(), [element_of(x.ssa.type) for x in tiles]
-    block = Block(arg_types=elements * 2)
-    with unchanged("the combination of a reduction or scan"), t.inside(block):
-        got = callable_in_kernel(combine)(*map(wrap, block.args))
-        got = list(got) if isinstance(got, (tuple, list)) else [got]
-        if len(got) != len(tiles):
-            fail(f"the combination of {len(tiles)} tiles gives {len(tiles)} values, got {len(got)}")
-        for x, g in zip(tiles, got, strict=False):
-            if isinstance(g, Value) and (g.dtype is not x.dtype or g.shape):
-                fail(f"the combination of {x.dtype.name} gives {x.dtype.name}, got {describe(g)}")
-        t.emit(tile.Yield(*(lift(g, x.dtype).use() for x, g in zip(tiles, got, strict=False))))
-    return Region(block)
-
-
-def _tiles(x, what: str) -> list[Tile]:
-    tiles = [_tile(t, what) for t in (x if isinstance(x, (tuple, list)) else (x,))]
-    if not tiles or builtins.any(t.shape != tiles[0].shape for t in tiles):
-        fail(f"{what} takes tiles of one shape, got {', '.join(map(describe, tiles))}")
-    return tiles
-
-
-def reduce(
-    x: Value | Sequence[Value], axis: int, combine: Combine, keep_dims: bool = False
-) -> Value | tuple[Value, ...]:
-    """A reduction by an associative function of scalars: combine(a, b), or combine(a0, a1, b0, b1)
-    for a tuple of two tiles.
-    """
-    tiles = _tiles(x, "tkc.reduce")
-    axis = _axis(axis, tiles[0], "tkc.reduce")
-    op = tracer().emit(
-        tile.Reduce(
-            "combine", [t.use() for t in tiles], axis, combine=_combine_region(tiles, combine)
-        )
-    )
-    found = tuple(
-        _restore(wrap(r), tiles[0].shape, (axis,)) if keep_dims else wrap(r) for r in op.results
-    )
-    return found if isinstance(x, (tuple, list)) else found[0]
-
-
-def scan(
-    x: Value | Sequence[Value], axis: int, combine: Combine, reverse: bool = False
-) -> Value | tuple[Value, ...]:
-    """An inclusive prefix scan by an associative function of scalars, as in tkc.reduce."""
-    tiles = _tiles(x, "tkc.scan")
-    op = tracer().emit(
-        tile.Scan(
-            "combine",
-            [t.use() for t in tiles],
-            _axis(axis, tiles[0], "tkc.scan"),
-            reverse,
-            _combine_region(tiles, combine),
-        )
-    )
-    found = tuple(map(wrap, op.results))
-    return found if isinstance(x, (tuple, list)) else found[0]
-
-
 def _cumulative(kind: str, what: str):
     def function(x, axis: int = 0, reverse: bool = False):
-        x = _accumulated(_tile(x, f"tkc.{function.__name__}"))
+        x = _accumulated(tile_of(x, f"tkc.{function.__name__}"))
         return _in_float32(
             x,
             lambda t: wrap(
                 tracer()
-                .emit(tile.Scan(kind, t.use(), _axis(axis, t, f"tkc.{function.__name__}"), reverse))
+                .emit(
+                    tile.Scan(kind, t.use(), axis_of(axis, t, f"tkc.{function.__name__}"), reverse)
+                )
                 .results[0]
             ),
         )
@@ -525,13 +465,13 @@ def softmax(x: Value, axis: int = -1) -> Tile:
         e = exp(v - max_(v, axis, keep_dims=True))
         return e / sum_(e, axis, keep_dims=True)
 
-    return as_tile(_in_float32(_floating(_tile(x, "tkc.softmax")), one))
+    return as_tile(_in_float32(_floating(tile_of(x, "tkc.softmax")), one))
 
 
 def sort(x: Value, axis: int = -1, descending: bool = False) -> Tile:
     """The elements of an axis in ascending order (descending); NaN last."""
-    x = _tile(x, "tkc.sort")
-    axis, order = _axis(axis, x, "tkc.sort"), list(range(x.ndim))
+    x = tile_of(x, "tkc.sort")
+    axis, order = axis_of(axis, x, "tkc.sort"), list(range(x.ndim))
     order[axis], order[-1] = order[-1], order[axis]
     y = x.permute(order)
     return Tile(tracer().emit(tile.Sort(y.use(), descending)).result).permute(order)
@@ -544,8 +484,8 @@ def topk(x: Value, k: int, axis: int = -1, indices: bool = False) -> Value | tup
     Elements of up to 32 bits are sorted together with their places as one 64-bit key; longer ones
     are taken out one after another.
     """
-    x = _tile(x, "tkc.topk")
-    axis, k = _axis(axis, x, "tkc.topk"), unpack(k)
+    x = tile_of(x, "tkc.topk")
+    axis, k = axis_of(axis, x, "tkc.topk"), unpack(k)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= x.shape[axis]:
         fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
     first = (slice(None),) * axis + (slice(0, k),)
@@ -620,9 +560,7 @@ def histogram(x: Value, bins: int, mask: Operand | None = None) -> Tile:
     """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and
     masked ones, are not counted.
     """
-    from tkc.language.memory import mask_of
-
-    x, bins = _tile(x, "tkc.histogram"), static_shape(bins)[0]
+    x, bins = tile_of(x, "tkc.histogram"), static_shape(bins)[0]
     if x.ndim != 1 or not x.dtype.is_int:
         fail(f"tkc.histogram takes a rank-1 tile of integers, got {describe(x)}")
     return Tile(tracer().emit(tile.Histogram(x.use(), bins, mask_of(mask, x.shape))).result)
@@ -645,7 +583,7 @@ def dot(
     by default float32 for floats, float64 for float64, int32 for integers. precision, for float32:
     "ieee" (exact products), "tf32", "tf32x3".
     """
-    a, b = _tile(a, "tkc.dot"), _tile(b, "tkc.dot")
+    a, b = tile_of(a, "tkc.dot"), tile_of(b, "tkc.dot")
     _check_product(a, b, precision)
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = as_tile(spread(a, batch + a.shape[-2:])), as_tile(spread(b, batch + b.shape[-2:]))
@@ -653,6 +591,9 @@ def dot(
     total = _accumulator(acc, a.dtype, shape, out_dtype)
     exact = precision if a.dtype is float32 else "ieee"
     return Tile(tracer().emit(tile.Dot(a.use(), b.use(), total.use(), exact)).result)
+
+
+Value.__matmul__ = dot  # type: ignore[method-assign]  # values come before operations
 
 
 def _check_product(a: Tile, b: Tile, precision: str) -> None:

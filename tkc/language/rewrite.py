@@ -23,29 +23,28 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import TypeVar
 
 from tkc.language.state import is_users
-from tkc.language.tracer import fail, is_own
+from tkc.language.tracer import REWRITTEN, RUNTIME, fail, is_own
 
 _Node = TypeVar("_Node", bound=ast.AST)
-_RUNTIME = "__tkc__"
 # By file: code objects of two files are equal where their text and line are, and each must keep its
 # own places.
 _cache: defaultdict[str, weakref.WeakKeyDictionary[CodeType, CodeType | None]] = defaultdict(
     weakref.WeakKeyDictionary
 )
-_done: weakref.WeakSet[CodeType] = weakref.WeakSet()
+_made: weakref.WeakSet[CodeType] = weakref.WeakSet()
 _files: dict[str, tuple[str, ast.Module | None]] = {}
 
 
-def rewritten(f: FunctionType) -> FunctionType:
+def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
     """The function as it is traced; itself if it is a library's or its source cannot be had (then
-    traced control flow fails).
+    traced control flow fails). runtime: what it calls in place of statements.
     """
     code = f.__code__
-    if _is_done(code) or not is_users(f) or is_own(code.co_filename):
+    if RUNTIME in code.co_freevars or code in _made or not is_users(f) or is_own(code.co_filename):
         return f
     known = _cache[code.co_filename]
     if code not in known:
@@ -53,10 +52,9 @@ def rewritten(f: FunctionType) -> FunctionType:
     new = known[code]
     if new is None:
         return f
-    from tkc.language import control
-
+    REWRITTEN.add(code)
     cells = dict(zip(code.co_freevars, f.__closure__ or (), strict=False)) | {
-        _RUNTIME: CellType(control)
+        RUNTIME: CellType(runtime)
     }
     result = FunctionType(
         new, f.__globals__, f.__name__, f.__defaults__, tuple(cells[n] for n in new.co_freevars)
@@ -67,17 +65,6 @@ def rewritten(f: FunctionType) -> FunctionType:
         f.__qualname__,
     )
     return result
-
-
-def _is_done(code: CodeType) -> bool:
-    """Whether code is rewritten, or part of what is. Of equal code objects the set knows one, and
-    forgets it when that one dies; what calls the runtime has it as a free variable.
-    """
-    return _RUNTIME in code.co_freevars or code in _done
-
-
-def has_source(code: CodeType) -> bool:
-    return _is_done(code) or _cache[code.co_filename].get(code) is not None
 
 
 def _compile(code: CodeType) -> CodeType | None:
@@ -104,7 +91,7 @@ def _inside_factory(definition: ast.stmt, code: CodeType) -> CodeType:
     """Compiles a definition inside a function that has its free variables; a method also inside a
     class of its name, for its __private names.
     """
-    variables = [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)]
+    variables = [ast.arg(n) for n in (*code.co_freevars, RUNTIME)]
     arguments = ast.arguments([], variables, None, [], [], None, [])
     # a function that names itself means the global (or its free variable), not the factory's
     is_global = isinstance(definition, ast.FunctionDef) and code.co_name not in code.co_freevars
@@ -123,7 +110,8 @@ def _inside_factory(definition: ast.stmt, code: CodeType) -> CodeType:
 
 
 def _mark(code: CodeType) -> None:
-    _done.add(code)
+    _made.add(code)
+    REWRITTEN.add(code)
     for c in code.co_consts:
         if isinstance(c, CodeType):
             _mark(c)
@@ -344,7 +332,7 @@ class _Rewriter(ast.NodeTransformer):
             coda = self.code(f"return {_RESULT}", body[-1])
         if _jumps([s for s in body if not isinstance(s, ast.Return)], ast.Return):
             self.returns = True
-            prelude = prelude + self.code(f"__tkc_depth__ = {_RUNTIME}.depth()", node)
+            prelude = prelude + self.code(f"__tkc_depth__ = {RUNTIME}.depth()", node)
         has_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
         docstring = body[:has_docstring]
         return docstring + prelude + self.block(body[has_docstring:]) + coda
@@ -384,7 +372,7 @@ class _Rewriter(ast.NodeTransformer):
         if not names:
             return []
         lines = [
-            f"    {n} = {temp}[{n!r}]\n    if {n} is {_RUNTIME}.unbound: del {n}\n" for n in names
+            f"    {n} = {temp}[{n!r}]\n    if {n} is {RUNTIME}.unbound: del {n}\n" for n in names
         ]
         return self.code(f"if {temp}.traced:\n{''.join(lines)}", at)
 
@@ -402,7 +390,7 @@ class _Rewriter(ast.NodeTransformer):
         body = self.block(_without_jumps(node.body, ast.Continue))
         self.loops.pop()
         start = self.code(
-            f"{temp} = {_RUNTIME}.for_loop(ITER, locals(), {tuple(targets)!r}, {tuple(names)!r})",
+            f"{temp} = {RUNTIME}.for_loop(ITER, locals(), {tuple(targets)!r}, {tuple(names)!r})",
             node.iter,
             ITER=iterable,
         )
@@ -436,7 +424,7 @@ class _Rewriter(ast.NodeTransformer):
         body = self.block(_without_jumps(node.body, ast.Continue))
         self.loops.pop()
         nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
-        start = self.code(f"{temp} = {_RUNTIME}.while_loop({tuple(names)!r})", node)
+        start = self.code(f"{temp} = {RUNTIME}.while_loop({tuple(names)!r})", node)
         loop = self.code(
             f"while {temp}.enter(locals()):\n    RESTORE\n    if not {temp}.test(TEST, locals()):"
             f" break\n    if {temp}.again: continue\n    AGAIN\n    BODY",
@@ -454,7 +442,7 @@ class _Rewriter(ast.NodeTransformer):
         test, body, orelse = self.visit(node.test), self.block(node.body), self.block(node.orelse)
         nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
         start = self.code(
-            f"{temp} = {_RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY",
+            f"{temp} = {RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY",
             node.test,
             TEST=test,
             BODY=body,
@@ -478,7 +466,7 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if not self.returns:
             return node
-        return self.code(f"{_RUNTIME}.check_return(__tkc_depth__)", node) + [node]
+        return self.code(f"{RUNTIME}.check_return(__tkc_depth__)", node) + [node]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node.args)
@@ -521,13 +509,13 @@ class _Rewriter(ast.NodeTransformer):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
         return self.expression(
-            f"{_RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:])
+            f"{RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:])
         )
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return (
-            self.expression(f"{_RUNTIME}.not_()", node, node.operand)
+            self.expression(f"{RUNTIME}.not_()", node, node.operand)
             if isinstance(node.op, ast.Not)
             else node
         )
@@ -537,7 +525,7 @@ class _Rewriter(ast.NodeTransformer):
         if not self.lazy([node.body, node.orelse]):
             return node
         return self.expression(
-            f"{_RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
+            f"{RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
         )
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
@@ -560,7 +548,7 @@ class _Rewriter(ast.NodeTransformer):
             )
             return ast.fix_missing_locations(
                 self.expression(
-                    f"{_RUNTIME}.chain()",
+                    f"{RUNTIME}.chain()",
                     node,
                     node.left,
                     kinds,
@@ -569,11 +557,10 @@ class _Rewriter(ast.NodeTransformer):
             )
         if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
             name = "contains" if isinstance(node.ops[0], ast.In) else "not_contains"
-            return self.expression(f"{_RUNTIME}.{name}()", node, node.left, *node.comparators)
+            return self.expression(f"{RUNTIME}.{name}()", node, node.left, *node.comparators)
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             node.left, node.comparators[0] = (
-                self.expression(f"{_RUNTIME}.used()", n, n)
-                for n in (node.left, node.comparators[0])
+                self.expression(f"{RUNTIME}.used()", n, n) for n in (node.left, node.comparators[0])
             )
         return node
 
@@ -589,5 +576,5 @@ class _Rewriter(ast.NodeTransformer):
             "exec",
         ):
             return node
-        node.func = self.expression(f"{_RUNTIME}.call()", node.func, node.func)
+        node.func = self.expression(f"{RUNTIME}.call()", node.func, node.func)
         return node

@@ -49,7 +49,10 @@ from tkc.language.values import (
     Plain,
     Pointer,
     Value,
+    cast,
     describe,
+    dtype_of,
+    of_number,
     unpack,
     wrap,
 )
@@ -489,8 +492,6 @@ Spec: TypeAlias = Keep | Leaf | Tree
 
 
 def _number_type(x) -> Attribute:
-    from tkc.language.values import of_number
-
     return of_number(x).ir
 
 
@@ -605,8 +606,6 @@ def flatten(x: Any, spec: Spec) -> list[SSAValue]:
 
 def _as(x, t: Attribute) -> SSAValue:
     """An integer that meets a float becomes one; otherwise the type is the spec's."""
-    from tkc.language.values import cast, dtype_of
-
     return x.use() if x.ssa.type == t else cast(x, dtype_of(t)).use()
 
 

@@ -17,6 +17,7 @@ from tkc.ir.text import source
 from tkc.ir.types import ArrayType
 from tkc.ir.verify import verify
 from tkc.language.arrays import Array
+from tkc.language.control import callable_in_kernel
 from tkc.language.signature import (
     Argument,
     ArrayArgument,
@@ -142,9 +143,7 @@ def _guarded(fn: FunctionType, values: dict[str, Any], tracer: Tracer, start: Lo
 
 
 def _traced_call(fn: FunctionType, values: dict[str, Any]):
-    from tkc.language.rewrite import rewritten
-
-    return rewritten(fn)(**values)
+    return callable_in_kernel(fn)(**values)
 
 
 def _words(e: Exception, tracer: Tracer) -> str:

@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,9 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "kernels.py")
 MOST_ELEMENTS = 1 << 31
 _local = threading.local()  # .stack: the traces of this thread, innermost last
+
+RUNTIME = "__tkc__"  # what rewritten functions call
+REWRITTEN: weakref.WeakSet[CodeType] = weakref.WeakSet()
 
 O = TypeVar("O", bound=Operation)
 
@@ -173,6 +177,14 @@ def is_library(module: str | None) -> bool:
 
 def is_users_frame(frame: FrameType) -> bool:
     return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))
+
+
+def is_rewritten(code: CodeType) -> bool:
+    """Whether code is rewritten, or part of what is, or what was rewritten. Of equal code objects
+    the set knows one, and forgets it with that one; what calls the runtime has it as a free
+    variable.
+    """
+    return RUNTIME in code.co_freevars or code in REWRITTEN
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:

@@ -18,7 +18,7 @@ import math
 import operator
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from xdsl.ir import Attribute, SSAValue
@@ -27,7 +27,7 @@ from tkc.ir import elementwise, tile
 from tkc.ir.types import PointerType, TileType, element_of, like
 from tkc.language import dtypes
 from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32, int64
-from tkc.language.tracer import fail, frames, tracer
+from tkc.language.tracer import fail, frames, is_rewritten, tracer
 
 Number = (bool, int, float)
 BINARY = [
@@ -204,6 +204,30 @@ def spread(x: Value, shape: tuple[int, ...]) -> Value:
         if x.shape == tuple(shape)
         else wrap(t.emit(tile.Broadcast(x.use(), TileType(shape, element))).result)
     )
+
+
+def fit(x: Value, shape: tuple[int, ...], what: str) -> Value:
+    """The value broadcast to exactly this shape."""
+    padded = (1,) * (len(shape) - len(x.shape)) + x.shape
+    if len(padded) != len(shape) or any(
+        a not in (1, b) for a, b in zip(padded, shape, strict=False)
+    ):
+        fail(
+            f"{what} has shape {list(x.shape)}, expected {list(shape)} or one that broadcasts to it"
+        )
+    return spread(x, shape)
+
+
+def mask_of(mask: Operand | None, shape: tuple[int, ...]) -> SSAValue | None:
+    """A mask broadcast to the shape of a block; None where everything is meant."""
+    if mask is None or mask is True:
+        return None
+    mask = check(mask, "mask")
+    if isinstance(mask, Value) and mask.dtype is not bool_:
+        fail(f"a mask is made of truth values, got {describe(mask)}; compare, e.g. offsets < n")
+    if isinstance(mask, Value) and len(mask.shape) > len(shape):
+        fail(f"a mask of shape {list(mask.shape)} does not fit a block of {list(shape)}")
+    return fit(lift(mask, bool_), shape, "the mask").use()
 
 
 def known_dtype(dtype: Any) -> DType:
@@ -514,10 +538,10 @@ class Value:
     def __invert__(self):
         return apply("not", self)
 
-    def __matmul__(self, other):
-        from tkc.language.operations import dot
+    if TYPE_CHECKING:
+        # tkc.language.operations sets it to dot
 
-        return dot(self, other)
+        def __matmul__(self, other: Value) -> Tile: ...
 
     def to(self, dtype: DType, bitcast: bool = False) -> Value:
         """The value in another dtype (by value; by bits with `bitcast`, of the same width)."""
@@ -543,10 +567,8 @@ class Value:
                 f"a tile ({describe(self)}) has no single truth value; combine with &, | and ~,"
                 " choose with tkc.where, or reduce with tkc.any or tkc.all"
             )
-        from tkc.language.rewrite import has_source
-
         found = frames()
-        if found and not has_source(found[0].f_code):
+        if found and not is_rewritten(found[0].f_code):
             fail(
                 f"`{found[0].f_code.co_name}` branches on a traced {self.dtype.name}, but its"
                 " source cannot be read to trace both ways; define it in a file, or use tkc.where"
