@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXEMPT = {
-    "tkc/codegen/cpu/__init__.py",
     "tkc/codegen/cpu/collective.py",
     "tkc/codegen/cpu/dot.py",
     "tkc/codegen/cpu/emit.py",
@@ -20,8 +19,6 @@ EXEMPT = {
     "tkc/codegen/cpu/lower.py",
     "tkc/codegen/cpu/memory.py",
     "tkc/codegen/cpu/nest.py",
-    "tkc/codegen/cpu/program.py",
-    "tkc/codegen/cpu/running.py",
     "tkc/compiler.py",
     "tkc/fuzz/kernels.py",
     "tkc/fuzz/programs.py",

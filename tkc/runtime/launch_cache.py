@@ -129,7 +129,7 @@ def _methods() -> tuple[_Method, ...] | None:
     ):
         return None
     try:
-        from tkc.codegen.cpu.running import engine, host
+        from tkc.codegen.cpu.host import engine, host
 
         llvm, *_ = host()
         library = (
@@ -153,7 +153,7 @@ def _methods() -> tuple[_Method, ...] | None:
 
 def _object() -> bytes:
     """The program's object code, from the disk cache where it was made before."""
-    from tkc.codegen.cpu.running import host
+    from tkc.codegen.cpu.host import host
     from tkc.runtime import cache, fingerprint
 
     llvm, machine, processor, _ = host()

@@ -368,9 +368,8 @@ class Collective:
         rows = op.result.type.size // shape[-1]
 
         def row(i):
-            f.call(
+            f.do_call(
                 name,
-                "void",
                 ("ptr", f.gep(out.pointer, f.mul(i, str(shape[-1])), size)),
                 ("ptr", spare),
                 ("i64", str(shape[-1])),
@@ -442,9 +441,8 @@ class Collective:
         f.label("%merged")
         f.branch("%runs")
         f.label("%copy")
-        f.call(
+        f.do_call(
             "llvm.memcpy.p0.p0.i64",
-            "void",
             ("ptr", "%row"),
             ("ptr", "%spare"),
             ("i64", f.op("mul", "i64", "%n", str(size))),

@@ -145,9 +145,8 @@ class Dots:
         panels = -(-n // (2 * self.blocking.width(t)))
 
         def one(i):
-            f.call(
+            f.do_call(
                 name,
-                "void",
                 ("ptr", f.gep(left, f.mul(i, str(m * k)), size)),
                 (
                     "ptr",
@@ -411,9 +410,8 @@ class Dots:
             )
 
             def inner(i):
-                f.call(
+                f.do_call(
                     turn,
-                    "void",
                     ("ptr", f.gep(source, f.mul(i, str(width)), size)),
                     ("i64", str(padded)),
                     ("ptr", f.gep(target, f.mul(i, str(width * panel)), size)),
@@ -525,9 +523,8 @@ class Dots:
                         at,
                         f.op("shl", "i64", f.op("urem", "i64", line, str(lines)), "6"),
                     )
-                    f.call(
+                    f.do_call(
                         "llvm.prefetch.p0",
-                        "void",
                         ("ptr", f.emit(f"getelementptr i8, ptr %next{x}, i64 {at}")),
                         ("i32", "0"),
                         ("i32", "2"),

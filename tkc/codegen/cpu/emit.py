@@ -126,15 +126,20 @@ class Function:
     def op(self, opcode: str, t: str, *args: str) -> str:
         return self.emit(f"{opcode} {t} {', '.join(args)}")
 
-    def call(self, name: str, result: str, *args: tuple[str, str]) -> str | None:
-        """A call of an intrinsic or an outside function, declared on first use."""
+    def call(self, name: str, result: str, *args: tuple[str, str]) -> str:
+        """The result of an intrinsic or another function, declared on first use."""
+        return self.emit(self._call(name, result, args))
+
+    def do_call(self, name: str, *args: tuple[str, str]) -> None:
+        """A call without a result."""
+        self.do(self._call(name, "void", args))
+
+    def _call(self, name: str, result: str, args: Sequence[tuple[str, str]]) -> str:
         if name not in self.module.functions:
-            types = ", ".join(
-                t.split(" align")[0] for t, _ in args
-            )  # alignment is said at the call
+            # alignment is said at the call
+            types = ", ".join(t.split(" align")[0] for t, _ in args)
             self.module.declared.setdefault(name, f'declare {result} @"{name}"({types})')
-        text = f'call {result} @"{name}"({", ".join(f"{t} {a}" for t, a in args)})'
-        return self.do(text) if result == "void" else self.emit(text)
+        return f'call {result} @"{name}"({", ".join(f"{t} {a}" for t, a in args)})'
 
     def select(
         self, condition: str, t: str, a: str, b: str, width: int = 1, uniform: bool = False

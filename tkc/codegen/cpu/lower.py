@@ -19,8 +19,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.collective import Collective
-from tkc.codegen.cpu.dot import Dots
+from tkc.codegen.cpu.dot import Blocking, Dots
 from tkc.codegen.cpu.emit import Function, Module
+from tkc.codegen.cpu.entry import return_if_stopped, write_entry
 from tkc.codegen.cpu.memory import Memory
 from tkc.codegen.cpu.nest import ArrayValue, Buffer, Chunk, Index, Nest, moves_elements
 from tkc.codegen.cpu.planning import (
@@ -31,7 +32,6 @@ from tkc.codegen.cpu.planning import (
     is_lazy,
     tiles,
 )
-from tkc.codegen.cpu.running import CONTEXT
 from tkc.errors import CompileError
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -47,7 +47,8 @@ class Lowering(Planning, Memory, Collective, Dots):
     `messages` what prints and asserts say.
     """
 
-    def __init__(self, kernel: tile.Kernel, careful: bool = False):
+    def __init__(self, kernel: tile.Kernel, blocking: Blocking, careful: bool = False):
+        self.blocking = blocking
         self.kernel, self.careful, self.waits = kernel, careful, tile.waits_for_programs(kernel)
         self.module, self.env, self.done, self.soon = Module(), {}, set(), {}
         self.lazy_loads: list[Operation] = []
@@ -67,11 +68,13 @@ class Lowering(Planning, Memory, Collective, Dots):
             "void",
             [("ptr noalias", "args"), ("ptr noalias", "workspace"), ("ptr", "context"), *ids],
         )
+        write_entry(self.module)
         self.entry = self.f.section()
         self.bind()
         self.body(kernel.body.block)
         self.f.do("ret void")
-        self.launcher()
+        self.f.label("%over")
+        self.f.do("ret void")
 
     # ----------------------------------------------------------------------------------------------
     def bind(self) -> None:
@@ -106,50 +109,6 @@ class Lowering(Planning, Memory, Collective, Dots):
                 else:
                     raw = word(numbers.stored(t), 8)
                     self.env[argument] = numbers.unpack(f, t, raw, 1)
-
-    def launcher(self) -> None:
-        f = self.module.function(
-            "run",
-            "void",
-            [("ptr", name) for name in ("args", "grid", "workspace", "context")],
-            linkage="",
-        )
-        n = [f.load("i32", f.gep("%grid", str(a), 4), 4) for a in range(3)]
-
-        def field(name):
-            return f.gep("%context", str(CONTEXT.index(name)), 8)
-
-        total, grain = f.load("i64", field("total"), 8), f.load("i64", field("grain"), 8)
-        f.branch("%next")
-        f.label("%next")
-        low = f.emit(f"atomicrmw add ptr {field('counter')}, i64 {grain} monotonic")
-        f.branch_if(f.emit(f"icmp slt i64 {low}, {total}"), "%some", "%end")
-        f.label("%some")
-        high = f.call(
-            "llvm.smin.i64", "i64", ("i64", f.emit(f"add i64 {low}, {grain}")), ("i64", total)
-        )
-        f.branch("%each")
-        f.label("%each")
-        i = f.emit(f"phi i64 [{low}, %some], [%following, %go]")
-        failed = f.emit(f"load atomic i64, ptr {field('error')} monotonic, align 8")
-        f.branch_if(f.emit(f"icmp eq i64 {failed}, 0"), "%go", "%end")
-        f.label("%go")
-        j = f.emit(f"trunc i64 {i} to i32")
-        p0 = f.op("urem", "i32", j, n[0])
-        j = f.op("udiv", "i32", j, n[0])
-        p1 = f.op("urem", "i32", j, n[1])
-        p2 = f.op("udiv", "i32", j, n[1])
-        arguments = [
-            ("ptr", "%args"),
-            ("ptr", "%workspace"),
-            ("ptr", "%context"),
-            *(("i32", x) for x in (p0, p1, p2, *n)),
-        ]
-        f.call("program", "void", *arguments)
-        f.do(f"%following = add i64 {i}, 1")
-        f.branch_if(f.emit(f"icmp slt i64 %following, {high}"), "%each", "%next")
-        f.label("%end")
-        f.do("ret void")
 
     def error(self, op: Operation, message: str) -> CompileError:
         return CompileError(message, location_of(op))
@@ -544,6 +503,7 @@ class Lowering(Planning, Memory, Collective, Dots):
             done,
         )
         f.label(inside)
+        return_if_stopped(f)
         self.env[block.args[0]] = i
         left = list(names)
         for v in block.args[1:]:
@@ -629,8 +589,7 @@ class Lowering(Planning, Memory, Collective, Dots):
             if not isinstance(v.type, TileType):
                 self.unflat(v, left)
         condition, *forwarded = before.last_op.operands
-        if self.waits:
-            self.given_up()
+        return_if_stopped(f)
         through = self.loop_body(before, self.carry(before.args, buffers), passed, forwarded)
         f.branch_if(self.env[condition], inside, done)
         f.label(inside)

@@ -6,9 +6,9 @@ from xdsl.ir import Operation
 
 from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.checked import CHECK
+from tkc.codegen.cpu.entry import return_if_signalled, word
 from tkc.codegen.cpu.nest import Chunk, Index, Nest, memory_type
 from tkc.codegen.cpu.planning import tiles
-from tkc.codegen.cpu.running import CONTEXT
 from tkc.ir import tile
 from tkc.ir.messages import literals
 from tkc.ir.text import location_of
@@ -287,12 +287,11 @@ class Memory:
         self.messages.append(
             {"kind": "print", "text": literals(op.text.data, len(types)), "types": types}
         )
-        callback = f.load("ptr", self.word("print"), 8)
+        # where the callback would be the first Python code since a signal, it could not return what
+        # the signal's handler raises
+        return_if_signalled(f)
+        callback = f.load("ptr", word(f, "print"), 8)
         f.do(f"call void {callback}(i64 {number}, ptr {table})")
-
-    def word(self, name: str) -> str:
-        """The address of a word of the context."""
-        return self.f.gep("%context", str(CONTEXT.index(name)), 8)
 
     def as_memory(self, v) -> str:
         x = numbers.pack(self.f, v.type, self.env[v], 1)
@@ -321,36 +320,17 @@ class Memory:
                 "place": [place.file, place.line, place.column] if place is not None else None,
             }
         )
-        fail, first, late, go = (f.fresh(name) for name in ("fail", "first", "late", "go"))
+        fail, first, go = (f.fresh(name) for name in ("fail", "first", "go"))
         f.branch_if(condition, go, fail)
         f.label(fail)
-        won = f.emit(
-            f"cmpxchg ptr {self.word('error')}, i64 0, i64 {number + 1} monotonic monotonic"
-        )
-        f.branch_if(f.emit(f"extractvalue {{i64, i1}} {won}, 1"), first, late)
+        won = f.emit(f"cmpxchg ptr {word(f, 'error')}, i64 0, i64 {number + 1} monotonic monotonic")
+        f.branch_if(f.emit(f"extractvalue {{i64, i1}} {won}, 1"), first, "%over")
         f.label(first)
         p0, p1, p2, n0, n1 = (
             f.emit(f"zext i32 %{name} to i64") for name in ("p0", "p1", "p2", "n0", "n1")
         )
-        f.store(
-            "i64",
-            f.op("add", "i64", p0, f.mul(n0, f.op("add", "i64", p1, f.mul(n1, p2)))),
-            self.word("where"),
-            8,
-        )
-        f.do("ret void")
-        f.label(late)
-        f.do("ret void")
-        f.label(go)
-
-    def given_up(self) -> None:
-        """In a loop of programs that wait for one another: ends the program where another one has
-        failed, which nobody should wait for.
-        """
-        f = self.f
-        over, go = f.fresh("over"), f.fresh("go")
-        failed = f.emit(f"load atomic i64, ptr {self.word('error')} monotonic, align 8")
-        f.branch_if(f.emit(f"icmp eq i64 {failed}, 0"), go, over)
-        f.label(over)
-        f.do("ret void")
+        program = f.op("add", "i64", p0, f.mul(n0, f.op("add", "i64", p1, f.mul(n1, p2))))
+        f.store("i64", program, word(f, "where"), 8)
+        f.do(f"store atomic i64 1, ptr {word(f, 'attention')} seq_cst, align 8")
+        f.branch("%over")
         f.label(go)

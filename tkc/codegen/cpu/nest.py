@@ -621,17 +621,15 @@ class Nest:
             if mask is None:
                 f.store(t, x, at.base, size, w)
             else:
-                f.call(
+                f.do_call(
                     f"llvm.masked.store.{name}.p0",
-                    "void",
                     (T, x),
                     (f"ptr align {size}", at.base),
                     (vec("i1", w), mask),
                 )
         else:
-            f.call(
+            f.do_call(
                 f"llvm.masked.scatter.{name}.v{w}p0",
-                "void",
                 (T, x),
                 (vec("ptr", w) + f" align {size}", self.pointers(at, size)),
                 (vec("i1", w), mask or EVERY_LANE),

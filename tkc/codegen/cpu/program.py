@@ -1,25 +1,32 @@
-"""From a kernel to a program: lowering, LLVM's optimizer, the object file and its description."""
+"""From a kernel to an object file and its description: lowering, then LLVM's optimizer."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute
 
 from tkc.codegen.cpu.checked import check
 from tkc.codegen.cpu.dot import AVX2, AVX512
+from tkc.codegen.cpu.host import host
 from tkc.codegen.cpu.lower import Lowering
 from tkc.codegen.cpu.planning import WRITES, touched
-from tkc.codegen.cpu.running import CpuProgram, host
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.dtypes import BY_IR
+from tkc.ir.text import show
 from tkc.ir.types import ArrayType, PointerType
+
+if TYPE_CHECKING:
+    from llvmlite.binding import ModuleRef
 
 # LLVM's global value numbering numbers what follows n loops that write n times over, and an LLVM
 # that was built with assertions aborts at the hundredth.
 MAX_NUMBERED_BLOCKS = 256
 
 
-def optimized(text: str):
+def optimized(text: str) -> ModuleRef:
     """The parsed and optimized LLVM module."""
     llvm, machine, *_ = host()
     try:
@@ -28,9 +35,8 @@ def optimized(text: str):
         raise CompileError(f"the CPU back end wrote bad LLVM IR (a bug of tkc): {e}") from None
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = (
-        options.loop_interleaving
-    ) = False
+    options.loop_vectorization = options.slp_vectorization = False
+    options.loop_unrolling = options.loop_interleaving = False
     options.inlining_threshold = 0
     builder = llvm.create_pass_builder(machine, options)
     passes = llvm.create_new_module_pass_manager()
@@ -44,11 +50,41 @@ def optimized(text: str):
 
 def compile(
     kernel: tile.Kernel | ModuleOp, careful: bool = False, checks: bool = False
-) -> CpuProgram:
-    """Compile a level 0 kernel (or a module of one) for this processor.
+) -> tuple[bytes, dict[str, Any], str]:
+    """Compile a level 0 kernel (or a module of one) for this processor: the object file, its
+    description as JSON data, and the LLVM IR.
 
-    careful: arrays among the arguments may overlap where one of them is written.  checks: accesses and promises are checked (checked.py).  Raises CompileError with the user's source line.
+    careful: arrays among the arguments may overlap where one of them is written. checks: accesses
+    and promises are checked (checked.py). Raises CompileError with the user's source line.
     """
+    kernel = _only_kernel(kernel)
+    if checks:
+        check(kernel := kernel.clone())
+    _, machine, processor, wide = host()
+    lowering = Lowering(kernel, AVX512 if wide else AVX2, careful)
+    text = str(lowering.module)
+    module = optimized(text)
+    written = {
+        kernel.arguments.index(array)
+        for op in kernel.walk()
+        if isinstance(op, WRITES) and (array := touched(op)) is not None
+    }
+    metadata = {
+        "name": kernel.sym_name.data,
+        "processor": processor,
+        "workspace": lowering.workspace,
+        "messages": lowering.messages,
+        "waits": lowering.waits,
+        "arguments": [_described(a.type) | {"name": a.name_hint} for a in kernel.arguments],
+        "careful": careful,
+        "kernel": "" if careful else show(kernel, locations=bool(lowering.messages)),
+        "written": sorted(written),
+    }
+    return machine.emit_object(module), metadata, text
+
+
+def _only_kernel(kernel: tile.Kernel | ModuleOp) -> tile.Kernel:
+    """The kernel of a module. Raises CompileError where there is not one, of level 0."""
     if isinstance(kernel, ModuleOp):
         kernels = [op for op in kernel.body.block.ops if isinstance(op, tile.Kernel)]
         if len(kernels) != 1:
@@ -58,51 +94,23 @@ def compile(
         raise CompileError(
             f"the CPU compiles level 0, @{kernel.sym_name.data} is at level {kernel.level}"
         )
-    if checks:
-        check(kernel := kernel.clone())
-    llvm, machine, processor, wide = host()
-    Lowering.blocking = AVX512 if wide else AVX2
-    lowering = Lowering(kernel, careful)
-    module = optimized(text := str(lowering.module))
-    from tkc.ir.text import show
-
-    written = sorted(
-        {
-            kernel.arguments.index(a)
-            for op in kernel.walk()
-            if isinstance(op, WRITES) and (a := touched(op)) is not None
-        }
-    )
-    metadata = {
-        "name": kernel.sym_name.data,
-        "processor": processor,
-        "workspace": lowering.workspace,
-        "messages": lowering.messages,
-        "waits": lowering.waits,
-        "arguments": [_describe(a.type) | {"name": a.name_hint} for a in kernel.arguments],
-        "careful": careful,
-        "kernel": "" if careful else show(kernel, locations=bool(lowering.messages)),
-        "written": written,
-    }
-    return CpuProgram(machine.emit_object(module), metadata, text)
+    return kernel
 
 
-def _describe(t) -> dict:
+def _described(t: Attribute) -> dict[str, Any]:
     """An argument type as plain data."""
     if isinstance(t, ArrayType):
-        pointers = isinstance(t.element, PointerType)
-        facts = t.facts
-        dtype = "int64" if pointers else BY_IR[t.element].name
         return {
             "kind": "array",
             "rank": t.rank,
-            "dtype": dtype,
-            "shape": [f.exact for f in facts.shape],
-            "strides": [f.exact for f in facts.strides],
+            "dtype": _dtype_name(t.element),
+            "shape": [f.exact for f in t.facts.shape],
+            "strides": [f.exact for f in t.facts.strides],
         }
     if isinstance(t, PointerType):
-        return {
-            "kind": "pointer",
-            "dtype": "int64" if isinstance(t.element, PointerType) else BY_IR[t.element].name,
-        }
-    return {"kind": "scalar", "dtype": BY_IR[t].name}
+        return {"kind": "pointer", "dtype": _dtype_name(t.element)}
+    return {"kind": "scalar", "dtype": _dtype_name(t)}
+
+
+def _dtype_name(t: Attribute) -> str:
+    return "int64" if isinstance(t, PointerType) else BY_IR[t].name

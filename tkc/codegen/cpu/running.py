@@ -1,4 +1,4 @@
-"""Programs that were compiled: their objects linked by ORC, argument packing, the pool of threads.
+"""Programs that were compiled: linked into this process, launched on a pool of threads.
 
 A `CpuProgram` is an object file and a JSON description; `from_object` makes it again in a
 millisecond, so a cache keeps both. What runs one imports neither xDSL nor the compiler.
@@ -7,64 +7,31 @@ millisecond, so a cache keeps both. What runs one imports neither xDSL nor the c
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
+import math
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from tkc.codegen.cpu import context as words
+from tkc.codegen.cpu.arguments import words_of
+from tkc.codegen.cpu.host import host, link
+from tkc.codegen.cpu.signals import empty_context, handles_signals, stop, ticker
 from tkc.errors import CompileError, LaunchError, Location, TrapError
 
-CONTEXT = (
-    "counter",
-    "total",
-    "grain",
-    "error",
-    "print",
-    "state",
-    "where",
-)  # words of the context, i64 each
-PRINT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
-_names = itertools.count()
+MAX_PROGRAMS = (1 << 31) - 1
+WORKSPACE_ALIGN = 64  # bytes
+PRINT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
+# Called with Python's lock, which the code releases and takes back itself: an exception of a
+# signal's handler that ended it is raised from the call.
+ENTRY = ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * 4)
 
-
-@cache
-def numpy_type(name: str) -> np.dtype:
-    """The NumPy type of an element type by tkc's name."""
-    name = {"bool_": "bool", "float8_e4m3": "float8_e4m3fn"}.get(name, name)
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
-
-
-# --------------------------------------------------------------------------------------------------
-@cache
-def host(cpu: str | None = None) -> tuple:
-    """llvmlite, a target machine for this processor (or a named one), the processor's name with its
-    features, and whether it has AVX-512.
-    """
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = "" if cpu else llvm.get_host_cpu_features()
-    wide = not cpu and bool(features.get("avx512f"))
-    if wide:
-        features["prefer-256-bit"] = False
-    cpu, features = cpu or llvm.get_host_cpu_name(), features and features.flatten()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=cpu, features=features, opt=2, jit=True, reloc="pic", codemodel="default"
-    )
-    return llvm, machine, f"{cpu} {features}", wide
-
-
-@cache
-def engine():
-    llvm, *_ = host()
-    return llvm.create_lljit_compiler()
+_CONTEXT = empty_context()
 
 
 def unpack(parts: dict[str, bytes]) -> CpuProgram:
@@ -74,7 +41,6 @@ def unpack(parts: dict[str, bytes]) -> CpuProgram:
     return CpuProgram.from_object(parts["object"], parts["program"].decode())
 
 
-# --------------------------------------------------------------------------------------------------
 class CpuProgram:
     """A compiled kernel.
 
@@ -82,12 +48,13 @@ class CpuProgram:
     llvm      the LLVM IR as written by us, before LLVM's passes (empty after from_object)
     """
 
-    def __init__(self, object: bytes, metadata: dict, llvm: str = ""):
+    def __init__(self, object: bytes, metadata: dict[str, Any], llvm: str = ""):
         self.object, self.metadata, self.llvm = object, metadata, llvm
-        self._careful, self._lock = None, threading.Lock()
+        self._careful: CpuProgram | None = None
+        self._lock = threading.Lock()
 
     @classmethod
-    def from_object(cls, object: bytes, metadata: dict | str) -> CpuProgram:
+    def from_object(cls, object: bytes, metadata: dict[str, Any] | str) -> CpuProgram:
         """A program from a cache. Raises CompileError where it was made for another processor."""
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         if metadata["processor"] != host()[2]:
@@ -101,164 +68,66 @@ class CpuProgram:
         return {"object": self.object, "program": json.dumps(self.metadata).encode()}
 
     @cached_property
-    def _entry(self):
-        llvm, *_ = host()
-        library = (
-            llvm.JITLibraryBuilder()
-            .add_object_img(self.object)
-            .add_current_process()
-            .export_symbol("run")
-            .link(engine(), f"tkc{next(_names)}")
-        )
-        self._library = library
-        return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(library["run"])
+    def _entry(self) -> Callable[[int, int, int, int], None]:
+        self._library = link(self.object, ["run"])
+        return ENTRY(self._library["run"])
 
     # ----------------------------------------------------------------------------------------------
-    def bind(self, arguments: Sequence) -> tuple[np.ndarray, list]:
-        """The words the kernel reads, and what must stay alive meanwhile. Raises LaunchError for
-        arguments that do not fit.
+    def run(
+        self,
+        arguments: Sequence[object],
+        grid: Sequence[int] | int,
+        threads: int | None = None,
+        out: Callable[[str], object] = print,
+    ) -> None:
+        """Run every program of `grid` (up to three axes), axis 0 fastest, on `threads` threads
+        (default: all processors); writes arrays in place. `out` gets what the kernel prints.
+
+        Raises LaunchError for arguments that do not fit, TrapError where an assert of the kernel
+        fails. In the main thread an exception of a signal's handler ends the programs and is
+        raised, KeyboardInterrupt above all: how much they had written then is not known.
         """
-        wanted, words, alive = self.metadata["arguments"], [], []
+        extents = _extents(grid)
+        bound = self._bind(arguments)
+        total = math.prod(extents)
+        if total == 0:
+            return
+        if total > MAX_PROGRAMS:
+            raise LaunchError(f"a grid of {total} programs; at most {MAX_PROGRAMS} run")
+        if not self.metadata["careful"] and self._overlap(arguments):
+            return self.careful.run(arguments, grid, threads, out)
+        launch = _Launch(self, arguments, bound, extents, min(threads or _processors(), total), out)
+        launch.run()
+
+    def _bind(self, arguments: Sequence[object]) -> ctypes.Array[ctypes.c_uint64]:
+        """The words the kernel reads. Raises LaunchError for arguments that do not fit."""
+        wanted = self.metadata["arguments"]
         if len(arguments) != len(wanted):
             raise LaunchError(
                 f"@{self.metadata['name']} takes {len(wanted)} arguments, got {len(arguments)}"
             )
-        for i, (want, given) in enumerate(zip(wanted, arguments, strict=False)):
-            dtype = numpy_type(want["dtype"])
-            if want["kind"] == "scalar":
-                try:
-                    with np.errstate(over="ignore", invalid="ignore"):
-                        value = np.asarray(given)
-                        value = (
-                            np.asarray(int(value) & (1 << 64) - 1, np.uint64).astype(dtype)
-                            if dtype.kind in "iu"
-                            else value.astype(dtype)
-                        )
-                    words.append(int.from_bytes(value.tobytes().ljust(8, b"\0"), "little"))
-                except (TypeError, ValueError):
-                    raise LaunchError(
-                        f"argument {self._name(i)} is to be a number of {want['dtype']}, got"
-                        f" {type(given).__name__}"
-                    ) from None
-                continue
-            if want["kind"] == "pointer" and isinstance(given, (int, np.integer)):
-                words.append(int(given))
-                continue
-            if not isinstance(given, np.ndarray):
+        bound = words_of(wanted, arguments)
+        for i in self.metadata["written"]:
+            array = arguments[i]
+            if isinstance(array, np.ndarray) and not array.flags.writeable:
                 raise LaunchError(
-                    f"argument {self._name(i)} is to be a NumPy array, got {type(given).__name__}"
+                    f"argument {wanted[i]['name'] or i} is read-only but the kernel writes it"
                 )
-            if given.dtype != dtype and not (dtype == np.int64 and given.dtype == np.uint64):
-                raise LaunchError(
-                    f"argument {self._name(i)} has elements {given.dtype}; the kernel takes"
-                    f" {want['dtype']}"
-                )
-            alive.append(given)
-            words.append(given.ctypes.data)
-            if want["kind"] == "pointer":
-                continue
-            if given.ndim != want["rank"]:
-                raise LaunchError(
-                    f"argument {self._name(i)} has rank {given.ndim}; the kernel takes rank"
-                    f" {want['rank']}"
-                )
-            if any(s % given.itemsize for s in given.strides):
-                raise LaunchError(
-                    f"argument {self._name(i)} has strides that are no multiple of its element;"
-                    " pass a copy"
-                )
-            strides = [s // given.itemsize for s in given.strides]
-            for what, have, fixed in (
-                ("shape", given.shape, want["shape"]),
-                ("strides", strides, want["strides"]),
-            ):
-                for axis, (x, y) in enumerate(zip(have, fixed, strict=False)):
-                    if (
-                        y is not None
-                        and x != y
-                        and not (what == "strides" and (given.shape[axis] <= 1 or not given.size))
-                    ):
-                        raise LaunchError(
-                            f"argument {self._name(i)} has {what} {tuple(have)}; the kernel was"
-                            f" compiled for {y} along axis {axis}"
-                        )
-            words += [*given.shape, *strides]
-        return np.array([w & (1 << 64) - 1 for w in words] or [0], np.uint64), alive
+        return bound
 
-    def _name(self, i: int) -> str:
-        return self.metadata["arguments"][i]["name"] or str(i)
-
-    def _overlap(self, arguments: Sequence) -> bool:
-        """Does an array that is written share memory with another argument?"""
-        if self.metadata["careful"]:
-            return False
+    def _overlap(self, arguments: Sequence[object]) -> bool:
+        """Whether an array that is written shares memory with another argument."""
         spans = {
             i: np.lib.array_utils.byte_bounds(a)
             for i, a in enumerate(arguments)
             if isinstance(a, np.ndarray) and a.size
         }
         return any(
-            i in spans
-            and any(
-                j != i and spans[i][0] < high and low < spans[i][1]
-                for j, (low, high) in spans.items()
-            )
+            j != i and spans[i][0] < high and low < spans[i][1]
             for i in self.metadata["written"]
+            if i in spans
+            for j, (low, high) in spans.items()
         )
-
-    # ----------------------------------------------------------------------------------------------
-    def run(
-        self, arguments: Sequence, grid: Sequence[int], threads: int | None = None, out=print
-    ) -> None:
-        """Run every program of `grid` (up to three axes), axis 0 fastest, on `threads` threads
-        (default: all processors); writes arrays in place.
-
-        Raises LaunchError for arguments that do not fit, TrapError where an assert of the kernel
-        fails.
-        """
-        grid = tuple(int(n) for n in ((grid,) if isinstance(grid, int) else grid))
-        if not 1 <= len(grid) <= 3 or any(n < 0 for n in grid):
-            raise LaunchError(f"a grid has one to three extents of at least 0, got {grid}")
-        words, alive = self.bind(arguments)
-        for i in self.metadata["written"]:
-            if isinstance(arguments[i], np.ndarray) and not arguments[i].flags.writeable:
-                raise LaunchError(f"argument {self._name(i)} is read-only but the kernel writes it")
-        total = 1
-        for n in grid:
-            total *= n
-        if total == 0:
-            return
-        if total >= 1 << 31:
-            raise LaunchError(f"a grid of {total} programs; at most {(1 << 31) - 1} run")
-        if self._overlap(arguments):
-            return self.careful.run(arguments, grid, threads, out)
-        count = min(threads or _processors(), total)
-        context = np.zeros(len(CONTEXT), np.int64)
-        context[1] = total
-        context[2] = 1 if self.metadata["waits"] else max(1, total // (8 * count))
-        callback = (
-            PRINT(lambda number, table: self._print(number, table, out))
-            if self.metadata["messages"]
-            else None
-        )
-        if callback:
-            context[4] = ctypes.cast(callback, ctypes.c_void_p).value
-        extents = np.array([*grid, 1, 1][:3], np.int32)
-        entry, pointers = self._entry, (words.ctypes.data, extents.ctypes.data, context.ctypes.data)
-
-        def work():
-            entry(pointers[0], pointers[1], _workspace(self.metadata["workspace"]), pointers[2])
-
-        if count == 1:
-            work()
-        else:
-            others = [_pool(count - 1).submit(work) for _ in range(count - 1)]
-            work()
-            for other in others:
-                other.result()
-        if context[3]:
-            self._fail(self.metadata["messages"][context[3] - 1], int(context[6]), grid)
-        del alive
 
     @property
     def careful(self) -> CpuProgram:
@@ -268,12 +137,87 @@ class CpuProgram:
                 from tkc.codegen.cpu.program import compile
                 from tkc.ir.text import parse
 
-                self._careful = compile(parse(self.metadata["kernel"]), careful=True)
+                self._careful = CpuProgram(*compile(parse(self.metadata["kernel"]), careful=True))
             return self._careful
 
-    def _fail(self, message: dict, number: int, grid: Sequence[int]) -> None:
+
+def _extents(grid: Sequence[int] | int) -> tuple[int, ...]:
+    extents = tuple(int(n) for n in ((grid,) if isinstance(grid, int) else grid))
+    if not 1 <= len(extents) <= 3 or any(n < 0 for n in extents):
+        raise LaunchError(f"a grid has one to three extents of at least 0, got {extents}")
+    return extents
+
+
+# --------------------------------------------------------------------------------------------------
+class _Launch:
+    """One launch: what its threads share, alive until the last of them has returned."""
+
+    def __init__(
+        self,
+        program: CpuProgram,
+        arguments: Sequence[object],
+        bound: ctypes.Array[ctypes.c_uint64],
+        grid: tuple[int, ...],
+        threads: int,
+        out: Callable[[str], object],
+    ):
+        total = math.prod(grid)
+        self.program, self.metadata, self.grid = program, program.metadata, grid
+        self.threads, self.out = threads, out
+        self.failures: list[BaseException] = []  # exceptions of `out`
+        self.context = context = words.Context.from_buffer_copy(_CONTEXT)
+        context[words.TOTAL] = total
+        context[words.GRAIN] = 1 if self.metadata["waits"] else max(1, total // (8 * threads))
+        extents = (ctypes.c_int32 * 3)(*(*grid, 1, 1)[:3])
+        # the arguments are kept with their addresses: a thread may return after the caller
+        self.alive: list[object] = [bound, extents, arguments]
+        if self.metadata["messages"]:
+            callback = PRINT_CALLBACK(self._print)
+            self.alive.append(callback)
+            context[words.PRINT] = ctypes.cast(callback, ctypes.c_void_p).value or 0
+        self.pointers = tuple(ctypes.addressof(x) for x in (bound, extents, context))
+
+    def run(self) -> None:
+        """All programs, on this thread and others of the pool."""
+        interruptible = handles_signals()
+        others: list[Future[None]] = []
+        try:
+            if interruptible:
+                ticker.begin(self.context)
+            for _ in range(self.threads - 1):
+                others.append(_pool(self.threads - 1).submit(self._work))
+            self._work()
+            for other in others:
+                other.result()
+        except BaseException:
+            stop(self.context)
+            wait(others)
+            raise
+        finally:
+            if interruptible:
+                ticker.end(self.context)
+        if self.failures:
+            raise self.failures[0]
+        if self.context[words.ERROR]:
+            self._fail()
+
+    def _work(self) -> None:
+        """Programs on this thread until none is left."""
+        entry = self.program._entry
+        # taken out while it is used: a print, or a signal's handler, may launch another kernel
+        workspace = _local.__dict__.pop("workspace", None)
+        if workspace is None or workspace.nbytes < self.metadata["workspace"]:
+            workspace = _Workspace(self.metadata["workspace"])
+        try:
+            entry(self.pointers[0], self.pointers[1], workspace.pointer, self.pointers[2])
+        finally:
+            _local.workspace = workspace
+
+    def _fail(self) -> None:
         """Raises TrapError for an assertion that did not hold in a program."""
-        x, y, _ = (*grid, 1, 1)[:3]
+        message = self.metadata["messages"][self.context[words.ERROR] - 1]
+        number = int(self.context[words.WHERE])
+        x, y, _ = (*self.grid, 1, 1)[:3]
         raise TrapError(
             self.metadata["name"],
             message["text"],
@@ -282,24 +226,43 @@ class CpuProgram:
             None,
         )
 
-    def _print(self, number: int, table: int, out) -> None:
-        from tkc.ir.dtypes import BY_IR
+    def _print(self, number: int, table: int) -> None:
+        """Called by generated code; an exception ends the launch, which raises it."""
+        try:
+            self.out(_message(self.metadata["messages"][number], table))
+        except BaseException as e:
+            self.failures.append(e)
+            stop(self.context)
 
-        message = self.metadata["messages"][number]
-        first, *literals = message["text"]
-        names = {str(d.ir): d for d in BY_IR.values()}
-        addresses, values = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p)), []
-        for i, (element, shape, is_tile) in enumerate(message["types"]):
-            dtype = names[element].numpy if element in names else np.dtype(np.int64)
-            count = int(np.prod(shape))
-            x = np.frombuffer(
-                ctypes.string_at(addresses[i], count * dtype.itemsize), dtype
-            ).reshape(shape)
-            values.append(x if is_tile else x[0])
-        out(
-            first
-            + "".join(f"{value}{literal}" for value, literal in zip(values, literals, strict=False))
-        )
+
+def _message(message: dict[str, Any], table: int) -> str:
+    """The text of a print whose values lie where a table of addresses says."""
+    from tkc.ir.dtypes import BY_IR
+
+    names = {str(d.ir): d for d in BY_IR.values()}
+    addresses = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+    text, *literals = message["text"]
+    for i, (literal, (element, shape, is_tile)) in enumerate(
+        zip(literals, message["types"], strict=True)
+    ):
+        dtype = names[element].numpy if element in names else np.dtype(np.int64)
+        data = ctypes.string_at(addresses[i] or 0, math.prod(shape) * dtype.itemsize)
+        value = np.frombuffer(data, dtype).reshape(shape)
+        text += f"{value if is_tile else value[0]}{literal}"
+    return text
+
+
+# --------------------------------------------------------------------------------------------------
+class _Workspace:
+    """Memory of one thread's programs: `nbytes` from `pointer` on, and a header in front."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes = nbytes + 4096
+        self._memory = np.zeros(words.HEADER_BYTES + self.nbytes + WORKSPACE_ALIGN, np.uint8)
+        start = -(-self._memory.ctypes.data // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        self.pointer = start + words.HEADER_BYTES
+        flag = ctypes.c_int64.from_address(self.pointer + words.HANDLES_SIGNALS)
+        flag.value = handles_signals()
 
 
 def _processors() -> int:
@@ -307,15 +270,6 @@ def _processors() -> int:
 
 
 _local = threading.local()
-
-
-def _workspace(nbytes: int) -> int:
-    """This thread's workspace: 64-byte aligned, grown on demand."""
-    if getattr(_local, "bytes", 0) < nbytes + 64 or not hasattr(_local, "buffer"):
-        _local.buffer, _local.bytes = np.zeros(nbytes + 4096, np.uint8), nbytes + 4096
-    return -(-_local.buffer.ctypes.data // 64) * 64
-
-
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -325,5 +279,11 @@ def _pool(n: int) -> ThreadPoolExecutor:
     return _pools[n]
 
 
+def _forget_threads() -> None:
+    """In a child process, which has only the thread that forked."""
+    _pools.clear()
+    _local.__dict__.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_threads)
