@@ -101,6 +101,21 @@ def asarray(request, monkeypatch):
     return Array
 
 
+def test_what_jax_traces_is_an_error(monkeypatch):
+    """Its gradients would be silently nothing."""
+
+    class Tracer(Array):
+        __module__ = "jax.stand_in"
+
+    modules = stand_in()
+    modules["jax"].core = SimpleNamespace(Tracer=Tracer)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(tkc.LaunchError, match="softmax.*jax.grad.*custom_vjp"):
+        kernels.softmax(Tracer(np.zeros((3, 4), np.float32)))
+    assert type(kernels.softmax(Array(np.zeros((3, 4), np.float32)))) is Array
+
+
 @pytest.mark.parametrize("name", [name for name in library() if name not in IN_PLACE])
 def test_the_library(name, asarray):
     found, want = (

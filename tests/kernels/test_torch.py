@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
+import tkc  # noqa: E402
 from tkc import kernels  # noqa: E402
 from tkc.kernels import torch_ops  # noqa: E402
 from tkc.kernels.operator import OPERATORS  # noqa: E402
@@ -263,3 +264,70 @@ def test_autograd_knows_what_is_changed_in_place(past):
         loss.backward()
     with torch.inference_mode():
         kernels.matmul(x, y, out=torch.empty(8, 8, device=DEVICE))
+
+
+def quantized(x):
+    with torch.no_grad():
+        return kernels.quantize_rows(x)
+
+
+WITHOUT_GRADIENT = {
+    "attention": lambda x: kernels.attention(*[x.view(1, 1, 64, 64)] * 3),
+    "quantize": lambda x: kernels.quantize(x),
+    "quantize_blocks": lambda x: kernels.quantize_blocks(x, 1, 64),
+    "histogram": lambda x: kernels.histogram(x, 8),
+    "softmax_backward": lambda x: kernels.softmax_backward(x, x),
+    "matmul_": lambda x: kernels.matmul(x, x, out=torch.empty_like(x)),
+    "cross_entropy_": lambda x: kernels.cross_entropy_(x, torch.zeros(64, dtype=torch.int64)),
+    "adam_": lambda x: kernels.adam_(x, *[torch.zeros(64, 64) for _ in range(3)], 1),
+    "dequantize": lambda x: kernels.dequantize(quantized(x)[0], x[:, 0]),
+    "rotary": lambda x: kernels.rotary(x.detach()[None, None], x[:, :32], x[:, :32]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_where_there_is_no_gradient_an_error_says_so(name):
+    """At the call, through the dispatcher, within others; and nothing has been changed by then."""
+    call, x = WITHOUT_GRADIENT[name], tensors((64, 64), dtype=torch.float32)
+    plain = x.detach().to(DEVICE)
+    before = plain.clone()
+    for _ in range(3):  # a call that is recorded, too
+        with pytest.raises(tkc.LaunchError, match=rf"{name}.*no gradient.*detach"):
+            call(x)
+        assert torch.equal(x, before)
+        with torch.no_grad():
+            call(x.detach().clone().requires_grad_())
+        call(plain.clone())
+
+
+def test_the_error_names_what_has_gradients():
+    with pytest.raises(tkc.LaunchError, match="x requires one.*cross_entropy, .*softmax"):
+        torch.ops.tkc.quantize(tensors((4, 64)))
+    table = tensors((64, 64))
+    with pytest.raises(tkc.LaunchError, match="rotary has no gradient for sin"):
+        kernels.rotary(table[None, None], table[:, :32].detach(), table[:, :32])
+
+
+def test_a_gradient_of_a_gradient_that_has_none_is_an_error():
+    x = tensors((4, 65))
+    (grad,) = torch.autograd.grad(kernels.softmax(x).square().sum(), x)
+    assert grad is not None
+    with pytest.raises(tkc.LaunchError, match="softmax_backward has no gradient"):
+        torch.autograd.grad(kernels.softmax(x).square().sum(), x, create_graph=True)
+
+
+def test_the_gradient_of_a_log_sum_exp():
+    def ours(x):
+        loss, lse = kernels.cross_entropy(x, TARGET)
+        return loss.sum() + 0.1 * lse.square().sum()
+
+    def theirs(x):
+        loss = F.cross_entropy(x, TARGET, reduction="none")
+        return loss.sum() + 0.1 * torch.logsumexp(x, 1).square().sum()
+
+    same_gradients(ours, theirs, tensors((4, 65)))
+    same_gradients(
+        lambda x: kernels.cross_entropy(x, TARGET)[1].sum(),
+        lambda x: torch.logsumexp(x, 1).sum(),
+        tensors((4, 65)),
+    )

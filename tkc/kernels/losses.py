@@ -166,12 +166,12 @@ def cross_entropy_backward(
     )
 
 
-@cross_entropy.backward(saves="logits target result ignore_index")
-def _(saved, grad, _):
-    return (
-        cross_entropy_backward(
-            grad, saved.logits, saved.target, saved.result[1], saved.ignore_index
-        ),
-        None,
-        None,
-    )
+@cross_entropy.backward(saves="logits target result ignore_index", zeros=False)
+def _(saved, grad, of_sums):
+    logits, lse, out = saved.logits, saved.result[1], None
+    if grad is not None:
+        out = cross_entropy_backward(grad, logits, saved.target, lse, saved.ignore_index)
+    if of_sums is not None:
+        of_sums = of_sums[..., None] * (logits.float() - lse[..., None]).exp()
+        out = of_sums.to(logits.dtype) if out is None else (out + of_sums).to(logits.dtype)
+    return out, None, None

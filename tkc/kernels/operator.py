@@ -36,7 +36,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, overload
 
@@ -95,6 +95,8 @@ class Operator:
         self.returns = str(inspect.signature(fn).return_annotation)
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
+        self.without: tuple[str, ...] = ()  # arrays that the gradient leaves out
+        self.zeros = True
         self.numbers = tuple(
             (i, p.name)
             for i, p in enumerate(self.parameters)
@@ -124,6 +126,8 @@ class Operator:
         foreign = "jax" in sys.modules and any(
             type(a).__module__.startswith("jax") for a in (*args, *kwargs.values())
         )
+        if foreign:
+            self._check_traced((*args, *kwargs.values()))
         if self.mutates and foreign:
             raise tkc.LaunchError(
                 f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
@@ -146,6 +150,18 @@ class Operator:
         given = import_module("tkc.kernels.views").given
         return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
 
+    def _check_traced(self, values: Sequence) -> None:
+        """Raises LaunchError where jax traces a call: what it differentiates or compiles it must
+        know, and kernels it does not.
+        """
+        traced = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", ())
+        if any(isinstance(v, traced) for v in values):
+            raise tkc.LaunchError(
+                f"{self.name} has no rule by which jax could differentiate, compile or map it; call"
+                " it outside of jax.grad, jax.jit and jax.vmap, or wrap it with jax.pure_callback"
+                " and, for gradients, jax.custom_vjp"
+            )
+
     def shapes(self, *args: Any, **kwargs: Any) -> Any:
         """What `run` would return, not computed: its arrays have the right shapes and element
         types.
@@ -155,16 +171,31 @@ class Operator:
         steps.close()
         return result
 
-    def backward(self, saves: str = "") -> Callable:
+    def backward(self, saves: str = "", without: str = "", zeros: bool = True) -> Callable:
         """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or
-        None, a parameter.
+        None, a parameter. without: arrays that may not require one. zeros: whether the gradient of
+        a result that nothing depends on is zeros, not None.
         """
 
         def decorate(fn: Callable) -> Callable:
             self.gradient, self.saves = fn, tuple(saves.split())
+            self.without, self.zeros = tuple(without.split()), zeros
             return fn
 
         return decorate
+
+    def check_gradients(self, required: Sequence[str]) -> None:
+        """Raises LaunchError where one of these arrays, which require a gradient, gets none."""
+        refused = [n for n in required if self.gradient is None or n in self.without]
+        if not refused:
+            return
+        which, verb = ", ".join(refused), "require" if len(refused) > 1 else "requires"
+        what = f" for {which}" if self.gradient else f", and {which} {verb} one"
+        known = ", ".join(sorted(o.name for o in OPERATORS.values() if o.gradient))
+        raise tkc.LaunchError(
+            f"{self.name} has no gradient{what}; pass {refused[0]}.detach(), or call it within"
+            f" torch.no_grad(). Functions with gradients are {known}"
+        )
 
     @property
     def schema(self) -> str:

@@ -10,7 +10,7 @@ itself (operator.py):
                  call (calls.py)
     fake         Operator.shapes: the generator up to its `yield`
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it can
-                 be compiled too
+                 be compiled too; an error where there is none and one is required
 
 The dispatcher takes longer than a launch. A call that it would pass on unchanged (plain tensors, no
 gradient wanted, nothing compiles, traces, transforms or watches) does not go through it: `alone`.
@@ -49,6 +49,8 @@ def register(op: Operator) -> None:
         torch.library.register_autograd(
             qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY
         )
+    else:
+        LIBRARY.impl(op.name, _without_gradient(op), "Autograd", with_keyset=True)
     op.compiling = torch.compiler.is_compiling
     op.torch = getattr(torch.ops.tkc, op.name)
     op.first = calls.first  # last: where it is set, so are the others
@@ -175,6 +177,8 @@ def _setup(op: Operator) -> Callable:
 
     def setup(ctx, inputs, output):
         known = dict(zip(names, inputs, strict=False)) | {"result": output}
+        op.check_gradients([n for n in op.without if _requires_gradient(known[n])])
+        ctx.set_materialize_grads(op.zeros)
         tensors: list[torch.Tensor] = []
         ctx.kept = {}
         for name in op.saves:
@@ -195,6 +199,24 @@ def _setup(op: Operator) -> Callable:
         ctx.needs = dict(zip(names, ctx.needs_input_grad, strict=False))
 
     return setup
+
+
+def _without_gradient(op: Operator) -> Callable:
+    """What autograd's place in the dispatcher does where there is no gradient."""
+    names = [p.name for p in op.parameters]
+
+    def forward(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if _grad():
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            op.check_gradients([n for n, v in given.items() if _requires_gradient(v)])
+        below = keys & torch._C._after_autograd_keyset
+        return op.torch.default.redispatch(below, *args, **kwargs)
+
+    return forward
+
+
+def _requires_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _backward(op: Operator) -> Callable:
