@@ -30,14 +30,25 @@ WRITTEN = sorted(
 # tkc/errors.py, which everybody may.
 BELOW = {
     "errors": set(),
+    "progress": set(),
     "ir": {"errors"},
     "language": {"ir", "errors"},
     "passes": {"ir", "errors"},
     "codegen": {"ir", "errors"},
     "sim": {"ir", "errors"},
     "timing": {"passes", "ir", "errors"},
-    "compiler": {"language", "passes", "timing", "codegen", "sim", "ir", "errors"},
-    "runtime": {"compiler", "language", "passes", "timing", "codegen", "sim", "ir", "errors"},
+    "compiler": {"progress", "language", "passes", "timing", "codegen", "sim", "ir", "errors"},
+    "runtime": {
+        "compiler",
+        "progress",
+        "language",
+        "passes",
+        "timing",
+        "codegen",
+        "sim",
+        "ir",
+        "errors",
+    },
     "fuzz": {
         "public",
         "runtime",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tkc.errors import CompileError
 from tkc.ir.interface import Interface
+from tkc.progress import progress
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -37,9 +38,12 @@ def compile(
 
     Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
     """
-    from tkc.language.trace import trace
+    with progress(f"compiling {fn.__name__} for {target}") as line:
+        return _compiled(fn, signature, target, Steps(fn.__name__, observe, line))
 
-    steps = Steps(fn.__name__, observe)
+
+def _compiled(fn: Callable, signature: Signature, target: str, steps: Steps) -> Compiled:
+    from tkc.language.trace import trace
 
     module = trace(fn, signature)
     steps.done("trace", module)
@@ -128,10 +132,12 @@ class Interpreted:
 
 class Steps:
     """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP
-    asks for that. Where a plan found no room the steps begin again, and the last ones stand.
+    asks for that. Where a plan found no room the steps begin again, and the last ones stand. line:
+    on the terminal, of compilations that take long.
     """
 
-    def __init__(self, name: str, observe: Observer | None):
+    def __init__(self, name: str, observe: Observer | None, line: progress):
+        self.line = line
         self.times: list[tuple[str, float]] = []
         self.vain: list[tuple[str, float]] = []  # seconds of what was refused
         self.observe, self.folder, self.began = observe, dump_folder(name), time.perf_counter()
@@ -150,6 +156,7 @@ class Steps:
 
     def done(self, step: str, module: ModuleOp | None = None) -> None:
         self.times.append((step, time.perf_counter() - self.began))
+        self.line.say(f"{step} done")
         if module is not None and self.observe:
             self.observe(step, module)
         if module is not None and self.folder:

@@ -521,6 +521,17 @@ def test_dumps_of_every_pass(monkeypatch, tmp_path):
     assert "bug of tkc" not in str(e.value)
 
 
+def test_dumps_of_what_is_simulated(monkeypatch, tmp_path):
+    from tkc.passes.pipeline import PIPELINE
+
+    monkeypatch.setenv("TKC_DUMP", str(tmp_path))
+    monkeypatch.setenv("TKC_SIM", "1")
+    x, out = np.arange(70, dtype=np.float32), np.zeros(70, np.float32)
+    fresh(add)[grid](x, x, out, 70)
+    names = sorted(p.name for p in (tmp_path / "add").iterdir())
+    assert names == [f"{i:02}-{s}.mlir" for i, s in enumerate(["trace", *PIPELINE])]
+
+
 def test_simulated(monkeypatch):
     monkeypatch.setenv("TKC_SIM", "1")
     for target in ("sm_80", "sm_90a"):

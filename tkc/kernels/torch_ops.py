@@ -204,13 +204,13 @@ def _setup(op: Operator) -> Callable:
 def _without_gradient(op: Operator) -> Callable:
     """What autograd's place in the dispatcher does where there is no gradient."""
     names = [p.name for p in op.parameters]
+    below = getattr(torch.ops.tkc, op.name).default.redispatch
 
     def forward(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _grad():
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             op.check_gradients([n for n, v in given.items() if _requires_gradient(v)])
-        below = keys & torch._C._after_autograd_keyset
-        return op.torch.default.redispatch(below, *args, **kwargs)
+        return below(keys & torch._C._after_autograd_keyset, *args, **kwargs)
 
     return forward
 

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from tkc.errors import Error, LaunchError, TuningError
+from tkc.progress import progress
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.handed import Watch, handing, tables_changed, watch_handing, watch_tables
@@ -344,7 +345,8 @@ class Autotuned(Launchable):
         name: str,
         measure: bool,
     ) -> Choice:
-        found, reasons = self.candidates(values, options, grid, target)
+        with progress(f"choosing a configuration of {self.__name__}"):
+            found, reasons = self.candidates(values, options, grid, target)
         if not measure or len(found) == 1:
             choice = Choice(
                 found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons)
@@ -439,35 +441,25 @@ class Autotuned(Launchable):
         from tkc.runtime import timing
 
         kernel, said = self.kernel, list(reasons)
-        errors = workers.compile_all(
-            kernel, [self._specialization(values, options, c.config) for c in found], target
-        )
-        said += [f"{c.config}: {e}" for c, e in zip(found, errors, strict=False) if e]
-        found = [c for c, e in zip(found, errors, strict=False) if not e]
-        number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
-        launches, kept = [], []
-        for c in found:
-            chosen = merged(kernel, values, c.config)
-            try:
-                launches.append(
-                    kernel._prepare(chosen, options | c.config.options, self.extents(grid, chosen))
-                )
-                kept.append(c)
-            except Error as e:
-                said.append(f"{c.config}: {str(e).splitlines()[0]}")
+        with progress(f"tuning {self.__name__}") as line:
+            line.say(f"compiling {len(found)} candidates")
+            specializations = [self._specialization(values, options, c.config) for c in found]
+            errors = workers.compile_all(kernel, specializations, target)
+            said += [f"{c.config}: {e}" for c, e in zip(found, errors, strict=True) if e]
+            compiled = [c for c, e in zip(found, errors, strict=True) if not e]
+            kept, launches = self._launches(compiled, values, options, grid, said)
+            written: list[ArrayInfo] = []
+            if kept:
+                full = merged(kernel, values, kept[0].config)
+                written = changed(kernel, kernel._describe(full), options)
+            number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
+            line.say(f"measuring {len(kept)} candidates")
 
-        def failed(i, e):
-            return said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
+            def failed(i: int, e: Exception) -> None:
+                said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
 
-        with _Restored(
-            (
-                changed(kernel, kernel._describe(merged(kernel, values, kept[0].config)), options)
-                if kept
-                else []
-            ),
-            number,
-        ):
-            seconds = timing.measure(launches, number, self.budget, failed)
+            with _Restored(written, number):
+                seconds = timing.measure(launches, number, self.budget, failed)
         ranked = sorted(
             (Candidate(c.config, s) for c, s in zip(kept, seconds, strict=False) if s is not None),
             key=lambda c: c.seconds or 0.0,
@@ -480,6 +472,26 @@ class Autotuned(Launchable):
         return Choice(
             ranked[0].config, "measured", ranked[0].seconds, tuple(_lines(ranked[1:]) + said)
         )
+
+    def _launches(
+        self,
+        found: Sequence[Candidate],
+        values: Sequence,
+        options: dict,
+        grid: Any,
+        said: list[str],
+    ) -> tuple[list[Candidate], list[Callable[[], None]]]:
+        """The candidates that can be launched, and their launches; `said` gets why others cannot."""
+        launches, kept = [], []
+        for c in found:
+            full = merged(self.kernel, values, c.config)
+            extents = self.extents(grid, full)
+            try:
+                launches.append(self.kernel._prepare(full, options | c.config.options, extents))
+                kept.append(c)
+            except Error as e:
+                said.append(f"{c.config}: {str(e).splitlines()[0]}")
+        return kept, launches
 
     def assemble(self, *args, grid, target: str, path: str | Path, **kwargs) -> list[Config]:
         """Compiles and assembles the candidates for arguments (texts such as "bf16[64, 64]" will

@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from tkc.compiler import Steps
 from tkc.errors import CompileError, LaunchError
+from tkc.progress import progress
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, ScalarInfo, signature
 
@@ -33,13 +35,16 @@ def level4_of(kernel, infos: Sequence, options: tuple, target, observe: Callable
     s = signature(kernel._specialize(infos, options))
 
     def attempt(context):
+        if context.lack:
+            steps.again()
         module = trace(kernel.fn, s)
-        if observe:
-            observe("trace", module)
-        pipeline.run(module, target, s.options, observe, context=context)
+        steps.done("trace", module)
+        pipeline.run(module, target, s.options, steps.done, context=context)
         return module
 
-    return pipeline.with_room(attempt, target, s.options)
+    with progress(f"compiling {kernel.__name__} for {target.name}") as line:
+        steps = Steps(kernel.__name__, observe, line)
+        return pipeline.with_room(attempt, target, s.options)
 
 
 def simulated(
@@ -63,7 +68,8 @@ def simulated(
     ]
 
     def simulate() -> None:
-        run(module, passed, extents)
+        with progress(f"simulating {kernel.__name__}"):
+            run(module, passed, extents)
 
     return simulate
 
