@@ -337,6 +337,17 @@ def recursive(n):
     return recursive(n + 1)
 
 
+@wrong(["without end", "compile-time condition"])
+def test_recursion_that_stops_on_a_traced_condition(n):
+    stops_at_run_time(n, n)
+
+
+def stops_at_run_time(x, n):
+    if n == 0:
+        return x
+    return stops_at_run_time(x + 1, n - 1)
+
+
 @wrong(["name 'nothing' is not defined"])
 def test_undefined_name(n):
     nothing + 1  # noqa: F821

@@ -74,6 +74,10 @@ def _is_traced(c, words: str) -> bool:
     return isinstance(c, Scalar)
 
 
+# Python nests 20 blocks in a function; more are of helpers that call one another.
+MAX_NESTED_BLOCKS = 100
+
+
 class Construct:
     """Common to for, while and if: the picture at entry and the bindings to make in the user's
     frame.
@@ -84,6 +88,12 @@ class Construct:
 
     def __init__(self):
         self.depth, self.bindings = len(tracer().blocks), {}
+        if self.depth > MAX_NESTED_BLOCKS:
+            fail(
+                f"traced branches and loops are nested {MAX_NESTED_BLOCKS} deep: a helper that calls"
+                " itself under a condition on run-time values is traced without end; recursion must"
+                " stop on a compile-time condition"
+            )
 
     def __getitem__(self, name: str):
         return self.bindings.get(name, UNBOUND)
