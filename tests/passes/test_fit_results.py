@@ -245,3 +245,19 @@ def test_parts():
         and part_extents((16, 1000), 16384) == (16, 1000)
         and part_extents((7, 512, 512), 16384) == (1, 128, 128)
     )
+
+
+@tkc.jit
+def large_accumulator(a, b, c, M: tkc.constexpr, N: tkc.constexpr):
+    acc = tkc.zeros((M, N))
+    for k in range(0, a.shape[1], 32):
+        acc = tkc.dot(tkc.load(a, (0, k), (M, 32)), tkc.load(b, (k, 0), (32, N)), acc)
+    tkc.store(c, (0, 0), acc)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("m, n", [(128, 512), (512, 256), (256, 512), (512, 512)])
+def test_large_accumulators(m, n, name):
+    """In parts of rows and of columns: the loops of both are round the sum's."""
+    shapes = "f16[512, 512]", "f16[512, 512]", "f32[512, 512]"
+    assert large_accumulator.compile(*shapes, m, n, target=name).ptx

@@ -194,6 +194,20 @@ def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
     return [op for op in block.ops if op in wanted]
 
 
+def slice_inside(values: Iterable[SSAValue], loop: scf.ForOp) -> list[Operation]:
+    """The operations anywhere inside a loop that the values are computed from, in program order;
+    of one with regions not also what is in them.
+    """
+    wanted: set[Operation] = set()
+    work = [v.owner for v in values]
+    while work:
+        op = work.pop()
+        if isinstance(op, Operation) and loop.is_ancestor(op) and op not in wanted:
+            wanted.add(op)
+            work += [v.owner for inner in op.walk() for v in inner.operands if not is_inside(v, op)]
+    return [op for op in loop.body.walk() if op in wanted]
+
+
 def body_of(loop: scf.ForOp | scf.WhileOp) -> Block:
     """What a loop repeats."""
     return loop.body.block if isinstance(loop, scf.ForOp) else loop.after_region.block

@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import divisor
-from tkc.ir.rewrite import counted_slice, following, is_inside
+from tkc.ir.rewrite import counted_slice, following, is_inside, loops_of
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
@@ -885,6 +885,8 @@ def _together(program, dots, options) -> str:
         program_axes(bounds) and (options.roles != "pingpong" or from_memory(bounds))
     ):
         return "the number of steps differs between programs"
+    if _counts_with(bounds, loops_of(loop)):
+        return "the number of steps differs between iterations of a loop round it"
     stores = subtile_stores(program.kernel, dots[0].acc.type.extents[0], 1)
     whole = {
         v
@@ -897,6 +899,22 @@ def _together(program, dots, options) -> str:
             f"an accumulator of {each} registers a thread and its epilogue do not fit one warpgroup"
         )
     return ""
+
+
+def _counts_with(bounds: Sequence[SSAValue], loops: Sequence[Operation]) -> bool:
+    """Whether bounds are computed from the counter of one of these loops, or what it carries."""
+    seen: set[SSAValue] = set()
+    left = list(bounds)
+    while left:
+        v = left.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if isinstance(v.owner, Operation):
+            left += [x for inner in v.owner.walk() for x in inner.operands]
+        elif v.owner.parent_op() in loops:
+            return True
+    return False
 
 
 def _columns(

@@ -24,7 +24,16 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
-from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
+from tkc.ir.rewrite import (
+    Builder,
+    after,
+    before,
+    clone_slice,
+    erase,
+    is_inside,
+    slice_inside,
+    stamp,
+)
 from tkc.ir.types import SharedType
 from tkc.ir.values import block_of, first_of, index_of, parent_of, terminator_of, yielded_by
 from tkc.passes.analysis.values import LOADS
@@ -112,7 +121,7 @@ def own_buffers(role: threads.Role) -> None:
 def _even(loop: scf.ForOp) -> bool:
     """Whether the loops of all programs have the same bounds."""
     inner = [op for op in loop.body.block.walk() if isinstance(op, scf.ForOp)]
-    ops = defining_slice([v for op in inner for v in (op.lb, op.ub, op.step)], loop.body.block)
+    ops = slice_inside([v for op in inner for v in (op.lb, op.ub, op.step)], loop)
     return not any(
         isinstance(v, BlockArgument) and v.block is loop.body.block
         for v in [
@@ -170,14 +179,11 @@ class _Steps:
             {} if self.program is None else {body.args[0]: self.program}
         )
         bounds = [inner.lb, inner.ub, inner.step]
-        needed, build = defining_slice(bounds, body), self.build
-        if any(
-            isinstance(op, LOADS)
-            or any(
-                isinstance(v, BlockArgument) and v.block is body and v not in mapping
-                for v in op.operands
-            )
-            for op in needed
+        needed, build = slice_inside(bounds, self.loop), self.build
+        read = [*bounds, *(v for op in needed for v in op.operands)]
+        if any(isinstance(op, LOADS) for op in needed) or any(
+            isinstance(v, BlockArgument) and is_inside(v, self.loop) and v not in mapping
+            for v in read
         ):
             raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
         clone_slice(needed, mapping, build.anchor)
