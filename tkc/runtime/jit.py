@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Compiled, compile
-from tkc.errors import CompileError, LaunchError
+from tkc.errors import CompileError, Error, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.handed import Watch, hand, takers
@@ -35,6 +35,7 @@ from tkc.runtime.specialize import (
     overlaps,
     signature,
 )
+from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
 if TYPE_CHECKING:
     from tkc.timing.predict import Prediction
@@ -171,7 +172,8 @@ class JitFunction(Launchable):
     def __repr__(self) -> str:
         return f"<kernel {self.__module__}.{self.__qualname__}>"
 
-    def __call__(self, *args, **kwargs):
+    @hides_own_frames
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise LaunchError(
             f"call the kernel with a grid: {self.__name__}[grid](…); inside another kernel, make"
             " the helper a plain function"
@@ -191,13 +193,18 @@ class JitFunction(Launchable):
             return launcher
         if callable(grid):
             return partial(_launch_on, self, grid)
-        return self._launcher(normalized(grid, self.__name__), grid)
+        try:
+            return self._launcher(normalized(grid, self.__name__), grid)
+        except LaunchError as error:
+            hide_own_frames(error)
+            raise
 
     @property
     def kernel(self) -> JitFunction:
         return self
 
     # ----------------------------------------------------------------------------------------------
+    @hides_own_frames
     def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Compiled:
         """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where
         the arrays are).
@@ -213,6 +220,7 @@ class JitFunction(Launchable):
             target or target_for(infos, self.__name__),
         )
 
+    @hides_own_frames
     def prepare(
         self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
     ) -> Callable[[], None]:
@@ -225,6 +233,7 @@ class JitFunction(Launchable):
         values, options = self.bound(*args, **kwargs)
         return prepared(self._prepare(values, options, self.extents(grid, values), target), values)
 
+    @hides_own_frames
     def predict(
         self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
     ) -> Prediction:
@@ -263,12 +272,7 @@ class JitFunction(Launchable):
 
     def _get(self, s: Specialization, target: str) -> Compiled:
         """From memory, from disk, or compiled."""
-        try:
-            found = self._compiled.get(key := (_typed(s), target))
-        except TypeError as e:
-            raise LaunchError(
-                f"{self.__name__}: a constexpr must be hashable ({e}); pass a tuple for a list"
-            ) from None
+        found = self._compiled.get(key := (_typed(s), target))
         if found is not None:
             return found
         with _compiling:
@@ -450,6 +454,7 @@ class JitFunction(Launchable):
         )
 
 
+@hides_own_frames
 def _launch_on(kernel: JitFunction, grid: Callable, /, *args: Any, **kwargs: Any) -> None:
     """Launches on a grid that is a function of the bound arguments."""
     values, _ = kernel.bound(*args, **kwargs)
@@ -475,10 +480,14 @@ class Launcher:
         if kernel.careful:
             kernel.forget_if_rebound()
         cache = self.caches.get(kind(args, kwargs))
-        if cache is not None and cache.is_current():
-            cache.call(*args, **kwargs)
-        else:
-            self.miss(args, kwargs)
+        try:
+            if cache is not None and cache.is_current():
+                cache.call(*args, **kwargs)
+            else:
+                self.miss(args, kwargs)
+        except Error as error:
+            hide_own_frames(error)
+            raise
 
     def miss(self, args: Sequence, kwargs: dict[str, Any]) -> None:
         """Launches in Python and stores the launch. (The key is written before and after: another

@@ -43,12 +43,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
 from tkc.runtime.handed import Watch, handing, watch_handing, watch_tables
 from tkc.runtime.launch import Launch, Packed
 from tkc.runtime.specialize import overlaps
+from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
 if TYPE_CHECKING:
     from tkc.runtime.jit import JitFunction, Launcher
@@ -575,10 +577,14 @@ class LaunchCache:
             launch = self.entries.get(self.key(*args, **kwargs))
         except TypeError:
             launch = None  # a constexpr that is not hashable
-        if launch is None:
-            self.on_miss(*args, **kwargs)
-        else:
-            launch()
+        try:
+            if launch is None:
+                self.on_miss(*args, **kwargs)
+            else:
+                launch()
+        except Error as error:
+            hide_own_frames(error)
+            raise
 
     def on_miss(self, *args: Any, **kwargs: Any) -> None:
         """Called by `call` where there is no entry."""
@@ -668,6 +674,7 @@ class KernelCache(LaunchCache):
         self.launcher, self.epoch = launcher, kernel.epoch
         self.names = (*kernel.names[:positional], *names)
 
+    @hides_own_frames
     def on_miss(self, *args: Any, **kwargs: Any) -> None:
         other = self.launcher.caches.get(kind(args, kwargs))
         if other is not None and other is not self and other.is_current():
