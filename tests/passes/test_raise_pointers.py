@@ -389,6 +389,29 @@ def test_it_says_why_an_access_stays_by_pointers(pointers, why):
     assert any(d.startswith("raise-pointers") and why in d for d in given.decisions)
 
 
+def one_by_one(a, b, c, M, N, K):
+    """Pointers outside any loop, to several arrays, and to one element."""
+    rm, rk, rn = tkc.arange(BM), tkc.arange(BK), tkc.arange(BN)
+    x = tkc.load(a.ptr + rm[:, None] * a.strides[0] + rk[None, :] * a.strides[1])
+    y = tkc.load(b.ptr + rk[:, None] * b.strides[0] + rn[None, :] * b.strides[1])
+    first = tkc.load(b.ptr + tkc.arange(1)[:, None] * b.strides[0] + tkc.arange(1)[None, :])
+    z = (tkc.dot(x, y) + first).to(c.dtype)
+    tkc.store(c.ptr + rm[:, None] * c.strides[0] + rn[None, :] * c.strides[1], z)
+    tkc.store(c.ptr + (tkc.arange(1)[:, None] + 1) * c.strides[0] + tkc.arange(1)[None, :], first)
+
+
+def test_accesses_outside_loops_and_of_one_element():
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    module = traced(one_by_one, *args, i32(), i32(), i32())
+    given = product_data(BM, BN, BK)
+    want = [np.copy(g) if isinstance(g, np.ndarray) else g for g in given]
+    level0.run(module, want, (1,))
+    through(module, "raise-pointers", context("sm_90a"))
+    assert remaining(module) == 2
+    level0.run(module, given, (1,))
+    np.testing.assert_array_equal(given[2], want[2])
+
+
 def test_a_block_that_begins_before_its_first_row_keeps_its_offset():
     """Rows -2 ... of an array that begins two rows on: the array that is made begins where the
     addresses do.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from tkc.fuzz.grammar import ArraySpec
 from tkc.fuzz.large_productions import LargeWriter
 
 DEEPEST = 3  # loops and branches in one another
@@ -31,7 +32,9 @@ class CountingWriter(LargeWriter):
         result = _as_python(lines, numbers)[total]
         for text in lines:
             self.line(text)
-        z = self.own("z", "int32", (1,))
+        # zeros, since a loop or a branch around this may not run
+        z = ArraySpec(f"z{len(self.arrays)}", "int32", (self.programs, 1), bound=0)
+        self.add_own(z)
         self.line(f"tkc.store({z.name}p, (0,), tkc.full((1,), {total} - ({result}), tkc.int32))")
 
     def _counted(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 
 from xdsl.dialects.builtin import ModuleOp, i1, i32, i64
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -154,6 +154,8 @@ class _Recognition:
             raise NotABlock("its address is not affine")
         if form.wrapped:
             raise NotABlock("its indices are taken modulo something")
+        if prod(self.extents) == 1:
+            raise NotABlock("it is one element")
         strides = self._strides(form)
         if self.op.mask is not None:
             self._read_mask(self.op.mask)
@@ -328,6 +330,8 @@ class _Writer:
         extents = [axis.extent for axis in block.axes]
         kept = [n for n in extents if n >= 0]
         mask = self._mask(block, kept, build)
+        if op is self.entry:  # which goes
+            self.entry = op.next_op
         if isinstance(op, tile.LoadPointers):
             other = None if op.other is None else _reshaped(op.other, kept, build)
             loaded = build(tile.Load(array, offsets, extents, mask, other))
