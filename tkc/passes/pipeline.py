@@ -23,6 +23,7 @@ PIPELINE = (
     "fit-results",
     "fit-dots",
     "fit-rows",
+    "separate-operands",
     "plan",
     "swap-dots",
     "split-sums",  # level 0

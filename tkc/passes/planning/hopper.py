@@ -67,6 +67,7 @@ from tkc.passes.planning.operands import (
     ADDRESS_REGISTERS,
     Sides,
     computed_from,
+    live_registers,
     operand_registers,
     partial,
     parts_of,
@@ -94,6 +95,8 @@ LARGE_ACCUMULATOR_REGISTERS, LARGE_ROLE_REGISTERS = 176, (24, 240)
 SCORE_REGISTER_SLACK = 12
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
+# of a consumer's thread, for all tiles that are live at once, where no dot runs late
+MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
 # of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
 # relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
 RELAYOUT_ROLE_REGISTERS = {
@@ -271,6 +274,11 @@ def _roles(
         for d in dots
     ]
     each = operand_registers(dots, bool(late), parts, groups, options)
+    in_turn_only = False
+    if len(dots) > 1 and (each > most or not late) and options.rotate is None:
+        live = live_registers(program.kernel, dots, groups, options)
+        if not summed(dots[0]) and live <= MAX_LIVE_REGISTERS[in_all]:
+            late, each, in_turn_only = (), live, True
     kept = max(
         (
             tile_type(both.left).bytes // (512 * groups)
@@ -292,14 +300,14 @@ def _roles(
             f"accumulators and left operands of {each} registers a thread leave none to compute a"
             " step in",
         )
-    if each > most:
+    if each > most and not in_turn_only:
         largest = LARGE_ROLE_REGISTERS[1] if in_all < 3 else ROLE_REGISTERS[in_all][1]
         limit = aside[1] if aside else largest
         return (
             None,
             (f"accumulators and left operands of {each} registers a thread do not fit {limit}"),
         )
-    if len(dots) > 1 and not late and not summed(dots[0]):
+    if len(dots) > 1 and not late and not summed(dots[0]) and not in_turn_only:
         return (
             None,
             (
@@ -330,7 +338,7 @@ def _roles(
     )
     registers: tuple[int, ...] = aside or (
         LARGE_ROLE_REGISTERS
-        if each > LARGE_ACCUMULATOR_REGISTERS
+        if each > LARGE_ACCUMULATOR_REGISTERS or in_turn_only and in_all < 3
         else ROLE_REGISTERS[in_all if alone else 2]
     )
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory

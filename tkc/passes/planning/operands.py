@@ -41,6 +41,7 @@ from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
 from tkc.passes.layouts.relayout import fits
+from tkc.passes.planning.pressure import demand
 from tkc.passes.split_sums import axis_of, chain_of
 
 
@@ -389,6 +390,22 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
         if sum_ + sum_ // count <= registers:
             return count, 1
     return 1, 1
+
+
+def live_registers(
+    kernel: tile.Kernel, dots: Sequence[tile.Dot], groups: int, options: LaunchOptions
+) -> int:
+    """Registers of a consumer's thread for the tiles that are live at once: accumulators, scores,
+    left operands. What dots read in shared memory takes none.
+    """
+    read = {
+        load
+        for dot in dots
+        for operand in (dot.a, dot.b)
+        if (load := source(operand)) is not None
+        and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
+    }
+    return -(-demand(kernel, {load.result for load in read}) // (128 * groups))
 
 
 def operand_registers(

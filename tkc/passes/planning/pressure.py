@@ -11,7 +11,7 @@ demand        of those that must wait for something: what one element-wise opera
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
@@ -36,13 +36,17 @@ def pressure(kernel: tile.Kernel) -> int:
     return _peak(kernel.body.block, frozenset(), lambda value: _words(value, kinds), kinds)
 
 
-def demand(kernel: tile.Kernel) -> int:
-    """What of it must be there at once, however the threads go through their elements."""
+def demand(kernel: tile.Kernel, elsewhere: Set[SSAValue] = frozenset()) -> int:
+    """What of it must be there at once, however the threads go through their elements. elsewhere:
+    tiles that are not in registers.
+    """
     kinds, meetings = Kinds(), Meetings(kernel)
     return _peak(
         kernel.body.block,
         frozenset(),
-        lambda value: 0 if _passing(value, meetings) else _words(value, kinds),
+        lambda value: (
+            0 if value in elsewhere or _passing(value, meetings) else _words(value, kinds)
+        ),
         kinds,
         True,
     )
