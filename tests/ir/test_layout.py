@@ -207,7 +207,7 @@ def test_errors_of_questions():
         (lambda: acc.operand_of_broadcast((32, 1)), "a 32x1 tile does not broadcast to 64x64"),
         (
             lambda: register_map(acc, parse_layout("wgmma 64x64 groups 2")),
-            "live in different threads",
+            "are in different threads",
         ),
         (
             lambda: rows((8, 64), 1, 4, 48),

@@ -107,7 +107,7 @@ def _along(
         return _carried(value, axis, ranges, assumed)
     extent = t.extents[axis]
 
-    def ask(v: SSAValue, a: int = axis) -> Along:
+    def of(v: SSAValue, a: int = axis) -> Along:
         return contiguity(v, a, ranges, assumed, seen)
 
     match value.owner:
@@ -116,23 +116,23 @@ def _along(
         case tile.Arange() as op:
             return Along(extent, 1, abs(op.start.value.data))
         case tile.Multiple() as op:
-            found = ask(op.arg)
+            found = of(op.arg)
             return Along(found.run, found.same, _lcm(found.divisor, op.divisor.value.data))
         case ew.Cast() as op:
-            return _cast(op, ask(op.arg), ranges)
+            return _cast(op, of(op.arg), ranges)
         case ew.PointerAdd() as op:
-            return _sum(ask(op.pointer), ask(op.offset))
+            return _sum(of(op.pointer), of(op.offset))
         case ew.Select() as op:
             condition = op.condition
-            where = ask(condition).same if isinstance(condition.type, TileType) else extent
-            found = ask(op.if_true).join(ask(op.if_false))
+            where = of(condition).same if isinstance(condition.type, TileType) else extent
+            found = of(op.if_true).join(of(op.if_false))
             return Along(run := gcd(found.run, where), gcd(found.same, where), found.at(run))
         case ew.Elementwise() as op:
-            return _elementwise(op, [ask(a) for a in op.args], extent, ranges)
+            return _elementwise(op, [of(a) for a in op.args], extent, ranges)
         case scf.ForOp() as loop:
-            return ask(loop.body.block.args[1 + loop.results.index(value)])
+            return of(loop.body.block.args[1 + loop.results.index(value)])
         case Operation() as op:
-            return _shape(op, axis, extent, ask)
+            return _shape(op, axis, extent, of)
     return Along()
 
 
@@ -144,30 +144,30 @@ def _divisor_of_scalar(value: SSAValue, ranges: Ranges) -> int:
     return 1 if known is None else known.divisor
 
 
-def _shape(op: Operation, axis: int, extent: int, ask: Callable[..., Along]) -> Along:
+def _shape(op: Operation, axis: int, extent: int, of: Callable[..., Along]) -> Along:
     """What an operation that moves elements shows along an axis of its result."""
     match op:
         case tile.Splat():
-            return Along(1, extent, ask(op.arg, 0).divisor)
+            return Along(1, extent, of(op.arg, 0).divisor)
         case tile.Broadcast():
-            found = ask(op.arg)
+            found = of(op.arg)
             repeated = tile_type(op.arg).extents[axis] == 1
             return Along(1, extent, found.divisor) if repeated else found
         case tile.Reshape():
-            return _reshaped(op, axis, extent, ask)
+            return _reshaped(op, axis, extent, of)
         case tile.Transpose():
-            return ask(op.arg, op.permutation.get_values()[axis])
+            return of(op.arg, op.permutation.get_values()[axis])
         case tile.Slice() if op.steps[axis] == 1:
-            return _moved(ask(op.arg), op.offsets.get_values()[axis])
+            return _moved(of(op.arg), op.offsets.get_values()[axis])
         case tile.Concat():
             parts, begin = [], 0
             for part in op.args:
-                parts.append(_moved(ask(part), begin))
+                parts.append(_moved(of(part), begin))
                 if axis == op.axis.value.data:
                     begin += tile_type(part).extents[axis]
             return reduce(Along.join, parts)
         case shared.Convert():
-            return ask(op.arg)
+            return of(op.arg)
     return Along()
 
 
@@ -238,7 +238,7 @@ def _step(a: Along, b: Along) -> int:
     return gcd(a.run, b.same, a.divisor, b.divisor)
 
 
-def _reshaped(op: tile.Reshape, axis: int, extent: int, ask) -> Along:
+def _reshaped(op: tile.Reshape, axis: int, extent: int, of) -> Along:
     """Extents of 1 that come or go."""
     old, new = tile_type(op.arg).extents, tile_type(op.result).extents
     if [n for n in old if n > 1] != [n for n in new if n > 1]:
@@ -248,12 +248,12 @@ def _reshaped(op: tile.Reshape, axis: int, extent: int, ask) -> Along:
             1,
             1,
             (
-                min((ask(op.arg, a).divisor for a in range(len(old))), default=1)
+                min((of(op.arg, a).divisor for a in range(len(old))), default=1)
                 if all(n == 1 for n in old)
                 else 1
             ),
         )
-    return ask(op.arg, [a for a, n in enumerate(old) if n > 1][sum(n > 1 for n in new[:axis])])
+    return of(op.arg, [a for a, n in enumerate(old) if n > 1][sum(n > 1 for n in new[:axis])])
 
 
 def _carried(

@@ -172,9 +172,9 @@ class Elementwise(TileOperation):
                 )
         if not self.fn.accepts(element_of(first)):
             raise VerifyException(f"'{self.name}' does not take {element_of(first)}")
-        want = like(first, i1) if self.fn.truth else first
-        if self.result.type != want:
-            raise VerifyException(f"'{self.name}' gives {want}, not {self.result.type}")
+        expected = like(first, i1) if self.fn.truth else first
+        if self.result.type != expected:
+            raise VerifyException(f"'{self.name}' gives {expected}, not {self.result.type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -1,4 +1,4 @@
-"""Instruction fragments as data: what tensor-core instructions want in which register.
+"""Instruction fragments as data: what tensor-core instructions read from which register.
 
 Each is an instance of `Layout`. With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's
 manuals has the same shape, eight rows of four lanes:
@@ -109,7 +109,7 @@ def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
     """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's
     registers, no shuffle.
 
-    A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A wants four
+    A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A takes four
     neighbours. A sum does not depend on the order of its terms, so slot 4q + e of 16 takes column
     2q + e % 2 + 8 (e / 2); B's rows must follow.
     """

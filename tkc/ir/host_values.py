@@ -15,8 +15,8 @@ from tkc.ir.interface import HOST_FUNCTIONS, HostValue
 from tkc.ir.types import ArrayType, is_integer
 from tkc.ir.values import array_type, defining_op
 
-# The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple of
-# any box.
+# The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple
+# of any box.
 UNBOUNDED = (1 << 31) - (1 << 16)
 MAX_DEPTH = 32  # of an expression: deeper ones stay in the kernel
 

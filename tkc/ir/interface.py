@@ -1,4 +1,4 @@
-"""What a compiled kernel asks of its host: physical parameters, threads, shared memory, cluster.
+"""What a compiled kernel needs from its host: physical parameters, threads, shared memory, cluster.
 Plain data, JSON both ways.
 
 The emitter fills it in; the launcher, the exported C code and the simulator read it. The user's
@@ -67,7 +67,7 @@ class Parameter:
     order: tuple[int, ...] = ()  # map: the array's axes in the map's order; empty: as they are
     swizzle: int = 0  # map: bytes
     panelled: bool = False  # map: the last axis split in panels of `swizzle` bytes
-    # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
+    # map: bytes at most that the L2 cache reads from memory at once; 0: as many as it can
     fetch: int = 0
     bytes: int = 0  # workspace
     each: int = 0  # workspace

@@ -199,7 +199,7 @@ class Layout:
         """The digits that move along `axis`, section by section."""
         return tuple(d for name in sections for d in getattr(self, name) if d.axis == axis)
 
-    # ---- who holds what
+    # ---- which thread and register hold what
     # ---------------------------------------------------------------------------------------
 
     def coords(self, register: int, lane: int, warp: int, block: int = 0) -> tuple[int, ...]:
@@ -616,7 +616,7 @@ def register_map(src: Layout, dst: Layout) -> tuple[int, ...] | None:
     """For each register of `dst` the register of `src` with the same element in the same thread;
     None if data must move.
 
-    The tile of `src` may broadcast to that of `dst`.  Padding in `dst` asks for nothing.
+    The tile of `src` may broadcast to that of `dst`.  Padding in `dst` needs nothing.
     """
     held, wanted = _elements(src, dst)
     ignored = wanted < 0
@@ -660,7 +660,7 @@ def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
     """
     if (src.num_warps, src.num_blocks) != (dst.num_warps, dst.num_blocks):
         raise LayoutError(
-            f"{src} and {dst} live in different threads, so their registers cannot be compared"
+            f"{src} and {dst} are in different threads, so their registers cannot be compared"
         )
     lead = dst.rank - src.rank
     if lead < 0 or any(n not in (1, m) for n, m in zip(src.shape, dst.shape[lead:], strict=False)):

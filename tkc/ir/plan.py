@@ -185,7 +185,7 @@ def number_of(op: Operation) -> int | None:
 
 
 def place_of(op: Operation) -> tuple[int | None, int]:
-    """The number of a load, and which part it loads of the block that the plan knows as one, from 1
+    """The number of a load, and which part it loads of a block that is one in the plan, from 1
     on (split-sums cuts them); 0 is the whole, which something else may use.
     """
     return number_of(op), _integer(op, "part") or 0

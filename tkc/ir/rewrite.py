@@ -159,7 +159,7 @@ def loop_of(op: Operation) -> scf.ForOp | scf.WhileOp | None:
 
 
 def erase_dead(block: Block) -> bool:
-    """Erases operations without effect whose results nobody uses, here and in the regions inside.
+    """Erases operations without effect whose results are not used, here and in the regions inside.
     True if any went.
     """
     changed = False

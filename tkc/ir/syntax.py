@@ -282,8 +282,8 @@ def _parse_operands(parser: Parser, kind: str, name: str) -> list[UnresolvedOper
 
 
 def optional_attributes(parser: Parser) -> dict[str, Attribute]:
-    """An attribute dictionary, told from a region's brace by what follows: `name =`, `name,` or
-    `name}`.
+    """An attribute dictionary; a region, which begins with a brace too, is none: behind the brace
+    of a dictionary stands `name =`, `name,` or `name}`.
     """
     text, at = parser.lexer.input.content, parser.pos
     return dict(parser.parse_optional_attr_dict()) if _DICTIONARY.match(text, at) else {}

@@ -61,8 +61,8 @@ class Target:
     ptx: str  # lowest PTX ISA version whose instructions we use
     shared_bytes: int  # dynamic shared memory one block may have
     registers: int = 65536  # 32-bit registers of a multiprocessor
-    threads: int = 2048  # that a multiprocessor has room for
-    multiprocessors: int = 108  # a typical device, for cost models where no device is asked
+    threads: int = 2048  # of a multiprocessor at once
+    multiprocessors: int = 108  # of a typical device, where the cost model has no other
     tma: bool = False
     wgmma: bool = False
     stmatrix: bool = False

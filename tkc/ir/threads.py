@@ -109,9 +109,9 @@ class Roles(TileOperation):
 
 
 def making_warp(kernel: Operation) -> int:
-    """The warp whose first thread makes barriers and asks for maps: the second where warps part
-    into roles, for the first works out meanwhile where the first copies lie; else the first, which
-    may use them at once.
+    """The warp whose first thread makes barriers and prefetches tensor maps: the second where there
+    are roles, because the first computes the addresses of the first copies meanwhile; else the
+    first, which may use them at once.
     """
     return int(any(isinstance(op, Roles) for region in kernel.regions for op in region.block.ops))
 
@@ -251,12 +251,11 @@ class BroadcastLoad(_Box):
 
 @irdl_op_definition
 class Vote(TileOperation):
-    """Whether every element of truth values is true, as far as whoever asks can see: all of the
-    block (scope "block", where all its threads meet), or the elements that a warp holds (scope
-    "warp"), so that warps may answer differently. Which it is nobody may notice: only branches ask,
-    and where all that a warp holds is true, both of their sides yield it the same; of scope "warp",
-    nothing in them leaves the warp. What the block found (scope "block") is one number like any
-    other.
+    """Whether every element of truth values is true: all of the block (scope "block", where all its
+    threads meet), or those that a warp holds (scope "warp"), so that results of warps may differ.
+    No result may depend on which it is: only branches use it, and where all that a warp holds is
+    true, both of their sides yield it the same; of scope "warp", nothing in them leaves the warp.
+    The result of scope "block" is a number like any other.
     """
 
     name = "tile.vote"
@@ -404,7 +403,7 @@ class Fence(TileOperation):
 
 @irdl_op_definition
 class Barriers(TileOperation):
-    """Room for the mbarriers of a ring; `offset` as in tile.alloc."""
+    """Shared memory for the mbarriers of a ring; `offset` as in tile.alloc."""
 
     name = "tile.mbarriers"
     __form__ = "@offset?"
@@ -575,8 +574,8 @@ class RingNext(TileOperation):
 class TensorMap(OneToOne):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the
     kernel gets it as a parameter. `order`: the array's axes in the map's order, where that is
-    another (the last one is dense in memory). tf32: copies round float32 to tf32. fetch: at most so
-    many bytes at once the L2 cache asks memory for (absent: as many as it can).
+    another (the last one is dense in memory). tf32: copies round float32 to tf32. fetch: the most
+    bytes that the L2 cache reads from memory at once (absent: as many as it can).
     """
 
     name = "tile.tensor_map"

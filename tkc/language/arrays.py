@@ -35,7 +35,7 @@ Extent: TypeAlias = int | Value
 
 @dataclass(frozen=True, eq=False)
 class Extents(Sequence):
-    """Extents or strides: Python ints where known, else read from the array when asked for."""
+    """Extents or strides: Python ints where known, else read from the array when used."""
 
     array: Array
     facts: tuple[Fact, ...]
@@ -223,7 +223,7 @@ class Array:
 
 def _load_first(self, *_):
     fail(
-        f"an {self._describe()} lives in memory and takes no part in arithmetic; load a tile of it:"
+        f"an {self._describe()} is in memory and takes no part in arithmetic; load a tile of it:"
         " tkc.load(array, offsets, shape)"
     )
 

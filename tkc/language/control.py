@@ -33,7 +33,7 @@ from tkc.language.state import (
     Leaf,
     Lost,
     Mismatch,
-    Picture,
+    Snapshot,
     Spec,
     build,
     contents,
@@ -79,7 +79,7 @@ MAX_NESTED_BLOCKS = 100
 
 
 class Construct:
-    """Common to for, while and if: the picture at entry and the bindings to make in the user's
+    """Common to for, while and if: the snapshot at entry and the bindings to make in the user's
     frame.
     """
 
@@ -98,12 +98,14 @@ class Construct:
     def __getitem__(self, name: str):
         return self.bindings.get(name, UNBOUND)
 
-    def _bind(self, picture: Picture, values: dict[tuple, Any], reasons: dict[tuple, str]) -> None:
-        """All names and containers as in the picture, except these slots."""
-        picture.restore()
-        self.bindings = dict(picture.names)
+    def _bind(
+        self, snapshot: Snapshot, values: dict[tuple, Any], reasons: dict[tuple, str]
+    ) -> None:
+        """All names and containers as in the snapshot, except these slots."""
+        snapshot.restore()
+        self.bindings = dict(snapshot.names)
         for slot, value in values.items():
-            picture.rebind(slot, value, self.bindings, reasons.get(slot, ""))
+            snapshot.rebind(slot, value, self.bindings, reasons.get(slot, ""))
 
     def jump(self, kind: str) -> None:
         """A break or continue of this loop is about to run."""
@@ -146,7 +148,7 @@ def range_(*bounds: Operand, num_stages: int | None = None) -> Range:
     """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced
     once, run at run time.
 
-    num_stages: a wish for the depth of the loop's rings, which the plan follows where it can.
+    num_stages: the depth of the loop's rings that the plan chooses where it can.
     """
     if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 1):
         fail(f"num_stages is a positive integer, got {describe(num_stages)}")
@@ -189,21 +191,21 @@ def python_range(*bounds: Any) -> Range | range:
 class Loop(Construct):
     """Carried slots of a loop, found by tracing its body until nothing new changes."""
 
-    def _begin(self, picture: Picture, assigned: tuple[str, ...], where: str) -> None:
-        self.traced, self.where, self.picture, self.passes = True, where, picture, 0
+    def _begin(self, snapshot: Snapshot, assigned: tuple[str, ...], where: str) -> None:
+        self.traced, self.where, self.snapshot, self.passes = True, where, snapshot, 0
         self.carried: dict[tuple, Spec] = {
             (0, n): Leaf(v.ssa.type)
             for n in assigned
-            if isinstance(v := picture.names.get(n), Value)
+            if isinstance(v := snapshot.names.get(n), Value)
         }
         self.lost: dict[tuple, str] = {}
 
     def old(self, slot: tuple) -> Any:
         owner, key = slot
         return (
-            self.picture.names.get(key, UNBOUND)
+            self.snapshot.names.get(key, UNBOUND)
             if owner == 0
-            else self.picture.containers[owner][1][key]
+            else self.snapshot.containers[owner][1][key]
         )
 
     def _open(self, block: Block) -> None:
@@ -211,12 +213,12 @@ class Loop(Construct):
         self.entry, self.copies = {}, []
         for slot, spec in self.carried.items():
             args = [block.insert_arg(t, len(block.args)) for t in types(spec)]
-            if (name := self.picture.label(slot)).isidentifier():
+            if (name := self.snapshot.label(slot)).isidentifier():
                 for a in args:
                     a.name_hint = name
             self.entry[slot] = build(spec, iter(args))
             self.copies += [(slot, x, contents(x) or {}) for x in mutable_parts(self.entry[slot])]
-        self._bind(self.picture, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
+        self._bind(self.snapshot, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
 
     def _settle(
         self, names: dict[str, Any], ignore: tuple[str, ...] = ()
@@ -224,15 +226,15 @@ class Loop(Construct):
         """Compares the state with the entry's: (whether the carried slots stand, the contents to
         yield).
         """
-        changed, after = self.picture.changes(names, self.where), Picture.take(names)
-        stable, result, counts = True, {}, shared(changed, self.picture, after)
+        changed, after = self.snapshot.changes(names, self.where), Snapshot.take(names)
+        stable, result, counts = True, {}, shared(changed, self.snapshot, after)
         self._check_copies(changed)
         for slot, (old, new) in changed.items():
             if slot in self.lost or slot[0] == 0 and slot[1] in ignore:
                 continue
             if old is UNBOUND:  # first bound inside: a name of the body
                 self.lost[slot] = (
-                    f"`{self.picture.label(slot)}` has a value only inside {self.where}; give it"
+                    f"`{self.snapshot.label(slot)}` has a value only inside {self.where}; give it"
                     " one before the loop to use it after"
                 )
                 continue
@@ -251,7 +253,7 @@ class Loop(Construct):
         if self.passes > MAX_PASSES:
             fail(
                 f"the types of the variables of {self.where} do not settle:"
-                f" {', '.join(self.picture.label(s) for s in self.carried)}; convert with .to()"
+                f" {', '.join(self.snapshot.label(s) for s in self.carried)}; convert with .to()"
             )
         return stable, result
 
@@ -263,13 +265,13 @@ class Loop(Construct):
             now = contents(copy) or {}
             if now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before):
                 fail(
-                    f"`{self.picture.label(slot)}` is changed in place and also replaced inside"
+                    f"`{self.snapshot.label(slot)}` is changed in place and also replaced inside"
                     f" {self.where}; do one of the two"
                 )
 
     def _spec(self, slot: tuple, old: Any, new: Any, counts: Counter) -> Spec | str:
         """What carries a slot, or the reason why nothing does."""
-        label = self.picture.label(slot)
+        label = self.snapshot.label(slot)
         if new is UNBOUND:
             return tracer().reasons.get(slot[1], f"`{label}` is deleted inside {self.where}")
         try:
@@ -281,7 +283,7 @@ class Loop(Construct):
             )
 
     def _initial(self) -> list[SSAValue]:
-        self.picture.restore()
+        self.snapshot.restore()
         return [v for slot, spec in self.carried.items() for v in flatten(self.old(slot), spec)]
 
     def _yielded(self, result: dict[tuple, Any]) -> list[SSAValue]:
@@ -299,7 +301,7 @@ class Loop(Construct):
             )
             for n in ignore
         }
-        self._bind(self.picture, after | dict.fromkeys(reasons, UNBOUND), reasons)
+        self._bind(self.snapshot, after | dict.fromkeys(reasons, UNBOUND), reasons)
 
 
 def _as_counted(r: Range, index: Scalar) -> Any:
@@ -326,8 +328,8 @@ def _extremes(bound: int | Scalar) -> tuple[int, int]:
 
 
 def _trip_count(r: Range) -> Value:
-    """How often a loop runs whose step may be of either sign: as Python's range, and never where the
-    step is 0, which TKC_DEBUG traps.
+    """Iterations of a loop whose step may be of either sign: as of Python's range, and none where
+    the step is 0, which TKC_DEBUG traps.
     """
     where, maximum = operations.where, operations.maximum
     operations.device_assert(r.step != 0, "the step of a range is 0")
@@ -348,7 +350,7 @@ class ForLoop(Loop):
         self.iterable, self.targets = iterable, targets
         if isinstance(iterable, Range):
             self._begin(
-                Picture.take(_clean(names)),
+                Snapshot.take(_clean(names)),
                 tuple(n for n in assigned if n not in targets),
                 "the loop",
             )
@@ -445,7 +447,7 @@ class WhileLoop(Loop):
         """Before the test: opens the block of the test. False when the loop is finished."""
         t, names = tracer(), _clean(names)
         if not self.traced:
-            self.plain = Picture.take(names)
+            self.plain = Snapshot.take(names)
             t.blocks.append(Block())
             return True
         if self.opened:
@@ -521,7 +523,7 @@ class Branch(Construct):
             self.truth = bool(self.test)
             return
         self.condition = _condition(self.test)
-        self.picture = Picture.take(_clean(names))
+        self.snapshot = Snapshot.take(_clean(names))
 
     def then(self) -> bool:
         if not self.traced:
@@ -530,21 +532,21 @@ class Branch(Construct):
         self.ends: list[Any] = []
         tracer().blocks.append(self.arms[0])
         operations.promise(self.condition)
-        self.bindings = dict(self.picture.names)
+        self.bindings = dict(self.snapshot.names)
         return True
 
     def orelse(self, names: dict[str, Any]) -> bool:
         if not self.traced:
             return not self.truth
         self._end(names)
-        self._bind(self.picture, {}, {})
+        self._bind(self.snapshot, {}, {})
         tracer().blocks.append(self.arms[1])
         return True
 
     def _end(self, names: dict[str, Any]) -> None:
         names = _clean(names)
-        changed = self.picture.changes(names, "a branch")
-        self.ends.append((changed, Picture.take(names)))
+        changed = self.snapshot.changes(names, "a branch")
+        self.ends.append((changed, Snapshot.take(names)))
         tracer().blocks.pop()
 
     def merge(self, names: dict[str, Any]) -> None:
@@ -572,11 +574,11 @@ class Branch(Construct):
         op = t.emit(scf.IfOp(self.condition, results, then, orelse))
         ssa = iter(op.results)
         after = {slot: build(spec, ssa) for slot, (_, _, spec) in merged.items()}
-        self._bind(self.picture, after | plain | dict.fromkeys(reasons, UNBOUND), reasons)
+        self._bind(self.snapshot, after | plain | dict.fromkeys(reasons, UNBOUND), reasons)
 
     def _spec(self, slot: tuple, old: Any, x: Any, y: Any, counts: Counter) -> Spec | str:
         """What gives a slot after both arms, which leave x and y there, or why nothing does."""
-        label = self.picture.label(slot)
+        label = self.snapshot.label(slot)
         if x is UNBOUND or y is UNBOUND:
             reason = tracer().reasons.get(slot[1]) if old is not UNBOUND else None
             return reason or (
@@ -760,7 +762,7 @@ def used(x: object) -> object:
 @contextmanager
 def unchanged(what: str) -> Iterator[None]:
     """Python state must not change meanwhile."""
-    before = Picture.take(_clean(frames()[0].f_locals))
+    before = Snapshot.take(_clean(frames()[0].f_locals))
     yield
     found = before.changes(before.names, what)
     if found:
@@ -798,7 +800,7 @@ _OURS = {
 
 
 def callable_in_kernel(f: Any) -> Any:
-    """What a call in a kernel calls: helpers rewritten, range, min and max that know traced values."""
+    """What a call in a kernel calls: helpers rewritten; range, min and max for traced values."""
     if isinstance(f, FunctionType):
         return rewritten(f, _RUNTIME)
     if id(f) in _OURS:

@@ -1,4 +1,4 @@
-"""The element types where users and the front end look for them; they are defined in tkc.ir.dtypes."""
+"""The element types, under the names of the language; tkc.ir.dtypes defines them."""
 
 from tkc.ir.dtypes import (
     BY_IR,

@@ -201,8 +201,8 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
         fail(f"{what} of {describe(value)} to an array of rank {array.ndim}; reshape the tile")
     if len(value.shape) == 1 and array.ndim > 1:
         fail(
-            f"{what} of a rank-1 tile at {array.ndim} offsets does not say along which axis it lies;"
-            " write tile[:, None] for a column or tile[None, :] for a row"
+            f"{what} of a rank-1 tile at {array.ndim} offsets does not say along which axis it"
+            " lies; write tile[:, None] for a column or tile[None, :] for a row"
         )
     extents = [-1] * (array.ndim - len(value.shape)) + list(value.shape)
     return _offsets(offsets, extents), value, extents
@@ -220,9 +220,10 @@ def store(
     """Writes a tile to memory.
 
     store(array, offsets, value, mask=): the block at these element offsets; a value of lower rank
-    fills the last axes (a rank-1 tile says by tile[:, None] or tile[None, :] which one it is); what lies outside the array, or is masked, is not written. store(pointers,
-    value, mask=): one element an address. A number or a value of the same kind is converted to the
-    element type; float to integer needs .to().
+    fills the last axes (a rank-1 tile says by tile[:, None] or tile[None, :] which one it is); what
+    lies outside the array, or is masked, is not written. store(pointers, value, mask=): one element
+    an address. A number or a value of the same kind is converted to the element type; float to
+    integer needs .to().
     """
     t = tracer()
     if isinstance(target, Array):

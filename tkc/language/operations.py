@@ -45,8 +45,9 @@ from tkc.language.values import (
 inf, nan = math.inf, math.nan
 
 
-def axis_of(axis, x: Value, what: str) -> int:
-    axis = unpack(axis)
+def axis_of(given: int, x: Value, what: str) -> int:
+    """An axis of a tile, counted from the first. Fails for what is none."""
+    axis = unpack(given)
     if isinstance(axis, bool) or not isinstance(axis, int):
         fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
     if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim:
@@ -54,8 +55,9 @@ def axis_of(axis, x: Value, what: str) -> int:
     return axis % x.ndim
 
 
-def tile_of(x, what: str) -> Tile:
-    x = check(x)
+def tile_of(value: object, what: str) -> Tile:
+    """An argument that is a tile. Fails for others."""
+    x = check(value)
     if not isinstance(x, Tile):
         fail(f"{what} takes a tile, got {describe(x)}")
     return x
@@ -366,7 +368,8 @@ def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
     return restore_axes(found, shape, axes) if keep_dims else found
 
 
-def restore_axes(x: Value, shape: tuple[int, ...], axes) -> Value:
+def restore_axes(x: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
+    """A reduction of a tile of this shape, with extents of 1 along the axes that it dropped."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
     return spread(x, kept) if isinstance(x, Scalar) else x.reshape(kept)
 
@@ -684,7 +687,7 @@ def multiple_of(x: Operand, divisor: int) -> Operand:
 
 
 def print_(*args: object) -> None:
-    """Prints scalars and tiles when the kernel runs; strings and numbers known now become the text."""
+    """Prints scalars and tiles when the kernel runs; strings and known numbers become the text."""
     text, traced = [], []
     for x in map(unpack, args):
         if isinstance(x, Value):

@@ -98,10 +98,10 @@ def _inside_factory(definition: ast.stmt, code: CodeType) -> CodeType:
     body = [ast.Global([code.co_name]), definition] if is_global else [definition]
     outer: ast.stmt = ast.FunctionDef("__factory__", arguments, body, [], lineno=1, col_offset=0)
     path = ["__factory__", code.co_name]
-    home = ["", *code.co_qualname.split(".")][-2]
-    if home.isidentifier():
-        outer = ast.ClassDef(home, [], [], [outer], [], lineno=1, col_offset=0)
-        path.insert(0, home)
+    owner = ["", *code.co_qualname.split(".")][-2]
+    if owner.isidentifier():
+        outer = ast.ClassDef(owner, [], [], [outer], [], lineno=1, col_offset=0)
+        path.insert(0, owner)
     module = ast.fix_missing_locations(ast.Module([outer], []))
     found = compile(module, code.co_filename, "exec")
     for name in path:

@@ -54,16 +54,15 @@ class Options:
     # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
     cluster: tuple[int, int] | None = None
     maxnreg: int | None = None  # registers a thread, at most, of a kernel without roles
-    # "one", "cooperative", "pingpong" or "co_resident": who copies, who multiplies
+    # "one", "cooperative", "pingpong" or "co_resident": which warps copy, and which multiply
     roles: str | None = None
-    # at once in a block; 2: ping-pong between programs; 2 to 4 co_resident: neighbours of axis 0 side
-    # by side, a warpgroup each
+    # at once in a block; 2: ping-pong between programs; 2 to 4 co_resident: neighbours along axis
+    # 0, a warpgroup each
     programs: int | None = None
     raster: int | None = None  # programs of axis 0 that stand together before axis 1 moves on
     # every second program of a block walks k, and every second raster its columns, backwards
     serpentine: bool | None = None
-    # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has
-    # then done with
+    # L2 keeps the rows of a raster, which are read again, longer than the columns, which are not
     retain: bool | None = None
     split_k: int | None = None  # programs that share one output block, each a part of k
     # programs of the last wave are shared by all blocks, each in at most so many parts of k
@@ -73,30 +72,31 @@ class Options:
     sum_parts: int | None = None
     # a block takes one program after the other, and reads the next one's while it computes
     persistent: bool | None = None
-    # what is read along one axis and written along another is turned in registers
+    # what is read along one axis and written along another is transposed in registers
     register_transpose: bool | None = None
     # the next program's first dot runs under this one's epilogue
     cross_tile_prologue: bool | None = None
     # dots that wait for vector work run one iteration late, beside others (rotate-loops)
     rotate: bool | None = None
-    # where a dot's left factor is read: "shared" memory, or "registers"
+    # where a dot's left operand is read: "shared" memory, or "registers"
     left_operand: str | None = None
     swap_dots: bool | None = None  # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
     # warps along m and n that share a dot of mma.sync or of multiply-adds
     split_warps: tuple[int, int] | None = None
-    # how a dot's results leave: "tma", through subtiles in shared memory, or "direct", from registers
+    # how a dot's results are stored: "tma", by subtiles in shared memory, or "direct", from
+    # registers
     epilogue: str | None = None
-    # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
+    # of a result that are stored at once, at most: 8 (from registers), 16, 32 or 64
     store_columns: int | None = None
-    # buffers in turn through which each result leaves; 0: through the stages of what a program has
-    # then read for the last time
+    # buffers in turn through which each result is stored; 0: the stages of operands that a program
+    # does not read again
     subtiles: int | None = None
     dynamic_schedule: bool | None = (
         None  # blocks claim their programs one by one, or they are dealt out
     )
     prefetch: bool | None = None  # loops without dots read one iteration ahead
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
-    # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
+    # checks that trap, as under TKC_DEBUG: True, or the seconds that a wait may take
     debug: int = 0
     extra: tuple[tuple[str, Any], ...] = field(default=())
 

@@ -2,13 +2,16 @@
 the IR.
 
 Tracing runs a region's body once, though it will run many times or not at all. So everything the
-body can rebind is photographed before and compared after: the function's local names, and every
+body can rebind is recorded before and compared after: the function's local names, and every
 *slot* of every container reachable from the frames of the kernel (list elements, dict values,
 attributes, closure cells, globals that the code names). A changed slot is
 
-    carried    when old and new are numbers, values or equal structures of them: it becomes an iter_arg or a result,
-    unbound    when they are not: the name is deleted (a slot gets a `Lost`), so that reading it is an error that says why,
-    an error   when a container itself changes its structure (append, a new key), or a generator advances.
+    carried    when old and new are numbers, values or equal structures of them: it becomes an
+               iter_arg or a result;
+    unbound    when they are not: the name is deleted (a slot gets a `Lost`), so that reading it is
+               an error that says why;
+    an error   when a container itself changes its structure (append, a new key), or a generator
+               advances.
 
 Nothing that the body rebinds is ever silently taken at its old value.
 """
@@ -217,7 +220,7 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
 
 
 def _iterator(obj) -> dict | None:
-    """The position of an iterator, where it tells one."""
+    """The position of an iterator that can be copied; None of others."""
     try:
         return {"position": Frozen(repr(obj.__reduce__()[1:]))}
     except Exception:
@@ -282,7 +285,7 @@ def is_immutable_record(obj: object) -> bool:
 
 
 @dataclass
-class Picture:
+class Snapshot:
     """The state at one moment: local names, containers by identity with their slots, and how each
     is reached.
     """
@@ -294,28 +297,28 @@ class Picture:
     mentioned: set[str] = field(default_factory=set)
 
     @staticmethod
-    def take(names: dict[str, Any], within: list[FrameType] | None = None) -> Picture:
+    def take(names: dict[str, Any], within: list[FrameType] | None = None) -> Snapshot:
         """The state reachable from `names` (the locals of the innermost frame) and from the
         kernel's frames.
         """
-        picture = Picture(names)
+        snapshot = Snapshot(names)
         tables: dict[int, Any] = {}
         modules: list[Any] = []
         stack: list[tuple[Any, str]] = [(v, n) for n, v in names.items()]
         for depth, frame in enumerate(frames(sys._getframe(1)) if within is None else within):
-            picture._globals(tables, frame.f_globals, frame.f_code, stack)
+            snapshot._globals(tables, frame.f_globals, frame.f_code, stack)
             if depth:
                 stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
-        while stack or picture._modules(tables, modules, stack):
+        while stack or snapshot._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if not picture._is_new(obj, path):
+            if not snapshot._is_new(obj, path):
                 continue
             if isinstance(obj, FunctionType) and is_users(obj):
-                picture._globals(tables, obj.__globals__, obj.__code__, stack)
+                snapshot._globals(tables, obj.__globals__, obj.__code__, stack)
             if isinstance(obj, ModuleType) and not is_library(obj.__name__):
                 modules.append(obj)
-            stack += [(v, _path(obj, path, k)) for k, v in picture._take(obj).items()]
-        return picture
+            stack += [(v, _path(obj, path, k)) for k, v in snapshot._take(obj).items()]
+        return snapshot
 
     def _is_new(self, obj: Any, path: str) -> bool:
         """Counts one more way to an object; whether it is the first way to one with slots."""
@@ -356,7 +359,7 @@ class Picture:
         stack += [(table[n], n) for n in new]
 
     def _modules(self, tables: dict, modules: list, stack: list) -> bool:
-        """Attributes of the user's modules whose names the code mentions, as far as they are new."""
+        """Adds attributes of modules of the user that the code mentions; whether any is new."""
         for m in modules:
             self._mention(tables, vars(m), self.mentioned, stack)
         return bool(stack)
@@ -378,7 +381,7 @@ class Picture:
                     write(obj, k, v)
 
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
-        """Slots whose content differs now: (0, name) or (id of the container, key) -> (old, new)."""
+        """Slots whose content differs now, (0, name) or (id of the container, key): (old, new)."""
         found = {}
         for n in self.names.keys() | names.keys():
             old, new = self.names.get(n, UNBOUND), names.get(n, UNBOUND)
@@ -452,7 +455,7 @@ def same(old: Any, new: Any) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 class Mismatch(Exception):
-    """Two contents of a slot that cannot be one value of the IR; the message says how they differ."""
+    """Two contents of a slot that cannot be one value of the IR, and how they differ."""
 
 
 @dataclass(frozen=True)
@@ -651,12 +654,12 @@ def build(spec: Spec, ssa: Iterator[SSAValue]) -> Any:
             return copy
 
 
-def shared(changed: Iterable[tuple], *pictures: Picture) -> Counter:
-    """How often an object is referred to, at most, in these pictures; one that was changed in place
+def shared(changed: Iterable[tuple], *snapshots: Snapshot) -> Counter:
+    """How often an object is referred to, at most, in these snapshots; one changed in place
     counts as shared.
     """
     counts: Counter[Any] = Counter()
-    for p in pictures:
+    for p in snapshots:
         counts |= p.edges
     return counts | Counter({owner: 2 for owner, _ in changed if owner != 0})
 

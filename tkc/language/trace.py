@@ -25,7 +25,7 @@ from tkc.language.signature import (
     ScalarArgument,
     Signature,
 )
-from tkc.language.state import Lost, Picture, traced_function
+from tkc.language.state import Lost, Snapshot, traced_function
 from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 
@@ -47,7 +47,7 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
     kernel.location = source(start)
     with activate(Tracer(kernel.body.block)) as tracer:
         values = _values(tracer, kernel, arguments)
-        before = Picture.take({"kernel": fn}, [])
+        before = Snapshot.take({"kernel": fn}, [])
         try:
             result = _guarded(fn, values, tracer, start)
         finally:

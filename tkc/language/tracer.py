@@ -37,7 +37,7 @@ _local = threading.local()  # .stack: the traces of this thread, innermost last
 RUNTIME = "__tkc__"  # what rewritten functions call
 REWRITTEN: weakref.WeakSet[CodeType] = weakref.WeakSet()
 
-O = TypeVar("O", bound=Operation)
+Op = TypeVar("Op", bound=Operation)
 
 
 class Tracer:
@@ -49,7 +49,7 @@ class Tracer:
         self._promises: list[tuple[Block, SSAValue, Range]] = []
 
     # ----------------------------------------------------------------------------------------------
-    def emit(self, op: O) -> O:
+    def emit(self, op: Op) -> Op:
         op.location = _source(*_where())
         for r in op.results:
             if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS:
@@ -104,7 +104,7 @@ class Tracer:
 
 
 def pure(block: Block) -> bool:
-    """No operation of the block has an effect or can fault: it may run whether or not it is needed."""
+    """No operation of a block has an effect or can fault: it may run where it is not needed."""
     risky = tuple(elementwise.CLASSES[n] for n in ("floordiv", "mod"))
     return all(
         not op.regions

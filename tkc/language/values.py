@@ -2,11 +2,11 @@
 
 Broadcasting is NumPy's. Promotion is PyTorch's with weak Python scalars:
 
-    a Python bool, int or float takes the dtype of the other operand; a float makes an integer
-    operand float32
-    bool with bool in arithmetic      int32              integers                the wider; of mixed signs the next wider signed
-    integer with floating             the floating       a tile with a scalar    of two floating types the tile's
-    float16 with bfloat16             float32            of two float8 types     float32
+    a Python bool, int or float     the dtype of the other operand; float32 of a float and integers
+    bool with bool in arithmetic    int32
+    two integers                    the wider; of mixed signs the next wider signed
+    integer with floating           the floating
+    two floating                    the wider; float32 of two of one width; a tile's beside a scalar
 
 One deviation, on purpose: an integer scalar does not take a narrower tile's dtype (offsets are
 mathematical integers).
@@ -88,7 +88,7 @@ def describe(x: object) -> str:
 
 # --------------------------------------------------------------------------------------------------
 def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DType:
-    """The dtype of an operation on two typed values (arithmetic makes int32 of two truth values)."""
+    """The dtype of an operation on two typed values (of two truth values, bool)."""
     if a is b:
         return a
     if "bool" in (a.kind, b.kind):
@@ -593,8 +593,9 @@ class Value:
 
     def __float__(self):
         fail(
-            "a traced value is no Python number for float() or Python's math; write tkc.sqrt, tkc.exp,"
-            " tkc.sin ... for math.sqrt, math.exp, math.sin ..., and .to(tkc.float32) for float()"
+            "a traced value is no Python number for float() or Python's math; write tkc.sqrt,"
+            " tkc.exp, tkc.sin ... for math.sqrt, math.exp, math.sin ..., and .to(tkc.float32) for"
+            " float()"
         )
 
     def __iter__(self):
