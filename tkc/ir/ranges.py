@@ -9,9 +9,9 @@ and stores what it found, so make a new one after changing the IR. `divisor(valu
 form for the divisor of one value.
 
 Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not
-fit has no known range. Signed sums and products of indices (program ids, extents, loop counters,
-known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program in
-which they overflow. So a result beyond the type is cut off at the type's bounds instead of
+fit has no known range. Signed sums and products of indices (programs, extents, loop counters,
+known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program
+in which they overflow. So a result beyond the type is cut off at the type's bounds instead of
 forgotten, unless numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is
 given or loads may be any number: an offset that it is part of does not overflow, another sum may
 (`Ranges.overflow`).

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from tkc.ir.layout import Layout
-from tkc.ir.types import ArrayType, MapType, PendingType, PointerType, SharedType, TileType
+from tkc.ir.types import ArrayType, MapType, PendingType, SharedType, TileType
 
 Op = TypeVar("Op", bound=Operation)
 A = TypeVar("A", bound=Attribute)
@@ -206,8 +206,3 @@ def extents_of(value: SSAValue) -> tuple[int, ...]:
 def array_type(value: SSAValue) -> ArrayType:
     """The type of an array argument or view. Raises TypeError for other values."""
     return type_of(value, ArrayType)
-
-
-def pointer_type(value: SSAValue) -> PointerType:
-    """The type of a pointer. Raises TypeError for other values."""
-    return type_of(value, PointerType)

@@ -90,9 +90,9 @@ class Construct:
         self.depth, self.bindings = len(tracer().blocks), {}
         if self.depth > MAX_NESTED_BLOCKS:
             fail(
-                f"traced branches and loops are nested {MAX_NESTED_BLOCKS} deep: a helper that calls"
-                " itself under a condition on run-time values is traced without end; recursion must"
-                " stop on a compile-time condition"
+                f"traced branches and loops are nested {MAX_NESTED_BLOCKS} deep: a helper that"
+                " calls itself under a condition on run-time values is traced without end;"
+                " recursion must stop on a compile-time condition"
             )
 
     def __getitem__(self, name: str):

@@ -655,8 +655,8 @@ def build(spec: Spec, ssa: Iterator[SSAValue]) -> Any:
 
 
 def shared(changed: Iterable[tuple], *snapshots: Snapshot) -> Counter:
-    """How often an object is referred to, at most, in these snapshots; one changed in place
-    counts as shared.
+    """How often an object is referred to, at most, in these snapshots; one changed in place counts
+    as shared.
     """
     counts: Counter[Any] = Counter()
     for p in snapshots:
