@@ -28,6 +28,7 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
@@ -49,6 +50,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
+from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
@@ -58,7 +60,7 @@ from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
 from tkc.passes.planning.hopper import has_small_accumulators, roles
 from tkc.passes.planning.operands import partial
-from tkc.passes.planning.pressure import demand, fits
+from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
 
 # registers of a thread
 MAX_REGISTERS_PER_THREAD = 255
@@ -741,13 +743,16 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
         most // 2 if _added(program, context).dots else most - MIN_REGISTERS_BESIDE_ACCUMULATORS,
     ) // (2 if ragged else 1)
 
-    def together(dot):
-        return replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
-
-    if (
-        not (full := [d for d in program.dots if _accumulators(together(d), warps) > limit])
-        or _plan(program, context).roles != "one"
-    ):
+    by_loop: dict[Operation | None, list[tile.Dot]] = defaultdict(list)
+    for d in program.dots:
+        by_loop[loop_of(d)].append(d)
+    crowds = {
+        loop
+        for loop, dots in by_loop.items()
+        if _accumulators(replace(program, dots=tuple(dots)), warps) > limit
+    }
+    full = [d for d in program.dots if loop_of(d) in crowds]
+    if not full or _plan(program, context).roles != "one":
         return []
     return sorted(full, key=lambda d: -tile_type(d.result).bytes)
 
@@ -780,17 +785,22 @@ def _widened(program: Program, context: PassContext) -> bool:
 
 
 def _accumulators(program: Program, warps: int) -> int:
-    """Registers of a thread that hold the results of the dots that are alive together (those of one
-    loop), and what a loop adds partial ones to.
+    """Registers of a thread that hold the results of the dots that are alive together (of those of
+    one loop), and what a loop adds partial ones to.
     """
     by_loop: dict[Operation | None, int] = {}
+    largest = 0
     for d in program.dots:
         each = -(-tile_type(d.acc).bytes // (4 * 32 * warps))
         loop = loop_of(d)
         carried = [v.type for v in loop.iter_args] if isinstance(loop, scf.ForOp) else []
         added_to = partial(d) and d.acc.type in carried
+        largest = max(largest, each * (1 + added_to))
         by_loop[loop] = by_loop.get(loop, 0) + each * (1 + added_to)
-    return max(by_loop.values(), default=0)
+    apart = max(by_loop.values(), default=0)
+    if apart == largest:
+        return apart
+    return min(apart, max(largest, -(-results_of_dots(program.kernel) // (4 * 32 * warps))))
 
 
 def _dot(
@@ -939,11 +949,15 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     for op, load in zip(program.loads, loads, strict=False):
         if load.path == "async":
             stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
-    return max(stages.values(), default=0), sum(
-        bytes_of(op)
+    buffers = [
+        (op, bytes_of(op))
         for op, load in zip(program.loads, loads, strict=False)
         if load.path == "shared"
-    ) + sum(map(scratch, program.kernel.walk()))
+    ]
+    lasting = sum(size for _, size in buffers if size <= MAX_UNSHARED_BYTES)
+    sharing = [(op, size) for op, size in buffers if size > MAX_UNSHARED_BYTES]
+    others = lasting + together(sharing, program.kernel) + sum(map(scratch, program.kernel.walk()))
+    return max(stages.values(), default=0), others
 
 
 def _stages(

@@ -11,14 +11,15 @@ demand        of those that must wait for something: what one element-wise opera
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from itertools import accumulate
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_bool
-from tkc.ir.values import only_user, owner_op
+from tkc.ir.values import only_user, owner_op, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
 
@@ -50,6 +51,69 @@ def demand(kernel: tile.Kernel, elsewhere: Set[SSAValue] = frozenset()) -> int:
         kinds,
         True,
     )
+
+
+def results_of_dots(kernel: tile.Kernel) -> int:
+    """Bytes of the results of dots, and of what is computed of them element by element, that are
+    live together at the worst moment."""
+    made = _made_of_dots(kernel)
+    return _peak(
+        kernel.body.block,
+        frozenset(),
+        lambda value: value.type.bytes if value in made and isinstance(value.type, TileType) else 0,
+        Kinds(),
+    )
+
+
+def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
+    """The results of dots, and what is computed of them element by element, or carried by loops."""
+    made: set[SSAValue] = set()
+    before = -1
+    while len(made) > before:  # once more for what a loop carries back
+        before = len(made)
+        for op in kernel.walk():
+            if isinstance(op, tile.Dot) or (
+                isinstance(op, POINTWISE) and not made.isdisjoint(op.operands)
+            ):
+                made.update(op.results)
+            elif isinstance(op, scf.ForOp):
+                body = op.body.block
+                for together in zip(
+                    op.iter_args, body.args[1:], yielded_by(body), op.results, strict=True
+                ):
+                    if not made.isdisjoint(together):
+                        made.update(together[1:])
+    return made
+
+
+def together(loads: Sequence[tuple[Operation, int]], kernel: tile.Kernel) -> int:
+    """Of loads, each with the bytes that its result takes: what is live together at the worst
+    moment, from the load to the last use, through element-wise operations and views.
+    """
+    position = {op: i for i, op in enumerate(kernel.walk())}
+    changes: list[tuple[int, int]] = []
+    for load, size in loads:
+        changes += [(position[load], size), (_end_of_use(load, position) + 1, -size)]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _end_of_use(load: Operation, position: dict[Operation, int]) -> int:
+    """Where in program order the last use of a load's result is; one inside a loop that the load is
+    not in ends with the loop.
+    """
+    end, seen, left = position[load], set(load.results), list(load.results)
+    while left:
+        for use in left.pop().uses:
+            user: Operation | None = use.operation
+            while user is not None and user.parent is not load.parent:
+                user = user.parent_op()
+            around = use.operation if user is None else user
+            end = max([end, *(position[op] for op in around.walk())])
+            if isinstance(use.operation, (*VIEWS, *POINTWISE)):
+                new = set(use.operation.results) - seen
+                seen |= new
+                left += new
+    return end
 
 
 def room(warps: int, looped: bool, context: PassContext) -> int:
