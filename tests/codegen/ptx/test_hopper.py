@@ -342,7 +342,7 @@ def test_one_thread_issues():
 
 def test_a_view_has_no_map():
     a = "!tile.array<?x?xbf16>"
-    with pytest.raises(CompileError, match="whole array argument"):
+    with pytest.raises(CompileError, match="array that the host can describe"):
         ptx(
             f'%v = tile.view %a[%0, %64] {{kinds = ["slice", "all"]}} : ({a}, i32, i32) -> {a}\n%m'
             f" = tile.tensor_map %v : ({a}) -> !tile.map<64x64xbf16, 128>",

@@ -55,7 +55,8 @@ class Memory:
             if array.size and array.dtype in (np.int64, np.uint64):
                 here = self.get(at, array)
                 for (low, high), by in shift.items():
-                    here[(array >= low) & (array < high)] += by
+                    # modulo 2^64: unsigned arrays take no negative Python integer
+                    here[(array >= low) & (array < high)] += np.int64(by).astype(array.dtype)
         return places
 
     def _place(self, spans: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
