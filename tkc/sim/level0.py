@@ -114,7 +114,7 @@ def to_integer(x: np.ndarray, t: Attribute) -> np.ndarray:
     return np.where(
         inside,
         np.where(inside, x, 0).astype(d.dtype),
-        np.where(x < 0, d.min, d.max).astype(d.dtype),
+        np.where(x < 0, d.dtype.type(d.min), d.dtype.type(d.max)),
     )
 
 
