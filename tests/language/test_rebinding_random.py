@@ -97,7 +97,15 @@ class Program:
         r = self.r
         x, y = self.value(1 if depth else 0), self.value(0)
         simple = r.choice(
-            [f"{x} > {y}", f"{x} % 2 == 0", f"{x} != {y}", f"0 < {x} < 5", f"{x} % 3"]
+            [
+                f"{x} > {y}",
+                f"{x} % 2 == 0",
+                f"{x} != {y}",
+                f"0 < {x} < 5",
+                f"{x} % 3",
+                f"{x} in ({y}, 2, n)",
+                f"{x} not in range({r.randint(0, 4)}, 9, {r.randint(1, 3)})",
+            ]
         )
         if depth == 0:
             return simple
@@ -110,22 +118,23 @@ class Program:
             ]
         )
 
-    def statement(self, indent: int, nested: int) -> None:
+    def statement(self, indent: int, nested: int, skips: bool = False) -> None:
+        """skips: the innermost loop is one that `continue` may skip iterations of."""
         r, pad = self.r, "    " * indent
 
         def put(line):
             self.lines.append(pad + line)
 
-        def body():
+        def body(skips=skips):
             for _ in range(r.randint(1, 3)):
-                self.statement(indent + 1, nested + 1)
+                self.statement(indent + 1, nested + 1, skips)
 
         kind = r.random()
         self.count += 1
         name = f"i{self.count}"
         if nested < 3 and kind < 0.2:
             put(f"for {name} in tkc.range({r.choice(['n', 'c', 'n % 3', '2', 'c + 1'])}):")
-            body()
+            body(skips=True)
             if r.random() < 0.5:
                 self.lines.append(
                     pad + f"    {r.choice(PLACES)} = ({name} + {self.value(1)}) & 1023"
@@ -133,14 +142,16 @@ class Program:
         elif nested < 3 and kind < 0.27:
             put(f"{name} = 0")
             put(f"while {name} < {r.choice(['n', '3', 'c + 1'])} and {self.test(0)}:")
-            body()
+            body(skips=False)
             self.lines.append(pad + f"    {name} = {name} + 1")
         elif nested < 3 and kind < 0.32:
             put(f"for {name} in range({r.randint(1, 2)}):")
-            body()
+            body(skips=True)
         elif nested < 3 and kind < 0.52:
             put(f"if {self.test()}:")
             body()
+            if skips and r.random() < 0.3:
+                put("    continue")
             if r.random() < 0.6:
                 put("else:")
                 body()
