@@ -190,6 +190,21 @@ def test_a_number_that_the_array_cannot_hold(n, b):
     tkc.store(b, n, 300)
 
 
+@wrong(["key of a dict", "x in (a, b)"])
+def test_a_traced_key(n):
+    return {1: 2}[n]
+
+
+@wrong(["tkc.round(x)", ".to(tkc.int32)"])
+def test_rounded_by_python(s):
+    return round(s)
+
+
+@wrong(["tkc.print(x)"])
+def test_formatted_by_python(n):
+    return f"{n:d}"
+
+
 @wrong(["`in` of tiles", "(x == a) | (x == b)"])
 def test_membership_of_a_tile(n):
     return tkc.arange(4) in (1, 2)

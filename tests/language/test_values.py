@@ -139,6 +139,14 @@ def test_a_number_that_does_not_fit():
         result_type(lambda: tkc.zeros((4,), tkc.uint64) + tkc.zeros((4,), tkc.int64))
 
 
+def test_divmod():
+    x = np.array([7, -7, 5, -5], np.int32)
+    for i, want in enumerate(np.divmod(x, 3)):
+        same(evaluate(lambda a, i=i: divmod(a, 3)[i], x), want)
+    for i, want in enumerate(np.divmod(17, x)):
+        same(evaluate(lambda a, i=i: divmod(17, a)[i], x), want)
+
+
 def test_numbers_are_folded():
     def kernel(out, n):
         assert n * 1 is n and n + 0 is n and 0 + n is n and n // 1 is n

@@ -109,18 +109,15 @@ class Construct:
 
     def jump(self, kind: str) -> None:
         """A break or continue of this loop is about to run."""
-        if self.traced:
+        is_conditional = len(tracer().blocks) != self.depth
+        if self.traced or is_conditional:
+            where = "of a traced loop" if self.traced else "under a traced condition"
             fail(
-                "`break` cannot leave a traced loop; carry a truth value and test it in the head of"
-                " the loop: `while i < n and not found`"
+                f"`break` {where} is not known at compile time; carry a truth value and test it in"
+                " the head of the loop: `while i < n and not found`"
                 if kind == "break"
-                else "`continue` can skip the rest of a traced loop's body only at the end of an"
-                " `if` of that body; put the rest under an `else`"
-            )
-        if len(tracer().blocks) != self.depth:
-            fail(
-                f"`{kind}` under a traced condition cannot steer a Python loop; make the loop a"
-                " tkc.range loop with an `if`, or a `while`"
+                else f"`continue` {where} can skip the rest of the body only at the end of an `if`"
+                " of that body; put the rest under an `else`"
             )
         self.broken |= kind == "break"
 

@@ -436,7 +436,6 @@ class Value:
     """A value known when the kernel runs. Immutable; operators make new values."""
 
     __slots__ = ("ssa",)
-    __hash__ = None  # type: ignore[assignment]  # == compares elements
     __array_ufunc__ = None  # numpy leaves the operators to us
 
     def __init__(self, ssa: SSAValue):
@@ -495,6 +494,12 @@ class Value:
     __xor__, __rxor__ = _binary(bitwise, "xor")
     __lshift__, __rlshift__ = _binary(shift, "shl")
     __rshift__, __rrshift__ = _binary(shift, "shr")
+
+    def __divmod__(self, other):
+        return self // other, self % other
+
+    def __rdivmod__(self, other):
+        return other // self, other % self
 
     def __truediv__(self, other):
         return divide(self, other)
@@ -597,6 +602,20 @@ class Value:
             " tkc.exp, tkc.sin ... for math.sqrt, math.exp, math.sin ..., and .to(tkc.float32) for"
             " float()"
         )
+
+    def __round__(self, digits=None):
+        fail("round() of a traced value; use tkc.round(x), and .to(tkc.int32) for an integer")
+
+    def __hash__(self):
+        fail(
+            "a traced value cannot be a key of a dict or an element of a set; compare it, as in"
+            " `x in (a, b)`, or choose with tkc.where"
+        )
+
+    def __format__(self, spec: str):
+        if spec:
+            fail("a traced value has no text while it is traced; print it with tkc.print(x)")
+        return repr(self)
 
     def __iter__(self):
         fail(f"{describe(self)} cannot be iterated or unpacked; index it with constants, e.g. t[0]")
