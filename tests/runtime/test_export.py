@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tkc
 from benchmarks.harness import example
 from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add
@@ -129,6 +130,37 @@ def test_a_c_program_launches_a_compiled_kernel(tmp_path):
         strict=False,
     ):
         assert words in line
+
+
+@needs_c
+def test_a_step_of_zero_is_refused(tmp_path):
+    @tkc.jit
+    def stepping(out, n, step):
+        total = tkc.zeros((1,), tkc.int32)
+        for i in range(0, n, step):
+            total = total + i
+        tkc.store(out.ptr + tkc.arange(1), total)
+
+    path = export(stepping, "i32[256]", "i32", "i32", target="sm_80", path=tmp_path)[-1]
+    lines = built(
+        tmp_path,
+        [path],
+        r"""
+        #include <stdio.h>
+        #include "stepping.h"
+        int main(void) {
+            tkc_stepping k;
+            tkc_array out = { 0x10000, { 256 }, { 1 } };
+            unsigned grid[3] = { 1, 1, 1 };
+            if (tkc_stepping_load(&k)) return 1;
+            int status = tkc_stepping_launch(&k, grid, 0, &out, 100, 0);
+            printf("%d %s\n", status, tkc_stepping_error());
+            printf("%d\n", tkc_stepping_launch(&k, grid, 0, &out, 100, -3));
+            return 0;
+        }""",
+        [],
+    )
+    assert lines[2] == "1 argument step: the step of a range may not be 0" and lines[-1] == "0"
 
 
 PARAMETERS = (

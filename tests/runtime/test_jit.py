@@ -521,6 +521,16 @@ def test_dumps_of_every_pass(monkeypatch, tmp_path):
     assert "bug of tkc" not in str(e.value)
 
 
+def test_ptx_names_the_files_of_kernels_alone():
+    """Not the one that calls, nor ours."""
+    texts = ["f32[64]"] * 3
+    for target in ("sm_80", "sm_90a"):
+        for options in ({}, {"debug": True}):
+            ptx = fresh(add).compile(*texts, "i32", target=target, **options).ptx
+            files = [line for line in ptx.splitlines() if line.startswith(".file")]
+            assert files == [f'.file 1 "{kernels.__file__}"']
+
+
 def test_dumps_of_what_is_simulated(monkeypatch, tmp_path):
     from tkc.passes.pipeline import PIPELINE
 

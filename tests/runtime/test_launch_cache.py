@@ -353,6 +353,34 @@ def test_numbers_of_every_size(machine):
         k[1](x, 1 << 64)
 
 
+def stepping(out, n, step):
+    total = tkc.zeros((1,), tkc.int32)
+    for i in range(0, n, step):
+        total = total + i
+    tkc.store(out.ptr + tkc.arange(1), total)
+
+
+def test_a_step_of_zero_is_refused(machine):
+    """In the first launch and in later ones; a loop that may not be reached refuses nothing."""
+    k, out = JitFunction(stepping), of(dtype="int32")
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="argument step of stepping is the step of a range"):
+            k[1](out, 100, 0)
+        for step in (16, -16, 32, 3):
+            k[1](out, 100, step)
+    assert len(machine.launched) == 8 and is_native(k[1])
+
+    def inside(out, n, step):
+        total = tkc.zeros((1,), tkc.int32)
+        if n > 5:
+            for i in range(0, n, step):
+                total = total + i
+        tkc.store(out.ptr + tkc.arange(1), total)
+
+    JitFunction(inside)[1](out, 3, 0)
+    assert len(machine.launched) == 9
+
+
 def test_what_is_no_argument_is_watched(machine, monkeypatch):
     k, (x, out, _) = JitFunction(scaled.fn), three()
     for _ in range(3):

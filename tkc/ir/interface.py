@@ -144,6 +144,7 @@ class Interface:
     split: int = 1  # persistent: blocks that can work on one program of the grid
     # persistent: blocks wait for one another, so that none may begin before all can
     together: bool = False
+    nonzero: tuple[int, ...] = ()  # arguments that may not be 0: steps of ranges
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -160,6 +161,7 @@ class Interface:
                 "cluster": tuple(data["cluster"]),
                 "parameters": parameters,
                 "sites": tuple(Site(**s) for s in data.get("sites", ())),
+                "nonzero": tuple(data.get("nonzero", ())),
             }
         )
 

@@ -329,6 +329,7 @@ def _trip_count(r: Range) -> Value:
     the step is 0, which TKC_DEBUG traps.
     """
     where, maximum = operations.where, operations.maximum
+    tracer().require_nonzero(r.step.ssa)
     operations.device_assert(r.step != 0, "the step of a range is 0")
     span = where(r.step > 0, r.stop - r.start, r.start - r.stop)
     size = maximum(where(r.step > 0, r.step, 0 - r.step), 1)

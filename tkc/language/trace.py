@@ -46,7 +46,9 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
     kernel = _kernel(fn, signature)
     kernel.location = source(start)
     with activate(Tracer(kernel.body.block)) as tracer:
+        tracer.place = start.file, start.line, 0
         values = _values(tracer, kernel, arguments)
+        tracer.place = None
         before = Snapshot.take({"kernel": fn}, [])
         try:
             result = _guarded(fn, values, tracer, start)
@@ -58,6 +60,7 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
                 " results with tkc.store",
                 start,
             )
+        tracer.place = start.file, start.line, 0
         tracer.emit(tile.Return())
     module = ModuleOp([kernel])
     verify(module, "the traced kernel")

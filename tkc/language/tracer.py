@@ -46,11 +46,14 @@ class Tracer:
     def __init__(self, block: Block):
         self.blocks = [block]
         self.reasons: dict[str, str] = {}  # why a name has no value, for the error when it is read
+        # of what no line of the user's makes: the place of the kernel
+        self.place: tuple[str, int, int] | None = None
+        self.nonzero: set[int] = set()  # arguments, by number
         self._promises: list[tuple[Block, SSAValue, Range]] = []
 
     # ----------------------------------------------------------------------------------------------
     def emit(self, op: Op) -> Op:
-        op.location = _source(*_where())
+        op.location = _source(*(self.place or _where()))
         for r in op.results:
             if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS:
                 fail(
@@ -77,6 +80,18 @@ class Tracer:
     def promise(self, ssa: SSAValue, known: Range) -> None:
         """An integer has this range wherever the innermost open block is."""
         self._promises.append((self.blocks[-1], ssa, known))
+
+    def require_nonzero(self, ssa: SSAValue) -> None:
+        """A launch with 0 for this value is an error, where it is an argument and every program
+        gets here.
+        """
+        kernel = self.blocks[0].parent_op()
+        if isinstance(ssa.owner, tile.Multiple):
+            ssa = ssa.owner.operands[0]
+        if len(self.blocks) > 1 or ssa.owner is not self.blocks[0] or kernel is None:
+            return
+        self.nonzero.add(next(i for i, a in enumerate(self.blocks[0].args) if a is ssa))
+        kernel.attributes["nonzero"] = tile.ints(sorted(self.nonzero))
 
     def range_of(self, ssa: SSAValue) -> Range:
         """The range of an integer, by what is promised here and by what computes it."""

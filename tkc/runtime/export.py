@@ -291,6 +291,9 @@ def source(
     places, workspace = _places(interface)
     for n, plain in arguments:
         body += _checks(c_name(n), plain)
+    for at in interface.nonzero:
+        n = c_name(arguments[at][0])
+        body.append(f'if (!{n}) return refused("argument {n}: the step of a range may not be 0");')
     for n, p in enumerate(interface.parameters):
         checks, value = _parameter(name, n, p, arguments, places.get(n, "0"))
         body += checks

@@ -420,6 +420,12 @@ def check_arguments(
             f"{kernel}: expected every array on one device, got {sorted(devices)} (-1 is host"
             " memory); move them to one"
         )
+    for i in interface.nonzero:
+        if infos[i].value == 0:
+            raise LaunchError(
+                f"argument {names[i]} of {kernel} is the step of a range, which may not be 0; pass"
+                " another number"
+            )
     for p in interface.parameters:
         if p.argument < 0:
             continue

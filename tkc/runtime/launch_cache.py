@@ -9,7 +9,7 @@ launches.
 
     key      in words of 8 bytes, all that code and parameters may depend on:
              of a tensor     its address modulo 16, device, rank and element type, extents, strides
-             of a number     whether it is 1, a multiple of 16, needs 64 bits; of a constexpr, or
+             of a number     whether it is 0, 1, a multiple of 16, needs 64 bits; of a constexpr, or
                              where a configuration is chosen by it: its value; of None, a bool, a
                              str or a tuple: its identity
              of the tensors  which share bytes

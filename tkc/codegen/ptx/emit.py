@@ -152,6 +152,7 @@ def _program(e: Emitter) -> PtxProgram:
         tuple(e.sites),
         kernel.integer("split", 1),
         "together" in kernel.attributes,
+        e.nonzero,
     )
     text = "\n".join(
         [

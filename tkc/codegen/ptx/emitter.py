@@ -117,6 +117,7 @@ class Emitter:
         self.persistent = "persistent" in kernel.attributes
         # numbers of the array arguments whose extents may need 64 bits
         self.wide = _integers(kernel, "wide")
+        self.nonzero = _integers(kernel, "nonzero")
         thread_ids = (op for op in kernel.walk() if isinstance(op, Identity))
         diverges = any(op.what.data == "thread" for op in thread_ids)
         self.uniform = "" if diverges else ".uni"  # of branches
