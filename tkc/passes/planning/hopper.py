@@ -48,7 +48,14 @@ from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
 from tkc.ir.values import array_type, block_of, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses
-from tkc.passes.analysis.alias import Overlaps, kernel_around, may_meet, unchanged, written_before
+from tkc.passes.analysis.alias import (
+    Overlaps,
+    ancestor,
+    kernel_around,
+    may_meet,
+    unchanged,
+    written_before,
+)
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS, WRITES
@@ -325,7 +332,7 @@ def _roles(
     ):
         relax = False
     rings = _rings(dots, relaid, late, options)
-    posted = _beside(loops[0], rings, members > 1, context.overlaps) if not relaid else {}
+    posted = _beside(loops[0], rings, late, members > 1, context.overlaps) if not relaid else {}
     # blocks of a cluster take their programs together
     claimed = members > 1 or options.dynamic_schedule and options.cluster is None
     cluster, cut, uncut = (
@@ -1036,20 +1043,26 @@ def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
 
 
 def _beside(
-    loop: scf.ForOp, rings: list[list[tile.Load]], co_resident: bool, overlaps
+    loop: scf.ForOp,
+    rings: list[list[tile.Load]],
+    late: Sequence[tile.Dot],
+    co_resident: bool,
+    overlaps: Overlaps,
 ) -> dict[tile.Load, int]:
-    """Adds to the ring of a loop's operands what is small and stands beside their dots, where a
-    tensor map can copy it. The numbers that the producer can broadcast there, and which ring it is:
-    those that say where an operand lies it needs itself, an iteration earlier. What programs side
-    by side share is what does not depend on axis 0.
+    """Adds to the rings of a loop's operands what is small and stands beside their dots, where a
+    tensor map can copy it: to the ring of the last dot that is issued before the block is needed.
+    The numbers that the producer can broadcast there, and which ring it is: those that say where an
+    operand lies it needs itself, an iteration earlier. What co-resident programs share is what does
+    not depend on axis 0.
 
     Otherwise registers would wait for memory, and the computation of an address would stand between
     the dots.
     """
     inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
-    if len(inner) != 1:
+    if not inner:
         return {}
-    (number,), ring = inner, rings[inner[0]]
+    operands = [load for i in inner for load in rings[i]]
+    places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
 
     def apart(op):
         return co_resident and (
@@ -1061,26 +1074,58 @@ def _beside(
         op
         for op in loop.body.block.ops
         if isinstance(op, tile.Load)
-        and op not in ring
+        and op not in operands
         and op.mask is None
         and unchanged(op, kernel_around(loop), overlaps)
         and counted_slice(op.operands, loop) is not None
         and not apart(op)
-        and following(op, loop.body.block.ops).isdisjoint(ring)
+        and following(op, loop.body.block.ops).isdisjoint(operands)
     ]
-    ring += [
-        op
-        for op in loads
-        if isinstance(op.result.type, TileType)
-        and op.result.type.bytes <= MAX_BESIDE_BYTES
-        and not unmapped(op)
-    ]
+    for op in loads:
+        small = isinstance(op.result.type, TileType) and op.result.type.bytes <= MAX_BESIDE_BYTES
+        if small and not unmapped(op) and (number := places.before_use(op)) is not None:
+            rings[number].append(op)
+    if len(inner) != 1:
+        return {}
     numbers = [
         op
         for op in loads
         if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32
     ]
-    return dict.fromkeys(numbers[:MAX_BROADCASTS], number)
+    return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
+
+
+class _RingOfDots:
+    """Which ring of a loop arrives last before something in the loop is needed."""
+
+    def __init__(
+        self, loop: scf.ForOp, rings: dict[int, list[tile.Load]], late: Sequence[tile.Dot]
+    ):
+        self.body, self.rings = loop.body.block, rings
+        self.behind_late = {op for dot in late for op in following(dot, self.body.ops)}
+        # what a late dot reads is of another iteration
+        self.dots = [
+            (op, number)
+            for op in self.body.ops
+            if isinstance(op, tile.Dot) and op not in late
+            for number, ring in rings.items()
+            if any(source(operand) in ring for operand in (op.a, op.b))
+        ]
+
+    def before_use(self, load: tile.Load) -> int | None:
+        """The ring of the last dot before the first use of what a load reads; None where it is used
+        outside of the loop, or in another iteration.
+        """
+        if len(self.rings) == 1:
+            return next(iter(self.rings))
+        users = [ancestor(use.operation, self.body) for use in load.result.uses]
+        if not users or None in users or not self.behind_late.isdisjoint(users):
+            return None
+        first = next(op for op in self.body.ops if op in users)
+        earlier = [number for dot, number in self.dots if dot.is_before_in_block(first)]
+        if earlier:
+            return earlier[-1]
+        return self.dots[0][1] if self.dots else None
 
 
 def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
