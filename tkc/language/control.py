@@ -324,6 +324,11 @@ def _extremes(bound: int | Scalar) -> tuple[int, int]:
     return known.lo, known.hi
 
 
+def counts_up(step: int | Scalar) -> bool:
+    """Whether a step is known to be positive."""
+    return _extremes(step)[0] > 0
+
+
 def _trip_count(r: Range) -> Value:
     """Iterations of a loop whose step may be of either sign: as of Python's range, and none where
     the step is 0, which TKC_DEBUG traps.
@@ -375,7 +380,7 @@ class ForLoop(Loop):
         start, stop, step, place = r.start, r.stop, r.step, _as_counted
         if isinstance(step, int) and step < 0:
             start, stop, step, place = 0, r.start - r.stop, -step, _backwards
-        elif _extremes(step)[0] <= 0:
+        elif not counts_up(step):
             start, stop, step, place = 0, _trip_count(r), 1, _by_steps
         bounds = [integer(b, "a bound") for b in (start, stop, step)]
         width = i64 if any(b.type == i64 for b in bounds) else i32
