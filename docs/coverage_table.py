@@ -17,12 +17,12 @@ TEXT = """# Coverage
 The statements of each package that `make test` runs on a machine without a GPU, as coverage.py
 counts them. `make coverage` writes this page.
 
-What is missing is mostly code that runs on a GPU alone (the driver, launches, measuring) and
-messages of faults that no test provokes. Two kinds of code run without being counted: kernels,
-which are traced (their source is rewritten first), and processes that tests start (`tkc` as a
-command, killed and forked processes).
+What is missing is mostly code that runs on a GPU alone (the driver, launches, measuring), code for
+torch and jax (this page is of an environment without them) and messages of faults that no test
+provokes. Two kinds of code run without being counted: kernels, which are traced (their source is
+rewritten first), and processes that tests start (`tkc` as a command, killed and forked processes).
 
-| package | statements | run | |
+| package | statements | run | share |
 | --- | ---: | ---: | ---: |
 {rows}
 """
@@ -35,11 +35,11 @@ def table(report: dict) -> str:
         for package in (f"{Path(path).parent.as_posix()}/", "all"):
             statements[package] += file["summary"]["num_statements"]
             covered[package] += file["summary"]["covered_lines"]
-    names = [*sorted(name for name in statements if name != "all"), "all"]
+    packages = sorted(name for name in statements if name != "all" and statements[name])
     return "\n".join(
         f"| {name if name == 'all' else f'`{name}`'} | {statements[name]} | {covered[name]} |"
-        f" {covered[name] / max(statements[name], 1):.1%} |"
-        for name in names
+        f" {covered[name] / statements[name]:.1%} |"
+        for name in (*packages, "all")
     )
 
 
