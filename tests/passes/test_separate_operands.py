@@ -51,14 +51,14 @@ def queries(q, k, v, do, lse, delta, dq, unused, scale, D: tkc.constexpr):
     m, h = tkc.program_id(0) * BN, tkc.program_id(1)
     qt = tkc.load(q, (h, m, 0), (None, BN, D))
     dot = tkc.load(do, (h, m, 0), (None, BN, D))
-    l, r = tkc.load(lse, (h, m), (None, BN)), tkc.load(delta, (h, m), (None, BN))
+    log_sums, r = tkc.load(lse, (h, m), (None, BN)), tkc.load(delta, (h, m), (None, BN))
     acc = tkc.zeros((BN, D))
     rows = m + tkc.arange(BN)
     for n in range(0, tkc.minimum(m + BN, k.shape[1]), BM):
         kt = tkc.load(k, (h, n, 0), (None, BM, D))
         s = tkc.dot(qt, kt.T) * scale
         keep = rows[:, None] >= (n + tkc.arange(BM))[None, :]
-        p = tkc.where(keep, tkc.exp2(s - l[:, None]), 0.0)
+        p = tkc.where(keep, tkc.exp2(s - log_sums[:, None]), 0.0)
         ds = p * (tkc.dot(dot, tkc.load(v, (h, n, 0), (None, BM, D)).T) - r[:, None])
         acc = tkc.dot(ds.to(k.dtype), kt, acc)
     tkc.store(dq[h], (m, 0), acc.to(dq.dtype))

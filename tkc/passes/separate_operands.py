@@ -29,7 +29,7 @@ ONE_ROLE = "plan: one role with mma.sync: "
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    """Loads blocks once for each dot that reads them, if warp roles need that and then are there."""
+    """Loads blocks once for each dot that reads them, if that makes warp roles possible."""
     if not context.target.wgmma or not _shared_loads(module) or not _why_not(module, context):
         return
     trial = module.clone()

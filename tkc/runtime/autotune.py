@@ -60,10 +60,12 @@ class _Unset:
 
 
 UNSET = _Unset()
+# one configuration, which leaves everything to the plans
+PLANS_ALONE = (Config(),)
 
 
 def autotune(
-    configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = (Config(),),
+    configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = PLANS_ALONE,
     *,
     key: Callable[[dict], Any] | None = None,
     measure: bool = True,
@@ -481,7 +483,7 @@ class Autotuned(Launchable):
         grid: Any,
         said: list[str],
     ) -> tuple[list[Candidate], list[Callable[[], None]]]:
-        """The candidates that can be launched, and their launches; `said` gets why others cannot."""
+        """The candidates that can be launched, and their launches; `said`: why others cannot."""
         launches, kept = [], []
         for c in found:
             full = merged(self.kernel, values, c.config)

@@ -22,6 +22,7 @@ import types
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 RUN_TIME = (
     "TKC_CACHE",
@@ -176,9 +177,15 @@ class Fingerprint:
             if not isinstance(value, types.ModuleType) and not _is_ours(value):
                 self._value(f"value {'.'.join(chain)}", value)
 
-    def spell(self, value) -> bytes:
+    def spell(self, value: object) -> bytes:
         """A value as bytes that mean the same in every process."""
-        kind = type(value)
+        for spelled_as in (self._builtin, self._defined, self._library_data):
+            if (spelled := spelled_as(value, type(value))) is not None:
+                return spelled
+        return self._object(value)
+
+    def _builtin(self, value: Any, kind: type) -> bytes | None:
+        """A number, a text or a collection; None of other values."""
         if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
@@ -191,6 +198,10 @@ class Fingerprint:
             return _join(
                 "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items())
             )
+        return None
+
+    def _defined(self, value: Any, kind: type) -> bytes | None:
+        """A function, a module, a class or what is made of one of these; None of other values."""
         if (
             isinstance(value, types.FunctionType)
             or hasattr(value, "fn")
@@ -212,6 +223,10 @@ class Fingerprint:
             return self._class(value)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
             return f"builtin {value.__module__}.{value.__qualname__}".encode()
+        return None
+
+    def _library_data(self, value: Any, kind: type) -> bytes | None:
+        """A record, or a value of tkc, NumPy, torch or ml_dtypes; None of other values."""
         if dataclasses.is_dataclass(value):
             return _join(
                 kind.__qualname__,
@@ -233,7 +248,7 @@ class Fingerprint:
             "ml_dtypes",
         ) and " at 0x" not in repr(value):
             return f"{kind.__qualname__} {value!r}".encode()
-        return self._object(value)
+        return None
 
     def _object(self, value: object) -> bytes:
         """An object of a user's class: the class, and what its attributes hold."""

@@ -708,7 +708,7 @@ def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
 
 
 def is_at_beginning(op: Operation) -> bool:
-    """Whether nothing before an operation of a kernel's block has an effect, another claim apart."""
+    """Whether nothing before an operation of a kernel's block has an effect but another claim."""
     return all(
         not other.regions and (is_side_effect_free(other) or isinstance(other, tile.Atomic))
         for other in itertools.takewhile(lambda other: other is not op, block_of(op).ops)
