@@ -12,13 +12,7 @@ ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXEMPT = {
-    "tkc/codegen/cpu/collective.py",
-    "tkc/codegen/cpu/dot.py",
-    "tkc/codegen/cpu/emit.py",
     "tkc/codegen/cpu/functions.py",
-    "tkc/codegen/cpu/lower.py",
-    "tkc/codegen/cpu/memory.py",
-    "tkc/codegen/cpu/nest.py",
     "tkc/compiler.py",
     "tkc/fuzz/kernels.py",
     "tkc/fuzz/programs.py",

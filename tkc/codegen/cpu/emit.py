@@ -1,18 +1,24 @@
 """LLVM IR as text: functions, loops with carried values, and sections into which hoisted code is
 written later.
 
-Text, because llvmlite's builder knows neither bfloat nor vector intrinsics, and because it is the fastest way in.  A type
-is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is "<16 x float>", `vec("float", 1)` is
-"float".
+Text, because llvmlite's builder knows neither bfloat nor vector intrinsics, and because it is the
+fastest way in. A type is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is
+"<16 x float>", `vec("float", 1)` is "float".
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
 
 LANES = 16  # widest vector of any code we write: one 512-bit register of float32
+
+# lines, and sections that are written later
+Section: TypeAlias = "list[str | Section]"
 
 
 def vec(t: str, width: int) -> str:
@@ -29,7 +35,9 @@ def literal(t: str, value: float | int | bool) -> str:
     """A scalar constant."""
     match t:
         case "float":
-            return f"0x{struct.unpack('>Q', struct.pack('>d', _as_float32(value)))[0]:016X}"
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))
+            return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
         case "double":
             return f"0x{struct.unpack('>Q', struct.pack('>d', float(value)))[0]:016X}"
         case "half":
@@ -40,25 +48,25 @@ def literal(t: str, value: float | int | bool) -> str:
             return str(int(value))
 
 
-def _as_float32(value: float) -> float:
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
-def constant(t: str, value, width: int = 1) -> str:
+def constant(t: str, value: float | int | bool, width: int = 1) -> str:
     """A constant of `width` equal lanes."""
     return literal(t, value) if width == 1 else f"splat ({t} {literal(t, value)})"
 
 
+def zero(t: str, width: int = 1) -> str:
+    """The constant whose bits are all 0."""
+    return literal(t, 0) if width == 1 else "zeroinitializer"
+
+
 def iota(t: str, width: int, start: int = 0, step: int = 1) -> str:
     """The constant vector start, start + step, …"""
-    return (
-        literal(t, start)
-        if width == 1
-        else "<" + ", ".join(f"{t} {start + step * i}" for i in range(width)) + ">"
-    )
+    if width == 1:
+        return literal(t, start)
+    return _vector(t, range(start, start + step * width, step) if step else [start] * width)
+
+
+def _vector(t: str, numbers: Iterable[int]) -> str:
+    return "<" + ", ".join(f"{t} {n}" for n in numbers) + ">"
 
 
 class Module:
@@ -77,14 +85,13 @@ class Module:
         linkage: str = "internal",
         attributes: str = "nounwind",
     ) -> Function:
+        """A new function, empty so far; parameters are pairs of type and name."""
         f = self.functions[name] = Function(self, name, result, parameters, linkage, attributes)
         return f
 
     def __str__(self) -> str:
-        return (
-            "\n".join([*self.globals, *self.declared.values(), *map(str, self.functions.values())])
-            + "\n"
-        )
+        parts = [*self.globals, *self.declared.values(), *map(str, self.functions.values())]
+        return "\n".join([*parts, ""])
 
 
 class Function:
@@ -104,7 +111,7 @@ class Function:
             f"define {linkage} {result}"
             f' @"{name}"({", ".join(f"{t} %{p}" for t, p in parameters)}) {attributes} {{'
         )
-        self.lines: list = ["entry:"]
+        self.lines: Section = ["entry:"]
         self.here, self.block, self.count = self.lines, "%entry", 0
 
     def __str__(self) -> str:
@@ -112,13 +119,16 @@ class Function:
 
     # ----------------------------------------------------------------------------------------------
     def fresh(self, hint: str = "v") -> str:
+        """A name that is used nowhere yet."""
         self.count += 1
         return f"%{hint}{self.count}"
 
     def do(self, text: str) -> None:
+        """An instruction without a result."""
         self.here.append("  " + text)
 
     def emit(self, text: str) -> str:
+        """The name of an instruction's result."""
         name = self.fresh()
         self.here.append(f"  {name} = {text}")
         return name
@@ -144,71 +154,78 @@ class Function:
     def select(
         self, condition: str, t: str, a: str, b: str, width: int = 1, uniform: bool = False
     ) -> str:
-        return self.emit(
-            f"select {'i1' if uniform else vec('i1', width)} {condition}, {t} {a}, {t} {b}"
-        )
+        """a where the condition holds, else b; of type `t` (`uniform`: one condition for all)."""
+        kind = "i1" if uniform else vec("i1", width)
+        return self.emit(f"select {kind} {condition}, {t} {a}, {t} {b}")
 
     def gep(self, base: str, index: str, size: int, width: int = 1) -> str:
         """base + index elements of `size` bytes."""
         if index == "0":
             return base
         unit = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}.get(size) or f"[{size} x i8]"
-        return (
-            self.emit(
-                f"getelementptr inbounds {unit}, {vec('ptr', 1)} {base}, {vec('i64', width)}"
-                f" {index}"
-            )
-            if width == 1
-            else self.emit(f"getelementptr {unit}, ptr {base}, {vec('i64', width)} {index}")
-        )
+        inbounds = "inbounds " if width == 1 else ""
+        return self.emit(f"getelementptr {inbounds}{unit}, ptr {base}, {vec('i64', width)} {index}")
 
     def add(self, a: str, b: str) -> str:
-        return b if a == "0" else a if b == "0" else self.emit(f"add nsw i64 {a}, {b}")
+        """a + b of i64."""
+        if a == "0" or b == "0":
+            return b if a == "0" else a
+        return self.emit(f"add nsw i64 {a}, {b}")
 
     def mul(self, a: str, b: str) -> str:
+        """a · b of i64."""
         if a == "0" or b == "0":
             return "0"
-        return b if a == "1" else a if b == "1" else self.emit(f"mul nsw i64 {a}, {b}")
+        if a == "1" or b == "1":
+            return b if a == "1" else a
+        return self.emit(f"mul nsw i64 {a}, {b}")
 
     def splat(self, t: str, value: str, width: int) -> str:
+        """A scalar in each of `width` lanes."""
         if width == 1:
             return value
         if not value.startswith("%"):
-            return f"splat ({t} {value})" if value not in ("null",) else "zeroinitializer"
+            return "zeroinitializer" if value == "null" else f"splat ({t} {value})"
         one = self.emit(f"insertelement {vec(t, width)} poison, {t} {value}, i64 0")
-        return self.emit(
-            f"shufflevector {vec(t, width)} {one}, {vec(t, width)} poison, <{width} x i32>"
-            " zeroinitializer"
-        )
+        return self.shuffle(t, one, [0] * width, width)
+
+    def shuffle(
+        self, t: str, value: str, lanes: Sequence[int], width: int, other: str = "poison"
+    ) -> str:
+        """Lanes of a vector by number, behind them those of another one."""
+        pair = f"{vec(t, width)} {value}, {vec(t, width)} {other}"
+        return self.emit(f"shufflevector {pair}, <{len(lanes)} x i32> {_vector('i32', lanes)}")
 
     def extract(self, t: str, value: str, lane: int, width: int) -> str:
-        return (
-            value
-            if width == 1
-            else self.emit(f"extractelement {vec(t, width)} {value}, i64 {lane}")
-        )
+        """One lane of a vector."""
+        if width == 1:
+            return value
+        return self.emit(f"extractelement {vec(t, width)} {value}, i64 {lane}")
 
     def load(self, t: str, pointer: str, align: int, width: int = 1) -> str:
+        """`width` elements of type t from memory; `align` in bytes."""
         return self.emit(f"load {vec(t, width)}, ptr {pointer}, align {align}")
 
     def store(self, t: str, value: str, pointer: str, align: int, width: int = 1) -> None:
+        """`width` elements of type t to memory; `align` in bytes."""
         self.do(f"store {vec(t, width)} {value}, ptr {pointer}, align {align}")
 
     # ----------------------------------------------------------------------------------------------
-    def section(self) -> list:
+    def section(self) -> Section:
         """A place in the current block to write straight-line code into later."""
-        part: list = []
+        part: Section = []
         self.here.append(part)
         return part
 
     @contextmanager
-    def at(self, part: list):
+    def at(self, part: Section) -> Iterator[None]:
         """Write straight-line code into a section."""
         saved, self.here = self.here, part
         yield
         self.here = saved
 
     def label(self, name: str) -> None:
+        """The start of a block."""
         self.here.append(f"{name[1:]}:")
         self.block = name
 
@@ -223,31 +240,34 @@ class Function:
         stop: int | str,
         step: int,
         carried: Sequence[tuple[str, str]],
-        body: Callable[..., Sequence[str]],
+        body: Callable[..., Sequence[str] | None],
         start: int = 0,
     ) -> list[str]:
         """for i = start; i < stop; i += step, run at least once unless stop <= start is known.
-        body(i, *values) gives the next carried values, the loop the last ones."""
+        body(i, *values) gives the next carried values (None: there are none), the loop the last
+        ones; `carried` are their types and first values.
+        """
         if isinstance(stop, int) and stop <= start:
             return [v for _, v in carried]
         if isinstance(stop, int) and stop <= start + step:
-            return list(body(str(start), *(v for _, v in carried)))
+            return list(body(str(start), *(v for _, v in carried)) or ())
         before, head, i = self.block, self.fresh("loop"), self.fresh("i")
         self.branch(head)
         self.label(head)
         phis = self.section()
         values = [self.fresh("c") for _ in carried]
-        after = list(body(i, *values))
+        after = list(body(i, *values) or ())
         following = self.emit(f"add nuw nsw i64 {i}, {step}")
         more, done = self.emit(f"icmp slt i64 {following}, {stop}"), self.fresh("done")
         self.branch_if(more, head, done)
         phis.append(f"  {i} = phi i64 [{start}, {before}], [{following}, {self.block}]")
-        for name, (t, first), new in zip(values, carried, after, strict=False):
+        for name, (t, first), new in zip(values, carried, after, strict=True):
             phis.append(f"  {name} = phi {t} [{first}, {before}], [{new}, {self.block}]")
         self.label(done)
         return after
 
-    def when(self, condition: str, body: Callable[[], None]) -> None:
+    def when(self, condition: str, body: Callable[[], object]) -> None:
+        """body() where the condition, an i1, holds."""
         yes, no = self.fresh("then"), self.fresh("end")
         self.branch_if(condition, yes, no)
         self.label(yes)
@@ -256,7 +276,7 @@ class Function:
         self.label(no)
 
 
-def _flatten(lines: list):
+def _flatten(lines: Section) -> Iterator[str]:
     for line in lines:
         if isinstance(line, str):
             yield line

@@ -1,102 +1,81 @@
-"""Loads, stores, atomics, prints and asserts: what happens in the order of the program."""
+"""Loads, stores and atomics: what happens in the order of the program."""
 
 from __future__ import annotations
 
-from xdsl.ir import Operation
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xdsl.ir import Attribute
 
 from tkc.codegen.cpu import functions, numbers
-from tkc.codegen.cpu.checked import CHECK
-from tkc.codegen.cpu.entry import return_if_signalled, word
-from tkc.codegen.cpu.nest import Chunk, Index, Nest, memory_type
-from tkc.codegen.cpu.planning import tiles
+from tkc.codegen.cpu.emit import Function, zero
+from tkc.codegen.cpu.nest import Nest
+from tkc.codegen.cpu.planning import Planning
+from tkc.codegen.cpu.values import Chunk, Index, tiles
 from tkc.ir import tile
-from tkc.ir.messages import literals
-from tkc.ir.text import location_of
-from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned
-from tkc.ir.values import tile_type
+from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned, pointee_of
+from tkc.ir.values import array_type, tile_type
 
 ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
+WEAKER = {"release": "monotonic", "acq_rel": "acquire"}  # of a compare-and-swap that fails
 INTEGER_UPDATES = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
 
+Write = tile.Store | tile.StorePointers | tile.Atomic | tile.AtomicBlock
 
-class Memory:
-    def load(self, op: Operation) -> None:
+
+class Memory(Planning):
+    """The part of the lowering that accesses arrays and pointers."""
+
+    def load(self, op: tile.Load | tile.LoadPointers) -> None:
         """A scalar load, or one that acquires (which happens here and now, and before which no load
         waits).
         """
-        nest = Nest(self.f, self.env)
         if isinstance(op, tile.LoadPointers) and op.semantics is not None:
-            return self.acquire(op)
-        self.env[op.result] = (
-            nest.load(op, ()) if isinstance(op, tile.Load) else nest.load_pointers(op, ())
-        ).base
+            return self.acquire(op, op.semantics.data)
+        nest = Nest(self.f, self.env)
+        chunk = nest.load(op, ()) if isinstance(op, tile.Load) else nest.load_pointers(op, ())
+        self.env[op.result] = chunk.base
 
-    def store(self, op: Operation) -> None:
-        self.force_loads(op, None if getattr(op, "semantics", None) is not None else [op])
-        if getattr(op, "semantics", None) is not None:
+    def store(self, op: tile.Store | tile.StorePointers) -> None:
+        """A store of a tile or a scalar."""
+        releases = isinstance(op, tile.StorePointers) and op.semantics is not None
+        self.force_loads(op, None if releases else [op])
+        if releases:
             self.f.do("fence release")
         self.done.add(op)
-        shape = self.shape_of(op)
-        others = self.prepare(
-            tiles(
-                v for v in op.operands if isinstance(v.type, TileType) and v.type.extents == shape
-            )
-        )
-        for v in tiles(op.operands):
+        shape, operands = shape_of(op), tiles(op.operands)
+        others = self.prepare([v for v in operands if tile_type(v).extents == shape])
+        for v in operands:
             if tile_type(v).extents != shape:
                 self.prepare([v])
         nest = Nest(self.f, self.env)
 
-        def chunk(index: tuple[Index, ...]):
-            at, mask = self.place(nest, op, index)
+        def chunk(index: tuple[Index, ...]) -> None:
+            at, mask = place(nest, op, index)
             value = nest.spread(op.value, index)
-            beside = [(b, nest.eval(v, index)) for v, b in others.items()]
+            beside = nest.eval_all(others, index)
             nest.put(at, element_of(op.value.type), value, mask)
-            for b, c in beside:
-                nest.keep(b, index, c)
+            nest.keep_all(beside, index)
 
         nest.walk(shape, chunk)
-        for v, b in others.items():
-            self.own(v, b)
+        self.own_all(others)
 
-    def shape_of(self, op: Operation) -> tuple[int, ...]:
-        """Extents of what a store or atomic touches."""
-        if hasattr(op, "array"):
-            return tuple(n for n in op.extents.get_values() if n >= 0)
-        return op.pointers.type.extents if isinstance(op.pointers.type, TileType) else ()
-
-    def place(
-        self, nest: Nest, op: Operation, index: tuple[Index, ...]
-    ) -> tuple[Chunk, str | None]:
-        """Pointers and mask of a store or atomic at an index."""
-        if hasattr(op, "array"):
-            return nest.locate(op, index)[:2]
-        at, mask = nest.eval(op.pointers, index), None
-        if op.mask is not None:
-            given = nest.spread(op.mask, index)
-            mask = given.base if nest.width == 1 else nest.lanes(given, "i1")
-        return at, mask
-
-    # ----------------------------------------------------------------------------------------------
-    def acquire(self, op) -> None:
-        """Loads that order what follows: one atomic load an element, then a fence."""
+    def acquire(self, op: tile.LoadPointers, semantics: str) -> None:
+        """Loads that order what follows: one atomic load an element."""
         self.force_loads(op)
         t, element = op.result.type, element_of(op.result.type)
-        word, size = f"i{8 * numbers.size(element)}", numbers.size(element)
+        word = Word(self.f, element)
         result = self.buffer(t) if isinstance(t, TileType) else None
         self.done.add(op)
         self.prepare(tiles(op.operands))
         nest = Nest(self.f, self.env)
+        order = "monotonic" if semantics == "relaxed" else "acquire"
 
-        def one(index):
+        def one(index: tuple[Index, ...]) -> None:
             f = self.f
-            at, mask = self.place(nest, op, index)
+            at, mask = place(nest, op, index)
             where = at.base if mask is None else f.select(mask, "ptr", at.base, "@zeros")
-            raw = f.emit(
-                f"load atomic {word}, ptr {where}"
-                f" {'acquire' if op.semantics.data != 'relaxed' else 'monotonic'}, align {size}"
-            )
-            x = numbers.unpack(f, element, self.from_word(raw, word, numbers.stored(element)), 1)
+            x = word.value(f.emit(f"load atomic {word.t}, ptr {where} {order}, align {word.size}"))
             if mask is not None and op.other is not None:
                 x = f.select(mask, numbers.held(element), x, nest.spread(op.other, index).base)
             if result is None:
@@ -104,233 +83,175 @@ class Memory:
             else:
                 nest.keep(result, index, Chunk(x))
 
-        nest.walk(t.extents if result else (), one, lanes=1)
+        nest.walk(result.shape if result else (), one, lanes=1)
         if result:
             self.own(op.result, result)
 
-    def from_word(self, x: str, word: str, t: str) -> str:
-        return (
-            x
-            if word == t
-            else self.f.emit(f"{'inttoptr' if t == 'ptr' else 'bitcast'} {word} {x} to {t}")
-        )
-
-    def to_word(self, x: str, t: str, word: str) -> str:
-        return (
-            x
-            if word == t
-            else self.f.emit(f"{'ptrtoint' if t == 'ptr' else 'bitcast'} {t} {x} to {word}")
-        )
-
-    def atomic(self, op) -> None:
+    # ----------------------------------------------------------------------------------------------
+    def atomic(self, op: tile.Atomic | tile.AtomicBlock) -> None:
+        """An update of every element, one after the other."""
         self.force_loads(op)
-        result = getattr(op, "result", None)
-        shape = self.shape_of(op)
-        old = (
-            self.buffer(result.type)
-            if result is not None and isinstance(result.type, TileType)
-            else None
-        )
+        result = op.result if isinstance(op, tile.Atomic) else None
+        old = None if result is None or not tiles([result]) else self.buffer_for(result)
         self.done.add(op)
         for v in tiles(op.operands):
             for x, b in self.prepare([v]).items():
                 self.fill(b, x)
                 self.own(x, b)
-        element = (
-            op.array.type.element if hasattr(op, "array") else element_of(op.pointers.type).element
-        )
-        order = ORDER[
-            op.semantics.data
-            if getattr(op, "semantics", None) is not None
-            else "relaxed"
-            if hasattr(op, "array")
-            else "acq_rel"
-        ]
+        update = Update(self.f, op)
         nest = Nest(self.f, self.env)
+        expects = op.expected if isinstance(op, tile.Atomic) else None
 
-        def one(index):
-            at, mask = self.place(nest, op, index)
+        def one(index: tuple[Index, ...]) -> None:
+            at, mask = place(nest, op, index)
             value = nest.spread(op.value, index).base
-            expected = (
-                nest.spread(op.expected, index).base
-                if getattr(op, "expected", None) is not None
-                else None
+            expected = None if expects is None else nest.spread(expects, index).base
+            got = self._where(
+                mask, numbers.held(update.element), lambda: update.write(at.base, value, expected)
             )
-            got: list[str] = []
-            if mask is None:
-                got.append(self.update(op.kind.data, element, at.base, value, expected, order))
-            else:
-                before = self.f.block
-                self.f.when(
-                    mask,
-                    lambda: got.extend(
-                        (
-                            self.update(op.kind.data, element, at.base, value, expected, order),
-                            self.f.block,
-                        )
-                    ),
-                )
-                zero = {"float": "0.0", "double": "0.0", "ptr": "null", "i1": "false"}.get(
-                    numbers.held(element), "0"
-                )
-                got[0] = self.f.emit(
-                    f"phi {numbers.held(element)} [{got[0]}, {got[1]}], [{zero}, {before}]"
-                )
             if old is not None:
-                nest.keep(old, index, Chunk(got[0], 0, len(nest.levels) - 1))
+                nest.keep(old, index, Chunk(got, 0, len(nest.levels) - 1))
             elif result is not None:
-                self.env[result] = got[0]
+                self.env[result] = got
 
-        nest.walk(shape, one, lanes=1)
-        if old is not None:
+        nest.walk(shape_of(op), one, lanes=1)
+        if result is not None and old is not None:
             self.own(result, old)
 
-    def update(
-        self, kind: str, element, pointer: str, value: str, expected: str | None, order: str
-    ) -> str:
-        """One read-modify-write; the old value."""
-        f, t, size = self.f, numbers.stored(element), numbers.size(element)
-        word = f"i{8 * size}"
-        if not is_float(element) and not isinstance(element, PointerType) and kind != "compare":
-            name = INTEGER_UPDATES.get(kind) or ("u" if is_unsigned(element) else "") + kind
-            old = f.emit(
-                f"atomicrmw {name} ptr {pointer}, {t} {numbers.pack(f, element, value, 1)} {order}"
+    def _where(self, mask: str | None, t: str, make: Callable[[], str]) -> str:
+        """make() where the mask holds, a register of type t; 0 elsewhere."""
+        if mask is None:
+            return make()
+        f, before = self.f, self.f.block
+        ends: list[tuple[str, str]] = []
+        f.when(mask, lambda: ends.append((make(), f.block)))
+        [(got, end)] = ends
+        none = "null" if t == "ptr" else zero(t)
+        return f.emit(f"phi {t} [{got}, {end}], [{none}, {before}]")
+
+
+def shape_of(op: Write) -> tuple[int, ...]:
+    """Extents of what a store or atomic touches."""
+    if isinstance(op, (tile.Store, tile.AtomicBlock)):
+        return tuple(n for n in op.extents.get_values() if n >= 0)
+    return op.pointers.type.extents if isinstance(op.pointers.type, TileType) else ()
+
+
+def place(
+    nest: Nest, op: Write | tile.LoadPointers, index: tuple[Index, ...]
+) -> tuple[Chunk, str | None]:
+    """Pointers and mask of an access at an index."""
+    if isinstance(op, (tile.Store, tile.AtomicBlock)):
+        return nest.locate(op, index)[:2]
+    at, mask = nest.eval(op.pointers, index), None
+    if op.mask is not None:
+        given = nest.spread(op.mask, index)
+        mask = given.base if nest.width == 1 else nest.lanes(given, "i1")
+    return at, mask
+
+
+@dataclass(frozen=True)
+class Word:
+    """An element as an integer of its size, which atomic instructions take."""
+
+    f: Function
+    element: Attribute
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return numbers.size(self.element)
+
+    @property
+    def t(self) -> str:
+        return f"i{8 * self.size}"
+
+    def value(self, x: str) -> str:
+        """A held value from the integer."""
+        stored = numbers.stored(self.element)
+        if stored != self.t:
+            x = self.f.emit(
+                f"{'inttoptr' if stored == 'ptr' else 'bitcast'} {self.t} {x} to {stored}"
             )
+        return numbers.unpack(self.f, self.element, x, 1)
+
+    def of(self, x: str) -> str:
+        """The inverse of `value`."""
+        stored, x = numbers.stored(self.element), numbers.pack(self.f, self.element, x, 1)
+        if stored == self.t:
+            return x
+        opcode = "ptrtoint" if stored == "ptr" else "bitcast"
+        return self.f.emit(f"{opcode} {stored} {x} to {self.t}")
+
+
+class Update:
+    """The read-modify-write of an atomic operation, element by element."""
+
+    def __init__(self, f: Function, op: tile.Atomic | tile.AtomicBlock):
+        self.f, self.kind = f, op.kind.data
+        if isinstance(op, tile.AtomicBlock):
+            self.element, semantics = array_type(op.array).element, "relaxed"
+        else:
+            self.element = pointee_of(op.pointers.type)
+            semantics = "acq_rel" if op.semantics is None else op.semantics.data
+        self.order = ORDER[semantics]
+        self.orders = f"{self.order} {WEAKER.get(self.order, self.order)}"
+        self.word = Word(f, self.element)
+
+    def write(self, pointer: str, value: str, expected: str | None) -> str:
+        """One update; the old value."""
+        f, word, element = self.f, self.word, self.element
+        if expected is not None:
+            return self._compare(pointer, value, expected)
+        if not is_float(element) and not isinstance(element, PointerType):
+            unsigned = "u" if is_unsigned(element) else ""
+            name = INTEGER_UPDATES.get(self.kind) or unsigned + self.kind
+            new = numbers.pack(f, element, value, 1)
+            old = self._rmw(name, pointer, numbers.stored(element), new)
             return numbers.unpack(f, element, old, 1)
-        if kind == "add" and t in ("float", "double"):
-            return f.emit(f"atomicrmw fadd ptr {pointer}, {t} {value} {order}")
-
-        def to_word(x):
-            return self.to_word(numbers.pack(f, element, x, 1), t, word)
-
-        def of_word(x):
-            return numbers.unpack(f, element, self.from_word(x, word, t), 1)
-
-        weaker = {"release": "monotonic", "acq_rel": "acquire"}.get(order, order)
-        if kind == "compare":
-            if is_float(element):
-                return self.compare_floats(element, pointer, value, expected, order, weaker)
-            pair = f.emit(
-                f"cmpxchg ptr {pointer}, {word} {to_word(expected)}, {word} {to_word(value)}"
-                f" {order} {weaker}"
-            )
-            return of_word(f.emit(f"extractvalue {{ {word}, i1 }} {pair}, 0"))
-        if kind == "exchange":
-            return of_word(f.emit(f"atomicrmw xchg ptr {pointer}, {word} {to_word(value)} {order}"))
-        return self.exchange_until(
-            element,
-            pointer,
-            order,
-            weaker,
-            lambda old: functions.elementwise(f, kind, element, 1, old, value),
+        if self.kind == "exchange":
+            return word.value(self._rmw("xchg", pointer, word.t, word.of(value)))
+        t = numbers.stored(element)
+        if self.kind == "add" and t in ("float", "double"):
+            return self._rmw("fadd", pointer, t, value)
+        return self._until_unchanged(
+            pointer, lambda old: functions.elementwise(f, self.kind, element, 1, old, value)
         )
 
-    def exchange_until(self, element, pointer: str, order: str, weaker: str, new) -> str:
-        """cmpxchg until nobody came between; new(old value) gives what is to be stored."""
-        f, t, size = self.f, numbers.stored(element), numbers.size(element)
-        word = f"i{8 * size}"
-        first, before = f.load(word, pointer, size), f.block
+    def _rmw(self, name: str, pointer: str, t: str, value: str) -> str:
+        return self.f.emit(f"atomicrmw {name} ptr {pointer}, {t} {value} {self.order}")
+
+    def _compare(self, pointer: str, value: str, expected: str) -> str:
+        """Of floats by value (0 equals −0, NaN nothing), as arithmetic does."""
+        f, word = self.f, self.word
+        if is_float(self.element):
+            t = numbers.held(self.element)
+            return self._until_unchanged(
+                pointer,
+                lambda old: f.select(f.emit(f"fcmp oeq {t} {old}, {expected}"), t, value, old),
+            )
+        return word.value(self._swap(pointer, word.of(expected), word.of(value))[0])
+
+    def _swap(self, pointer: str, expected: str, new: str) -> tuple[str, str]:
+        """A compare-and-swap of words: what was found, and whether it was as expected."""
+        f, t = self.f, self.word.t
+        pair = f.emit(f"cmpxchg ptr {pointer}, {t} {expected}, {t} {new} {self.orders}")
+        found, equal = (f.emit(f"extractvalue {{ {t}, i1 }} {pair}, {i}") for i in (0, 1))
+        return found, equal
+
+    def _until_unchanged(self, pointer: str, new: Callable[[str], str]) -> str:
+        """Repeats a compare-and-swap until no other thread came between; new(old value) is what
+        is to be stored. The old value.
+        """
+        f, word = self.f, self.word
+        first, before = f.load(word.t, pointer, word.size), f.block
         head, done, seen = f.fresh("try"), f.fresh("done"), f.fresh("seen")
         f.branch(head)
         f.label(head)
         phi = f.section()
-        old = numbers.unpack(f, element, self.from_word(seen, word, t), 1)
-        replacement = self.to_word(numbers.pack(f, element, new(old), 1), t, word)
-        pair = f.emit(
-            f"cmpxchg ptr {pointer}, {word} {seen}, {word} {replacement} {order} {weaker}"
-        )
-        found, ok = (
-            f.emit(f"extractvalue {{ {word}, i1 }} {pair}, 0"),
-            f.emit(f"extractvalue {{ {word}, i1 }} {pair}, 1"),
-        )
-        f.branch_if(ok, done, head)
-        phi.append(f"  {seen} = phi {word} [{first}, {before}], [{found}, {f.block}]")
+        old = word.value(seen)
+        found, unchanged = self._swap(pointer, seen, word.of(new(old)))
+        f.branch_if(unchanged, done, head)
+        phi.append(f"  {seen} = phi {word.t} [{first}, {before}], [{found}, {f.block}]")
         f.label(done)
         return old
-
-    def compare_floats(
-        self, element, pointer: str, value: str, expected: str, order: str, weaker: str
-    ) -> str:
-        """Compare by value (0 equals −0, NaN nothing), as arithmetic does."""
-        f = self.f
-
-        def new(old):
-            equal = f.emit(f"fcmp oeq {numbers.held(element)} {old}, {expected}")
-            return f.select(equal, numbers.held(element), value, old)
-
-        return self.exchange_until(element, pointer, order, weaker, new)
-
-    # ----------------------------------------------------------------------------------------------
-    def print(self, op) -> None:
-        """Scalars and tiles go through memory to the host's callback: (number of the message,
-        address of the values).
-        """
-        f, spots = self.f, []
-        for v in op.args:
-            if isinstance(v.type, TileType):
-                b = self.materialize(v)
-                spots.append((b.pointer, v.type))
-            else:
-                b = self.buffer(TileType([1], v.type))
-                self.f.store(
-                    memory_type(v.type), self.as_memory(v), b.pointer, numbers.size(v.type)
-                )
-                spots.append((b.pointer, TileType([1], v.type)))
-        table, _ = self.scratch(8 * max(1, len(spots)))
-        for i, (pointer, _) in enumerate(spots):
-            f.store("ptr", pointer, f.gep(table, str(i), 8), 8)
-        number = len(self.messages)
-        types = [
-            [str(t.element), list(t.extents), isinstance(v.type, TileType)]
-            for (_, t), v in zip(spots, op.args, strict=False)
-        ]
-        self.messages.append(
-            {"kind": "print", "text": literals(op.text.data, len(types)), "types": types}
-        )
-        # where the callback would be the first Python code since a signal, it could not return what
-        # the signal's handler raises
-        return_if_signalled(f)
-        callback = f.load("ptr", word(f, "print"), 8)
-        f.do(f"call void {callback}(i64 {number}, ptr {table})")
-
-    def as_memory(self, v) -> str:
-        x = numbers.pack(self.f, v.type, self.env[v], 1)
-        return self.f.emit(f"bitcast half {x} to i16") if numbers.stored(v.type) == "half" else x
-
-    def check(self, op) -> None:
-        """The numbers of the first failing assert and of its program are left in the context, and
-        the program ends.
-        """
-        f = self.f
-        condition = self.env.get(op.condition)
-        if isinstance(op.condition.type, TileType):
-            self.done.add(op)
-            condition = self.reduced_scalar("all", op.condition)
-        number = len(self.messages)
-        place = location_of(op)
-        said = (
-            op.text.data
-            if CHECK in op.attributes
-            else f"tkc.device_assert failed{': ' if op.text.data else ''}{op.text.data}"
-        )
-        self.messages.append(
-            {
-                "kind": "assert",
-                "text": said,
-                "place": [place.file, place.line, place.column] if place is not None else None,
-            }
-        )
-        fail, first, go = (f.fresh(name) for name in ("fail", "first", "go"))
-        f.branch_if(condition, go, fail)
-        f.label(fail)
-        won = f.emit(f"cmpxchg ptr {word(f, 'error')}, i64 0, i64 {number + 1} monotonic monotonic")
-        f.branch_if(f.emit(f"extractvalue {{i64, i1}} {won}, 1"), first, "%over")
-        f.label(first)
-        p0, p1, p2, n0, n1 = (
-            f.emit(f"zext i32 %{name} to i64") for name in ("p0", "p1", "p2", "n0", "n1")
-        )
-        program = f.op("add", "i64", p0, f.mul(n0, f.op("add", "i64", p1, f.mul(n1, p2))))
-        f.store("i64", program, word(f, "where"), 8)
-        f.do(f"store atomic i64 1, ptr {word(f, 'attention')} seq_cst, align 8")
-        f.branch("%over")
-        f.label(go)

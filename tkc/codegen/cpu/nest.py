@@ -1,12 +1,12 @@
 """Loop nests: tile expressions evaluated 16 lanes at a time.
 
-A tile that nobody had to store yet is an expression: `Nest.eval(value, index)` writes the code of
-one chunk of it and gives
-a `Chunk`.  An index is one `Index` an axis, at most one of which runs over the lanes; shape operations only change the index, so
-they cost nothing.  Chunks know more than their bits:
+A tile that has not had to be stored is an expression: `Nest.eval(value, index)` writes the code of
+one chunk of it and gives a `Chunk`. An index is one `Index` an axis, at most one of which runs over
+the lanes; shape operations only change the index, so they cost nothing. A chunk is more than bits:
 
-    uniform   one scalar for all lanes            program_id * 128, a row's maximum spread over the row
-    affine    base + step·lane                    arange; so `x.ptr + i` is one contiguous vector load (where that wraps in a type: modulo 2ᵇⁱᵗˢ)
+    uniform   one scalar for all lanes    program_id * 128, a row's maximum spread over the row
+    affine    base + step·lane            arange; so `x.ptr + i` is one contiguous vector load
+                                          (where that wraps in a type: modulo 2ᵇⁱᵗˢ)
     vector    everything else
 
 Code is written at the depth its index needs: what depends on the row alone lands in front of the
@@ -15,110 +15,81 @@ loop over the row's chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects import scf
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.codegen.cpu import functions, numbers
-from tkc.codegen.cpu.emit import LANES, Function, iota, literal, vec
+from tkc.codegen.cpu.emit import LANES, Function, Section, iota, literal, suffix, vec
+from tkc.codegen.cpu.values import (
+    ZERO,
+    Buffer,
+    Chunk,
+    Env,
+    Index,
+    row_major,
+    vector_axis,
+)
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Overflow, Ranges, bounds
-from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_integer, is_unsigned
-from tkc.ir.values import operands_first, tile_type
+from tkc.ir.types import (
+    PointerType,
+    TileType,
+    bits,
+    element_of,
+    is_bool,
+    is_integer,
+    is_unsigned,
+    pointee_of,
+)
+from tkc.ir.values import array_type, operands_first, owner_op, tile_type
 
-
-@dataclass(frozen=True)
-class Index:
-    """Position along one axis: base + step·lane (step 0: the same for all lanes); base is known
-    from loop `depth` on.
-    """
-
-    base: str
-    step: int = 0
-    depth: int = 0
-
-
-ZERO = Index("0")
+T = TypeVar("T")
+_Key = tuple[SSAValue, tuple[Index, ...], int]  # of a chunk: the value, where, and its width
 VIEWS = (tile.Multiple, tile.Broadcast, tile.Transpose, tile.Slice, tile.Flip, tile.Reshape)
 ELEMENTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast)
 EVERY_LANE = "splat (i1 true)"
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A held value of all lanes of a chunk, see above."""
-
-    base: str
-    step: int = 0
-    depth: int = 0
-    vector: bool = False
-    # whether some lane of base + step·lane may be another number in the chunk's type
-    overflow: Overflow = Overflow.NEVER
-
-    @property
-    def uniform(self) -> bool:
-        return not self.vector and not self.step
-
-    @property
-    def affine(self) -> bool:
-        return not self.vector
-
-
-@dataclass(eq=False)
-class Buffer:
-    """A tile in the program's workspace, row-major and dense; `pointer` is a name every block
-    knows.
-    """
-
-    pointer: str
-    shape: tuple[int, ...]
-    element: object
-    offset: int
-    bytes: int
-    fixed: bool = False  # never given back by liveness (a loop carries it)
-
-
-@dataclass(frozen=True)
-class ArrayValue:
-    """A tile.array: names of its pointer, extents and strides (i64), and the strides known when
-    compiling.
-    """
-
-    pointer: str
-    extents: tuple[str, ...]
-    strides: tuple[str, ...]
-
-
 @dataclass
-class _Level:
-    part: list
-    memo: dict = field(default_factory=dict)
+class Level:
+    """A loop of a nest: where its code is written, and what has been computed there."""
+
+    part: Section
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, n = [], 1
-    for extent in reversed(shape):
-        strides.append(n)
-        n *= extent
-    return tuple(reversed(strides))
+class Place(NamedTuple):
+    """A position along an axis of an array, as an offset in elements, and its range: first (None:
+    the position is not below) up to, not with, `limit`.
+    """
+
+    at: Chunk
+    limit: str
+    first: str | None
 
 
-def vector_axis(shape: Sequence[int]) -> int | None:
-    """The last axis longer than 1."""
-    return next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
+class Move(NamedTuple):
+    """A position along an axis of an array, and the axis's stride in elements."""
+
+    at: Chunk
+    stride: str
+    known_stride: int | None
 
 
 class Nest:
-    """One loop nest being written into `f`. `env` maps values to scalars (names), Buffers and
-    ArrayValues.
-    """
+    """One loop nest being written into `f`, over what `env` holds."""
 
-    def __init__(self, f: Function, env: dict[SSAValue, object]):
-        self.f, self.env, self.width, self.vector_masks = f, env, 1, set()
-        self.levels, self.ranges = [_Level(f.section())], Ranges()
+    def __init__(self, f: Function, env: Env):
+        self.f, self.env, self.width = f, env, 1
+        self.vector_masks: set[str] = set()
+        self.levels, self.ranges = [Level(f.section())], Ranges()
 
     # ----------------------------------------------------------------------------------------------
     def loop(
@@ -126,7 +97,7 @@ class Nest:
         stop: int,
         step: int,
         carried: Sequence[tuple[str, str]],
-        body: Callable[..., Sequence[str]],
+        body: Callable[..., Sequence[str] | None],
         lanes: bool = False,
         start: int = 0,
     ) -> list[str]:
@@ -134,16 +105,10 @@ class Nest:
         over the lanes.
         """
 
-        def inside(i: str, *values: str):
-            self.levels.append(_Level(self.f.section()))
-            out = body(
-                Index(
-                    i,
-                    int(lanes and self.width > 1),
-                    len(self.levels) - 1 if i.startswith("%") else 0,
-                ),
-                *values,
-            )
+        def inside(i: str, *values: str) -> Sequence[str]:
+            self.levels.append(Level(self.f.section()))
+            depth = len(self.levels) - 1 if i.startswith("%") else 0
+            out = body(Index(i, int(lanes and self.width > 1), depth), *values)
             self.levels.pop()
             return out or ()
 
@@ -154,10 +119,10 @@ class Nest:
         whole = extent - extent % lanes
         if whole:
             self.width = lanes
-            self.loop(whole, lanes, [], lambda i: body(i), lanes=True)
+            self.loop(whole, lanes, [], body, lanes=True)
         if extent > whole:
             self.width = extent - whole
-            self.levels.append(_Level(self.f.section()))
+            self.levels.append(Level(self.f.section()))
             body(Index(str(whole), int(self.width > 1)))
             self.levels.pop()
         self.width = 1
@@ -173,39 +138,42 @@ class Nest:
         than 1).
         """
         axis = vector_axis(shape) if axis is None else axis
-        index: list[Index] = [ZERO] * len(shape)
+        index = [ZERO] * len(shape)
+        loops = [a for a, n in enumerate(shape) if a != axis and n > 1]
 
-        def down(a: int):
-            if a == len(shape):
-                if axis is None:
-                    return body(tuple(index))
+        def chunk(i: Index) -> None:
+            if axis is not None:
+                index[axis] = i
+            body(tuple(index))
 
-                def chunk(i):
-                    index[axis] = i
-                    body(tuple(index))
+        def down(depth: int) -> None:
+            if depth < len(loops):
+                a = loops[depth]
 
-                return self.chunks(shape[axis], chunk, lanes)
-            if a == axis or shape[a] == 1:
-                return down(a + 1)
+                def inside(i: Index) -> None:
+                    index[a] = i
+                    down(depth + 1)
 
-            def inside(i):
-                index[a] = i
-                down(a + 1)
-
-            self.loop(shape[a], 1, [], inside)
+                self.loop(shape[a], 1, [], inside)
+            elif axis is None:
+                body(tuple(index))
+            else:
+                self.chunks(shape[axis], chunk, lanes)
 
         down(0)
 
     @contextmanager
-    def depth(self, d: int):
+    def depth(self, d: int) -> Iterator[None]:
+        """Code goes in front of the loops that are nested deeper than `d`."""
         with self.f.at(self.levels[min(d, len(self.levels) - 1)].part):
             yield
 
-    def once(self, key, depth: int, make: Callable[[], object]):
+    def once(self, key: Hashable, depth: int, make: Callable[[], T]) -> T:
         """make() at a depth, or what it gave before."""
         for level in self.levels:
             if key in level.memo:
-                return level.memo[key]
+                known: T = level.memo[key]
+                return known
         depth = min(depth, len(self.levels) - 1)
         with self.depth(depth):
             out = make()
@@ -227,6 +195,7 @@ class Nest:
         return f.op("add", vec(t, w), out, iota(t, w, 0, c.step)) if c.step else out
 
     def pointers(self, c: Chunk, size: int) -> str:
+        """The chunk as `width` pointers to elements of `size` bytes."""
         if c.vector or self.width == 1:
             return c.base
         return self.once(
@@ -242,39 +211,42 @@ class Nest:
         if not i.base.startswith("%"):
             return Index(str(int(i.base) * scale + offset), i.step * scale, i.depth)
 
-        def make():
+        def make() -> str:
             return self.f.add(self.f.mul(i.base, str(scale)), str(offset))
 
-        return Index(
-            self.once(("shift", i.base, scale, offset), i.depth, make), i.step * scale, i.depth
-        )
+        base = self.once(("shift", i.base, scale, offset), i.depth, make)
+        return Index(base, i.step * scale, i.depth)
 
     def eval(self, v: SSAValue, index: tuple[Index, ...]) -> Chunk:
         """The chunk of a tile (or scalar) at an index, written once for each index."""
         if not isinstance(v.type, TileType):
-            return Chunk(self.env[v])
+            return Chunk(self.env.register(v))
         for part, where in operands_first((v, index), self._read_at):
             out = self._evaluate(part, where)
         return out
 
-    def _key(self, v: SSAValue, index: tuple[Index, ...]) -> tuple:
+    def _key(self, v: SSAValue, index: tuple[Index, ...]) -> _Key:
         """Under which the chunk of a tile at an index is remembered: its extents of 1 are read at
         0, and what no lane counts is one number.
         """
-        index = tuple(ZERO if n == 1 else i for i, n in zip(index, v.type.extents, strict=True))
+        index = tuple(
+            ZERO if n == 1 else i for i, n in zip(index, tile_type(v).extents, strict=True)
+        )
         return v, index, self.width if any(i.step for i in index) else 1
 
-    def _remembered(self, key: tuple) -> Chunk | None:
+    def _remembered(self, key: _Key) -> Chunk | None:
         return next((level.memo[key] for level in self.levels if key in level.memo), None)
 
-    def _read_at(self, at: tuple[SSAValue, tuple[Index, ...]]) -> list:
+    def _read_at(
+        self, at: tuple[SSAValue, tuple[Index, ...]]
+    ) -> list[tuple[SSAValue, tuple[Index, ...]]]:
         """The tiles that a tile without a buffer is computed from, each with the index it is read
         at; none where that chunk is written already.
         """
         v, index = at
         key = self._key(v, index)
         written = v in self.env or self._remembered(key) is not None
-        return [] if written else self._operands_at(v.owner, key[1])
+        return [] if written else self._operands_at(owner_op(v), key[1])
 
     def _evaluate(self, v: SSAValue, index: tuple[Index, ...]) -> Chunk:
         key = self._key(v, index)
@@ -283,31 +255,37 @@ class Nest:
         index = key[1]
         saved, self.width = self.width, key[2]
         out = (
-            self._buffer(self.env[v], index, v.type.extents)
+            self._buffer(self.env.buffer(v), index, tile_type(v).extents)
             if v in self.env
-            else self.result_of(v.owner, index)
+            else self.result_of(owner_op(v), index)
         )
         self.width = saved
         self.levels[min(out.depth, len(self.levels) - 1)].memo[key] = out
         return out
 
+    def eval_all(
+        self, buffers: dict[SSAValue, Buffer], index: tuple[Index, ...]
+    ) -> list[tuple[Buffer, Chunk]]:
+        """The chunks of tiles, each with its buffer."""
+        return [(b, self.eval(v, index)) for v, b in buffers.items()]
+
     def spread(self, v: SSAValue, index: tuple[Index, ...]) -> Chunk:
         """`eval` of a value that broadcasts to the index (a mask, `other`)."""
         if not isinstance(v.type, TileType):
-            return Chunk(self.env[v])
+            return Chunk(self.env.register(v))
         return self.eval(v, index[len(index) - v.type.rank :])
 
-    def result_of(self, op, index: tuple[Index, ...]) -> Chunk:
+    def result_of(self, op: Operation, index: tuple[Index, ...]) -> Chunk:
         """The elements of an operation's result at an index."""
         match op:
             case tile.Constant():
                 return Chunk(literal(numbers.held(element_of(op.result.type)), op.number))
             case tile.Splat():
-                return Chunk(self.env[op.arg])
+                return Chunk(self.env.register(op.arg))
             case tile.Arange():
                 return self._arange(op, index[0])
             case tile.Reshape() if moves_elements(op):
-                return self._buffer(self.env[op.arg], index, tile_type(op.result).extents)
+                return self._buffer(self.env.buffer(op.arg), index, tile_type(op.result).extents)
             case _ if isinstance(op, VIEWS):
                 [(v, where)] = self._operands_at(op, index)
                 return self.eval(v, where)
@@ -318,19 +296,13 @@ class Nest:
             case ew.PointerAdd():
                 return self._pointer_add(op, index)
             case _:
-                return self.compute(
-                    op,
-                    [
-                        self.eval(v, index) if isinstance(v.type, TileType) else Chunk(self.env[v])
-                        for v in op.operands
-                    ],
-                )
+                return self.compute(op, [self.eval(v, index) for v in op.operands])
 
     def _operands_at(
-        self, op, index: tuple[Index, ...]
+        self, op: Operation, index: tuple[Index, ...]
     ) -> list[tuple[SSAValue, tuple[Index, ...]]]:
         """The tiles that an element-wise operation or a view reads at an index, and where."""
-        extents = tile_type(op.result).extents
+        extents = tile_type(op.results[0]).extents
         where = index  # of a broadcast too: `_key` puts 0 where the operand's extent is 1
         match op:
             case tile.Transpose():
@@ -354,250 +326,208 @@ class Nest:
                 return []
         return [(v, where) for v in op.operands if isinstance(v.type, TileType)]
 
-    def compute(self, op, args: list[Chunk]) -> Chunk:
+    def compute(self, op: Operation, args: list[Chunk]) -> Chunk:
         """An element-wise operation, a select or a cast of chunks."""
-        f, depth = self.f, max((a.depth for a in args), default=0)
-        element = element_of(op.operands[0].type)
+        depth = max((a.depth for a in args), default=0)
         with self.depth(depth):
             if isinstance(op, tile.Multiple):
                 return args[0]
-            if affine := self._affine(op, args, element):
+            if affine := self._affine(op, args):
                 return replace(affine, depth=depth)
             uniform = all(a.uniform for a in args)
-            w = 1 if uniform else self.width
-
-            def take(c, t):
-                return c.base if uniform else self.lanes(c, numbers.held(t))
-
-            match op:
-                case ew.Select():
-                    t, one = element_of(op.result.type), args[0].uniform
-                    condition = args[0].base if one else self.lanes(args[0], "i1")
-                    out = f.select(
-                        condition,
-                        vec(numbers.held(t), w),
-                        take(args[1], t),
-                        take(args[2], t),
-                        w,
-                        uniform=one,
-                    )
-                case ew.Cast():
-                    out = numbers.convert(
-                        f, element, take(args[0], element), element_of(op.result.type), w
-                    )
-                case ew.Bitcast():
-                    x = (
-                        self.pointers(args[0], numbers.size(element.element))
-                        if isinstance(element, PointerType) and not uniform
-                        else take(args[0], element)
-                    )
-                    out = numbers.bitcast(f, element, x, element_of(op.result.type), w)
-                case _:
-                    if isinstance(element, PointerType):
-                        xs = [
-                            a.base if uniform else self.pointers(a, numbers.size(element.element))
-                            for a in args
-                        ]
-                    else:
-                        xs = [take(a, element) for a in args]
-                    out = functions.elementwise(f, op.fn.name, element, w, *xs)
+            out = self._computed(op, args, uniform, 1 if uniform else self.width)
         return Chunk(out, 0, depth, vector=not uniform and self.width > 1)
 
-    def _affine(self, op, args: list[Chunk], element) -> Chunk | None:
-        """Integer arithmetic that keeps base + step·lane."""
-        if not is_integer(element) or not any(a.step for a in args) or any(a.vector for a in args):
-            return None
-        T, f, overflow = numbers.held(element), self.f, max(a.overflow for a in args)
+    def _computed(self, op: Operation, args: list[Chunk], uniform: bool, w: int) -> str:
+        """The lanes of `compute`, or the one number of all lanes."""
+
+        def take(c: Chunk, t: Attribute) -> str:
+            if uniform:
+                return c.base
+            if isinstance(t, PointerType) and c.step:
+                return self.pointers(c, numbers.size(t.element))
+            return self.lanes(c, numbers.held(t))
+
+        f, element = self.f, element_of(op.operands[0].type)
         match op:
-            case ew.Cast() if is_integer(t := element_of(op.result.type)):
-                if overflow and numbers.size(t) > numbers.size(element):
-                    return None  # each lane is extended as the number it is
-                fits = not overflow and bounds(t).holds(self.ranges.of(op.arg))
-                return Chunk(
-                    numbers.convert(f, element, args[0].base, t, 1),
-                    args[0].step,
-                    overflow=Overflow.NEVER if fits else Overflow.WRAPS,
-                )
+            case ew.Select():
+                t, one = element_of(op.result.type), args[0].uniform
+                condition = args[0].base if one else self.lanes(args[0], "i1")
+                yes, no = (take(c, t) for c in args[1:])
+                return f.select(condition, vec(numbers.held(t), w), yes, no, w, uniform=one)
+            case ew.Cast():
+                t = element_of(op.result.type)
+                return numbers.convert(f, element, take(args[0], element), t, w)
+            case ew.Bitcast():
+                t = element_of(op.result.type)
+                return numbers.bitcast(f, element, take(args[0], element), t, w)
+            case ew.Elementwise():
+                xs = [take(a, element) for a in args]
+                return functions.elementwise(f, op.fn.name, element, w, *xs)
+        raise NotImplementedError("an operation of another level")
+
+    def _affine(self, op: Operation, args: list[Chunk]) -> Chunk | None:
+        """Integer arithmetic that keeps base + step·lane."""
+        if not is_integer(element_of(op.operands[0].type)):
+            return None
+        if not any(a.step for a in args) or any(a.vector for a in args):
+            return None
+        match op:
+            case ew.Cast():
+                return self._affine_cast(op, args[0])
             case ew.Elementwise() if op.fn.name in ("add", "sub"):
-                step = (
-                    args[0].step + args[1].step
-                    if op.fn.name == "add"
-                    else args[0].step - args[1].step
-                )
-                return Chunk(
-                    f.op(op.fn.name, T, args[0].base, args[1].base),
-                    step,
-                    overflow=max(overflow, self.ranges.overflow(op)),
-                )
+                sign = 1 if op.fn.name == "add" else -1
+                return self._affine_result(op, args, args[0].step + sign * args[1].step)
             case ew.Elementwise() if op.fn.name == "mul":
                 a, b = args if args[0].step else args[::-1]
                 if b.uniform and not b.base.startswith("%"):
-                    return Chunk(
-                        f.op("mul", T, a.base, b.base),
-                        a.step * int(b.base),
-                        overflow=max(overflow, self.ranges.overflow(op)),
-                    )
+                    return self._affine_result(op, [a, b], a.step * int(b.base))
         return None
 
-    def _arange(self, op, i: Index) -> Chunk:
-        t, start = numbers.held(op.result.type.element), op.start.value.data
-        i = self.shift(i, 1, start)
-        if t == "i64" or not i.base.startswith("%"):
-            return Chunk(i.base, i.step, i.depth)
+    def _affine_result(self, op: ew.Elementwise, args: list[Chunk], step: int) -> Chunk:
+        t = numbers.held(element_of(op.operands[0].type))
+        overflow = max(*(a.overflow for a in args), self.ranges.overflow(op))
+        return Chunk(self.f.op(op.fn.name, t, *(a.base for a in args)), step, overflow=overflow)
+
+    def _affine_cast(self, op: ew.Cast, c: Chunk) -> Chunk | None:
+        element, t = element_of(op.arg.type), element_of(op.result.type)
+        if not is_integer(t):
+            return None
+        if c.overflow and numbers.size(t) > numbers.size(element):
+            return None  # each lane is extended as the number it is
+        whole, range_ = bounds(t), self.ranges.of(op.arg)
+        fits = whole is not None and range_ is not None and whole.holds(range_)
         return Chunk(
-            self.once(
-                ("arange", i.base, t), i.depth, lambda: self.f.emit(f"trunc i64 {i.base} to {t}")
-            ),
-            i.step,
-            i.depth,
+            numbers.convert(self.f, element, c.base, t, 1),
+            c.step,
+            overflow=Overflow.NEVER if fits and not c.overflow else Overflow.WRAPS,
         )
 
-    def wide(self, c: Chunk, t) -> Chunk:
+    def _arange(self, op: tile.Arange, i: Index) -> Chunk:
+        t = numbers.held(element_of(op.result.type))
+        i = self.shift(i, 1, op.start.value.data)
+        base = i.base
+        if t != "i64" and base.startswith("%"):
+            base = self.once(
+                ("arange", base, t), i.depth, lambda: self.f.emit(f"trunc i64 {i.base} to {t}")
+            )
+        return Chunk(base, i.step, i.depth)
+
+    def wide(self, c: Chunk, t: Attribute) -> Chunk:
         """An integer chunk as i64, to be used as an offset."""
-        if numbers.held(t) == "i64":
+        held = numbers.held(t)
+        if held == "i64":
             return c
         if c.step and c.overflow is Overflow.WRAPS:
-            c = Chunk(self.lanes(c, numbers.held(t)), 0, c.depth, self.width > 1)
+            c = Chunk(self.lanes(c, held), 0, c.depth, self.width > 1)
         if c.affine and not c.base.startswith("%"):
             return replace(c, base=str(int(c.base) % (1 << bits(t)))) if is_unsigned(t) else c
         extend = "zext" if is_unsigned(t) else "sext"
         w = self.width if c.vector else 1
-        return replace(
-            c,
-            base=self.once(
-                ("wide", c.base, extend),
-                c.depth,
-                lambda: self.f.emit(
-                    f"{extend} {vec(numbers.held(t), w)} {c.base} to {vec('i64', w)}"
-                ),
-            ),
-        )
 
-    def _pointer_add(self, op, index) -> Chunk:
-        pointer, offset = (
-            self.eval(op.pointer, index),
-            self.wide(self.eval(op.offset, index), element_of(op.offset.type)),
-        )
-        depth, size = (
-            max(pointer.depth, offset.depth),
-            numbers.size(element_of(op.pointer.type).element),
-        )
-        return self.move(pointer, offset, size, depth)
+        def make() -> str:
+            return self.f.emit(f"{extend} {vec(held, w)} {c.base} to {vec('i64', w)}")
+
+        return replace(c, base=self.once(("wide", c.base, extend), c.depth, make))
+
+    def _pointer_add(self, op: ew.PointerAdd, index: tuple[Index, ...]) -> Chunk:
+        pointer = self.eval(op.pointer, index)
+        offset = self.wide(self.eval(op.offset, index), element_of(op.offset.type))
+        size = numbers.size(pointee_of(op.pointer.type))
+        return self.move(pointer, offset, size, max(pointer.depth, offset.depth))
 
     def move(self, pointer: Chunk, offset: Chunk, size: int, depth: int) -> Chunk:
-        """Pointers moved by a number of elements."""
+        """Pointers moved by a number of elements of `size` bytes."""
+        f, w = self.f, self.width
         with self.depth(depth):
             if pointer.affine and offset.affine:
-                return Chunk(
-                    self.f.gep(pointer.base, offset.base, size), pointer.step + offset.step, depth
-                )
+                at = f.gep(pointer.base, offset.base, size)
+                return Chunk(at, pointer.step + offset.step, depth)
             if pointer.uniform:
-                return Chunk(
-                    self.f.gep(pointer.base, offset.base, size, self.width), 0, depth, True
-                )
-            return Chunk(
-                self.f.emit(
-                    f"getelementptr [{size} x i8], {vec('ptr', self.width)}"
-                    f" {self.pointers(pointer, size)}, {vec('i64', self.width)}"
-                    f" {self.lanes(offset, 'i64')}"
-                ),
-                0,
-                depth,
-                True,
+                return Chunk(f.gep(pointer.base, offset.base, size, w), 0, depth, True)
+            at = f.emit(
+                f"getelementptr [{size} x i8], {vec('ptr', w)} {self.pointers(pointer, size)},"
+                f" {vec('i64', w)} {self.lanes(offset, 'i64')}"
             )
+            return Chunk(at, 0, depth, True)
 
     # ----------------------------------------------------------------------------------------------
     def address(self, b: Buffer, index: tuple[Index, ...], shape: Sequence[int]) -> Chunk:
         """Pointers into a buffer seen under `shape`; outer terms first, so that they are computed
         outside inner loops.
         """
-        size, out, constant_part = numbers.size(b.element), Chunk(b.pointer), 0
-        step = sum(i.step * s for i, s in zip(index, row_major(shape), strict=False))
-        terms = []
-        for i, s in zip(index, row_major(shape), strict=False):
-            if i.base.startswith("%"):
-                terms.append((i.depth, i.base, s))
-            else:
-                constant_part += int(i.base) * s
-        if constant_part:
-            terms.append((0, str(constant_part), 1))
-        for depth, base, s in sorted(terms, key=lambda t: t[0]):
+        strides = row_major(shape)
+        pairs = list(zip(index, strides, strict=True))
+        known = sum(int(i.base) * s for i, s in pairs if not i.base.startswith("%"))
+        terms = [(i.depth, i.base, s) for i, s in pairs if i.base.startswith("%")]
+        if known:
+            terms.append((0, str(known), 1))
+        out = Chunk(b.pointer)
+        for depth, base, stride in sorted(terms, key=lambda t: t[0]):
+            out = self._advanced(out, base, stride, numbers.size(b.element), max(depth, out.depth))
+        return replace(out, step=sum(i.step * s for i, s in pairs))
 
-            def make():
-                return self.f.gep(out.base, self.f.mul(base, str(s)), size)
+    def _advanced(self, out: Chunk, base: str, stride: int, size: int, depth: int) -> Chunk:
+        """A pointer behind base · stride elements."""
 
-            out = Chunk(
-                self.once(("address", out.base, base, s, size), max(depth, out.depth), make),
-                0,
-                max(depth, out.depth),
-            )
-        return replace(out, step=step)
+        def make() -> str:
+            return self.f.gep(out.base, self.f.mul(base, str(stride)), size)
+
+        return Chunk(self.once(("address", out.base, base, stride, size), depth, make), 0, depth)
 
     def _buffer(self, b: Buffer, index: tuple[Index, ...], shape: Sequence[int]) -> Chunk:
         at = self.address(b, index, shape)
         with self.depth(at.depth):
             return self.fetch(at, b.element)
 
-    def fetch(self, at: Chunk, element, mask: str | None = None) -> Chunk:
+    def fetch(self, at: Chunk, element: Attribute, mask: str | None = None) -> Chunk:
         """Elements at pointers (where the mask, of `width` lanes, holds; else 0), in the current
         section.
         """
         f, w, t, size = self.f, self.width, memory_type(element), numbers.size(element)
-        aligned = f"align {size}"
         if at.uniform or w == 1:
-            where = (
-                at.base
-                if mask is None or at.uniform and w > 1
-                else f.select(mask, "ptr", at.base, "@zeros")
-            )
+            where = at.base
+            if mask is not None and w == 1:
+                where = f.select(mask, "ptr", where, "@zeros")
             return Chunk(self._unpack(element, f.load(t, where, size), 1), 0, at.depth)
-        T, name = (
-            vec(t, w),
-            f"v{w}{'p0' if t == 'ptr' else {'float': 'f32', 'double': 'f64'}.get(t, t)}",
-        )
         if at.affine and abs(at.step) == 1:
-            pointer = at.base if at.step == 1 else f.gep(at.base, str(1 - w), size)
-
-            def reverse(x, u):
-                return (
-                    x
-                    if at.step == 1
-                    else f.emit(
-                        f"shufflevector {vec(u, w)} {x}, {vec(u, w)} poison, <{w} x i32>"
-                        f" {iota('i32', w, w - 1, -1)}"
-                    )
-                )
-
-            if mask is None:
-                raw = reverse(f.load(t, pointer, size, w), t)
-            else:
-                raw = reverse(
-                    f.call(
-                        f"llvm.masked.load.{name}.p0",
-                        T,
-                        (f"ptr {aligned}", pointer),
-                        (vec("i1", w), reverse(mask, "i1")),
-                        (T, "zeroinitializer"),
-                    ),
-                    t,
-                )
+            raw = self._fetch_neighbours(at, t, size, mask)
         else:
-            lanes = vec("ptr", w) + f" {aligned}"
             raw = f.call(
-                f"llvm.masked.gather.{name}.v{w}p0",
-                T,
-                (lanes, self.pointers(at, size)),
+                f"llvm.masked.gather.{suffix(t, w)}.{suffix('ptr', w)}",
+                vec(t, w),
+                (f"{vec('ptr', w)} align {size}", self.pointers(at, size)),
                 (vec("i1", w), mask or EVERY_LANE),
-                (T, "zeroinitializer"),
+                (vec(t, w), "zeroinitializer"),
             )
         return Chunk(self._unpack(element, raw, w), 0, at.depth, True)
 
-    def _unpack(self, element, x: str, w: int) -> str:
+    def _fetch_neighbours(self, at: Chunk, t: str, size: int, mask: str | None) -> str:
+        """A vector that lies in memory forwards (step 1) or backwards (step -1)."""
+        f, w = self.f, self.width
+        backwards = at.step == -1
+        pointer = f.gep(at.base, str(1 - w), size) if backwards else at.base
+
+        def ordered(x: str, u: str) -> str:
+            return f.shuffle(u, x, range(w - 1, -1, -1), w) if backwards else x
+
+        if mask is None:
+            return ordered(f.load(t, pointer, size, w), t)
+        raw = f.call(
+            f"llvm.masked.load.{suffix(t, w)}.p0",
+            vec(t, w),
+            (f"ptr align {size}", pointer),
+            (vec("i1", w), ordered(mask, "i1")),
+            (vec(t, w), "zeroinitializer"),
+        )
+        return ordered(raw, t)
+
+    def _unpack(self, element: Attribute, x: str, w: int) -> str:
         if numbers.stored(element) == "half":
             x = self.f.emit(f"bitcast {vec('i16', w)} {x} to {vec('half', w)}")
         return numbers.unpack(self.f, element, x, w)
 
-    def put(self, at: Chunk, element, value: Chunk, mask: str | None = None) -> None:
+    def put(self, at: Chunk, element: Attribute, value: Chunk, mask: str | None = None) -> None:
         """The inverse of `fetch`, where the code stands now."""
         f, w, t, size = self.f, self.width, memory_type(element), numbers.size(element)
         x = (
@@ -608,234 +538,234 @@ class Nest:
         x = numbers.pack(f, element, x, w)
         if numbers.stored(element) == "half":
             x = f.emit(f"bitcast {vec('half', w)} {x} to {vec('i16', w)}")
-        T, name = (
-            vec(t, w),
-            f"v{w}{'p0' if t == 'ptr' else {'float': 'f32', 'double': 'f64'}.get(t, t)}",
-        )
-        if w == 1:
-            if mask is None:
-                f.store(t, x, at.base, size)
-            else:
-                f.when(mask, lambda: f.store(t, x, at.base, size))
-        elif at.affine and at.step == 1:
-            if mask is None:
-                f.store(t, x, at.base, size, w)
-            else:
-                f.do_call(
-                    f"llvm.masked.store.{name}.p0",
-                    (T, x),
-                    (f"ptr align {size}", at.base),
-                    (vec("i1", w), mask),
-                )
+        one_place = w == 1 or (at.affine and at.step == 1)
+        if one_place and mask is None:
+            f.store(t, x, at.base, size, w)
+        elif w == 1 and mask is not None:
+            f.when(mask, lambda: f.store(t, x, at.base, size))
+        elif one_place and mask is not None:
+            f.do_call(
+                f"llvm.masked.store.{suffix(t, w)}.p0",
+                (vec(t, w), x),
+                (f"ptr align {size}", at.base),
+                (vec("i1", w), mask),
+            )
         else:
             f.do_call(
-                f"llvm.masked.scatter.{name}.v{w}p0",
-                (T, x),
-                (vec("ptr", w) + f" align {size}", self.pointers(at, size)),
+                f"llvm.masked.scatter.{suffix(t, w)}.{suffix('ptr', w)}",
+                (vec(t, w), x),
+                (f"{vec('ptr', w)} align {size}", self.pointers(at, size)),
                 (vec("i1", w), mask or EVERY_LANE),
             )
 
-    def keep(
-        self, b: Buffer, index: tuple[Index, ...], value: Chunk, shape: Sequence[int] | None = None
-    ) -> None:
+    def keep(self, b: Buffer, index: tuple[Index, ...], value: Chunk) -> None:
         """A chunk into a buffer."""
-        at = self.address(b, index, shape or b.shape)
-        self.put(at, b.element, value)
+        self.put(self.address(b, index, b.shape), b.element, value)
+
+    def keep_all(self, chunks: list[tuple[Buffer, Chunk]], index: tuple[Index, ...]) -> None:
+        """The chunks of `eval_all` into their buffers."""
+        for b, c in chunks:
+            self.keep(b, index, c)
 
     # ----------------------------------------------------------------------------------------------
-    def locate(self, op, index: tuple[Index, ...]) -> tuple[Chunk, str | None, int]:
+    def locate(
+        self, op: tile.Load | tile.Store | tile.AtomicBlock, index: tuple[Index, ...]
+    ) -> tuple[Chunk, str | None, int]:
         """Pointers of a chunk of a block of an array, the mask of the lanes that exist (None: all),
         and the depth of both.
         """
-        f, array, element = self.f, self.env[op.array], op.array.type.element
-        facts, size, position = op.array.type.facts, numbers.size(element), iter(index)
-        base, moves, tests, lane_tests = array.pointer, [], [], []
-        for a, (offset, extent) in enumerate(
-            zip(op.offsets, op.extents.get_values(), strict=False)
-        ):
+        base, moves, places = self._axes(op, index)
+        size = numbers.size(array_type(op.array).element)
+        pointer = self._moved(Chunk(base), moves, size)
+        mask, depth = self._inside(places)
+        if op.mask is not None:
+            mask, depth = self._and_given(self.spread(op.mask, index), mask, depth)
+        return pointer, mask, max(depth, pointer.depth)
+
+    def _axes(
+        self, op: tile.Load | tile.Store | tile.AtomicBlock, index: tuple[Index, ...]
+    ) -> tuple[str, list[Move], list[Place]]:
+        """Of a block of an array: a pointer to its start, moves from there to an index, and the
+        places along the axes that have to exist.
+        """
+        array, t = self.env.array(op.array), array_type(op.array)
+        size, position = numbers.size(t.element), iter(index)
+        base, moves, places = array.pointer, [], []
+        for a, (offset, extent) in enumerate(zip(op.offsets, op.extents.get_values(), strict=True)):
             i = next(position) if extent >= 0 else ZERO
-            stride, limit = array.strides[a], array.extents[a]
-            exact = facts.strides[a].exact
-            if isinstance(
-                offset.type, TileType
-            ):  # a gather: one row for each element of the offset
+            stride, limit, known = array.strides[a], array.extents[a], t.facts.strides[a].exact
+            if isinstance(offset.type, TileType):
+                # a gather: one row for each element of the offset
                 at = self.wide(self.eval(offset, (i,)), element_of(offset.type))
-                moves.append((at, stride, exact))
-                (tests if at.uniform else lane_tests).append((at, limit, "0"))
+                moves.append(Move(at, stride, known))
+                places.append(Place(at, limit, "0"))
                 continue
-            start = self.wide(Chunk(self.env[offset]), offset.type).base
-
-            def fold(base=base, start=start, stride=stride):
-                return f.gep(base, f.mul(start, stride), size)
-
-            base = self.once(("base", base, start, stride), 0, fold)
-            left = self.once(
-                ("left", limit, start),
-                0,
-                lambda: limit if start == "0" else f.emit(f"sub nsw i64 {limit}, {start}"),
-            )
-            first = (
-                None
-                if nonnegative(offset)
-                else self.once(("first", start), 0, lambda: f.emit(f"sub nsw i64 0, {start}"))
-            )
+            start = self.wide(Chunk(self.env.register(offset)), offset.type).base
+            base = self._moved_base(base, start, stride, size)
             at = Chunk(i.base, i.step, i.depth)
             if i.base != "0" or i.step:
-                moves.append((at, stride, exact))
-            (lane_tests if at.step else tests).append((at, left, first))
-        pointer = Chunk(base)
-        for at, stride, exact in sorted(moves, key=lambda m: m[0].depth):
-            depth = max(pointer.depth, at.depth)
-            if at.vector or at.step and exact is None:
+                moves.append(Move(at, stride, known))
+            places.append(Place(at, *self._range_from(start, limit, nonnegative(offset))))
+        return base, moves, places
 
-                def spread(at=at, stride=stride):
-                    return f.op(
-                        "mul",
-                        vec("i64", self.width),
-                        self.lanes(at, "i64"),
-                        self.lanes(Chunk(stride), "i64"),
-                    )
+    def _moved_base(self, base: str, start: str, stride: str, size: int) -> str:
+        return self.once(
+            ("base", base, start, stride),
+            0,
+            lambda: self.f.gep(base, self.f.mul(start, stride), size),
+        )
 
-                offset = Chunk(
-                    self.once(("rows", at, stride, self.width), at.depth, spread), 0, at.depth, True
-                )
-            else:
-                offset = Chunk(
-                    self.once(("row", at.base, stride), at.depth, lambda: f.mul(at.base, stride)),
-                    at.step * (exact or 0),
-                    at.depth,
-                )
+    def _range_from(self, start: str, limit: str, nonnegative: bool) -> tuple[str, str | None]:
+        """[0, limit) counted from `start`: the end, and the begin where `start` may be negative."""
+
+        def left() -> str:
+            return limit if start == "0" else self.f.emit(f"sub nsw i64 {limit}, {start}")
+
+        def first() -> str:
+            return self.f.emit(f"sub nsw i64 0, {start}")
+
+        end = self.once(("left", limit, start), 0, left)
+        return end, None if nonnegative else self.once(("first", start), 0, first)
+
+    def _moved(self, pointer: Chunk, moves: list[Move], size: int) -> Chunk:
+        """Pointers to a place; outer moves first, so that they are computed outside inner loops."""
+        for move in sorted(moves, key=lambda m: m.at.depth):
+            offset, depth = self._in_elements(move), max(pointer.depth, move.at.depth)
             pointer = self.once(
                 ("move", pointer, offset, size, self.width),
                 depth,
-                lambda: self.move(pointer, offset, size, depth),
+                partial(self.move, pointer, offset, size, depth),
             )
-        ok, depth = None, 0
-        for at, left, first in sorted(tests, key=lambda m: m[0].depth):
-            depth = max(depth, at.depth)
+        return pointer
 
-            def check(at=at, left=left, first=first, ok=ok):
-                if at.base == "0" and first is None:
-                    here = f.emit(f"icmp sgt i64 {left}, 0")
-                else:
-                    here = f.emit(f"icmp slt i64 {at.base}, {left}")
-                if first is not None:
-                    here = f.op("and", "i1", here, f.emit(f"icmp sge i64 {at.base}, {first}"))
-                return here if ok is None else f.op("and", "i1", ok, here)
+    def _in_elements(self, move: Move) -> Chunk:
+        """How many elements a move is: position times stride."""
+        f, at, stride = self.f, move.at, move.stride
+        if not at.vector and not (at.step and move.known_stride is None):
+            base = self.once(("row", at.base, stride), at.depth, lambda: f.mul(at.base, stride))
+            return Chunk(base, at.step * (move.known_stride or 0), at.depth)
 
-            ok = self.once(("ok", at.base, left, first, ok), depth, check)
-        mask = ok
-        if self.width > 1 and (lane_tests or op.mask is not None):
-            for at, left, first in lane_tests:
-                depth = max(depth, at.depth)
-                mask = self.once(
-                    ("lane-test", at, left, first, mask, self.width),
-                    depth,
-                    lambda: self._lanes_inside(at, left, first, mask),
-                )
-            if ok is not None and not lane_tests:
-                mask = self.lanes(Chunk(ok, 0, depth), "i1")
-        if op.mask is not None:
-            given = self.spread(op.mask, index)
-            depth = max(depth, given.depth)
+        def rows() -> str:
+            factors = self.lanes(at, "i64"), self.lanes(Chunk(stride), "i64")
+            return f.op("mul", vec("i64", self.width), *factors)
 
-            def both():
-                x = self.lanes(given, "i1") if self.width > 1 else given.base
-                return x if mask is None else f.op("and", vec("i1", self.width), mask, x)
+        return Chunk(self.once(("rows", at, stride, self.width), at.depth, rows), 0, at.depth, True)
 
-            mask = self.once(("masked", mask, given, self.width), depth, both)
-        elif self.width > 1 and not lane_tests and ok is not None:
-            mask = self.lanes(Chunk(ok, 0, depth), "i1")
-        return pointer, mask, max(depth, pointer.depth)
+    def _inside(self, places: list[Place]) -> tuple[str | None, int]:
+        """The mask of the lanes whose places all exist (None: nothing to test), and its depth."""
+        by_lane = [p for p in places if not p.at.uniform]
+        ok: str | None = None
+        depth = 0
+        for place in sorted((p for p in places if p.at.uniform), key=lambda p: p.at.depth):
+            depth = max(depth, place.at.depth)
+            ok = self.once(("ok", *place, ok), depth, partial(self._is_inside, place, ok))
+        if self.width == 1:
+            return ok, depth
+        mask = ok if by_lane or ok is None else self.lanes(Chunk(ok, 0, depth), "i1")
+        for place in by_lane:
+            depth = max(depth, place.at.depth)
+            key = ("lane-test", *place, mask, self.width)
+            mask = self.once(key, depth, partial(self._lanes_inside, place, mask))
+        return mask, depth
 
-    def _lanes_inside(self, at: Chunk, left: str, first: str | None, ok: str | None) -> str:
-        """Which lanes of base + step·lane lie in [first, left); `ok` is a scalar to be and-ed the
+    def _is_inside(self, place: Place, ok: str | None) -> str:
+        """Whether a place that all lanes share exists, and `ok` holds."""
+        f, at = self.f, place.at
+        if at.base == "0" and place.first is None:
+            here = f.emit(f"icmp sgt i64 {place.limit}, 0")
+        else:
+            here = f.emit(f"icmp slt i64 {at.base}, {place.limit}")
+        if place.first is not None:
+            here = f.op("and", "i1", here, f.emit(f"icmp sge i64 {at.base}, {place.first}"))
+        return here if ok is None else f.op("and", "i1", ok, here)
+
+    def _and_given(self, given: Chunk, mask: str | None, depth: int) -> tuple[str, int]:
+        """A mask and the one that the program gives."""
+        depth = max(depth, given.depth)
+
+        def both() -> str:
+            x = self.lanes(given, "i1") if self.width > 1 else given.base
+            return x if mask is None else self.f.op("and", vec("i1", self.width), mask, x)
+
+        return self.once(("masked", mask, given, self.width), depth, both), depth
+
+    def _lanes_inside(self, place: Place, ok: str | None) -> str:
+        """Which lanes of base + step·lane lie in [first, limit); `ok` is a scalar to be and-ed the
         first time, later a vector.
         """
-        f, w = self.f, self.width
+        f, w, at = self.f, self.width, place.at
         scalar = ok is not None and ok not in self.vector_masks
         if at.affine and at.step == 1:
-            count = f.emit(f"sub nsw i64 {left}, {at.base}")
+            count = f.emit(f"sub nsw i64 {place.limit}, {at.base}")
             if scalar:
                 count = f.emit(f"select i1 {ok}, i64 {count}, i64 0")
-            count = f.call(
-                "llvm.smax.i64",
-                "i64",
-                ("i64", f.call("llvm.smin.i64", "i64", ("i64", count), ("i64", str(w)))),
-                ("i64", "0"),
-            )
-            inside = f.emit(
-                f"icmp slt {vec('i32', w)} {iota('i32', w)},"
-                f" {f.splat('i32', f.emit(f'trunc i64 {count} to i32'), w)}"
-            )
-            if first is not None:
-                before = f.emit(f"sub nsw i64 {first}, {at.base}")
-                before = f.call(
-                    "llvm.smax.i64",
-                    "i64",
-                    ("i64", f.call("llvm.smin.i64", "i64", ("i64", before), ("i64", str(w)))),
-                    ("i64", "0"),
-                )
-                low = f.emit(
-                    f"icmp sge {vec('i32', w)} {iota('i32', w)},"
-                    f" {f.splat('i32', f.emit(f'trunc i64 {before} to i32'), w)}"
-                )
-                inside = f.op("and", vec("i1", w), inside, low)
+            inside = self._compare_lanes("slt", count)
+            if place.first is not None:
+                before = f.emit(f"sub nsw i64 {place.first}, {at.base}")
+                inside = f.op("and", vec("i1", w), inside, self._compare_lanes("sge", before))
         else:
-            T, x = vec("i64", w), self.lanes(at, "i64")
-            inside = f.emit(f"icmp slt {T} {x}, {self.lanes(Chunk(left), 'i64')}")
-            low = f.emit(
-                f"icmp sge {T} {x},"
-                f" {self.lanes(Chunk(first), 'i64') if first else 'zeroinitializer'}"
-            )
-            inside = f.op("and", vec("i1", w), inside, low)
-            if scalar:
+            t, x = vec("i64", w), self.lanes(at, "i64")
+            inside = f.emit(f"icmp slt {t} {x}, {self.lanes(Chunk(place.limit), 'i64')}")
+            first = self.lanes(Chunk(place.first), "i64") if place.first else "zeroinitializer"
+            inside = f.op("and", vec("i1", w), inside, f.emit(f"icmp sge {t} {x}, {first}"))
+            if scalar and ok is not None:
                 inside = f.op("and", vec("i1", w), inside, f.splat("i1", ok, w))
         if ok is not None and not scalar:
             inside = f.op("and", vec("i1", w), inside, ok)
         self.vector_masks.add(inside)
         return inside
 
-    def load(self, op, index: tuple[Index, ...]) -> Chunk:
-        at, mask, depth = self.locate(op, index)
-        return self._loaded(op, index, at, mask, depth, op.array.type.element)
+    def _compare_lanes(self, relation: str, count: str) -> str:
+        """The number of each lane compared with a count."""
+        f, w = self.f, self.width
+        low = f.call("llvm.smin.i64", "i64", ("i64", count), ("i64", str(w)))
+        limit = f.emit(
+            f"trunc i64 {f.call('llvm.smax.i64', 'i64', ('i64', low), ('i64', '0'))} to i32"
+        )
+        return f.emit(
+            f"icmp {relation} {vec('i32', w)} {iota('i32', w)}, {f.splat('i32', limit, w)}"
+        )
 
-    def load_pointers(self, op, index: tuple[Index, ...]) -> Chunk:
+    def load(self, op: tile.Load, index: tuple[Index, ...]) -> Chunk:
+        """The elements of a block of an array at an index."""
+        at, mask, depth = self.locate(op, index)
+        return self._loaded(op, index, at, mask, depth, array_type(op.array).element)
+
+    def load_pointers(self, op: tile.LoadPointers, index: tuple[Index, ...]) -> Chunk:
+        """The elements at the pointers of an index."""
         at = self.eval(op.pointers, index)
         mask, depth = None, at.depth
         if op.mask is not None:
             given = self.spread(op.mask, index)
             depth = max(depth, given.depth)
             mask = given.base if self.width == 1 else self.lanes(given, "i1")
-        return self._loaded(op, index, at, mask, depth, element_of(op.pointers.type).element)
+        return self._loaded(op, index, at, mask, depth, pointee_of(op.pointers.type))
 
-    def _loaded(self, op, index, at: Chunk, mask: str | None, depth: int, element) -> Chunk:
+    def _loaded(
+        self,
+        op: tile.Load | tile.LoadPointers,
+        index: tuple[Index, ...],
+        at: Chunk,
+        mask: str | None,
+        depth: int,
+        element: Attribute,
+    ) -> Chunk:
         """What a load gives: the elements that exist, `other` elsewhere."""
         other = None if op.other is None else self.spread(op.other, index)
         if other is not None:
             depth = max(depth, other.depth)
-        w = self.width
         with self.depth(depth):
-            lanes_needed = w > 1 and (not at.uniform or mask is not None)
-            if lanes_needed and at.uniform and mask is not None:
-                at = Chunk(self.f.splat("ptr", at.base, w), 0, at.depth, True)
+            if self.width > 1 and at.uniform and mask is not None:
+                at = Chunk(self.f.splat("ptr", at.base, self.width), 0, at.depth, True)
             got = self.fetch(at, element, mask)
             if mask is not None and other is not None:
-                t = numbers.held(element)
-                vector = got.vector
-                take = (lambda c: self.lanes(c, t)) if vector else (lambda c: c.base)
-                got = Chunk(
-                    self.f.select(
-                        mask, vec(t, w if vector else 1), take(got), take(other), w if vector else 1
-                    ),
-                    0,
-                    depth,
-                    vector,
-                )
+                t, w = numbers.held(element), self.width if got.vector else 1
+                yes, no = (self.lanes(c, t) if got.vector else c.base for c in (got, other))
+                got = Chunk(self.f.select(mask, vec(t, w), yes, no, w), 0, depth, got.vector)
         return replace(got, depth=depth)
 
 
-def memory_type(element) -> str:
+def memory_type(element: Attribute) -> str:
     """How a value crosses memory: half as i16, whose masked access every target has."""
     t = numbers.stored(element)
     return "i16" if t == "half" else t
@@ -859,13 +789,10 @@ def moves_elements(op: Operation) -> bool:
 
 
 def nonnegative(v: SSAValue, depth: int = 12) -> bool:
-    """A scalar that cannot be negative, as far as one sees."""
+    """Whether a scalar can be seen not to be negative."""
     if depth == 0:
         return False
     op = v.owner
-    from xdsl.dialects import scf
-    from xdsl.ir import Block
-
     if isinstance(op, Block):
         loop = op.parent_op()
         return isinstance(loop, scf.ForOp) and v is op.args[0] and nonnegative(loop.lb, depth - 1)
@@ -875,11 +802,8 @@ def nonnegative(v: SSAValue, depth: int = 12) -> bool:
         case tile.ProgramId() | tile.NumPrograms() | tile.Dim():
             return True
         case tile.Multiple() | ew.Cast():
-            return (
-                is_integer(element_of(op.operands[0].type))
-                and nonnegative(op.operands[0], depth - 1)
-                or is_bool(op.operands[0].type)
-            )
+            t = op.operands[0].type
+            return is_bool(t) or (is_integer(t) and nonnegative(op.operands[0], depth - 1))
         case ew.Elementwise() if op.fn.name in ("add", "mul", "max", "min", "floordiv", "mod"):
             return all(nonnegative(x, depth - 1) for x in op.operands)
     return is_unsigned(v.type)

@@ -31,7 +31,7 @@ def held(t: Attribute) -> str:
         return "double"
     if is_float(t):
         return "float"
-    return f"i{t.width.data}"
+    return "i1" if is_bool(t) else f"i{bits(t)}"
 
 
 def stored(t: Attribute) -> str:

@@ -1,25 +1,26 @@
 """Which tiles become buffers, and when: liveness, costs and aliasing over the level 0 program.
 
-Element-wise operations, shape operations and loads are *lazy*: they are written where something
-that must happen (a store, a
-reduction, a dot, a loop) asks for them, in its loop nest.  A lazy tile gets a buffer only if computing it again would cost more than
-reading it back, if memory it reads is about to change, or if a loop would compute it every time
-round.
+Element-wise operations, shape operations and loads are *lazy*: they are written in the loop nest of
+what uses them and must be executed (a store, a reduction, a dot, a loop). A lazy tile gets a buffer
+only if computing it again would cost more than reading it back, if memory it reads is about to
+change, or if a loop would compute it in every iteration.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.codegen.cpu.nest import moves_elements
+from tkc.codegen.cpu.nest import Nest, moves_elements
 from tkc.codegen.cpu.numbers import is_short
+from tkc.codegen.cpu.state import State
+from tkc.codegen.cpu.values import Buffer, Index, tiles
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import operands_first
+from tkc.ir.values import operands_first, owner_op, tile_type
 
 SHAPES = (
     tile.Constant,
@@ -35,7 +36,8 @@ SHAPES = (
 POINTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast, ew.PointerAdd, tile.Multiple)
 LOADS = (tile.Load, tile.LoadPointers)
 WRITES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
-DEAR = dict.fromkeys(
+# instructions a chunk, roughly; of other functions one
+COSTS = dict.fromkeys(
     [
         "exp",
         "exp2",
@@ -54,10 +56,11 @@ DEAR = dict.fromkeys(
     ],
     15,
 ) | dict.fromkeys(["div", "div_rn", "sqrt", "rsqrt", "reciprocal"], 5)
-LIMIT = 10  # of `costs_more`: what is dearer than this is kept rather than computed again
+LIMIT = 10  # of `costs_more`: what costs more is kept rather than computed again
 
 
 def is_lazy(op: Operation) -> bool:
+    """Whether an operation is written where its result is used."""
     if isinstance(op, tile.LoadPointers) and op.semantics is not None:
         return False
     return isinstance(op, (*SHAPES, *POINTWISE, *LOADS)) and isinstance(
@@ -70,10 +73,9 @@ def _own_cost(op: Operation) -> int:
     own = 0
     match op:
         case ew.Elementwise():
-            dear = op.fn.name in ("floordiv", "mod") and not is_float(
-                element_of(op.operands[0].type)
-            )
-            own = DEAR.get(op.fn.name, 1) * (1 + dear)
+            of_integers = not is_float(element_of(op.operands[0].type))
+            own = COSTS.get(op.fn.name, 1)
+            own *= 2 if of_integers and op.fn.name in ("floordiv", "mod") else 1
         case ew.Select() | ew.PointerAdd() | ew.Cast() | ew.Bitcast():
             own = 1
         case tile.Load():
@@ -84,12 +86,8 @@ def _own_cost(op: Operation) -> int:
     return own + 3 * short
 
 
-def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
-    return [v for v in values if isinstance(v.type, TileType)]
-
-
 def base(v: SSAValue) -> SSAValue | None:
-    """The kernel argument that a pointer or array comes from, None where it is not plain to see."""
+    """The kernel argument that a pointer or array comes from, None where that cannot be seen."""
     while True:
         op = v.owner
         if isinstance(op, Block):
@@ -117,7 +115,10 @@ def base(v: SSAValue) -> SSAValue | None:
 
 def touched(op: Operation) -> SSAValue | None:
     """`base` of the memory an access touches."""
-    return base(op.array if hasattr(op, "array") else op.pointers)
+    if isinstance(op, (tile.Load, tile.Store, tile.AtomicBlock)):
+        return base(op.array)
+    assert isinstance(op, (tile.LoadPointers, tile.StorePointers, tile.Atomic))
+    return base(op.pointers)
 
 
 def same(a: SSAValue | None, b: SSAValue | None, depth: int = 8) -> bool:
@@ -140,7 +141,7 @@ def same(a: SSAValue | None, b: SSAValue | None, depth: int = 8) -> bool:
         and a.type == b.type
         and x.properties == y.properties
         and len(x.operands) == len(y.operands)
-        and all(same(p, q, depth - 1) for p, q in zip(x.operands, y.operands, strict=False))
+        and all(same(p, q, depth - 1) for p, q in zip(x.operands, y.operands, strict=True))
     )
 
 
@@ -158,20 +159,12 @@ def same_place(load: Operation, store: Operation) -> bool:
     return False
 
 
-class Planning:
-    """Mixed into the lowering: `env` holds what has been computed, `done` the operations already
-    written.
-    """
+class Planning(State):
+    """The part of the lowering that gives tiles buffers."""
 
-    env: dict
-    done: set
-    soon: dict  # tiles that the nest being written also stores
-    careful: bool  # arguments may overlap
-
-    # ----------------------------------------------------------------------------------------------
     def pending(self, v: SSAValue, idle: set[SSAValue] | None = None) -> bool:
-        """Will code still to be written read v? idle: values that none will read, as earlier
-        questions found; what this one finds is added.
+        """Whether code still to be written reads v. idle: values that none will read, as earlier
+        calls found; what this one finds is added.
         """
         seen, left = {v}, deque([v])  # the nearest readers first
         while left:
@@ -205,7 +198,7 @@ class Planning:
         at: Operation | None = user
         while at is not None and at.parent_block() is not home:
             at = at.parent_op()
-        # of a value from outside the block being written: a loop may come round
+        # of a value from outside the block being written: a loop's next iteration may read it
         return at is None or home is not self.block or at not in self.done
 
     # ----------------------------------------------------------------------------------------------
@@ -215,8 +208,8 @@ class Planning:
         while left and total <= limit < float("inf"):
             v = left.pop()
             if self._is_computed(v):
-                total += _own_cost(v.owner)
-                left += v.owner.operands
+                total += _own_cost(owner_op(v))
+                left += owner_op(v).operands
         return total > limit
 
     def _is_computed(self, v: SSAValue) -> bool:
@@ -225,9 +218,10 @@ class Planning:
 
     def _lazy_operands(self, v: SSAValue) -> Sequence[SSAValue]:
         """What a tile without a buffer is computed from."""
-        return v.owner.operands if self._is_computed(v) else ()
+        return owner_op(v).operands if self._is_computed(v) else ()
 
     def reads_memory(self, v: SSAValue) -> bool:
+        """Whether computing a tile loads."""
         return any(
             self._is_computed(x) and isinstance(x.owner, LOADS)
             for x in operands_first(v, self._lazy_operands)
@@ -250,7 +244,7 @@ class Planning:
         return out
 
     # ----------------------------------------------------------------------------------------------
-    def prepare(self, roots: list[SSAValue], limit: float = LIMIT) -> dict[SSAValue, object]:
+    def prepare(self, roots: list[SSAValue], limit: float = LIMIT) -> dict[SSAValue, Buffer]:
         """Buffers for what a nest over the roots' shape needs first; returns the tiles that the
         nest shall also store.
 
@@ -263,17 +257,18 @@ class Planning:
         for v, identity in self._computed_for(roots):
             if identity and self.costs_more([v], limit) and self.pending(v, idle):
                 self.soon[v] = None
-        wanted = {v: self.buffer(v.type) for v in self.soon if v not in self.env}
+        wanted = {v: self.buffer_for(v) for v in self.soon if v not in self.env}
         self.soon = {}
         return wanted
 
     def needs(self, roots: Sequence[SSAValue], limit: float = LIMIT) -> Iterator[SSAValue]:
         """Tiles that must be in buffers before a nest over the roots' shape is written; each is to
-        be given one before the next is asked for.
+        be given one before the next is taken.
         """
         for v, identity in self._computed_for(roots):
-            if moves_elements(v.owner):
-                needed = v.owner.arg
+            op = owner_op(v)
+            if isinstance(op, tile.Reshape) and moves_elements(op):
+                needed = op.arg
             elif not identity and self.costs_more([v], limit):
                 needed = v
             else:
@@ -296,12 +291,40 @@ class Planning:
             below = identity and isinstance(v.owner, POINTWISE)
             left += [(x, below) for x in reversed(self._lazy_operands(v))]
 
+    def fill(self, b: Buffer, v: SSAValue, shift: tuple[int, int] | None = None) -> None:
+        """Compute a tile into a buffer (`shift`: along an axis, from an offset on)."""
+        others = self.prepare([v])
+        others.pop(v, None)
+        nest = Nest(self.f, self.env)
+
+        def chunk(index: tuple[Index, ...]) -> None:
+            value = nest.eval(v, index)
+            beside = nest.eval_all(others, index)
+            at = index
+            if shift is not None:
+                axis, offset = shift
+                at = (*index[:axis], nest.shift(index[axis], 1, offset), *index[axis + 1 :])
+            nest.keep(b, at, value)
+            nest.keep_all(beside, index)
+
+        nest.walk(tile_type(v).extents, chunk)
+        self.own_all(others)
+
+    def materialize(self, v: SSAValue) -> Buffer:
+        """The tile in a buffer."""
+        for x in operands_first(v, lambda x: self.needs([x]), self.env):
+            b = self.buffer_for(x)
+            self.fill(b, x)
+            self.own(x, b)
+        return self.env.buffer(v)
+
     # ----------------------------------------------------------------------------------------------
     def may_alias(self, a: Operation, b: Operation) -> bool:
+        """Whether two accesses may touch the same memory."""
         p, q = touched(a), touched(b)
         return p is None or q is None or p is q or self.careful
 
-    def force_loads(self, op: Operation, writes: list[Operation] | None = None) -> None:
+    def force_loads(self, op: Operation, writes: Sequence[Operation] | None = None) -> None:
         """Before memory changes: give a buffer to every pending load that could see the change.
         writes None: it may change anywhere.
         """
@@ -315,20 +338,29 @@ class Planning:
                 continue
             if writes is not None and not any(self.may_alias(load, w) for w in writes):
                 continue
-            if writes == [op] and same_place(load, op):
-                self.done.add(op)
-                later = self._pending(v, needed_later)
-                self.done.discard(op)
-                if (
-                    not later
-                    and self.leaves(op.value).get(v, False)
-                    and all(
-                        v not in self.leaves(x) for x in tiles(op.operands) if x is not op.value
-                    )
-                ):
-                    continue
+            if writes == [op] and self._read_in_place(v, op, needed_later):
+                continue
             self.materialize(v)
             self.lazy_loads.remove(load)
+
+    def _read_in_place(
+        self, v: SSAValue, store: Operation, needed_later: dict[SSAValue, bool]
+    ) -> bool:
+        """Whether the store reads each element of a load before it writes it, and nothing reads it
+        afterwards.
+        """
+        if not isinstance(store, (tile.Store, tile.StorePointers)):
+            return False
+        if not same_place(owner_op(v), store):
+            return False
+        self.done.add(store)
+        later = self._pending(v, needed_later)
+        self.done.discard(store)
+        return (
+            not later
+            and self.leaves(store.value).get(v, False)
+            and all(v not in self.leaves(x) for x in tiles(store.operands) if x is not store.value)
+        )
 
     def _pending(self, v: SSAValue, memo: dict[SSAValue, bool]) -> bool:
         """`pending`, for many values at once: of all that are computed from v too."""

@@ -8,10 +8,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 
 from tkc.codegen.cpu.checked import check
-from tkc.codegen.cpu.dot import AVX2, AVX512
 from tkc.codegen.cpu.host import host
 from tkc.codegen.cpu.lower import Lowering
 from tkc.codegen.cpu.planning import WRITES, touched
+from tkc.codegen.cpu.state import AVX2, AVX512
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.dtypes import BY_IR

@@ -51,7 +51,7 @@ class Ticker:
         self.reset()
 
     def reset(self) -> None:
-        """No launch, and no thread: as in a child process, which has only the thread that forked."""
+        """No launch and no thread, as in a child process: it has only the thread that forked."""
         # contexts of what runs now: several where a signal's handler or a print launches another
         self._running: list[ctypes.Array[ctypes.c_int64]] = []
         self._thread: threading.Thread | None = None
