@@ -62,10 +62,11 @@ def run(number: int) -> Found:
 
     r, all_ = random.Random(number), list(programs().values())
     program = all_[number % len(all_)]
+    # small ones more often
     (shape,), resident = (
         r.choices(program.shapes, [(1 + prod(s)) ** -0.5 for s in program.shapes]),
         r.choice((1, 1, 2, 3)),
-    )  # small ones more often
+    )
     found = program.run(shape, number, resident)
     return [f"{program.name} {shape}, {resident} at once: {found}"] if found else [], Counter()
 

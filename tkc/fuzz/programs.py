@@ -273,6 +273,7 @@ def golden() -> list[Program]:
         return []
     return [
         of("vector_add", golden_sum, ((16,), (1024,), (2000,), (4016,)), ((2000,),) * 2),
+        # tiles begin at every stage
         of(
             "cooperative_product",
             product((128, 256), transposed=True),
@@ -285,7 +286,7 @@ def golden() -> list[Program]:
                 (384, 256, 200),
             ),
             ((256, 512, 264), (256, 512, 136), (256, 512, 72), (256, 512, 136)),
-        ),  # tiles begin at every stage
+        ),
         of(
             "pingpong_product",
             product((128, 192)),
@@ -376,12 +377,13 @@ def _attention(
 
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
+    # whole blocks, and with an iteration behind a mask
     loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + (
         (2, 300, 0),
         (2, 200, 300),
         (3, 200, 150),
         (4, 100, 230),
-    )  # whole blocks, and with an iteration behind a mask
+    )
     scaled = scaled_product((32, 32))
     few, many = (
         ((2, 33, 71), (1, 70, 64), (1, 33, 0), (3, 16, 30), (1, 64, 129)),

@@ -104,9 +104,8 @@ def matching_axes(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list
     i = j = 0
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        if (
-            left and right and old[i] != new[j] and 1 in (old[i], new[j])
-        ):  # an extent of 1 comes or goes alone
+        # an extent of 1 comes or goes alone
+        if left and right and old[i] != new[j] and 1 in (old[i], new[j]):
             left, right = (left, []) if old[i] == 1 else ([], right)
         i, j = i + len(left), j + len(right)
         while (a := prod(old[k] for k in left)) != (b := prod(new[k] for k in right)):

@@ -105,13 +105,14 @@ class Parameter:
         return 128 if self.kind == "map" else int(self.type[1:]) // 8
 
 
+# where what is in the record of a trap; thread: block x, y, z and the thread in it; two numbers
 RECORD = {
     "written": 0,
     "site": 4,
     "thread": 8,
     "numbers": 24,
     "bytes": 64,
-}  # where what is in the record of a trap; thread: block x, y, z and the thread in it; two numbers
+}
 
 
 @dataclass(frozen=True)

@@ -746,9 +746,8 @@ class Load(TileOperation):
         result_def(),
     )
     extents = prop_def(DenseArrayBase)
-    fetch = opt_prop_def(
-        IntegerAttr
-    )  # bytes that the L2 cache asks memory for where it misses some of them
+    # bytes that the L2 cache asks memory for where it misses some of them
+    fetch = opt_prop_def(IntegerAttr)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
 

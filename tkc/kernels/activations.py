@@ -32,9 +32,8 @@ def _sigmoid(x):
 
 def _gelu_tanh(x, derivative: bool):
     c, cube = 2 * sqrt(2 / pi), 0.044715
-    s = 1 / (
-        1 + tkc.exp2(x * (-log2(e) * c - log2(e) * c * cube * (x * x)))
-    )  # (1 + tanh u) / 2 = sigmoid(2 u)
+    # (1 + tanh u) / 2 = sigmoid(2 u)
+    s = 1 / (1 + tkc.exp2(x * (-log2(e) * c - log2(e) * c * cube * (x * x))))
     return s * (1 + x * (1 - s) * (c + 3 * c * cube * (x * x))) if derivative else x * s
 
 
@@ -43,9 +42,8 @@ def _silu(x, derivative: bool):
     return s * (1 + x * (1 - s)) if derivative else x * s
 
 
-FUNCTIONS = MappingProxyType(
-    {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}
-)  # kernels read it: what could change would be compared at each launch
+# kernels read it: what could change would be compared at each launch
+FUNCTIONS = MappingProxyType({"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu})
 
 
 @tkc.jit
@@ -70,9 +68,8 @@ def _activation_backward(grad, x, gate, out, out_gate, F: tkc.constexpr, N: tkc.
 @tkc.jit
 def _dropout(x, out, p, scale, seed, N: tkc.constexpr):
     i = tkc.program_id(0) * N
-    a, b, c, d = tkc.philox(
-        seed, (i // 4 + tkc.arange(N // 4))[:, None]
-    )  # four elements share a call of it
+    # four elements share a call of it
+    a, b, c, d = tkc.philox(seed, (i // 4 + tkc.arange(N // 4))[:, None])
     which = tkc.arange(4)[None, :]
     bits = tkc.where(which == 0, a, tkc.where(which == 1, b, tkc.where(which == 2, c, d)))
     values = tkc.load(x, (i,), (N,)).to(tkc.float32).reshape(N // 4, 4)

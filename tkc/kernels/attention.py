@@ -101,9 +101,8 @@ def _attention(
         start, end = cu_seqlens[b], cu_seqlens[b + 1]
         q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
         queries = end - start
-        keys = tkc.where(
-            m < queries, queries, 0
-        )  # the grid is as long as the longest: who has no rows here sees no columns
+        # the grid is as long as the longest: who has no rows here sees no columns
+        keys = tkc.where(m < queries, queries, 0)
     else:
         start, queries, keys = 0, q.shape[2], k.shape[2]
         q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
@@ -191,9 +190,8 @@ def _decode(
         c = c * tkc.load(qs[h], (0,), (BM,))
     qi, short = tkc.load(q[b, h], (0, 0), (BM, D)), k.dtype.bits == 8
     rows = qs is not None or short and q.dtype == tkc.bfloat16  # have each a factor of their own
-    if (
-        short and q.dtype == tkc.bfloat16
-    ):  # relative to a power of two: float16 has the bits, not the range
+    # relative to a power of two: float16 has the bits, not the range
+    if short and q.dtype == tkc.bfloat16:
         most = tkc.max(tkc.abs(qi.to(tkc.float32)), axis=1)
         unit = tkc.where(most > 0, tkc.exp2(tkc.floor(tkc.log2(most))), 1)
         qi, c = qi.to(tkc.float32) / unit[:, None], c * unit
@@ -225,9 +223,8 @@ def _decode(
         p, shrink = tkc.exp2(s * (c[:, None] if rows else c) - new[:, None]), tkc.exp2(high - new)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
         if table is None:
-            vi = tkc.load(
-                v, (n, 0), (BN, DV), mask=(n + tkc.arange(BN) < last)[:, None]
-            )  # p is 0 behind the end; 0 times what lies there need not be
+            # p is 0 behind the end; 0 times what lies there need not be
+            vi = tkc.load(v, (n, 0), (BN, DV), mask=(n + tkc.arange(BN) < last)[:, None])
         out = tkc.dot(p.to(held), vi.to(held), out * shrink[:, None])
     tkc.store(acc[b, h, part], (0, 0), out if vs is None else out * vs[h])
     tkc.store(top[b, h, part], (0,), high)
@@ -413,10 +410,11 @@ def block_of(
         if queries <= keys
         else keys / (2 * queries)
     )
+    # beside the longest
     programs, shortest = (
         (lambda rows: tkc.cdiv(queries, rows) * heads * batch),
         max(0, 2 * even - 1),
-    )  # beside the longest
+    )
 
     def tile_groups(rows: int, co_resident: int) -> float:
         """One tile group of each head, of the shortest tiles, has padding tiles; others none."""

@@ -24,19 +24,19 @@ WIDE, TALL = (
         128,
         32,
         # rows and columns of a block that is transposed where vectors can be moved, and where rows
-        # begin
-        # anywhere
+        # begin anywhere
     ),
 )
 
 
 @tkc.jit
 def _transpose(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    # neighbours in time write neighbours: lines leave the cache whole
     row, column, batch = (
         tkc.program_id(0) * ROWS,
         tkc.program_id(1) * COLUMNS,
         tkc.program_id(2),
-    )  # neighbours in time write neighbours: lines leave the cache whole
+    )
     tkc.store(out[batch], (column, row), tkc.load(x[batch], (row, column), (ROWS, COLUMNS)).T)
 
 

@@ -99,10 +99,11 @@ def _norm_backward(
             tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32),
             tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32),
         )
+        # where g itself is wanted too, it alone is kept
         mean, (d, rest) = (
             tkc.zeros((ROWS,)),
             ((g * scale, 1.0) if weights is None else (g, scale)),
-        )  # where g itself is wanted too, it alone is kept
+        )
         if CENTRE:
             mean, middle = tkc.sum(values, axis=1) / length, tkc.sum(d * rest, axis=1) / length
             values = tkc.where(inside, values - mean[:, None], 0)

@@ -78,9 +78,10 @@ def _quantize_blocks(
 @tkc.jit
 def _largest(x, out, N: tkc.constexpr):
     values = tkc.load(x, (tkc.program_id(0) * N,), (N,))
+    # floats >= 0 are ordered as their bits are
     tkc.atomic_max(
         out.ptr, tkc.max(tkc.abs(values.to(tkc.float32))).to(tkc.int32, bitcast=True), sem="relaxed"
-    )  # floats >= 0 are ordered as their bits are
+    )
 
 
 @tkc.jit

@@ -48,12 +48,10 @@ def _configs(args: dict) -> list[tkc.Config]:
         retain = (
             {"retain": True} if m <= BESIDE * bm else {}
             # few blocks have all rows, which stand side by side: b need not displace what others
-            # have
-            # in the cache
+            # have in the cache
         )
-        return retain | (
-            {"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {}
-        )  # two warps have no registers for scales of columns before sm_89
+        # two warps have no registers for scales of columns before sm_89
+        return retain | ({"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {})
 
     return [
         tkc.Config(BM=bm, BN=bn, BK=line, **options(bm, bn))

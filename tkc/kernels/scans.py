@@ -30,8 +30,7 @@ LONG, PART, GROUP, READY = (
     256,
     1 << 32,
     # elements of a row that one program scans; of a program that shares its row with others;
-    # programs
-    # of a group; a word that has a number
+    # programs of a group; a word that has a number
 )
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 

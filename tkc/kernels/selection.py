@@ -26,11 +26,12 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import PROGRAMS, parts
 from tkc.kernels.operator import operator
 
+# k at most; elements of a row that is one block; of what a warp sorts, at least
 MOST, ROW, PART = (
     1024,
     2048,
     512,
-)  # k at most; elements of a row that is one block; of what a warp sorts, at least
+)
 LOW = -(1 << 63), -(1 << 31)  # a word below all others, of 64 bits and of 32
 SHORT = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
@@ -138,10 +139,11 @@ def _in_order(winners, chunks, SHORT: tkc.constexpr, K: tkc.constexpr):
 def _largest_of_chunks(
     x, chunks, values, indices, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, K: tkc.constexpr
 ):
+    # chunks are in the order of the row: of equals the first wins here too
     row, place = (
         tkc.program_id(0),
         tkc.arange(K * CHUNK),
-    )  # chunks are in the order of the row: of equals the first wins here too
+    )
     i = (tkc.load(chunks[row], (0,), (K,))[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(
         K * CHUNK
     )
@@ -222,9 +224,8 @@ def topk(x: Array, k: int, axis: int = -1) -> Iterator[tuple[Array, Array]]:
     rows, short = source.shape[0], kind in SHORT
     if not rows:
         return
-    if (
-        columns <= PART or columns <= ROW and most <= (64 if short else 32)
-    ):  # more are no longer the first of a sort, but all of it
+    # more are no longer the first of a sort, but all of it
+    if columns <= PART or columns <= ROW and most <= (64 if short else 32):
         block = max(power(columns), most)
         height = max(1, min(power(rows), (8192 if short else 4096) // block))
         return _topk_rows[tkc.cdiv(rows, height)](

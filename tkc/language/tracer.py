@@ -248,9 +248,8 @@ def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
     places: list[tuple[CodeType, Location]] = []
     for code, last, line in chain:
         found = Location(code.co_filename, *_place(code, last, line), code.co_name)
-        if (
-            code.co_name == "<lambda>" and places and code in places[-1][0].co_consts
-        ):  # an operand of `and`, or a lambda called in place
+        # an operand of `and`, or a lambda called in place
+        if code.co_name == "<lambda>" and places and code in places[-1][0].co_consts:
             found = replace(found, function=places.pop()[1].function)
         places.append((code, found))
     return replace(places[-1][1], calls=tuple(p for _, p in places[:-1])) if places else None

@@ -488,9 +488,8 @@ def _plan(program: Program, context: PassContext) -> Plan:
         and streaming.stores_whole_rows(program.kernel, loads, warps, ranges, context, say)
     )
     if turned and context.target.clusters:
-        loads = streaming.with_l2_fetch(
-            program.loads, loads, say
-        )  # PTX of older targets has no word for it
+        # PTX of older targets has no word for it
+        loads = streaming.with_l2_fetch(program.loads, loads, say)
     stages = reading.stages or _stages(program, loads, num_stages, context, say)
     if stages == 1:
         loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)

@@ -111,9 +111,8 @@ class Rotation:
             op for op in anatomy.ops if op in anatomy.group_of and anatomy.group_of[op] not in late
         ]
         self.steps, self.lately = self._steps(late, order), set(self.late)
-        self.returned = [
-            v.owner in self.lately for v in anatomy.yielded
-        ]  # late, by the carried values they become
+        # late, by the carried values they become
+        self.returned = [v.owner in self.lately for v in anatomy.yielded]
         self.crossing = list(
             dict.fromkeys(v for op in self.late for v in anatomy.reads(op) if self._crosses(v))
         )

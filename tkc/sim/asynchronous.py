@@ -29,10 +29,11 @@ from tkc.sim.level0 import dtype_of, rounded
 from tkc.sim.memory import ALL, Part, cells_of, elements_of
 from tkc.sim.report import Violation
 
+# a scalar at the start of a buffer, and its cells
 SCALAR, FIRST = (
     SharedLayout((1,), 32),
     np.arange(1),
-)  # a scalar at the start of a buffer, and its cells
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -361,12 +362,13 @@ def global_access(kind: str, rule):
     def step(m, op):
         pointers, live = _place(m, op)
         t, out, told = (op.result if reads else op.value).type, [], []
+        # one thread's result, which all then have
         given = (
             kind == UPDATES
             and not isinstance(t, TileType)
             and getattr(op, "result", None) is not None
             and op.result.first_use is not None
-        )  # one thread's result, which all then have
+        )
         how = UPDATES if getattr(op, "semantics", None) is not None else kind
         held = t.register_layout if isinstance(t, TileType) else None
 

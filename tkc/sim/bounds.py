@@ -23,6 +23,7 @@ from tkc.sim import level0
 from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory
 from tkc.sim.level0 import dtype_of, widened
 
+# and a margin of two where short
 UNIT = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,
@@ -30,7 +31,7 @@ UNIT = {
     "float16": 2.0**-11,
     "float8_e4m3fn": 2.0**-3,
     "float8_e5m2": 2.0**-2,
-}  # and a margin of two where short
+}
 LEAST = {
     "float64": 2.0**-1074,
     "float32": 2.0**-149,

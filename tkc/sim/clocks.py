@@ -42,9 +42,8 @@ class Event:
     view: np.ndarray
     fenced: np.ndarray
     who: str
-    reads_view: (
-        np.ndarray
-    )  # the view against earlier reads (lenient mode: generic reads need no proxy fence)
+    # the view against earlier reads (lenient mode: generic reads need no proxy fence)
+    reads_view: np.ndarray
 
 
 @dataclass

@@ -344,6 +344,7 @@ class Instance(dataflow.DataflowMachine):
         write: bool = False,
         whole: bool = False,
     ) -> None:
+        # a slice of narrow elements begins anywhere
         cells = cells_of(
             buffer.layout,
             held,
@@ -351,7 +352,7 @@ class Instance(dataflow.DataflowMachine):
             write,
             self.block.rank,
             buffer.base % CELL,
-        )  # a slice of narrow elements begins anywhere
+        )
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
     def ordered(

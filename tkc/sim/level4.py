@@ -143,10 +143,11 @@ class Cluster:
     """The blocks that run together."""
 
     def __init__(self, launch: Launch, number: int):
+        # atomic operations done; of which others what is known (global_order)
         self.tick, self.seen = (
             0,
             {},
-        )  # atomic operations done; of which others what is known (global_order)
+        )
         self.launch, self.number, self.clocks = (
             launch,
             number,

@@ -118,11 +118,12 @@ class Areas:
         if areas is None:
             self._tell_apart(at)
         areas = np.flatnonzero(np.bincount(self.of[at]))
+        # cells too: while they live, their id is theirs
         self.known[key] = (
             cells,
             areas,
             len(self.sizes),
-        )  # cells too: while they live, their id is theirs
+        )
         return areas
 
     def _tell_apart(self, at: np.ndarray) -> None:

@@ -269,9 +269,8 @@ def mbarrier_test(m, op):
     known = m.leader.knows[GENERIC, found.column] >= found.phase
     over = found.complete(parity) and (known or m.launch.scheduler.random.random() < 0.5)
     if over:
-        found.observe(
-            m.leader, op
-        )  # the laggard looks for itself: at the wait that this test may skip
+        # the laggard looks for itself: at the wait that this test may skip
+        found.observe(m.leader, op)
     return np.bool_(over)
 
 

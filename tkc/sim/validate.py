@@ -34,12 +34,13 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones, packed
 from tkc.sim.report import report_of
 
+# the grids where all programs run: the first for which there is time, else the last
 SMALL = (
     (3, 2, 1),
     (2, 2, 1),
     (2, 1, 1),
     (1, 1, 1),
-)  # the grids where all programs run: the first for which there is time, else the last
+)
 PART = 0.7  # of the time, after which passes are compared together: the last one costs the most
 # of a program, in all: passes that change something, two arithmetics, level 4 thrice as slow
 RUNS = 40
@@ -130,9 +131,8 @@ class Validator:
                 unordered,
             )
         each = max(1e-4, time.perf_counter() - began)
-        most = max(
-            1, min(5, int(self.seconds / each / 60))
-        )  # ten passes, two arithmetics, level 4 thrice as slow
+        # ten passes, two arithmetics, level 4 thrice as slow
+        most = max(1, min(5, int(self.seconds / each / 60)))
         self.programs = tuple(self._numbered(sample(kernel, total, self.seed, most)))
         small = next((g for g in SMALL if prod(g) * each * RUNS <= self.seconds), SMALL[-1])
         self.small = tuple(min(a, b) for a, b in zip(self.grid, small, strict=False))
@@ -204,6 +204,7 @@ class Validator:
             )
             if not prod(what.grid):
                 return given
+            # ring: after ieee, in the same order
             level4.run(
                 module,
                 given,
@@ -214,7 +215,7 @@ class Validator:
                 hazards=not (unordered or exact),
                 ring=exact,
                 out=quiet,
-            )  # ring: after ieee, in the same order
+            )
         return given
 
     # ---- comparing

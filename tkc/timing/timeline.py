@@ -523,13 +523,14 @@ class MultiprocessorSimulation:
                 if not a.group:
                     state.barriers[op.barriers][self._index(op, a)].expect(op.bytes.value.data)
             case threads.Send():
+                # of all blocks, which do the same
                 barrier, share = (
                     state.barriers[op.barriers][self._index(op, a)],
                     shared_type(op.buffer).size
                     * bits(shared_type(op.buffer).element)
                     // 8
                     // a.groups,
-                )  # of all blocks, which do the same
+                )
                 yield "delay", e.lsu, "send"
                 if isinstance(op.value.owner, tile.Splat):
                     self._post(a, op.buffer, op.value.owner.arg)
@@ -838,11 +839,12 @@ class MultiprocessorSimulation:
 
     def _timeline(self, consumers: list[Agent]) -> Timeline:
         found = Timeline([a.name for a in self.agents], self.segments, end=self.now)
+        # of co-resident programs the last one, whose loop ends last
         first = [
             a
             for a in consumers
             if a.group == 0 and (self.members == 1 or a.who[1] == self.members - 1)
-        ]  # of co-resident programs the last one, whose loop ends last
+        ]
         pairs = sorted(
             ((t, ran) for a in first for t, ran in zip(a.marks, a.ran, strict=False)),
             key=lambda p: p[0],

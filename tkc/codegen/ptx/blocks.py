@@ -88,9 +88,8 @@ class Block:
         self.e, self.op, self.layout = e, op, layout or scalar_layout(e)
         self.array = e.array(op.array)
         self.extents = tuple(int(n) for n in op.extents.get_values())
-        self.axes = [
-            a for a, n in enumerate(self.extents) if n >= 0
-        ]  # array axis of each tile axis
+        # array axis of each tile axis
+        self.axes = [a for a, n in enumerate(self.extents) if n >= 0]
         self.constants = self.layout.offsets("registers")
         # gathered axis -> register of its offsets for each register of the block
         self.sources: dict[int, tuple[int, ...]] = {}

@@ -449,9 +449,8 @@ def atan2(e: Emitter, t: Attribute, y: Operand, x: Operand) -> Operand:
     s = F.mul(q, q)
     angle = F.fma(F.mul(s, q), F.polynomial(_ATAN, s), q)
     angle = F.select(F.test("gt", b, a), F.sub(PI / 2, angle), angle)
-    angle = F.select(
-        e.w.op("setp.lt.s32", "pred", x, 0), F.sub(PI, angle), angle
-    )  # the sign bit: also of -0
+    # the sign bit: also of -0
+    angle = F.select(e.w.op("setp.lt.s32", "pred", x, 0), F.sub(PI, angle), angle)
     return F.select(F.test("nan", x, y), F.add(x, y), F.signed_as(angle, y))
 
 
@@ -463,9 +462,8 @@ def floor_division(name: str) -> Function:
         a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
         q = F.op(f"cvt.rmi.{F.type}", F.op("div.rn", a, b))
         rest = F.fma(F.op("neg", q), b, a)
-        wrong = F.test(
-            "lt", F.mul(rest, F.signed_as(1.0, b)), 0.0
-        )  # the quotient was rounded up to a whole number
+        # the quotient was rounded up to a whole number
+        wrong = F.test("lt", F.mul(rest, F.signed_as(1.0, b)), 0.0)
         if name == "floordiv":
             return F.select(wrong, F.sub(q, 1.0), q)
         return F.select(wrong, F.add(rest, b), rest)

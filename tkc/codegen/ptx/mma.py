@@ -172,10 +172,11 @@ def operand_registers(e: Emitter, operand: Tile, acc: Tile, axis: int) -> list[l
     """[k][accumulator register] -> the operand's register with the accumulator's coordinates, its
     axis `axis`, which is summed over, being k.
     """
+    # [warps, lanes, registers, rank]
     have, want = (
         operand.layout.table(),
         acc.layout.table().copy(),
-    )  # [warps, lanes, registers, rank]
+    )
     index = {tuple(at): r for r, at in reversed(list(enumerate(have[0, 0].tolist())))}
     real = np.all(want < np.array(acc.layout.shape), axis=-1)
     lists = []

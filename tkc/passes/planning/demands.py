@@ -27,6 +27,7 @@ from tkc.ir.values import tile_type
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
 FMA_FUNCTIONS = {"add", "sub", "mul", "fma", "neg"}  # of floats
+# mufu, fma
 MUFU_FUNCTIONS = {
     "exp2": (1, 0),
     "log2": (1, 2),
@@ -38,7 +39,7 @@ MUFU_FUNCTIONS = {
     "tanh": (1, 0),
     "sin": (1, 1),
     "cos": (1, 1),
-}  # mufu, fma
+}
 ASSUMED_BUTTERFLY_STEPS = 2  # between the threads of a row, where there is no layout yet
 LIBRARY_FUNCTION = 2, 16  # mufu, fma: of a polynomial or a function of a library
 FREE_OPERATIONS = (

@@ -466,6 +466,7 @@ def ahead(
     ]
     shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
     shared, stage = max(0, context.room() - RESERVED_SHARED_BYTES), shares.stage
+    # a cluster waits for the slowest of its blocks
     stages = (
         min(
             context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)),
@@ -473,7 +474,7 @@ def ahead(
         )
         if stage
         else 0
-    )  # a cluster waits for the slowest of its blocks
+    )
     own = set(shares.own) & shares.copied if stages else set()
 
     def each(words):
@@ -485,32 +486,33 @@ def ahead(
         return each(sum(op.result.type.bytes // 4 for op in ops))
 
     def apart(op):
-        return (
-            op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size
-        )  # elements that are loaded one by one have a register each
+        # elements that are loaded one by one have a register each
+        return op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size
 
     early = [
         op
         for op in tiles
         if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own
     ]
+    # 16 warps have 128 registers a thread, 32 have 64
     most = min(
         MAX_READ_AHEAD_REGISTERS,
         1600 // warps if warps < 32 else 48,
         int(TILE_REGISTER_SHARE * (context.options.maxnreg or MAX_REGISTERS_PER_THREAD)),
-    )  # 16 warps have 128 registers a thread, 32 have 64
+    )
     left, peak = (
         most - each(pressure(kernel)),
         (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks)
         + ADDRESS_REGISTERS * len(early),
     )
     more, kept = size(early), size(shares.alike)
+    # kept as what is computed with
     prefetch, keep = (
         bool(early) and more <= left and peak <= most and context.options.prefetch is not False,
         bool(kept)
         and more + kept <= left
         and peak + each(sum(tile_type(op.result).size for op in shares.alike)) <= most,
-    )  # kept as what is computed with
+    )
     queue = (
         bool(own)
         and not tile.waits_for_programs(kernel)

@@ -46,10 +46,11 @@ def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[
     if not last:
         return place, build.lt(place, rows)
     real = build.ge(place, 0)
+    # what is computed of it may rely on no id being negative
     return (
         build.max(build.select(real, place, rows), 0),
         real,
-    )  # what is computed of it may rely on no id being negative
+    )
 
 
 def only_real(body: Block, real: SSAValue) -> None:

@@ -80,13 +80,14 @@ class Lookup:
                 and all(v.owner in by_place or v.owner not in inside for v in op.operands)
             ):
                 by_place.add(op)
+        # each of a tile group's programs looks up its own
         loads = [
             op
             for op in inside
             if op in by_place
             and isinstance(op, tile.Load)
             and not (members > 1 and 0 in program_axes([op.result]))
-        ]  # each of a tile group's programs looks up its own
+        ]
         return Lookup(
             loads,
             [

@@ -393,9 +393,8 @@ def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGro
     )
     if steps.type == i32:
         return build.max(build.min(steps, rows), 0)
-    return build(
-        Cast(build.max(build.min(steps, build(Cast(rows, steps.type))), 0), i32)
-    )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
+    # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
+    return build(Cast(build.max(build.min(steps, build(Cast(rows, steps.type))), 0), i32))
 
 
 def _anew(

@@ -29,9 +29,10 @@ def backwards(
     odd = build.eq(build.and_(turn, 1), 1)
     outside, k = Builder(loop), loop.body.block.args[0]
     length = outside.up(outside.sub(loop.ub, loop.lb), loop.step)
+    # first and last: what both of a pair add up to
     ends = outside.add(
         outside.add(loop.lb, loop.lb), outside.mul(outside.sub(length, 1), loop.step)
-    )  # first and last: what both of a pair add up to
+    )
     inside = Builder(first_of(loop.body.block))
     there = inside.select(odd, inside.sub(ends, k), k)
     select = owner_op(there)

@@ -156,9 +156,8 @@ class Turn:
             n.select(head, block, n.add(n.sub(block, deal.shared), n.mul(again, deal.helpers))),
         )
         part = n.select(deal.few, row, n.select(head, 0, 1))
-        once = n.or_(
-            n.eq(again, 0), n(CLASSES["not"](n.or_(deal.few, head)))
-        )  # the blocks that are left have several turns, others one
+        # the blocks that are left have several turns, others one
+        once = n.or_(n.eq(again, 0), n(CLASSES["not"](n.or_(deal.few, head))))
         some = n.and_(n.and_(tail, once), n.and_(n.lt(part, deal.parts), n.lt(place, deal.shared)))
         first = n.mul(part, deal.part)
         return Turn(
@@ -206,9 +205,8 @@ def share(
     )
 
     def own(n, tile_group):
-        return (
-            tile_group if rank is None else n.add(n.mul(tile_group, size), rank)
-        )  # of what a cluster has of each kind, this block's
+        # of what a cluster has of each kind, this block's
+        return tile_group if rank is None else n.add(n.mul(tile_group, size), rank)
 
     counter = n(PointerAdd(n(Workspace(i32, 4 * MAX_BLOCKS, whole=True)), own(n, turn.place)))
 
@@ -234,9 +232,8 @@ def share(
     ]
 
     adds, as_is = Block(), Block([stamp(scf.YieldOp(sum_), loop)])
-    total = n(
-        scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds))
-    )  # in this order: the sum is over where the parts are added, and leaves its registers to them
+    # in this order: the sum is over where the parts are added, and leaves its registers to them
+    total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))
     adds.add_op(end := stamp(scf.YieldOp(), loop))
 
     def row_of(n, part):
@@ -300,9 +297,8 @@ def _added(
         return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
 
     one, first, sums = n.of(1), row_of(n, 0), []
-    for at in (
-        corners
-    ):  # one loop after the other: nothing of the next piece is there before this one is whole
+    # one loop after the other: nothing of the next piece is there before this one is whole
+    for at in corners:
         adding = Block(arg_types=[i32, piece])
         sums.append(n(scf.ForOp(one, parts, one, [load(n, first, at)], Region(adding))))
         adding.add_op(end := stamp(scf.YieldOp(), loop))

@@ -29,12 +29,13 @@ from tkc.ir.types import TileType, like
 from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs.clusters import place_in
 
+# atomic operations have one role, which has no padding tiles
 EFFECTS = (
     tile.Store,
     tile.StorePointers,
     tile.Print,
     tile.Assert,
-)  # atomic operations have one role, which has no padding tiles
+)
 
 
 @dataclass(frozen=True)

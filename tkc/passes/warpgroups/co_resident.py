@@ -166,9 +166,8 @@ class Producer(CoResident):
                 if old is new or old.owner not in self.own:
                     continue
                 old.replace_all_uses_with(new)
-        replace(
-            self.member, [Builder(self.member).number(0)]
-        )  # what else there is of a program is not the producer's
+        # what else there is of a program is not the producer's
+        replace(self.member, [Builder(self.member).number(0)])
         return moving
 
     def _each(self, wait: shared.WaitCopies) -> None:
@@ -276,11 +275,12 @@ class Consumer(CoResident):
             ).results
             self._become(state, mine, over)
         for span in dict.fromkeys(self.spans.values()):
+            # those that fill together are one
             rings = list(
                 {
                     carried[ring]: ring for ring, found in self.spans.items() if found is span
                 }.values()
-            )  # those that fill together are one
+            )
             build, (first, last, step) = (
                 Builder(behind_all(self.body, [*walked(span.loop), span.first, span.last])),
                 walked(span.loop),
@@ -345,15 +345,13 @@ def _passed(
     for ring, stage, parity in zip(rings, body.args[1::2], body.args[2::2], strict=False):
         stage.name_hint, parity.name_hint = "stage", "parity"
         step = threads.RingNext(stage, parity, shared_type(ring).stages)
-        body.add_ops(
-            [threads.MbarrierWait(full[ring], stage, parity), step]
-        )  # released at the block's end (consuming.py)
+        # released at the block's end (consuming.py)
+        body.add_ops([threads.MbarrierWait(full[ring], stage, parity), step])
         following += step.results
     body.add_op(scf.YieldOp(*following))
     if count.type != i32:
-        count = build(
-            Cast(count, i32)
-        )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+        # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+        count = build(Cast(count, i32))
     loop = build.do(
         scf.ForOp(
             build.number(0),

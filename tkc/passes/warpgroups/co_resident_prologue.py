@@ -74,9 +74,8 @@ class Prologue:
 
     loop: scf.WhileOp
     branch: scf.IfOp  # round what a program does that has blocks of its own
-    arrivals: list[
-        Operation
-    ]  # what it waits for before: what is its own, and the blocks before its first one
+    # what it waits for before: what is its own, and the blocks before its first one
+    arrivals: list[Operation]
     first: list[Operation]  # its first dot: waits, fence, dot, commit
     landed: threads.DotWait  # and the wait for it
     last: threads.DotWait  # the wait for its last dot

@@ -374,9 +374,8 @@ def _dots(
     pending = [before(loop, threads.Undefined(t)).result for t in kinds]
     zero = before(loop, tile.Constant(0, i32)).result
     some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
-    holders = [
-        after(loop, threads.Undefined(t)) for t in kinds
-    ]  # stand for the results until they exist
+    # stand for the results until they exist
+    holders = [after(loop, threads.Undefined(t)) for t in kinds]
     placeholder = after(holders[0], threads.DotWait(0, [holder.result for holder in holders]))
     for i, result in zip(indices, placeholder.results, strict=False):
         loop.results[i].replace_all_uses_with(result)
@@ -386,15 +385,15 @@ def _dots(
         op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)
     ]
     behind = [op for top in body.ops if top not in early for op in top.walk()]
+    # behind this iteration's fence: the last one's needs another
     late = isinstance(place, shared.Read) or any(
         isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages]
         for op in behind
-    )  # behind this iteration's fence: the last one's needs another
+    )
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
-    flying = dict(
-        zip(carried, (held.result for held in inside), strict=False)
-    )  # a sum, and what it is on its way
+    # a sum, and what it is on its way
+    flying = dict(zip(carried, (held.result for held in inside), strict=False))
     if computed:
         wait = before(place, threads.DotWait(0, list(flying.values())))
         flying = dict(zip(carried, wait.results, strict=False))

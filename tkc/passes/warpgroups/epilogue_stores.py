@@ -65,9 +65,8 @@ def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
             )
         before(writes[0], threads.BlockBarrier(each))
         end = group[-1]
-        if earlier := {
-            by for out, by in sent if out in met[group[0]]
-        }:  # nothing else orders what two copies write
+        # nothing else orders what two copies write
+        if earlier := {by for out, by in sent if out in met[group[0]]}:
             before(
                 writes[0],
                 *(threads.BulkWait(0, read=False, each=by) for by in earlier),
@@ -152,9 +151,8 @@ def release_stages(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) 
     """Stages through which a program's results are stored, released to these barriers:
     behind the beginning of the next program.
     """
-    block = block_of(
-        stages[0]
-    )  # results may be stored in a branch of it: a program outside of the grid has none
+    # results may be stored in a branch of it: a program outside of the grid has none
+    block = block_of(stages[0])
     around = block.parent_op()
     if not isinstance(around, (scf.ForOp, scf.WhileOp)):
         raise TypeError("results are stored outside of the loop over programs")

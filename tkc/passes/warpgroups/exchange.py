@@ -49,9 +49,8 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
     for write in writes:
         told = Exchange(write, start)
         told.thread(block, told.state(start))
-    before(
-        start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True)
-    )  # whether all have begun is asked at once and answered as late as can be
+    # whether all have begun is asked at once and answered as late as can be
+    before(start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True))
     before(
         (
             first

@@ -192,6 +192,5 @@ class _Steps:
         trips = build.max(
             build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero
         )
-        return (
-            trips if trips.type == i32 else build(Cast(trips, i32))
-        )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+        # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+        return trips if trips.type == i32 else build(Cast(trips, i32))

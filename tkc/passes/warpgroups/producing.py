@@ -37,6 +37,7 @@ from tkc.passes.warpgroups.rings import (
     state_of,
 )
 
+# what a producer does, or a converter
 PRODUCER_OPERATIONS = (
     threads.BroadcastStore,
     threads.MbarrierArrive,
@@ -44,7 +45,7 @@ PRODUCER_OPERATIONS = (
     threads.MbarrierExpect,
     threads.TmaLoad,
     threads.Fence,
-)  # what a producer does, or a converter
+)
 
 
 def produce(
@@ -159,9 +160,8 @@ def _load(
         share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
         if axis != fast:
-            sizes[fast] = min(
-                sizes[fast], panel
-            )  # of rows that lie in several panels, a share is a box in each
+            # of rows that lie in several panels, a share is a box in each
+            sizes[fast] = min(sizes[fast], panel)
         memory, _ = t.memory.slice([0] * t.rank, sizes)
         box, parts = (
             [

@@ -62,9 +62,8 @@ def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
     ops = list(block.ops)
     first, middle = ops.index(begun), ops.index(branch)
     head, rest = ops[first:middle], ops[middle + 1 : -1]
-    early = {op for op in defining_slice([branch.cond], block)} & set(
-        head
-    )  # what the branch requests is known before it
+    # what the branch requests is known before it
+    early = {op for op in defining_slice([branch.cond], block)} & set(head)
     head = [op for op in head if op not in early]
     inside = {r for op in (*head, branch, *rest) for r in op.results}
     yielded = [i for i, v in enumerate(end.operands) if v in inside]

@@ -258,9 +258,8 @@ def registers(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None
     wanted, grows = int(i.operands[0]), i.parts[1] == "inc"
     entry = min(256, REGISTERS // m.each // 8 * 8)
     held = m.state.setdefault("held registers", np.full(m.n // WARP, entry))
-    free = m.state.setdefault(
-        "free registers", np.zeros(m.blocks, int)
-    )  # a block has what it began with; the multiprocessor's rest is nobody's
+    # a block has what it began with; the multiprocessor's rest is nobody's
+    free = m.state.setdefault("free registers", np.zeros(m.blocks, int))
     short = m.state.setdefault("short of registers", np.zeros(m.n, bool))
     require(wanted % 8 == 0 and 24 <= wanted <= 256, f"a thread cannot have {wanted} registers")
     stays = np.zeros(m.n, bool)

@@ -37,6 +37,7 @@ TYPES = {
     "e5m2": ml_dtypes.float8_e5m2,
 }
 SIZE = {kind: np.dtype(t).itemsize for kind, t in TYPES.items()}
+# what all threads of a warp must reach
 TOGETHER = (
     "bar.",
     "shfl",
@@ -48,12 +49,13 @@ TOGETHER = (
     "elect",
     "setmaxnreg",
     "barrier.cluster",
-)  # what all threads of a warp must reach
+)
+# of a cluster in all, in a turn; times that a branch is taken back before others go first
 STEPS, TURN, SPINS = (
     1_000_000,
     20_000,
     4,
-)  # of a cluster in all, in a turn; times that a branch is taken back before others go first
+)
 NEVER = np.iinfo(np.int64).max
 WARP, GROUP = 32, 128
 RULES: dict[str, Callable] = {}
@@ -416,9 +418,8 @@ def trap(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 def trapped(m: Machine, thread: int) -> Trapped:
     """What the record would say, in place of the code that writes it."""
-    text = "\n".join(
-        i.line for i in m.code[m.program.labels["$trap"] :]
-    )  # a kernel's own stores look alike
+    # a kernel's own stores look alike
+    text = "\n".join(i.line for i in m.code[m.program.labels["$trap"] :])
     site, *numbers = (
         re.search(rf"st\.global\.b\d+ \[%d\d+\+{at}\], (%\w+)", text)[1]
         for at in (RECORD["site"], RECORD["numbers"], RECORD["numbers"] + 8)

@@ -32,12 +32,13 @@ ELEMENTS = {
     "ui64": np.uint64,
 }
 ALIGNMENT = 128  # of a box in shared memory
+# of a swizzle's width: which of the bits from 7 on meet those from 4 on
 XORED = {
     0: 0,
     32: 1,
     64: 3,
     128: 7,
-}  # of a swizzle's width: which of the bits from 7 on meet those from 4 on
+}
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ def matrix(m: Machine, i: Instruction, mask: np.ndarray) -> None:
     _, at = place(m, ".shared", m.address(where), 16, used)
     warps = mask.reshape(-1, WARP)[:, 0]
     for k, r in enumerate(registers):
-        index = at.reshape(-1, WARP)[warps, 8 * k : 8 * k + 8, None] + np.arange(
-            16
-        )  # [warps, rows, bytes]
+        # [warps, rows, bytes]
+        index = at.reshape(-1, WARP)[warps, 8 * k : 8 * k + 8, None] + np.arange(16)
 
         def turn(block):
             return np.ascontiguousarray(block.swapaxes(1, 2) if trans else block)
