@@ -33,7 +33,7 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import Parser
+from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
@@ -145,7 +145,32 @@ def of_integers(name: str, *args: Any) -> Any:
     return None if (function := _INTEGERS.get(name)) is None else int(function(*args))
 
 
-class Elementwise(TileOperation):
+class _OneType(TileOperation):
+    """Base of operations whose text names one type or two: `%a, %b : type`."""
+
+    def print_operands(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_ssa_value)
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" : ")
+
+    @classmethod
+    def parse_operands(
+        cls, parser: Parser, count: int
+    ) -> tuple[list[UnresolvedOperand], dict[str, Attribute]]:
+        """What stands before the types: operands and attributes."""
+        names = [parser.parse_unresolved_operand()]
+        for _ in range(count - 1):
+            parser.parse_punctuation(",")
+            names.append(parser.parse_unresolved_operand())
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        return names, attributes
+
+
+class Elementwise(_OneType):
     """Base of the generated classes: `fn` is the row of FUNCTIONS; operands `args`, one result."""
 
     if TYPE_CHECKING:
@@ -177,22 +202,12 @@ class Elementwise(TileOperation):
             raise VerifyException(f"'{self.name}' gives {expected}, not {self.result.type}")
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_ssa_value)
-        if self.attributes:
-            printer.print_string(" ")
-            printer.print_attr_dict(self.attributes)
-        printer.print_string(" : ")
+        self.print_operands(printer)
         printer.print_attribute(self.operands[0].type)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        names = [parser.parse_unresolved_operand()]
-        for _ in range(cls.fn.arity - 1):
-            parser.parse_punctuation(",")
-            names.append(parser.parse_unresolved_operand())
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
+        names, attributes = cls.parse_operands(parser, cls.fn.arity)
         t = parser.parse_type()
         op = cls(*parser.resolve_operands(names, [t] * len(names), parser.pos))
         op.attributes |= attributes
@@ -236,7 +251,7 @@ CLASSES: dict[str, type[Elementwise]] = {name: _define(fn) for name, fn in FUNCT
 
 
 @irdl_op_definition
-class Select(TileOperation):
+class Select(_OneType):
     """`where`: the second operand where the condition holds, else the third."""
 
     name = "tile.select"
@@ -259,25 +274,14 @@ class Select(TileOperation):
             )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_list(self.operands, printer.print_ssa_value)
-        if self.attributes:
-            printer.print_string(" ")
-            printer.print_attr_dict(self.attributes)
+        self.print_operands(printer)
         if self.condition.type == i1 and isinstance(self.result.type, TileType):
-            printer.print_string(" : i1, ")
-        else:
-            printer.print_string(" : ")
+            printer.print_string("i1, ")
         printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        names = [parser.parse_unresolved_operand()]
-        for _ in range(2):
-            parser.parse_punctuation(",")
-            names.append(parser.parse_unresolved_operand())
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
+        names, attributes = cls.parse_operands(parser, 3)
         t = parser.parse_type()
         condition = like(t, i1)
         if parser.parse_optional_punctuation(","):
@@ -287,12 +291,12 @@ class Select(TileOperation):
         return op
 
 
-class _Conversion(TileOperation):
+class _Conversion(_OneType):
     arg, result = operand_def(), result_def()
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, result: Attribute):
-        super().__init__(operands=[arg], result_types=[result])
+        super().__init__(arg=arg, result_types=[result])
 
     def verify_(self) -> None:
         if like(self.arg.type, i1) != like(self.result.type, i1):
@@ -301,21 +305,14 @@ class _Conversion(TileOperation):
             )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_ssa_value(self.arg)
-        if self.attributes:
-            printer.print_string(" ")
-            printer.print_attr_dict(self.attributes)
-        printer.print_string(" : ")
+        self.print_operands(printer)
         printer.print_attribute(self.arg.type)
         printer.print_string(" to ")
         printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        arg = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
+        (arg,), attributes = cls.parse_operands(parser, 1)
         t = parser.parse_type()
         parser.parse_keyword("to")
         op = cls(parser.resolve_operand(arg, t), parser.parse_type())
