@@ -15,14 +15,6 @@ FILES = {
 MEANT = {
     frozenset(
         {
-            "tkc.codegen.cpu.lower",
-            "tkc.codegen.cpu.memory",
-            "tkc.codegen.cpu.program",
-            "tkc.codegen.cpu.running",
-        }
-    ): "to be resolved",
-    frozenset(
-        {
             "tkc.compiler",
             "tkc.runtime.report",
         }
@@ -33,13 +25,6 @@ MEANT = {
             "tkc.passes.planning.hopper",
         }
     ): "One planner",
-    frozenset(
-        {
-            "tkc.runtime.handed",
-            "tkc.runtime.jit",
-            "tkc.runtime.launch_cache",
-        }
-    ): "to be resolved",
     frozenset(
         {
             "tkc.sim.asynchronous",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from tkc.progress import progress
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
+    from tkc.codegen.ptx.ptxas import Assembled
     from tkc.language.signature import Signature
     from tkc.timing.predict import Prediction
 
@@ -124,7 +125,7 @@ class Interpreted:
             except LookupError as e:
                 raise CompileError(str(e), location_of(op)) from None
 
-    def run(self, arguments, grid) -> None:
+    def run(self, arguments: Sequence, grid: Sequence[int]) -> None:
         from tkc.sim.level0 import run
 
         run(self.module, arguments, grid)
@@ -227,7 +228,7 @@ class Compiled:
         return self.stages[stage]
 
     @cached_property
-    def resources(self):
+    def resources(self) -> Assembled:
         """Registers, spills, shared memory and complaints of ptxas, with the cubin
         (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas. Where it spills, texts
         that let one block fill a multiprocessor, and that keep less alive, are tried, and become

@@ -160,7 +160,8 @@ def test_a_step_of_zero_is_refused(tmp_path):
         }""",
         [],
     )
-    assert lines[2] == "1 argument step: the step of a range may not be 0" and lines[-1] == "0"
+    assert lines[2] == "1 stepping: argument step: the step of a range may not be 0"
+    assert lines[-1] == "0"
 
 
 PARAMETERS = (

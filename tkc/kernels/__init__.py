@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 
+from tkc.kernels import operator
 from tkc.kernels.activations import (
     dropout,
     geglu,
@@ -90,6 +91,14 @@ __all__ = [
     "transpose",
 ]
 
+
+def _register(op: operator.Operator) -> None:
+    from tkc.kernels import torch_ops
+
+    torch_ops.register(op)
+
+
+operator.on_torch = _register
 if "torch" in sys.modules:  # so that torch.compile meets ops that are registered
     from tkc.kernels import torch_ops
 

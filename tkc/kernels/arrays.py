@@ -8,6 +8,7 @@ its own device. Element types have tkc's names ("bfloat16", "float8_e4m3").
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from math import prod
@@ -69,7 +70,7 @@ def _there(like: Array, lib: str) -> AbstractContextManager:
     return like.device if lib == "cupy" else nullcontext()
 
 
-def empty(like: Array, shape=None, dtype: str | None = None) -> Array:
+def empty(like: Array, shape: Sequence[int] | None = None, dtype: str | None = None) -> Array:
     """An array whose elements are not set, of the library and on the device of `like`, contiguous;
     its shape and element type by default.
     """
@@ -86,7 +87,7 @@ def empty(like: Array, shape=None, dtype: str | None = None) -> Array:
         return import_module(lib).empty(shape, kind)
 
 
-def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
+def zeros(like: Array, shape: Sequence[int] | None = None, dtype: str | None = None) -> Array:
     """The same, filled with zeros."""
     lib = library(like)
     shape, kind = (
@@ -101,7 +102,7 @@ def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
         return import_module(lib).zeros(shape, kind)
 
 
-def full(like: Array, shape, value: float, dtype: str) -> Array:
+def full(like: Array, shape: Sequence[int], value: float, dtype: str) -> Array:
     """One number everywhere, likewise."""
     lib = library(like)
     if lib == "torch":
@@ -182,7 +183,7 @@ def floats(*arrays: Array | None) -> None:
             )
 
 
-def expect(x: Array, shape, name: str) -> None:
+def expect(x: Array, shape: Sequence[int], name: str) -> None:
     """Raises LaunchError unless an array (or None) has this shape."""
     if x is not None and tuple(x.shape) != tuple(shape):
         raise tkc.LaunchError(f"{name}: expected the shape {list(shape)}, got {list(x.shape)}")

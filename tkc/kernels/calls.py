@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import inf, nan
 from sys import intern
+from types import ModuleType
 from typing import Any
 
 import tkc
@@ -143,7 +144,7 @@ class Script:
     all of it as a function. arguments: what the operator is run with.
     """
 
-    def __init__(self, op, values: Sequence, torch):
+    def __init__(self, op: Any, values: Sequence, torch: ModuleType):
         self.op, self.tensor = op, torch.Tensor
         self.whole = True  # nothing was left out
         self.nested = False
@@ -182,7 +183,7 @@ class Script:
 
         self.arguments = [given(name, v) for name, v in parameters]
 
-    def operation(self, func, args: tuple, kwargs: dict, result) -> None:
+    def operation(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """torch was asked for something. Where it answers with more than tensors, nobody can know
         it before.
         """
@@ -444,7 +445,14 @@ class Calls:
     dispatcher calls it, which does not look any more whether torch watches.
     """
 
-    def __init__(self, op, torch, watchers: Sequence[Callable], alone: Callable, record: Callable):
+    def __init__(
+        self,
+        op: Any,
+        torch: ModuleType,
+        watchers: Sequence[Callable],
+        alone: Callable,
+        record: Callable,
+    ):
         self.op, self.alone, self.record = op, alone, record
         # by the types of a call's values: the functions that were recorded, by `tkc.launch_key`
         self.kinds: dict[tuple[type, ...], Any] = {}

@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
@@ -199,7 +200,7 @@ def _key(args: dict) -> str:
     )
 
 
-def summed(dtype):
+def summed(dtype: Any) -> Any:
     """In what products are added up."""
     return tkc.int32 if not dtype.is_float else tkc.float64 if dtype.bits == 64 else tkc.float32
 

@@ -37,7 +37,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, overload
 
 import tkc
@@ -54,6 +53,8 @@ TYPES = {
     "str | None": "str?",
 }
 OPERATORS: dict[str, Operator] = {}
+# makes a custom op of torch of an Operator: set by tkc.kernels, since that imports this file
+on_torch: Callable[[Operator], None] | None = None
 
 
 @overload
@@ -116,7 +117,8 @@ class Operator:
         if self.first is None:
             if "torch" not in sys.modules:
                 return self.run(*args, **kwargs)
-            import_module("tkc.kernels.torch_ops").register(self)
+            assert on_torch is not None  # set where the package is imported
+            on_torch(self)
         if self.compiling():
             return self.torch(*args, **kwargs)
         return self.first(*args, **kwargs)
@@ -147,7 +149,8 @@ class Operator:
             self.on_mutation(args, kwargs)
         if not foreign:
             return result
-        given = import_module("tkc.kernels.views").given
+        from tkc.kernels.views import given
+
         return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
 
     def _check_traced(self, values: Sequence) -> None:

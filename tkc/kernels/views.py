@@ -27,7 +27,7 @@ class HostView(np.ndarray):
         self.whole = getattr(other, "whole", None)
 
     @property
-    def sharding(self):
+    def sharding(self) -> Any:
         return self.whole.sharding
 
 
@@ -45,7 +45,7 @@ class DeviceView(HostView):
         }
 
 
-def zeros(like, shape: tuple[int, ...], kind: np.dtype) -> HostView:
+def zeros(like: Any, shape: tuple[int, ...], kind: np.dtype) -> HostView:
     """A view of a new array of jax, on the device of an array of jax or of a view."""
     whole = import_module("jax.numpy").zeros(shape, kind, device=like.sharding).block_until_ready()
     cls = HostView if next(iter(whole.devices())).platform == "cpu" else DeviceView
@@ -58,7 +58,7 @@ def zeros(like, shape: tuple[int, ...], kind: np.dtype) -> HostView:
     return view
 
 
-def given(view):
+def given(view: Any) -> Any:
     """The array of jax that a view shows all of, in another order of axes if need be; anything else
     as it is.
     """

@@ -12,9 +12,12 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import LaunchError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ITEMSIZE = {
     "bool_": 1,
@@ -69,7 +72,7 @@ class ArrayInfo:
         ]
         return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + self.itemsize
 
-    def numpy(self):
+    def numpy(self) -> np.ndarray:
         """The host array itself as a NumPy array (ml_dtypes for the short floats); writes go
         through.
         """
@@ -89,7 +92,7 @@ class ArrayInfo:
         return out
 
 
-def is_array(value) -> bool:
+def is_array(value: Any) -> bool:
     return (
         hasattr(value, "data_ptr")
         or hasattr(value, "__cuda_array_interface__")
@@ -100,7 +103,7 @@ def is_array(value) -> bool:
     )
 
 
-def describe(value, name: str = "an argument") -> ArrayInfo:
+def describe(value: Any, name: str = "an argument") -> ArrayInfo:
     """The array behind a value. Raises LaunchError naming the argument where the element type or
     strides have no meaning in tkc.
     """
@@ -258,7 +261,7 @@ def _dlpack(value, name: str) -> ArrayInfo:
 
 
 # --------------------------------------------------------------------------------------------------
-def from_text(text: str, name: str = "an argument"):
+def from_text(text: str, name: str = "an argument") -> ArrayInfo:
     """ "bf16[4096, 1024]" -> a description of a contiguous, aligned array at address 0; "f32[64:1,
     128:64]" gives strides after colons.
     """

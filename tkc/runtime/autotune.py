@@ -44,8 +44,9 @@ from tkc.errors import Error, LaunchError, TuningError
 from tkc.progress import progress
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.handed import Watch, handing, tables_changed, watch_handing, watch_tables
+from tkc.runtime.handed import handing, tables_changed, watch_handing, watch_tables
 from tkc.runtime.jit import JitFunction, Launchable, normalized, target_for
+from tkc.runtime.kernel import Watch
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
@@ -176,7 +177,12 @@ class Autotuned(Launchable):
 
     # ----------------------------------------------------------------------------------------------
     def choose(
-        self, *args, grid, target: str | None = None, measure: bool | None = None, **kwargs
+        self,
+        *args: Any,
+        grid: Any,
+        target: str | None = None,
+        measure: bool | None = None,
+        **kwargs: Any,
     ) -> Choice:
         """The choice for these arguments, made if need be; nothing is launched but measurements.
         Raises TuningError where no configuration fits them.
@@ -363,7 +369,7 @@ class Autotuned(Launchable):
         return self._to_disk(device, target, name, measure, choice)
 
     def candidates(
-        self, values: Sequence, options: dict, grid, target: str
+        self, values: Sequence, options: dict, grid: Any, target: str
     ) -> tuple[list[Candidate], list[str]]:
         """What the model would have measured, best first, and why other configurations are out.
         Raises TuningError if none is left.
@@ -495,7 +501,9 @@ class Autotuned(Launchable):
                 said.append(f"{c.config}: {str(e).splitlines()[0]}")
         return kept, launches
 
-    def assemble(self, *args, grid, target: str, path: str | Path, **kwargs) -> list[Config]:
+    def assemble(
+        self, *args: Any, grid: Any, target: str, path: str | Path, **kwargs: Any
+    ) -> list[Config]:
         """Compiles and assembles the candidates for arguments (texts such as "bf16[64, 64]" will
         do) into a file for `measure`; no GPU is needed.
 
@@ -535,7 +543,7 @@ class Autotuned(Launchable):
         cache.write_entry(Path(path), ASSEMBLY, parts)
         return [Config(**c["config"]) for c in kept]
 
-    def measure(self, path: str | Path, *args, grid, **kwargs) -> Choice:
+    def measure(self, path: str | Path, *args: Any, grid: Any, **kwargs: Any) -> Choice:
         """Measures the candidates that `assemble` wrote, on these arguments, and remembers the
         choice. Raises TuningError where the file is for other arguments or another machine.
         """

@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -55,7 +55,7 @@ _records: list[
 _lock = threading.Lock()
 
 
-def api():
+def api() -> Any:
     """The driver's bindings, initialised. Raises DeviceError saying what is missing."""
     global _api
     if _api is None:
@@ -92,7 +92,7 @@ def available() -> bool:
         return False
 
 
-def check(result: tuple, what: str):
+def check(result: tuple, what: str) -> Any:
     """The values of a driver call; raises DeviceError saying what was attempted."""
     error, *values = result
     if int(error):
@@ -223,7 +223,7 @@ def device_of(pointer: int) -> int:
 
 
 @contextmanager
-def context(device: int):
+def context(device: int) -> Iterator[None]:
     """Within it the device's primary context is current. A thread that had none keeps it; one that
     had another gets that back.
     """
@@ -331,7 +331,9 @@ def load(
         )
 
 
-def config_of(grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
+def config_of(
+    grid: Sequence[int], threads: int, shared_bytes: int, stream: int, cluster: tuple[int, int]
+) -> Any:
     """A CUlaunchConfig with the cluster's attribute."""
     d = api()
     c = d.CUlaunchConfig()
@@ -372,7 +374,7 @@ def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple
 
 def prepared_call(
     function: Function,
-    grid,
+    grid: Sequence[int],
     threads: int,
     shared_bytes: int,
     stream: int,
@@ -450,7 +452,7 @@ class _Attribute(ctypes.Structure):
     ]
 
 
-def launch_entry():
+def launch_entry() -> Any:
     """cuLaunchKernelEx of the loaded driver library, None where another driver stands in for it or
     it is older than the function.
     """
@@ -534,7 +536,7 @@ def record(function: Function, sites: tuple[Site, ...]) -> None:
 
 
 @contextmanager
-def outside_of_captures():
+def outside_of_captures() -> Iterator[None]:
     """Within it this thread may allocate while it captures a stream: what is allocated is no part
     of the graph.
     """

@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import ExportError
 from tkc.ir.interface import (
@@ -33,6 +34,9 @@ from tkc.runtime.cache import write_whole
 from tkc.runtime.jit import JitFunction
 from tkc.runtime.launch import cubin, workspaces
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
 
 KEYWORDS = set(
     [
@@ -109,12 +113,12 @@ C_TYPES = {
 
 def export(
     kernel: JitFunction,
-    *args,
+    *args: Any,
     target: str,
     path: str | os.PathLike,
     name: str | None = None,
     overwrite: bool = False,
-    **kwargs,
+    **kwargs: Any,
 ) -> list[Path]:
     """Compiles `kernel` for these arguments (as in `kernel.compile`) and writes its files to the
     directory `path`; gives their paths.
@@ -153,7 +157,7 @@ def export(
     return write(Path(path), texts, overwrite)
 
 
-def machine_code(compiled) -> bytes:
+def machine_code(compiled: Compiled) -> bytes:
     """What ptxas makes of a kernel; nothing where it is not installed."""
     from tkc.codegen.ptx.ptxas import find
 
@@ -206,7 +210,7 @@ def c_name(n: str) -> str:
     )
 
 
-def prototype(name: str, arguments) -> str:
+def prototype(name: str, arguments: Sequence) -> str:
     words = [
         f"tkc_{name} *kernel",
         "const unsigned grid[3]",
@@ -219,7 +223,7 @@ def prototype(name: str, arguments) -> str:
     return f"CUresult tkc_{name}_launch({', '.join(words)})"
 
 
-def header(name: str, interface: Interface, arguments) -> str:
+def header(name: str, interface: Interface, arguments: Sequence) -> str:
     guard = f"TKC_{name.upper()}_H"
     notes = "\n".join(f" *   {c_name(n)}: {_what(p)}" for n, p in arguments)
     return f"""/* Kernel {name} for {interface.target}. Made by tkc; do not edit.

@@ -61,7 +61,7 @@ class Fingerprint:
     that can change in place, with their spelling. unstable: why there is no key, if there is none.
     """
 
-    def __init__(self, function=None):
+    def __init__(self, function: Any = None):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []

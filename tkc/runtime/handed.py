@@ -8,13 +8,9 @@ import os
 import threading
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tkc.runtime.jit import JitFunction
-
-# (namespace, name, value): what must stay so for a launch cache to be used
-Watch = tuple[dict, Any, Any]
+from tkc.runtime.kernel import Kernel, Watch
 
 # by thread: the functions that its launches are handed to, the innermost last
 takers: dict[int, list[Callable]] = {}
@@ -43,7 +39,7 @@ class handed:
     Within another such block, what `to` launches is handed on to that one's.
     """
 
-    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]):
+    def __init__(self, to: Callable[[Kernel, Any, tuple, dict], None]):
         self.to = to
 
     def __enter__(self) -> None:
@@ -58,7 +54,7 @@ def handing() -> bool:
     return get_ident() in takers
 
 
-def hand(kernel: JitFunction, grid: Any, /, *args: Any, **kwargs: Any) -> None:
+def hand(kernel: Kernel, grid: Any, /, *args: Any, **kwargs: Any) -> None:
     """Hands a launch to the innermost function; what that launches goes to the one around it."""
     to = _pop()
     try:

@@ -5,14 +5,18 @@ ordinary Python errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, signature
 
+if TYPE_CHECKING:
+    from tkc.runtime.kernel import Kernel
+
 
 def interpreted(
-    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
+    kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
 ) -> Callable[[], None]:
     """The launch as a function of nothing. Arrays must be in host memory."""
     from tkc.language.trace import trace

@@ -22,7 +22,8 @@ from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, Error, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
-from tkc.runtime.handed import Watch, hand, takers
+from tkc.runtime.handed import hand, takers
+from tkc.runtime.kernel import Watch
 from tkc.runtime.launch_cache import KernelCache, kernel_cache, kind, prepared, types_of
 from tkc.runtime.specialize import (
     OPTIONS,

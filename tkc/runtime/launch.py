@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tkc.errors import DeviceError, LaunchError
 from tkc.ir.interface import Interface, Parameter
@@ -24,6 +25,9 @@ from tkc.ir.target import TARGETS
 from tkc.runtime import driver, tensor_maps
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, ScalarInfo, argument
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
 
 FORMATS = {
     ("u", 8): "Q",
@@ -72,13 +76,14 @@ def launch(
     )()
 
 
-def load(compiled, device: int) -> driver.Function:
+def load(compiled: Compiled, device: int) -> driver.Function:
     """Loads a compiled kernel: the cubin of ptxas where there is one (so that checks, timings and
     resources speak of one code), else the PTX text.
     """
     from tkc.codegen.ptx.ptxas import find
 
     i = compiled.interface
+    assert i is not None and compiled.ptx is not None  # a GPU's code has both
     images: list[bytes] = [compiled.ptx.encode()]
     if (compiled.image or find("ptxas")) and driver.capability(device) == TARGETS[
         compiled.target
@@ -99,13 +104,14 @@ def load(compiled, device: int) -> driver.Function:
     return function
 
 
-def cubin(compiled) -> bytes:
+def cubin(compiled: Compiled) -> bytes:
     """The machine code that ptxas makes of a compiled kernel, from the disk cache where it has been
     made before. Raises CompileError without ptxas.
     """
     from tkc.codegen.ptx.ptxas import require, version
     from tkc.runtime import cache, fingerprint
 
+    assert compiled.ptx is not None
     disk = cache.disk()
     key = fingerprint.digest(
         [

@@ -41,19 +41,17 @@ from contextlib import suppress
 from functools import cache, reduce
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.handed import Watch, handing, watch_handing, watch_tables
+from tkc.runtime.handed import handing, watch_handing, watch_tables
+from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
 from tkc.runtime.specialize import overlaps
 from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
-
-if TYPE_CHECKING:
-    from tkc.runtime.jit import JitFunction, Launcher
 
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 # limits of one call
@@ -279,7 +277,9 @@ def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
     return _methods() if all(type(space) is dict for space, *_ in watched) else None
 
 
-def kernel_cache(launcher: Launcher, args: Sequence, kwargs: dict[str, Any]) -> KernelCache | None:
+def kernel_cache(
+    launcher: CallLauncher, args: Sequence, kwargs: dict[str, Any]
+) -> KernelCache | None:
     """A cache for calls like this one, in machine code where it can be. None where nothing can be
     remembered now, or a key cannot describe such calls.
     """
@@ -429,7 +429,7 @@ def _kinds_of_given(
 
 
 def repeated(
-    kernel: JitFunction,
+    kernel: Kernel,
     grid: Any,
     args: Sequence,
     kwargs: dict[str, Any],
@@ -470,7 +470,7 @@ def _share_bytes(given: Sequence, kinds: Sequence[tuple[type, int]]) -> bool:
     return bool(overlaps(tensors))
 
 
-def _watched_again(kernel: JitFunction) -> tuple[Watch, ...] | None:
+def _watched_again(kernel: Kernel) -> tuple[Watch, ...] | None:
     """What must stay as it is for launches made now, in whatever thread. None where more may change
     than that tells.
     """
@@ -662,7 +662,7 @@ class KernelCache(LaunchCache):
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: CallLauncher,
         kinds: Sequence[tuple[type, int]],
         positional: int,
         names: tuple[str, ...],
@@ -757,8 +757,8 @@ class Repeated(LaunchCache):
 
     def __init__(
         self,
-        kernel: JitFunction,
-        grid,
+        kernel: Kernel,
+        grid: Any,
         values: tuple[tuple, dict],
         places: Sequence[tuple[int, tuple | None] | None],
         kinds: Sequence[tuple[type, int]],

@@ -5,14 +5,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tkc.errors import CompileError
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.simulate import level4_of
 from tkc.runtime.specialize import Constant
 
+if TYPE_CHECKING:
+    from tkc.runtime.kernel import Kernel
+    from tkc.timing.predict import Prediction
 
-def predicted(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str):
+
+def predicted(
+    kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str
+) -> Prediction:
     """The Prediction for these arguments. Raises CompileError for a target without a model, and
     what compiling raises.
     """

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Steps
 from tkc.errors import CompileError, LaunchError
@@ -14,10 +15,17 @@ from tkc.progress import progress
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, ScalarInfo, signature
 
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tkc.ir.target import Target
+    from tkc.runtime.kernel import Kernel
+    from tkc.sim.check import Checked
+
 MOST_BYTES = 4 << 30  # of one made-up array
 
 
-def machine():
+def machine() -> Target:
     """The target of TKC_TARGET; sm_90a if unset. Raises CompileError."""
     from tkc.ir.target import target
 
@@ -27,7 +35,9 @@ def machine():
         raise CompileError(f"TKC_TARGET: {e}") from None
 
 
-def level4_of(kernel, infos: Sequence, options: tuple, target, observe: Callable | None = None):
+def level4_of(
+    kernel: Kernel, infos: Sequence, options: tuple, target: Target, observe: Callable | None = None
+) -> ModuleOp:
     """The kernel for these arguments after every pass."""
     from tkc.language.trace import trace
     from tkc.passes import pipeline
@@ -48,7 +58,7 @@ def level4_of(kernel, infos: Sequence, options: tuple, target, observe: Callable
 
 
 def simulated(
-    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
+    kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
 ) -> Callable[[], None]:
     """The launch as a function of nothing: level 4 with threads, under the happens-before check.
     Arrays must be in host memory.
@@ -74,7 +84,7 @@ def simulated(
     return simulate
 
 
-def arguments_for(kernel, infos: Sequence, seed: int = 0, exact: bool = False) -> list:
+def arguments_for(kernel: Kernel, infos: Sequence, seed: int = 0, exact: bool = False) -> list:
     """Arguments to run with, constants left out: arrays in host memory as they are, for others
     made-up ones of the same extents and strides. Raises LaunchError.
     """
@@ -115,13 +125,13 @@ def arguments_for(kernel, infos: Sequence, seed: int = 0, exact: bool = False) -
 
 
 def check(
-    kernel,
+    kernel: Kernel,
     arguments: dict,
-    grid,
+    grid: Any,
     targets: Sequence[str],
     given: dict | None = None,
     seconds: float = 10.0,
-):
+) -> Iterator[tuple[str, Checked]]:
     """Yields (target, Checked) for the kernel compiled for each target. given: arrays by name,
     instead of made-up elements.
     """
@@ -151,7 +161,9 @@ def check(
         )
 
 
-def validate(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target) -> str:
+def validate(
+    kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: Target
+) -> str:
     """Compiles the kernel with every pass validated on these arguments (or made-up ones in place of
     a GPU's); gives the report. Raises ValidationError.
     """
@@ -174,7 +186,7 @@ def validate(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, i
 
 
 def validate_once(
-    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str
+    kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str
 ) -> None:
     """For TKC_VALIDATE=1: the report goes to standard error, once for each specialization and grid.
     target "cpu", which has no passes: that of TKC_TARGET.

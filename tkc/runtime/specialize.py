@@ -14,10 +14,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
+
+if TYPE_CHECKING:
+    from tkc.language.signature import Signature
 
 OPTIONS = (
     "num_warps",
@@ -100,7 +103,7 @@ class Specialization:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def argument(value, name: str, constexpr: bool):
+def argument(value: Any, name: str, constexpr: bool) -> Any:
     """One argument as ArrayInfo, ScalarInfo or Constant. Raises LaunchError."""
     if constexpr or value is None:
         return _constant(value, name)
@@ -159,7 +162,7 @@ def _text(text: str, name: str):
     return ScalarInfo(None, kind, int(divisor or 1))
 
 
-def facts(info) -> tuple:
+def facts(info: Any) -> tuple:
     """What the code may know of an argument."""
     match info:
         case Constant(value):
@@ -258,7 +261,7 @@ def debugging(kernel: str) -> int:
     return int(asked)
 
 
-def signature(s: Specialization):
+def signature(s: Specialization) -> Signature:
     """The tracer's Signature (imports xDSL)."""
     from tkc.ir.types import ArrayFacts, Fact
     from tkc.language.dtypes import BY_NAME

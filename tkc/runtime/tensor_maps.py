@@ -8,6 +8,7 @@ names it; `encode` asks the driver.  The C that `tkc.export` writes makes the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tkc.errors import LaunchError
@@ -147,7 +148,7 @@ def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size:
         )
 
 
-def promotion(strides, most: int = 0) -> int:
+def promotion(strides: Sequence[int], most: int = 0) -> int:
     """Bytes that the cache reads where it reads any: fewer where rows start in the middle of the
     memory's 32, which gave products 1 %, and as the plan says.
     """

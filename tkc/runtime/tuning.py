@@ -16,12 +16,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import CompileError, LaunchError, TuningError
 from tkc.runtime.arrays import ArrayInfo, contiguous
 from tkc.runtime.cache import write_whole
 from tkc.runtime.specialize import OPTIONS, Constant, signature
+
+if TYPE_CHECKING:
+    from tkc.runtime.kernel import Kernel
 
 FORMAT = "tkc-table-1"
 
@@ -33,7 +36,7 @@ class Config:
 
     __slots__ = ("items",)
 
-    def __init__(self, **items):
+    def __init__(self, **items: Any):
         # interned: launch caches compare names by identity
         self.items = tuple(
             sorted(
@@ -118,7 +121,7 @@ class Candidate:
 
 
 def rank(
-    kernel,
+    kernel: Kernel,
     values: Sequence,
     options: dict,
     configs: Sequence[Config],
@@ -147,7 +150,7 @@ def rank(
     return unique[:limit], reasons
 
 
-def merged(kernel, values: Sequence, config: Config) -> list:
+def merged(kernel: Kernel, values: Sequence, config: Config) -> list:
     """The values of a launch with the configuration's put in."""
     constants = config.constants
     return [constants.get(name, v) for name, v in zip(kernel.names, values, strict=False)]

@@ -20,17 +20,23 @@ from ast import literal_eval
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tkc.compiler import Compiled
 from tkc.errors import Error
 from tkc.runtime import cache
 from tkc.runtime.specialize import Specialization
 
+if TYPE_CHECKING:
+    from tkc.runtime.kernel import Kernel
+
 MAX_COMPILED_HERE = 6  # specializations; for more, processes are started
 WORKER_TIMEOUT_SECONDS = 300
 
 
-def compile_all(kernel, specializations: Sequence[Specialization], target: str) -> list[str | None]:
+def compile_all(
+    kernel: Kernel, specializations: Sequence[Specialization], target: str
+) -> list[str | None]:
     """Compiles and assembles each; afterwards kernel._get finds them without work. Never raises for
     one that cannot be compiled.
     """

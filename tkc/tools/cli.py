@@ -7,7 +7,9 @@ import importlib.util
 import re
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,7 +21,7 @@ from tkc.tools.opt import one_line
 class Careful(click.Group):
     """Any error is one line on standard error and exit 2; --debug shows the traceback."""
 
-    def invoke(self, ctx: click.Context):
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -60,7 +62,9 @@ def main(debug: bool) -> None:
     show_default=True,
     help="Where IR, PTX and C go.",
 )
-def demo(names, device, examples, out) -> None:
+def demo(
+    names: tuple[str, ...], device: str | None, examples: Path | None, out: Path | None
+) -> None:
     """Run the examples (all, or NAMES), check them against float64, write IR, PTX and C."""
     from tkc.tools.demo import demo
 
@@ -110,7 +114,16 @@ def doctor() -> None:
     metavar="PATH",
     help="A file; a directory gets PTX, JSON and C as tkc.export writes them.",
 )
-def compile_(kernel, arguments, signature, target, options, emit, stage, output) -> None:
+def compile_(
+    kernel: str,
+    arguments: tuple[str, ...],
+    signature: str,
+    target: str,
+    options: tuple[str, ...],
+    emit: str | None,
+    stage: str,
+    output: str | None,
+) -> None:
     """Compile a kernel for arguments such as x=f32[1000000], n=i32, BLOCK=1024."""
     from tkc.tools.opt import write
 
@@ -161,18 +174,20 @@ def compile_(kernel, arguments, signature, target, options, emit, stage, output)
 @click.option(
     "--picture", metavar="FILE", help="Also draw the timeline (.svg, .png, .pdf); needs matplotlib."
 )
-def report(kernel, arguments, grid, target, options, picture) -> None:
+def report(
+    kernel: str,
+    arguments: tuple[str, ...],
+    grid: str | None,
+    target: str,
+    options: tuple[str, ...],
+    picture: str | None,
+) -> None:
     """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU
     needed.
     """
     function = find(kernel)
     given = pairs(arguments, options, function)
-    grid = grid_of(grid) or function.fn.__globals__.get("grid")
-    if not callable(grid) and not isinstance(grid, tuple):
-        raise Error(
-            f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel"
-        )
-    prediction = function.predict(**given, grid=grid, target=target)
+    prediction = function.predict(**given, grid=grid_for(grid, function), target=target)
     click.echo(function.compile(**given, target=target).report(prediction))
     if picture:
         from tkc.runtime.picture import draw
@@ -180,7 +195,7 @@ def report(kernel, arguments, grid, target, options, picture) -> None:
         draw(prediction, f"{function.__name__} for {target}", picture)
 
 
-def find(spec: str):
+def find(spec: str) -> Any:
     """The kernel NAME of FILE.py. Raises tkc.Error."""
     from tkc.runtime.jit import JitFunction
 
@@ -209,7 +224,7 @@ def find(spec: str):
     return found
 
 
-def signed(text: str, function) -> list[str]:
+def signed(text: str, function: Any) -> list[str]:
     """A signature as NAME=VALUE each: its parts, apart by commas or spaces outside of brackets,
     have names or stand in the order of the parameters. Raises tkc.Error.
     """
@@ -229,7 +244,7 @@ def signed(text: str, function) -> list[str]:
     ]
 
 
-def pairs(arguments, options, function) -> dict:
+def pairs(arguments: Sequence[str], options: Sequence[str], function: Any) -> dict:
     """Arguments and options by name, each once. Raises tkc.Error."""
     given: dict = {}
     for name, value in (*(pair(a, function) for a in arguments), *(pair(o, None) for o in options)):
@@ -239,7 +254,7 @@ def pairs(arguments, options, function) -> dict:
     return given
 
 
-def pair(text: str, function) -> tuple:
+def pair(text: str, function: Any) -> tuple:
     """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or
     number.
     """
@@ -277,7 +292,15 @@ def pair(text: str, function) -> tuple:
 )
 @click.option("--inputs", metavar="FILE.npz", help="Arrays by name (default: made-up elements).")
 @click.option("--seconds", default=10.0, show_default=True, help="At most, for each target.")
-def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
+def check(
+    kernel: str,
+    arguments: tuple[str, ...],
+    grid: str | None,
+    targets: tuple[str, ...],
+    options: tuple[str, ...],
+    inputs: str | None,
+    seconds: float,
+) -> None:
     """Look for races, deadlocks and accesses out of bounds in the compiled kernel, without a GPU: a
     few programs of the launch, over random schedules. Exit 1 on findings.
     """
@@ -286,14 +309,10 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
 
     function = find(kernel)
     given = pairs(arguments, options, function)
-    grid = grid_of(grid) or function.fn.__globals__.get("grid")
-    if not callable(grid) and not isinstance(grid, tuple):
-        raise Error(
-            f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel"
-        )
     found = 0
+    targets = targets or ("sm_80", "sm_89", "sm_90a")
     for target, checked in check(
-        function, given, grid, targets or ("sm_80", "sm_89", "sm_90a"), arrays(inputs), seconds
+        function, given, grid_for(grid, function), targets, arrays(inputs), seconds
     ):
         click.echo(f"{target}: {checked}")
         found += len(checked.findings)
@@ -333,19 +352,19 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
 @click.option("--target", show_default="what the file is planned for, or sm_90a")
 @click.option("-o", "--output", metavar="FILE")
 def opt(
-    path,
-    listing,
-    passes,
-    resume_from,
-    stop_after,
-    printing,
-    verify_only,
-    validate,
-    against,
-    inputs,
-    grid,
-    target,
-    output,
+    path: str,
+    listing: bool,
+    passes: tuple[str, ...],
+    resume_from: str | None,
+    stop_after: str | None,
+    printing: str | None,
+    verify_only: bool,
+    validate: bool,
+    against: str | None,
+    inputs: str | None,
+    grid: str | None,
+    target: str | None,
+    output: str | None,
 ) -> None:
     """Run passes over IR text (FILE, default standard input)."""
     from tkc.tools.opt import arrays, compared, optimize, read, validator_of, write
@@ -399,6 +418,17 @@ def opt(
     write("" if printing else text, output)
 
 
+def grid_for(text: str | None, function: Any) -> Any:
+    """The grid of a text, else what stands beside the kernel as `grid`. Raises tkc.Error."""
+    grid = grid_of(text) or function.fn.__globals__.get("grid")
+    if not callable(grid) and not isinstance(grid, tuple):
+        raise Error(
+            f"{function.__name__} needs a grid; write --grid 32,32, or a function `grid` beside the"
+            " kernel"
+        )
+    return grid
+
+
 def grid_of(text: str | None) -> tuple[int, ...] | None:
     """A grid as text. Raises tkc.Error."""
     if text is None:
@@ -434,7 +464,15 @@ def grid_of(text: str | None) -> tuple[int, ...] | None:
     help="Programs to run in the simulator.",
 )
 @click.option("-o", "--output", metavar="FILE")
-def reduce_(path, test, target, warps, stages, grid, output) -> None:
+def reduce_(
+    path: str,
+    test: str | None,
+    target: str,
+    warps: int | None,
+    stages: int,
+    grid: str,
+    output: str | None,
+) -> None:
     """Make a module of level 0 as small as it can be while it stays interesting."""
     from tkc.ir.target import TARGETS
     from tkc.tools.opt import read, write
@@ -460,7 +498,7 @@ def reduce_(path, test, target, warps, stages, grid, output) -> None:
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1)
-def bench(arguments) -> None:
+def bench(arguments: tuple[str, ...]) -> None:
     """Run benchmarks by name, as benchmarks/run.py does."""
     script = next(
         (

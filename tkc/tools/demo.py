@@ -31,15 +31,16 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import Error
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 TARGETS = ("sm_80", "sm_89", "sm_90a")
@@ -86,7 +87,7 @@ def load(folder: Path) -> dict[str, ModuleType]:
     }
 
 
-def measure(run, device: str) -> float:
+def measure(run: Callable[[], Any], device: str) -> float:
     """Seconds of one run: the median of a few batches. On a GPU a batch is long enough that waiting
     for it costs nothing.
     """
@@ -200,7 +201,7 @@ def demo(
     examples: Path | None = None,
     out: Path | None = Path("out"),
     only: tuple[str, ...] = (),
-    console=None,
+    console: Console | None = None,
 ) -> int:
     """Runs everything and prints the table; 0 if every row is right and everything was written,
     else 1.

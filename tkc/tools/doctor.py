@@ -8,6 +8,10 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def _cache() -> Finding:
     return Finding("disk cache", f"{disk.root}, {len(sizes)} entries, {sum(sizes) / 2**20:.1f} MiB")
 
 
-def doctor(console) -> int:
+def doctor(console: Console) -> int:
     """Prints the findings; 1 if something needed is missing."""
     from rich.table import Table
 

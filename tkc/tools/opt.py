@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from tkc.errors import CompileError, Error, VerifyError
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
+    from tkc.ir.target import Target
     from tkc.passes import PassContext
     from tkc.sim.validate import Validator
 
@@ -132,7 +133,7 @@ def _validating(
     return observed
 
 
-def targeted(name: str):
+def targeted(name: str) -> Target:
     """The target of a name. Raises tkc.Error."""
     from tkc.ir.target import target
 
@@ -142,7 +143,9 @@ def targeted(name: str):
         raise Error(str(e)) from None
 
 
-def validator_of(module, inputs: dict, grid: tuple[int, ...] | None, command: str = ""):
+def validator_of(
+    module: ModuleOp, inputs: dict, grid: tuple[int, ...] | None, command: str = ""
+) -> Validator:
     """A validator for a module of text: of the arrays of an .npz file, or of made-up ones. Raises
     tkc.Error.
     """
@@ -204,7 +207,7 @@ def arrays(path: str | None) -> dict:
 
 
 @contextmanager
-def deadline(seconds: int):
+def deadline(seconds: int) -> Iterator[None]:
     """Raises tkc.Error after so long, where the system has timers."""
     if not hasattr(signal, "setitimer"):
         yield

@@ -1,0 +1,59 @@
+"""What the other files of the runtime need of a kernel (`jit.JitFunction`) and of its launchers, as
+types, so that they need not import them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tkc.runtime.specialize import Specialization
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
+
+# (namespace, name, value): what must stay so for a launch cache to be used
+Watch = tuple[dict, Any, Any]
+Extents = tuple[int, int, int]
+
+
+class Kernel(Protocol):
+    """A kernel, as what simulates, predicts, tunes or remembers its launches sees it."""
+
+    __name__: str
+    __module__: str
+    __qualname__: str
+    fn: Callable
+    names: tuple[str, ...]
+    constexpr: tuple[bool, ...]
+    careful: bool
+    epoch: object
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]: ...
+    def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]: ...
+    def extents(self, grid: Any, values: Sequence) -> Extents: ...
+    def watching(self) -> tuple[Watch, ...]: ...
+    def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]: ...
+    def _describe(self, values: Sequence) -> list: ...
+    def _specialize(self, infos: Sequence, options: tuple) -> Specialization: ...
+    def _get(self, s: Specialization, target: str) -> Compiled: ...
+
+
+class Owner(Protocol):
+    """A kernel, or a tuned one."""
+
+    chooses: bool
+
+    @property
+    def kernel(self) -> Kernel: ...
+    def watching(self) -> tuple[Watch, ...] | None: ...
+
+
+class CallLauncher(Protocol):
+    """`kernel[grid]`, as its launch caches see it."""
+
+    @property
+    def owner(self) -> Owner: ...
+    @property
+    def caches(self) -> dict: ...
+    def miss(self, args: Sequence, kwargs: dict[str, Any]) -> None: ...
