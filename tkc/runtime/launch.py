@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from tkc.errors import DeviceError, LaunchError
 from tkc.ir.interface import Interface, Parameter
-from tkc.ir.target import TARGETS
+from tkc.ir.target import TARGETS, Target
 from tkc.runtime import driver, tensor_maps
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, ScalarInfo, argument
@@ -435,41 +435,45 @@ def check_arguments(
     for p in interface.parameters:
         if p.argument < 0:
             continue
-        info, what = infos[p.argument], f"argument {names[p.argument]} of {kernel}"
+        what = f"argument {names[p.argument]} of {kernel}"
         if p.kind in ("pointer", "shape", "stride", "map"):
-            if not isinstance(info, ArrayInfo):
-                raise LaunchError(
-                    f"{what}: expected an array, got the number {info.value!r}; pass a tensor"
-                )
-            if info.device < 0:
-                raise LaunchError(
-                    f"{what}: expected an array on a GPU, got one in host memory; move it with"
-                    " .cuda()"
-                )
-            if not info.pointer and info.span != (0, 0):
-                raise LaunchError(
-                    f"{what}: its address is 0 although it has elements; was it freed?"
-                )
-            if p.kind in ("shape", "stride") and not 0 <= p.axis < len(info.shape):
-                raise LaunchError(
-                    f"{what}: expected rank of at least {p.axis + 1}, got {len(info.shape)};"
-                    " reshape it"
-                )
-            if info.pointer % info.itemsize:
-                raise LaunchError(
-                    f"{what}: its address {info.pointer:#x} is no multiple of its"
-                    f" {info.itemsize}-byte elements; pass a copy"
-                )
+            _check_array(p, infos[p.argument], what)
         elif p.kind == "scalar":
-            if isinstance(info, ArrayInfo):
-                raise LaunchError(
-                    f"{what}: expected a number, got an array of shape {info.shape}; pass x.item()"
-                )
-            if info.value is None:
-                raise LaunchError(
-                    f"{what}: {info.dtype} stands for a number and can be compiled for, not"
-                    " launched; pass one"
-                )
+            _check_number(infos[p.argument], what)
+
+
+def _check_array(p: Parameter, info: ArrayInfo | ScalarInfo, what: str) -> None:
+    if not isinstance(info, ArrayInfo):
+        raise LaunchError(
+            f"{what}: expected an array, got the number {info.value!r}; pass a tensor"
+        )
+    if info.device < 0:
+        raise LaunchError(
+            f"{what}: expected an array on a GPU, got one in host memory; move it with .cuda()"
+        )
+    if not info.pointer and info.span != (0, 0):
+        raise LaunchError(f"{what}: its address is 0 although it has elements; was it freed?")
+    if p.kind in ("shape", "stride") and not 0 <= p.axis < len(info.shape):
+        raise LaunchError(
+            f"{what}: expected rank of at least {p.axis + 1}, got {len(info.shape)}; reshape it"
+        )
+    if info.pointer % info.itemsize:
+        raise LaunchError(
+            f"{what}: its address {info.pointer:#x} is no multiple of its"
+            f" {info.itemsize}-byte elements; pass a copy"
+        )
+
+
+def _check_number(info: ArrayInfo | ScalarInfo, what: str) -> None:
+    if isinstance(info, ArrayInfo):
+        raise LaunchError(
+            f"{what}: expected a number, got an array of shape {info.shape}; pass x.item()"
+        )
+    if info.value is None:
+        raise LaunchError(
+            f"{what}: {info.dtype} stands for a number and can be compiled for, not launched; pass"
+            " one"
+        )
 
 
 def check_grid(
@@ -487,30 +491,8 @@ def check_grid(
             f"{kernel}: a cluster of {cluster} blocks; at most 8 are portable, 16 possible: use a"
             " smaller cluster"
         )
-    target = TARGETS.get(interface.target)
-    if target:
-        if cluster > 1 and not target.clusters:
-            raise LaunchError(
-                f"{kernel}: {interface.target} has no clusters; compile with cluster=(1, 1)"
-            )
-        if interface.shared_bytes > target.shared_bytes:
-            raise LaunchError(
-                f"{kernel}: needs {interface.shared_bytes} bytes of shared memory,"
-                f" {interface.target} has {target.shared_bytes}; use smaller tiles or num_stages"
-            )
-        have = driver.capability(function.device)
-        if have != target.capability and (
-            interface.target.endswith("a") or have < target.capability
-        ):
-            raise LaunchError(
-                f"{kernel}: was compiled for {interface.target} and cuda:{function.device} is"
-                f" sm_{have}; compile it for that device"
-            )
-        if function.registers * interface.threads > target.registers:
-            raise LaunchError(
-                f"{kernel}: {function.registers} registers for each of {interface.threads} threads;"
-                f" there are {target.registers}: use a smaller num_warps or maxnreg"
-            )
+    if target := TARGETS.get(interface.target):
+        _check_target(interface, function, target, kernel)
     if interface.persistent:
         if math.prod(grid) > MAX_GRID[0]:
             raise LaunchError(
@@ -524,6 +506,32 @@ def check_grid(
                 f"{kernel}: grid axis {axis} is {n}{f' × cluster {c}' if c > 1 else ''}; at most"
                 f" {most}: put the long axis first, or split the launch"
             )
+
+
+def _check_target(
+    interface: Interface, function: driver.Function, target: Target, kernel: str
+) -> None:
+    """Clusters, shared memory and registers of the target; that the device runs its code."""
+    if math.prod(interface.cluster) > 1 and not target.clusters:
+        raise LaunchError(
+            f"{kernel}: {interface.target} has no clusters; compile with cluster=(1, 1)"
+        )
+    if interface.shared_bytes > target.shared_bytes:
+        raise LaunchError(
+            f"{kernel}: needs {interface.shared_bytes} bytes of shared memory,"
+            f" {interface.target} has {target.shared_bytes}; use smaller tiles or num_stages"
+        )
+    have = driver.capability(function.device)
+    if have != target.capability and (interface.target.endswith("a") or have < target.capability):
+        raise LaunchError(
+            f"{kernel}: was compiled for {interface.target} and cuda:{function.device} is"
+            f" sm_{have}; compile it for that device"
+        )
+    if function.registers * interface.threads > target.registers:
+        raise LaunchError(
+            f"{kernel}: {function.registers} registers for each of {interface.threads} threads;"
+            f" there are {target.registers}: use a smaller num_warps or maxnreg"
+        )
 
 
 def physical_grid(
