@@ -72,7 +72,7 @@ def _of_an_instance(op: Operation, operator: str) -> bool:
         operator == "stage"
         and isinstance(op, shared.Stage)
         and role is not None
-        and op.index[0] is role.who
+        and op.index[0] is role.instance
     )
 
 

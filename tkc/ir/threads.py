@@ -4,12 +4,12 @@ A kernel's body is run by every thread of the block. `tile.roles` splits it into
 each a group of warps:
 
     tile.roles {
-      tile.role producer {warps = 4, registers = 40, single} { ^0(%who: i32): … }
-      tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%who: i32): … }
+      tile.role producer {warps = 4, registers = 40, single} { ^0(%instance: i32): … }
+      tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%instance: i32): … }
     }
 
-`single`: one elected thread runs the body. `copies`: so many instances of 4 warps each; `%who` is
-the number of the instance.
+`single`: one elected thread runs the body. `copies`: so many instances of 4 warps each; `%instance`
+is the number of the instance.
 
 Inside a role every tile is distributed over one instance's warps, and every operation that issues a
 copy, an arrival or a commit does so once for the instance (its first thread), unless it says
@@ -155,7 +155,8 @@ class Role(TileOperation):
         return self.copies.value.data if self.copies else 1
 
     @property
-    def who(self) -> SSAValue:
+    def instance(self) -> SSAValue:
+        """The number of the instance that runs the body (i32)."""
         return self.body.block.args[0]
 
 

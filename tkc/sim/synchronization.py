@@ -78,7 +78,7 @@ def roles(m, op):
                 _groups(role),
             )
             one.values, one.exact = dict(m.values), dict(m.exact)
-            one.assign([role.who], [np.int32(copy)])
+            one.assign([role.instance], [np.int32(copy)])
             instances.append(one)
             m.launch.spawn(one, role.body.block)
 

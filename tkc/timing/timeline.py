@@ -255,7 +255,7 @@ class MultiprocessorSimulation:
             for who in range(many):
                 groups = 1 if role.single else max(1, warps // 4)
                 for g in range(groups):
-                    inner = dict(env) | {role.who: who}
+                    inner = dict(env) | {role.instance: who}
                     self._agent(
                         name if role.single else f"{name} {who * groups + g}",
                         role.body.block,

@@ -142,5 +142,5 @@ def role(
             barrier = w.hoist("barrier", lambda: w.op("sub.s32", "b32", last, index))
         single = r.single is not None
         e.instance = Instance(warps, first, barrier, single, r.sym_name.data, r.instances, index)
-        e.values[r.who] = index
+        e.values[r.instance] = index
         e.block(r.body.block)

@@ -2,7 +2,7 @@
 
     producer, for each tile group of three        consumers, one warpgroup and program each
 
-      Q of each, one after the other                wait for its own Q, stage + %who
+      Q of each, one after the other                wait for its own Q, stage + %instance
       for %n from the first program's begin         for each block of the group before its own:
              to the last one's end:                   wait, release
         wait until K's stage is free                for %n from its own begin to its own end:
@@ -256,7 +256,7 @@ class Consumer(CoResident):
         """Its stages of each ring: those of its own, and where in the tile group's stream its loop
         begins; behind its program, where the tile group's ends.
         """
-        replace(self.member, [self.role.who])
+        replace(self.member, [self.role.instance])
         firsts = {ring_of(copy): copy for copy in reversed(self._copies())}
         end, carried = (
             terminator_of(self.body),
@@ -267,7 +267,7 @@ class Consumer(CoResident):
                 continue
             mine: Sequence[SSAValue] = before(
                 first_of(self.body),
-                threads.RingNext(*state, shared_type(ring).stages, self.role.who),
+                threads.RingNext(*state, shared_type(ring).stages, self.role.instance),
             ).results
             over = before(
                 end,

@@ -1,7 +1,7 @@
 """Ping-pong: two consumers of one warpgroup each take a block's programs in turn. The last step of
 roles.py for plans with two programs.
 
-    role consumer {warps = 4, copies = 2}: ^(%who)
+    role consumer {warps = 4, copies = 2}: ^(%instance)
       the second arrives at the first one's turn              hardware barriers 1 and 2
       for %program = first + who·blocks to … step 2·blocks, from the stage who·n further on:
         barrier my turn
@@ -48,9 +48,9 @@ def alternate(role: threads.Role) -> None:
     own_buffers(role)
     build = Builder(loop)
     one, two = build.number(1), build.number(2)
-    mine, other = build.add(role.who, one), build.sub(two, role.who)
+    mine, other = build.add(role.instance, one), build.sub(two, role.instance)
     waits = Block()
-    branch = before(loop, scf.IfOp(build.eq(role.who, one), [], [waits]))
+    branch = before(loop, scf.IfOp(build.eq(role.instance, one), [], [waits]))
     waits.add_ops([threads.BarrierArrive(other, CONSUMER_THREADS), scf.YieldOp()])
     stamp(branch, loop)
     _take_turns(loop, mine, other)
@@ -64,7 +64,7 @@ def alternate(role: threads.Role) -> None:
         first = before(
             loop,
             threads.RingNext(
-                loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.who, used)
+                loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.instance, used)
             ),
         )
         if not even:
@@ -78,7 +78,7 @@ def alternate(role: threads.Role) -> None:
         for j in (0, 1):
             loop.operands[3 + i + j] = first.results[j]
             terminator_of(body).operands[i + j] = over.results[j]
-    loop.operands[0] = build.add(loop.lb, build.mul(role.who, loop.step))
+    loop.operands[0] = build.add(loop.lb, build.mul(role.instance, loop.step))
     loop.operands[2] = build.mul(loop.step, two)
 
 
@@ -113,7 +113,7 @@ def own_buffers(role: threads.Role) -> None:
         )
         both.result.name_hint = op.result.name_hint
         op.result.replace_all_uses_with(
-            before(first_of(role.body.block), shared.Stage(both.result, role.who)).result
+            before(first_of(role.body.block), shared.Stage(both.result, role.instance)).result
         )
         erase(op)
 
