@@ -13,26 +13,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXEMPT = {
     "tkc/codegen/cpu/functions.py",
-    "tkc/compiler.py",
     "tkc/fuzz/kernels.py",
     "tkc/fuzz/programs.py",
-    "tkc/kernels/arrays.py",
-    "tkc/kernels/calls.py",
-    "tkc/kernels/matmul.py",
-    "tkc/kernels/views.py",
-    "tkc/runtime/arrays.py",
-    "tkc/runtime/autotune.py",
-    "tkc/runtime/driver.py",
-    "tkc/runtime/export.py",
-    "tkc/runtime/fingerprint.py",
-    "tkc/runtime/interpret.py",
-    "tkc/runtime/launch.py",
-    "tkc/runtime/prediction.py",
-    "tkc/runtime/simulate.py",
-    "tkc/runtime/specialize.py",
-    "tkc/runtime/tensor_maps.py",
-    "tkc/runtime/tuning.py",
-    "tkc/runtime/workers.py",
     "tkc/sim/asynchronous.py",
     "tkc/sim/barriers.py",
     "tkc/sim/bounds.py",
@@ -51,10 +33,6 @@ EXEMPT = {
     "tkc/sim/ring.py",
     "tkc/sim/synchronization.py",
     "tkc/sim/validate.py",
-    "tkc/tools/cli.py",
-    "tkc/tools/demo.py",
-    "tkc/tools/doctor.py",
-    "tkc/tools/opt.py",
 }
 
 
