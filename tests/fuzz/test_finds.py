@@ -24,7 +24,7 @@ def found(policy: str, seeds: Iterable[int]) -> Failure | None:
     passes alone.
     """
     for seed in seeds:
-        k = kernel(seed, policy, STATEMENTS)
+        k = kernel(seed, policy, None if policy == "roles" else STATEMENTS)
         target = default_target(k)
         chosen = [replace(v, each=False, ptx=False) for v in variants(k, target, False, None)]
         failures = [f for f in check(k, chosen=chosen) if f.kind != "refused"]
@@ -38,6 +38,8 @@ CHECKS = {
     "copies ahead of stores": (pipeline_async_copies, "source_unchanged", True, "in_place"),
     "loads ahead of stores": (fetch_ahead, "unchanged", True, "in_place"),
     "tensor maps of what a program wrote": (hopper, "written_before", False, "roles"),
+    "numbers looked up ahead of stores": (pipeline_async_copies, "unchanged", True, "roles"),
+    "numbers that producers look up": (hopper, "unchanged", True, "roles"),
     "loads moved into a loop over parts": (fit_dots, "unseen", True, "large"),
 }
 

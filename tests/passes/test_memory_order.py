@@ -61,6 +61,16 @@ def later(x, w, out, steps, N: tkc.constexpr):
     tkc.store(out, (0, 0), total)
 
 
+@tkc.jit
+def epilogue(a, b, c, d, k, column, N: tkc.constexpr):
+    """What is added to the product is read from c, and the result written to d, which may be c."""
+    total = tkc.zeros((N, N))
+    for i in range(0, k, 64):
+        total = tkc.dot(tkc.load(a, (0, i), (N, 64)), tkc.load(b, (i, 0), (64, N)), total)
+    total = total + tkc.load(c, (0, 0), (N, N)).to(tkc.float32)
+    tkc.store(d, (0, column), total.to(d.dtype))
+
+
 def matrix(n: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).normal(size=(n, n)) * scale).astype(np.float16)
 
@@ -102,6 +112,19 @@ def test_arguments_that_share_memory(how, roles, n, target, monkeypatch):
     for i in range(STEPS):
         want = product(want if how != "apart" else x[i], w)
         near(y[i + 1], want)
+
+
+@SIZES
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("column", [0, 8, 64])
+def test_an_epilogue_that_writes_what_it_reads(column, warps, n, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    a, b, c = (np.random.default_rng(s).integers(-2, 3, (n, n)) for s in range(3))
+    c = np.concatenate([c, c], 1).astype(np.float16)
+    want = c.copy()
+    want[:, column : column + n] = a @ b + c[:, :n]
+    epilogue[1](a.astype(np.float16), b.astype(np.float16), c, c, n, column, n, num_warps=warps)
+    np.testing.assert_array_equal(c, want)
 
 
 @TARGETS

@@ -129,7 +129,7 @@ class DotWriter(ValueWriter):
             if of_integers
             else self.pick(("bfloat16", "bfloat16", "float16", "float32", "float8_e4m3"))
         )
-        row = self.pick(("p * 16", "0", self.index()))
+        row = self.place_of(i, 16, self.pick(("p * 16", "0", self.index())))
         x = self.to(self.block_at(self.input(2, dtype), (row, i), (m, k)), dtype)
         y = self._right_operand(i, dtype, k, n)
         if self.chance(0.25):
@@ -182,6 +182,10 @@ class DotWriter(ValueWriter):
     def end_of_iteration(self, loop: DotLoop) -> None:
         """What else a loop of dots does."""
 
+    def place_of(self, i: str, step: int, row: str) -> str:
+        """Where a block begins that a loop with this index and step reads: here at the row."""
+        return row
+
     @staticmethod
     def _is_operand(a: ArraySpec, dtype: str, rank: int, even: int) -> bool:
         if a.dtype != dtype or a.name[0] != "a" or a.order != "C":
@@ -233,6 +237,7 @@ class DotWriter(ValueWriter):
         before = [self.operand(dtype, m, k, row, "0")] if form == "before" else []
         self._head(loop)
         saved = self.enter()
+        row = self.place_of(loop.index, k, row)
         x = before[0] if before else self.operand(dtype, m, k, row, loop.index)
         self._early_dots(loop, form, sums, x, row)
         self.end_of_iteration(loop)
@@ -255,7 +260,8 @@ class DotWriter(ValueWriter):
     def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> None:
         """Dots of operands that do not depend on each other."""
         m, n, k = loop.shape
-        y = self.operand(loop.dtype, k, n, loop.index, loop.column)
+        place = self.place_of(loop.index, k, loop.index)
+        y = self.operand(loop.dtype, k, n, place, loop.column)
         if form == "computed":
             x, y = (self.changed(x), y) if self.chance(0.6) else (x, self.changed(y))
         self.add_dot(sums[0], x, y, partial=form == "partial")

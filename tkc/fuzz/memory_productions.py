@@ -171,15 +171,54 @@ class MemoryWriter(DotWriter):
         if self.chance(0.8):
             return super().operand(dtype, rows, columns, row, column)
         shape = (self.pick((64, 130)), self.pick((4, 8)) * 16)
-        found = [a for a in self.arrays if a.name[0] == "w" and (a.dtype, a.order) == (dtype, "C")]
+        found = [a for a in self._own_matrices() if (a.dtype, a.order) == (dtype, "C")]
         a = self.other_name(self.pick(found) if found else self.own("w", dtype, shape))
         place = f"({self.pick(('0', row))}, {self.pick(('0', column))})"
         text = f"tkc.load({a.name}p, {place}, {(rows, columns)})"
         return self.let(text, dtype, (rows, columns), MOST_OWN)
 
+    def epilogue(self) -> None:
+        """A result with a block of an array that it is stored to, mostly under another name and at
+        another place.
+        """
+        found = [t for t in self.pool if len(t.shape) == 2 and t.dtype == "float32"]
+        if not found:
+            return
+        t, dtype = found[-1], self.pick(("bfloat16", "float16"))
+        m, n = t.shape
+        a = self.own("w", dtype, (m + self.pick((0, 64)), n + self.pick((0, 8, 64))))
+        c = self.let(f"tkc.load({a.name}p, (0, 0), {t.shape})", dtype, t.shape, MOST_OWN)
+        total = self.let(f"{t.name} + {c.name}.to(tkc.float32)", "float32", t.shape, t.bound + 8)
+        target = self.alias(a) if self.chance(0.7) else a
+        place = f"{self.pick(('0', '0', '64'))}, {self.pick(('0', '8', '16', '64'))}"
+        written = self._written(total, dtype)
+        self.line(f"tkc.store({target.name}p, ({place}), {written.name})")
+
+    def _own_matrices(self) -> list[ArraySpec]:
+        return [a for a in self.arrays if a.name[0] == "w" and len(a.shape) == 3]
+
+    def looked_up(self, i: str, step: int) -> str | None:
+        """A number of rows that is looked up in an array of the program's own, which a statement
+        of the loop may change; None where there are enough arrays.
+        """
+        a = self.own_array(1, "int32")
+        if a is None:
+            return None
+        row = self.fresh("r")
+        place = self.pick((f"{i} // {step} % {a.shape[1]}", "0"))
+        self.line(f"{row} = tkc.maximum({self.other_name(a).name}p[{place}], 0) * 8")
+        if self.chance(0.5):
+            number = self.random.randint(0, MOST_OWN)
+            new = self.pick((f"tkc.full((1,), {number})", f"tkc.full((1,), {i} // {step} % 4)"))
+            self.line(f"tkc.store({a.name}p, ({self.pick((place, '0', '1'))},), {new})")
+        return row
+
+    def place_of(self, i: str, step: int, row: str) -> str:
+        return (self.looked_up(i, step) if self.chance(0.15) else None) or row
+
     def end_of_iteration(self, loop: DotLoop) -> None:
         """Now and then writes to what the loop's operands are blocks of."""
-        found = [a for a in self.arrays if a.name[0] == "w"]
+        found = self._own_matrices()
         if not found or self.chance(0.4):
             return
         a = self.other_name(self.pick(found))

@@ -168,6 +168,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
     has_roles = w.policy == "roles"
     if has_roles:
         w.dot_loop()
+        if w.chance(0.3):
+            w.epilogue()
     for _ in range(w.steps // (4 if has_roles or w.policy == "large" else 1)):
         w.step()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]

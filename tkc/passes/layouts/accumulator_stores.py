@@ -15,7 +15,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
 from tkc.ir.values import extents_of, shared_type, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import accessed
+from tkc.passes.analysis.alias import may_meet
 from tkc.passes.layouts.buffers import offsets_of_parts, written
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
@@ -52,7 +52,7 @@ class _Stores:
             if isinstance(op, (tile.Store, tile.AtomicBlock))
             and isinstance(op.value.type, TileType)
         ]
-        self.parts = Parts(self.large)
+        self.parts = Parts(self.large, context.overlaps)
 
     def run(self) -> None:
         """Replaces each store of an accumulator."""
@@ -60,13 +60,14 @@ class _Stores:
         transposed = [op for op in self.large if self._is_accumulator(op, True)]
         # A warpgroup stores its rows when it has written them: not to an array to which another
         # warpgroup's threads may have stored before.
-        others = {accessed(op) for op in self.large if op not in stores}
+        others = [op for op in self.large if op not in stores]
+        overlaps = self.context.overlaps
         in_subtiles = {
             op
             for op in stores
             if self.plan.epilogue == "tma"
             and is_stored_by_map(op)
-            and accessed(op) not in others
+            and not any(may_meet(op, other, overlaps) for other in others)
             and subtile(op, self.groups, self.plan.columns)
         }
         free = self._free_buffers()

@@ -28,6 +28,7 @@ from tkc.ir import tile
 from tkc.ir.rewrite import Builder, before, retype
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
+from tkc.passes.analysis.alias import Overlaps, may_meet
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
@@ -216,7 +217,8 @@ class Parts:
     of a few columns each, so that what one needs is no longer live before the next.
     """
 
-    def __init__(self, stores: Sequence[ResultStore]):
+    def __init__(self, stores: Sequence[ResultStore], overlaps: Overlaps):
+        self.overlaps = overlaps
         self.within = epilogue_of(stores)
         self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
         self.long = is_long(self.within)
@@ -317,11 +319,12 @@ class Parts:
             return False
         return not any(self._may_write(op, load) for op in block_of(load).walk())
 
-    @staticmethod
-    def _may_write(op: Operation, load: tile.Load) -> bool:
+    def _may_write(self, op: Operation, load: tile.Load) -> bool:
         """Whether an operation may write to another part of what a load reads."""
-        if isinstance(op, tile.Store) and op.array is load.array:
-            return list(op.offsets) != list(load.offsets) or op.extents != load.extents
+        if isinstance(op, tile.Store):
+            if op.array is load.array and list(op.offsets) == list(load.offsets):
+                return op.extents != load.extents
+            return may_meet(op, load, self.overlaps)
         return isinstance(op, (tile.StorePointers, tile.Atomic, tile.AtomicBlock))
 
 
