@@ -71,6 +71,17 @@ def epilogue(a, b, c, d, k, column, N: tkc.constexpr):
     tkc.store(d, (0, column), total.to(d.dtype))
 
 
+@tkc.jit
+def several(a, b, c, d, k, N: tkc.constexpr):
+    """Results that overlap in c (and in d, which may be c): the last one written counts."""
+    total = tkc.zeros((N, N))
+    for i in range(0, k, 64):
+        total = tkc.dot(tkc.load(a, (0, i), (N, 64)), tkc.load(b, (i, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    tkc.store(d, (0, 16), (total + 1).to(d.dtype))
+    tkc.store(c, (0, 8), (total + 2).to(c.dtype))
+
+
 def matrix(n: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).normal(size=(n, n)) * scale).astype(np.float16)
 
@@ -125,6 +136,23 @@ def test_an_epilogue_that_writes_what_it_reads(column, warps, n, monkeypatch):
     want[:, column : column + n] = a @ b + c[:, :n]
     epilogue[1](a.astype(np.float16), b.astype(np.float16), c, c, n, column, n, num_warps=warps)
     np.testing.assert_array_equal(c, want)
+
+
+@SIZES
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("twice", [False, True])
+def test_results_that_overlap(twice, warps, n, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    a, b = (np.random.default_rng(s).integers(-2, 3, (n, n)) for s in range(2))
+    c = np.zeros((n, n + 64), np.float16)
+    d = c if twice else np.zeros_like(c)
+    want, other = np.zeros_like(c), np.zeros_like(c)
+    want[:, :n] = a @ b
+    (want if twice else other)[:, 16 : n + 16] = a @ b + 1
+    want[:, 8 : n + 8] = a @ b + 2
+    several[1](a.astype(np.float16), b.astype(np.float16), c, d, n, n, num_warps=warps)
+    np.testing.assert_array_equal(c, want)
+    np.testing.assert_array_equal(d, want if twice else other)
 
 
 @TARGETS

@@ -58,18 +58,7 @@ class _Stores:
         """Replaces each store of an accumulator."""
         stores = [op for op in self.large if self._is_accumulator(op, False)]
         transposed = [op for op in self.large if self._is_accumulator(op, True)]
-        # A warpgroup stores its rows when it has written them: not to an array to which another
-        # warpgroup's threads may have stored before.
-        others = [op for op in self.large if op not in stores]
-        overlaps = self.context.overlaps
-        in_subtiles = {
-            op
-            for op in stores
-            if self.plan.epilogue == "tma"
-            and is_stored_by_map(op)
-            and not any(may_meet(op, other, overlaps) for other in others)
-            and subtile(op, self.groups, self.plan.columns)
-        }
+        in_subtiles = self._in_subtiles(stores)
         free = self._free_buffers()
 
         def kind(op: ResultStore) -> object:
@@ -78,13 +67,30 @@ class _Stores:
                 geometry = subtile(op, self.groups, self.plan.columns)
             return geometry, extents_of(op.value)
 
-        for together in neighbours(stores, kind):
+        for together in neighbours(stores, kind, self.context.overlaps):
             if together[0] in in_subtiles:
                 self._through_subtiles(together, free)
             else:
                 self._from_registers(together, False)
-        for together in neighbours(transposed, lambda op: extents_of(op.value)):
+        for together in neighbours(
+            transposed, lambda op: extents_of(op.value), self.context.overlaps
+        ):
             self._from_registers(together, True)
+
+    def _in_subtiles(self, stores: list[ResultStore]) -> set[ResultStore]:
+        """Those of accumulators' stores that go through shared memory. A warpgroup stores its rows
+        when it has written them: not to memory to which another warpgroup's threads may have stored
+        before.
+        """
+        others = [op for op in self.large if op not in stores]
+        return {
+            op
+            for op in stores
+            if self.plan.epilogue == "tma"
+            and is_stored_by_map(op)
+            and not any(may_meet(op, other, self.context.overlaps) for other in others)
+            and subtile(op, self.groups, self.plan.columns)
+        }
 
     def _is_accumulator(self, op: ResultStore, transposed: bool) -> bool:
         """Whether a tile has the layout of a dot's accumulator, or of that of a swapped dot."""

@@ -365,32 +365,39 @@ def _result_axes(op: Operation) -> list[int | None] | None:
 
 
 def neighbours(
-    stores: Sequence[ResultStore], kind: Callable[[ResultStore], object]
+    stores: Sequence[ResultStore], kind: Callable[[ResultStore], object], overlaps: Overlaps
 ) -> list[list[ResultStore]]:
     """Stores of one kind that follow each other with nothing between that could observe their
-    order.
+    order, to memory that they do not share.
     """
     found: list[list[ResultStore]] = []
     for op in stores:
         last = found[-1][-1] if found else None
         is_next = last is not None and last.parent is op.parent and kind(last) == kind(op)
-        if last is not None and is_next and _are_adjacent(last, op):
+        if is_next and _may_interleave(found[-1], op, overlaps):
             found[-1].append(op)
         else:
             found.append([op])
     return found
 
 
-def _are_adjacent(first: ResultStore, second: ResultStore) -> bool:
-    op = first.next_op
-    while op is not None and op is not second:
+def _may_interleave(
+    stores: Sequence[ResultStore], following: ResultStore, overlaps: Overlaps
+) -> bool:
+    """Whether parts of a store may be written between parts of those before it."""
+
+    def is_apart(access: Operation) -> bool:
+        return not any(may_meet(store, access, overlaps) for store in stores)
+
+    op = stores[-1].next_op
+    while op is not None and op is not following:
         if op.regions:
             return False
-        is_other_load = isinstance(op, tile.Load) and op.array is not first.array
+        is_other_load = isinstance(op, tile.Load) and is_apart(op)
         if not is_other_load and not is_side_effect_free(op):
             return False
         op = op.next_op
-    return first.array is not second.array
+    return is_apart(following)
 
 
 def advanced(offset: SSAValue, by: int, anchor: Operation) -> SSAValue:
