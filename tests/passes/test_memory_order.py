@@ -155,6 +155,29 @@ def test_results_that_overlap(twice, warps, n, monkeypatch):
     np.testing.assert_array_equal(d, want if twice else other)
 
 
+@tkc.jit
+def stored_and_read(x, y, out, N: tkc.constexpr):
+    tkc.store(x, (0, 0), tkc.load(x, (0, 0), (N, N)) + 1)
+    v = tkc.load(y, (0, 0), (N, N)).T
+    tkc.store(out, (0, 0), tkc.dot(v, v))
+
+
+@TARGETS
+@SIZES
+@pytest.mark.parametrize("how", ["one argument twice", "views", "apart"])
+def test_a_barrier_between_a_store_and_a_load_of_the_same_memory(how, n, target):
+    """Of other threads' elements; it is in no schedule of the simulator that one is missed."""
+    x = np.zeros((n + 1, n), np.float32)
+    y = {"one argument twice": x[:n], "views": x[1:], "apart": np.zeros_like(x[1:])}[how]
+    compiled = stored_and_read.compile(x[:n], y, np.zeros((n, n), np.float32), n, target=target)
+    lines = compiled.ir("final").splitlines()
+    stored = next(i for i, line in enumerate(lines) if "tile.store %x" in line)
+    reads = ("tile.cp_async", "tile.tma_load", "tile.load %y")
+    read = next(i for i, line in enumerate(lines) if i > stored and any(r in line for r in reads))
+    barriers = sum("tile.block_barrier" in line for line in lines[stored:read])
+    assert (barriers > 0) is (how != "apart")
+
+
 @TARGETS
 @SIZES
 def test_atomic_updates_of_an_operand(n, target, monkeypatch):

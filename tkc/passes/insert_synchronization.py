@@ -20,14 +20,15 @@ cluster's barrier alone, before the first write too: a block may be written to o
 
 Global memory is treated the same, except that a thread's own earlier access (the same array,
 offsets and layout, no element of which is another thread's too) is no conflict, nor is one of a
-ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Arrays of
-different arguments do not overlap (an overlap is part of the specialization), and the programs that
-a persistent block takes in turn are as unordered as if others ran them.
+ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Arguments
+that share memory (which is part of the specialization) are one array, and the programs that a
+persistent block takes in turn are as unordered as if others ran them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
@@ -52,10 +53,12 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import ancestor, is_of_programs
+from tkc.passes.analysis.alias import Overlaps, ancestor, is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
+# Of arguments that share memory, the one that stands for all; set while a kernel is looked at
+_STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
 
 Loop = scf.ForOp | scf.WhileOp
 
@@ -117,11 +120,22 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if isinstance(op, threads.Role) and op.single is None
         ]
         blocks = roles or [kernel.body.block]
+        _STAND_IN.set(_stand_ins(kernel, context.overlaps))
         barriers = sum(len(_with_barriers(block)) for block in blocks)
         far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
         if barriers or far:
             of_cluster = f", {far} of the cluster" if far else ""
             context.decisions.append(f"insert-synchronization: {barriers} barriers{of_cluster}")
+
+
+def _stand_ins(kernel: tile.Kernel, overlaps: Overlaps) -> dict[SSAValue, SSAValue]:
+    """Of each argument that shares memory with others the one that stands for them."""
+    arguments = list(kernel.arguments)
+    groups: list[set[int]] = []
+    for pair in overlaps:
+        met = [g for g in groups if not g.isdisjoint(pair)]
+        groups = [g for g in groups if g not in met] + [set(pair).union(*met)]
+    return {arguments[i]: arguments[min(group)] for group in groups for i in group}
 
 
 def _with_barriers(block: Block) -> list[Operation]:
@@ -471,7 +485,8 @@ def _buffer(value: SSAValue) -> Place:
 
 
 def _array(value: SSAValue) -> Place:
-    return Place(array=_root(value))
+    root = _root(value)
+    return Place(array=None if root is None else _STAND_IN.get().get(root, root))
 
 
 def _root(value: SSAValue) -> SSAValue | None:
