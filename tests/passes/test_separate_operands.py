@@ -9,7 +9,7 @@ import pytest
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.language.kernels import array, f32, traced
+from tests.language.kernels import f32, traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import assembler
 from tkc.codegen.ptx.emit import emit
@@ -64,10 +64,12 @@ def queries(q, k, v, do, lse, delta, dq, unused, scale, D: tkc.constexpr):
     tkc.store(dq[h], (m, 0), acc.to(dq.dtype))
 
 
-def arguments(d: int) -> list:
+def arguments(vector: int = 4) -> list:
+    """vector: elements that divide the strides of small blocks, which maps copy where that is 4."""
     facts = ArrayFacts((Fact(),) * 3, (Fact(8), Fact(8), Fact(exact=1)), 16)
     blocks = [ArrayArgument(tkc.float16, facts)] * 4
-    return [*blocks, *[array(tkc.float32, 2)] * 2, *[ArrayArgument(tkc.float16, facts)] * 2, f32()]
+    rows = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(vector), Fact(exact=1)), 16))
+    return [*blocks, rows, rows, *[ArrayArgument(tkc.float16, facts)] * 2, f32()]
 
 
 def data(s: int, d: int, heads: int = 2) -> list:
@@ -103,9 +105,10 @@ def check(fn, d: int, s: int, run) -> None:
 
 @pytest.mark.parametrize("fn", (queries, keys_and_values))
 @pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("vector", (1, 4))
 @assembler
-def test_gradients_of_attention_have_roles(fn, d):
-    module = traced(fn, *arguments(d), D=d)
+def test_gradients_of_attention_have_roles(fn, d, vector):
+    module = traced(fn, *arguments(vector), D=d)
     given = context("sm_90a")
     through(module, PIPELINE[-1], given)
     assert given.has_roles
@@ -123,7 +126,7 @@ def test_gradients_of_attention_have_roles(fn, d):
 @pytest.mark.parametrize("fn", (queries, keys_and_values))
 def test_before_and_behind_the_pass(fn):
     for last in ("simplify", "separate-operands"):
-        module = traced(fn, *arguments(64), D=64)
+        module = traced(fn, *arguments(), D=64)
         through(module, last, context("sm_90a"))
         check(fn, 64, 200, lambda x, grid, module=module: level0.run(module, x, grid))
 
@@ -133,7 +136,7 @@ def loads(module) -> int:
 
 
 def test_without_wgmma_blocks_are_loaded_once():
-    module = traced(keys_and_values, *arguments(64), D=64)
+    module = traced(keys_and_values, *arguments(), D=64)
     through(module, "simplify", context("sm_80"))
     before = loads(module)
     through(module, "separate-operands", context("sm_80"))
@@ -153,7 +156,7 @@ def in_place(q, k, v, do, lse, delta, dk, dv, scale, D: tkc.constexpr):
 
 
 def test_what_changes_in_between_is_loaded_once():
-    module = traced(in_place, *arguments(64), D=64)
+    module = traced(in_place, *arguments(), D=64)
     given = context("sm_90a")
     through(module, "simplify", given)
     before = loads(module)

@@ -451,6 +451,8 @@ def _roles(
         and (not kept or each + kept <= LARGE_ACCUMULATOR_REGISTERS)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
         and min(stages) > 1
+        # the next program's first dot is issued with its operands alone
+        and {load for ring in rings for load in ring} <= set(_loads(dots, options))
     )
     serpentine = (
         bool(options.serpentine)
@@ -652,6 +654,15 @@ def _roles(
         ),
         "",
     )
+
+
+def _takes_steps_in_turn(loop: scf.ForOp) -> bool:
+    """Whether programs take every so many-th step of one loop each: they begin at different steps,
+    and their numbers of steps differ by one at most.
+    """
+    step = divisor(loop.step) if isinstance(loop.step.owner, tile.Constant) else 0
+    each = divisor(loop.lb)
+    return not program_axes([loop.ub, loop.step]) and 0 < each < step and step % each == 0
 
 
 def is_conditional(loop: scf.ForOp) -> bool:
@@ -896,9 +907,8 @@ def _together(program, dots, options) -> str:
     if each > MAX_OPERAND_REGISTERS[1]:
         return f"an accumulator of {each} registers a thread does not fit one warpgroup"
     bounds = [loop.lb, loop.ub, loop.step]
-    if is_conditional(loop) or (
-        program_axes(bounds) and (options.roles != "pingpong" or from_memory(bounds))
-    ):
+    alike = options.roles == "pingpong" or _takes_steps_in_turn(loop)
+    if is_conditional(loop) or program_axes(bounds) and (not alike or from_memory(bounds)):
         return "the number of steps differs between programs"
     if _counts_with(bounds, loops_of(loop)):
         return "the number of steps differs between iterations of a loop round it"
