@@ -70,9 +70,15 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
-    """Reads the longest rows that are reduced in parts, where that can be done."""
-    reductions = [op for op in kernel.walk() if isinstance(op, tile.Reduce)]
-    extent = max(map(_reduced_extent, reductions), default=0)
+    """Reads the longest rows that are reduced in parts, where that can be done; where none are
+    reduced, the longest ones that are stored.
+    """
+    extents = [_reduced_extent(op) for op in kernel.walk() if isinstance(op, tile.Reduce)] or [
+        max(tile_type(op.value).extents)
+        for op in kernel.walk()
+        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+    ]
+    extent = max(extents, default=0)
     if extent < MIN_ROW_ELEMENTS:
         return
     size = part_of(kernel, extent, context)

@@ -72,6 +72,9 @@ MAX_STAGED_REGISTERS = 160
 # accumulators beside which relaxed maxima have room for scores
 MAX_REGISTERS_TO_RELAX = 64
 MIN_REGISTERS_BESIDE_ACCUMULATORS = 32
+# Elements of a tile for each of which a thread has instructions of its own: of many more the
+# assembler begins all loads before it computes, spills, and takes long.
+MAX_ELEMENTS_IN_LINE = 256
 # shared memory that passes behind the plan may need
 RESERVED_SHARED_BYTES = 2048
 
@@ -763,13 +766,18 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
     if (program := Program.of(kernel_of(module))).dots:
         return ""
     made = _plan(program, context)
-    if fits(program.kernel, made.warps, made.cluster_split[0], context) or any(
-        load.path == "own" for load in made.loads
-    ):
+    threads = 32 * made.warps * made.cluster_split[0]
+    if any(load.path == "own" for load in made.loads):
         return ""
+    if fits(program.kernel, made.warps, made.cluster_split[0], context):
+        each = program.largest // threads
+        reduces = any(isinstance(op, tile.Reduce) for op in program.kernel.walk())
+        if reduces or each <= MAX_ELEMENTS_IN_LINE:
+            return ""
+        return f"{each} elements a thread, all in line"
     return (
         f"{made.warps} warps,"
-        f" {-(-demand(program.kernel) // (32 * made.warps * made.cluster_split[0]))}"
+        f" {-(-demand(program.kernel) // threads)}"
         f" registers of tiles a thread, do not fit {context.target.name}"
     )
 

@@ -81,6 +81,7 @@ from tkc.passes.analysis.mapped import layouts_of_operand
 from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess, tiles
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
+    check_sort,
     factor_flip,
     first_of_sort,
     is_free,
@@ -110,7 +111,8 @@ class Selection:
             if isinstance(op, tile.Flip):
                 factor_flip(op)
             elif isinstance(op, tile.Sort):
-                first_of_sort(op)
+                if not first_of_sort(op):
+                    check_sort(op)
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}

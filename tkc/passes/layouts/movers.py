@@ -11,15 +11,19 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 from math import gcd, prod
 
+from tkc.errors import CompileError
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked, register_map
 from tkc.ir.rewrite import Builder, erase, replace
+from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import extents_of, layout_of, tile_type
 
 MAX_FLIP_PER_THREAD = 32  # elements that a thread reverses in its registers
 MAX_SORT_FIRST_REGISTERS = 64  # of a thread, for the first elements of a sort
+# of a thread, for a row that a warp sorts: with more, the network spills
+MAX_SORT_REGISTERS = 128
 # Elements of a reshape that a thread may always hold, and how many times its share of the tile.
 MIN_RESHAPE_PER_THREAD = 8
 MAX_RESHAPE_SHARES = 4
@@ -96,21 +100,40 @@ def factor_flip(op: tile.Flip) -> None:
     factor_flip(outer)
 
 
-def first_of_sort(op: tile.Sort) -> None:
+def first_of_sort(op: tile.Sort) -> bool:
     """A sort of which only the first few elements are used, few enough for a thread's registers,
-    becomes one that finds those alone.
+    becomes one that finds those alone. Returns whether it was one.
     """
     uses = [use.operation for use in op.result.uses]
     if len(uses) != 1 or not isinstance(part := uses[0], tile.Slice):
-        return
+        return False
     t, result = tile_type(op.arg), tile_type(part.result)
     if result.extents[:-1] != t.extents[:-1] or any(part.offsets.get_values()):
-        return
+        return False
     count, words = _power(result.extents[-1]), bits(t.element) // 32 or 1
     is_small = 2 * count <= _power(t.extents[-1]) and count * words <= MAX_SORT_FIRST_REGISTERS
-    if is_small and all(s == 1 for s in part.steps):
-        replace(part, shared.SortFirst(op.arg, result, op.descending is not None))
-        erase(op)
+    if not is_small or any(s != 1 for s in part.steps):
+        return False
+    replace(part, shared.SortFirst(op.arg, result, op.descending is not None))
+    erase(op)
+    return True
+
+
+def check_sort(op: tile.Sort) -> None:
+    """Raises CompileError for a sort whose rows are longer than the registers of a warp hold: the
+    assembler would take minutes over it, and spill.
+    """
+    t = tile_type(op.arg)
+    words, extent = bits(t.element) // 32 or 1, t.extents[-1]
+    most = WARP * MAX_SORT_REGISTERS // words
+    if _power(extent) > most:
+        raise CompileError(
+            f"a sort of {extent} elements does not fit the registers of a warp, which sorts up to"
+            f" {most} of {bits(t.element)} bits; sort parts (`tkc.topk(x.reshape(n // {most},"
+            f" {most}), k, axis=1)` finds the first k of each, and tkc.topk of these the first of"
+            " all; tkc.kernels.topk does that), or sort arrays with torch.sort",
+            location_of(op),
+        )
 
 
 def first_layouts(op: shared.SortFirst, warps: int) -> tuple[Layout, Layout]:
