@@ -40,7 +40,7 @@ from tkc.ir import tile
 from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, terminator_of, tile_type
+from tkc.ir.values import block_of, owner_op, terminator_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
 from tkc.passes.analysis.values import POINTWISE, VIEWS
@@ -48,10 +48,11 @@ from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
 from tkc.passes.plan import overfull
-from tkc.passes.planning.streaming import part_of
+from tkc.passes.planning.streaming import part_of, rows_of_part
 from tkc.passes.simplify import sweep
 
 MIN_ROW_ELEMENTS = 1024  # of a row that is worth cutting
+MIN_ROWS = 64  # of a tile that is computed some rows at a time
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -65,8 +66,40 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 f"fit-rows: {held}; {moved} {rows} that a loop does not change {are} read in it,"
                 " not held"
             )
-        if not moved or (held := overfull(module, context)):
+        if moved and not (held := overfull(module, context)):
+            continue
+        if not _cut_across(kernel, held, context):
             _cut_rows(kernel, held, context)
+
+
+def _cut_across(kernel: tile.Kernel, held: str, context: PassContext) -> bool:
+    """Computes some rows at a time of all that is stored, where rows do not meet and threads hold
+    some of them. Returns whether it could.
+    """
+    stores = [
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+    ]
+    extents = {tile_type(op.value).extents[0] for op in stores}
+    if len(extents) != 1 or len({op.parent for op in stores}) != 1:
+        return False
+    extent = extents.pop()
+    size = rows_of_part(kernel, extent, context)
+    if extent < MIN_ROWS or not size:
+        return False
+    try:
+        phase = Phase(dict.fromkeys(stores, 0), stores[-1])
+    except NotCut:
+        return False
+    if not phase.may_stand(context.overlaps, stores):
+        return False
+    if not _may_delay(stores, phase.cut, extent, context.overlaps):
+        return False
+    phase.loop_over_parts(extent, size)
+    sweep(kernel)
+    context.decisions.append(f"fit-rows: {held}; {extent} rows are computed {size} at a time")
+    return True
 
 
 def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
@@ -273,6 +306,9 @@ def _phases(sinks: dict[Operation, int], extent: int, overlaps: Overlaps) -> lis
         raise NotCut
     if not _may_delay(stores, found[-1].cut, extent, overlaps):
         raise NotCut
+    # what an earlier loop adds up is no part of a later one
+    if any(owner_op(value) in sinks for phase in found for value, _ in phase.cut.needs):
+        raise NotCut
     return found
 
 
@@ -302,7 +338,7 @@ def _may_delay(stores: Sequence[tile.Store], cut: Cut, extent: int, overlaps: Ov
         for op in (*cut.loads, *stores):
             if op is store or apart(op, store, overlaps):
                 continue
-            if not _is_same_block(op, store, extent):
+            if not _is_same_block(op, store, extent, cut):
                 return False
     return True
 
@@ -319,10 +355,11 @@ def _between(first: Operation, last: Operation | None) -> list[Operation]:
     return found
 
 
-def _is_same_block(op: Operation, store: tile.Store, extent: int) -> bool:
+def _is_same_block(op: Operation, store: tile.Store, extent: int, cut: Cut) -> bool:
     """Whether two blocks are one, cut alike."""
-    return (
-        isinstance(op, (tile.Load, tile.Store))
-        and is_block_of(op, store)
-        and list(op.extents.get_values()).count(extent) == 1
-    )
+    if not isinstance(op, (tile.Load, tile.Store)) or not is_block_of(op, store):
+        return False
+    if list(op.extents.get_values()).count(extent) == 1:
+        return True
+    value = op.result if isinstance(op, tile.Load) else op.value
+    return {axis for v, axis in cut.needs if v is value} == {0}

@@ -110,9 +110,8 @@ class Selection:
         for op in list(kernel.walk()):
             if isinstance(op, tile.Flip):
                 factor_flip(op)
-            elif isinstance(op, tile.Sort):
-                if not first_of_sort(op):
-                    check_sort(op)
+            elif isinstance(op, tile.Sort) and not first_of_sort(op):
+                check_sort(op)
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}

@@ -242,6 +242,15 @@ def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     return size
 
 
+def rows_of_part(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
+    """How many of so many rows a block holds at a time, a power of two less than all; 0 where it
+    holds none."""
+    warps = context.options.num_warps or WARP_COUNTS[1]
+    most = 32 * warps * min(MAX_TILE_REGISTERS, room(warps, True, context) // 2)
+    rows = min(extent - 1, most * extent // max(1, pressure(kernel)))
+    return 1 << rows.bit_length() - 1 if rows > 0 else 0
+
+
 @dataclass(frozen=True)
 class Shares:
     """What a block reads: own: tiles of each program, alike: those that all programs share; copied:
