@@ -106,12 +106,7 @@ def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
     """Reads the longest rows that are reduced in parts, where that can be done; where none are
     reduced, the longest ones that are stored.
     """
-    extents = [_reduced_extent(op) for op in kernel.walk() if isinstance(op, tile.Reduce)] or [
-        max(tile_type(op.value).extents)
-        for op in kernel.walk()
-        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
-    ]
-    extent = max(extents, default=0)
+    extent = _longest_row(kernel)
     if extent < MIN_ROW_ELEMENTS:
         return
     size = part_of(kernel, extent, context)
@@ -129,6 +124,16 @@ def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
     context.decisions.append(
         f"fit-rows: {held}; rows of {extent} are read in parts of {size}, {len(phases)} times"
     )
+
+
+def _longest_row(kernel: tile.Kernel) -> int:
+    """Of the rows that are reduced; where none are, of those that are stored."""
+    extents = [_reduced_extent(op) for op in kernel.walk() if isinstance(op, tile.Reduce)] or [
+        max(tile_type(op.value).extents)
+        for op in kernel.walk()
+        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+    ]
+    return max(extents, default=0)
 
 
 def _reduced_extent(op: tile.Reduce) -> int:
