@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EXEMPT = {
-    "tkc/codegen/cpu/functions.py",
     "tkc/fuzz/kernels.py",
     "tkc/fuzz/programs.py",
     "tkc/sim/asynchronous.py",

@@ -28,11 +28,8 @@ FUNCTION = {
         ),
     ),
     "tkc/codegen/cpu/functions.py": (
-        '        case "neg":\n            return m.neg(a)\n',
-        (
-            '        case "neg":\n            return m.neg(a)\n'
-            '        case "square":\n            return m.mul(a, a)\n'
-        ),
+        '    "neg": Floats.neg,\n',
+        '    "neg": Floats.neg,\n    "square": lambda m, a: m.mul(a, a),\n',
     ),
     "tkc/language/operations.py": (
         "def isnan(",

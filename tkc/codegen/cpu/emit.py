@@ -158,6 +158,10 @@ class Function:
         kind = "i1" if uniform else vec("i1", width)
         return self.emit(f"select {kind} {condition}, {t} {a}, {t} {b}")
 
+    def cast(self, opcode: str, a: str, x: str, b: str, width: int) -> str:
+        """A value of type a as one of type b."""
+        return x if a == b else self.emit(f"{opcode} {vec(a, width)} {x} to {vec(b, width)}")
+
     def gep(self, base: str, index: str, size: int, width: int = 1) -> str:
         """base + index elements of `size` bytes."""
         if index == "0":

@@ -6,7 +6,7 @@ rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, 
 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no
 float64 form.  tests/operations has the bounds.
 
-The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
+The formulas are minimax polynomials (tkc/codegen/polynomials.py) on a reduced argument:
 
     exp    2^n 2^f, n = floor(x log2 e)
     log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.polynomial import Polynomial, chebyshev
 from xdsl.ir import Attribute
 
+from tkc.codegen import polynomials
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.types import bits
@@ -34,17 +35,9 @@ Function = Callable[..., Operand]  # of the emitter, the element type and the op
 
 LOG2E, LN2, PI = 1.4426950408889634, 0.6931471805599453, 3.141592653589793
 LN2_HI, LN2_LO = 0.693145751953125, 1.428606765330187e-06
-_LOG1P = (
-    -0.5,
-    0.3333320915699005,
-    -0.24999716877937317,
-    0.20010748505592346,
-    -0.16682299971580505,
-    0.14001157879829407,
-    -0.12167225033044815,
-    0.14004769921302795,
-    -0.12948665022850037,
-)
+_EXPM1_64 = [1 / math.factorial(k + 2) for k in range(13)]
+_SIN64 = [(-1) ** (i + 1) / math.factorial(2 * i + 3) for i in range(8)]
+_COS64 = [(-1) ** i / math.factorial(2 * i + 4) for i in range(8)]
 _EXPM1 = (
     0.5,
     0.1666666716337204,
@@ -53,37 +46,6 @@ _EXPM1 = (
     0.0013889375841245055,
     0.00019984379468951374,
     2.478995156707242e-05,
-)
-_TANH = (
-    -0.3333333134651184,
-    0.13333247601985931,
-    -0.053952474147081375,
-    0.021734436973929405,
-    -0.008267083205282688,
-    0.0022310575004667044,
-)
-_SIN = (-0.1666666716337204, 0.008333329111337662, -0.00019839256128761917, 2.717564257181948e-06)
-_COS = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05, -2.720329916883202e-07)
-_ERF = (
-    1.128379225730896,
-    -0.37612637877464294,
-    0.11283782124519348,
-    -0.0268654003739357,
-    0.005220945458859205,
-    -0.000848282827064395,
-    0.00011256943980697542,
-    -9.641505130275618e-06,
-)
-_ERFC = (
-    -0.00027600364410318434,
-    1.6296608448028564,
-    0.9134921431541443,
-    0.1564767211675644,
-    -0.03641365095973015,
-    0.006087242625653744,
-    -0.000642805767711252,
-    3.226171975256875e-05,
-    -6.681317188395042e-08,
 )
 # a float32 of few bits, what that leaves, what both leave
 _HALF_PI = (1.5707855224609375, 1.0804334124259185e-05, -1.6513995574653217e-13)
@@ -243,7 +205,7 @@ def expm1(e: Emitter, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     small = F.fma(
         F.mul(x, x),
-        F.polynomial(_EXPM1 if bits(t) <= 32 else [1 / _factorial(k + 2) for k in range(13)], x),
+        F.polynomial(_EXPM1 if bits(t) <= 32 else _EXPM1_64, x),
         x,
     )
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
@@ -264,7 +226,7 @@ def log(e: Emitter, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
         w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23, w.op("selp.f32", "b32", -23.0, 0.0, tiny)
     )
     m = F.sub(w.op("sub.s32", "b32", y, exponent), 1.0)
-    r = F.fma(F.polynomial(_LOG1P, m), F.mul(m, m), m)
+    r = polynomials.log1p(F, m)
     found = F.fma(i, LN2, r) if scale == 1.0 else F.fma(r, scale, i)
     normal = w.op("setp.lt.and.f32", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f32")
     return F.select(normal, found, rough)
@@ -299,7 +261,7 @@ def tanh(e: Emitter, t: Attribute, x: Operand) -> Operand:
     # what e^2a and the reciprocal lack counts less than half in the difference; e^2a may be
     # infinite, and NaN goes through
     share = F.op("rcp.approx.ftz", F.add(F.op("ex2.approx.ftz", F.mul(a, 2 * LOG2E)), 1.0))
-    small, large = F.fma(F.mul(s, a), F.polynomial(_TANH, s), a), F.fma(share, -2.0, 1.0)
+    small, large = polynomials.near_tanh(F, a, s), F.fma(share, -2.0, 1.0)
     return F.signed_as(F.select(F.test("lt", a, 0.6), small, large), x)
 
 
@@ -308,8 +270,10 @@ def erf(e: Emitter, t: Attribute, x: Operand) -> Operand:
         return _erf64(e, x)
     F = Floats(e)
     a, s = F.op("min.NaN", F.abs(x), 4.0), F.mul(x, x)
-    tail = F.sub(1.0, F.op("ex2.approx.ftz", F.op("neg", F.polynomial(_ERFC, a))))
-    return F.select(F.test("lt", a, 1.0), F.mul(F.polynomial(_ERF, s), x), F.signed_as(tail, x))
+    power = F.op("neg", polynomials.far_erf_log2(F, a))
+    tail = F.sub(1.0, F.op("ex2.approx.ftz", power))
+    small = F.test("lt", a, 1.0)
+    return F.select(small, polynomials.near_erf(F, x, s), F.signed_as(tail, x))
 
 
 def _sine(shift: int) -> Function:
@@ -333,10 +297,11 @@ def _sine(shift: int) -> Function:
         elif wide:
             r = F.select(F.test("lt", F.abs(x), 1e9), r, float("nan"))
         s = F.mul(r, r)
-        odd = [(-1) ** (i + 1) / _factorial(2 * i + 3) for i in range(8)] if wide else _SIN
-        even = [(-1) ** i / _factorial(2 * i + 4) for i in range(8)] if wide else _COS
-        sine = F.fma(F.mul(s, r), F.polynomial(odd, s), r)
-        cosine = F.fma(F.mul(s, s), F.polynomial(even, s), F.fma(s, -0.5, 1.0))
+        if wide:
+            sine = polynomials.sine(F, r, s, _SIN64)
+            cosine = polynomials.cosine(F, s, _COS64)
+        else:
+            sine, cosine = polynomials.sine(F, r, s), polynomials.cosine(F, s)
         if shift:
             quadrant = w.op("add.s32", "b32", quadrant, shift)
         swap = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 1), 0)
@@ -482,12 +447,8 @@ def isinf(e: Emitter, t: Attribute, x: Operand) -> Operand:
 
 # ---- float64
 # --------------------------------------------------------------------------------------------------
-def _factorial(n: int) -> int:
-    return n * _factorial(n - 1) if n > 1 else 1
-
-
 def _taylor_exp(F: Floats, r: Operand) -> Operand:
-    return F.polynomial([1 / _factorial(k) for k in range(14)], r)
+    return F.polynomial([1 / math.factorial(k) for k in range(14)], r)
 
 
 def _nan_stays(F: Floats, x: Operand, found: Operand) -> Operand:
@@ -557,7 +518,8 @@ def _erf64(e: Emitter, x: Operand) -> Operand:
     near = F.mul(
         a,
         F.polynomial(
-            [2 / math.sqrt(PI) * (-1) ** k / (_factorial(k) * (2 * k + 1)) for k in range(19)], s
+            [2 / math.sqrt(PI) * (-1) ** k / (math.factorial(k) * (2 * k + 1)) for k in range(19)],
+            s,
         ),
     )
     t = F.op("div.rn", F.sub(a, 2.0), F.add(a, 2.0))
