@@ -12,7 +12,7 @@ import pytest
 from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.productions import kernel
 from tkc.language import control
-from tkc.passes import fetch_ahead, fit_dots, pipeline_async_copies
+from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
 from tkc.passes.planning import hopper
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -40,6 +40,7 @@ CHECKS = {
     "tensor maps of what a program wrote": (hopper, "written_before", False, "roles"),
     "numbers looked up ahead of stores": (pipeline_async_copies, "unchanged", True, "roles"),
     "numbers that producers look up": (hopper, "unchanged", True, "roles"),
+    "barriers between arguments": (insert_synchronization, "_stand_ins", {}, "in_place"),
     "loads moved into a loop over parts": (fit_dots, "unseen", True, "large"),
 }
 

@@ -88,6 +88,7 @@ class GlobalOrder:
 
     def __init__(self, memory: GlobalMemory):
         self.memory, self.traffic = memory, {}
+        self.shared: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def access(
         self,
@@ -108,12 +109,13 @@ class GlobalOrder:
         pointers, live = pointers.reshape(-1), live.reshape(-1)
         for number in self._buffers(pointers, live):
             b = self.memory.buffers[number - 1]
-            traffic = self.traffic.setdefault(number, Traffic(b.data.size // b.owner.itemsize))
+            first, low, size = self._shared_memory(number)
+            traffic = self.traffic.setdefault(first, Traffic(size // b.owner.itemsize))
             places = Places(
                 pointers,
                 live,
                 own,
-                (number << SHIFT) + MIDDLE + b.low,
+                (number << SHIFT) + MIDDLE + low,
                 b.owner.itemsize,
                 traffic.size,
             )
@@ -138,6 +140,26 @@ class GlobalOrder:
             self._record(traffic, new)
             if kind == UPDATES and others:
                 self._meet(traffic, cluster, semantics_of(op), agent)
+
+    def _shared_memory(self, number: int) -> tuple[int, int, int]:
+        """Of an array, and those that share memory with it: the first one's number, the first byte
+        relative to this one's first element, and how many bytes there are.
+        """
+        key = number, len(self.memory.buffers)
+        if key in self.shared:
+            return self.shared[key]
+        own = self.memory.buffers[number - 1]
+        low, high, first, again = own.host + own.low, own.host + own.high, number, True
+        while again:
+            again = False
+            for i, b in enumerate(self.memory.buffers, 1):
+                start, stop = b.host + b.low, b.host + b.high
+                meets = start < high and low < stop and b.owner.itemsize == own.owner.itemsize
+                if meets and (start < low or high < stop or i < first):
+                    low, high, first = min(low, start), max(high, stop), min(first, i)
+                    again = True
+        found = self.shared[key] = first, low - own.host, high - low
+        return found
 
     def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
         """Numbers of the arrays that are touched; of what lies in none the access itself will
