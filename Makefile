@@ -3,7 +3,6 @@
 # make test-all every test; those that need a GPU are skipped where there is none
 # make test-matrix  the tests under Python 3.11 to 3.14, as far as they are installed (TESTS="tests/ir -x" narrows it)
 # make coverage the tests once more, slower, with the lines that they run by package into docs/coverage.md
-# make format   whether everything is formatted, imports sorted, names known, types right where they are checked
 # make lint     ruff, ruff format, mypy
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
@@ -17,7 +16,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: format docs ptx-record demo test test-all test-matrix coverage trials test-gpu measure sanitize fuzz lint clean
+.PHONY: docs ptx-record demo test test-all test-matrix coverage trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -49,11 +48,6 @@ sanitize: $(VENV)/.installed
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tkc.fuzz $(FUZZ)
-
-format: $(VENV)/.installed
-	$(BIN)/ruff format --check -q tkc tests examples benchmarks docs
-	$(BIN)/ruff check -q --select E9,F,I tkc tests examples benchmarks docs
-	$(BIN)/mypy
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check tkc tests examples benchmarks docs
