@@ -197,7 +197,9 @@ class Compiled:
     program: Any = None
     decisions: tuple[str, ...] = ()
     times: list[tuple[str, float]] = field(default_factory=list)  # seconds of each step
-    again: Callable[[Observer], Compiled] | None = None  # compiles once more, under an observer
+    again: Callable[[Observer | None], Compiled] | None = (
+        None  # compiles once more, under an observer
+    )
     cached: bool = False  # read from the disk cache
     image: bytes | None = None  # the cubin, where it was assembled ahead of its launch
 

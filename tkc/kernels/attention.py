@@ -368,13 +368,14 @@ def _blocks(
         return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
     if dtype_of(q) == "float32":
         bm, bn = _float32_block(d, target)
-    elif target == "sm_90a":
+    elif target != "sm_90a":
+        bm, bn = _mma_block(d, target, queries, each)
+    else:
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        if bm == 128 and not (rows or columns) and _fits_tma(q, k, v):
+        free = (rows, columns) == (None, None)
+        if bm == 128 and free and _fits_tma(q, k, v):
             found = _hopper_candidates(d, bn, window, uneven, keys)
             return min(found, key=lambda c: c.launch_time(window, each, even)).block
-    else:
-        bm, bn = _mma_block(d, target, queries, each)
     return Block(rows or bm, columns or bn)
 
 

@@ -346,20 +346,12 @@ class Script:
         except Unknown:
             return None
         parameters = ", ".join(p.name for p in self.op.parameters)
-        met = [
-            f"{x} is {y}" if one else f"{x} is not {y}"
-            for x, y, one in pairs
-            if one or self._meet(x, y)
-        ]
-        guards = [f"if not ({' and '.join(met)}): return _otherwise({parameters})"] if met else []
-        if self.conditions:
-            conditions = " and ".join(dict.fromkeys(self.conditions))
-            guards.append(f"if not ({conditions}): return _run({parameters})")
         mutated = [
             f"_on_mutation({p.name})"
             for p, v in zip(self.op.parameters, self.arguments, strict=True)
             if p.name in self.op.mutates and v is not None
         ]
+        guards = self._guards(pairs, parameters)
         body = "\n    ".join([*guards, *self.lines, *mutated, f"return {end}"])
         within = self.space | {
             "_on_mutation": on_mutation,
@@ -372,6 +364,19 @@ class Script:
         for name, made in self.made:
             made.place = within, name
         return space[self.op.fn.__name__]
+
+    def _guards(self, pairs: Sequence[tuple[str, str, bool]], parameters: str) -> list[str]:
+        """Lines that return where the call is another one after all."""
+        met = [
+            f"{x} is {y}" if one else f"{x} is not {y}"
+            for x, y, one in pairs
+            if one or self._meet(x, y)
+        ]
+        guards = [f"if not ({' and '.join(met)}): return _otherwise({parameters})"] if met else []
+        if self.conditions:
+            conditions = " and ".join(dict.fromkeys(self.conditions))
+            guards.append(f"if not ({conditions}): return _run({parameters})")
+        return guards
 
     def _meet(self, *names: str) -> bool:
         """Whether two tensors may share bytes: where they do not, they are not one. (They lie as in

@@ -13,7 +13,7 @@ rows start at odd elements is computed as its transpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -111,60 +111,48 @@ def _configs(args: dict) -> list[tkc.Config]:
     on a GPU.
     """
     (m, n), k, size = args["c"].shape[-2:], args["a"].shape[-1], BYTES[dtype_of(args["a"])]
-    once = len(args["b"].shape) == len(
-        args["c"].shape
-        # b is read, where few blocks have all rows, which stand side by side: it need not displace
-        # what
-        # others have in the cache
-    )
-    line = min(
-        max(32, 128 // size), max(64 // size, power(k))
-    )  # k of a block: 128 bytes, the widest swizzle, unless there is less
+    # b is read once, where few blocks have all rows, which stand side by side: it need not displace
+    # what others have in the cache
+    once = len(args["b"].shape) == len(args["c"].shape)
+    # k of a block: 128 bytes, the widest swizzle, unless there is less
+    line = min(max(32, 128 // size), max(64 // size, power(k)))
+    back = {"serpentine": True} if _walks_back(args, size) else {}
+    found = [
+        tkc.Config(
+            BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})
+        )
+        for bm, bn, bk in _tiles(m, n, line)
+    ]
+    waves = m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"]
+    if back and waves and k > LONG and not _cuts_sectors(args, size):
+        found.append(tkc.Config(BK=line, **GREAT))
+    return found
+
+
+def _tiles(m: int, n: int, line: int) -> Iterable[tuple[int, int, int]]:
+    """Extents of blocks, the CPU's first. line: k of most."""
     tiles = [
         (bm, bn)
         for bm, bn in (*(THIN if m <= 32 else ()), *TILES)
         if bm <= max(64, power(m)) and bn <= max(64, power(n))
     ]
     host = (min(256, power(m)), min(256, power(n)), 64)
-    made = dict.fromkeys(
-        [
-            host,
-            *((bm, bn, line) for bm, bn in tiles),
-            *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64),
-        ]
-    )
-    # what is long walks there and back, and where there is room for waves of them in blocks that
-    # read least: on an H200 1 to 2 % and 3 to 5 % faster (8192 x 28672 x 8192, 5120³, 6144³), but
-    # not of k = 2048, nor the blocks of 4096
-    back = (
-        {"serpentine": True}
-        if len(args["c"].shape) == 2
-        and size == 2
-        and k >= LONG
-        and m * n >= 2 * PROGRAMS * 128 * 256
-        else {}
-    )
-    found = [
-        tkc.Config(
-            BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})
-        )
-        for bm, bn, bk in made
-    ]
-    cut = any(
-        s * size % 32
-        for x in (args["a"], args["b"])
-        for s in strides_of(x)
-        if s != 1
-        # rows of which copies are slow: smaller blocks share more of them (3000 x 5000 x 7000: 0.93
-        # of
-        # 128 x 256)
-    )
-    return found + [tkc.Config(BK=line, **GREAT)] * (
-        bool(back)
-        and not cut
-        and k > LONG
-        and m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"]
-    )
+    deep = [(bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64]
+    return dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *deep])
+
+
+def _walks_back(args: dict, size: int) -> bool:
+    """What is long walks there and back where there is room for waves of it, in blocks that read
+    least.
+    """
+    m, n = args["c"].shape[-2:]
+    is_matrix = len(args["c"].shape) == 2
+    return is_matrix and size == 2 and args["a"].shape[-1] >= LONG and m * n >= 2 * PROGRAMS * 2**15
+
+
+def _cuts_sectors(args: dict, size: int) -> bool:
+    """Whether rows of an operand are slow to copy: smaller blocks share more of them."""
+    return any(s * size % 32 for x in (args["a"], args["b"]) for s in strides_of(x) if s != 1)
 
 
 def _grid(args: dict) -> tuple[int, int, int]:

@@ -207,6 +207,18 @@ def _checked(
             f"scaled_matmul takes a [M, K] and b [K, N], got {list(a.shape)} and {list(b.shape)};"
             " reshape them to matrices"
         )
+    _check_operands(a, b)
+    _check_epilogue(b, bias, activation)
+    shared = _shared(a, b, a_scale, b_scale)
+    if shared[0] > 0 and dtype_of(a) == "int8":
+        raise tkc.LaunchError(
+            "scaled_matmul: scales of blocks are those of float8 factors, got int8; quantize to"
+            " float8_e4m3, or by rows"
+        )
+    return shared
+
+
+def _check_operands(a: Array, b: Array) -> None:
     kinds = dtype_of(a), dtype_of(b)
     if any(kind not in FACTORS for kind in kinds) or "int8" in kinds and kinds[0] != kinds[1]:
         raise tkc.LaunchError(
@@ -218,6 +230,9 @@ def _checked(
             f"scaled_matmul: a has {a.shape[1]} columns and b has {b.shape[0]} rows"
             f" ({list(a.shape)} @ {list(b.shape)}); transpose one"
         )
+
+
+def _check_epilogue(b: Array, bias: Array | None, activation: str | None) -> None:
     if activation is not None and activation not in ACTIVATIONS:
         raise tkc.LaunchError(
             f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}"
@@ -227,13 +242,6 @@ def _checked(
             f"scaled_matmul: expected a bias of {[b.shape[1]]}, got {list(bias.shape)}; give one"
             " number a column"
         )
-    shared = _shared(a, b, a_scale, b_scale)
-    if shared[0] > 0 and kinds[0] == "int8":
-        raise tkc.LaunchError(
-            "scaled_matmul: scales of blocks are those of float8 factors, got int8; quantize to"
-            " float8_e4m3, or by rows"
-        )
-    return shared
 
 
 # --------------------------------------------------------------------------------------------------

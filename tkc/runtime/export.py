@@ -568,9 +568,7 @@ def _checks(n: str, plain: tuple) -> list[str]:
 def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[list[str], str]:
     """The C that computes one physical parameter, and its address."""
     n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
-    kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(
-        p.type[0], {}
-    ).get(p.size) or f"uint{8 * p.size}_t"
+    kind = _c_type(p)
     match p.kind:
         case "map":
             return _map(i, p, arguments), f"&p{i}"
@@ -602,6 +600,12 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[
             f' {8 * p.size} bits");'
         )
     return lines, f"&p{i}"
+
+
+def _c_type(p: Parameter) -> str:
+    """The C type of a parameter."""
+    floats, signed = {4: "float", 8: "double"}, {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}
+    return {"f": floats, "s": signed}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
 
 
 def _host_value(value: HostValue, arguments: Sequence) -> str:

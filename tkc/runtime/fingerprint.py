@@ -103,15 +103,27 @@ class Fingerprint:
                     self.watched.append((fn.__globals__, name, value))
             else:
                 continue  # a local or a builtin
-            if isinstance(value, types.ModuleType):
-                self._module(name, value, chains)
-            elif name not in bare and _has_attributes(value):
-                self._attributes(path + name, value, {c for c in chains if c[0] == name})
-            else:
-                self._value(f"value {path}{name}", value)
-                if isinstance(value, types.FunctionType):
-                    self._attributes_of_function(path, value, [c for c in chains if c[0] == name])
+            read = {c for c in chains if c[0] == name}
+            self._outside(path, name, value, read, name not in bare)
         return number
+
+    def _outside(
+        self,
+        path: str,
+        name: str,
+        value: object,
+        chains: set[tuple[str, ...]],
+        attributes_alone: bool,
+    ) -> None:
+        """What a function reads under a name. chains: through which attributes."""
+        if isinstance(value, types.ModuleType):
+            self._module(name, value, chains)
+        elif attributes_alone and _has_attributes(value):
+            self._attributes(path + name, value, chains)
+        else:
+            self._value(f"value {path}{name}", value)
+            if isinstance(value, types.FunctionType):
+                self._attributes_of_function(path, value, chains)
 
     def _attributes_of_function(
         self, path: str, fn: types.FunctionType, chains: Iterable[tuple[str, ...]]

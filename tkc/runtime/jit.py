@@ -288,8 +288,7 @@ class JitFunction(Launchable):
             with _compiling:
                 return compile(self.fn, signature(s), target, observe)
 
-        dumping = os.environ.get("TKC_DUMP", "0") not in ("", "0")
-        if disk and name and not dumping and (parts := disk.get(name)) is not None:
+        if disk and name and not _set("TKC_DUMP") and (parts := disk.get(name)) is not None:
             try:
                 compiled = Compiled.unpack(parts)
                 compiled.again = again
@@ -405,33 +404,38 @@ class JitFunction(Launchable):
         target: str | None = None,
     ) -> Callable[[], None]:
         """The launch of these arguments, compiled if need be: a function of nothing."""
-        if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
+        infos, given = self._describe(values), tuple(options.items())
+        if _set("TKC_INTERPRET"):
             from tkc.runtime.interpret import interpreted
 
-            return interpreted(self, self._describe(values), tuple(options.items()), extents)
-        if os.environ.get("TKC_VALIDATE", "0") not in ("", "0"):
+            return interpreted(self, infos, given, extents)
+        if _set("TKC_VALIDATE"):
             from tkc.runtime.simulate import validate_once
 
-            validate_once(
-                self,
-                infos := self._describe(values),
-                tuple(options.items()),
-                extents,
-                target or target_for(infos, self.__name__),
-            )
-        if os.environ.get("TKC_SIM", "0") not in ("", "0"):
+            validate_once(self, infos, given, extents, target or target_for(infos, self.__name__))
+        if _set("TKC_SIM"):
             from tkc.runtime.simulate import simulated
 
-            return simulated(self, self._describe(values), tuple(options.items()), extents)
-        infos = self._describe(values)
+            return simulated(self, infos, given, extents)
         target = target or target_for(infos, self.__name__)
-        compiled = self._get(self._specialize(infos, tuple(options.items())), target)
-        names = [n for n, i in zip(self.names, infos, strict=False) if not isinstance(i, Constant)]
+        compiled = self._get(self._specialize(infos, given), target)
+        names = [n for n, i in zip(self.names, infos, strict=True) if not isinstance(i, Constant)]
         passed = [i for i in infos if not isinstance(i, Constant)]
         if compiled.target == "cpu":
             from tkc.runtime.host import HostLaunch
 
             return HostLaunch(compiled, names, passed, extents)
+        return self._gpu_launch(compiled, values, names, passed, extents)
+
+    def _gpu_launch(
+        self,
+        compiled: Compiled,
+        values: Sequence,
+        names: Sequence[str],
+        passed: Sequence,
+        extents: tuple[int, int, int],
+    ) -> Callable[[], None]:
+        """The launch of compiled code, loaded if need be."""
         from tkc.runtime import launch
 
         device = next(i.device for i in passed if isinstance(i, ArrayInfo))
@@ -453,6 +457,11 @@ class JitFunction(Launchable):
             ),
             values,
         )
+
+
+def _set(variable: str) -> bool:
+    """Whether a variable of the environment asks for something."""
+    return os.environ.get(variable, "0") not in ("", "0")
 
 
 @hides_own_frames

@@ -123,6 +123,12 @@ def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size:
                 f"{name}: expected strides that are positive multiples of 16 bytes, got {step};"
                 f" {copy}, or pad the last axis"
             )
+    _check_box(array, name, p, extents, box, size)
+
+
+def _check_box(
+    array: ArrayInfo, name: str, p: Parameter, extents: Sequence[int], box: Sequence[int], size: int
+) -> None:
     if min(extents) < 1:
         raise LaunchError(
             f"{name}: a tensor map needs extents of at least 1, got shape {array.shape}; skip the"
@@ -150,7 +156,7 @@ def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size:
 
 def promotion(strides: Sequence[int], most: int = 0) -> int:
     """Bytes that the cache reads where it reads any: fewer where rows start in the middle of the
-    memory's 32, which gave products 1 %, and as the plan says.
+    memory's 32, and as the plan says.
     """
     return 128 if any(s % 32 for s in strides) or 0 < most <= 128 else 256
 

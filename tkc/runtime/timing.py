@@ -37,18 +37,9 @@ def measure(
     `failed` hears what a launch raised; a device that is dead raises DeviceError.
     """
     clock = _Gpu(device) if device >= 0 else _host
-    times: dict[int, list[float]] = {}
-    alive: list[int] = []
     began = time.perf_counter()
-    for i, launch in enumerate(launches):  # a turn that does not count: loading, first touch
-        try:
-            clock([launch])
-            times[i] = []
-            alive.append(i)
-        except Exception as e:
-            if driver.poison:
-                raise
-            failed(i, e)
+    alive = _warmed_up(launches, clock, failed)
+    times: dict[int, list[float]] = {i: [] for i in alive}
     shuffle = random.Random(0)
     for done in range(1, MAX_ROUNDS + 1):
         if not alive or done > 2 and time.perf_counter() - began > budget:
@@ -61,6 +52,24 @@ def measure(
             limit = min(medians.values()) * KEPT_AFTER_ROUNDS[done]
             alive = [i for i in alive if medians[i] <= limit]
     return [statistics.median(times[i]) if times.get(i) else None for i in range(len(launches))]
+
+
+def _warmed_up(
+    launches: Sequence[Callable[[], None]],
+    clock: Callable[[Sequence[Callable[[], None]]], list[float]],
+    failed: Callable[[int, Exception], None],
+) -> list[int]:
+    """Those that run, by number: a turn that does not count, for loading and the first touch."""
+    alive = []
+    for i, launch in enumerate(launches):
+        try:
+            clock([launch])
+            alive.append(i)
+        except Exception as e:
+            if driver.poison:
+                raise
+            failed(i, e)
+    return alive
 
 
 def _host(launches: Sequence[Callable[[], None]]) -> list[float]:

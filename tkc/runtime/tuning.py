@@ -192,7 +192,7 @@ def _candidates(
 
 
 # -------------------------------------------------------------------------------------------------
-def changed(kernel: Any, infos: Sequence, options: dict[str, Any]) -> list[ArrayInfo]:
+def changed(kernel: Kernel, infos: Sequence, options: dict[str, Any]) -> list[ArrayInfo]:
     """The array arguments that a kernel both reads and writes: launching it twice is not launching
     it once.
     """
@@ -204,16 +204,13 @@ def changed(kernel: Any, infos: Sequence, options: dict[str, Any]) -> list[Array
     read, written = _accessed(body)
     passed = [i for i in infos if not isinstance(i, Constant)]
     arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
-    both = [passed[v.index] for v in arrays if v in read and v in written]
-    spans = [_bytes_of(i) for i in both]
     sources = [_bytes_of(passed[v.index]) for v in arrays if v in read]
-    for v in arrays:  # written as one argument, read as another
-        if v not in written:
-            continue
+    both: dict[tuple[int, int], ArrayInfo] = {}
+    for v in arrays:  # also written as one argument, read as another
         low, high = _bytes_of(passed[v.index])
-        if (low, high) not in spans and any(low < end and start < high for start, end in sources):
-            both.append(passed[v.index])
-    return both
+        if v in written and any(low < end and start < high for start, end in sources):
+            both.setdefault((low, high), passed[v.index])
+    return list(both.values())
 
 
 def _bytes_of(i: ArrayInfo) -> tuple[int, int]:

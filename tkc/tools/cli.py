@@ -9,13 +9,16 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from tkc.errors import Error
 from tkc.tools.opt import one_line
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
 
 
 class Careful(click.Group):
@@ -141,20 +144,26 @@ def compile_(
             click.echo(path)
         return
     compiled = function.compile(**given, target=target)
-    match emit or ("llvm" if target == "cpu" else "ptx"):
-        case "ptx":
-            text = compiled.ptx or ""
-        case "ir":
-            text = compiled.ir(stage)
-        case "report":
-            text = compiled.report()
-        case "sass":
-            text = compiled.sass
-        case "llvm":
-            text = compiled.again().program.llvm if target == "cpu" else ""
+    text = _emitted(compiled, emit or ("llvm" if target == "cpu" else "ptx"), stage)
     if not text:
         raise Error(f"a kernel for {target} has no {emit}; leave --emit out")
     write(text, output)
+
+
+def _emitted(compiled: Compiled, what: str, stage: str) -> str:
+    """What --emit asks for; "" where there is none."""
+    match what:
+        case "ptx":
+            return compiled.ptx or ""
+        case "ir":
+            return compiled.ir(stage)
+        case "report":
+            return compiled.report()
+        case "sass":
+            return compiled.sass
+    if compiled.target != "cpu" or compiled.again is None:
+        return ""
+    return compiled.again(None).program.llvm
 
 
 @main.command()

@@ -196,6 +196,16 @@ def _table(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
+def _chosen(folder: Path, only: Sequence[str]) -> dict[str, ModuleType]:
+    """The examples of a folder: those of these names, else all. Raises tkc.Error where there is
+    none.
+    """
+    modules = {n: m for n, m in load(folder).items() if not only or n in only}
+    if not modules:
+        raise Error(f"there is no example {' or '.join(only) or 'at all'}")
+    return modules
+
+
 def demo(
     device: str | None = None,
     examples: Path | None = None,
@@ -212,11 +222,7 @@ def demo(
 
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     device = device or ("cuda" if driver.available() else "cpu")
-    modules = {
-        n: m for n, m in load(examples or folder_of_examples()).items() if not only or n in only
-    }
-    if not modules:
-        raise Error(f"there is no example {' or '.join(only) or 'at all'}")
+    modules = _chosen(examples or folder_of_examples(), only)
     title = f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}"
     rows: list[Row] = []
     problems: list[str] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,13 +57,9 @@ def optimize(
     """
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
-    from tkc.passes import Free, PassContext, pipeline
+    from tkc.passes import Free, pipeline
 
-    for given in (*passes, resume, stop):
-        if given is not None and given not in pipeline.PIPELINE:
-            raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
-    first = passes[0] if passes else resume or pipeline.PIPELINE[0]
-    last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
+    first, last = _ends(passes, resume, stop)
     with deadline(MAX_SECONDS):
         asked = targeted(target) if target else None
         module = parse(text, name)
@@ -89,20 +85,42 @@ def optimize(
             return given
 
         if passes:
-            seen = watched(module)
-            context = PassContext(machine, Free(), pipeline.planned(module))
-            for p in passes:
-                pipeline.module_of(p).run(module, context)
-                verify(module, f"after {p}")
-                if seen:
-                    seen(p, module)
-        elif pipeline.PIPELINE.index(first) > pipeline.PIPELINE.index(last):
-            raise Error(f"{stop} comes before {resume}; nothing is to be run")
+            _run_each(passes, module, machine, watched(module))
         elif resume and pipeline.resumes(resume):
             pipeline.run(module, machine, Free(), watched(module), resume, stop)
         else:
             module = pipeline.with_room(attempt, machine, Free())
         return show(module)
+
+
+def _ends(passes: Sequence[str], resume: str | None, stop: str | None) -> tuple[str, str]:
+    """The first and the last pass that run. Raises tkc.Error."""
+    from tkc.passes import pipeline
+
+    for given in (*passes, resume, stop):
+        if given is not None and given not in pipeline.PIPELINE:
+            raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
+    if passes:
+        return passes[0], passes[-1]
+    first, last = resume or pipeline.PIPELINE[0], stop or pipeline.PIPELINE[-1]
+    if pipeline.PIPELINE.index(first) > pipeline.PIPELINE.index(last):
+        raise Error(f"{stop} comes before {resume}; nothing is to be run")
+    return first, last
+
+
+def _run_each(
+    passes: Sequence[str], module: ModuleOp, machine: Target, seen: Callable | None
+) -> None:
+    """Runs passes that were named, in their order."""
+    from tkc.ir.verify import verify
+    from tkc.passes import Free, PassContext, pipeline
+
+    context = PassContext(machine, Free(), pipeline.planned(module))
+    for p in passes:
+        pipeline.module_of(p).run(module, context)
+        verify(module, f"after {p}")
+        if seen:
+            seen(p, module)
 
 
 def _target_in(module: ModuleOp) -> str | None:
