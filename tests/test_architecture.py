@@ -134,6 +134,55 @@ def test_imports_run_downward():
     assert not wrong, "\n".join(wrong)
 
 
+# Files that import one another, by what they have in common.
+CYCLES = {
+    "the threads of a launch, and the memory, barriers and tensor cores they use": {
+        "tkc.sim.ptx.barriers",
+        "tkc.sim.ptx.machine",
+        "tkc.sim.ptx.memory",
+        "tkc.sim.ptx.tensor",
+    },
+}
+
+
+def imported_files() -> dict[str, set[str]]:
+    """Of every file the files it imports, in functions too, but for what only the type checker
+    imports.
+    """
+    paths = {str(p.relative_to(ROOT).with_suffix("")).replace("/", "."): p for p in SOURCES}
+    paths = {name.removesuffix(".__init__"): p for name, p in paths.items()}
+
+    def imports(node: ast.AST) -> set[str]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return set()
+        if isinstance(node, ast.Import):
+            return {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            return {name if name in paths else node.module for name in names}
+        return set().union(*map(imports, ast.iter_child_nodes(node)))
+
+    return {name: imports(tree(path)) & set(paths) - {name} for name, path in paths.items()}
+
+
+def test_no_files_import_one_another():
+    below = imported_files()
+    reached = {name: set(files) for name, files in below.items()}
+    changed = True
+    while changed:
+        changed = False
+        for files in reached.values():
+            further = set().union(*(below[f] for f in files)) - files
+            changed |= bool(further)
+            files |= further
+    found = {
+        frozenset(f for f in files if name in reached[f])
+        for name, files in reached.items()
+        if name in files
+    }
+    assert found == {frozenset(files) for files in CYCLES.values()}
+
+
 def private(path: Path) -> list[str]:
     """Names with an underscore that a file takes from another module of ours: `from tkc.x import
     _y`, `x._y` of a module x.

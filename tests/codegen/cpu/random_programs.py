@@ -36,7 +36,7 @@ class Writer:
         )
 
     def bounded(self, v):
-        """Keeps numbers small, with an operation dear enough to be kept."""
+        """Keeps numbers small, with an operation that costs enough to be kept."""
         return (
             C["mod"](v, tile.Constant(self.pick([7, 13, 31]), v.type).result).result
             if self.random.random() < 0.7

@@ -1,5 +1,5 @@
-"""Loops and branches. A tile that a loop carries lives in one buffer all the while, so that an
-accumulator is never copied.
+"""Loops and branches. A tile that a loop carries stays in one buffer, so that an accumulator is
+never copied.
 """
 
 from __future__ import annotations

@@ -27,21 +27,6 @@ EXP = (
 )
 EXP2 = tuple(c * LN2**k for k, c in enumerate(EXP))
 TWO_THIRDS = 0x3F2AAAAB  # bits of float32
-LIBM = (
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log1p",
-    "sin",
-    "cos",
-    "tanh",
-    "erf",
-    "pow",
-    "atan2",
-    "fmod",
-)
 
 
 def exp2(m: Floats, x: str) -> str:
@@ -171,6 +156,7 @@ VECTOR = {
     "tanh": tanh,
     "erf": erf,
 }
+LIBM = (*VECTOR, "expm1", "log1p", "pow", "atan2", "fmod")
 
 
 def by_lane(f: Function, name: str, t: str, w: int, *args: str) -> str:

@@ -1,8 +1,8 @@
 """LLVM IR as text: functions, loops with carried values, and sections into which hoisted code is
 written later.
 
-Text, because llvmlite's builder knows neither bfloat nor vector intrinsics, and because it is the
-fastest way in. A type is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is
+Text, because llvmlite's builder has neither bfloat nor vector intrinsics, and because parsing it is
+fast. A type is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is
 "<16 x float>", `vec("float", 1)` is "float".
 """
 

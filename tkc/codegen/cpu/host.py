@@ -1,4 +1,4 @@
-"""This machine as LLVM knows it: its processor, and the linker of object files."""
+"""This machine for LLVM: its processor, and the linker of object files."""
 
 from __future__ import annotations
 

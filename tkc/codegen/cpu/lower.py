@@ -1,5 +1,4 @@
-"""A level 0 kernel as LLVM IR: one function a program, and one that hands out program ids to the
-threads (entry.py).
+"""A level 0 kernel as LLVM IR: one function a program; entry.py has the one that threads call.
 
 Scalars become registers, arrays their pointer, extents and strides; tiles are expressions until
 `planning` says that they need a buffer of the workspace. Control flow stays control flow.

@@ -11,11 +11,28 @@ from tkc.codegen.cpu.emit import Function, constant, suffix, vec, zero
 from tkc.codegen.polynomials import Value
 
 
-class Truths:
-    """Truth values, i1, of `w` lanes."""
+class Lanes:
+    """`w` lanes of type `t`, and their truth values, i1."""
 
-    def __init__(self, f: Function, w: int):
-        self.f, self.w, self.truth = f, w, vec("i1", w)
+    compare: str  # the opcode of comparisons
+
+    def __init__(self, f: Function, w: int, t: str):
+        self.f, self.w, self.t = f, w, t
+        self.type, self.truth = vec(t, w), vec("i1", w)
+
+    def k(self, x: Value) -> str:
+        """An operand's text."""
+        return x if isinstance(x, str) else constant(self.t, x, self.w)
+
+    def test(self, relation: str, a: Value, b: Value) -> str:
+        return self.f.emit(f"{self.compare} {relation} {self.type} {self.k(a)}, {self.k(b)}")
+
+    def pick(self, condition: str, a: Value, b: Value) -> str:
+        """a where the condition holds, else b."""
+        return self.f.select(condition, self.type, self.k(a), self.k(b), self.w)
+
+    def op(self, opcode: str, a: Value, b: Value) -> str:
+        return self.f.op(opcode, self.type, self.k(a), self.k(b))
 
     def both(self, a: str, b: str) -> str:
         return self.f.op("and", self.truth, a, b)
@@ -27,26 +44,14 @@ class Truths:
         return self.f.op("xor", self.truth, a, b)
 
 
-class Integers(Truths):
+class Integers(Lanes):
     """Integers of `bits` bits and `w` lanes, and the floats that have the same bits."""
 
+    compare = "icmp"
+
     def __init__(self, f: Function, w: int, bits: int = 32):
-        super().__init__(f, w)
-        self.bits, self.t = bits, f"i{bits}"
-        self.type = vec(self.t, w)
-
-    def k(self, x: Value) -> str:
-        """An operand's text."""
-        return x if isinstance(x, str) else constant(self.t, x, self.w)
-
-    def op(self, opcode: str, a: Value, b: Value) -> str:
-        return self.f.op(opcode, self.type, self.k(a), self.k(b))
-
-    def test(self, relation: str, a: Value, b: Value) -> str:
-        return self.f.emit(f"icmp {relation} {self.type} {self.k(a)}, {self.k(b)}")
-
-    def pick(self, condition: str, a: Value, b: Value) -> str:
-        return self.f.select(condition, self.type, self.k(a), self.k(b), self.w)
+        super().__init__(f, w, f"i{bits}")
+        self.bits = bits
 
     def bits_of(self, x: str, t: str = "float") -> str:
         """A float's bits."""
@@ -57,33 +62,28 @@ class Integers(Truths):
         return self.f.cast("bitcast", self.t, n, t, self.w)
 
 
-class Floats(Truths):
+class Floats(Lanes):
     """Floats of type `t` and `w` lanes."""
 
-    def __init__(self, f: Function, w: int, t: str = "float"):
-        super().__init__(f, w)
-        self.t, self.type = t, vec(t, w)
+    compare = "fcmp"
 
-    def k(self, x: Value) -> str:
-        """An operand's text."""
-        if isinstance(x, str):
-            return x
-        return constant(self.t, x, self.w)
+    def __init__(self, f: Function, w: int, t: str = "float"):
+        super().__init__(f, w, t)
 
     def zero(self) -> str:
         return zero(self.t, self.w)
 
     def add(self, a: Value, b: Value) -> str:
-        return self.f.op("fadd", self.type, self.k(a), self.k(b))
+        return self.op("fadd", a, b)
 
     def sub(self, a: Value, b: Value) -> str:
-        return self.f.op("fsub", self.type, self.k(a), self.k(b))
+        return self.op("fsub", a, b)
 
     def mul(self, a: Value, b: Value) -> str:
-        return self.f.op("fmul", self.type, self.k(a), self.k(b))
+        return self.op("fmul", a, b)
 
     def div(self, a: Value, b: Value) -> str:
-        return self.f.op("fdiv", self.type, self.k(a), self.k(b))
+        return self.op("fdiv", a, b)
 
     def neg(self, a: Value) -> str:
         return self.f.emit(f"fneg {self.type} {self.k(a)}")
@@ -96,14 +96,8 @@ class Floats(Truths):
         operands = ((self.type, self.k(a)) for a in args)
         return self.f.call(f"llvm.{name}.{suffix(self.t, self.w)}", self.type, *operands)
 
-    def test(self, relation: str, a: Value, b: Value) -> str:
-        return self.f.emit(f"fcmp {relation} {self.type} {self.k(a)}, {self.k(b)}")
-
     def is_nan(self, a: str) -> str:
         return self.test("uno", a, a)
-
-    def pick(self, condition: str, a: Value, b: Value) -> str:
-        return self.f.select(condition, self.type, self.k(a), self.k(b), self.w)
 
     def polynomial(self, coefficients: Sequence[float], x: Value) -> str:
         """Horner's rule, lowest coefficient first."""
