@@ -101,7 +101,7 @@ def _attention(
         start, end = cu_seqlens[b], cu_seqlens[b + 1]
         q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
         queries = end - start
-        # the grid is as long as the longest: who has no rows here sees no columns
+        # the grid is as long as the longest: a sequence without rows here has no columns
         keys = tkc.where(m < queries, queries, 0)
     else:
         start, queries, keys = 0, q.shape[2], k.shape[2]
@@ -116,7 +116,7 @@ def _attention(
     first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
-        # the last row sees the last column: what rows behind it see nobody stores
+        # the last row sees the last column: what rows behind it see is not stored
         keep = rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys
         if WINDOW:
             keep = keep & (rows[:, None] - cols[None, :] < window)

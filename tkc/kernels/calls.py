@@ -66,7 +66,7 @@ class Unknown(Exception):
 
 class Number:
     """A number that is another in the next call, with the text that computes it. Comparisons are
-    answered, and become conditions; so is whoever asks for the number itself: then it is this one
+    answered, and become conditions; so is a use of the number itself: then it is this one
     or none.
     """
 
@@ -140,7 +140,7 @@ def _sized(func, args: tuple) -> bool:
 
 
 class Script:
-    """Writes down what a call does. operation: what it asks of torch; launch: a kernel; function:
+    """Records what a call does. operation: what it calls in torch; launch: a kernel; function:
     all of it as a function. arguments: what the operator is run with.
     """
 
@@ -184,8 +184,8 @@ class Script:
         self.arguments = [given(name, v) for name, v in parameters]
 
     def operation(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        """torch was asked for something. Where it answers with more than tensors, nobody can know
-        it before.
+        """torch was called. Where it answers with more than tensors, what it answers cannot be
+        known before.
         """
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.kept += [*results, args]
@@ -232,7 +232,7 @@ class Script:
         self.lines.append(f"{name} = {line}")
 
     def _again(self, func, args: tuple, kwargs: dict, results: Sequence) -> None:
-        """Something of torch's, asked for as it was."""
+        """A function of torch, called as it was."""
         try:
             if self._is_method(func, args):  # quicker
                 name = func.overloadpacket.__name__
@@ -476,8 +476,8 @@ class Calls:
         self.first, self.behind = self._written(len(watchers), True), self._written(0, False)
 
     def _written(self, watchers: int, asking: bool) -> Callable:
-        """A function of the operator's own parameters: it asks what the call depends on, and calls
-        what it finds there.
+        """A function of the operator's own parameters: it looks up what the call depends on, and
+        calls what it finds there.
         """
         parameters = [
             p.name if p.default is p.empty else f"{p.name}=_d_{p.name}" for p in self.op.parameters
@@ -549,7 +549,7 @@ class Calls:
         return space["__call__"]
 
     def _first(self, *values):
-        """A call that is not known: it goes through the dispatcher where somebody wants to see it
+        """A call that is not known: it goes through the dispatcher where something watches it
         there, else it is done here.
         """
         return self._behind(*values) if self.alone(values, {}) else self.op.torch(*values)

@@ -42,13 +42,10 @@ BYTES = {
 }
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 BESIDE = 4  # blocks of rows that read b together
-LONG, WAVES = (
-    4096,
-    4,
-    # k from which programs there and back pay, in two waves or more, and beyond which blocks of 192
-    # x
-    # 256 do, in so many
-)
+# k from which programs there and back pay, in two waves or more
+LONG = 4096
+# waves beyond which the largest blocks pay
+WAVES = 4
 GREAT = MappingProxyType(
     {
         "BM": 192,
@@ -71,39 +68,27 @@ TILES = (
     (64, 64),
     (128, 64),
 )
-WORTH, SHORT = (
-    1 << 28,
-    16,
-)  # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
-REMEMBERED = 4096
-ROWS, COLUMNS, BOTH = (
-    32,
-    256,
-    (64, 128),
-)  # of a program that copies, and of one that copies rows to columns
-ALONG, DOWN, ACROSS = range(
-    3
-    # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
-    # transpose
-)
-PROGRAMS, DEEPEST, LARGE = (
-    132,
-    256,
-    1 << 14,
-)  # multiprocessors of a large device; least k of a part, and of all parts what stands for many
-LONGEST, WHOLE = (
-    1 << 17,
-    1 << 13,
-)  # elements of a row that the blocks of a cluster hold, and that one does best
+# multiply-adds from which aligned copies of an operand pay
+WORTH = 1 << 28
+# rows or columns that share an operand, from which they do
+SHORT = 16
+REMEMBERED = 4096  # shapes
+# of a program that copies
+ROWS, COLUMNS = 32, 256
+# of one that copies rows to columns
+BOTH = 64, 128
+# how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
+# transpose
+ALONG, DOWN, ACROSS = range(3)
+PROGRAMS = 132  # multiprocessors of a large device
+DEEPEST = 256  # k of a part, at least
+LARGE = 1 << 14  # k that stands for all parts
+LONGEST = 1 << 17  # elements of a row that the blocks of a cluster hold
+WHOLE = 1 << 13  # elements of a row that one block does best
 ADDING = 1 << 14  # elements of parts that a program adds up, about
-LATER, COPIED, ADDED = (
-    2.5e-6,
-    0.85,
-    0.9,
-    # seconds of a launch that follows another; of the memory's rate, what a copy reaches, and
-    # adding up
-    # parts
-)
+LATER = 2.5e-6  # seconds of a launch that follows another
+# of the memory's rate, what a copy reaches, and adding up parts
+COPIED, ADDED = 0.85, 0.9
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -275,7 +260,7 @@ def _sum(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
-    """The sum of the parts, always in the same order, all of them asked for at once."""
+    """The sum of the parts, always in the same order, all loaded at once."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     total = tkc.sum(tkc.load(parts, (0, m, n), (PARTS, BM, BN)), axis=0)
     if bias is not None:
@@ -418,7 +403,7 @@ def _batch(one, other) -> tuple[int, ...]:
 
 
 def result_dtype(a: Array, dtype: str | None) -> str:
-    """Of the result: asked for, or that of a, int32 of integers and bfloat16 of 8-bit floats."""
+    """Of the result: as given, or that of a, int32 of integers and bfloat16 of 8-bit floats."""
     kind = dtype_of(a)
     return dtype or (
         "int32" if "int" in kind else "bfloat16" if kind.startswith("float8") else kind
@@ -567,12 +552,12 @@ def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
         return out.T if column else out
 
     def run(*arrays):
-        made, told = list(map(fresh, arrays, columns, steps)), []
+        made, operands = list(map(fresh, arrays, columns, steps)), []
         for x, out, t, h in zip(arrays, made, turned, how, strict=False):
-            told += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
+            operands += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
         _copies[programs](
-            *told,
-            *([None] * (4 - len(told))),
+            *operands,
+            *([None] * (4 - len(operands))),
             HOW=sum(h << 2 * i for i, h in enumerate(how)),
             ROWS=height,
             COLUMNS=width,

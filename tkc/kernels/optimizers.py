@@ -15,12 +15,8 @@ from tkc.kernels.arrays import Array, contiguous, flat, floats, same_shape
 from tkc.kernels.blocks import strip
 from tkc.kernels.operator import operator
 
-VECTORS = (
-    128 * 16
-    # bytes of a program's widest array: one vector a thread. With two, lanes write halves of
-    # sectors (8192 x 8192 bfloat16 with float32 moments on an H200: 352.4 us, and 364.7 in programs
-    # of 4096)
-)
+# bytes of a program's widest array: one vector a thread; with two, lanes write halves of sectors
+VECTORS = 128 * 16
 
 
 @tkc.jit

@@ -4,13 +4,13 @@ cumsum is a look-back scan (Merrill and Garland, "Single-pass parallel prefix sc
 look-back", 2016), with two levels so that the order of additions, and with it every bit, is the
 same in every run. Program i scans its block, and publishes one word: the sum of its block, or, as
 the last of a group of GROUP programs, the sum of everything up to its end. What comes before a
-block is then the sum of neighbouring words, asked for at once:
+block is then the sum of neighbouring words, loaded at once:
 
     program       0     1     2     3  |  4     5     6     7  |  8        groups of 4
     word         s0    s1    s2    S3     s4    s5    s6    S7             S7 = S3 + s4 + … + s7
     program 6 adds                 S3  +  s4  + s5
 
-Programs that wait are run by tkc in launch order, so that nobody waits for one that has not begun.
+Programs that wait are run by tkc in launch order, so that none waits for one that has not begun.
 Number and status share a word of 64 bits, and no access is ordered after another: word = READY |
 the number's bits, or 0 where there is nothing yet.
 """

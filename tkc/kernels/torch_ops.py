@@ -76,7 +76,7 @@ _compiling, _grad = torch.compiler.is_compiling, torch.is_grad_enabled
 
 def alone(args: tuple, kwargs: dict) -> bool:
     """Whether torch's dispatcher would hand these arguments on as they are: dense memory of a CPU
-    or a CUDA device and nothing else, no gradient wanted, nobody watching. True where there is no
+    or a CUDA device and nothing else, no gradient wanted, nothing watching. True where there is no
     tensor.
     """
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
@@ -116,7 +116,7 @@ def _on_mutation(op: Operator) -> Callable[[tuple, dict], None]:
 
 
 class _Reading(TorchFunctionMode):
-    """Sees who looks at what a tensor holds past the dispatcher."""
+    """Sees reads of what a tensor holds past the dispatcher."""
 
     def __init__(self, script: Script):
         super().__init__()
@@ -136,7 +136,7 @@ class _Reading(TorchFunctionMode):
 
 
 class _Writing(TorchDispatchMode):
-    """Writes down what is asked of torch."""
+    """Records what is called in torch."""
 
     def __init__(self, script: Script):
         super().__init__()

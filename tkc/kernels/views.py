@@ -32,7 +32,7 @@ class HostView(np.ndarray):
 
 
 class DeviceView(HostView):
-    """Memory of a GPU: extents and strides may be asked for, elements not."""
+    """Memory of a GPU: extents and strides may be read, elements not."""
 
     @property
     def __cuda_array_interface__(self) -> dict:

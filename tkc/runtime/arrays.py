@@ -1,7 +1,7 @@
 """What a launch sees of its arguments: `describe(value)` gives the address, extents, strides and
 element type of any array.
 
-Sources, in the order they are asked: torch tensors (by their methods: torch is never imported
+Sources, in the order they are tried: torch tensors (by their methods: torch is never imported
 here), `__cuda_array_interface__` (cupy, jax, numba), NumPy, DLPack, the buffer protocol. Element
 types are named as in tkc: "bfloat16", "float8_e4m3", "bool_". A text such as "bf16[4096, 1024]"
 stands for an array that is only compiled for.

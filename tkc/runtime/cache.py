@@ -124,8 +124,8 @@ class DiskCache:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o600, lasting: bool = False) -> None:
-    """A file that is there whole or not at all, whoever reads or dies meanwhile. lasting: on the
-    disk, too, when this returns. Raises OSError.
+    """A file that is there whole or not at all, whatever reads it or ends meanwhile. lasting: on
+    the disk, too, when this returns. Raises OSError.
     """
     handle, new = tempfile.mkstemp(prefix=".new-", dir=path.parent)
     try:
@@ -195,7 +195,7 @@ _caches: dict[tuple[str, str], DiskCache] = {}
 
 
 def disk() -> DiskCache | None:
-    """The cache the environment asks for, None where it is turned off."""
+    """The cache that the environment names, None where it is turned off."""
     if os.environ.get("TKC_CACHE") == "0":
         return None
     where, size = (

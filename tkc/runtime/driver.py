@@ -38,7 +38,7 @@ STICKY = {
     718,
     719,
     721,
-}  # the context is dead after these
+}  # the context is of no use after these
 LOG = 8192  # bytes of the driver's own messages
 _api: Any = None  # cuda.bindings.driver, or what a test puts in its place
 poison: str | None = None  # why the context is dead, once it is
@@ -267,7 +267,7 @@ class Function:
     pid: int = field(default_factory=os.getpid)
     # (stream, bytes) -> zeroed workspace, the longest unused first
     scratch: dict[Any, int] = field(default_factory=dict)
-    graphed: set = field(default_factory=set)  # workspaces that a captured graph knows
+    graphed: set = field(default_factory=set)  # workspaces that a captured graph holds
     epoch: int = 0  # how many times one was freed
 
 

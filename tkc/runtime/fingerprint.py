@@ -53,8 +53,7 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 
 
 class Fingerprint:
-    """Everything one function depends on; without one, what the values do that it is asked to
-    spell.
+    """Everything one function depends on; without one, what the values do that it spells.
 
     fields: for `digest`. watched: (namespace, name, value) of the outside names used, attributes of
     modules too, for noticing that one was rebound; `cells`, the same of closures; `mutable`: values
@@ -156,7 +155,7 @@ class Fingerprint:
         except Unstable as e:
             self.unstable = self.unstable or e
             if not _lasting(value):
-                self.mutable.append((value, b""))  # nobody can tell whether it changes
+                self.mutable.append((value, b""))  # whether it changes cannot be seen
             return
         self.fields.append((label, text))
         if not _lasting(value):

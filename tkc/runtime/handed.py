@@ -1,5 +1,5 @@
-"""`with tkc.handed(to): …`: launches that somebody else makes, and what launch caches must watch
-for that.
+"""`with tkc.handed(to): …`: launches that another function makes, and what launch caches must
+watch for that.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class JitFunction(Launchable):
     def predict(
         self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
     ) -> Prediction:
-        """How long a launch would take on a GPU, and who uses which engine when: a
+        """How long a launch would take on a GPU, and which role uses which engine when: a
         tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every
         number.
 
@@ -460,7 +460,7 @@ class JitFunction(Launchable):
 
 
 def _set(variable: str) -> bool:
-    """Whether a variable of the environment asks for something."""
+    """Whether a variable of the environment is set, and not 0."""
     return os.environ.get(variable, "0") not in ("", "0")
 
 

@@ -78,7 +78,7 @@ def launch(
 
 def load(compiled: Compiled, device: int) -> driver.Function:
     """Loads a compiled kernel: the cubin of ptxas where there is one (so that checks, timings and
-    resources speak of one code), else the PTX text.
+    resources are of one code), else the PTX text.
     """
     from tkc.codegen.ptx.ptxas import find
 
@@ -128,8 +128,8 @@ def cubin(compiled: Compiled) -> bytes:
 
 
 class Launch:
-    """A launch with its arguments packed. Everything that can be checked was; calling it asks the
-    driver and nothing else.
+    """A launch with its arguments packed. Everything that can be checked was; calling it calls
+    the driver and nothing else.
 
     For each stream there is one prepared call of the driver (`calls`), its parameters and
     configuration beside it in memory (`kept`).

@@ -252,7 +252,9 @@ def _is_pair(value: Any) -> bool:
 
 
 def debugging(kernel: str) -> int:
-    """What TKC_DEBUG asks of a launch: 0, or seconds. Raises LaunchError where it is no number."""
+    """What TKC_DEBUG means for a launch: 0, or seconds. Raises LaunchError where it is no
+    number.
+    """
     asked = os.environ.get("TKC_DEBUG") or "0"
     if not asked.isdigit():
         raise LaunchError(

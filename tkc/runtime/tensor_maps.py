@@ -3,7 +3,7 @@ driver can write.
 
 `describe` computes the fields from a map parameter and an array, and checks the hardware's rules,
 so that a bad array is a LaunchError that
-names it; `encode` asks the driver.  The C that `tkc.export` writes makes the same fields.
+names it; `encode` calls the driver.  The C that `tkc.export` writes makes the same fields.
 """
 
 from __future__ import annotations

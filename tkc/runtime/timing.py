@@ -34,7 +34,7 @@ def measure(
     failed: Callable[[int, Exception], None] = lambda i, e: None,
 ) -> list[float | None]:
     """Median seconds of each launch. `budget`: seconds after which no further round begins.
-    `failed` hears what a launch raised; a device that is dead raises DeviceError.
+    `failed` gets what a launch raised; a device that is lost raises DeviceError.
     """
     clock = _Gpu(device) if device >= 0 else _host
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What tuning knows and no launch needs: configurations, the key of a choice, the order in which
+"""What tuning needs and no launch: configurations, the key of a choice, the order in which
 the model puts them, tables.
 
 Config(BM=128, BN=256, cluster=(2, 1))           compile-time values and launch options together

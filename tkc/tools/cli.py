@@ -151,7 +151,7 @@ def compile_(
 
 
 def _emitted(compiled: Compiled, what: str, stage: str) -> str:
-    """What --emit asks for; "" where there is none."""
+    """What --emit names; "" where there is none."""
     match what:
         case "ptx":
             return compiled.ptx or ""
@@ -191,8 +191,8 @@ def report(
     options: tuple[str, ...],
     picture: str | None,
 ) -> None:
-    """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU
-    needed.
+    """The plan, resources, and predicted time of a launch, and which role uses which engine when;
+    no GPU needed.
     """
     function = find(kernel)
     given = pairs(arguments, options, function)
