@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     p
-    for p in (Path(__file__).parents[1] / "docs").glob("*.md")
+    for p in (ROOT / "docs").glob("*.md")
     if p.name not in ("architecture.md", "coverage.md", "glossary.md", "ir.md")
 )
 
@@ -44,3 +45,16 @@ def test_the_glossary_is_sorted_and_its_places_exist():
         assert meaning.endswith(".") and (Path(__file__).parents[1] / where.strip("`")).exists(), (
             term
         )
+
+
+def test_the_reasons_without_wgmma_are_those_of_the_planner():
+    """docs/tensor-cores.md lists sentences that the plan says."""
+    table = (ROOT / "docs" / "tensor-cores.md").read_text()
+    said = " ".join(
+        (ROOT / "tkc" / "passes" / name).read_text()
+        for name in ("planning/hopper.py", "planning/operands.py", "analysis/mapped.py")
+    )
+    reasons = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(reasons) > 15
+    for reason in reasons:
+        assert reason in said, reason

@@ -162,3 +162,45 @@ def test_what_changes_in_between_is_loaded_once():
     before = loads(module)
     through(module, "separate-operands", given)
     assert loads(module) == before
+
+
+# ---- operands that are loaded before the loop
+def summed(x, w, o, N: tkc.constexpr):
+    """A sum of products by one block."""
+    n = tkc.program_id(0) * N
+    right, acc = tkc.load(w, (0, n), (64, N)), tkc.zeros((BN, N))
+    for m in range(0, x.shape[0], BN):
+        acc = tkc.dot(tkc.load(x, (m, 0), (BN, 64)), right, acc)
+    tkc.store(o, (0, n), acc.to(o.dtype))
+
+
+def streamed(x, w, o, N: tkc.constexpr):
+    """Rows by one block, which each iteration stores."""
+    n = tkc.program_id(0) * N
+    right = tkc.load(w, (0, n), (64, N))
+    for m in range(0, x.shape[0], BN):
+        y = tkc.dot(tkc.load(x, (m, 0), (BN, 64)), right)
+        tkc.store(o, (m, n), tkc.maximum(y, 0.0).to(o.dtype))
+
+
+@pytest.mark.parametrize("fn", (summed, streamed))
+@pytest.mark.parametrize("rows", (BN, 300))
+@assembler
+def test_a_right_operand_that_is_loaded_before_the_loop(fn, rows):
+    facts = ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16)
+    module = traced(fn, *[ArrayArgument(tkc.float16, facts)] * 3, N=64)
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-1, 2, s).astype(np.float16) for s in ((rows, 64), (64, 128)))
+    products = x.astype(np.float64) @ w.astype(np.float64)
+    for run in (level4.run, machine.run):
+        o = np.zeros((rows, 128), np.float16)
+        run(module, [x, w, o], (2, 1, 1))
+        if fn is summed:
+            whole = np.zeros((-(-rows // BN) * BN, 128))
+            whole[:rows] = products
+            np.testing.assert_array_equal(o[:BN], whole.reshape(-1, BN, 128).sum(0))
+        else:
+            np.testing.assert_array_equal(o, np.maximum(products, 0))

@@ -6,14 +6,15 @@ from shared memory. `roles(program, context, plan)` returns the plan, or says wh
 
   every dot     has element types that wgmma takes (operands.py) and is in a loop. Its accumulator
                 is loop-carried, as are those of the other dots, or there are several dots of which
-                some may run one iteration late (stages.py). M is a multiple of 64 that one to four
-                warpgroups share, N a multiple of 8 up to 256, K 32 bytes. The right operand is
-                loaded in the dot's loop (transposed or not); the left one too, or before the loop,
-                or it is computed and stays in registers
-  every load    of an operand is a block of an array argument, or of a view that fixes some of its
-                axes, without a mask, whose rows (or columns) are dense and begin at multiples of
-                16 bytes
-  programs      may run in any order: none waits for another
+                some may run one iteration late (stages.py), or whose tiles fit the registers
+                together. M is a multiple of 64 that one to four warpgroups share, N a multiple of 8
+                up to 256, K 32 bytes. Operands are loaded in the dot's loop or before it
+                (transposed or not); the left one may be computed and stay in registers
+  every load    of an operand is a block of an array that the host knows (an argument, or made of
+                arguments alone), or of a view that fixes some of its axes, without a mask, whose
+                rows (or columns) are dense and begin at multiples of 16 bytes
+  programs      may run in any order: none waits for another. They may take their work from counters
+                (`why_not_claimed`) and add to memory what they have
 
 8-bit operands that wgmma cannot read as they lie are relaid by a role of its own
 (layouts/relayout.py), with a ring for what is copied and one for what the role writes. Loads of one

@@ -324,7 +324,7 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
         shown = source(operand)
         if shown is None or held and shown.parent_op() is loop:
             continue  # looked at above
-        if reason := _unread(loop, shown, operand is both.right):
+        if reason := _unread(loop, shown):
             return reason
         if (
             not held
@@ -340,11 +340,11 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     return ""
 
 
-def _unread(loop: scf.ForOp, load: tile.Load, right: bool) -> str:
+def _unread(loop: scf.ForOp, load: tile.Load) -> str:
     """Why a loaded operand cannot be read in shared memory, where a tensor map put it."""
     around = loop.parent_op()
     if load.parent_op() is not loop and (
-        right or load.parent_op() is not around or not isinstance(around, tile.Kernel)
+        load.parent_op() is not around or not isinstance(around, tile.Kernel)
     ):
         return "an operand is loaded neither in the dot's loop nor before it"
     if reason := unmapped(load):
@@ -354,7 +354,8 @@ def _unread(loop: scf.ForOp, load: tile.Load, right: bool) -> str:
 
 def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
     """Whether more reads a loaded operand than a dot of the loop, or than dots whose sums all go
-    round it: these read the same stage of a ring.
+    round it: these read the same stage of a ring. What is loaded before the loop any of its dots
+    may read.
     """
     work, dots = [load.result], []
     while work:
@@ -366,6 +367,8 @@ def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
                     dots.append(op)
                 case _:
                     return True
+    if load.parent_op() is not loop:
+        return False  # its stage is released behind the loop
     return len(dots) > 1 and not running_sums(loop)
 
 
