@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tkc.errors import Error
-from tkc.fuzz.check import check
-from tkc.fuzz.grammar import POLICIES
+from tkc.fuzz.check import Variant, check
+from tkc.fuzz.grammar import POLICIES, ArraySpec, Kernel
 from tkc.fuzz.productions import KernelWriter, kernel
 from tkc.fuzz.reducer import reduce
 from tkc.ir import tile
@@ -93,3 +93,29 @@ def test_reduction():
 def test_what_is_not_interesting_is_refused():
     with pytest.raises(Error, match="not interesting"):
         reduce(parse(BIG), lambda m: False)
+
+
+BY_PROGRAM = """
+import tkc
+
+def kernel(w1, a2, o5, n0):
+    p0 = tkc.program_id(0)
+    v2 = tkc.zeros((64, 24), tkc.float32)
+    v3 = tkc.load(w1[p0], (0, 0), (64, 64))
+    for k in tkc.range(p0 % 3 * 64, n0 * 64, 64):
+        v5 = tkc.dot(v3, tkc.load(a2, (0, k), (64, 64)))
+        v6 = tkc.where((tkc.arange(64)[:, None] >= k + tkc.arange(64)[None, :]), v5 % 3, 0)
+        v2 = tkc.dot(v6.to(tkc.float16), tkc.load(a2, (8, k), (24, 64)).T, v2)
+    tkc.store(o5[p0], (0, 0,), v2)
+"""
+
+
+def test_padding_tiles_index_no_array_that_does_not_exist():
+    """Four programs are co-resident, and the grid has one, with a matrix of its own."""
+    arrays = [
+        ArraySpec("w1", "float16", (1, 64, 64)),
+        ArraySpec("a2", "float16", (64, 64)),
+        ArraySpec("o5", "float32", (1, 64, 24)),
+    ]
+    k = Kernel(62, "roles", BY_PROGRAM, arrays, {"n0": 1}, (1,), None, 5)
+    assert not check(k, chosen=[Variant("sm_90a", None, 5, each=False)])

@@ -175,7 +175,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if plan.split_k > 1:
         divide(body, _the(sums), part, plan.split_k)
     if real is not None:
-        guard_effects(body, real)
+        sizes = (plan.members * plan.cluster[0], plan.cluster[1])
+        guard_effects(body, real, [v for v, n in zip(place, sizes, strict=False) if n > 1])
     _note(kernel, plan, context)
 
 

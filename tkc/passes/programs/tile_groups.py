@@ -14,7 +14,7 @@ grid ends inside a group, a padding tile computes and stores nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -123,10 +123,17 @@ class TileGroups:
         return reduce(build.and_, inside) if inside else None
 
 
-def guard_effects(body: Block, real: SSAValue) -> None:
+def guard_effects(body: Block, real: SSAValue, padded: Collection[SSAValue]) -> None:
     """What a program does has no effect where it is a padding tile, and reads nothing by address:
-    that may lie outside of everything.
+    that may lie outside of everything. padded: program ids that may be outside the grid; of arrays
+    that they index, a padding tile has the first.
     """
+    for view in [op for op in body.walk() if isinstance(op, tile.View)]:
+        for i, index in enumerate(view.offsets):
+            if _depends_on(index, padded):
+                build = Builder(view)
+                zero = build(tile.Constant(0, index.type))
+                view.operands[1 + i] = build.select(real, index, zero)
     for op in [
         op
         for op in body.walk()
@@ -139,6 +146,19 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         true = before(assume, tile.Constant(1, i1)).result
         # nothing was promised of a padding tile
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
+
+
+def _depends_on(value: SSAValue, values: Collection[SSAValue]) -> bool:
+    """Whether a scalar is computed from some values."""
+    seen, work = set(), [value]
+    while work:
+        v = work.pop()
+        if v in values:
+            return True
+        if v not in seen and isinstance(v.owner, Operation):
+            work += v.owner.operands
+        seen.add(v)
+    return False
 
 
 def _unbounded_loads(body: Block) -> list[tile.LoadPointers | tile.Load]:
