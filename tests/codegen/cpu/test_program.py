@@ -197,6 +197,28 @@ def test_views_of_any_strides():
     np.testing.assert_array_equal(out, x - y)
 
 
+def test_pointers_of_two_rows_may_be_selected():
+    """Each pointer is base + step·lane, which a selection element by element is not."""
+
+    def row(array, t):
+        return ew.PointerAdd(
+            tile.Splat(tile.Pointer(array).result, TileType([20], PointerType(t))).result,
+            tile.Arange(0, TileType([20], i32)).result,
+        ).result
+
+    def body(x, y, out):
+        low = C["lt"](
+            tile.Arange(0, TileType([20], i32)).result, tile.Constant(7, TileType([20], i32)).result
+        ).result
+        chosen = ew.Select(low, row(x, f32), row(y, f32)).result
+        tile.Store(out, [integer(0)], tile.LoadPointers(chosen).result, (20,))
+
+    module = kernel([ArrayType(1, f32, DENSE)] * 3, body)
+    x, y, out = (np.arange(20, dtype=np.float32) + n for n in (0, 100, 200))
+    compile(module).run([x, y, out], (1,))
+    np.testing.assert_array_equal(out, np.where(np.arange(20) < 7, x, y))
+
+
 def test_a_cached_object_runs_without_compiling():
     program = compile(add(64))
     x, out = np.ones(100, np.float32), np.zeros(100, np.float32)

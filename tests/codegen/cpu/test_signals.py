@@ -24,18 +24,28 @@ ENDLESS = """tile.kernel @endless(%out: !tile.array<?xi32>, %first: i32) {
   %t = tile.splat %one : (i32) -> !tile.tile<1xi32>
   tile.store %out[%p] %t {extents = array<i64: 1>} : (!tile.array<?xi32>, i32, !tile.tile<1xi32>)
   %endless = tile.ge %p, %first : i32
-  %last = scf.while (%i = %zero) : (i32) -> i32 {
+  LOOP
+  tile.return
+}"""
+WHILE = """%last = scf.while (%i = %zero) : (i32) -> i32 {
     scf.condition(%endless) %i : i32
   } do {
   ^bb0(%j : i32):
     BODY
     %next = tile.add %j, %one : i32
     scf.yield %next : i32
-  }
-  tile.return
-}"""
+  }"""
+FOR = """scf.if %endless {
+    %begin = tile.constant 0 : i64
+    %step = tile.constant 1 : i64
+    %end = tile.constant 4611686018427387904 : i64
+    scf.for %i = %begin to %end step %step : i64 {
+      scf.yield
+    }
+  }"""
 threads, programs, first, case = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-text = ENDLESS.replace("BODY", 'tile.print "p"[%p] : (i32)' if case == "print" else "")
+text = ENDLESS.replace("LOOP", FOR if case == "for" else WHILE)
+text = text.replace("BODY", 'tile.print "p"[%p] : (i32)' if case == "print" else "")
 program = compile(parse(text))
 out = np.zeros(programs, np.int32)
 
@@ -71,6 +81,7 @@ print("again", *again, flush=True)
     "threads, programs, first, case",
     [
         pytest.param(1, 1, 0, "", id="one thread"),
+        pytest.param(1, 1, 0, "for", id="a loop that counts"),
         pytest.param(3, 50, 0, "", id="several threads"),
         pytest.param(2, 2, 1, "", id="one program ended"),
         pytest.param(1, 1, 0, "print", id="a kernel that prints"),
