@@ -1,6 +1,7 @@
 """From the start of a Python process to the PTX of `matmul`, with an empty and with a filled disk
 cache; from the trace to the cubin of products and attention, in processes that compile for the
-first time.
+first time. `python -m benchmarks.compile_time` shows how the time grows with the program, without
+a GPU; `--write` writes that to benchmarks/results/compile_time.md.
 """
 
 import json
@@ -9,13 +10,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
+import tkc
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
+from tkc.runtime.jit import JitFunction
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "compile_time.md"
 PROGRAM = """
 import numpy as np, ml_dtypes
 from matmul import matmul
@@ -146,3 +153,103 @@ def contest(seed: int, target: str = "sm_80") -> Contest:
             harness.time_at_most("tkc, filled cache", 0.5, "filled cache: 0.5 s at most"),
         ),
     )
+
+
+# ---- growth
+@tkc.jit
+def steps(a, n: tkc.constexpr):
+    """Dependent element-wise steps, which Python's loop unrolls."""
+    v = tkc.load(a, (0,), (256,))
+    for i in range(n):
+        v = v * 1.5 + i
+    tkc.store(a, (0,), v)
+
+
+@tkc.jit
+def dots(a, b, c, n: tkc.constexpr):
+    """Dots in one loop, each with operands of its own."""
+    sums = [tkc.zeros((64, 64)) for _ in range(n)]
+    for k in range(0, a.shape[1], 32):
+        for i in range(n):
+            left = tkc.load(a, (64 * i, k), (64, 32))
+            sums[i] = tkc.dot(left, tkc.load(b, (k, 64 * i), (32, 64)), sums[i])
+    for i in range(n):
+        tkc.store(c, (64 * i, 0), sums[i])
+
+
+@tkc.jit
+def chained(a, b, c, n: tkc.constexpr):
+    """Dots in one loop, each of the result of the one before."""
+    total = tkc.zeros((64, 64))
+    for k in range(0, a.shape[1], 64):
+        x = tkc.load(a, (0, k), (64, 64))
+        for i in range(n):
+            x = tkc.dot(x, tkc.load(b, (k, 64 * i), (64, 64))).to(tkc.float16)
+        total += x
+    tkc.store(c, (0, 0), total)
+
+
+HALF = "f16[512, 4096]", "f16[4096, 512]", "f32[512, 64]"
+GROWTH = {
+    steps: (("f32[256]",), (250, 500, 1000, 2000), 5.0),
+    dots: (HALF, (1, 2, 4, 8), 3.0),
+    chained: (HALF, (1, 2, 4, 8), 3.0),
+}
+
+
+def measured(kernel: JitFunction, count: int, target: str) -> tuple[float, float | None]:
+    """Seconds of the processor that compiling takes, and seconds of ptxas."""
+    arguments, *_ = GROWTH[kernel]
+    os.environ["TKC_CACHE"] = "0"
+    kernel.compile(*arguments, 3, target=target)  # imports are no part of it
+    begin = time.process_time()
+    compiled = kernel.compile(*arguments, count, target=target)
+    took = time.process_time() - begin
+    if compiled.ptx is None:
+        return took, None
+    from tkc.codegen.ptx.ptxas import assemble
+
+    begin = time.perf_counter()
+    assemble(compiled.ptx, target)
+    return took, time.perf_counter() - begin
+
+
+def growth() -> Iterator[str]:
+    """The table, line by line."""
+    yield "| kernel | target | operations | compiler | ptxas | asked of the largest |  |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for kernel, (_, counts, most) in GROWTH.items():
+        for target in ("sm_90a", "sm_80", "cpu"):
+            for count in counts:
+                took, assembler = measured(kernel, count, target)
+                last = count == counts[-1]
+                asked = f"{most:g} s at most" if last else ""
+                verdict = ("met" if took <= most else "MISSED") if last else ""
+                ptxas = "" if assembler is None else f"{assembler:.2f} s"
+                cells = [kernel.__name__, target, count, f"{took:.2f} s", ptxas, asked, verdict]
+                yield f"| {' | '.join(map(str, cells))} |"
+
+
+HEAD = """# How compile time grows with the program
+
+Written by `python -m benchmarks.compile_time --write`; no GPU takes part. Seconds of one core that
+the compiler takes from the trace to PTX, or to machine code, after its modules are imported; the
+assembler's seconds beside them.
+
+"""
+
+
+@click.command()
+@click.option("--write", is_flag=True, help="write benchmarks/results/compile_time.md")
+def main(write: bool) -> None:
+    """How compile time grows with the number of operations."""
+    lines = []
+    for line in growth():
+        click.echo(line)
+        lines.append(line)
+    if write:
+        RESULTS.write_text(HEAD + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,10 +10,39 @@ import pstats
 
 import pytest
 
-from tests.long_kernels import ARGUMENTS, dots
+from tests.long_kernels import (
+    ARGUMENTS,
+    before_dot,
+    branches,
+    casts,
+    dots,
+    elementwise,
+    in_loop,
+    indices,
+    masks,
+    scalars,
+    transposes,
+    used_twice,
+    wide,
+)
 
 SMALL, LARGE, MOST = 64, 256, 4.8
-TARGETS = ("cpu",)
+# Of a GPU's passes, insert-synchronization still compares all accesses of shared memory with all,
+# which `reductions`, `stores` and `dots` would show, and the layouts of `loads` all loads.
+ON_GPU = (
+    elementwise,
+    used_twice,
+    wide,
+    scalars,
+    indices,
+    masks,
+    casts,
+    transposes,
+    before_dot,
+    in_loop,
+    branches,
+)
+CASES = [*((k, "cpu") for k in ARGUMENTS), *((k, "sm_90a") for k in ON_GPU)]
 
 
 def calls(kernel, operations: int, target: str) -> int:
@@ -25,8 +54,7 @@ def calls(kernel, operations: int, target: str) -> int:
     return sum(each[1] for each in pstats.Stats(profile).stats.values())
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", ARGUMENTS, ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize(("kernel", "target"), CASES, ids=lambda v: getattr(v, "__name__", v))
 def test_the_work_of_compiling_grows_as_the_program(kernel, target, monkeypatch):
     monkeypatch.setenv("TKC_CACHE", "0")
     calls(kernel, 2, target)  # imports are no part of it
@@ -37,3 +65,11 @@ def test_the_work_of_compiling_grows_as_the_program(kernel, target, monkeypatch)
 def test_a_hundred_loops_on_the_cpu_do_not_abort_the_process():
     """LLVM's value numbering does, where it was built with assertions."""
     assert dots.compile(*ARGUMENTS[dots], 130, target="cpu").program
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "cpu"])
+@pytest.mark.parametrize("kernel", [elementwise, indices, before_dot])
+def test_no_limit_of_recursion_is_met(kernel, target):
+    """Python's is 1000 calls, a walk that called itself took two or more a step."""
+    compiled = kernel.compile(*ARGUMENTS[kernel], 510, target=target)
+    assert compiled.ptx or compiled.program

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Container
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.emit import LANES, vec
@@ -39,6 +39,11 @@ Placement = Callable[[Nest, tuple[Index, ...]], Chunk]  # the pointers of a chun
 
 def natural(v: SSAValue, known: Container[SSAValue]) -> int:
     """The axis along which neighbouring elements of a tile are next to each other in memory."""
+    while v not in known and isinstance(v.owner, POINTWISE):  # chains of them can be long
+        operand = _first_varying(v.owner)
+        if operand is None:
+            break
+        v = operand
     last, op = tile_type(v).rank - 1, v.owner
     if v in known:
         return last
@@ -53,12 +58,14 @@ def natural(v: SSAValue, known: Container[SSAValue]) -> int:
             mapped = unit_reshape(tile_type(op.arg).extents, tile_type(v).extents)
             axis = None if mapped is None else mapped[natural(op.arg, known)]
             return last if axis is None else axis
-        case _ if isinstance(op, POINTWISE):
-            uniform = (tile.Broadcast, tile.Splat, tile.Constant)
-            for x in op.operands:
-                if isinstance(x.type, TileType) and not isinstance(x.owner, uniform):
-                    return natural(x, known)
     return last
+
+
+def _first_varying(op: Operation) -> SSAValue | None:
+    """The first tile among the operands that does not repeat one element."""
+    uniform = (tile.Broadcast, tile.Splat, tile.Constant)
+    tiles = (x for x in op.operands if isinstance(x.type, TileType))
+    return next((x for x in tiles if not isinstance(x.owner, uniform)), None)
 
 
 class Dots(Prefetch):
