@@ -11,7 +11,7 @@ from tests.runtime.test_jit import fresh, on_gpu
 from tkc.errors import DeviceError, LaunchError, TrapError
 from tkc.ir.interface import RECORD
 from tkc.runtime import driver
-from tkc.runtime.specialize import PATIENCE
+from tkc.runtime.specialize import DEBUG_WAIT_SECONDS
 
 
 def written(gpu, site: int, block=(3, 0, 0), thread=17, numbers=(400, 400)) -> None:
@@ -27,7 +27,7 @@ def test_checked_kernels_are_kept_apart(gpu, monkeypatch):
         monkeypatch.setenv("TKC_DEBUG", asked) if asked else monkeypatch.delenv("TKC_DEBUG")
         k[grid](*on_gpu(), 256)
     assert (
-        sorted(c.interface.debug for c in k._compiled.values()) == [0, 3, PATIENCE]
+        sorted(c.interface.debug for c in k._compiled.values()) == [0, 3, DEBUG_WAIT_SECONDS]
         and len(gpu.named("cuModuleLoadDataEx")) == 3
         and len(gpu.named("launch")) == 7
     )
@@ -47,7 +47,7 @@ def test_a_launch_may_ask_for_itself(gpu, monkeypatch):
     k = fresh(add)
     k[grid](*on_gpu(), 256, debug=True)
     k[grid](*on_gpu(), 256)
-    assert [c.interface.debug for c in k._compiled.values()] == [PATIENCE, 0]
+    assert [c.interface.debug for c in k._compiled.values()] == [DEBUG_WAIT_SECONDS, 0]
     monkeypatch.setenv("TKC_DEBUG", "1")
     assert (
         not fresh(add).compile(*on_gpu(), 256, debug=False).interface.debug

@@ -43,10 +43,10 @@ BYTES = {
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 BESIDE = 4  # blocks of rows that read b together
 # k from which programs there and back pay, in two waves or more
-LONG = 4096
+MIN_K_WALKED_BACK = 4096
 # waves beyond which the largest blocks pay
 WAVES = 4
-GREAT = MappingProxyType(
+LARGEST_TILE = MappingProxyType(
     {
         "BM": 192,
         "BN": 256,
@@ -69,14 +69,14 @@ TILES = (
     (128, 64),
 )
 # multiply-adds from which aligned copies of an operand pay
-WORTH = 1 << 28
+MIN_WORK = 1 << 28
 # rows or columns that share an operand, from which they do
-SHORT = 16
+MIN_SHARED = 16
 REMEMBERED = 4096  # shapes
 # of a program that copies
 ROWS, COLUMNS = 32, 256
 # of one that copies rows to columns
-BOTH = 64, 128
+TRANSPOSE_BLOCK = 64, 128
 # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
 # transpose
 ALONG, DOWN, ACROSS = range(3)
@@ -108,9 +108,9 @@ def _configs(args: dict) -> list[tkc.Config]:
         )
         for bm, bn, bk in _tiles(m, n, line)
     ]
-    waves = m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"]
-    if back and waves and k > LONG and not _cuts_sectors(args, size):
-        found.append(tkc.Config(BK=line, **GREAT))
+    waves = m * n >= WAVES * PROGRAMS * LARGEST_TILE["BM"] * LARGEST_TILE["BN"]
+    if back and waves and k > MIN_K_WALKED_BACK and not _cuts_sectors(args, size):
+        found.append(tkc.Config(BK=line, **LARGEST_TILE))
     return found
 
 
@@ -132,7 +132,12 @@ def _walks_back(args: dict, size: int) -> bool:
     """
     m, n = args["c"].shape[-2:]
     is_matrix = len(args["c"].shape) == 2
-    return is_matrix and size == 2 and args["a"].shape[-1] >= LONG and m * n >= 2 * PROGRAMS * 2**15
+    return (
+        is_matrix
+        and size == 2
+        and args["a"].shape[-1] >= MIN_K_WALKED_BACK
+        and m * n >= 2 * PROGRAMS * 2**15
+    )
 
 
 def _cuts_sectors(args: dict, size: int) -> bool:
@@ -448,7 +453,7 @@ def aligned(x: Array, shared: int, work: int) -> Array:
     """
     return (
         _copier([x], [_is_transposed(x)])(x)[0]
-        if shared >= SHORT and work >= WORTH and _unaligned(x)
+        if shared >= MIN_SHARED and work >= MIN_WORK and _unaligned(x)
         else x
     )
 
@@ -494,7 +499,7 @@ def _odd(a: Array, b: Array) -> list[bool]:
     """Which of two factors are worth a copy that Hopper's engines take as it lies."""
     (m, k), n = a.shape, b.shape[1]
     return [
-        shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner)
+        shared >= MIN_SHARED and m * n * k >= MIN_WORK and _unfit(x, inner)
         for x, shared, inner in ((a, n, 1), (b, m, 0))
     ]
 
@@ -538,7 +543,7 @@ def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     how = [
         ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns, strict=False)
     ]
-    height, width = BOTH if ACROSS in how else (ROWS, COLUMNS)
+    height, width = TRANSPOSE_BLOCK if ACROSS in how else (ROWS, COLUMNS)
     programs = sum(
         tkc.cdiv(n, height) * tkc.cdiv(m, width)
         for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned, strict=False))

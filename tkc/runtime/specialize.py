@@ -51,8 +51,8 @@ OPTIONS = (
     "prefetch",
     "debug",
 )
-PATIENCE = 10  # seconds that a wait may take where debug is True or TKC_DEBUG 1
-PAIRS, TRUTHS = (
+DEBUG_WAIT_SECONDS = 10  # seconds that a wait may take where debug is True or TKC_DEBUG 1
+PAIRS, BOOLEANS = (
     ("cluster", "split_warps"),
     (
         "relax",
@@ -67,8 +67,8 @@ PAIRS, TRUTHS = (
         "prefetch",
     ),
 )
-LEAST = {"subtiles": 0}  # of numbers; of others 1
-WORDS = {
+MIN_NUMBER = {"subtiles": 0}  # of numbers; of others 1
+CHOICES = {
     "roles": ("one", "cooperative", "pingpong", "co_resident"),
     "left_operand": ("registers", "shared"),
     "epilogue": ("tma", "direct"),
@@ -220,7 +220,7 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
         raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
     options = {k: v for k, v in given.items() if v is not None and k != "debug"}
     if debug := given.get("debug"):
-        options["debug"] = PATIENCE if debug == 1 else int(debug)  # seconds
+        options["debug"] = DEBUG_WAIT_SECONDS if debug == 1 else int(debug)  # seconds
     return tuple(sorted(options.items()))
 
 
@@ -232,14 +232,14 @@ def _expected(name: str, value: Any) -> str | None:
         if isinstance(value, int) and value >= 0:
             return None
         return "True, False or the seconds that a wait may take"
-    if name in WORDS:
-        *words, last = WORDS[name]
-        if value in WORDS[name] and type(value) is type(last):
+    if name in CHOICES:
+        *words, last = CHOICES[name]
+        if value in CHOICES[name] and type(value) is type(last):
             return None
         return f"{', '.join(map(str, words))} or {last}"
-    if name in TRUTHS:
+    if name in BOOLEANS:
         return None if isinstance(value, bool) else "True or False"
-    least = LEAST.get(name, 1)
+    least = MIN_NUMBER.get(name, 1)
     return None if isinstance(value, int) and value >= least else f"a number >= {least}"
 
 
