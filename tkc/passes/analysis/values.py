@@ -14,6 +14,7 @@ data      everything else
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -31,6 +32,14 @@ LOADS = (tile.Load, tile.LoadPointers)
 WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
 BlockAccess = tile.Load | tile.Store | tile.AtomicBlock
 PointerAccess = tile.LoadPointers | tile.StorePointers | tile.Atomic
+
+
+@cache
+def is_computed_by(kind: type) -> bool:
+    """Whether operations of a class are views or element-wise. xDSL's classes are abstract base
+    classes, for which isinstance is slow where it fails.
+    """
+    return issubclass(kind, (*VIEWS, *POINTWISE))
 
 
 def in_workspace(op: tile.Load | tile.Store) -> bool:
@@ -65,7 +74,7 @@ class Kinds:
     def _is_computed(self, value: SSAValue) -> bool:
         """Whether a tile is computed element by element, or is a view."""
         owner = value.owner
-        return isinstance(owner, (*VIEWS, *POINTWISE)) and not self._moves(owner)
+        return is_computed_by(owner.__class__) and not self._moves(owner)
 
     def _computed_from(self, value: SSAValue) -> list[SSAValue]:
         """The tiles that such a tile is computed from; none of other values."""
@@ -127,7 +136,7 @@ def feeds_dot(value: SSAValue, memo: dict[SSAValue, bool] | None = None) -> bool
         if use is None or not value.has_one_use():
             break
         op = use.operation
-        if not isinstance(op, (*VIEWS, *POINTWISE)):
+        if not is_computed_by(op.__class__):
             found = isinstance(op, tile.Dot) and use.index < 2
             break
         value = op.results[0]
@@ -145,7 +154,7 @@ def feeding_dots(kernel: tile.Kernel) -> set[SSAValue]:
     for op in reversed(list(kernel.walk())):
         if isinstance(op, tile.Dot):
             found.update(op.operands[:2])
-        elif isinstance(op, (*VIEWS, *POINTWISE)) and op.results[0] in found:
+        elif is_computed_by(op.__class__) and op.results[0] in found:
             found.update(op.operands)
     return found
 
@@ -166,7 +175,7 @@ def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
         op = use.operation
         if isinstance(op, tile.Dot) and use.index < 2:
             found.append((op, use.index, plain))
-        elif isinstance(op, (*VIEWS, *POINTWISE)):
+        elif is_computed_by(op.__class__):
             at = op.results[0], plain and isinstance(op, VIEWS)
             if at not in seen:
                 seen.add(at)
