@@ -90,6 +90,26 @@ def split(a, b, c, M, N, K, SPLIT: tkc.constexpr):
     tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
 
 
+def wrapped(a, b, c, M, N, K):
+    """Rows and columns modulo the extents, masks along K alone: Triton's tutorial word by word."""
+    pid_m, pid_n = tkc.program_id(0), tkc.program_id(1)
+    rm = (pid_m * BM + tkc.arange(BM)) % M
+    rn = (pid_n * BN + tkc.arange(BN)) % N
+    rk = tkc.arange(BK)
+    ap = a.ptr + (rm[:, None] * a.strides[0] + rk[None, :])
+    bp = b.ptr + (rk[:, None] * b.strides[0] + rn[None, :])
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, tkc.cdiv(K, BK)):
+        av = tkc.load(ap, mask=rk[None, :] < K - k * BK, other=0.0)
+        bv = tkc.load(bp, mask=rk[:, None] < K - k * BK, other=0.0)
+        acc = tkc.dot(av, bv, acc)
+        ap += BK
+        bp += BK * b.strides[0]
+    cm, cn = pid_m * BM + tkc.arange(BM), pid_n * BN + tkc.arange(BN)
+    cp = c.ptr + c.strides[0] * cm[:, None] + cn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(cm[:, None] < M) & (cn[None, :] < N))
+
+
 def batched(a, b, c, heads, M, N, K):
     """A batch and a head in one program id: two outer axes, one of them a quotient."""
     rm, rn = tkc.arange(BM), tkc.arange(BN)
@@ -251,6 +271,7 @@ FORMS = {
         matrices,
         constants={"GROUP": 2},
     ),
+    "wrapped": Form(wrapped, product_data, lambda m, n, k: blocks(m, n), matrices),
     "indexed": Form(indexed, product_data, lambda m, n, k: blocks(m, n), matrices),
     "split": Form(
         split,
@@ -423,6 +444,30 @@ def test_a_block_that_begins_before_its_first_row_keeps_its_offset():
     given = [numbers(BM, BK), numbers(BK, BN, seed=1), np.zeros((BM, BN), np.float16), BM, BN, BK]
     level0.run(module, given, (1, 1, 1))
     np.testing.assert_array_equal(given[2], wide(given[0]) @ wide(given[1]))
+
+
+def wrapped_rows_matter(a, b, c, M, N, K, ROW_MASK: tkc.constexpr):
+    """As `wrapped`, but what lies beyond is stored, or added up."""
+    rm = (tkc.program_id(0) * BM + tkc.arange(BM)) % M
+    rk, rn = tkc.arange(BK), tkc.arange(BN)
+    x = tkc.load(a.ptr + rm[:, None] * a.strides[0] + rk[None, :])
+    y = tkc.load(b, (0, 0), (BK, BN))
+    made = tkc.dot(x, y).to(c.dtype)
+    cp = c.ptr + (tkc.program_id(0) * BM + tkc.arange(BM))[:, None] * c.strides[0] + rn[None, :]
+    if ROW_MASK:
+        inside = (tkc.program_id(0) * BM + tkc.arange(BM) < M)[:, None]
+        tkc.store(cp, made + tkc.sum(made, axis=0)[None, :], mask=inside & (rn < N)[None, :])
+    else:
+        tkc.store(cp, made, mask=(rn < N)[None, :])
+
+
+@pytest.mark.parametrize("row_mask", (True, False))
+def test_wrapped_rows_that_matter_stay(row_mask):
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))] * 3
+    module = traced(wrapped_rows_matter, *args, i32(), i32(), i32(), ROW_MASK=row_mask)
+    given = context("sm_90a")
+    through(module, "raise-pointers", given)
+    assert any("modulo" in d for d in given.decisions)
 
 
 def in_place(a, b, c, M, N, K):

@@ -15,6 +15,8 @@ An access is raised in kernels with dots, where its address is affine (analysis/
             them counts as positive (TKC_DEBUG checks that)
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
+  modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
+            reads as zeros then
 
 An axis without a bound has an extent that no access reaches. What is left of the address becomes
 outer axes of the array (batches, heads), or its offset in the argument where the host knows it.
@@ -27,8 +29,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd, prod
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i1, i32, i64
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -138,53 +141,14 @@ class Bounds:
     high: list[tuple[Polynomial, Condition]] = field(default_factory=list)
 
 
-class _Recognition:
-    """Finds the block that one access addresses."""
+class Mask:
+    """What a mask of a tile says of each axis; `left`: the conditions that bound none."""
 
-    def __init__(self, op: PointerBlock, forms: Forms):
-        self.op, self.forms, self.scalars = op, forms, forms.scalars
-        self.extents = tile_type(op.pointers).extents
-        self.left: list[Condition] = []  # of the mask, in no bound
+    def __init__(self, mask: SSAValue | None, rank: int, forms: Forms):
+        self.forms = forms
         self.bounds: dict[int, Bounds] = {}
-
-    def block(self) -> Block:
-        """Raises NotABlock with the reason."""
-        form = self.forms.get(self.op.pointers)
-        if form is None or form.base is None:
-            raise NotABlock("its address is not affine")
-        if form.wrapped:
-            raise NotABlock("its indices are taken modulo something")
-        if prod(self.extents) == 1:
-            raise NotABlock("it is one element")
-        strides = self._strides(form)
-        if self.op.mask is not None:
-            self._read_mask(self.op.mask)
-        starts, bounds, rest = self._starts(form.offset, strides)
-        offset = self.scalars.host_part(rest)
-        outer = self._outer(rest - offset)
-        inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
-        block = Block(self.op, form.base, offset, [*outer, *inner], self.left)
-        for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
-            bounded = a is not None and self.bounds.get(a, Bounds()).low
-            if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
-                raise NotABlock("it may begin before the array")
-        return block
-
-    def _strides(self, form: Affine) -> dict[int, Polynomial]:
-        found = form.by_axis
-        for axis, extent in enumerate(self.extents):
-            if extent == 1:
-                found.pop(axis, None)
-            elif axis not in found:
-                raise NotABlock("neighbours along an axis have one address")
-            elif len(found[axis].terms) != 1 or not self.scalars.is_host(found[axis]):
-                raise NotABlock("a stride is a sum, or computed in the kernel")
-        return found
-
-    # ---- the mask
-    def _read_mask(self, mask: SSAValue) -> None:
-        rank = len(self.extents)
-        for condition in conditions(mask, {a: a for a in range(rank)}):
+        self.left: list[Condition] = []
+        for condition in [] if mask is None else conditions(mask, {a: a for a in range(rank)}):
             try:
                 known = self._read(condition)
             except TooLarge:
@@ -217,6 +181,63 @@ class _Recognition:
             case _:
                 return False
         return True
+
+    def ends_at(self, axis: int, high: Polynomial) -> bool:
+        """Whether nothing from this number on along an axis is inside."""
+        return any(bound == high for bound, _ in self.bounds.get(axis, Bounds()).high)
+
+
+class _Recognition:
+    """Finds the block that one access addresses."""
+
+    def __init__(self, op: PointerBlock, forms: Forms):
+        self.op, self.forms, self.scalars = op, forms, forms.scalars
+        self.extents = tile_type(op.pointers).extents
+        mask = Mask(op.mask, len(self.extents), forms)
+        self.bounds, self.left = mask.bounds, mask.left
+
+    def block(self) -> Block:
+        """Raises NotABlock with the reason."""
+        form = self.forms.get(self.op.pointers)
+        if form is None or form.base is None:
+            raise NotABlock("its address is not affine")
+        if prod(self.extents) == 1:
+            raise NotABlock("it is one element")
+        self._unwrap(form)
+        strides = self._strides(form)
+        starts, bounds, rest = self._starts(form.offset, strides)
+        offset = self.scalars.host_part(rest)
+        outer = self._outer(rest - offset)
+        inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
+        block = Block(self.op, form.base, offset, [*outer, *inner], self.left)
+        for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
+            bounded = a is not None and self.bounds.get(a, Bounds()).low
+            if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
+                raise NotABlock("it may begin before the array")
+        return block
+
+    def _unwrap(self, form: Affine) -> None:
+        """Indices modulo something are those indices up to there; what lies beyond must not matter,
+        and is not read.
+        """
+        for axis, wrapped in form.wrapped:
+            end = wrapped.modulus - wrapped.start
+            results = self.op.results
+            if not results or not is_dead_beyond(results[0], axis, end, self.forms):
+                raise NotABlock("its indices are taken modulo something")
+            always = Condition(results[0], {})
+            self.bounds.setdefault(axis, Bounds()).high.insert(0, (end, always))
+
+    def _strides(self, form: Affine) -> dict[int, Polynomial]:
+        found = form.by_axis
+        for axis, extent in enumerate(self.extents):
+            if extent == 1:
+                found.pop(axis, None)
+            elif axis not in found:
+                raise NotABlock("neighbours along an axis have one address")
+            elif len(found[axis].terms) != 1 or not self.scalars.is_host(found[axis]):
+                raise NotABlock("a stride is a sum, or computed in the kernel")
+        return found
 
     # ---- where the block begins
     def _starts(
@@ -253,6 +274,8 @@ class _Recognition:
                 bounds[axis] = known
             elif bounds[axis] is None and self.scalars.is_host(starts[axis] + high):
                 bounds[axis] = starts[axis] + high
+            elif condition.value in self.op.results:
+                raise NotABlock("its indices are taken modulo something")
             else:
                 self.left.append(condition)
         if not found.low and bounds[axis] is None:
@@ -306,6 +329,64 @@ def _through_reshape(op: tile.Reshape, axes: dict[int, int]) -> dict[int, int] |
     before = [a for a, n in enumerate(old) if n > 1]
     behind = [b for b, n in enumerate(new) if n > 1]
     return {a: axes[b] for a, b in zip(before, behind, strict=True)}
+
+
+# ---- elements that do not matter
+def is_dead_beyond(value: SSAValue, axis: int, end: Polynomial, forms: Forms) -> bool:
+    """Whether nothing depends on the elements of a tile from a number on along an axis: they end as
+    elements of stores whose masks leave them out.
+    """
+    work, seen = [(value, axis)], set()
+    while work:
+        current = work.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for use in current[0].uses:
+            following = _carried_to(use, current[1], end, forms)
+            if following is None:
+                return False
+            work += following
+    return True
+
+
+def _carried_to(
+    use: Use, axis: int, end: Polynomial, forms: Forms
+) -> list[tuple[SSAValue, int]] | None:
+    """The tiles, and their axes, whose elements depend on those with the same number along an axis
+    of an operand; None where others do too.
+    """
+    op = use.operation
+    match op:
+        case tile.StorePointers() | tile.Store() | tile.AtomicBlock() if op.value is use_value(use):
+            mask = Mask(op.mask, tile_type(op.value).rank, forms)
+            return [] if mask.ends_at(axis, end) else None
+        case scf.YieldOp():
+            return _yielded(op, use.index, axis)
+        case scf.ForOp():
+            number = use.index - 3  # behind its bounds and step
+            return [(op.body.block.args[1 + number], axis), (op.results[number], axis)]
+        case tile.Dot():
+            kept = {0: 0, 1: 1, 2: axis}[use.index]  # rows of a, columns of b, both of the sum
+            return [(op.result, axis)] if kept == axis else None
+        case tile.Transpose():
+            return [(op.result, list(op.permutation.get_values()).index(axis))]
+        case ew.Elementwise() | ew.Cast() | ew.Select() | ew.Bitcast() | tile.Multiple():
+            return [(op.results[0], axis)]
+    return None
+
+
+def use_value(use: Use) -> SSAValue:
+    """The value of a use."""
+    return use.operation.operands[use.index]
+
+
+def _yielded(op: scf.YieldOp, number: int, axis: int) -> list[tuple[SSAValue, int]] | None:
+    """What a value becomes that a loop's body, or a branch, yields."""
+    around = op.parent_op()
+    if isinstance(around, scf.ForOp):
+        return [(around.body.block.args[1 + number], axis), (around.results[number], axis)]
+    return [(around.results[number], axis)] if isinstance(around, scf.IfOp) else None
 
 
 # ---- writing it
