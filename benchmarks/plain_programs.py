@@ -46,6 +46,30 @@ def by_pointers(
 
 
 @tkc.jit
+def wrapped(a, b, c, M, N, K, BN: tkc.constexpr, GROUP: tkc.constexpr):
+    """The same with rows and columns modulo the extents, as the tutorial itself has them."""
+    pid = tkc.program_id(0)
+    rows, columns = tkc.cdiv(M, BM), tkc.cdiv(N, BN)
+    first = pid // (GROUP * columns) * GROUP
+    size = tkc.minimum(rows - first, GROUP)
+    m, n = first + pid % (GROUP * columns) % size, pid % (GROUP * columns) // size
+    rm, rn = (m * BM + tkc.arange(BM)) % M, (n * BN + tkc.arange(BN)) % N
+    rk = tkc.arange(BK)
+    ap = a.ptr + (rm[:, None] * a.strides[0] + rk[None, :] * a.strides[1])
+    bp = b.ptr + (rk[:, None] * b.strides[0] + rn[None, :] * b.strides[1])
+    acc = tkc.zeros((BM, BN))
+    for k in range(tkc.cdiv(K, BK)):
+        x = tkc.load(ap, mask=rk[None, :] < K - k * BK, other=0.0)
+        y = tkc.load(bp, mask=rk[:, None] < K - k * BK, other=0.0)
+        acc = tkc.dot(x, y, acc)
+        ap += BK * a.strides[1]
+        bp += BK * b.strides[0]
+    cm, cn = m * BM + tkc.arange(BM), n * BN + tkc.arange(BN)
+    cp = c.ptr + c.strides[0] * cm[:, None] + c.strides[1] * cn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(cm[:, None] < M) & (cn[None, :] < N))
+
+
+@tkc.jit
 def split_k(a, b, c, SPLIT: tkc.constexpr, BN: tkc.constexpr):
     """Programs of one output tile take every so many-th step each, and add what they have."""
     m, n, z = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
@@ -106,6 +130,12 @@ def pointers(a, b, c) -> None:
     by_pointers[(grid,)](a, b, c, m, n, k, BM, 256, BK, 8)
 
 
+def tutorial(a, b, c) -> None:
+    (m, k), n = a.shape, b.shape[1]
+    grid = tkc.cdiv(m, BM) * tkc.cdiv(n, 256)
+    wrapped[(grid,)](a, b, c, m, n, k, 256, 8)
+
+
 def split(a, b, c) -> None:
     grid = (tkc.cdiv(a.shape[0], BM), tkc.cdiv(b.shape[1], 128), 8)
     split_k[grid](a, b, c, 8, 128)
@@ -134,6 +164,8 @@ FORMS = (
     ("pointers-4096", (4096, 4096, 4096), lambda: (pointers, "float16")),
     ("pointers-8192", (8192, 8192, 8192), lambda: (pointers, "float16")),
     ("pointers-4000", (4000, 4000, 4000), lambda: (pointers, "float16")),
+    ("tutorial-4096", (4096, 4096, 4096), lambda: (tutorial, "float16")),
+    ("tutorial-4000", (4000, 4000, 4000), lambda: (tutorial, "float16")),
     ("split-k", (1024, 1024, 16384), lambda: (split, "float32")),
     ("stream-k", (1024, 1024, 16384), lambda: (stream, "float32")),
     ("counter-1024", (1024, 1024, 16384), lambda: (counter(128), "float16")),
