@@ -119,3 +119,8 @@ def test_padding_tiles_index_no_array_that_does_not_exist():
     ]
     k = Kernel(62, "roles", BY_PROGRAM, arrays, {"n0": 1}, (1,), None, 5)
     assert not check(k, chosen=[Variant("sm_90a", None, 5, each=False)])
+
+
+def test_a_row_that_is_stored_and_added_up_behind_that():
+    """fit-rows had read the second row before the first one was stored."""
+    assert not [str(f) for f in check(kernel(200122)) if f.kind != "refused"]

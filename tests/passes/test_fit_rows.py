@@ -123,8 +123,17 @@ def stored_too(x, r, w, o, s, N: tkc.constexpr):
         )
 
 
-def test_a_row_that_a_loop_reads_and_something_before_it_stores():
-    module = module_of(stored_too)
+def read_back(x, r, w, o, s, N: tkc.constexpr):
+    """A sum of what has just been stored, beside the sum of what that was made of."""
+    total = tkc.sum(tkc.load(x, (0, 0), (1, N)), axis=1)
+    tkc.store(o, (0, 0), tkc.load(x, (1, 0), (1, N)) * 2)
+    again = tkc.sum(tkc.load(o, (0, 0), (1, N)), axis=1)
+    tkc.store(s, (0,), total + again)
+
+
+@pytest.mark.parametrize("fn", (stored_too, read_back))
+def test_what_is_read_before_and_behind_stores(fn):
+    module = module_of(fn)
     level0.run(module, want := arrays(), (1, 1, 1))
     through(module, "fit-rows", context("sm_80", **CRAMPED))
     level0.run(module, data := arrays(), (1, 1, 1))

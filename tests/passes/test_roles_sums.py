@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
-from tests.passes.kernels import context, through
+from tests.passes.kernels import BF16, context, through
 from tests.passes.stages import (
     LAST,
     RAGGED,
@@ -31,6 +32,7 @@ from tests.passes.stages import (
 )
 from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
+from tkc.sim import level4
 from tkc.sim.mutants import mutants
 
 
@@ -198,7 +200,7 @@ def test_one_ring_and_one_group_of_dots(form):
         parses_back(module)
 
 
-def refused(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def looked_at(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """One of the sums is looked at in the loop."""
     one = two = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, x.shape[1], BK):
@@ -209,16 +211,26 @@ def refused(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constex
     tkc.store(d, (0, 0), two.to(d.dtype))
 
 
-def test_sums_that_are_more_than_that_keep_one_role():
+def test_sums_that_are_looked_at_in_the_loop_load_their_rows_twice():
+    """Their dots do not share a stage: each has a block of its own (separate-operands)."""
     given = context("sm_90a")
-    module = through(
-        traced(refused, *(array(tkc.bfloat16) for _ in range(5)), BM=128, BN=64, BK=32), LAST, given
-    )
-    assert (
-        module is not None
-        and given.plan.roles == "one"
-        and any("an operand is used elsewhere too" in line for line in given.decisions)
-    )
+    kinds = [array(tkc.bfloat16) for _ in range(5)]
+    module = traced(looked_at, *kinds, BM=128, BN=64, BK=32)
+    through(module, LAST, given)
+    assert given.has_roles
+    assert any("separate-operands: 1 more" in line for line in given.decisions)
+    rng = np.random.default_rng(0)
+    x, y, z = (rng.integers(-1, 2, s).astype(BF16) for s in ((128, 96), (96, 64), (96, 64)))
+    one = two = np.zeros((128, 64))
+    for k in range(0, 96, 32):
+        rows = x[:, k : k + 32].astype(np.float64)
+        one = one + rows @ y[k : k + 32].astype(np.float64)
+        two = np.maximum(two, one) + rows @ z[k : k + 32].astype(np.float64)
+    for simulate in (level4.run, machine.run):
+        c, d = (np.zeros((128, 64), BF16) for _ in "cd")
+        simulate(module, [x, y, z, c, d], (1, 1, 1))
+        np.testing.assert_array_equal(c.astype(np.float64), one)
+        np.testing.assert_array_equal(d.astype(np.float64), two)
 
 
 @assembler

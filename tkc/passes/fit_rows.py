@@ -261,9 +261,9 @@ class Phase:
         if not unseen(load, self.anchor, overlaps, later):
             return False
         here = ancestor(load, block_of(self.anchor))
+        # a store that it comes behind, also one of those that are made later, it must see
         return not any(
-            writes(op) and op not in later and not apart(load, op, overlaps)
-            for op in _between(self.anchor, here)
+            writes(op) and not apart(load, op, overlaps) for op in _between(self.anchor, here)
         )
 
     def loop_over_parts(self, extent: int, size: int) -> None:

@@ -14,6 +14,8 @@ from tkc.codegen.cpu.emit import Function, suffix, vec
 from tkc.codegen.cpu.maths import Floats, Integers
 
 LN2 = math.log(2)
+PER_LN2 = 1 / LN2
+PER_LN2_HIGH = 1.4426950216293335  # of float32
 LN2_HIGH = 0.693115234375  # of few bits, so that its product with an exponent is exact
 # of exp(x), |x| <= 0.35: it meets exp in the Chebyshev nodes
 EXP = (
@@ -25,8 +27,30 @@ EXP = (
     0.008375958626776273,
     0.0013942147884212052,
 )
-EXP2 = tuple(c * LN2**k for k, c in enumerate(EXP))
-TWO_THIRDS = 0x3F2AAAAB  # bits of float32
+# of 2^x, |x| <= 1/2, likewise
+EXP2 = (
+    1.0,
+    0.6931472067028329,
+    0.24022650922289554,
+    0.05550327226669895,
+    0.00961805667843204,
+    0.0013400428177711937,
+    0.00015461444724808513,
+)
+# of (log(1 + r) - r + r r / 2) / r^3, r from 1/sqrt(2) - 1 to sqrt(2) - 1: wider than the range
+# of `polynomials.LOG1P`, so that less cancels where log2 adds the exponent
+LOG_TAIL = (
+    0.33333331180030046,
+    -0.249999969579341,
+    0.2000071574886707,
+    -0.16667802320402714,
+    0.14249057647093444,
+    -0.12425687316559743,
+    0.11685419897726831,
+    -0.11479733924645953,
+    0.06971611623899263,
+)
+SQRT_HALF = 0x3F3504F3  # bits of float32
 
 
 def exp2(m: Floats, x: str) -> str:
@@ -50,13 +74,13 @@ def _to_integer(m: Floats, x: str) -> str:
 
 
 def _split(m: Floats, x: str) -> tuple[str, str]:
-    """x = 2ⁿ·(1 + r), r in [−⅓, ⅓); subnormals scaled first."""
+    """x = 2ⁿ·(1 + r), r in [√½ − 1, √2 − 1); subnormals scaled first."""
     i = Integers(m.f, m.w)
     tiny = m.test("olt", x, 2.0**-126)
     word = i.bits_of(m.pick(tiny, m.mul(x, 2.0**25), x))
-    shifted = i.op("sub", word, TWO_THIRDS)
+    shifted = i.op("sub", word, SQRT_HALF)
     n = i.op("ashr", shifted, 23)
-    mantissa = i.float_of(i.op("add", i.op("and", shifted, 0x7FFFFF), TWO_THIRDS))
+    mantissa = i.float_of(i.op("add", i.op("and", shifted, 0x7FFFFF), SQRT_HALF))
     n = i.op("sub", n, i.pick(tiny, 25, 0))
     return m.f.emit(f"sitofp {i.type} {n} to {m.type}"), m.sub(mantissa, 1.0)
 
@@ -67,15 +91,24 @@ def _log_edges(m: Floats, x: str, out: str) -> str:
     return m.pick(m.test("ult", x, 0.0), math.nan, out)
 
 
+def _log_tail(m: Floats, r: str, added: str) -> str:
+    """log(1 + r) - r + r r / 2 + what is added."""
+    return m.fma(m.mul(m.mul(r, r), r), m.polynomial(LOG_TAIL, r), added)
+
+
 def log(m: Floats, x: str) -> str:
     n, r = _split(m, x)
-    near = m.fma(n, LN2 - LN2_HIGH, polynomials.log1p(m, r))
+    tail = _log_tail(m, r, m.mul(n, LN2 - LN2_HIGH))
+    near = m.add(r, m.fma(m.mul(r, r), -0.5, tail))
     return _log_edges(m, x, m.fma(n, LN2_HIGH, near))
 
 
 def log2(m: Floats, x: str) -> str:
     n, r = _split(m, x)
-    return _log_edges(m, x, m.fma(polynomials.log1p(m, r), 1 / LN2, n))
+    tail = _log_tail(m, r, m.mul(m.mul(r, r), -0.5))
+    # the leading term in two parts: near 1, where n is 0, its rounding is the result's
+    low = m.fma(r, PER_LN2 - PER_LN2_HIGH, m.mul(tail, PER_LN2))
+    return _log_edges(m, x, m.add(n, m.fma(r, PER_LN2_HIGH, low)))
 
 
 def _reduced(m: Floats, x: str) -> tuple[str, str]:

@@ -591,7 +591,7 @@ def _roles(
             for name, why in (
                 ("store_columns", narrower),
                 ("subtiles", otherwise),
-                ("dynamic_schedule", unclaimed if options.dynamic_schedule else ""),
+                ("dynamic_schedule", unshared if options.dynamic_schedule else ""),
                 *(
                     (name, apart)
                     for name, got in (
