@@ -278,8 +278,10 @@ WITHOUT_GRADIENT = {
     "histogram": lambda x: kernels.histogram(x, 8),
     "softmax_backward": lambda x: kernels.softmax_backward(x, x),
     "matmul_": lambda x: kernels.matmul(x, x, out=torch.empty_like(x)),
-    "cross_entropy_": lambda x: kernels.cross_entropy_(x, torch.zeros(64, dtype=torch.int64)),
-    "adam_": lambda x: kernels.adam_(x, *[torch.zeros(64, 64) for _ in range(3)], 1),
+    "cross_entropy_": lambda x: kernels.cross_entropy_(
+        x, torch.zeros(64, dtype=torch.int64, device=DEVICE)
+    ),
+    "adam_": lambda x: kernels.adam_(x, *[torch.zeros(64, 64, device=DEVICE) for _ in range(3)], 1),
     "dequantize": lambda x: kernels.dequantize(quantized(x)[0], x[:, 0]),
     "rotary": lambda x: kernels.rotary(x.detach()[None, None], x[:, :32], x[:, :32]),
 }
