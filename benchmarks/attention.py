@@ -73,7 +73,7 @@ def contests(seed: int):
 def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Contest:
     import torch
 
-    from tkc.kernels.attention import block_of
+    from tkc.kernels.attention_blocks import block_of
 
     generator = torch.Generator("cuda").manual_seed(seed)
     batch, heads = 16384 // s, 2048 // d

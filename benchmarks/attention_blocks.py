@@ -43,7 +43,7 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
 
     import tkc
     from tkc import kernels
-    from tkc.kernels.attention import block_of
+    from tkc.kernels.attention_blocks import block_of
 
     batch, heads = 16384 // s, 2048 // d
     generator = torch.Generator("cuda").manual_seed(seed)

@@ -118,7 +118,7 @@ def forward(
     import torch
 
     from tkc import kernels
-    from tkc.kernels.attention import block_of
+    from tkc.kernels.attention_blocks import block_of
 
     heads, batch = 2048 // d, max(1, TOKENS // queries)
     generator = torch.Generator("cuda").manual_seed(seed)

@@ -154,6 +154,7 @@ STAGES = {
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
     "attention_blocks": race("attention_blocks", seconds=250),
+    "attention_backward": race("attention_backward", seconds=250),
     "vector_add": race("vector_add", "softmax", seconds=60),
     "memory_bound": race("memory_bound", seconds=420),
     "memory_plans": race("memory_plans", seconds=150),

@@ -4,7 +4,8 @@ rounds, beside torch's own on the same numbers. On a GPU, half a minute.
 A case is our function, torch's, and what both take: bfloat16 but where said otherwise. The truth is
 torch's function of the same numbers in float64 (`exact` where that is another one). Asked is at
 most 1.1 times torch's error of each result; the exit status says whether all are. What rounds
-nothing (EXACT) is compared bit by bit in tests/gpu.
+nothing (EXACT) is compared bit by bit in tests/gpu; what torch does not have (WITHOUT_RIVAL), with
+float64 alone in tests/kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,57 @@ from rich.table import Table
 from tkc import kernels
 
 LEAST = 1.1
-EXACT = {"dropout", "embedding", "histogram", "topk", "transpose"}
+EXACT = {"argmax", "create_block_mask", "dropout", "embedding", "histogram", "sort", "topk"}
+EXACT |= {"transpose"}
+# torch has no function for them; tests/kernels holds them to their recurrences in float64
+WITHOUT_RIVAL = {
+    "fft",
+    "fft_conv",
+    "fft_conv_backward",
+    "adam_variant_",
+    "divergence",
+    "divergence_backward",
+    "dropout_add_layer_norm",
+    "dyt",
+    "dyt_backward",
+    "gated_mlp",
+    "gated_mlp_backward",
+    "group_norm",
+    "group_norm_backward",
+    "grpo_loss",
+    "kto_loss",
+    "lion_",
+    "lora_linear",
+    "preference_loss",
+    "sparsemax",
+    "sparsemax_backward",
+    "beam_gather",
+    "conv_backward",
+    "dequantize_packed",
+    "mixture_of_experts",
+    "mixture_of_experts_backward",
+    "pack_codes",
+    "packed_matmul",
+    "quantize_packed",
+    "route",
+    "route_backward",
+    "sample",
+    "sort_by_expert",
+    "unpack_zeros",
+    "causal_conv1d_step",
+    "delta_rule",
+    "delta_rule_backward",
+    "delta_rule_step",
+    "hgrn",
+    "hgrn_backward",
+    "hgrn_step",
+    "linear_attention",
+    "linear_attention_backward",
+    "linear_attention_step",
+    "ssd",
+    "ssd_backward",
+    "ssd_step",
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +150,22 @@ def losses(x, t):
 
 def attend(q, k, v, **how):
     return functional().scaled_dot_product_attention(q, k, v, **how)
+
+
+def convolved(x, weight, bias):
+    width = weight.shape[1]
+    padded = functional().pad(x.transpose(1, 2), (width - 1, 0))
+    y = functional().conv1d(padded, weight[:, None], bias, groups=len(weight))
+    return functional().silu(y).transpose(1, 2)
+
+
+def linear_loss(x, weight, target):
+    return functional().cross_entropy((x @ weight.t()).float(), target).reshape(1)
+
+
+def attention_gradients(grad, q, k, v):
+    out, lse = kernels.attention(q, k, v, with_lse=True)
+    return kernels.attention_backward(grad, q, k, v, out, lse)
 
 
 def numbers_and_scales(q, scales):
@@ -362,6 +429,33 @@ CASES = {
         lambda q, k, v: kernels.attention(q, k, v, causal=True),
         lambda q, k, v: attend(q, k, v, is_causal=True),
         of(*[(2, 8, 1024, 64)] * 3),
+    ),
+    "attention_backward": Case(
+        attention_gradients, gradients(attend), of(*[(2, 8, 1024, 128)] * 4)
+    ),
+    "causal_conv1d": Case(
+        lambda x, w, b: kernels.causal_conv1d(x, w, b)[0],
+        convolved,
+        of((2, 1024, 512), (512, 4), (512,)),
+    ),
+    "causal_conv1d_backward": Case(
+        lambda g, x, w, b: kernels.causal_conv1d_backward(g, x, w, b)[:3],
+        gradients(convolved),
+        of((2, 1024, 512), (2, 1024, 512), (512, 4), (512,)),
+    ),
+    "conv": Case(
+        lambda x, w: kernels.conv(x, w, padding=1),
+        lambda x, w: (
+            functional()
+            .conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=1)
+            .permute(0, 2, 3, 1)
+        ),
+        of((2, 32, 32, 64), (128, 3, 3, 64)),
+    ),
+    "linear_cross_entropy": Case(
+        lambda x, w, t: kernels.linear_cross_entropy(x, w, t)[0],
+        linear_loss,
+        lambda normal: (normal(512, 256), normal(4096, 256), normal.integers(4096, 512)),
     ),
     "attention_decode": Case(
         lambda q, k, v: kernels.attention_decode(

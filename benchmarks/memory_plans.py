@@ -84,12 +84,12 @@ def scanned(call: Callable[[], object], block: int, group: int) -> Runner:
     from tkc.kernels import scans
 
     def run():
-        kept = scans.PART, scans.GROUP
-        scans.PART, scans.GROUP = block, group
+        kept = scans.PART_ELEMENTS, scans.GROUP_PROGRAMS
+        scans.PART_ELEMENTS, scans.GROUP_PROGRAMS = block, group
         try:
             return call()
         finally:
-            scans.PART, scans.GROUP = kept
+            scans.PART_ELEMENTS, scans.GROUP_PROGRAMS = kept
 
     return Runner(run)
 

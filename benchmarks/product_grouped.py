@@ -122,7 +122,14 @@ def sweep(shapes=SHAPES, rounds: int = 5) -> None:
         for bm, bn in BLOCKS:
             try:
                 run = _grouped.kernel.prepare(
-                    a, b, table(a, b, ends, bm, bn), out.fill_(77), BM=bm, BN=bn, BK=64, grid=_grid
+                    a,
+                    b,
+                    table(out, ends, k, bm, bn),
+                    out.fill_(77),
+                    BM=bm,
+                    BN=bn,
+                    BK=64,
+                    grid=_grid,
                 )
                 run()
                 if (error := harness.relative_error(out, want.double())) > 1e-2:

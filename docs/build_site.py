@@ -1,8 +1,8 @@
 """`python docs/build_site.py`: builds the documentation site into out/site (`make docs`).
 
 The pages are docs/*.md, a tutorial for each example (its docstring, then its code), the API from
-docstrings by mkdocstrings, and pictures of layouts.  They are gathered in out/site-source, where
-links into the rest of the repository become plain file names.
+docstrings by mkdocstrings, pictures of layouts, and pages of `tkc explain`.  They are gathered in
+out/site-source, where links into the rest of the repository become plain file names.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MODULES = {
     "Operations": ("tkc.language.operations",),
     "Memory": ("tkc.language.memory", "tkc.language.arrays"),
     "Loops": ("tkc.language.control",),
+    "Derivatives": ("tkc.language.derivative",),
     "Random numbers": ("tkc.language.random",),
     "Inline PTX": ("tkc.language.inline",),
     "Autotuning": ("tkc.runtime.autotune",),
@@ -39,6 +40,8 @@ MODULES = {
 }
 LIBRARY = ("matmul", "scaled", "grouped", "attention", "softmax", "norms", "activations", "losses")
 LIBRARY += ("scans", "selection", "quantize", "movement", "rotary", "optimizers", "operator")
+LIBRARY += ("experts", "packed", "windows", "sampling", "divergences", "group_norm", "rows", "mlp")
+LIBRARY += ("fourier",)
 
 
 def tutorial(path: Path) -> str:
@@ -77,7 +80,7 @@ def relinked(text: str, folder: Path, pages: dict[str, str]) -> str:
 
 def gather() -> None:
     """Writes every page into out/site-source."""
-    from docs import pictures
+    from docs import explained, pictures
 
     shutil.rmtree(SOURCE, ignore_errors=True)
     (SOURCE / "tutorials").mkdir(parents=True)
@@ -96,6 +99,9 @@ def gather() -> None:
     library = {name: (f"tkc.kernels.{name}",) for name in LIBRARY}
     (SOURCE / "kernels.md").write_text(reference("The library of kernels", library))
     (SOURCE / "layouts.md").write_text(pictures.page())
+    explained.write(SOURCE / "explain")
+    page = SOURCE / "explain.md"
+    page.write_text(page.read_text().replace(explained.MARK, explained.listed()))
 
 
 def main() -> int:

@@ -203,7 +203,10 @@ TABLES: dict[str, Callable[[], str]] = {
         f"language-{name}": language(f"tkc.language.{name}")
         for name in ("memory", "control", "random", "inline", "arrays")
     },
+    "language-peers": language("tkc.runtime.peers", "tkc.language.peers", "tkc.runtime.simulate"),
+    "language-derivative": language("tkc.language.derivative", "tkc.runtime.lifting"),
     "language-operations": language("tkc.language.operations", "tkc.language.combining"),
+    "language-special": language("tkc.language.special"),
     "language-launches": language(
         "tkc.runtime.jit",
         "tkc.runtime.handed",
@@ -214,7 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
         "tkc.language.names",
         "tkc.language.values",
     ),
-    "language-errors": language("tkc.errors"),
+    "language-errors": language("tkc.errors", "tkc.runtime.tracebacks"),
     "functions": functions,
     "elementwise": lambda: operations(elementwise.OPERATIONS[len(elementwise.CLASSES) :]),
     "tile": lambda: operations(tile.OPERATIONS),

@@ -1,15 +1,23 @@
 """Mutants of the compiler: `python -m tests.mutants_of_compiler` disables, one at a time, each
-check of the passes that refuses something or keeps an order, and says which mutants nothing finds.
+check of legality of the passes, and says which mutants nothing finds.
 
 A *site* is a condition: of an `if` that refuses (returns nothing, False or a reason, continues, or
 raises), each operand of its `or`; of a predicate that returns `a and b`, each operand; `return not
-a`, `return all(…)`. At an active site the condition never refuses. Guards of types and of None are
-no sites: without them programs stop with errors of Python.
+a`, `return all(…)`. At an active site the condition never refuses. Where a loop does nothing but
+look for a reason to refuse, what skips the rest of it is none: without it more is refused.
 
-First the random kernels and the tests of the passes run once without a mutant, and each notes the
-sites that refuse in it. A mutant is then run on these alone, in a child process with a deadline: it
-is caught where a kernel computes something else, is refused for no reason or fails, or where a test
-fails.
+Not every site is a check of legality. `no_legality` says by rules which are not: guards of types,
+of None and of lengths, without which programs stop with errors of Python; what ends a walk over
+values that were seen; what was asked for or planned, where both answers are right; sizes and
+thresholds; and the modules that weigh times (`CHOOSING`).
+
+First the random kernels and the tests run once without a mutant, in a process of its own, and what
+refuses in each is written to a file (`--reached`), by the names of sites, so that it outlives
+edits. A mutant is then run on these alone, the quickest tests first, in a child process with a
+deadline that has compiled nothing before: it is caught where a kernel computes something else,
+races, or fails, or where a test fails. Of a mutant that survives it is said whether any kernel was
+compiled to another program. What was caught is kept in `--out`: the next run of the same file goes
+on with the rest.
 """
 
 from __future__ import annotations
@@ -17,43 +25,141 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib.abc
 import importlib.machinery
 import io
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tkc.fuzz.check import Comparison, Variant
+
+    Run = tuple[Comparison, Variant]
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSES = ROOT / "tkc" / "passes"
 SITE = "_mutation_site"  # the name under which instrumented modules find `Sites.value`
 # kernels of a policy that are compiled; the numbers of statements keep them short
-CORPUS = {"in_place": 60, "roles": 60, "large": 20, "pipelines": 30, "memory": 20, "layouts": 20}
+CORPUS = {"in_place": 60, "roles": 90, "large": 40, "pipelines": 40, "memory": 30, "layouts": 30}
 STATEMENTS = 5
-KERNELS_OF_A_MUTANT = 12
-TESTS_OF_A_MUTANT = 12
-DEADLINE = 90  # seconds of a mutant
+KERNELS_OF_A_MUTANT = 16
+TESTS_OF_A_MUTANT = 60
+SECONDS_OF_TESTS = 60.0  # of a mutant, as they were measured without one
+DEADLINE = 240  # seconds of the processor's time, of a mutant
+WALL = 10  # times as many seconds of the clock
+
+# modules whose answers make programs slower or quicker, not wrong
+CHOOSING = (
+    "planning/cost.py",
+    "planning/demands.py",
+    "planning/pressure.py",
+    "planning/stages.py",
+    "programs/order.py",
+    "assign_registers.py",
+    "layouts/groups.py",  # any layout is right
+    "layouts/movers.py",
+    "analysis/values.py",
+    "pipeline.py",
+)
+# of what was asked for, planned or is the target's: both answers give right programs
+ASKED = {"options", "plan", "asked", "roles", "fp8", "wgmma"}
+SEEN = {"seen", "known", "found", "done", "alive", "made", "search", "wanted", "ops", "axes"}
+LARGEST_NUMBER = 2  # greater ones are sizes
+BITS_OF_A_NUMBER = 31  # but not where a range of integers ends
+LIMITS = ("MAX", "MIN", "MOST", "LINE")  # names of constants
 
 
 @dataclass(frozen=True)
 class Site:
-    """A condition of the compiler. refusing: the truth value with which it refuses."""
+    """A condition of the compiler. refusing: the truth value with which it refuses; name: without
+    the line.
+    """
 
     file: str
     line: int
+    function: str
     text: str
     refusing: bool
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.text}"
+        return f"{self.file}:{self.line}: {self.text[:160]}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} {self.function}: {self.text[:160]}"
+
+
+def no_legality(site: Site) -> str | None:
+    """Why a condition is no check of legality; None where it is one."""
+    if site.file.removeprefix("tkc/passes/") in CHOOSING:
+        return "a module that weighs times"
+    tree = ast.parse(site.text, mode="eval").body
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in ASKED:
+                return "what was asked for or planned"
+            case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE(), *_]):
+                if any(_is_size(inner) for inner in ast.walk(node)):
+                    return "a size or a threshold"
+    if _asks_for_none(tree):
+        return "a guard of None"
+    match tree:
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[held]):
+            if set(_words(held)) & SEEN:
+                return "what ends a walk"
+        case ast.Compare(left=ast.Call(func=ast.Name(id="len"))):
+            return "a guard of a length"
+        case ast.Attribute(attr="regions" | "results"):
+            return "what ends a walk"
+        case ast.UnaryOp(operand=ast.Attribute(attr="regions" | "results")):
+            return "what ends a walk"
+    return None
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Whether an expression is a number of elements, bytes or the like, or a limit of one."""
+    match node:
+        case ast.Constant(value=bool()):
+            return False
+        case ast.Constant(value=int(n)):
+            return LARGEST_NUMBER < n != BITS_OF_A_NUMBER
+        case ast.Name(id=name):
+            return name.startswith(LIMITS) or name.endswith("_REGISTERS")
+    return False
+
+
+def _asks_for_none(node: ast.expr) -> bool:
+    """Whether a condition asks for None and for nothing else."""
+    match node:
+        case ast.BoolOp(values=operands):
+            return all(map(_asks_for_none, operands))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _asks_for_none(operand)
+        case ast.Compare(left=left, comparators=[right]):
+            if isinstance(right, ast.Constant) and right.value is None:
+                return True
+            return _asks_for_none(left) and _asks_for_none(right)
+    return False
+
+
+def _words(node: ast.expr) -> Iterator[str]:
+    """The names in an expression."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name
 
 
 class Sites:
@@ -88,10 +194,18 @@ def _is_guard(node: ast.expr) -> bool:
     return isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot))
 
 
-def _refuses(body: list[ast.stmt]) -> bool:
-    """Whether the suite of an `if` refuses."""
+def _refuses(body: list[ast.stmt], returns: str) -> bool:
+    """Whether the suite of an `if` refuses. returns: the annotation of the function: where 0 is one
+    answer among others, it is no refusal, nor is the end of a function that gives nothing.
+    """
     if len(body) != 1:
         return False
+    if isinstance(body[0], ast.Return) and body[0].value is None and returns == "None":
+        return False
+    if isinstance(body[0], ast.Return) and isinstance(body[0].value, ast.Constant):
+        number = body[0].value.value
+        if type(number) is int and returns != "int":
+            return False
     match body[0]:
         case ast.Continue() | ast.Raise():
             return True
@@ -102,18 +216,40 @@ def _refuses(body: list[ast.stmt]) -> bool:
     return False
 
 
+def _looks_for_a_reason(body: Sequence[ast.stmt], returns: str) -> bool:
+    """Whether statements of a loop do nothing but refuse where something is found."""
+    found = False
+    for statement in body:
+        if isinstance(statement, ast.If) and not statement.orelse:
+            if not _refuses(statement.body, returns):
+                return False
+            found |= not isinstance(statement.body[0], ast.Continue)
+        elif not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            return False
+    return found
+
+
 class _Instrument(ast.NodeTransformer):
     """Wraps each condition in a call of `Sites.value`."""
 
     def __init__(self, file: str) -> None:
-        self.file = file
+        self.file, self.functions, self.returns = file, ["module"], [""]
+        self.skips: set[ast.If] = set()  # what skips the rest of a loop that looks for a reason
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.functions.append(node.name)
+        self.returns.append(ast.unparse(node.returns) if node.returns else "")
+        self.generic_visit(node)
+        self.functions.pop()
+        self.returns.pop()
+        return node
 
     def _site(self, node: ast.expr, refusing: bool) -> ast.expr:
         if _is_guard(node):
             return node
         number = len(SITES.all)
-        text = " ".join(ast.unparse(node).split())[:160]
-        SITES.all.append(Site(self.file, node.lineno, text, refusing))
+        text = " ".join(ast.unparse(node).split())
+        SITES.all.append(Site(self.file, node.lineno, self.functions[-1], text, refusing))
         call = ast.Call(ast.Name(SITE, ast.Load()), [ast.Constant(number), node], [])
         return ast.copy_location(call, node)
 
@@ -123,9 +259,20 @@ class _Instrument(ast.NodeTransformer):
             return node
         return self._site(node, refusing)
 
+    def visit_For(self, node: ast.For) -> ast.For:
+        for i, statement in enumerate(node.body):
+            if (
+                isinstance(statement, ast.If)
+                and isinstance(statement.body[0], ast.Continue)
+                and _looks_for_a_reason(node.body[i + 1 :], self.returns[-1])
+            ):
+                self.skips.add(statement)
+        self.generic_visit(node)
+        return node
+
     def visit_If(self, node: ast.If) -> ast.If:
         self.generic_visit(node)
-        if _refuses(node.body):
+        if node not in self.skips and _refuses(node.body, self.returns[-1]):
             node.test = self._operands(node.test, ast.Or, True)
         return node
 
@@ -174,35 +321,56 @@ def instrument() -> None:
 
 
 # ---- what runs without a mutant
-def refused_by(run: Callable[[], object]) -> set[int]:
-    """The sites that refuse while something runs."""
-    SITES.refused = set()
-    run()
-    return SITES.refused
+@dataclass
+class Reached:
+    """By the name of a site, what it refuses in: kernels as (policy, seed, number of the variant),
+    tests as (seconds, id).
+    """
+
+    kernels: dict[str, list[tuple[str, int, int]]]
+    tests: dict[str, list[tuple[float, str]]]
+
+    @staticmethod
+    def read(path: Path) -> Reached:
+        return Reached(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    def add(self, other: Reached) -> None:
+        """What another collection reached, too."""
+        for mine, its in ((self.kernels, other.kernels), (self.tests, other.tests)):
+            for name, runs in its.items():
+                mine[name] = mine.get(name, []) + runs
 
 
-def kernels() -> dict[int, list]:
-    """By site, runs of random kernels in which it refuses."""
-    from dataclasses import replace
-
+def runs_of(policy: str, seed: int) -> list[Run]:
+    """A random kernel and how it is compiled; none where it does not trace."""
     from tkc.fuzz.check import Comparison, arguments, default_target, traced, variants
     from tkc.fuzz.productions import kernel
 
-    by_site: dict[int, list] = defaultdict(list)
+    k = kernel(seed, policy, STATEMENTS)
+    try:
+        comparison = Comparison(traced(k, arguments(k)), lambda: arguments(k), k.grid)
+    except Exception:
+        return []
+    return [
+        (comparison, replace(variant, each=False, ptx=False))
+        for variant in variants(k, default_target(k), False, None)
+    ]
+
+
+def kernels_reached() -> dict[str, list[tuple[str, int, int]]]:
+    """By site, random kernels in which it refuses."""
+    by_site: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for policy, count in CORPUS.items():
         for seed in range(count):
-            k = kernel(seed, policy, STATEMENTS)
-            try:
-                runs = Comparison(traced(k, arguments(k)), lambda k=k: arguments(k), k.grid)
-            except Exception:
-                continue
-            for variant in variants(k, default_target(k), False, None):
-                run = (f"{policy} {seed}", runs, replace(variant, each=False, ptx=False))
-                found: list = []
-                sites = refused_by(lambda run=run, found=found: found.extend(run[1].passes(run[2])))
-                if not found:
-                    for site in sites:
-                        by_site[site].append(run)
+            for number, (comparison, variant) in enumerate(runs_of(policy, seed)):
+                SITES.refused = set()
+                if not list(comparison.passes(variant)):
+                    for site in SITES.refused:
+                        by_site[SITES.all[site].name].append((policy, seed, number))
     return by_site
 
 
@@ -210,59 +378,90 @@ class Recorder:
     """A plugin of pytest: by site, tests in which it refuses."""
 
     def __init__(self) -> None:
-        self.by_site: dict[int, list[str]] = defaultdict(list)
+        self.by_site: dict[str, list[tuple[float, str]]] = defaultdict(list)
 
     def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
-        """After each test that passed."""
-        if report.when == "call":
-            for site in SITES.refused if report.passed else ():
-                self.by_site[site].append(report.nodeid)
+        """After each part of a test; one that did not pass says nothing."""
+        if report.when == "call" and report.passed:
+            for site in SITES.refused:
+                self.by_site[SITES.all[site].name].append((report.duration, report.nodeid))
+        if report.when != "setup":
             SITES.refused = set()
 
 
-def tested(folders: Sequence[str], seconds: float) -> dict[int, list[str]]:
-    """By site, tests in which it refuses; some tests where the time is over."""
+def tests_reached(given: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
+    """By site, tests in which it refuses: of every case, not of today's alone."""
     import pytest
 
+    os.environ.setdefault("TKC_TEST_SEED", "all")
     recorder = Recorder()
-
-    def over(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(int(seconds))
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["-q", "-p", "no:cacheprovider", *folders], plugins=[recorder])
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+        pytest.main(["-q", "-p", "no:cacheprovider", *given], plugins=[recorder])
     return recorder.by_site
 
 
 # ---- one mutant
-def caught(number: int, runs: Sequence, tests: Sequence[str]) -> str | None:
+def caught(
+    number: int, kernels: Sequence[tuple[str, int, int]], tests: Sequence[tuple[float, str]]
+) -> str | None:
     """What finds a mutant; None if nothing does."""
     SITES.active = number
-    for name, comparison, variant in runs:
-        for failure in comparison.passes(variant):
+    for policy, seed, variant in kernels:
+        comparison, how = runs_of(policy, seed)[variant]
+        for failure in comparison.passes(how):
             if failure.kind != "refused":
-                return f"kernel {name}: {failure}"[:300]
+                return f"kernel {policy} {seed}: {failure}"[:300]
     if tests:
         import pytest
 
+        failed: list[str] = []
+
+        class Failed:
+            def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
+                if report.failed:
+                    failed.append(report.nodeid)
+
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+            status = pytest.main(
+                ["-x", "-q", "-p", "no:cacheprovider", *(name for _, name in tests)],
+                plugins=[Failed()],
+            )
         if status == 1:
-            return f"a test of {len(tests)}, {tests[0]} …"
+            return f"test {failed[0]}"
     return None
 
 
+def unlike(number: int, kernels: Sequence[tuple[str, int, int]]) -> str:
+    """How many of the kernels a mutant compiles to another program."""
+    from tkc.ir.text import show
+    from tkc.passes.pipeline import PIPELINE, module_of
+
+    def text(comparison: Comparison, variant: Variant) -> str:
+        module, context = comparison.module.clone(), variant.context(comparison.overlaps)
+        for name in PIPELINE:
+            module_of(name).run(module, context)
+        return show(module)
+
+    different = 0
+    for policy, seed, variant in kernels:
+        run = runs_of(policy, seed)[variant]
+        SITES.active = None
+        one = text(*run)
+        SITES.active = number
+        different += text(*run) != one
+    return f"{different} of {len(kernels)} kernels are other programs"
+
+
 def in_child(run: Callable[[], str | None], seconds: float) -> str | None:
-    """What a function gives in a process of its own; a crash, and no end in time, are findings."""
+    """What a function gives in a process of its own; a crash, and no end after so many seconds of
+    the processor's time, are findings.
+    """
     source, target = os.pipe()
     child = os.fork()
     if not child:
         os.close(source)
-        signal.alarm(int(seconds))  # ends the process
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))  # ends the process
+        signal.alarm(int(WALL * seconds))
         try:
             result = json.dumps(run())
         except BaseException as e:
@@ -276,54 +475,95 @@ def in_child(run: Callable[[], str | None], seconds: float) -> str | None:
     return json.loads(data) if data else f"no end within {seconds:g} s, or a crash"
 
 
-def results(
-    numbers: Sequence[int], by_kernel: dict[int, list], by_test: dict[int, list[str]]
-) -> Iterator[tuple[int, str | None]]:
-    """Each mutant, and what finds it."""
-    r = random.Random(0)
-    for number in numbers:
-        runs, tests = by_kernel.get(number, []), by_test.get(number, [])
-        runs = r.sample(runs, min(len(runs), KERNELS_OF_A_MUTANT))
-        tests = r.sample(tests, min(len(tests), TESTS_OF_A_MUTANT))
-        yield number, in_child(lambda n=number, a=runs, b=tests: caught(n, a, b), DEADLINE)
+def chosen_of(reached: Reached, name: str) -> tuple[list, list]:
+    """The kernels, and the quickest tests, on which a mutant is run."""
+    kernels = reached.kernels.get(name, [])
+    kernels = random.Random(0).sample(kernels, min(len(kernels), KERNELS_OF_A_MUTANT))
+    tests: list[tuple[float, str]] = []
+    left = SECONDS_OF_TESTS
+    stem = Path(name.partition(" ")[0]).stem  # tests of the module's own first
+    order = sorted(
+        (stem not in test, seconds, test) for seconds, test in reached.tests.get(name, [])
+    )
+    for _, seconds, test in order:
+        left -= seconds
+        if (left < 0 and tests) or len(tests) == TESTS_OF_A_MUTANT:
+            break
+        tests.append((seconds, test))
+    return kernels, tests
+
+
+def collect(path: Path, tests: Sequence[str], kernels: bool) -> None:
+    """Writes what refuses in the kernels and in some tests, besides what the file has."""
+    found = Reached.read(path) if path.exists() else Reached({}, {})
+    found.add(Reached(kernels_reached() if kernels else {}, tests_reached(tests) if tests else {}))
+    found.write(path)
+
+
+def _order(site: Site, seed: int) -> str:
+    """Where a site stands among all: what is edited elsewhere does not move it."""
+    return hashlib.sha256(f"{seed} {site.name}".encode()).hexdigest()
+
+
+def print_table(found: dict[str, str | None]) -> None:
+    """How many mutants of each file were run and caught."""
+    run: Counter[str] = Counter(name.partition(" ")[0] for name in found)
+    dead = Counter(name.partition(" ")[0] for name, by in found.items() if by is not None)
+    for file, count in sorted(run.items()):
+        print(f"| {file.removeprefix('tkc/passes/')} | {count} | {dead[file]} |")
 
 
 def main() -> None:
     """Prints each survivor, and how many mutants there were."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--files", nargs="*", default=[], help="parts of names of files")
-    parser.add_argument("--most", type=int, default=10_000, help="mutants")
+    parser.add_argument("--lines", nargs="*", type=int, default=[], help="of those files")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the mutants")
+    parser.add_argument("--most", type=int, default=10_000, help="mutants, the first in that order")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no mutant after so long")
-    parser.add_argument("--test-seconds", type=float, default=300, help="of the tests at first")
-    parser.add_argument("--tests", nargs="*", default=["tests/passes"])
+    parser.add_argument("--tests", nargs="*", default=["tests/passes"], help="for --collect")
+    parser.add_argument("--collect", choices=("all", "tests"), help="what is reached; then end")
+    parser.add_argument("--reached", type=Path, default=ROOT / "out" / "mutants_reached.json")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.json")
     given = parser.parse_args()
     began = time.monotonic()
     os.chdir(ROOT)
     instrument()
-    by_kernel = kernels()
-    by_test = tested(given.tests, given.test_seconds) if given.tests else {}
-    reached = sorted(by_kernel.keys() | by_test.keys())
+    if given.collect or not given.reached.exists():
+        why = in_child(lambda: collect(given.reached, given.tests, given.collect != "tests"), 36000)
+        if why:
+            sys.exit(why)
+        if given.collect:
+            return
+    reached = Reached.read(given.reached)
+    checks = {n: site for n, site in enumerate(SITES.all) if no_legality(site) is None}
+    there = [n for n, s in checks.items() if s.name in reached.kernels or s.name in reached.tests]
+    print(f"{len(SITES.all)} conditions, {len(checks)} checks of legality, {len(there)} refuse")
     chosen = [
-        n for n in reached if not given.files or any(f in SITES.all[n].file for f in given.files)
+        n
+        for n in there
+        if (not given.files or any(f in SITES.all[n].file for f in given.files))
+        and (not given.lines or SITES.all[n].line in given.lines)
     ]
-    random.Random(1).shuffle(chosen)
-    print(
-        f"{len(SITES.all)} checks, {len(by_kernel)} refuse in kernels, {len(reached)} in all,"
-        f" {time.monotonic() - began:.0f} s",
-        flush=True,
-    )
-    found: dict[str, str | None] = {}
-    for number, by in results(chosen[: given.most], by_kernel, by_test):
-        found[str(SITES.all[number])] = by
+    chosen.sort(key=lambda n: _order(SITES.all[n], given.seed))
+    found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    chosen = chosen[: given.most]
+    for number in [n for n in chosen if found.get(SITES.all[n].name) is None]:
+        name = SITES.all[number].name
+        kernels, tests = chosen_of(reached, name)
+        by = in_child(lambda n=number, k=kernels, t=tests: caught(n, k, t), DEADLINE)
+        found[name] = by
         if by is None:
-            print(f"survives: {SITES.all[number]}", flush=True)
+            how = in_child(lambda n=number, k=kernels: unlike(n, k), DEADLINE)
+            print(f"survives: {SITES.all[number]} ({how}, {len(tests)} tests)", flush=True)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(found, indent=1))
         if time.monotonic() - began > given.seconds:
             break
+    names = {SITES.all[n].name for n in chosen}
+    found = {name: by for name, by in found.items() if name in names}
+    print_table(found)
     survivors = [site for site, by in found.items() if by is None]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    never = [str(site) for n, site in enumerate(SITES.all) if n not in reached]
-    given.out.write_text(json.dumps({"found": found, "never refuse": never}, indent=1))
     print(f"{len(found)} mutants: {len(found) - len(survivors)} caught, {len(survivors)} survive")
 
 

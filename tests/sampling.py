@@ -1,14 +1,16 @@
-"""Which cases of long families of tests run today: `make test` runs a seventh of each, a week all.
+"""Which tests run today: `make test` runs a seventh of those in the folders below, a week all.
 
-A *family* is a test function with its parametrized cases (of the tables of operations: the cases
-of one operation and element type).  Its cases are dealt out to seven days in the order of a hash of
-their names, so that the deal does not depend on where a case stands.  Every family runs at least
-one case a day, and within seven consecutive days all of them.
+Tests are dealt out in families. A *family* is a file with all its test functions and their cases;
+of the tables of operations, it is the cases of one operation and element type. Its tests are dealt
+out to seven days in the order of a hash of their names, so that the deal does not depend on where
+one stands. Every family runs at least one test a day, and within seven consecutive days all of
+them.
 
     TKC_TEST_SEED=3     the sample of day 3; by default the number of days since 1970
-    TKC_TEST_SEED=all   every case (`make test-all`)
+    TKC_TEST_SEED=all   every test (`make test-all`)
 
-Tests of messages, of the language and of the runtime always run whole: they are in no folder below.
+Tests of messages, and those that hold a list to the code, always run; so do the language, the
+runtime and whatever is in no folder below.
 """
 
 from __future__ import annotations
@@ -21,21 +23,24 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 DAYS = 7
-SMALLEST_FAMILY = 2  # cases; a single case always runs
 
-# Folders whose families are sampled, and what their families are
+# Folders, and files, that are sampled, and what takes long there
 SAMPLED = {
     "tests/codegen/": "forms of instructions, random programs of the CPU back end",
     "tests/examples/": "sizes of the examples, and their IR after every pass",
     "tests/fuzz/": "seeds of random kernels",
     "tests/ir/": "layouts and pairs of layouts",
     "tests/kernels/": "shapes, element types and options of the library",
+    "tests/language/test_rebinding_random.py": "seeds of random programs",
     "tests/operations/": "element types and shapes of every operation",
     "tests/passes/": "forms of kernels: levels, lengths, texts, mutants",
     "tests/ptx_record/": "parts of the recorded kernels",
     "tests/sim/": "programs of the simulators and their mutants",
+    "tests/test_growth.py": "kinds of programs, at several lengths",
 }
 MESSAGES = re.compile(r"error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE)
+# tests that hold a list to the code: whoever adds an operation, a kernel or an option must enter it
+LISTS = re.compile(r"in_the_list|in_the_table|has_a_case|known_everywhere")
 OPERATION = re.compile(r"\[([^\d\]]*)")  # of a case of tests/operations: the text before its shape
 
 T = TypeVar("T")
@@ -50,16 +55,15 @@ def seed() -> int | None:
 
 
 def family(nodeid: str) -> str | None:
-    """The family of a case, None of one that always runs."""
-    function, bracket, _ = nodeid.partition("[")
-    if not bracket or not function.startswith(tuple(SAMPLED)):
+    """The family of a test, None of one that always runs."""
+    function = nodeid.partition("[")[0]
+    file, _, name = function.rpartition("::")
+    if not file.startswith(tuple(SAMPLED)) or MESSAGES.search(name) or LISTS.search(name):
         return None
-    if MESSAGES.search(function.rpartition("::")[2]):
-        return None
-    if function.startswith("tests/operations/"):
+    if file.startswith("tests/operations/"):
         found = OPERATION.search(nodeid)
         return f"{function}[{found[1] if found else ''}"
-    return function
+    return file
 
 
 def _rank(name: str) -> str:
@@ -67,7 +71,7 @@ def _rank(name: str) -> str:
 
 
 def chosen(nodeids: Iterable[str], day: int | None) -> set[str]:
-    """The cases that run on a day."""
+    """The tests that run on a day."""
     every = list(nodeids)
     if day is None:
         return set(every)
@@ -77,8 +81,6 @@ def chosen(nodeids: Iterable[str], day: int | None) -> set[str]:
             families.setdefault(name, []).append(nodeid)
     left_out: set[str] = set()
     for cases in families.values():
-        if len(cases) < SMALLEST_FAMILY:
-            continue
         turns = min(DAYS, len(cases))
         for i, nodeid in enumerate(sorted(cases, key=_rank)):
             if i % turns != day % turns:

@@ -1,7 +1,6 @@
 """Every public function and method of tkc/ says of which types its parameters and its result are.
 
-Public is what has no leading underscore and stands in a module or a class.  EXEMPT lists the files
-that are not annotated yet; one that is clean by now fails too, so that the list only shrinks.
+Public is what has no leading underscore and stands in a module or a class.
 """
 
 import ast
@@ -10,29 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-EXEMPT = {
-    "tkc/fuzz/kernels.py",
-    "tkc/fuzz/programs.py",
-    "tkc/sim/asynchronous.py",
-    "tkc/sim/barriers.py",
-    "tkc/sim/bounds.py",
-    "tkc/sim/dataflow.py",
-    "tkc/sim/errors.py",
-    "tkc/sim/global_memory.py",
-    "tkc/sim/instance.py",
-    "tkc/sim/level0.py",
-    "tkc/sim/level4.py",
-    "tkc/sim/mutants.py",
-    "tkc/sim/ptx/arithmetic.py",
-    "tkc/sim/ptx/machine.py",
-    "tkc/sim/ptx/memory.py",
-    "tkc/sim/ptx/warps.py",
-    "tkc/sim/ptx/wgmma.py",
-    "tkc/sim/ring.py",
-    "tkc/sim/synchronization.py",
-    "tkc/sim/validate.py",
-}
 
 
 def _public_functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
@@ -60,23 +36,11 @@ def _unannotated(function: Function, is_method: bool) -> list[str]:
     return [p.arg for p in named if p.annotation is None] + ["return"] * (function.returns is None)
 
 
-def _incomplete() -> dict[str, list[str]]:
-    """`path: function(line): what is missing`, by file."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tkc").rglob("*.py")):
-        file = str(path.relative_to(ROOT))
-        for name, function in _public_functions(ast.parse(path.read_text()).body):
-            if missing := _unannotated(function, "." in name):
-                line = f"{file}:{function.lineno}: {name} lacks {', '.join(missing)}"
-                found.setdefault(file, []).append(line)
-    return found
-
-
 def test_public_functions_are_annotated():
-    wrong = [line for file, lines in _incomplete().items() if file not in EXEMPT for line in lines]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{function.lineno}: {name} lacks {', '.join(missing)}"
+        for path in sorted((ROOT / "tkc").rglob("*.py"))
+        for name, function in _public_functions(ast.parse(path.read_text()).body)
+        if (missing := _unannotated(function, "." in name))
+    ]
     assert not wrong, "annotate:\n" + "\n".join(wrong)
-
-
-def test_the_exemptions_are_still_needed():
-    stale = sorted(EXEMPT - set(_incomplete()))
-    assert not stale, f"annotated by now: remove from EXEMPT: {', '.join(stale)}"

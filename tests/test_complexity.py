@@ -41,8 +41,7 @@ def _tools():
 
 
 def _exceptions():
-    tables = _tools()["tkc"]
-    return {**tables.get("complexity", {}), **tables.get("complexity-todo", {})}
+    return _tools()["tkc"]["complexity"]
 
 
 def test_a_function_is_simple_or_listed_with_the_issue_that_replaces_it():

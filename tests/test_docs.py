@@ -52,7 +52,12 @@ def test_the_reasons_without_wgmma_are_those_of_the_planner():
     table = (ROOT / "docs" / "tensor-cores.md").read_text()
     said = " ".join(
         (ROOT / "tkc" / "passes" / name).read_text()
-        for name in ("planning/hopper.py", "planning/operands.py", "analysis/mapped.py")
+        for name in (
+            "planning/hopper.py",
+            "planning/operands.py",
+            "planning/gathers.py",
+            "planning/order.py",
+        )
     )
     reasons = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert len(reasons) > 15

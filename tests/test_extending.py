@@ -68,10 +68,10 @@ STEPS = {
         'PIPELINE = (\n    "twice-negated", "simplify",',
     ),
     "tkc/ir/target.py": (
-        '        Target(\n            "sm_89",',
+        '    Target(\n        "sm_89",',
         (
-            '        Target("sm_87", 87, "7.4", 166912, threads=1536, multiprocessors=16),\n'
-            '        Target(\n            "sm_89",'
+            '    Target("sm_87", 87, "7.4", 166912, "a10", threads=1536),\n'
+            '    Target(\n        "sm_89",'
         ),
     ),
 }

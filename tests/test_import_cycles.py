@@ -25,23 +25,6 @@ MEANT = {
             "tkc.passes.planning.hopper",
         }
     ): "One planner",
-    frozenset(
-        {
-            "tkc.sim.asynchronous",
-            "tkc.sim.global_order",
-            "tkc.sim.instance",
-            "tkc.sim.level4",
-            "tkc.sim.synchronization",
-        }
-    ): "to be resolved",
-    frozenset(
-        {
-            "tkc.sim.ptx.barriers",
-            "tkc.sim.ptx.machine",
-            "tkc.sim.ptx.memory",
-            "tkc.sim.ptx.tensor",
-        }
-    ): "to be resolved",
 }
 
 

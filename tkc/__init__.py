@@ -14,11 +14,14 @@ inf, nan = float("inf"), float("nan")
 # builtin's
 _WHERE = {
     "tkc.errors": (
-        "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError"
-        " VerifyError"
+        "CacheError CompileError DeviceError Error ExportError LaunchError PeerError TrapError"
+        " TuningError VerifyError"
     ),
     "tkc.runtime.jit": "jit target_of",
     "tkc.runtime.handed": "handed",
+    "tkc.runtime.simulate": "simulate_ranks",
+    "tkc.runtime.peers": "peers=Peers",
+    "tkc.runtime.tracebacks": "hide_own_frames",
     "tkc.runtime.launch_cache": "repeated launch_key",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
@@ -30,20 +33,28 @@ _WHERE = {
     ),
     "tkc.language.values": "pointer=Pointer",
     "tkc.language.arrays": "array",
+    "tkc.language.peers": "rank world signal wait",
     "tkc.language.control": "range=range_ static_range",
     "tkc.language.memory": (
         "load store atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg"
         " atomic_cas"
     ),
     "tkc.language.operations": (
-        "program_id num_programs arange zeros full where maximum minimum fma cdiv div_rn pow=pow_"
+        "program_id num_programs arange zeros full where maximum minimum fmax fmin fma cdiv div_rn"
+        " div_trunc rem_trunc pow=pow_"
         " abs=abs_ exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tanh erf floor ceil"
-        " round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ prod"
-        " argmax argmin any=any_ all=all_ xor_sum cumsum cumprod sort topk histogram"
-        " reshape permute broadcast_to join split cat interleave flip assume multiple_of"
+        " round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ nanmax"
+        " nanmin prod argmax argmin any=any_ all=all_ xor_sum cumsum cumprod sort topk histogram"
+        " reshape permute broadcast_to join split cat interleave flip gather assume multiple_of"
         " print=print_ device_assert static_assert static_print"
     ),
+    "tkc.language.special": (
+        "tan asin acos atan atan2 sinh cosh asinh acosh atanh cbrt log10 hypot fmod erfc erfinv"
+        " lgamma nextafter copysign"
+    ),
     "tkc.language.combining": "reduce scan",
+    "tkc.language.derivative": "vjp",
+    "tkc.runtime.lifting": "lambda_lift",
     "tkc.language.inline": "inline_ptx",
     "tkc.language.random": "philox rand randint randn",
 }

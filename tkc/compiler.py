@@ -111,21 +111,34 @@ def _to_gpu(
 
 
 class Interpreted:
-    """A kernel with inline PTX on the CPU: level 0 in NumPy, the PTX by its meaning. Raises
-    CompileError where one has none.
+    """A kernel with inline PTX on the CPU: level 0 in NumPy, the PTX by its meaning, or in the
+    simulator of PTX. Raises CompileError where neither can run it.
     """
 
     def __init__(self, module: ModuleOp, inline: list):
         from tkc.ir.text import location_of
+        from tkc.sim.ptx import Unknown, program_of
 
         self.module = module
         for op in inline:
             try:
-                _ = op.function
+                _ = op.function if op.meaning is not None else program_of(op)
+            except Unknown as e:
+                raise CompileError(
+                    f"inline PTX on the CPU: {e} is not simulated; give tkc.inline_ptx a meaning=,"
+                    " a NumPy function of its operands, to run it here",
+                    location_of(op),
+                ) from None
             except LookupError as e:
                 raise CompileError(str(e), location_of(op)) from None
 
-    def run(self, arguments: Sequence, grid: Sequence[int]) -> None:
+    def run(
+        self,
+        arguments: Sequence,
+        grid: Sequence[int],
+        lost: Callable[[], str | None] | None = None,
+    ) -> None:
+        """lost: not asked; a wait for another rank ends after a time."""
         from tkc.sim.level0 import run
 
         run(self.module, arguments, grid)
@@ -285,6 +298,7 @@ class Compiled:
         if self.again is None or self.interface is None or not self.interface.persistent:
             return None
         from tkc.ir.target import TARGETS
+        from tkc.passes.pipeline import BEFORE_PLAN
         from tkc.passes.plan import kernel_of
         from tkc.passes.planning.cost import Work
         from tkc.timing.predict import predict
@@ -292,7 +306,8 @@ class Compiled:
         seen: dict[str, Any] = {}
         self.again(
             lambda step, module: seen.update(
-                {"work": Work.of(kernel_of(module))} if step == "trace" else {"module": module}
+                {"module": module}
+                | ({"work": Work.of(kernel_of(module))} if step == BEFORE_PLAN else {})
             )
         )
         try:

@@ -93,6 +93,10 @@ class LaunchError(Error):
     """
 
 
+class MapError(LaunchError):
+    """An array that no tensor map can describe; a kernel without tensor maps can take it."""
+
+
 class DeviceError(Error):
     """The driver or the device reported a failure."""
 
@@ -133,6 +137,10 @@ class TrapError(DeviceError):
             f" {self.message}"
         )
         return said if self.location is None else f"{said}\n{_excerpt(self.location)}"
+
+
+class PeerError(DeviceError):
+    """A rank waits for another one that has died, or that has not come within the time given."""
 
 
 class TuningError(Error):

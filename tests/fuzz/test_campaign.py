@@ -59,13 +59,13 @@ def test_a_process_that_dies_costs_one_item():
 
 
 def test_a_process_that_hangs_costs_one_item(monkeypatch):
-    monkeypatch.setattr(c, "START", 8.0)
+    monkeypatch.setattr(c, "START_SECONDS", 8.0)
     p = c.fuzz({(hangs := campaign(asleep, 1.0)): 4}, c.State()).of(hangs)
     assert p.items == 4 and p.faults == [(2, "no end within 1 s"), (2, "no end within 1 s, again")]
 
 
 def test_a_stall_that_does_not_come_back_is_said_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(c, "START", 8.0)
+    monkeypatch.setattr(c, "START_SECONDS", 8.0)
     monkeypatch.setenv("STALLED", str(tmp_path / "stalled"))
     p = c.fuzz({(stalls := campaign(stalled, 1.0)): 4}, c.State()).of(stalls)
     assert p.items == 4 and p.faults == [(2, "no end within 1 s")]

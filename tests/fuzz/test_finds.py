@@ -13,18 +13,19 @@ from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
-from tkc.passes.planning import hopper
+from tkc.passes.planning import hopper, streaming
+from tkc.passes.warpgroups import epilogue_stores
 
 MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
 
 
-def found(policy: str, seeds: Iterable[int]) -> Failure | None:
+def found(policy: str | None, seeds: Iterable[int]) -> Failure | None:
     """The first failure of a random kernel, compiled for its own target and run at the end of the
-    passes alone.
+    passes alone. policy: None, where the seed chooses it.
     """
     for seed in seeds:
-        k = kernel(seed, policy, None if policy == "roles" else STATEMENTS)
+        k = kernel(seed, policy, STATEMENTS if policy not in (None, "roles") else None)
         target = default_target(k)
         chosen = [replace(v, each=False, ptx=False) for v in variants(k, target, False, None)]
         failures = [f for f in check(k, chosen=chosen) if f.kind != "refused"]
@@ -51,6 +52,22 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(policy, range(MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")
+
+
+# the same, found by campaigns: what seeds choose themselves
+FOUND_LATER = {
+    "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, 7000469),
+    "rows that another warpgroup reads": (epilogue_stores, "_of_other_rows", False, 7001547),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_LATER)
+def test_an_order_of_memory_that_campaigns_found(name, monkeypatch):
+    module, check_, answer, seed = FOUND_LATER[name]
+    assert found(None, [seed]) is None
+    monkeypatch.setattr(module, check_, lambda *given, **options: answer)
+    failure = found(None, [seed])
+    assert failure is not None and failure.kind == "Violation"
 
 
 def test_steps_below_zero(monkeypatch):

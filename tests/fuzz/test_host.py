@@ -8,6 +8,7 @@ import pytest
 
 from tkc.fuzz.host import HOLDERS, check, program
 from tkc.runtime import fingerprint
+from tkc.runtime.jit import JitFunction
 
 PROGRAMS = 20  # of a case
 
@@ -42,6 +43,7 @@ def _by_name(value):
 FIXES = {
     "attributes of objects": ("_attributes", _without_attributes),
     "what objects hold": ("_object", lambda self, value: _by_name(value)),
+    "what copies are made of": ("_object", lambda self, value: self._class(type(value))),
     "attributes of modules": ("_module", lambda self, name, module, chains: None),
     "what changed in place": ("changed", lambda self: False),
 }
@@ -52,3 +54,17 @@ def test_what_fingerprints_missed_is_found(name, monkeypatch):
     """Each part of the recording of what was read is taken out."""
     monkeypatch.setattr(fingerprint.Fingerprint, *FIXES[name])
     assert any(check(program(seed)).faults for seed in range(8 * PROGRAMS))
+
+
+def test_a_way_to_launch_that_does_not_look_is_found(monkeypatch):
+    """`prepare` gave what an earlier launch had compiled."""
+    prepare = JitFunction.prepare
+
+    def without_looking(self, *args, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "forget_if_rebound", lambda: None)
+            return prepare(self, *args, **options)
+
+    monkeypatch.setattr(JitFunction, "prepare", without_looking)
+    faults = (f for seed in range(8 * PROGRAMS) for f in check(program(seed)).faults)
+    assert "by kernel.prepare(…)()" in next(faults)

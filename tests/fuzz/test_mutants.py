@@ -6,6 +6,7 @@ import pytest
 
 from tkc.fuzz.mutants import equivalent, every, found
 from tkc.fuzz.programs import programs
+from tkc.sim import rank_mutants
 from tkc.sim.mutants import OPERATORS
 
 MOST = 40  # of each program: what the time of a test allows
@@ -17,7 +18,8 @@ def test_there_are_twenty_operators():
 
 def test_programs_cover_the_operators_and_the_compiler():
     mutants = every()
-    assert {place.operator for _, place in mutants} == set(OPERATORS)
+    # those of several GPUs have programs of their own: tests/sim/test_global_order.py
+    assert {place.operator for _, place in mutants} == set(OPERATORS) - set(rank_mutants.OPERATORS)
     assert len({(program.name, place.label) for program, place in mutants}) == len(mutants), (
         "a label is one mutant's"
     )

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.harness import example
+from tests.gpu import models, recurrences
 
 # give(shape, dtype="float32", seed=0): an array of the library and device that are tested
 Give = Callable[..., object]
@@ -123,7 +124,8 @@ def products(give: Give):
             )
 
 
-def attentions(give: Give):
+def attentions(give: Give, **how: bool):
+    """The result of each call, and what it was given."""
     from tkc import kernels
 
     for heads, shared, queries, keys, d, options in (
@@ -131,11 +133,34 @@ def attentions(give: Give):
         (4, 2, 130, 130, 128, {"causal": True}),
         (2, 1, 70, 70, 64, {"causal": True, "window": 30, "softcap": 4.0}),
     ):
-        yield kernels.attention(
+        given = (
             give((1, heads, queries, d), "bfloat16"),
             *(give((1, shared, keys, d), "bfloat16", i) for i in (1, 2)),
-            **options,
         )
+        yield kernels.attention(*given, **options, **how), (given, options)
+
+
+def attention_gradients(give: Give):
+    from tkc import kernels
+
+    for (out, lse), (given, options) in attentions(give, with_lse=True):
+        grad = give(tuple(out.shape), "bfloat16", 3)
+        yield from kernels.attention_backward(grad, *given, out, lse, **options)
+
+
+def modified_attentions(give: Give):
+    from tkc import kernels
+
+    q, k, v = (give((1, h, 70, 64), "bfloat16", i) for i, h in enumerate((4, 2, 2)))
+    slopes = give((4,), seed=3)
+    mask = kernels.create_block_mask(lambda b, h, i, j: i >= j, None, None, 70, 70, 16, like=q)
+    options = dict(
+        score_mod=lambda s, b, h, i, j: s - slopes[h] * (i - j), block_mask=mask, dropout=0.1
+    )
+    out, lse = kernels.attention(q, k, v, with_lse=True, **options)
+    yield out
+    found = kernels.attention_backward(out, q, k, v, out, lse, **options)
+    yield from found[:3]  # what was captured is added up in any order
 
 
 def experts(give: Give):
@@ -200,12 +225,16 @@ def library() -> dict[str, Callable[[Give], object]]:
         "matmul": lambda g: tuple(products(g)),
         "grouped_matmul + grouped_outer": experts,
         "scaled_matmul + quantize_blocks": lambda g: tuple(scaled(g)),
-        "attention": lambda g: tuple(attentions(g)),
+        "attention": lambda g: tuple(out for out, _ in attentions(g)),
+        "attention_backward": lambda g: tuple(attention_gradients(g)),
+        "create_block_mask": lambda g: tuple(modified_attentions(g)),
         "attention_decode": lambda g: t.attention_decode(
             g((2, 4, 1, 64), "bfloat16"),
             *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)),
             g((2,), "int32", 3, low=1, high=600),
         ),
+        **recurrences.library(),
+        **models.library(),
     }
 
 

@@ -167,7 +167,7 @@ def test_ragged_groups_on_hoppers_engines(block):
             integers(*shape, dtype=tkc.bfloat16, seed=i)
             for i, shape in enumerate(((m, 72), (len(ends), 72, 40), (m, 40)))
         )
-        places = table(a, b, np.array(ends), BM, BN)
+        places = table(c, np.array(ends), 72, BM, BN)
         c[...] = np.nan
         level4.run(
             module,

@@ -193,7 +193,7 @@ def test_a_result_whose_rows_overlap_is_launched_as_it_is(launched):
 
 
 def test_shapes_are_not_remembered_without_end():
-    assert M._shape_of.cache_info().maxsize == M.REMEMBERED
+    assert M._shape_of.cache_info().maxsize == M.MAX_REMEMBERED_SHAPES
 
 
 def test_copies_of_both_factors_are_one_launch(launched):

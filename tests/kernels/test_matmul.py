@@ -12,7 +12,8 @@ import pytest
 import tkc
 from tests.kernels.checks import assembles, close, double, numbers
 from tkc import kernels
-from tkc.kernels.matmul import TABLES, _configs, _product
+from tkc.kernels.matmul import TABLES, _grid, _product
+from tkc.kernels.tiles import tiles
 
 SHAPES = (
     ((5,), (5,)),
@@ -124,18 +125,19 @@ def test_what_cannot_be_is_refused(call, words):
 
 
 @pytest.mark.parametrize(
-    "shape, block",
+    "shape, wasted",
     [
-        ((8192, 8192, 8192), (192, 256)),
-        ((6144, 6144, 6144), (192, 256)),
-        ((8192, 8192, 4096), (128, 192)),
-        ((4096, 4096, 16384), (128, 256)),
-        ((6150, 6008, 6152), (128, 256)),
-        ((64, 8192, 8192), (64, 64)),
-        ((1024, 1024, 1024), (64, 128)),
+        ((8192, 8192, 8192), 0.08),
+        ((4096, 4096, 16384), 0.04),
+        ((6150, 6008, 6152), 0.15),
+        ((5120, 5120, 5120), 0.03),
+        ((1536, 1536, 1536), 0.15),
+        ((7168, 576, 7168), 0.2),
+        ((64, 8192, 8192), 0.05),
     ],
 )
-def test_choices_on_hopper(shape, block):
+def test_choices_on_hopper_leave_few_multiprocessors_idle(shape, wasted):
+    """In the last wave too, by blocks of whatever width, or by parts of k."""
     m, n, k = shape
     choice = _product.choose(
         f"bf16[{m}, {k}]",
@@ -148,22 +150,26 @@ def test_choices_on_hopper(shape, block):
         measure=False,
     )
     made = dict(choice.config.items)
-    assert (made["BM"], made["BN"]) == block and choice.source == "model" and choice.others
-    assert (
-        len(
-            _configs(
-                {
-                    "a": np.empty((m, 1), BF16),
-                    "b": np.empty((1, 1), BF16),
-                    "c": np.empty((m, 1), BF16),
-                }
-            )
-        )
-        <= 40
-    )
+    assert choice.source == "model" and choice.others
+    parts = max(made.get("split_k", 1), made.get("stream_k", 1))
+    programs = tkc.cdiv(m, made["BM"]) * tkc.cdiv(n, made["BN"]) * parts
+    places = tkc.target("sm_90a").multiprocessors
+    waves = tkc.cdiv(programs, places)
+    done = waves * places * made["BM"] * made["BN"] / parts
+    assert m * n / done > 1 - wasted
 
 
-from tkc.kernels.matmul import _grid  # noqa: E402
+def test_tiles_of_a_product():
+    """Legal ones, the estimate's best first, in milliseconds."""
+    found = tiles(1536, 1536, 1536, 1, True, "sm_90a", 12)
+    assert len(set(found)) == 12
+    for tile in found:
+        groups = 1 if tile.in_turn else tile.options.get("num_warps", 8) // 4
+        assert tile.rows * tile.columns <= 208 * 128 * min(groups, tile.rows // 64)
+    # few programs with long loops are divided
+    assert tiles(128, 512, 20480, 1, True, "sm_90a", 1)[0].split_k > 1
+    # of few rows no more are computed than a warpgroup must
+    assert all(tile.rows <= 64 for tile in tiles(16, 4096, 4096, 1, True, "sm_90a", 12))
 
 
 def test_hopper_takes_every_memory_order_without_a_copy():

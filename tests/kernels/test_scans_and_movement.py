@@ -45,14 +45,14 @@ def test_a_long_cumsum_is_bound_by_memory_on_paper():
     instructions an element's share of a warp at 1.65 GHz. Six blocks fit a multiprocessor's
     registers.
     """
-    n, block = 1 << 30, scans.PART
+    n, block = 1 << 30, scans.PART_ELEMENTS
     compiled = scans._cumsum.compile(
         f"bf16[1, {n}]",
         f"bf16[1, {n}]",
         f"u64[1, {n // block}]",
         REVERSE=False,
         N=block,
-        GROUP=scans.GROUP,
+        GROUP=scans.GROUP_PROGRAMS,
         target="sm_90a",
     )
     instructions = sum(

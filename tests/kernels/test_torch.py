@@ -110,6 +110,13 @@ CASES = {
     "cumsum_long": (kernels.cumsum, lambda x: x.cumsum(-1), (2, 20_011)),
     "sum": (kernels.sum, torch.sum, (3, 31)),
     "topk": (lambda x: kernels.topk(x, 5)[0], lambda x: x.topk(5)[0], (3, 31)),
+    "attention": (
+        lambda q, k, v: kernels.attention(q, k, v, causal=True),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        (2, 4, 33, 16),
+        (2, 2, 33, 16),
+        (2, 2, 33, 24),
+    ),
     "transpose": (kernels.transpose, lambda x: x.mT.contiguous(), (2, 65, 31)),
     "embedding": (
         lambda t: kernels.embedding(t, TARGET.clamp(0)),
@@ -272,7 +279,9 @@ def quantized(x):
 
 
 WITHOUT_GRADIENT = {
-    "attention": lambda x: kernels.attention(*[x.view(1, 1, 64, 64)] * 3),
+    "attention_backward": lambda x: kernels.attention_backward(
+        *[x.view(1, 1, 64, 64)] * 5, torch.zeros((1, 1, 64), device=DEVICE)
+    ),
     "quantize": lambda x: kernels.quantize(x),
     "quantize_blocks": lambda x: kernels.quantize_blocks(x, 1, 64),
     "histogram": lambda x: kernels.histogram(x, 8),

@@ -125,6 +125,49 @@ def wrong(words):
     return put
 
 
+@wrong(["numpy.exp does not take traced values", "tkc.exp"])
+def test_function_of_numpy(v):
+    np.exp(tkc.load(v, (0,), (8,)))
+
+
+@wrong(["numpy.where does not take traced values", "tkc.where"])
+def test_where_of_numpy(v):
+    t = tkc.load(v, (0,), (8,))
+    np.where(t > 0, t, 1)
+
+
+@wrong(["numpy.add does not take traced values", "write the operator"])
+def test_reduction_of_numpy(v):
+    np.add.reduce(tkc.load(v, (0,), (8,)))
+
+
+@wrong(["a NumPy array is no operand", "pass it as an argument"])
+def test_array_of_numpy(v):
+    tkc.load(v, (0,), (8,)) + np.zeros(8)
+
+
+@wrong(["a NumPy array is no operand", "pass it as an argument"])
+def test_array_of_numpy_on_the_left(v):
+    np.zeros(8) * tkc.load(v, (0,), (8,))
+
+
+@wrong(["has no `.astype`", "write .to(dtype)"])
+def test_astype(v):
+    tkc.load(v, (0,), (8,)).astype(tkc.int32)
+
+
+@wrong(["axis 3 of float32[8]", "axes are -1 to 0"])
+def test_axis_that_is_none(v):
+    tkc.sum(tkc.load(v, (0,), (8,)), 3)
+
+
+@wrong(["at most 32,768 operations", "has no end", "tkc.range"])
+def test_loop_without_end(v):
+    t = tkc.load(v, (0,), (8,))
+    while True:
+        t = t + 1
+
+
 @wrong(["tkc has no `associative_scan`", "tkc.scan"])
 def test_another_systems_name(n):
     tkc.associative_scan(n)
@@ -413,6 +456,10 @@ SAYINGS = {
     "sem of a stored block": (
         lambda x, v, n, s: tkc.store(v, (0,), tile(), sem="release"),
         ["sem=", "array.ptr + offset"],
+    ),
+    "scope of an update of a block": (
+        lambda x, v, n, s: tkc.atomic_add(v, (0,), tile(), scope="system"),
+        ["scope=", "array.ptr + offset"],
     ),
     "a word that is no sem": (
         lambda x, v, n, s: tkc.load(v.ptr, sem="strong"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.operations.case import Case, run
 from tkc.codegen.ptx.ptxas import find
 
 
@@ -146,12 +147,27 @@ def test_refused(use, message):
         wrong.compile("f32[8]", target="sm_80")
 
 
-def test_without_a_meaning_a_cpu_refuses_it_and_says_so():
+@pytest.mark.parametrize("variable", ["", "TKC_INTERPRET", "TKC_SIM", "TKC_VALIDATE"])
+def test_without_a_meaning_the_ptx_itself_runs(variable, monkeypatch):
+    @tkc.jit
+    def bare(x, o, N: tkc.constexpr):
+        tile = tkc.load(x, (0,), (N,))
+        text = "{ .reg .f32 t; neg.f32 t, $1; add.f32 $0, t, 0f3F800000; }"
+        tkc.store(o, (0,), tkc.inline_ptx(text, tile))
+
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    x, o = np.arange(9, dtype=np.float32), np.zeros(9, np.float32)
+    bare[1](x, o, 9)
+    assert (o == 1 - x).all()
+
+
+def test_instructions_that_are_not_simulated_are_refused():
     @tkc.jit
     def bare(x):
-        tkc.store(x, (0,), tkc.inline_ptx("neg.f32 $0, $1;", tkc.load(x, (0,), (8,))))
+        tkc.store(x, (0,), tkc.inline_ptx("testp.normal.f32 $0, $1;", tkc.load(x, (0,), (8,))))
 
-    with pytest.raises(tkc.CompileError, match="meaning=") as e:
+    with pytest.raises(tkc.CompileError, match="testp.*meaning=") as e:
         bare[1](np.zeros(8, np.float32))
     assert e.value.location.file == __file__
 
@@ -190,3 +206,88 @@ def test_text_that_is_no_ptx_is_ptxas_to_refuse():
         if "tkc.inline_ptx(" in line
     )
     assert e.value.location.line == later.fn.__code__.co_firstlineno + called
+
+
+PACKED = {
+    # element type: the operation on one register that it is
+    "uint8": "vadd4.u32.u32.u32 $0, $1, $2, 0;",
+    "float16": "add.f16x2 $0, $1, $2;",
+    "bfloat16": "max.bf16x2 $0, $1, $2;",
+    "int16": "add.u16x2 $0, $1, $2;",
+}
+
+
+def added(a, b):
+    return a + b
+
+
+def added_and_larger(a, b):
+    return a + b, a > b
+
+
+@tkc.jit
+def packed(x, y, o, TEXT: tkc.constexpr, PACK: tkc.constexpr, N: tkc.constexpr):
+    a, b = tkc.load(x, (0,), (N,)), tkc.load(y, (0,), (N,))
+    tkc.store(o, (0,), tkc.inline_ptx(TEXT, a, b, pack=PACK, meaning=added, isa="8.0"))
+
+
+@tkc.jit
+def mixed_widths(x, y, o, p, N: tkc.constexpr):
+    """One register of bytes, four of words, four predicates."""
+    a, b = tkc.load(x, (0,), (N,)), tkc.load(y, (0,), (N,))
+    text = "".join(
+        f"prmt.b32 ${i}, $12, 0, {0x888 + 0x111 * i << 4 | i};"
+        f" setp.gt.s32 ${4 + i}, ${8 + i}, ${i}; add.s32 ${i}, ${i}, ${8 + i}; "
+        for i in range(4)
+    )
+    total, larger = tkc.inline_ptx(
+        text, a, b, result=(tkc.int32, tkc.bool_), pack=4, meaning=added_and_larger
+    )
+    tkc.store(o, (0,), total)
+    tkc.store(p, (0,), larger)
+
+
+@pytest.mark.parametrize("n", [1, 7, 96, 1000])
+def test_packed_elements(n, monkeypatch):
+    r = np.random.default_rng(n)
+    x, y = r.integers(-99, 99, n).astype(np.int32), r.integers(-99, 99, n).astype(np.int8)
+    o, p = np.zeros(n, np.int32), np.zeros(n, np.bool_)
+    for how in ("", "TKC_INTERPRET", "TKC_SIM"):
+        monkeypatch.setenv(how or "TKC_NONE", "1")
+        o[:], p[:] = 0, 0
+        mixed_widths[1](x, y, o, p, n)
+        assert (o == x + y).all() and (p == (x > y)).all()
+    if n < 1000:
+        run(
+            Case(
+                f"mixed widths {n}",
+                mixed_widths.fn,
+                lambda _: dict(x=x, y=y, o=0 * o, p=p & False, N=n),
+                lambda _: dict(o=x + y, p=x > y),
+            ),
+            "sm_90a",
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
+@pytest.mark.parametrize("pack", [2, 4])
+def test_pairs_in_one_register(dtype, pack):
+    text = PACKED[dtype]
+    if pack == 4:  # two registers each
+        text = text.replace("$2", "$4").replace("$1", "$2") + text.replace("$2", "$5").replace(
+            "$1", "$3"
+        ).replace("$0", "$1")
+    short = {"float16": "f16", "bfloat16": "bf16", "int16": "i16"}[dtype]
+    for n in (1, 7, 100):
+        args = [f"{short}[{n}]"] * 3
+        target = "sm_90a"
+        compiled = packed.compile(*args, text, pack, n, target=target)
+        assert not find("ptxas") or compiled.resources.registers > 0
+
+
+def test_packs_are_1_2_or_4():
+    x = np.zeros(8, np.float16)
+    with pytest.raises(tkc.CompileError, match="pack is 1, 2 or 4, got 3"):
+        packed[1](x, x, x, PACKED["float16"], 3, 8)
+    with pytest.raises(tkc.CompileError, match="names .6"):
+        packed[1](x, x, x, "mov.b32 $0, $6;", 4, 8)

@@ -46,6 +46,19 @@ def test_a_number_becomes_carried(out, n, c):
 
 
 @kernel
+def test_continue_in_a_nested_branch(out, n, c):
+    while c < n:
+        c = c + 1
+        if c > 2:
+            if n > 3:
+                continue
+            n = n - 1
+        c = c + n
+    tkc.store(out, (0,), c)
+    tkc.store(out, (1,), n)
+
+
+@kernel
 def test_swap_of_two_carried_variables(out, n, c):
     a, b = n + 1, c + 7
     for _k in tkc.range(n):

@@ -200,17 +200,6 @@ def test_break_and_continue():
 
     refused(f, "`break`.*test it in the head of the loop: `while")
 
-    def g(out, n, c):
-        while c < n:
-            c = c + 1
-            if c > 2:
-                if n > 3:
-                    continue
-                n = n - 1
-            c = c + n
-
-    refused(g, "`continue`.*put the rest under an `else`")
-
     def h(out, n, c):
         for _k in range(3):
             if n > 2:

@@ -312,6 +312,24 @@ def test_more_functions():
     same(evaluate(lambda a: tkc.maximum(a, np.float32(0)), FLOATS), np.maximum(FLOATS, 0))
 
 
+FLOAT_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+INTEGER_OPERATORS = ("and_", "or_", "xor", "lshift", "rshift")
+
+
+@pytest.mark.parametrize("zero_dim", [False, True])
+@pytest.mark.parametrize("name", [*FLOAT_OPERATORS, *INTEGER_OPERATORS])
+def test_operators_with_a_number_of_numpy_on_the_left(name, zero_dim):
+    """NumPy's number hands them over, also where it makes an array of itself."""
+    right = np.array([1, 2, 3, 5], np.int32 if name in INTEGER_OPERATORS else np.float32)
+    left = right.dtype.type(3)
+    function = getattr(operator, name)
+    given = np.array(left) if zero_dim else left
+    near(evaluate(lambda t: function(given, t), right), function(left, right))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
 def test_dot(dtype):
     t = BY_NAME[dtype]

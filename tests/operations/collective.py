@@ -33,7 +33,7 @@ PAIRS = (
     (1, 1000),
     (1000, 1),
 )
-FOLDS = ("sum", "max", "min", "prod")
+FOLDS = ("sum", "max", "min", "prod", "nanmax", "nanmin")
 
 
 def reduced(
@@ -149,6 +149,37 @@ def reductions(dtype: np.dtype, m: int, n: int) -> Case:
         return found | dict(places=places, truths=np.stack([(y != 0).any(1), (y != 0).all(1)]))
 
     return Case(f"reductions of {dtype} {m}x{n}", reduced, arguments, want)
+
+
+def extremes(x, rows, columns, everything, M: tkc.constexpr, N: tkc.constexpr):
+    a = tkc.load(x, (0, 0), (M, N))
+    for i, kind in enumerate(("nanmax", "nanmin", "max", "min")):
+        tkc.store(rows, (i, 0), getattr(tkc, kind)(a, axis=1)[None, :])
+        tkc.store(columns, (i, 0), getattr(tkc, kind)(a, axis=0, keep_dims=True))
+        tkc.store(everything, (i,), getattr(tkc, kind)(a))
+
+
+def with_nan(dtype: np.dtype, m: int, n: int) -> Case:
+    """Some elements are NaN, and all of the first row and of the last column."""
+
+    def arguments(r):
+        x = values(r, dtype, (m, n))
+        x[r.random((m, n)) < 0.2] = np.nan
+        x[0], x[:, -1] = np.nan, np.nan
+        outputs = {k: rubbish(s, dtype) for k, s in (("rows", (4, m)), ("columns", (4, n)))}
+        return dict(x=x, **outputs, everything=rubbish(4, dtype), M=m, N=n)
+
+    def want(a):
+        x = a["x"].astype(F64)
+
+        def four(axis):
+            return np.stack(
+                [f.reduce(x, axis=axis) for f in (np.fmax, np.fmin, np.maximum, np.minimum)]
+            ).astype(dtype)
+
+        return dict(rows=four(1), columns=four(0), everything=four((0, 1)))
+
+    return Case(f"extremes of {dtype} {m}x{n}", extremes, arguments, want)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -362,6 +393,7 @@ def softmaxes(dtype: np.dtype, n: int) -> Case:
 
 
 CASES = [
+    *(with_nan(t, m, n) for t in FLOATS for m, n in PAIRS),
     *(reductions(t, m, n) for t in DTYPES for m, n in PAIRS),
     *(scans(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in PAIRS),
     *(combinations(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in PAIRS[1:-2]),

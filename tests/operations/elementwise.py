@@ -65,6 +65,9 @@ FLOAT = {
     "abs": (1, np.abs, 0, 0, None),
     "maximum": (2, np.maximum, 0, 0, None),
     "minimum": (2, np.minimum, 0, 0, None),
+    "fmax": (2, np.fmax, 0, 0, None),
+    "fmin": (2, np.fmin, 0, 0, None),
+    "rem_trunc": (2, np.fmod, 0, 0, None),
     "floor": (1, np.floor, 0, 0, None),
     "ceil": (1, np.ceil, 0, 0, None),
     "round": (1, np.rint, 0, 0, None),
@@ -106,6 +109,10 @@ BINARY = {n for n, (arity, *_) in FLOAT.items() if arity == 2} | {
     "mul",
     "maximum",
     "minimum",
+    "fmax",
+    "fmin",
+    "div_trunc",
+    "rem_trunc",
     *COMPARISONS,
 }
 
@@ -186,6 +193,10 @@ INTEGER = {
     "minimum": np.minimum,
     "floordiv": np.floor_divide,
     "mod": np.mod,
+    "div_trunc": lambda x, y: truncated(x, y),
+    "rem_trunc": np.fmod,
+    "fmax": np.maximum,
+    "fmin": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -193,6 +204,19 @@ INTEGER = {
     "shl": lambda x, y: shifted(x, y, lambda v, s: v << s),
     "shr": lambda x, y: shifted(x, y, lambda v, s: v >> s),
 }
+
+
+def truncated(x, y):
+    """C's quotient: towards zero, 0 by zero, wrapped where it does not fit."""
+    width, low = x.itemsize * 8, np.iinfo(x.dtype).min
+
+    def one(a: int, b: int) -> int:
+        q = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0
+        return (q - low) % (1 << width) + low
+
+    return np.array([one(int(a), int(b)) for a, b in zip(x, y, strict=True)], object).astype(
+        x.dtype
+    )
 
 
 def shifted(x, y, f):
@@ -367,6 +391,44 @@ def cast_case(source: np.dtype, n: int) -> Case:
     )
 
 
+def truncations(x, o0, o1, o2, o3, o4, o5, N: tkc.constexpr):
+    a = tkc.load(x, (0,), (N,))
+    for o in (o0, o1, o2, o3, o4, o5):
+        tkc.store(o, (0,), a.to(o.dtype, rounding="rtz"))
+
+
+def towards_zero(x: np.ndarray, t: np.dtype) -> np.ndarray:
+    """The largest float of a type that is not beyond each one; float8 saturates."""
+    if t == x.dtype or t == F64 or t == F32 and x.dtype != F64:
+        return x.astype(t)
+    size = np.abs(x.astype(F64))
+    if t == F32:
+        near = size.astype(F32)
+        found = np.where(near.astype(F64) > size, np.nextafter(near, F32.type(0)), near)
+    else:
+        words = np.arange(1 << t.itemsize * 8 - 1, dtype=f"u{t.itemsize}").view(t).astype(F64)
+        finite = np.sort(words[np.isfinite(words)])
+        found = finite[np.searchsorted(finite, np.nan_to_num(size, posinf=1e300), "right") - 1]
+        found = np.where(np.isinf(size) & (t not in LARGEST), size, found)
+    return np.where(np.isnan(size), np.nan, np.copysign(found, x.astype(F64))).astype(t)
+
+
+def truncation_case(source: np.dtype, n: int) -> Case:
+    def arguments(r):
+        x = (r.standard_normal(n) * 10.0 ** r.integers(-9, 7, n)).astype(F64)
+        x = x.clip(-LARGEST.get(source, np.inf), LARGEST.get(source, np.inf)).astype(source)
+        if n >= 16:
+            x[: len(special(source))] = special(source)
+        return dict(x=x, **{f"o{i}": rubbish(n, t) for i, t in enumerate(FLOATS)}, N=n)
+
+    return Case(
+        f"truncations of {source} {n}",
+        truncations,
+        arguments,
+        lambda a: {f"o{i}": towards_zero(a["x"], t) for i, t in enumerate(FLOATS)},
+    )
+
+
 CASES = [
     *(float_case(t, n) for t in FLOATS for n in EXTENTS),
     *(integer_case(t, n) for t in INTEGERS for n in EXTENTS),
@@ -377,4 +439,5 @@ CASES = [
         for m, n in ((1, 7), (7, 16), (16, 1), (16, 96), (7, 100))
     ),
     *(cast_case(t, n) for t in DTYPES for n in EXTENTS),
+    *(truncation_case(t, n) for t in FLOATS for n in EXTENTS),
 ]

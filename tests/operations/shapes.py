@@ -116,14 +116,49 @@ def constants(dtype: np.dtype, n: int) -> Case:
     return Case(f"constants of {dtype} {n}", made, arguments, want)
 
 
+def picked(x, rows, columns, r, c, k, M: tkc.constexpr, N: tkc.constexpr):
+    a = tkc.load(x, (0, 0), (M, N))
+    down, across = tkc.load(rows, (0, 0), (5, N)), tkc.load(columns, (0, 0), (M, 9))
+    tkc.store(r, (0, 0), tkc.gather(a, down, 0))
+    tkc.store(c, (0, 0), tkc.gather(a, across, axis=1))
+    turned = tkc.arange(N) * 7 % N
+    tkc.store(k, (0,), tkc.gather(tkc.load(x, (0, 0), (None, N)), turned, 0))
+
+
+def picks(dtype: np.dtype, m: int, n: int) -> Case:
+    """By places of several types, some of them outside."""
+    kind = np.dtype(("i4", "i8", "u1", "i2")[(m + n) % 4])
+
+    def arguments(r):
+        low = -2 if kind.kind == "i" else 0
+        return dict(
+            x=values(r, dtype, (m, n)),
+            rows=r.integers(low, min(m + 2, 120), (5, n)).astype(kind),
+            columns=r.integers(low, min(n + 2, 120), (m, 9)).astype(kind),
+            r=rubbish((5, n), dtype),
+            c=rubbish((m, 9), dtype),
+            k=rubbish(n, dtype),
+            M=m,
+            N=n,
+        )
+
+    def want(a):
+        places = [a["rows"].astype(int).clip(0, m - 1), a["columns"].astype(int).clip(0, n - 1)]
+        r, c = (np.take_along_axis(a["x"], p, i) for i, p in enumerate(places))
+        return dict(r=r, c=c, k=a["x"][0, np.arange(n) * 7 % n])
+
+    return Case(f"picks of {dtype} {m}x{n}", picked, arguments, want)
+
+
 CASES = [
+    *(picks(t, m, n) for t in DTYPES for m, n in PAIRS),
     *(turns(t, m, n) for t in DTYPES for m, n in PAIRS),
     *(cuts(t, m, n) for t in DTYPES for m, n in PAIRS),
     *(constants(t, n) for t in DTYPES for n in (1, 7, 16, 96, 100, 1000)),
 ]
 MORE = [
     make(t, m, n)
-    for make in (turns, cuts)
+    for make in (turns, cuts, picks)
     for t in DTYPES
     for m, n in ((1, 1), (7, 7), (96, 100), (1000, 1))
 ]

@@ -2,7 +2,14 @@
 shapes is asked for; one in twelve of them at level 0 and on the CPU too.
 """
 
-from tests.operations import collective, elementwise, memory, products, shapes
+from tests.operations import collective, elementwise, memory, products, shapes, special
 
-CASES = [*elementwise.CASES, *shapes.CASES, *collective.CASES, *memory.CASES, *products.CASES]
+CASES = [
+    *elementwise.CASES,
+    *special.CASES,
+    *shapes.CASES,
+    *collective.CASES,
+    *memory.CASES,
+    *products.CASES,
+]
 MORE = [*shapes.MORE, *collective.MORE, *memory.MORE, *products.MORE]

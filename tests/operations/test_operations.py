@@ -46,6 +46,7 @@ def test_the_table_is_the_product():
     for family, types, parts in (
         ("turns", DTYPES, 2),
         ("cuts", DTYPES, 2),
+        ("picks", DTYPES, 2),
         ("reductions", DTYPES, 2),
         ("scans", numbers, 2),
         ("gathers", DTYPES, 2),

@@ -16,6 +16,7 @@ from tests.passes.test_roles_attention import compiled as attention
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads
 from tkc.ir.target import target
+from tkc.passes import fetch_ahead
 from tkc.passes.programs import order
 
 
@@ -154,3 +155,23 @@ def test_differences_of_indices_are_compared_by_theirs(limit):
     o = np.zeros((128, 64), np.int32)
     machine.run(module, [o, limit], (2, 1, 1))
     assert (o == np.where(np.arange(128)[:, None] - np.arange(64) < limit, 1, 2)).all()
+
+
+@tkc.jit
+def views_of_what_is_fetched(x, rows, o, C: tkc.constexpr, D: tkc.constexpr):
+    total = tkc.zeros((D, D))
+    for t in tkc.range(0, x.shape[0], C):
+        tile = tkc.load(x, (t, 0), (C, D))
+        tkc.store(o[t // C], (0, 0), total)
+        scale = tkc.load(rows, (t, 3), (C, None))
+        total = tkc.dot((tile * scale[:, None]).to(tile.dtype).T, tile, total)
+
+
+def test_views_stay_where_they_are():
+    """What is fetched ahead moves what is small and made of it; a view is no value of registers."""
+    arrays = (array(tkc.bfloat16, 2), array(tkc.float32, 2), array(tkc.float32, 3))
+    module = traced(views_of_what_is_fetched, *arrays, C=64, D=64)
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    before = [op.name for op in loop.body.block.ops]
+    fetch_ahead._used_early(loop.body.block, set())
+    assert "tile.view" in before and [op.name for op in loop.body.block.ops] == before

@@ -661,8 +661,8 @@ def written(
         ("scales", "cooperative", "broadcast registers tma tma"),
         ("number", "cooperative", "registers tma tma tma"),
         ("behind", "cooperative", "registers registers tma tma"),
-        ("factor", "one", ""),
-        ("factor inside", "one", ""),
+        ("factor", "cooperative", "broadcast registers tma tma"),
+        ("factor inside", "cooperative", "broadcast registers tma tma"),
     ],
 )
 def test_what_a_program_has_written_it_loads_itself(what, roles, paths):

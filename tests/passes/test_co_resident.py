@@ -349,7 +349,7 @@ def test_attention_of_the_library(options, programs, fuse, monkeypatch):
             np.full((1, 2, queries, 32), np.nan, q.dtype),
             np.full((1, 2, queries), np.nan, np.float32),
         )
-        args = q, k, v, out, sums, None, None, None, None, 0.125, cap or 1.0, window or 0
+        args = q, k, v, out, sums, *[None] * 7, 0.125, cap or 1.0, window or 0
         named = dict(
             GROUP=2,
             CAUSAL=causal,
@@ -388,7 +388,7 @@ def test_ragged_batches(options, monkeypatch):
     )
     out, sums = np.full((tokens, 2, 64), np.nan, q.dtype), np.full((2, tokens), np.nan, np.float32)
     args, named = (
-        (q, k, v, out, sums, begins, None, None, None, 0.125, 1.0, window or 0),
+        (q, k, v, out, sums, begins, *[None] * 6, 0.125, 1.0, window or 0),
         dict(
             GROUP=2,
             CAUSAL=causal,
@@ -900,11 +900,6 @@ def test_programs_that_share_nothing(kernel, reason):
             "8 compute warps, as asked",
         ),
         (Form(block=(64, 64), options=co_resident(1)), ["roles"], "co-resident with no other"),
-        (
-            Form(block=(64, 64), options=(("programs", 3), ("rotate", False))),
-            ["programs"],
-            "one role take one program",
-        ),
         (
             Form(block=(64, 64), options=(("programs", 3), ("roles", "cooperative"))),
             ["programs"],

@@ -91,6 +91,21 @@ def plus_one(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
     tkc.store(o, (0,), total)
 
 
+def with_another(x, f, o, BN: tkc.constexpr):
+    """What is added in each iteration is not made of sums alone."""
+    total, other = tkc.zeros((8,)), tkc.load(f, (0,), (8,))
+    for n in tkc.range(0, x.shape[1], BN):
+        total = total + (other + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1))
+    tkc.store(o, (0,), total)
+
+
+def of_maxima(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    total = tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        total = total + tkc.max(tkc.load(x, (0, n), (ROWS, BN)), axis=1)
+    tkc.store(o, (0,), total)
+
+
 def one_before(x, f, o, BN: tkc.constexpr):
     """An iteration that stands before its loop, with a factor for each row, and rows that take
     nothing of it.
@@ -206,6 +221,26 @@ CASES = {
             np.where(np.arange(8) % 3 > 0, x[:, :64].sum(1) * f - x[:, 64:128].sum(1), 0)
             + x[:, 128:].sum(1)
         ),
+    ),
+    "with another": Case(
+        with_another,
+        (f2, f1, f1),
+        dict(BN=64),
+        lambda rng: [
+            *wide(8, 320)(rng)[:1],
+            rng.standard_normal(8).astype(np.float32),
+            np.zeros(8, np.float32),
+        ],
+        lambda x, f, o: 5 * f + x.sum(1),
+        deferred=0,
+    ),
+    "of maxima": Case(
+        of_maxima,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        wide(8, 320),
+        lambda x, o: x.reshape(8, 5, 64).max(2).sum(1),
+        deferred=0,
     ),
     "wanted twice": Case(
         wanted_twice,

@@ -62,13 +62,13 @@ def later(x, w, out, steps, N: tkc.constexpr):
 
 
 @tkc.jit
-def epilogue(a, b, c, d, k, column, N: tkc.constexpr):
+def epilogue(a, b, c, d, k, row, column, N: tkc.constexpr):
     """What is added to the product is read from c, and the result written to d, which may be c."""
     total = tkc.zeros((N, N))
     for i in range(0, k, 64):
         total = tkc.dot(tkc.load(a, (0, i), (N, 64)), tkc.load(b, (i, 0), (64, N)), total)
     total = total + tkc.load(c, (0, 0), (N, N)).to(tkc.float32)
-    tkc.store(d, (0, column), total.to(d.dtype))
+    tkc.store(d, (row, column), total.to(d.dtype))
 
 
 @tkc.jit
@@ -126,22 +126,33 @@ def test_arguments_that_share_memory(how, roles, n, target, monkeypatch):
 
 
 @SIZES
-@pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("column", [0, 8, 64])
-def test_an_epilogue_that_writes_what_it_reads(column, warps, n, monkeypatch):
+@pytest.mark.parametrize("roles", ["pingpong", "cooperative", "one"])
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("row, column", [(0, 0), (0, 8), (0, 64), (8, 0), (64, 16)])
+def test_an_epilogue_that_writes_what_it_reads(row, column, views, roles, n, monkeypatch):
+    """Of several warpgroups one waits where it stores to rows that another one reads."""
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
-    a, b, c = (np.random.default_rng(s).integers(-2, 3, (n, n)) for s in range(3))
-    c = np.concatenate([c, c], 1).astype(np.float16)
-    want = c.copy()
-    want[:, column : column + n] = a @ b + c[:, :n]
-    epilogue[1](a.astype(np.float16), b.astype(np.float16), c, c, n, column, n, num_warps=warps)
+    a, b = (np.random.default_rng(s).integers(-2, 3, (n, n)) for s in range(2))
+    c = np.random.default_rng(2).integers(-2, 3, (2 * n, 2 * n)).astype(np.float16)
+    d, want = c[:] if views else c, c.copy()
+    want[row : row + n, column : column + n] = a @ b + c[:n, :n]
+    given = a.astype(np.float16), b.astype(np.float16), c, d
+    epilogue[1](*given, n, row, column, n, roles=roles, cluster=(1, 1))
     np.testing.assert_array_equal(c, want)
 
 
+def test_warpgroups_wait_for_one_another_only_where_rows_meet():
+    n, given = 128, ["f16[128, 128]"] * 4
+    how = dict(target="sm_90a", roles="cooperative", cluster=(1, 1))
+    text = epilogue.compile(*given, n, 0, 0, n, **how).ir("schedule-warpgroups")
+    stores = [line for line in text.splitlines() if "tile.tma_store" in line]
+    assert stores and all('each = "warpgroup"' in line for line in stores)
+
+
 @SIZES
-@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("roles", ["pingpong", "cooperative", "one"])
 @pytest.mark.parametrize("twice", [False, True])
-def test_results_that_overlap(twice, warps, n, monkeypatch):
+def test_results_that_overlap(twice, roles, n, monkeypatch):
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
     a, b = (np.random.default_rng(s).integers(-2, 3, (n, n)) for s in range(2))
     c = np.zeros((n, n + 64), np.float16)
@@ -150,7 +161,8 @@ def test_results_that_overlap(twice, warps, n, monkeypatch):
     want[:, :n] = a @ b
     (want if twice else other)[:, 16 : n + 16] = a @ b + 1
     want[:, 8 : n + 8] = a @ b + 2
-    several[1](a.astype(np.float16), b.astype(np.float16), c, d, n, n, num_warps=warps)
+    given = a.astype(np.float16), b.astype(np.float16), c, d
+    several[1](*given, n, n, roles=roles, cluster=(1, 1))
     np.testing.assert_array_equal(c, want)
     np.testing.assert_array_equal(d, want if twice else other)
 
@@ -199,3 +211,170 @@ def test_a_loop_reads_what_the_one_before_wrote(n, target, monkeypatch):
     later[1](x, w, out, STEPS, n)
     steps = [(w.astype(np.float32) * (i + 1)).astype(np.float16) for i in range(STEPS)]
     near(out, sum(s.astype(np.float64) @ w.astype(np.float64) for s in steps))
+
+
+@tkc.jit
+def rows(x, y, out, place, N: tkc.constexpr):
+    """A row is scaled by its maximum into y, which may be x, and read again."""
+    p = tkc.program_id(0)
+    v = tkc.load(x[p], (0,), (N,))
+    tkc.store(y[p], (place,), v / tkc.max(v))
+    tkc.store(out[p], (0,), tkc.load(x[p], (0,), (N,)))
+
+
+@tkc.jit
+def rows_in_place(x, out, place, N: tkc.constexpr):
+    p = tkc.program_id(0)
+    v = tkc.load(x[p], (0,), (N,))
+    tkc.store(x[p], (place,), v / tkc.max(v))
+    tkc.store(out[p], (0,), tkc.load(x[p], (0,), (N,)))
+
+
+def test_a_row_that_is_written_by_its_own_argument(monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x = np.random.default_rng(3).uniform(1, 2, (2, 65536)).astype(np.float32)
+    out, want = np.zeros_like(x), x.copy()
+    want[:, 16:] = (x / x.max(1, keepdims=True))[:, :-16]
+    rows_in_place[2](x, out, 16, N=65536)
+    near(out, want)
+
+
+@pytest.mark.parametrize("columns", [8192, 65536])
+@pytest.mark.parametrize("place, shared", [(0, True), (16, True), (16, False)])
+def test_a_row_that_is_written_and_read_again(place, shared, columns, monkeypatch):
+    """The blocks of a cluster may share it only where each reads what itself has written."""
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x = np.random.default_rng(3).uniform(1, 2, (2, columns)).astype(np.float32)
+    y, out, want = x if shared else np.zeros_like(x), np.zeros_like(x), x.copy()
+    scaled = x / x.max(1, keepdims=True)
+    if shared:
+        want[:, place:] = scaled[:, : columns - place]
+    rows[2](x, y, out, place, N=columns)
+    near(out, want)
+
+
+@tkc.jit
+def read_again(a, b, c, out, k, row, N: tkc.constexpr):
+    """A product is stored, and rows of it are read again by the program that stored it."""
+    total = tkc.zeros((N, N))
+    for i in range(0, k, 64):
+        total = tkc.dot(tkc.load(a, (0, i), (N, 64)), tkc.load(b, (i, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    tkc.store(out, (0, 0), tkc.load(c, (row, 0), (N, N)))
+
+
+@pytest.mark.parametrize("roles", ["pingpong", "cooperative", "one"])
+@pytest.mark.parametrize("row", [0, 8, 64])
+def test_a_result_that_is_read_again(row, roles, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    n = 128
+    a, b = (np.random.default_rng(s).integers(-2, 3, (n, n)).astype(np.float16) for s in range(2))
+    c, out = np.zeros((2 * n, n), np.float16), np.ones((n, n), np.float16)
+    read_again[1](a, b, c, out, n, row, n, roles=roles, cluster=(1, 1))
+    np.testing.assert_array_equal(c[:n], a @ b)
+    np.testing.assert_array_equal(out, c[row : row + n])
+
+
+@tkc.jit
+def few(x, out, N: tkc.constexpr):
+    """Several threads hold what one of them stores."""
+    tkc.store(x, (0,), tkc.load(x, (0,), (N,)) + 1)
+    tkc.store(out, (0,), tkc.load(x, (0,), (N,)) * 2)
+
+
+@TARGETS
+@pytest.mark.parametrize("n", [1, 4, 16, 512])
+def test_a_tile_that_has_fewer_elements_than_there_are_threads(n, target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    x, out = np.arange(n, dtype=np.float32), np.zeros(n, np.float32)
+    few[1](x, out, n)
+    np.testing.assert_array_equal(x, np.arange(n) + 1)
+    np.testing.assert_array_equal(out, 2 * x)
+
+
+@tkc.jit
+def looked_up(places, y, out, steps):
+    """What is loaded at a number that was looked up was stored in the same iteration."""
+    for i in range(steps):
+        at = tkc.load(places, (i,), (1,))
+        tkc.store(y.ptr + at, tkc.full((1,), 10, tkc.int32) * i)
+        tkc.store(out, (i,), tkc.load(y.ptr + at) + tkc.load(y.ptr + (at + 1) % 4))
+
+
+@TARGETS
+def test_a_load_at_a_number_that_was_fetched_ahead(target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    places = np.array([2, 0, 1, 0, 3, 2], np.int32)
+    y, out, want = np.arange(4, dtype=np.int32), np.zeros(6, np.int32), []
+    now = y.copy()
+    for i, at in enumerate(places):
+        now[at] = i * 10
+        want.append(now[at] + now[(at + 1) % 4])
+    looked_up[1](places, y, out, len(places))
+    np.testing.assert_array_equal(out, want)
+
+
+@tkc.jit
+def partial_sums(a, b, out, k, N: tkc.constexpr):
+    """The sum is stored before each dot adds to it."""
+    total = tkc.zeros((N, N))
+    for i in range(0, k, 64):
+        tkc.store(out[i // 64], (0, 0), total)
+        total = tkc.dot(tkc.load(a, (0, i), (N, 64)), tkc.load(b, (i, 0), (64, N)), total)
+    tkc.store(out[k // 64], (0, 0), total)
+
+
+@TARGETS
+def test_sums_that_are_stored_on_their_way(target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    n, k = 64, 192
+    r = np.random.default_rng(0)
+    a, b = (r.integers(-2, 3, s).astype(np.float16) for s in ((n, k), (k, n)))
+    out = np.zeros((k // 64 + 1, n, n), np.float32)
+    partial_sums[1](a, b, out, k, n)
+    for i in range(k // 64 + 1):
+        np.testing.assert_array_equal(out[i], a[:, : 64 * i].astype(np.float32) @ b[: 64 * i])
+
+
+@tkc.jit
+def claimed(counter, a, b, out, k, N: tkc.constexpr):
+    """Each program computes the product whose number it claims."""
+    mine = tkc.atomic_add(counter.ptr, 1)
+    total = tkc.zeros((N, N))
+    for i in range(0, k, 64):
+        total = tkc.dot(
+            tkc.load(a, (mine.to(tkc.int32), 0, i), (None, N, 64)),
+            tkc.load(b, (i, 0), (64, N)),
+            total,
+        )
+    tkc.store(out[mine.to(tkc.int32)], (0, 0), total)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.float32])
+def test_numbers_of_any_type_that_programs_claim(dtype, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    n, r = 128, np.random.default_rng(0)
+    a, b = (r.integers(-2, 3, s).astype(np.float16) for s in ((3, n, n), (n, n)))
+    out = np.zeros((3, n, n), np.float32)
+    claimed[3](np.zeros(1, dtype), a, b, out, n, n)
+    np.testing.assert_array_equal(out, a.astype(np.float32) @ b)
+
+
+@tkc.jit
+def overwritten_on_the_way(x, few, out, N: tkc.constexpr):
+    """Between a row's load and its sum some of it is overwritten, and read."""
+    v = tkc.load(x, (0,), (N,))
+    tkc.store(x, (N - 8,), tkc.full((8,), 100, tkc.float32))
+    tkc.store(few, (0,), tkc.load(x, (N - 16,), (16,)))
+    tkc.store(out, (0,), v - tkc.max(v))
+
+
+@TARGETS
+def test_a_long_row_that_is_overwritten_on_the_way(target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    n = 1 << 18
+    x = np.random.default_rng(0).integers(0, 9, n).astype(np.float32)
+    few, out, want = np.zeros(16, np.float32), np.zeros_like(x), x - x.max()
+    overwritten_on_the_way[1](x, few, out, n)
+    np.testing.assert_array_equal(out, want)
+    assert (x[-8:] == 100).all() and (few[-8:] == 100).all() and (few[:8] == want[-16:-8] + 8).all()

@@ -65,9 +65,12 @@ def attention(d: int, causal: bool, s: int, rows: int = 128, columns: int = 0):
         o=any_,
         lse=None,
         cu_seqlens=None,
+        cu_seqlens_k=None,
         qs=None,
         ks=None,
         vs=None,
+        sinks=None,
+        slopes=None,
         scale=0.1,
         cap=0.0,
         window=0,
@@ -235,6 +238,53 @@ def test_longer_loops_cost_iterations():
     )
     # 96 more steps of 4096 programs, the last round not full
     assert long.clocks - short.clocks == pytest.approx(4096 / 132 * 96 * short.step, rel=0.04)
+
+
+@tkc.jit
+def product(a, b, c, BM: tkc.constexpr = 128):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BM
+    acc = tkc.zeros((BM, BM))
+    for k in tkc.range(0, a.shape[1], 64):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, 64)), tkc.load(b, (k, n), (64, BM)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@tkc.jit
+def by_pointers(a, b, c, BM: tkc.constexpr = 128):
+    m, n = tkc.program_id(0) * BM + tkc.arange(BM), tkc.program_id(1) * BM + tkc.arange(BM)
+    k, acc = tkc.arange(64), tkc.zeros((BM, BM))
+    left = a.ptr + m[:, None] * a.strides[0] + k[None, :]
+    right = b.ptr + k[:, None] * b.strides[0] + n[None, :]
+    for _ in tkc.range(0, a.shape[1], 64):
+        acc = tkc.dot(tkc.load(left), tkc.load(right), acc)
+        left += 64
+        right += 64 * b.strides[0]
+    tkc.store(c.ptr + m[:, None] * c.strides[0] + n[None, :], acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
+def test_iterations_of_a_block_that_runs_one_program_are_counted_once(target):
+    """All of a short loop's are run in the timeline; of a longer one each costs a step more."""
+
+    def clocks(k: int):
+        given = {"a": f"f16[1024, {k}]", "b": f"f16[{k}, 1024]", "c": "f16[1024, 1024]"}
+        return product.predict(**given, grid=(8, 8), target=target)
+
+    short, long = clocks(512), clocks(4096)
+    kernel = TARGETS[target].engines.kernel
+    assert short.clocks == pytest.approx(short.timeline.end + kernel, rel=0.02)
+    assert long.fixed == pytest.approx(short.fixed, rel=0.1)
+    assert long.clocks - short.clocks == pytest.approx(56 * long.step, rel=0.02)
+
+
+def test_pointers_that_became_blocks_move_what_blocks_move():
+    given = {name: "bf16[4096, 4096]" for name in "abc"}
+    blocks, pointers = (
+        kernel.predict(**given, grid=(32, 32), target="sm_90a", cluster=(1, 1))
+        for kernel in (product, by_pointers)
+    )
+    assert pointers.memory == pytest.approx(blocks.memory, rel=0.01)
+    assert pointers.seconds == pytest.approx(blocks.seconds, rel=0.02)
 
 
 LITTLE = """builtin.module {

@@ -304,7 +304,6 @@ FORMS = {
         lambda m, n, k: blocks(m, n),
         of_taps,
         constants={"TAPS": 3},
-        maps=0,  # dots in several loops have no roles yet
     ),
     "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
 }
@@ -502,3 +501,40 @@ def test_the_checks_of_debug_hold_divisors_to_be_positive():
     given = FORMS["grouped"].data(64, 64, 32)
     with pytest.raises(AssertionFailed):
         level0.run(module, given, (3, 1, 1))  # programs beyond the last tile: no rows are left
+
+
+def of_one_element(c, n):
+    """A mask of one element, of which nothing bounds an axis."""
+    inside = (tkc.arange(1) < 1)[:, None] & (tkc.arange(1) < n)[None, :]
+    value = tkc.dot(tkc.full((1, 16), 1, tkc.float16), tkc.full((16, 1), 2, tkc.float16))
+    tkc.store(c.ptr + tkc.arange(1)[:, None] + tkc.arange(1)[None, :], value, mask=inside)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_mask_of_one_element(n):
+    args = [ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))]
+    module = traced(of_one_element, *args, i32())
+    through(module, "raise-pointers", context("sm_90a"))
+    given = np.zeros((1, 1), np.float32)
+    level0.run(module, [given, n], (1, 1, 1))
+    assert given[0, 0] == 32 * n
+
+
+def wrapped_bound(rm, rk, M):
+    return (((rm + 3) % M) < 5)[:, None] & (rk < BK)[None, :]
+
+
+def test_a_mask_of_indices_that_wrap_is_no_extent():
+    """Rows beyond the wrap are inside again."""
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    pointers = one_row_after_another
+    module = traced(copied, *args, i32(), i32(), i32(), pointers=pointers, mask=wrapped_bound)
+    through(module, "raise-pointers", context("sm_90a"))
+    given = [numbers(BM, BK), numbers(BK, BN, seed=1), np.zeros((BM, BN), np.float16), 16, BN, BK]
+    level0.run(module, given, (1, 1, 1))
+    inside = ((np.arange(BM) + 3) % 16 < 5)[:, None]
+    np.testing.assert_array_equal(given[2], (wide(given[0]) * inside) @ wide(given[1]))
+
+
+def one_row_after_another(a, rm, rk, M, K):
+    return a.ptr + rm[:, None] * a.strides[0] + rk[None, :]

@@ -351,8 +351,8 @@ def test_rotate_is_an_option():
     given = through(module, LAST, context("sm_90a", rotate=False))
     assert (
         not given.plan.rotate
-        and given.plan.roles == "one"
-        and not any(line.startswith("rotate-loops") for line in given.decisions)
+        and given.plan.roles == "cooperative"
+        and not any("late" in line for line in given.decisions if "rotate-loops" in line)
     )
     given = through(KERNELS["linear"][0](), LAST, context("sm_80", rotate=True))
     assert any("rotate = True is not used" in line for line in given.decisions)

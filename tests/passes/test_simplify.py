@@ -279,6 +279,16 @@ def test_a_sum_with_a_product_becomes_the_products_accumulator():
     ), "float8 sums are shorter inside the tensor core"
 
 
+def test_a_product_that_is_used_again_is_not_computed_twice():
+    def f(x, o, p):
+        a = tkc.load(x, (0, 0), (16, 16))
+        product = tkc.dot(a, a)
+        tkc.store(o, (0, 0), product + tkc.load(o, (0, 0), (16, 16)))
+        tkc.store(p, (0, 0), product)
+
+    assert count(body(f, array(tkc.float16, 2), f2, f2), tile.Dot) == 1
+
+
 def test_equal_operations_are_one_and_loads_stay_apart():
     def f(x, o):
         i = tkc.program_id(0) * 8
@@ -431,3 +441,71 @@ def test_locations_survive():
         op.name for op in next(iter(module.body.block.ops)).body.walk() if is_unknown(op.location)
     ]
     assert not lost, lost
+
+
+def test_what_holds_of_numbers_alone_stays_where_nan_and_inf_may_be():
+    """x - x of floats, comparisons of x with itself, and of constants that are NaN."""
+
+    def kernel_(x, o):
+        v, nan = tkc.load(x, (0,), (4,)), tkc.full((4,), float("nan"), tkc.float32)
+        for i, r in enumerate(
+            (
+                v - v,
+                v == v,
+                v <= v,
+                v != v,
+                tkc.maximum(nan, 1.0),
+                tkc.minimum(nan, nan),
+                nan != nan,
+            )
+        ):
+            tkc.store(o[i], (0,), r.to(tkc.float32))
+
+    module = traced(kernel_, array(tkc.float32, 1), array(tkc.float32, 2))
+    x = np.array([np.nan, np.inf, -0.0, 1], np.float32)
+    want, got = np.zeros((7, 4), np.float32), np.zeros((7, 4), np.float32)
+    level0.run(module, [x, want], (1, 1, 1))
+    level0.run(simplified(module), [x, got], (1, 1, 1))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [tkc.int8, tkc.int16, tkc.uint32, tkc.int32])
+def test_indices_of_other_types_beside_a_number_of_64_bits(dtype):
+    def kernel_(o, n):
+        i = tkc.arange(16).to(dtype)
+        wide = i.to(tkc.int64) < n.to(tkc.int64) * 3
+        narrow = i.to(tkc.int32) < n * 3
+        tkc.store(o[0], (0,), wide.to(tkc.int32))
+        tkc.store(o[1], (0,), narrow.to(tkc.int32))
+
+    module = simplified(traced(kernel_, array(tkc.int32, 2), i32_argument()))
+    got = np.zeros((2, 16), np.int32)
+    level0.run(module, [got, 3], (1, 1, 1))
+    np.testing.assert_array_equal(got, [np.arange(16) < 9] * 2)
+
+
+def test_a_product_that_is_used_twice_is_computed_once():
+    def kernel_(x, o):
+        v = tkc.load(x, (0, 0), (16, 16))
+        d = tkc.dot(v, v)
+        tkc.store(o[0], (0, 0), d + v)
+        tkc.store(o[1], (0, 0), d)
+
+    module = simplified(traced(kernel_, array(tkc.float32, 2), array(tkc.float32, 3)))
+    assert count(module, tile.Dot) == 1
+
+
+def test_what_reads_or_changes_memory_stays_in_its_loop():
+    """Its operands do not change, but what it gives does."""
+
+    def kernel_(x, o, n):
+        for _ in tkc.range(0, n):
+            v = tkc.load(x, (0,), (4,))
+            tkc.store(x, (0,), v * 2)
+            before = tkc.atomic_add(o.ptr, 3)
+            tkc.store(o[1:], (0,), tkc.full((1,), 1, tkc.int32) * before)
+
+    module = traced(kernel_, array(tkc.float32, 1), array(tkc.int32, 1), i32_argument())
+    x, o = np.ones(4, np.float32), np.zeros(2, np.int32)
+    level0.run(simplified(module), [x, o, 3], (1, 1, 1))
+    assert (x == 8).all() and list(o) == [9, 6]

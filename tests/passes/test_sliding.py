@@ -288,8 +288,8 @@ def test_a_place_inside_another_loop_is_left_alone():
     def nested(a, b, c, width, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
         m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
         acc = tkc.zeros((BM, BN))
-        for first in tkc.range(m, m + width, 64):
-            for k in tkc.range(first, first + 64, BK):
+        for first in tkc.range(0, width, 64):
+            for k in tkc.range(m + first, m + first + 64, BK):
                 acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
         tkc.store(c, (m, n), acc.to(c.dtype))
 

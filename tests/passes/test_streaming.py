@@ -1169,3 +1169,23 @@ def test_a_transpose_requests_two_lines_at_once():
         ),
     ):
         assert "L2::" not in text
+
+
+@tkc.jit
+def counted(x, out, counter, N: tkc.constexpr):
+    """A row in each program, which also counts itself, at one place for all."""
+    p = tkc.program_id(0)
+    v = tkc.load(x[p], (0,), (N,))
+    tkc.store(out[p], (0,), v / tkc.max(v))
+    tkc.atomic_add(counter.ptr, 1)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_effects_that_are_alike_in_all_programs_happen_in_each(persistent, monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rows = 300  # more than there are multiprocessors
+    x = np.random.default_rng(0).uniform(1, 2, (rows, 1024)).astype(np.float32)
+    out, counter = np.zeros_like(x), np.zeros(1, np.int32)
+    counted[rows](x, out, counter, 1024, persistent=persistent)
+    assert counter[0] == rows

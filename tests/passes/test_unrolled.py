@@ -32,6 +32,15 @@ def test_operands_of_an_unrolled_loop_take_turns_in_shared_memory(kernel, k, tar
     assert int(shared.split()[-1]) <= 4 * (64 * 32 * 2), shared
 
 
+@pytest.mark.parametrize("k, roles", [(256, True), (768, False)])
+def test_few_rings_are_carried(k, roles):
+    """Each dot outside of a loop has a ring: many of them would fill the registers."""
+    given = f"f16[64, {k}]", f"f16[{k}, 64]", "f32[64, 64]", k
+    said = "\n".join(product.compile(*given, target="sm_90a").decisions)
+    assert ("a producer warp" in said) == roles
+    assert ("the operands of its dots take 24 rings" in said) != roles
+
+
 @tkc.jit
 def convolution(
     x,

@@ -1,5 +1,6 @@
 """Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
 
+import importlib
 import sys
 import threading
 
@@ -379,6 +380,53 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize(
+    "variable, called",
+    [
+        ("TKC_SIM", "simulate.simulated"),
+        ("TKC_VALIDATE", "simulate.validate_once"),
+        ("TKC_INTERPRET", "interpret.interpreted"),
+    ],
+)
+def test_a_variable_that_is_set_after_a_remembered_launch(variable, called, monkeypatch):
+    """It counts at once, and what it did ends where it is unset."""
+    k, x = fresh(add), np.arange(100, dtype=np.float32)
+    out, seen = np.zeros_like(x), []
+
+    def launch():
+        out[:] = 0
+        k[2](x, x, out, 100)
+        assert (out == 2 * x).all()
+
+    module, _, name = called.partition(".")
+    module = importlib.import_module(f"tkc.runtime.{module}")
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: (seen.append(variable), real(*given))[1])
+    for _ in range(3):
+        launch()
+    assert not seen
+    monkeypatch.setenv(variable, "1")
+    launch()
+    assert seen
+    monkeypatch.delenv(variable)
+    seen.clear()
+    for _ in range(3):
+        launch()
+    assert not seen
+    bound = counted_binds(monkeypatch, k)
+    launch()
+    assert not bound  # remembered again
+
+
+def test_a_variable_that_the_passes_read_compiles_anew(monkeypatch):
+    k, x = fresh(add), np.ones(100, np.float32)
+    k[grid](x, x, x.copy(), 100)
+    one = set(map(id, k._compiled.values()))
+    monkeypatch.setenv("TKC_RELAX", "0")
+    k[grid](x, x, x.copy(), 100)
+    assert one.isdisjoint(map(id, k._compiled.values()))
+
+
 @pytest.mark.parametrize("how", ["TKC_INTERPRET", "TKC_SIM", "TKC_VALIDATE", "TKC_DEBUG", None])
 @pytest.mark.parametrize("make", [np.zeros, FakeTensor], ids=["host", "gpu"])
 def test_an_unhashable_constant_is_refused_alike_everywhere(make, how, monkeypatch):
@@ -569,6 +617,43 @@ def test_validated(monkeypatch, capsys):
         and "passes change nothing" in reports[0]
         and "sm_80" in reports[0]
     )
+
+
+FACTOR = 2.0
+
+
+@tkc.jit
+def raised(x):
+    tkc.store(x, (0,), tkc.load(x, (0,), (8,)) * FACTOR)
+
+
+@tkc.jit
+def lowered(x):
+    tkc.store(x, (0,), tkc.load(x, (0,), (8,)) - FACTOR)
+
+
+def test_each_program_of_the_same_arguments_is_validated(monkeypatch, capsys):
+    """Another kernel, and one that reads something else by now, are other programs."""
+    monkeypatch.setenv("TKC_VALIDATE", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_80")
+    one, other = fresh(raised), fresh(lowered)
+    x = np.ones(8, np.float32)
+    for _ in range(2):
+        one[1](x)
+        other[1](x)
+    monkeypatch.setitem(one.fn.__globals__, "FACTOR", 4.0)
+    one[1](x)
+    reports = capsys.readouterr().err.strip().splitlines()
+    assert [r.split()[1] for r in reports] == ["raised", "lowered", "raised"]
+
+
+def test_a_prepared_launch_is_of_what_the_kernel_reads_then(monkeypatch):
+    kernel = fresh(raised)
+    kernel[1](np.ones(8, np.float32))
+    monkeypatch.setitem(kernel.fn.__globals__, "FACTOR", 5.0)
+    x = np.ones(8, np.float32)
+    kernel.prepare(x, grid=1)()
+    assert np.array_equal(x, np.full(8, 5.0))
 
 
 def test_launches_are_handed_to_who_asked():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tkc import kernels
 
 PACKAGE = str(Path(tkc.__file__).parent)
 
@@ -98,6 +99,25 @@ def test_a_launch_that_was_made_before():
     fine[1](x, 1)
     assert functions(raised(lambda x: fine[1](x, "no"))) == []
     assert functions(raised(lambda x: fine[1](x, helper, x))) == []
+
+
+LIBRARY = {
+    "an operator": lambda x: kernels.softmax(x, axis=5),
+    "an operator of something else": lambda x: kernels.softmax(3),
+    "a function that calls operators": lambda x: kernels.matmul(x, x.reshape(4, 8)),
+    "a function that checks": lambda x: kernels.attention(x, x, x, max_seqlen=3),
+}
+
+
+@pytest.mark.parametrize("what", LIBRARY)
+def test_calls_of_the_library_end_at_the_call(what):
+    assert functions(raised(LIBRARY[what])) == []
+
+
+def test_all_frames_of_the_library_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setenv("TKC_TRACEBACK", "1")
+    error = raised(LIBRARY["an operator"])
+    assert "_forward" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _stores(x, n):

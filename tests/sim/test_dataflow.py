@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from tkc.ir.layout import blocked
+from tkc.ir.shared import WaitCopies
 from tkc.ir.text import parse
 from tkc.ir.verify import verify
 from tkc.sim import dataflow
 from tkc.sim.errors import OutOfBounds, SimulationError
+from tkc.sim.global_memory import GlobalMemory
 
 LAYOUT = str(blocked((8, 16), vector=4, warps=2))
 TILE, SMEM = f'!tile.tile<8x16xf32, "{LAYOUT}">', "8x16xb32 swizzle 64"
@@ -72,6 +74,16 @@ def test_a_wait_that_is_too_shallow_is_found():
         simulate(ring(depth="2"), 3)
     with pytest.raises(SimulationError, match="may still be in flight"):
         simulate(ring(order="%token1"), 3)
+
+
+def test_a_wait_for_fewer_groups_than_may_stay_lands_none():
+    program = dataflow.DataflowInterpreter(GlobalMemory(), (0,), (1,))
+    buffers = [np.full((1, 2), np.nan) for _ in range(3)]
+    program.in_flight = [dataflow.Token([(b, np.zeros(2))]) for b in buffers]
+    dataflow.wait_copies(program, WaitCopies([], 5))
+    assert np.isnan(buffers).all() and len(program.in_flight) == 3
+    dataflow.wait_copies(program, WaitCopies([], 2))
+    assert (buffers[0] == 0).all() and np.isnan(buffers[1:]).all()
 
 
 def test_the_wrong_stage_reads_poison():

@@ -237,8 +237,8 @@ CLUSTER_MUTANTS = {
     ),
     "loads for itself alone": (
         CLUSTER.replace(
-            "to %everyone : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, 32",
-            "to %one : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, 32",
+            "%full[%s] to %everyone",
+            "%full[%s] to %one",
         ),
         {"race", "deadlock", "bytes", "uninitialized"},
     ),
@@ -283,7 +283,7 @@ def test_ordinary_reads_before_a_release(steps):
         run_ring(FENCED, steps, seed)
 
 
-def test_a_leader_that_releases_before_the_laggard_has_read():
+def test_a_leader_that_releases_before_its_followers_have_read():
     for seed in SEEDS:
         assert verdict(run_ring, exchange(bar="", before="tile.fence async_shared"), 4, seed) in (
             "race",

@@ -228,7 +228,7 @@ def test_bounds_hold_for_other_roundings(name):
 
     case, rng = CASES[name], np.random.default_rng(3)
 
-    class Jolted(level0.Machine):
+    class Jolted(level0.ProgramInterpreter):
         def execute(self, op):
             super().execute(op)
             for v in op.results:
@@ -248,7 +248,7 @@ def test_bounds_hold_for_other_roundings(name):
     programs = [p[::-1] for p in np.ndindex(*case.grid[::-1])]
     allowed = bounds.run(module, clones(data), case.grid, programs)
     level0.run(module, data, case.grid)
-    level0.run(module, jolted, case.grid, machine=Jolted)
+    level0.run(module, jolted, case.grid, interpreter=Jolted)
     for i in case.outputs:
         x, y = bounds.wide(data[i]), bounds.wide(jolted[i])
         assert np.isfinite(allowed[i]).all() and (np.abs(x - y) <= 2 * allowed[i]).all()

@@ -33,7 +33,7 @@ from pathlib import Path
 
 BATCH = 50  # items that a process gets at once
 # seconds that a process may take more for its first item: it imports, and compiles what it runs
-START = 60.0
+START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Worker:
         self._batch, self.item = batch, batch.first
         self.faults, self.counts = [], Counter()
         self.began, self.stalled = time.monotonic(), None
-        self.since = time.monotonic() + START
+        self.since = time.monotonic() + START_SECONDS
         self.pipe.send(batch)
 
     def receive(self) -> bool:
@@ -329,7 +329,7 @@ class Worker:
         self._start()
         if rest.first >= rest.last:
             return True
-        self.item, self.since = rest.first, time.monotonic() + START
+        self.item, self.since = rest.first, time.monotonic() + START_SECONDS
         self.pipe.send(rest)
         return False
 

@@ -326,7 +326,9 @@ def _copied(arguments: Arguments) -> Arguments:
 
 
 # --------------------------------------------------------------------------------------------------
-TURNS = 3  # of a brief check: one does the CPU alone, one every pass, one both numbers of stages
+BRIEF_TURNS = (
+    3  # of a brief check: one does the CPU alone, one every pass, one both numbers of stages
+)
 
 
 def check(
@@ -350,7 +352,7 @@ def check(
             return [Failure("level 0", "wrong", f"{spec.name} is not what Python computes")]
     if chosen is not None:
         return [f for variant in chosen for f in comparison.passes(variant)]
-    turn = kernel.seed % TURNS if brief else None
+    turn = kernel.seed % BRIEF_TURNS if brief else None
     found: list[Failure] = []
     if turn in (0, None) and (failure := comparison.cpu()):
         found.append(failure)
@@ -364,7 +366,7 @@ def default_target(kernel: Kernel) -> str:
     """The target that a seed chooses."""
     if kernel.policy == "roles":
         return "sm_90a"
-    return ("sm_80", "sm_89", "sm_90a")[kernel.seed // TURNS % 3]
+    return ("sm_80", "sm_89", "sm_90a")[kernel.seed // BRIEF_TURNS % 3]
 
 
 def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> Iterator[Variant]:
@@ -390,7 +392,7 @@ def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> I
 
 
 # What a kernel may be refused for: the machine cannot do it.
-LIMITS = re.compile("registers|bytes of shared memory|threads")
+RESOURCE_LIMITS = re.compile("registers|bytes of shared memory|threads")
 
 
 def symptom(failure: Failure) -> str:
@@ -433,7 +435,7 @@ def reduced(
 
 def _failure(stage: str, e: Exception) -> Failure:
     if isinstance(e, CompileError):
-        kind = "refused" if LIMITS.search(e.message) else "refused for no reason"
+        kind = "refused" if RESOURCE_LIMITS.search(e.message) else "refused for no reason"
         return Failure(stage, kind, str(e))
     place = "" if isinstance(e, Error) else f" ({_where(e)})"
     return Failure(stage, type(e).__name__, f"{e}{place}")

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from tkc.fuzz.grammar import ArraySpec
 from tkc.fuzz.large_productions import LargeWriter
 
-DEEPEST = 3  # loops and branches in one another
-WITHIN = 1009  # a prime: numbers stay below it
+MAX_DEPTH = 3  # loops and branches in one another
+MODULUS = 1009  # a prime: numbers stay below it
 
 
 class CountingWriter(LargeWriter):
@@ -28,7 +28,7 @@ class CountingWriter(LargeWriter):
         scope = [n for n, value in numbers.items() if value <= 5]
         lines = [f"{total} = {self.random.randint(0, 9)}"]
         for _ in range(self.random.randint(1, 2)):
-            lines += self._counted(total, scope, numbers, DEEPEST)
+            lines += self._counted(total, scope, numbers, MAX_DEPTH)
         result = _as_python(lines, numbers)[total]
         for text in lines:
             self.line(text)
@@ -60,7 +60,7 @@ class CountingWriter(LargeWriter):
     def _changed_total(self, total: str, scope: list[str]) -> str:
         other = self.pick((*scope, str(self.random.randint(-3, 9))))
         form = self.pick(("{0} * 3 + {1}", "{0} - {1}", "{0} + {1} * {1}", "{0} // 2 + {1}"))
-        return f"{total} = ({form.format(total, other)}) % {WITHIN}"
+        return f"{total} = ({form.format(total, other)}) % {MODULUS}"
 
     def _range_of(self, i: str, scope: list[str], numbers: dict[str, int]) -> str:
         """The line of a loop whose step may be of either sign, known when traced or not."""

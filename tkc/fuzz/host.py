@@ -2,9 +2,9 @@
 traced: globals, attributes, closures, entries, the environment, functions.
 
 A program is a module with a kernel and a function of the same statements. After each change the
-kernel is launched, and so is a new JitFunction of it, which sees the disk cache as another process
-would; both must give the bits that Python itself computes by the function. `check(program(seed))`
-gives what differs.
+kernel is launched in one of the ways there are (`LAUNCHES`), and so is a new JitFunction of it,
+which sees the disk cache as another process would; both must give the bits that Python itself
+computes by the function. `check(program(seed))` gives what differs.
 
 Not changed is what a kernel may take to stay (docs/language.md): the code and the defaults of a
 function, what a partial holds, a frozen dataclass.
@@ -32,6 +32,15 @@ NUMBERS = ("1", "1.0", "True", "0", "0.0", "-0.0", "False", "2", "2.0", "2.5", "
 POSITIVE = ("1", "2", "3")
 VARIABLE = "FUZZ_FACTOR_{n}"  # of the environment
 WIDTH = 4  # elements of the array
+
+
+# ways to launch a kernel of one program on some arguments
+LAUNCHES = {
+    "kernel[1](…)": lambda kernel, *given: kernel[1](*given),
+    "kernel[1, 1](…)": lambda kernel, *given: kernel[1, 1](*given),
+    "kernel[function](…)": lambda kernel, *given: kernel[lambda bound: (1,)](*given),
+    "kernel.prepare(…)()": lambda kernel, *given: kernel.prepare(*given, grid=1)(),
+}
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,43 @@ HOLDERS: dict[str, Holder] = {
         ("v * {n}[0]", "v * {n}[-1]", "v * len({n})", "v + sum({n})"),
         ("{n}[0] = {v}", "{n}.append({v})", "{n} = [{v}]", "{n}.insert(0, {v})"),
     ),
+    "kinds of lists": Holder(
+        "class {n}T(list):\n    pass\n\n\n"
+        "{n}, {n}Queue = {n}T([{v}]), collections.deque([{v}])\n"
+        "{n}Pair = collections.namedtuple('{n}Pair', 'x y')([{v}], {v})",
+        ("v * {n}[0]", "v * len({n})", "v * {n}Queue[-1]", "v * {n}Pair.x[0]"),
+        ("{n}[0] = {v}", "{n}.append({v})", "{n}Queue.append({v})", "{n}Pair.x[0] = {v}"),
+    ),
+    "kinds of dictionaries": Holder(
+        "{n} = collections.OrderedDict(x={v})\n{n}.y = {v}\n"
+        "{n}Count, {n}Chain = collections.Counter(x={v}), collections.ChainMap({{'x': {v}}})",
+        ("v * {n}['x']", "v * {n}.y", "v * {n}Count['x']", "v * {n}Chain['x']"),
+        (
+            "{n}['x'] = {v}",
+            "{n}.y = {v}",
+            "{n}.update(x={v})",
+            "{n}Count['x'] = {v}",
+            "{n}Chain['x'] = {v}",
+        ),
+    ),
+    "bytes": Holder(
+        "{n}, {n}Array = bytearray([int({v}), 1]), array.array('d', [{v}])\n"
+        "{n}Number = ctypes.c_double({v})",
+        ("v * {n}[0]", "v * {n}Array[0]", "v * {n}Number.value"),
+        ("{n}[0] = int({v})", "{n}Array[0] = {v}", "{n}Number.value = {v}"),
+        POSITIVE,
+    ),
+    "name that is looked up": Holder(
+        "{n} = {v}\n{n}Module = types.ModuleType('{n}Module')\n{n}Module.x = {v}\n"
+        "{n}Modules = {{'x': {n}Module}}",
+        (
+            "v * globals()['{n}']",
+            "v * eval('{n}', globals())",
+            "v * getattr({n}Module, 'x')",
+            "v * {n}Modules['x'].x",
+        ),
+        ("{n} = {v}", "{n}Module.x = {v}"),
+    ),
     "tuple": Holder("{n} = ({v}, {v})", ("v * {n}[0]",), ("{n} = ({v},)", "{n} = ([{v}], 1)[0]")),
     "closure": Holder(
         "def {n}T():\n    c = {v}\n\n    def read(v):\n        return v * c\n\n"
@@ -258,7 +304,10 @@ HOLDERS: dict[str, Holder] = {
     ),
 }
 
-PREAMBLE = """import dataclasses
+PREAMBLE = """import array
+import collections
+import ctypes
+import dataclasses
 import enum
 import functools
 import os
@@ -367,16 +416,18 @@ def check(given: HostProgram) -> Outcome:
             values = np.arange(1, WIDTH + 1, dtype=np.float32)
             want = np.asarray(module.statements(values, number, function), np.float32)
             new = type(module.kernel)(module.kernel.fn)
+            way = random.Random(f"{given.seed} {i}").choice(list(LAUNCHES))
             for kernel, what in ((module.kernel, "the kernel"), (new, "a new JitFunction")):
                 outcome.launches += 1
                 got = values.copy()
                 try:
-                    kernel[1](got, number, function)
+                    LAUNCHES[way](kernel, got, number, function)
                 except Error:
                     outcome.refused += 1
                     continue
                 if got.tobytes() != want.tobytes():
-                    fault = f"launch {i} of {what}, after '{action.change}': {got}, not {want}"
+                    how = f"launch {i} of {what} by {way}, after '{action.change}'"
+                    fault = f"{how}: {got}, not {want}"
                     outcome.faults = (f"{fault}\n{given}",)
                     return outcome
     return outcome

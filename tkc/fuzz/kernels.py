@@ -3,13 +3,22 @@ compile them too.
 """
 
 from math import e, inf, log2
+from typing import Any
 
 import tkc
+from tkc.language.arrays import Array
+from tkc.language.values import Scalar
 
 
 def matmul(
-    a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, RELU: tkc.constexpr = False
-):
+    a: Array,
+    b: Array,
+    c: Array,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+    RELU: tkc.constexpr = False,
+) -> None:
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -19,7 +28,9 @@ def matmul(
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-def matmul_nt(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def matmul_nt(
+    a: Array, b: Array, c: Array, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr
+) -> None:
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -28,16 +39,19 @@ def matmul_nt(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
 
 
 def attention(
-    q,
-    k,
-    v,
-    o,
-    scale,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    scale: Scalar,
     CAUSAL: tkc.constexpr,
     D: tkc.constexpr,
     BM: tkc.constexpr = 128,
     BN: tkc.constexpr = 128,
-):
+) -> None:
+    """q, k, v, o: arrays [batch, heads, rows, D]; `Any`, because what an index gives may be one
+    element.
+    """
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
     c, shift = scale * log2(e), k.shape[0] - q.shape[0]
@@ -58,7 +72,15 @@ def attention(
     tkc.store(o, (m, 0), tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype))
 
 
-def dequantized(x, w, s, o, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def dequantized(
+    x: Array,
+    w: Array,
+    s: Array,
+    o: Array,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+) -> None:
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc, scales = tkc.zeros((BM, BN)), tkc.load(s, (n,), (BN,))
     for k in tkc.range(0, x.shape[1], BK):

@@ -65,7 +65,7 @@ class Program:
         seed: int,
         resident: int = 1,
         module: ModuleOp | None = None,
-        **options,
+        **options: Any,
     ) -> Report | None:
         """What is wrong with a run: a finding of the simulator, or values."""
         launch = self.launch(shape, seed)
@@ -306,9 +306,16 @@ def golden() -> list[Program]:
 
 # the first shape of each is the one that a kernel is specialized for, and has no facts that the
 # others lack
-SMALL = ((40, 24, 8), (16, 16, 16), (32, 48, 96), (8, 8, 200), (64, 64, 128), (72, 16, 40))
-LARGE = ((136, 264, 72), (128, 128, 64), (128, 64, 320), (8, 8, 8), (256, 128, 136), (72, 128, 384))
-EVEN = ((128, 128, 64), (256, 128, 192), (128, 256, 320), (384, 256, 64))
+SMALL_SHAPES = ((40, 24, 8), (16, 16, 16), (32, 48, 96), (8, 8, 200), (64, 64, 128), (72, 16, 40))
+LARGE_SHAPES = (
+    (136, 264, 72),
+    (128, 128, 64),
+    (128, 64, 320),
+    (8, 8, 8),
+    (256, 128, 136),
+    (72, 128, 384),
+)
+EVEN_SHAPES = ((128, 128, 64), (256, 128, 192), (128, 256, 320), (384, 256, 64))
 
 
 def _steps(rows: int, columns: int, stages: int) -> tuple:
@@ -326,7 +333,7 @@ def _product(
     tile: tuple[int, int, int],
     fn=kernels.matmul,
     dtype=BF16,
-    shapes=SMALL,
+    shapes=SMALL_SHAPES,
     trials=(),
     out=None,
     relu=False,
@@ -341,6 +348,28 @@ def _product(
         shapes,
         trials or shapes,
         equivalent=EQUIVALENT.get(name, {}),
+    )
+
+
+def _with_roles(
+    what: str,
+    block: tuple[int, int],
+    stages: int,
+    cluster: tuple[int, int] = (1, 1),
+    roles: str = "cooperative",
+    fn: Callable[..., None] = kernels.matmul,
+) -> Program:
+    """A product for sm_90a, by a producer and consumers."""
+    return _product(
+        f"product, {what}, sm_90a",
+        "sm_90a",
+        (*block, 64),
+        fn=fn,
+        shapes=LARGE_SHAPES,
+        trials=_steps(block[0] * cluster[0], block[1] * cluster[1], stages),
+        roles=roles,
+        num_stages=stages,
+        cluster=cluster,
     )
 
 
@@ -418,73 +447,18 @@ def pipelined() -> list[Program]:
             num_stages=3,
         ),
         _product("product, 1 stage, sm_80", "sm_80", (32, 32, 16), num_stages=1),
-        _product(
-            "product, one block, sm_90a",
-            "sm_90a",
-            (128, 128, 64),
-            shapes=LARGE,
-            trials=_steps(128, 128, 3),
-            roles="cooperative",
-            num_stages=3,
-            cluster=(1, 1),
-        ),
-        _product(
-            "product, a cluster, sm_90a",
-            "sm_90a",
-            (128, 128, 64),
-            shapes=LARGE,
-            trials=_steps(256, 128, 2),
-            roles="cooperative",
-            num_stages=2,
-            cluster=(2, 1),
-        ),
-        _product(
-            "product, a cluster of 2 x 2, sm_90a",
-            "sm_90a",
-            (64, 64, 64),
-            shapes=LARGE,
-            trials=_steps(128, 128, 2),
-            roles="cooperative",
-            num_stages=2,
-            cluster=(2, 2),
-        ),
-        _product(
-            "product, 128 x 256, sm_90a",
-            "sm_90a",
-            (128, 256, 64),
-            fn=kernels.matmul_nt,
-            shapes=LARGE,
-            trials=_steps(256, 256, 3),
-            roles="cooperative",
-            num_stages=3,
-            cluster=(2, 1),
-        ),
-        _product(
-            "product, ping-pong, sm_90a",
-            "sm_90a",
-            (128, 128, 64),
-            shapes=LARGE,
-            trials=_steps(128, 128, 3),
-            roles="pingpong",
-            num_stages=3,
-            cluster=(1, 1),
-        ),
-        _product(
-            "product, ping-pong, a cluster, sm_90a",
-            "sm_90a",
-            (128, 128, 64),
-            shapes=LARGE,
-            trials=_steps(256, 128, 2),
-            roles="pingpong",
-            num_stages=2,
-            cluster=(2, 1),
-        ),
+        _with_roles("one block", (128, 128), 3),
+        _with_roles("a cluster", (128, 128), 2, (2, 1)),
+        _with_roles("a cluster of 2 x 2", (64, 64), 2, (2, 2)),
+        _with_roles("128 x 256", (128, 256), 3, (2, 1), fn=kernels.matmul_nt),
+        _with_roles("ping-pong", (128, 128), 3, roles="pingpong"),
+        _with_roles("ping-pong, a cluster", (128, 128), 2, (2, 1), roles="pingpong"),
         _product(
             "product of whole blocks, sm_90a",
             "sm_90a",
             (64, 128, 64),
             dtype=F16,
-            shapes=EVEN,
+            shapes=EVEN_SHAPES,
             trials=((128, 384, 640), (128, 384, 384), (256, 128, 192), (128, 256, 64)),
             roles="cooperative",
             num_stages=2,
@@ -492,11 +466,18 @@ def pipelined() -> list[Program]:
         Program(
             "weights of 8 bits, sm_80",
             compiled(
-                kernels.dequantized, scaled, SMALL[0], "sm_80", BM=32, BN=32, BK=32, num_stages=3
+                kernels.dequantized,
+                scaled,
+                SMALL_SHAPES[0],
+                "sm_80",
+                BM=32,
+                BN=32,
+                BK=32,
+                num_stages=3,
             ),
             scaled,
-            SMALL,
-            SMALL,
+            SMALL_SHAPES,
+            SMALL_SHAPES,
         ),
         _attention("attention, sm_80", "sm_80", (32, 32), 32, False, few),
         _attention("attention, causal, sm_80", "sm_80", (32, 32), 32, True, few),

@@ -57,7 +57,10 @@ class ValueWriter(SourceWriter):
             return
         of_integers = ("&", "|", "^", "//", "%", "<<", ">>")
         kind = self.pick(
-            ("+", "-", "*", "max", "min", *(("%", "//") if is_float(t.dtype) else of_integers))
+            (
+                *("+", "-", "*", "max", "min", "fmax", "fmin", "rem_trunc"),
+                *(("%", "//") if is_float(t.dtype) else (*of_integers, "div_trunc")),
+            )
         )
         text = f"{t.name} {kind} {other}"
         match kind:
@@ -68,6 +71,11 @@ class ValueWriter(SourceWriter):
             case "max" | "min":
                 text = f"tkc.{kind}imum({t.name}, {other})"
                 most = max(t.bound, bound)
+            case "fmax" | "fmin":
+                text, most = f"tkc.{kind}({t.name}, {other})", max(t.bound, bound)
+            case "rem_trunc" | "div_trunc":
+                text = f"tkc.{kind}({t.name}, {self._divisor(t.dtype)})"
+                most = max(t.bound, 7)
             case "&" | "|" | "^":
                 most = 2 * max(t.bound, bound)
             case "//" | "%":
@@ -158,6 +166,7 @@ class ValueWriter(SourceWriter):
             self._interleaved,
             self._repeated,
             self._first_element,
+            self._picked,
         )
         if not self.pick(forms)(t, axis):
             self._first_element(t, axis)
@@ -179,6 +188,14 @@ class ValueWriter(SourceWriter):
 
     def _flipped(self, t: Tile, axis: int) -> bool:
         return self._moved(t, f"tkc.flip({t.name}, axis={axis})", t.shape)
+
+    def _picked(self, t: Tile, axis: int) -> bool:
+        """Places that are loaded, or computed, some of them outside."""
+        if prod(t.shape) > MOST_JOINED:
+            return False
+        places = self.tile(t.shape, self.pick(("int32", "int8", "uint8")))
+        text = f"tkc.gather({t.name}, {places.name}, axis={axis})"
+        return self._moved(t, text, t.shape)
 
     def _reshaped(self, t: Tile, axis: int) -> bool:
         size = prod(t.shape)
@@ -245,7 +262,7 @@ class ValueWriter(SourceWriter):
         n = t.shape[axis]
         keep = self.chance(0.2)
         left = _with(t.shape, axis, 1) if keep else t.shape[:axis] + t.shape[axis + 1 :]
-        kinds = ["sum", "sum", "max", "min", "argmax", "argmin", "any", "all"]
+        kinds = ["sum", "sum", "max", "min", "nanmax", "nanmin", "argmax", "argmin", "any", "all"]
         if not is_float(t.dtype) and t.dtype != "bool_":
             kinds.append("xor_sum")
         kind = self.pick(kinds)

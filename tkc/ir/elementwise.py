@@ -8,9 +8,9 @@ on, layout):
     %q = tile.lt %a, %b : i32                           (gives i1)
     %d = tile.select %q, %a, %b : i32
 
-Numerics: integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of float32 is
-within 2 ulp, `div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in float32 and
-rounded once.
+Numerics: integer `floordiv` and `mod` floor, `div_trunc` and `rem_trunc` truncate; `max` and `min`
+propagate NaN, `fmax` and `fmin` give the other operand; `div` of float32 is within 2 ulp, `div_rn`
+is IEEE; float16, bfloat16 and float8 operands are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from xdsl.dialects.builtin import StringAttr, i1
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -39,7 +39,16 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.syntax import TileOperation
-from tkc.ir.types import PointerType, TileType, element_of, is_bool, is_float, is_integer, like
+from tkc.ir.types import (
+    PointerType,
+    TileType,
+    bits,
+    element_of,
+    is_bool,
+    is_float,
+    is_integer,
+    like,
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,9 @@ FUNCTIONS: dict[str, Function] = {
         *_table(1, "bits", "not"),
         *_table(1, "integer", "popcount clz"),
         *_table(2, "number", "add sub mul max min"),
-        *_table(2, "float", "div div_rn pow atan2"),
-        *_table(2, "number", "floordiv mod"),
+        *_table(2, "float", "div div_rn pow atan2 fmax fmin"),
+        *_table(2, "number", "floordiv mod rem_trunc"),
+        *_table(2, "integer", "div_trunc"),
         *_table(2, "bits", "and or xor"),
         *_table(2, "integer", "shl shr mulhi"),
         *_table(2, "any", "eq ne lt le gt ge", truth=True),
@@ -105,6 +115,19 @@ COMPARISONS: dict[str, Callable] = {
 }
 """The functions that compare two numbers, of any kind."""
 
+
+def _div_trunc(a: Any, b: Any) -> Any:
+    """The quotient rounded towards zero, of integers or arrays of them; 0 of a division by zero."""
+    safe = np.where(np.equal(b, 0), 1, b) if isinstance(b, np.ndarray) else b or 1
+    floor = a // safe
+    up = (floor * safe != a) & ((a < 0) != (safe < 0))
+    return (
+        (floor + up) * np.not_equal(b, 0)
+        if isinstance(up, np.ndarray)
+        else (floor + bool(up) if b else 0)
+    )
+
+
 _INTEGERS: dict[str, Callable] = COMPARISONS | {
     "add": operator.add,
     "sub": operator.sub,
@@ -119,6 +142,8 @@ _INTEGERS: dict[str, Callable] = COMPARISONS | {
     "not": operator.invert,
     "floordiv": lambda a, b: a // b if b else 0,
     "mod": lambda a, b: a % b if b else 0,
+    "div_trunc": _div_trunc,
+    "rem_trunc": lambda a, b: a - _div_trunc(a, b) * b if b else 0,
 }
 
 
@@ -129,6 +154,7 @@ _OF_ARRAYS: dict[str, Callable] = _INTEGERS | {
         np.equal(b, 0), 0, np.floor_divide(a, np.where(np.equal(b, 0), 1, b))
     ),
     "mod": lambda a, b: np.where(np.equal(b, 0), 0, np.mod(a, np.where(np.equal(b, 0), 1, b))),
+    "rem_trunc": lambda a, b: np.where(np.equal(b, 0), 0, a - _div_trunc(a, b) * b),
 }
 
 
@@ -362,9 +388,10 @@ class PointerAdd(TileOperation):
 
 @irdl_op_definition
 class InlinePtx(TileOperation):
-    """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands. It
-    may have any effect, so it is neither moved, doubled nor dropped. `meaning` names a NumPy
-    function of MEANINGS that gives the results; without one only a GPU runs it.
+    """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands;
+    `pack`: for so many elements at once, of `packed_registers` registers each. It may have any
+    effect, so it is neither moved, doubled nor dropped. `meaning` names a NumPy
+    function of MEANINGS that gives the results; without one the simulator of PTX does.
     """
 
     name = "tile.inline_ptx"
@@ -373,6 +400,7 @@ class InlinePtx(TileOperation):
     text = prop_def(StringAttr)
     isa = prop_def(StringAttr)
     meaning = opt_prop_def(StringAttr)
+    pack = opt_prop_def(IntegerAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
     def __init__(
@@ -382,9 +410,15 @@ class InlinePtx(TileOperation):
         results: Sequence[Attribute],
         isa: str = "8.0",
         meaning: str | None = None,
+        pack: int = 1,
     ):
         super().__init__(
-            text=text, isa=isa, meaning=meaning, args=list(args), result_types=[list(results)]
+            text=text,
+            isa=isa,
+            meaning=meaning,
+            pack=pack if pack > 1 else None,
+            args=list(args),
+            result_types=[list(results)],
         )
 
     def verify_(self) -> None:
@@ -396,21 +430,32 @@ class InlinePtx(TileOperation):
             )
         if any(isinstance(element_of(t), PointerType) for t in types[len(self.args) :]):
             raise VerifyException("'tile.inline_ptx' gives no pointers")
+        if self.packed not in (1, 2, 4):
+            raise VerifyException(f"'tile.inline_ptx' packs 1, 2 or 4 elements, not {self.packed}")
+
+    @property
+    def packed(self) -> int:
+        """Elements that one run of the text takes."""
+        return 1 if self.pack is None else self.pack.value.data
 
     @property
     def function(self) -> Callable:
-        """Its meaning. Raises LookupError where it has none, or none in this process."""
-        if self.meaning is None:
-            raise LookupError(
-                "inline PTX runs on a GPU alone; give tkc.inline_ptx a meaning=, a NumPy function"
-                " of its operands, to run it here"
-            )
-        name = self.meaning.data
+        """The user's NumPy function for it. Raises LookupError where this process has none."""
+        name = "" if self.meaning is None else self.meaning.data
         if name not in MEANINGS:
             raise LookupError(
                 f"the meaning {name} of inline PTX is a function of the process that traced it"
             )
         return MEANINGS[name]
+
+
+def packed_registers(element: Attribute, pack: int) -> int:
+    """The registers of one operand or result of inline PTX: elements of 8 and 16 bits that come
+    several at once share registers of 32 bits, the first one lowest.
+    """
+    if pack == 1 or is_bool(element) or bits(element) >= 32:
+        return pack
+    return -(-pack * bits(element) // 32)
 
 
 MEANINGS: dict[str, Callable] = {}

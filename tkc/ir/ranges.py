@@ -33,7 +33,9 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
 from tkc.ir.values import array_type, operands_first, owner_op, tile_type, yielded_by
 
-_SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
+_MAX_INDEX_STEP = 1 << 16  # what multiplies by more is a hash function
+_MAX_SMALL_NUMBER = 1 << 24
+_MAX_DEPTH = 4
 _NORMAL = 2.0**-126
 # the elements of the result are elements of the operand
 _MOVES = (
@@ -45,6 +47,7 @@ _MOVES = (
     tile.Extract,
     tile.Flip,
     tile.Sort,
+    tile.Gather,
     shared.SortFirst,
     shared.Convert,
 )
@@ -65,7 +68,7 @@ def _unviewed(value: SSAValue) -> SSAValue:
     return value
 
 
-def least(value: SSAValue, deep: int = _DEEPEST) -> float:
+def least(value: SSAValue, deep: int = _MAX_DEPTH) -> float:
     """What a number or element of float type is at least where it is not NaN; -inf where that is
     not known.
     """
@@ -83,7 +86,7 @@ def least(value: SSAValue, deep: int = _DEEPEST) -> float:
             return 0.0
         case "add":
             return sum(map(of, op.args))
-        case "max":
+        case "max" | "fmax":
             return max(map(of, op.args))
         case "mul" if op.args[0] is op.args[1] or all(of(x) >= 0 for x in op.args):
             return 0.0
@@ -317,7 +320,7 @@ class Ranges:
             loop.iter_args[value.index - 1],
             yielded_by(value.block)[value.index - 1],
         )
-        if len(self._assumed) >= _DEEPEST:
+        if len(self._assumed) >= _MAX_DEPTH:
             return whole
         guess = self.known(start)
         for attempt in range(4):  # guess, see what one iteration makes of it, widen what moved
@@ -370,7 +373,8 @@ class Ranges:
         if is_bool(element_of(op.result.type)):
             return self._logic(name, a, b, whole)
         if (found := _mathematical(name, args)) is None:
-            return whole
+            # what divides both divides a remainder, whatever their signs
+            return replace(whole, divisor=gcd(a.divisor, b.divisor)) if name == "mod" else whole
         match _overflow(found, args, op, whole):
             case Overflow.WRAPS:
                 return Range(whole.lo, whole.hi, _power(found.divisor))
@@ -440,6 +444,25 @@ def _remainder(a: Range, b: Range) -> Range | None:
     return Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
 
 
+def _truncated(a: Range, b: Range) -> Range | None:
+    """Of a quotient rounded towards zero."""
+    if b.lo <= 0:
+        return None
+    if a.lo >= 0:
+        return _quotient(a, b)
+    corners = [-(-x // y) if x < 0 else x // y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+    return Range(min(*corners, 0), max(*corners, 0), 1)
+
+
+def _signed_remainder(a: Range, b: Range) -> Range | None:
+    """Of a remainder with the sign of the dividend."""
+    if b.lo <= 0:
+        return None
+    if a.lo >= 0:
+        return _remainder(a, b)
+    return Range(max(a.lo, 1 - b.hi), min(max(a.hi, 0), b.hi - 1), gcd(a.divisor, b.divisor))
+
+
 def _shifted_left(a: Range, b: Range) -> Range | None:
     n = b.exact
     if n is None or not 0 <= n < 63:
@@ -477,6 +500,8 @@ _FUNCTIONS: dict[str, Callable[[Range, Range], Range | None]] = {
     "min": _minimum,
     "floordiv": _quotient,
     "mod": _remainder,
+    "div_trunc": _truncated,
+    "rem_trunc": _signed_remainder,
     "shl": _shifted_left,
     "shr": _shifted_right,
     "and": _intersection,
@@ -491,7 +516,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
         return Overflow.NEVER
     t = element_of(op.result.type)
     # a result beyond the type of numbers this small is no range of an index that is too large
-    are_small = all(r.lo >= -_KNOWN and r.hi <= _KNOWN for r in args)
+    are_small = all(r.lo >= -_MAX_SMALL_NUMBER and r.hi <= _MAX_SMALL_NUMBER for r in args)
     always_outside = found.lo > whole.hi or found.hi < whole.lo
     if is_unsigned(t) or bits(t) < 32 or _hashes(op.fn.name, args) or are_small or always_outside:
         return Overflow.WRAPS
@@ -503,7 +528,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
 
 def _hashes(name: str, args: list[Range]) -> bool:
     """Whether an operation is one that hash functions are made of, and indices are not."""
-    large = any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
+    large = any(r.exact is not None and abs(r.exact) > _MAX_INDEX_STEP for r in args)
     return name == "shl" or name == "mul" and large
 
 

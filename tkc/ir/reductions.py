@@ -13,6 +13,8 @@ FUNCTION = {
     "prod": "mul",
     "max": "max",
     "min": "min",
+    "fmax": "fmax",
+    "fmin": "fmin",
     "any": "or",
     "all": "and",
     "xor": "xor",
@@ -27,8 +29,10 @@ def total_type(kind: str, t: Attribute) -> Attribute:
 
 def neutral(kind: str, element: Attribute) -> bool | int | float:
     """What changes nothing: -0.0 of sums, which keeps one of -0.0 what it is; of argmax and argmin,
-    what never wins.
+    what never wins; of fmax and fmin NaN, which any number replaces.
     """
+    if kind in ("fmax", "fmin"):
+        return float("nan")
     if kind in ("sum", "xor", "any"):
         return False if is_bool(element) else -0.0 if is_float(element) else 0
     if kind == "prod":

@@ -29,7 +29,7 @@ from tkc.ir.types import (
     pointee_of,
 )
 
-SCANS = ("sum", "prod", "max", "min", "combine")
+SCANS = ("sum", "prod", "max", "min", "fmax", "fmin", "combine")
 NUMBERS = (IntegerType, IndexType)
 
 
@@ -156,6 +156,8 @@ def _reduce(op) -> str | None:
             return f"of {a.type} along axis {axis} gives {list(shape)} of {element}, not {r.type}"
     if kind in ("any", "all") and op.args[0].type.element != i1:
         return f"of kind {kind} takes truth values, not {op.args[0].type}"
+    if kind in ("fmax", "fmin") and not is_float(op.args[0].type.element):
+        return f"of kind {kind} takes floats, not {op.args[0].type}"
     if kind == "xor" and is_float(op.args[0].type.element):
         return f"of kind xor takes integers, not {op.args[0].type}"
     return None
@@ -180,6 +182,19 @@ def _same(op) -> str | None:
     if not isinstance(op.arg.type, TileType):
         return f"takes a tile, not {op.arg.type}"
     return gives(op, op.arg.type.extents, op.arg.type.element)
+
+
+def _gather(op) -> str | None:
+    t, index, axis = op.arg.type, op.index.type, op.axis.value.data
+    if problem := _axis(op, t) or _axis(op, index):
+        return problem
+    if not is_integer(index.element) or index.rank != t.rank:
+        return f"takes a tile and one of integers of its rank, not {t} and {index}"
+    if any(
+        a != b for i, (a, b) in enumerate(zip(t.extents, index.extents, strict=True)) if i != axis
+    ):
+        return f"along axis {axis}: the other extents of {t} and {index} differ"
+    return gives(op, index.extents, t.element)
 
 
 def _histogram(op) -> str | None:
@@ -313,6 +328,7 @@ RULES: dict[type[Operation], Callable] = {
     tile.Reduce: _reduce,
     tile.Scan: _scan,
     tile.Histogram: _histogram,
+    tile.Gather: _gather,
     tile.Dot: _dot,
     tile.Dim: _array_axis,
     tile.Stride: _array_axis,

@@ -271,7 +271,8 @@ class CopyIn(TileOperation):
     extents = prop_def(DenseArrayBase)
     # bytes of one thread's access: 4, 8 or 16
     vector = opt_prop_def(IntegerAttr)
-    # "tma": the tensor memory accelerator; absent: the threads
+    # "tma": the tensor memory accelerator; "cp_async": a role of threads fills a ring; absent: the
+    # threads
     engine = opt_prop_def(StringAttr)
     # float32 rounded to tf32 on its way (by the tensor memory accelerator)
     tf32 = opt_prop_def(UnitAttr)
@@ -429,11 +430,15 @@ OPERATIONS: tuple[type[Operation], ...] = (
 
 def scratch(op: Operation) -> int:
     """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of
-    a role: a histogram's counts, and what one thread found for those that hold copies.
+    a role: a histogram's counts, a gather's tile, and what one thread found for those that hold
+    copies.
     """
     found = None
     if isinstance(op, tile.Histogram):
         return -(-4 * tile_type(op.result).size // 16) * 16
+    if isinstance(op, tile.Gather):
+        t = tile_type(op.arg)
+        return -(-t.size * max(1, bits(t.element) // 8) // 16) * 16
     if isinstance(op, tile.Atomic):
         found = op.result
     if isinstance(op, tile.LoadPointers) and op.semantics is not None:

@@ -820,6 +820,25 @@ class Undefined(Source):
 
 
 @irdl_op_definition
+class Accumulator(OneToOne):
+    """A tile as the accumulator of asynchronous dots, none of which is in flight yet."""
+
+    name = "tile.accumulator"
+    __form__ = "arg"
+
+    def __init__(self, arg: SSAValue):
+        super().__init__(arg, PendingType(tile_type(arg)))
+
+    def verify_(self) -> None:
+        if not isinstance(self.arg.type, TileType) or self.result.type != PendingType(
+            self.arg.type
+        ):
+            raise VerifyException(
+                f"'tile.accumulator' of {self.arg.type} cannot give {self.result.type}"
+            )
+
+
+@irdl_op_definition
 class DotCommit(TileOperation):
     """Ends the current group of asynchronous dots."""
 
@@ -886,6 +905,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     CpWait,
     DotAsync,
     Undefined,
+    Accumulator,
     DotCommit,
     DotWait,
 )

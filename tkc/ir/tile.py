@@ -126,8 +126,24 @@ class Kernel(TileOperation):
         value = self.attributes.get(name)
         return value.value.data if isinstance(value, IntegerAttr) else default
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The integers of an attribute that is a list of some; () where there is none."""
+        match self.attributes.get(name):
+            case DenseArrayBase() as given:
+                return tuple(map(int, given.get_values()))
+            case ArrayAttr() as given:
+                return tuple(n.value.data for n in given if isinstance(n, IntegerAttr))
+            case _:
+                return ()
+
     def set_integer(self, name: str, value: int) -> None:
         self.attributes[name] = IntegerAttr(value, i64)
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """Blocks of a cluster along the first two axes of the grid."""
+        x, y = self.integers("cluster") or (1, 1)
+        return x, y
 
     @property
     def warps(self) -> int:
@@ -444,7 +460,10 @@ class Concat(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-REDUCTIONS = ("sum", "max", "min", "prod", "any", "all", "xor", "argmax", "argmin", "combine")
+REDUCTIONS = (
+    *("sum", "max", "min", "fmax", "fmin", "prod", "any", "all", "xor"),
+    *("argmax", "argmin", "combine"),
+)
 
 
 class _AlongAxis(TileOperation):
@@ -580,6 +599,22 @@ class Histogram(TileOperation):
 
     def __init__(self, arg: SSAValue, bins: int, mask: SSAValue | None = None):
         super().__init__(arg=arg, mask=mask, result_types=[TileType([bins], i32)])
+
+
+@irdl_op_definition
+class Gather(TileOperation):
+    """Elements of a tile at places along an axis that a tile of integers of the same rank names:
+    result[i, j] = arg[index[i, j], j] along axis 0. Other extents are equal; places lie inside.
+    """
+
+    name = "tile.gather"
+    __form__ = "arg index"
+    arg, index, result = operand_def(), operand_def(), result_def()
+    axis = prop_def(IntegerAttr)
+    traits = traits_def(Pure())
+
+    def __init__(self, arg: SSAValue, index: SSAValue, axis: int, result: Attribute):
+        super().__init__(arg=arg, index=index, axis=axis, result_types=[result])
 
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -982,6 +1017,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Yield,
     Sort,
     Histogram,
+    Gather,
     Dot,
     Dim,
     Stride,

@@ -267,17 +267,24 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
 
 @dataclass(frozen=True)
 class Fact:
-    """What a specialization knows of an integer: its exact value, or a divisor of it."""
+    """What a specialization knows of an integer: its exact value, or a divisor of it and whether it
+    is below zero (of a stride). In text: `=1`, `8`, and `-8` of a negative multiple of 8.
+    """
 
     divisor: int = 1
     exact: int | None = None
+    negative: bool = False
 
     def __str__(self):
-        return f"={self.exact}" if self.exact is not None else str(self.divisor)
+        if self.exact is not None:
+            return f"={self.exact}"
+        return f"{'-' * self.negative}{self.divisor}"
 
     @staticmethod
     def parse(text: str) -> Fact:
-        return Fact(1, int(text[1:])) if text.startswith("=") else Fact(int(text))
+        if text.startswith("="):
+            return Fact(1, int(text[1:]))
+        return Fact(abs(int(text)), None, text.startswith("-"))
 
     def divisible(self, n: int) -> bool:
         return (self.exact if self.exact is not None else self.divisor) % n == 0

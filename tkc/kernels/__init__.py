@@ -26,69 +26,168 @@ from tkc.kernels.activations import (
     swiglu,
     swiglu_backward,
 )
-from tkc.kernels.attention import attention, attention_decode
+from tkc.kernels.attention import attention_decode
+from tkc.kernels.attention_call import attention, attention_backward
+from tkc.kernels.block_mask import BlockMask as BlockMask
+from tkc.kernels.block_mask import create_block_mask
+from tkc.kernels.convolution import (
+    causal_conv1d,
+    causal_conv1d_backward,
+    causal_conv1d_step,
+)
+from tkc.kernels.delta_rule import delta_rule, delta_rule_backward, delta_rule_step
+from tkc.kernels.divergences import (
+    divergence,
+    divergence_backward,
+    grpo_loss,
+    kto_loss,
+    preference_loss,
+)
+from tkc.kernels.experts import (
+    mixture_of_experts,
+    mixture_of_experts_backward,
+    route,
+    route_backward,
+    sort_by_expert,
+)
+from tkc.kernels.fourier import fft, fft_conv, fft_conv_backward
+from tkc.kernels.fused_losses import linear_cross_entropy
+from tkc.kernels.gated_scan import hgrn, hgrn_backward, hgrn_step
+from tkc.kernels.group_norm import group_norm, group_norm_backward
 from tkc.kernels.grouped import grouped_matmul, grouped_outer
+from tkc.kernels.linear_attention import (
+    linear_attention,
+    linear_attention_backward,
+    linear_attention_step,
+)
 from tkc.kernels.losses import cross_entropy, cross_entropy_, cross_entropy_backward
 from tkc.kernels.matmul import matmul
+from tkc.kernels.mlp import gated_mlp, gated_mlp_backward, lora_linear
 from tkc.kernels.movement import embedding, embedding_backward, transpose
 from tkc.kernels.norms import (
     add_layer_norm,
     add_rms_norm,
+    dropout_add_layer_norm,
     layer_norm,
     layer_norm_backward,
     rms_norm,
     rms_norm_backward,
 )
-from tkc.kernels.optimizers import adam_
+from tkc.kernels.optimizers import adam_, adam_variant_, lion_
+from tkc.kernels.packed import (
+    dequantize_packed,
+    pack_codes,
+    packed_matmul,
+    quantize_packed,
+    unpack_zeros,
+)
 from tkc.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_rows
 from tkc.kernels.rotary import rotary
+from tkc.kernels.rows import dyt, dyt_backward, sparsemax, sparsemax_backward
+from tkc.kernels.sampling import argmax, beam_gather, sample, sort
 from tkc.kernels.scaled import scaled_matmul
 from tkc.kernels.scans import cumsum, sum
 from tkc.kernels.selection import histogram, topk
 from tkc.kernels.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from tkc.kernels.state_space import ssd, ssd_backward, ssd_step
+from tkc.kernels.windows import conv, conv_backward
 
 __all__ = [
     "adam_",
+    "adam_variant_",
     "add_layer_norm",
     "add_rms_norm",
+    "argmax",
     "attention",
+    "attention_backward",
     "attention_decode",
+    "beam_gather",
+    "causal_conv1d",
+    "causal_conv1d_backward",
+    "causal_conv1d_step",
+    "conv",
+    "conv_backward",
+    "create_block_mask",
     "cross_entropy",
     "cross_entropy_",
     "cross_entropy_backward",
     "cumsum",
+    "delta_rule",
+    "delta_rule_backward",
+    "delta_rule_step",
     "dequantize",
+    "dequantize_packed",
+    "divergence",
+    "divergence_backward",
     "dropout",
+    "dropout_add_layer_norm",
+    "dyt",
+    "dyt_backward",
     "embedding",
     "embedding_backward",
+    "fft",
+    "fft_conv",
+    "fft_conv_backward",
+    "gated_mlp",
+    "gated_mlp_backward",
     "geglu",
     "geglu_backward",
     "gelu",
     "gelu_backward",
+    "group_norm",
+    "group_norm_backward",
     "grouped_matmul",
     "grouped_outer",
+    "grpo_loss",
+    "hgrn",
+    "hgrn_backward",
+    "hgrn_step",
     "histogram",
+    "kto_loss",
     "layer_norm",
     "layer_norm_backward",
+    "linear_attention",
+    "linear_attention_backward",
+    "linear_attention_step",
+    "linear_cross_entropy",
+    "lion_",
     "log_softmax",
     "log_softmax_backward",
+    "lora_linear",
     "matmul",
+    "mixture_of_experts",
+    "mixture_of_experts_backward",
+    "pack_codes",
+    "packed_matmul",
+    "preference_loss",
     "quantize",
     "quantize_blocks",
+    "quantize_packed",
     "quantize_rows",
     "rms_norm",
     "rms_norm_backward",
     "rotary",
+    "route",
+    "route_backward",
+    "sample",
     "scaled_matmul",
     "silu",
     "silu_backward",
     "softmax",
     "softmax_backward",
+    "sort",
+    "sort_by_expert",
+    "sparsemax",
+    "sparsemax_backward",
+    "ssd",
+    "ssd_backward",
+    "ssd_step",
     "sum",
     "swiglu",
     "swiglu_backward",
     "topk",
     "transpose",
+    "unpack_zeros",
 ]
 
 

@@ -9,6 +9,8 @@ One kernel serves every variant; what a launch does not use is not in its code:
     soft cap            scores s become cap · tanh(s / cap)
     cu_seqlens          ragged batches: Q, K and V of all sequences one after the other, and where
                         each begins
+    sinks               a logit of each head that takes part in the sums, and has no value
+    alibi_slopes        scores less a slope of the head times the distance of row and column
     log-sum-exp         log of each row's sum of exponentials, to combine parts with
     float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8
                         too, times 2^LIFT, so that small ones keep their bits. Decoding reads K and
@@ -24,53 +26,72 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from math import ceil, e, inf, log, log2, prod
-from typing import NamedTuple
+from collections.abc import Iterator
+from math import e, inf, log, log2, prod
+from typing import Any
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
-from tkc.kernels.matmul import strides_of
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
+from tkc.kernels.attention_blocks import (
+    FLOAT8,
+    block_of,
+    check_block,
+    choose_block,
+    options_of,
+    width_of,
+)
+from tkc.kernels.attention_checks import (
+    check,
+    check_heads,
+    check_scales,
+    check_sequences,
+    group_of,
+    masks_of,
+    numbers_of,
+    result_type,
+)
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
-FLOAT8 = "float8_e4m3"
 # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 LIFT = 1
-# by D up to which registers hold the accumulator: rows of Q that a program may have, one to four
-# warpgroups of 64
-WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}
-# by D up to which: rows of Q and of K that a program may also have, and the time of a row relative
-# to one of 128 x 128 (measured on an H200, as the tables below)
-HOPPER = {
-    64: ((256, 64, 0.88), (192, 96, 0.92)),
-    96: ((192, 64, 0.93),),
-}
-# likewise, where masks cut what rows see: co-resident tiles of 64 rows and columns, the time of a
-# row, and columns by which each tile's loop is shorter than that of 128 rows
-CO_RESIDENT = {
-    64: (4, 0.88, -60),
-    96: (3, 0.885, -70),
-    128: (3, 0.965, -55),
-}
-# likewise, where all loops walk over the same columns: the time of a row by a column of K, columns
-# in whose time a row begins and ends, and of a last block's mask
-EQUAL_LOOPS = {
-    128: (
-        (128, 128, 1.0, 141, 10),
-        (192, 64, 1.002, 142, 3),
-        (128, 112, 1.012, 152, 10),
-        (128, 80, 1.007, 142, 7),
-    )
-}
-# columns in whose time a row waits that has one block of K, since no other's dots run beside its
-# vector work
-SINGLE_BLOCK_COLUMNS = 90
-# columns, in time, by which one more row lengthens the loop of a window
-WINDOW_COLUMNS_PER_ROW = 2.5
 # of a decoding step: programs that share the keys, at most, and keys of each, at least
 MAX_DECODE_PARTS = 264
 MIN_KEYS_PER_PART = 256
+# rows of a block where a head has several queries
+MAX_DECODE_ROWS = 64
+
+
+def bounds_of(b: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any, Any, Any]:
+    """Of sequence b of a ragged batch: where its queries begin, their number, and likewise of its
+    keys, which are where the queries are without cu_seqlens_k.
+    """
+    start, end = cu_seqlens[b], cu_seqlens[b + 1]
+    if cu_seqlens_k is None:
+        return start, end - start, start, end - start
+    key, last = cu_seqlens_k[b], cu_seqlens_k[b + 1]
+    return start, end - start, key, last - key
+
+
+def biased(s: Any, rows: Any, cols: Any, slopes: Any, head: Any, unit: Any) -> Any:
+    """Scores less slopes[head] times the distance of row and column, in units of the scores."""
+    if slopes is None:
+        return s
+    return s - slopes[head] * unit * tkc.abs(rows - cols).to(tkc.float32)
+
+
+def write_rows(x: Any, start: Any, i: Any, value: Any, end: Any) -> None:
+    """Stores rows from i on of a sequence that begins at `start`; end: where it ends, if not at the
+    array's own end. Nothing where x is None.
+    """
+    if x is None:
+        return
+    value = value.to(x.dtype)
+    if end is None:
+        tkc.store(x, (i, 0), value)
+        return
+    inside = (i + tkc.arange(value.shape[0]))[:, None] < end
+    tkc.store(x, (start + i, 0), value, mask=inside)
 
 
 @tkc.jit
@@ -81,9 +102,12 @@ def _attention(
     o,
     lse,
     cu_seqlens,
+    cu_seqlens_k,
     qs,
     ks,
     vs,
+    sinks,
+    slopes,
     scale,
     cap,
     window,
@@ -98,21 +122,24 @@ def _attention(
 ):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
-        start, end = cu_seqlens[b], cu_seqlens[b + 1]
+        start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
         q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
-        queries = end - start
         # the grid is as long as the longest: a sequence without rows here has no columns
-        keys = tkc.where(m < queries, queries, 0)
+        keys = tkc.where(m < queries, keys, 0)
     else:
-        start, queries, keys = 0, q.shape[2], k.shape[2]
+        start, key, queries, keys = 0, 0, q.shape[2], k.shape[2]
         q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
     if qs is not None:
         scale = scale * qs[h]
     if ks is not None:
         scale = scale * ks[h // GROUP]
-    c, shift = scale * LOG2E, keys - queries if cu_seqlens is None else 0
+    alike = cu_seqlens is not None and cu_seqlens_k is None
+    c, shift = scale * LOG2E, 0 if alike else keys - queries
     rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
+    if sinks is not None:  # as a column that was seen before
+        ones = 2.0**LIFT if v.dtype.bits == 8 else 1.0
+        top, total = tkc.full((BM,), 0.0) + sinks[h] * LOG2E, tkc.full((BM,), ones)
     first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
@@ -120,23 +147,20 @@ def _attention(
         keep = rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys
         if WINDOW:
             keep = keep & (rows[:, None] - cols[None, :] < window)
-        s = tkc.dot(qi, tkc.load(k, (start + n, 0), (BN, D)).T)
+        s = tkc.dot(qi, tkc.load(k, (key + n, 0), (BN, D)).T)
         if CAP:
             s = cap * tkc.tanh(s * (scale / cap)) * (1 / scale)
-        s = tkc.where(keep, s, -inf)
+        s = tkc.where(keep, biased(s, rows[:, None], cols[None, :], slopes, h, 1 / scale), -inf)
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new)  # a row with nothing to see
         low = base - LIFT if v.dtype.bits == 8 else base
         p, shrink = tkc.exp2(s * c - low[:, None]), tkc.exp2(top - base)
         total = total * shrink + tkc.sum(p, axis=1)
-        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (start + n, 0), (BN, DV)), acc * shrink[:, None])
+        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (key + n, 0), (BN, DV)), acc * shrink[:, None])
         top = new
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
-    out = (out if vs is None else out * vs[h // GROUP]).to(o.dtype)
-    if cu_seqlens is None:
-        tkc.store(o, (m, 0), out)
-    else:
-        tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)
+    out = out if vs is None else out * vs[h // GROUP]
+    write_rows(o, start, m, out, None if cu_seqlens is None else queries)
     if lse is not None:
         sums = tkc.where(
             total > 0, ((top - LIFT if v.dtype.bits == 8 else top) + tkc.log2(total)) * LN2, -inf
@@ -156,6 +180,34 @@ def _paged(x, h, page, n, inside, width: int, size: int, block: int):
     return tkc.load(x[:, h], (page, 0), (block, width), mask=inside)
 
 
+def _part_and_row(blocks: int, rows: int) -> tuple[Any, Any]:
+    """A program's part of the keys, and the first row of its block."""
+    i = tkc.program_id(0)
+    return (i, 0) if blocks == 1 else (i // blocks, i % blocks * rows)
+
+
+def _by_row(x: Any, m: Any, rows: int, queries: int) -> Any:
+    """A head's number for each row from m on."""
+    if queries == 1:
+        return tkc.load(x, (m,), (rows,))
+    return tkc.load(x, ((m + tkc.arange(rows)) // queries,), (rows,))
+
+
+def _visible(
+    m: Any, n: Any, block: tuple[int, int], keys: Any, last: Any, queries: int, window: Any
+) -> Any:
+    """Which columns from n on rows from m on see: those of the part; where there are several
+    queries, which are the last positions, none that is behind; the last `window` (None: all).
+    """
+    cols = (n + tkc.arange(block[1]))[None, :]
+    keep = cols < last
+    if queries == 1 and window is None:
+        return keep
+    place = ((m + tkc.arange(block[0])) % queries)[:, None] + (keys - queries)
+    keep = keep & (place >= cols)
+    return keep if window is None else keep & (place - cols < window)
+
+
 @tkc.jit
 def _decode(
     q,
@@ -170,6 +222,12 @@ def _decode(
     ks,
     vs,
     scale,
+    cap,
+    window,
+    QUERIES: tkc.constexpr,
+    BLOCKS: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    CAP: tkc.constexpr,
     PAGE: tkc.constexpr,
     EACH: tkc.constexpr,
     D: tkc.constexpr,
@@ -177,18 +235,21 @@ def _decode(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
-    """One query of each head of a group against a part of the keys: a sum, and what it is relative
-    to. What is kept in 8 bits is multiplied in 16, which hold it exactly.
+    """The queries of each head of a group, a row each in BLOCKS blocks, against a part of the keys:
+    a sum, and what it is relative to. What is kept in 8 bits is multiplied in 16, which hold it
+    exactly.
     """
-    part, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
+    (part, m), h, b = _part_and_row(BLOCKS, BM), tkc.program_id(1), tkc.program_id(2)
     keys = k.shape[2] if lengths is None else lengths[b]
     first = part * EACH
     last, c = tkc.minimum(keys, first + EACH), scale * LOG2E
+    if WINDOW:  # of the first query
+        first = tkc.maximum(first, (keys - QUERIES - window + 1) // BN * BN)
     if ks is not None:
         c = c * ks[h]
     if qs is not None:
-        c = c * tkc.load(qs[h], (0,), (BM,))
-    qi, short = tkc.load(q[b, h], (0, 0), (BM, D)), k.dtype.bits == 8
+        c = c * _by_row(qs[h], m, BM, QUERIES)
+    qi, short = tkc.load(q[b, h], (m, 0), (BM, D)), k.dtype.bits == 8
     rows = qs is not None or short and q.dtype == tkc.bfloat16  # have each a factor of their own
     # relative to a power of two: float16 has the bits, not the range
     if short and q.dtype == tkc.bfloat16:
@@ -202,7 +263,7 @@ def _decode(
         k, v = k[b, h], v[b, h]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
-        keep = (n + tkc.arange(BN))[None, :] < last
+        keep = _visible(m, n, (BM, BN), keys, last, QUERIES, window if WINDOW else None)
         if table is not None:
             cols = n + tkc.arange(BN)
             page = (
@@ -214,21 +275,23 @@ def _decode(
                 _paged(x, h, page, n, (cols < last)[:, None], width, PAGE, BN)
                 for x, width in ((k, D), (v, DV))
             )
-        s = tkc.where(
-            keep,
-            tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(qi.dtype).T),
-            -inf,
-        )
-        new = tkc.maximum(high, tkc.max(s, axis=1) * c)
-        p, shrink = tkc.exp2(s * (c[:, None] if rows else c) - new[:, None]), tkc.exp2(high - new)
+        s = tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(qi.dtype).T)
+        if CAP:
+            s = tkc.tanh(s * ((c[:, None] if rows else c) / (cap * LOG2E))) * (cap * LOG2E)
+        s, most = tkc.where(keep, s, -inf), 1.0 if CAP else c
+        new = tkc.maximum(high, tkc.max(s, axis=1) * most)
+        # a row with nothing to see yet
+        base = tkc.where(new == -inf, 0, new) if WINDOW or QUERIES > 1 else new
+        p = tkc.exp2(s * (c[:, None] if rows and not CAP else most) - base[:, None])
+        shrink = tkc.exp2(high - base)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
         if table is None:
             # p is 0 behind the end; 0 times what lies there need not be
             vi = tkc.load(v, (n, 0), (BN, DV), mask=(n + tkc.arange(BN) < last)[:, None])
         out = tkc.dot(p.to(held), vi.to(held), out * shrink[:, None])
-    tkc.store(acc[b, h, part], (0, 0), out if vs is None else out * vs[h])
-    tkc.store(top[b, h, part], (0,), high)
-    tkc.store(total[b, h, part], (0,), sums)
+    tkc.store(acc[b, h, part], (m, 0), out if vs is None else out * vs[h])
+    tkc.store(top[b, h, part], (m,), high)
+    tkc.store(total[b, h, part], (m,), sums)
 
 
 @tkc.jit
@@ -238,396 +301,43 @@ def _combine(
     total,
     o,
     lse,
+    sinks,
     MAX_DECODE_PARTS: tkc.constexpr,
     DV: tkc.constexpr,
     GROUP: tkc.constexpr,
+    QUERIES: tkc.constexpr,
 ):
-    """The parts of one head, each scaled to the largest maximum; in one order, so that the same
-    arguments give the same bits.
+    """The parts of one head's query, each scaled to the largest maximum; in one order, so that the
+    same arguments give the same bits.
     """
     g, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
+    head, t = (h * GROUP + g, 0) if QUERIES == 1 else (h * GROUP + g // QUERIES, g % QUERIES)
     parts = tkc.arange(MAX_DECODE_PARTS)
     inside = parts < acc.shape[2]
     tops = tkc.where(inside, tkc.load(top[b, h, :, g], (0,), (MAX_DECODE_PARTS,)), -inf)
     high = tkc.max(tops, axis=0)
+    if sinks is not None:
+        high = tkc.maximum(high, sinks[head] * LOG2E)
     weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
     sums = tkc.sum(tkc.load(total[b, h, :, g], (0,), (MAX_DECODE_PARTS,)) * weights, axis=0)
+    if sinks is not None:
+        sums = sums + tkc.exp2(sinks[head] * LOG2E - high)
     out = tkc.zeros((DV,))
     for i in tkc.range(acc.shape[2]):
         weight = tkc.where(top[b, h, i, g] == -inf, 0, tkc.exp2(top[b, h, i, g] - high))
         out = out + tkc.load(acc[b, h, i, g], (0,), (DV,)) * weight
-    tkc.store(o[b, h * GROUP + g, 0], (0,), tkc.where(sums > 0, out / sums, 0).to(o.dtype))
+    tkc.store(o[b, head, t], (0,), tkc.where(sums > 0, out / sums, 0).to(o.dtype))
     if lse is not None:
         tkc.store(
-            lse[b, h * GROUP + g],
-            (0,),
+            lse[b, head],
+            (t,),
             tkc.full((1,), 0.0) + tkc.where(sums > 0, (high + tkc.log2(sums)) * LN2, -inf),
         )
 
 
 # --------------------------------------------------------------------------------------------------
-def _width(d: int, step: int = 16) -> int:
-    """Columns of a block that holds rows of d elements: the tensor core's step is 16 elements, or
-    32 of 8 bits.
-    """
-    return max(step, -(-d // step) * step)
-
-
-class Block(NamedTuple):
-    """Rows of Q and of K that a tile has, and how many co-resident tiles a thread block has."""
-
-    rows: int
-    columns: int
-    co_resident: int = 1
-
-
-class _Candidate(NamedTuple):
-    """A block on Hopper. rows: of all its co-resident tiles; time: of a row, relative."""
-
-    block: Block
-    rows: int
-    time: float
-
-    def launch_time(
-        self, window: int | None, each: Callable[[int, int], float], even: float
-    ) -> float:
-        """Of a launch, relative. Arguments as of `_blocks`; each: programs of a multiprocessor."""
-        block = self.block
-        loop = 1 if window is None else window + WINDOW_COLUMNS_PER_ROW * block.rows
-        return self.rows * self.time * loop * _turns(each(block.rows, block.co_resident), even)
-
-
-def _hopper_candidates(d: int, columns: int, window: int | None, uneven: int, keys: int):
-    """The blocks that may be best for 128 rows of Q or more. Arguments as of `_blocks`."""
-    if keys and (alike := _of_size(EQUAL_LOOPS, d)) and d > max(HOPPER):
-        found = []
-        for m, n, time, start, mask in alike:
-            blocks = tkc.cdiv(keys, n)
-            total = time * n * blocks + start + mask * (keys % n > 0)
-            found.append(_Candidate(Block(m, n), m, total + SINGLE_BLOCK_COLUMNS * (blocks == 1)))
-        return found
-    sizes = ((128, columns, 1.0), *(_of_size(HOPPER, d) or ()))
-    found = [_Candidate(Block(m, n), m, time) for m, n, time in sizes]
-    if (uneven or window is not None) and (tiles := _of_size(CO_RESIDENT, d)):
-        count, time, shorter = tiles
-        time *= 1 + shorter / uneven if uneven else 1
-        found.append(_Candidate(Block(64, 64, count), 64 * count, time))
-    return found
-
-
-def _of_size(table: Mapping[int, tuple], d: int) -> tuple | None:
-    """The row of a table by the largest D; None where D is larger."""
-    return next((row for most, row in table.items() if d <= most), None)
-
-
-def _float32_block(d: int, target: str) -> tuple[int, int]:
-    if d <= 128 or target in ("sm_90a", "cpu"):
-        return 64, 64 if d <= 64 else 32
-    return (64, 16) if d <= 192 else (32, 16)
-
-
-def _programs_each(programs: Callable[[int, int], float], target: str) -> Callable[..., float]:
-    """A function of rows and co-resident tiles that gives the programs of each multiprocessor."""
-
-    def each(rows: int, co_resident: int = 1) -> float:
-        if target == "cpu":
-            return 0
-        return programs(rows, co_resident) / tkc.target(target).multiprocessors
-
-    return each
-
-
-def _blocks(
-    q: Array,
-    k: Array,
-    v: Array,
-    queries: int,
-    programs: Callable[[int, int], float],
-    even: float,
-    window: int | None,
-    rows: int | None = None,
-    columns: int | None = None,
-    uneven: int = 0,
-    keys: int = 0,
-) -> Block:
-    """A program's block, as asked or as large as registers and shared memory hold.
-
-    Hopper's tensor cores read Q and K from shared memory, the others' from registers. Three and
-    four warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows.
-    programs: how many programs of so many rows there are, or tile groups of them. even: how long
-    their loops are on average, relative to the longest. A window's loop is the longer the more rows
-    it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow
-    with the row. Where masks cut, warpgroups with tiles of their own see fewer columns, and read K
-    and V together all the same. keys: the columns of all loops, if these are equal: narrower blocks
-    may leave less of the last one empty.
-    """
-    d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
-
-    each = _programs_each(programs, target)
-    if rows is not None and rows > 128:
-        return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
-    if dtype_of(q) == "float32":
-        bm, bn = _float32_block(d, target)
-    elif target != "sm_90a":
-        bm, bn = _mma_block(d, target, queries, each)
-    else:
-        bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        free = (rows, columns) == (None, None)
-        if bm == 128 and free and _fits_tma(q, k, v):
-            found = _hopper_candidates(d, bn, window, uneven, keys)
-            return min(found, key=lambda c: c.launch_time(window, each, even)).block
-    return Block(rows or bm, columns or bn)
-
-
-def _mma_block(d: int, target: str, queries: int, each: Callable[[int], float]) -> tuple[int, int]:
-    """64 rows as long as every program has a multiprocessor."""
-    short = queries <= 64 or d > 128
-    bm = 64 if short or 0 < each(64) <= 1 else 128
-    return bm, 32 if 128 < d <= 192 and target != "cpu" else 64
-
-
-def _fits_tma(q: Array, k: Array, v: Array) -> bool:
-    """Whether tensor maps serve these operands and a loop walks over the keys."""
-    return dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v)))
-
-
-def block_of(
-    q: Array,
-    k: Array,
-    v: Array,
-    causal: bool,
-    window: int | None,
-    rows: int | None = None,
-    columns: int | None = None,
-) -> Block:
-    """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what
-    finishes such a launch first.
-    """
-    (batch, heads, queries, _), keys = q.shape, k.shape[2]
-    even = (
-        1
-        if not causal or window is not None
-        else 1 - queries / (2 * keys)
-        if queries <= keys
-        else keys / (2 * queries)
-    )
-    # beside the longest
-    programs, shortest = (
-        (lambda rows: tkc.cdiv(queries, rows) * heads * batch),
-        max(0, 2 * even - 1),
-    )
-
-    def tile_groups(rows: int, co_resident: int) -> float:
-        """One tile group of each head, of the shortest tiles, has padding tiles; others none."""
-        return (
-            programs(rows) / co_resident
-            + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
-        )
-
-    return _blocks(
-        q,
-        k,
-        v,
-        queries,
-        tile_groups,
-        even,
-        window,
-        rows,
-        columns,
-        keys if even < 1 else 0,
-        keys if even == 1 and window is None else 0,
-    )
-
-
-def _mapped(x: Array) -> bool:
-    """Whether tensor maps can copy blocks of an array's rows of 16-bit elements: dense rows that
-    begin at multiples of 16 bytes.
-    """
-    *outer, dense = strides_of(x)
-    start = x.data_ptr() if library(x) == "torch" else x.data.ptr if library(x) == "cupy" else 0
-    return (
-        dense == 1
-        and start % 16 == 0
-        and all(stride % 8 == 0 for stride, n in zip(outer, x.shape, strict=False) if n > 1)
-    )
-
-
-def _loops(k: Array) -> bool:
-    """Whether programs have a loop, whose warpgroups can take turns: of one key the compiler makes
-    none.
-    """
-    return k.shape[-2 if len(k.shape) == 4 else 0] > 1
-
-
-def _turns(each: float, even: float) -> float:
-    """How often the longest program's time passes before so many of each multiprocessor are done:
-    one by one those of one length, else as they fill the multiprocessors, longest first, and then a
-    while not all."""
-    return ceil(each) if even == 1 else max(1, even * each) + 0.3
-
-
-def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
-    """The options that give a program of many rows a warpgroup for each 64, where it has a loop,
-    and each of those side by side one. Raises LaunchError where there is none.
-    """
-    rows = block.rows
-    if block.co_resident > 1 or rows == 64:
-        return {"programs": block.co_resident} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
-    if rows <= 128 or (target := tkc.target_of(q)) == "cpu":
-        return {}
-    if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8):
-        raise tkc.LaunchError(
-            f"attention: rows = {rows} of {dtype_of(q)} is not for {target}: three or four"
-            " warpgroups are Hopper's, for 16-bit types; leave rows out"
-        )
-    return {"num_warps": rows // 16} if _loops(k) else {}
-
-
-def _check_block(d: int, rows: int | None, columns: int | None) -> None:
-    """Raises LaunchError where no program has such a block."""
-    if rows is not None and (rows not in WIDEST or d > WIDEST[rows]):
-        raise tkc.LaunchError(
-            "attention: rows is one of"
-            f" {', '.join(f'{n} (D up to {most})' for n, most in WIDEST.items())}, or None; got"
-            f" {rows} with D = {d}"
-        )
-    if columns is not None and not (16 <= columns <= 256 and columns % 16 == 0):
-        raise tkc.LaunchError(
-            f"attention: columns is a multiple of 16 from 16 to 256, or None; got {columns}"
-        )
-
-
-def _check(q: Array, k: Array, v: Array, mixed: bool = False) -> None:
-    """Raises LaunchError where shapes or types do not fit together; mixed: k and v may be float8
-    beside a q of 16 bits.
-    """
-    if len({library(x) for x in (q, k, v)}) > 1:
-        raise tkc.LaunchError(
-            "attention: q, k and v are arrays of different libraries; convert them to one"
-        )
-    if mixed and dtype_of(k) == dtype_of(v) == FLOAT8 and dtype_of(q) in ("bfloat16", "float16"):
-        pass
-    elif len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in (
-        "bfloat16",
-        "float16",
-        "float32",
-        FLOAT8,
-    ):
-        raise tkc.LaunchError(
-            "attention: expected one element type of bfloat16, float16, float32 and"
-            f" {FLOAT8}{f' (or k and v of {FLOAT8} beside a q of 16 bits)' * mixed}, got"
-            f" {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them"
-        )
-    if not len(q.shape) == len(k.shape) == len(v.shape):
-        raise tkc.LaunchError(
-            f"attention: expected arrays of one rank, got {list(q.shape)}, {list(k.shape)} and"
-            f" {list(v.shape)}"
-        )
-    if q.shape[-1] != k.shape[-1]:
-        raise tkc.LaunchError(
-            f"attention: rows of q have {q.shape[-1]} elements, those of k {k.shape[-1]}; they must"
-            " have as many"
-        )
-    if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
-        raise tkc.LaunchError(
-            f"attention: k is {list(k.shape)} and v {list(v.shape)}; they must have the same keys"
-            " and heads"
-        )
-
-
-def _group(queries: int, keys: int) -> int:
-    if not keys or queries % keys:
-        raise tkc.LaunchError(
-            f"attention: {queries} heads of q cannot share {keys} of k and v; the first must be a"
-            " multiple of the second"
-        )
-    return queries // keys
-
-
-def _scales(
-    arrays: tuple[Array, Array, Array], heads: int, shared: int, scales: dict[str, Array | None]
-) -> None:
-    """Raises LaunchError unless the scales of q, k and v are those of float8 arrays, float32, one a
-    head.
-    """
-    for of, (name, x) in zip(arrays, scales.items(), strict=True):
-        if x is None:
-            continue
-        if dtype_of(of) != FLOAT8:
-            raise tkc.LaunchError(
-                f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)};"
-                " multiply by it before the call"
-            )
-        expect(x, (heads if name == "q_scale" else shared,), name)
-        if dtype_of(x) != "float32":
-            raise tkc.LaunchError(f"attention: {name} is float32, got {dtype_of(x)}; convert it")
-
-
-def _numbers(
-    arrays: tuple[Array, Array, Array],
-    scale: float | None,
-    scales: dict[str, Array | float | None],
-    shared: int,
-) -> tuple[float | None, list[Array | None]]:
-    """Scales of q and k that are numbers join that of the scores, one of v becomes an array."""
-    if not (numbers := {name: x for name, x in scales.items() if isinstance(x, (int, float))}):
-        return scale, list(scales.values())
-    for of, name in zip(arrays, scales, strict=False):
-        if name in numbers and dtype_of(of) != FLOAT8:
-            raise tkc.LaunchError(
-                f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)};"
-                " multiply by it before the call"
-            )
-    q, v = arrays[0], arrays[2]
-    if {"q_scale", "k_scale"} & numbers.keys():
-        scale = (
-            (max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
-            * numbers.get("q_scale", 1)
-            * numbers.get("k_scale", 1)
-        )
-
-    def each(name, x):
-        return (
-            x
-            if name not in numbers
-            else full(v, (shared,), x, "float32")
-            if name == "v_scale"
-            else None
-        )
-
-    return scale, [each(name, x) for name, x in scales.items()]
-
-
-def _result(q: Array) -> str:
-    """The element type of a result: that of q, but bfloat16 for one of 8 bits."""
-    return "bfloat16" if dtype_of(q) == FLOAT8 else dtype_of(q)
-
-
-def _options(causal: bool, window: int | None, softcap: float, scale: float | None, d: int) -> dict:
-    if window is not None and (window < 1 or not causal):
-        raise tkc.LaunchError(
-            f"attention: a window is a number of keys from 1 on, with causal=True; got {window}"
-            f" with causal={causal}"
-        )
-    if softcap < 0:
-        raise tkc.LaunchError(f"attention: a soft cap is positive, or 0 for none; got {softcap}")
-    scale = max(d, 1) ** -0.5 if scale is None else scale
-    if not scale > 0:
-        raise tkc.LaunchError(
-            f"attention: scale is positive, got {scale}; negate q for a negative one"
-        )
-    return dict(
-        scale=float(scale),
-        cap=float(softcap),
-        window=window or 0,
-        CAUSAL=causal,
-        WINDOW=window is not None,
-        CAP=softcap > 0,
-    )
-
-
 @operator(name="attention")
-def _forward(
+def dense(
     q: Array,
     k: Array,
     v: Array,
@@ -642,14 +352,16 @@ def _forward(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
     """attention's result, in memory as q is, and its log-sum-exp (with `sums`)."""
-    _check(q, k, v)
+    check(q, k, v)
     if len(q.shape) != 4:
         raise tkc.LaunchError(
             f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}"
         )
-    out = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q))
+    out = empty(q, (*q.shape[:-1], v.shape[-1]), result_type(q))
     turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
     q, k, v, o = map(turn, (q, k, v, out))
     (batch, heads, queries, d), keys = q.shape, k.shape[2]
@@ -657,27 +369,20 @@ def _forward(
         raise tkc.LaunchError(
             f"attention: q has {batch} batches and k {k.shape[0]}; they must be as many"
         )
-    group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
-    _check_block(max(d, v.shape[-1]), rows, columns)
-    _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    group, options = group_of(heads, k.shape[1]), masks_of(causal, window, softcap, scale, d)
+    check_block(max(d, v.shape[-1]), rows, columns)
+    check_heads(heads, sinks=sinks, alibi_slopes=alibi_slopes)
+    check_scales(
+        (q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    )
     lse = empty(q, (batch, heads, queries) if sums else (0,), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel():
         return
-    if queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and window is None and not softcap:
-        return _decoded(
-            q,
-            k,
-            v,
-            o,
-            lse if sums else None,
-            None,
-            options["scale"],
-            None,
-            q_scale,
-            k_scale,
-            v_scale,
-        )
+    if queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and alibi_slopes is None:
+        scales = q_scale, k_scale, v_scale
+        _decoded(q, k, v, o, lse if sums else None, None, None, scales, sinks, options)
+        return
     block, step = (
         block_of(q, k, v, causal, window, rows, columns),
         (32 if dtype_of(q) == FLOAT8 else 16),
@@ -690,12 +395,15 @@ def _forward(
         o,
         lse if sums else None,
         None,
+        None,
         q_scale,
         k_scale,
         v_scale,
+        sinks,
+        alibi_slopes,
         GROUP=group,
-        D=_width(d, step),
-        DV=_width(v.shape[-1], step),
+        D=width_of(d, step),
+        DV=width_of(v.shape[-1], step),
         BM=block.rows,
         BN=block.columns,
         **options,
@@ -709,67 +417,57 @@ def _decoded(
     o: Array,
     lse: Array | None,
     lengths: Array | None,
-    scale: float,
     table: Array | None,
-    q_scale: Array | None,
-    k_scale: Array | None,
-    v_scale: Array | None,
+    scales: tuple[Array | None, Array | None, Array | None],
+    sinks: Array | None,
+    options: dict,
 ) -> None:
-    (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
+    """Launches decoding. scales: of float8 q, k and v; options: scale, cap, window and flags."""
+    (batch, heads, queries, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
     shared, keys = (
         (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     )
     group = heads // shared
-    bm, bn = max(16, -(-group // 16) * 16), 64
+    rows, bn = group * queries, 64
+    bm = max(16, tkc.cdiv(rows if queries == 1 else min(rows, MAX_DECODE_ROWS), 16) * 16)
+    blocks = tkc.cdiv(rows, bm)
     if size % bn:
         k, v = _rows(k), _rows(v)
-    count = max(
-        1, min(tkc.cdiv(keys, MIN_KEYS_PER_PART), tkc.cdiv(MAX_DECODE_PARTS * 4, batch * shared))
-    )
-    each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
-    count = tkc.cdiv(keys, each)
+    programs = batch * shared * blocks
+    count = max(1, min(tkc.cdiv(keys, MIN_KEYS_PER_PART), tkc.cdiv(MAX_DECODE_PARTS * 4, programs)))
+    each = max(1, tkc.cdiv(tkc.cdiv(keys, count), bn)) * bn
+    count = max(1, tkc.cdiv(keys, each))
     acc, (top, total) = (
-        empty(q, (batch, shared, count, group, dv), "float32"),
-        (empty(q, (batch, shared, count, group), "float32") for _ in range(2)),
+        empty(q, (batch, shared, count, rows, dv), "float32"),
+        (empty(q, (batch, shared, count, rows), "float32") for _ in range(2)),
     )
-    rows, each_row = (
-        q.reshape((batch, shared, group, d)),
-        (q_scale if q_scale is None else q_scale.reshape((shared, group))),
-    )
-    _decode[count, shared, batch](
-        rows,
-        k,
-        v,
-        acc,
-        top,
-        total,
-        lengths,
-        table,
-        each_row,
-        k_scale,
-        v_scale,
-        scale,
+    qs, *others = scales
+    _decode[count * blocks, shared, batch](
+        *(q.reshape((batch, shared, rows, d)), k, v, acc, top, total, lengths, table),
+        *(qs if qs is None else qs.reshape((shared, group)), *others),
+        *(options[name] for name in ("scale", "cap", "window")),
+        QUERIES=queries,
+        BLOCKS=blocks,
+        WINDOW=options["WINDOW"],
+        CAP=options["CAP"],
         PAGE=size,
         EACH=each,
-        D=_width(d),
-        DV=_width(dv),
+        D=width_of(d),
+        DV=width_of(dv),
         BM=bm,
         BN=bn,
     )
-    _combine[group, shared, batch](
-        acc,
-        top,
-        total,
-        o,
-        lse,
+    _combine[rows, shared, batch](
+        *(acc, top, total, o, lse, sinks),
         MAX_DECODE_PARTS=1 << (count - 1).bit_length(),
-        DV=_width(dv),
+        DV=width_of(dv),
         GROUP=group,
+        QUERIES=queries,
     )
 
 
 @operator(name="attention_ragged")
-def _ragged(
+def ragged(
     q: Array,
     k: Array,
     v: Array,
@@ -783,24 +481,22 @@ def _ragged(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_k: int | None = None,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
     """attention of sequences that lie one after the other."""
-    _check(q, k, v)
-    if len(q.shape) != 3 or q.shape[0] != k.shape[0]:
-        raise tkc.LaunchError(
-            "attention: expected q, k and v of [tokens, heads, D] with as many tokens, got"
-            f" {list(q.shape)} and {list(k.shape)}"
-        )
-    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 1 or dtype_of(cu_seqlens) != "int32":
-        raise tkc.LaunchError(
-            "attention: cu_seqlens is an array of int32 with one more element than sequences, got"
-            f" {dtype_of(cu_seqlens)} {list(cu_seqlens.shape)}"
-        )
+    check(q, k, v)
+    check_sequences(q, k, cu_seqlens, cu_seqlens_k)
     (tokens, heads, d), dv = q.shape, v.shape[-1]
-    group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
-    _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    check_heads(heads, sinks=sinks, alibi_slopes=alibi_slopes)
+    group, options = group_of(heads, k.shape[1]), masks_of(causal, window, softcap, scale, d)
+    check_scales(
+        (q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    )
     out, lse = (
-        empty(q, (tokens, heads, dv), _result(q)),
+        empty(q, (tokens, heads, dv), result_type(q)),
         empty(q, (heads, tokens) if sums else (0,), "float32"),
     )
     yield out, lse
@@ -808,7 +504,7 @@ def _ragged(
         return
     sequences = cu_seqlens.shape[0] - 1
     block, step = (
-        _blocks(
+        choose_block(
             q,
             k,
             v,
@@ -828,12 +524,15 @@ def _ragged(
         out,
         lse if sums else None,
         cu_seqlens,
+        cu_seqlens_k,
         q_scale,
         k_scale,
         v_scale,
+        sinks,
+        alibi_slopes,
         GROUP=group,
-        D=_width(d, step),
-        DV=_width(dv, step),
+        D=width_of(d, step),
+        DV=width_of(dv, step),
         BM=block.rows,
         BN=block.columns,
         **options,
@@ -865,9 +564,12 @@ def _step(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """One query a head, and as many keys of each batch as `lengths` says."""
-    _check(q, k, v, mixed=True)
+    """The last queries of each batch, and as many keys as `lengths` says."""
+    check(q, k, v, mixed=True)
     if pages is not None and (
         len(pages.shape) != 2
         or dtype_of(pages) != "int32"
@@ -878,9 +580,9 @@ def _step(
             "attention_decode: pages is int32 of [batch, pages of a sequence], got"
             f" {dtype_of(pages)} {list(pages.shape)}"
         )
-    if len(q.shape) != 4 or q.shape[2] != 1:
+    if len(q.shape) != 4:
         raise tkc.LaunchError(
-            f"attention_decode: expected q of [batch, heads, 1, D], got {list(q.shape)}"
+            f"attention_decode: expected q of [batch, heads, queries, D], got {list(q.shape)}"
         )
     expect(lengths, q.shape[:1], "lengths")
     if dtype_of(lengths) != "int32":
@@ -888,86 +590,20 @@ def _step(
             f"attention_decode: lengths are int32, got {dtype_of(lengths)}; convert them"
         )
     shared = k.shape[1 if pages is None else 2]
-    _group(q.shape[1], shared)
-    _scales((q, k, v), q.shape[1], shared, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    group_of(q.shape[1], shared)
+    check_heads(q.shape[1], sinks=sinks)
+    options = masks_of(True, window, softcap, scale, q.shape[-1])
+    check_scales(
+        (q, k, v), q.shape[1], shared, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    )
     out, lse = (
-        empty(q, (*q.shape[:-1], v.shape[-1]), _result(q)),
+        empty(q, (*q.shape[:-1], v.shape[-1]), result_type(q)),
         empty(q, q.shape[:-1] if sums else (0,), "float32"),
     )
     yield out, lse
     if prod(out.shape):
-        _decoded(
-            q,
-            k,
-            v,
-            out,
-            lse if sums else None,
-            lengths,
-            float(scale or max(q.shape[-1], 1) ** -0.5),
-            pages,
-            q_scale,
-            k_scale,
-            v_scale,
-        )
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float = 0.0,
-    heads_first: bool = True,
-    cu_seqlens: Array | None = None,
-    max_seqlen: int | None = None,
-    with_lse: bool = False,
-    rows: int | None = None,
-    columns: int | None = None,
-    q_scale: Array | float | None = None,
-    k_scale: Array | float | None = None,
-    v_scale: Array | float | None = None,
-) -> Array | tuple[Array, Array]:
-    """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16
-    or float32); of float8_e4m3 bfloat16.
-
-    q: [batch, heads, queries, D]; k: [batch, shared heads, keys, D]; v: [batch, shared heads, keys,
-    DV], with heads a multiple of the shared heads (grouped queries); with heads_first=False [batch,
-    queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the
-    last of the keys' positions, and see what is not after them; window: only the last so many.
-    softcap: scores s become softcap · tanh(s / softcap). cu_seqlens, max_seqlen: ragged batches,
-    arrays of [tokens, heads, D], where the sequences begin (int32, their number + 1) and the length
-    of the max_seqlen. with_lse: also the log-sum-exp of each row, float32 of [batch, heads,
-    queries] ([heads, tokens]). rows, columns: of Q and of K in a program's block, which the shapes
-    choose otherwise (not for ragged batches): on Hopper 192 or 256 rows are three or four
-    warpgroups that take turns at the tensor cores. q_scale, k_scale, v_scale: what float8 q, k and
-    v are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]); the
-    probabilities are rounded to float8, sums are float32. A row that sees nothing gives zeros, and
-    −inf. Raises LaunchError where shapes, types or options do not fit.
-    """
-    if (cu_seqlens is None) != (max_seqlen is None):
-        raise tkc.LaunchError("attention: cu_seqlens and max_seqlen come together")
-    if cu_seqlens is not None and (rows or columns):
-        raise tkc.LaunchError(
-            "attention: rows and columns are not for ragged batches; leave them out"
-        )
-    scale, scales = _numbers(
-        (q, k, v),
-        scale,
-        dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
-        v.shape[-2 if cu_seqlens is not None or not heads_first else -3],
-    )
-    out = (
-        _forward(
-            q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales, with_lse
-        )
-        if cu_seqlens is None
-        else _ragged(
-            q, k, v, cu_seqlens, max_seqlen, causal, scale, window, softcap, *scales, with_lse
-        )
-    )
-    return out if with_lse else out[0]
+        given, scales = (q, k, v, out, lse if sums else None), (q_scale, k_scale, v_scale)
+        _decoded(*given, lengths, pages, scales, sinks, options)
 
 
 def attention_decode(
@@ -981,24 +617,36 @@ def attention_decode(
     q_scale: Array | float | None = None,
     k_scale: Array | float | None = None,
     v_scale: Array | float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """One step of decoding: each head's single query against the first lengths[batch] of its keys.
+    """Attention to a cache of keys: a step of decoding (one query a head), several tokens at once
+    (speculative decoding), or a part of a prompt (chunked prefill).
 
-    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]; what
-    stands behind them does not matter, NaN neither. pages: the keys lie in pages, k and v are pools
-    of [pages, page size, shared heads, D] (any page size; multiples of 64 are read a page at a
-    time, others row by row), and pages, int32 of [batch, pages of a sequence], says which are a
-    sequence's, in order; what stands behind its length is not read. k and v may be float8_e4m3
-    beside a q of bfloat16 or float16, or all three (then the result is bfloat16); q_scale, k_scale,
-    v_scale: what they are to be multiplied by, a number or float32 of [heads] (k, v: [shared
-    heads]). The keys are dealt out over many programs and their parts added up in one order, so
-    that the same arguments give the same bits. Raises LaunchError where shapes or types do not fit.
+    q: [batch, heads, queries, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch],
+    how many keys a sequence has, those of the queries included, which are the last ones: query i of
+    n sees the first lengths − n + i + 1 keys, or the last `window` of these; what stands behind the
+    lengths does not matter, NaN neither. softcap and sinks are those of `attention`. pages: the
+    keys lie in pages, k and v are pools of [pages, page size, shared heads, D] (any page size;
+    multiples of 64 are read a page at a time, others row by row), and pages, int32 of [batch, pages
+    of a sequence], says which are a sequence's, in order; what stands behind its length is not
+    read. k and v may be float8_e4m3 beside a q of bfloat16 or float16, or all three (then the
+    result is bfloat16); q_scale, k_scale, v_scale: what they are to be multiplied by, a number or
+    float32 of [heads] (k, v: [shared heads]). The keys are dealt out over many programs and their
+    parts added up in one order, so that the same arguments give the same bits. Raises LaunchError
+    where shapes or types do not fit.
     """
-    scale, scales = _numbers(
-        (q, k, v),
-        scale,
-        dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
-        k.shape[-3 if pages is None else -2],
-    )
-    out = _step(q, k, v, lengths, scale, pages, *scales, with_lse)
-    return out if with_lse else out[0]
+    try:
+        scale, scales = numbers_of(
+            (q, k, v),
+            scale,
+            dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
+            k.shape[-3 if pages is None else -2],
+        )
+        masks = window, softcap, sinks
+        out = _step(q, k, v, lengths, scale, pages, *scales, with_lse, *masks)
+        return out if with_lse else out[0]
+    except tkc.Error as error:
+        tkc.hide_own_frames(error)
+        raise

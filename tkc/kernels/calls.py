@@ -472,6 +472,8 @@ class Calls:
             "_intern": intern,
             "_first": self._first,
             "_behind": self._behind,
+            "_Error": tkc.Error,
+            "_hide_own_frames": tkc.hide_own_frames,
         }
         self.first, self.behind = self._written(len(watchers), True), self._written(0, False)
 
@@ -538,7 +540,10 @@ class Calls:
                 "\n" * Calls.called.__code__.co_firstlineno
                 + f"""def __call__(self, {parameters}):
     if self.compiling(): return self.torch({given})
-    return self.first({given})""",
+    try: return self.first({given})
+    except _Error as error:
+        _hide_own_frames(error)
+        raise""",
                 __file__,
                 "exec",
             ),

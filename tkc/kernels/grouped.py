@@ -19,12 +19,14 @@ order that does not know where groups end reads two matrices at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import tkc
+from tkc.kernels.activations import FUNCTIONS
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
 from tkc.kernels.matmul import (
     BYTES,
-    REMEMBERED,
+    MAX_REMEMBERED_SHAPES,
     aligned,
     result_dtype,
     strides_of,
@@ -32,10 +34,15 @@ from tkc.kernels.matmul import (
 )
 from tkc.kernels.operator import operator
 
-LOWEST, NARROWEST = 32, 64  # rows and columns of a block, at least, but of narrow results
+MIN_BLOCK_ROWS, MIN_BLOCK_COLUMNS = (
+    32,
+    64,
+)  # rows and columns of a block, at least, but of narrow results
 BLOCKS = 16  # of the product's programs that one of _places looks for
 # rows that go through the columns side by side: with as many columns they are what runs at once
-TOGETHER = 2048
+ROWS_SIDE_BY_SIDE = 2048
+SCALED = 128  # of k, and columns of b, that share a scale
+MAX_GATED_BLOCK = 128 * 128  # elements of a block with two sums
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64), (32, 64))
 
 
@@ -84,7 +91,7 @@ def _places(
 
     there, group, high = of(tkc.full((GROUPS,), 1, tkc.int32)), of(g), of(count)
     inside = there * t - of(above)
-    side = TOGETHER // BM
+    side = ROWS_SIDE_BY_SIDE // BM
     strip = inside // (side * columns)
     inside, height = (
         inside - strip * side * columns,
@@ -113,12 +120,16 @@ def _configs(args: dict) -> list[tkc.Config]:
     """
     (m, n), size, groups = args["c"].shape, BYTES[dtype_of(args["a"])], args["b"].shape[0]
     line = min(max(32, 128 // size), max(64 // size, power(args["a"].shape[-1])))
-    high = max(LOWEST, power(m // max(groups, 1)))
+    high = max(MIN_BLOCK_ROWS, power(m // max(groups, 1)))
     tiles = [
         (bm, bn)
         for bm, bn in TILES
-        if bm <= high and bn <= max(64, power(n)) and (bm > LOWEST or high == LOWEST)
+        if bm <= high
+        and bn <= max(64, power(n))
+        and (bm > MIN_BLOCK_ROWS or high == MIN_BLOCK_ROWS)
     ]
+    if args.get("b_scale") is not None:
+        tiles = [(bm, bn) for bm, bn in tiles if bn <= SCALED]
     host = (min(128, high), min(128, max(16, power(n))), 64)
     return [
         tkc.Config(BM=bm, BN=bn, BK=bk)
@@ -126,26 +137,38 @@ def _configs(args: dict) -> list[tkc.Config]:
     ]
 
 
-def _programs(a: Array, b: Array, BM: int, BN: int) -> int:
-    return (a.shape[0] // BM + 1 + b.shape[0]) * tkc.cdiv(b.shape[2], BN)
+def _gated_configs(args: dict, target: str) -> list[tkc.Config]:
+    """Likewise, for two sums."""
+    most = MAX_GATED_BLOCK
+    if args.get("b_scale") is not None:  # partial sums stand beside the sums
+        most //= 2 if target != "cpu" and tkc.target(target).wgmma else 4
+    found = _configs(args)
+    fit = [c for c in found if c.constants["BM"] * c.constants["BN"] <= most]
+    return fit or [tkc.Config(BM=64, BN=64, BK=64)]
+
+
+def _programs(rows: int, columns: int, groups: int, BM: int, BN: int) -> int:
+    return (rows // BM + 1 + groups) * tkc.cdiv(columns, BN)
 
 
 def _grid(args: dict) -> tuple[int]:
-    return (_programs(args["a"], args["b"], args["BM"], args["BN"]),)
+    rows, columns = args["c"].shape
+    return (_programs(rows, columns, args["b"].shape[0], args["BM"], args["BN"]),)
 
 
-def table(a: Array, b: Array, ends: Array, BM: int, BN: int) -> Array:
-    """Of the programs of these blocks."""
-    count = tkc.cdiv(_programs(a, b, BM, BN), BLOCKS)
+def table(c: Array, ends: Array, k: int, BM: int, BN: int) -> Array:
+    """Of the programs of these blocks of c, that sum over k."""
+    (rows, columns), groups = c.shape, ends.shape[0]
+    count = tkc.cdiv(_programs(rows, columns, groups, BM, BN), BLOCKS)
     places = empty(ends, (5, count * BLOCKS), "int32")
     _places[count](
         ends,
         places,
-        a.shape[0],
-        a.shape[1],
-        tkc.cdiv(b.shape[2], BN),
+        rows,
+        k,
+        tkc.cdiv(columns, BN),
         BM=BM,
-        GROUPS=power(b.shape[0] + 1),
+        GROUPS=power(groups + 1),
         BLOCKS=BLOCKS,
     )
     return places
@@ -155,43 +178,144 @@ def _key(args: dict) -> str:
     """ "bfloat16 4096x512x64 of 8 nn"."""
     a, b, c = args["a"], args["b"], args["c"]
     return (
-        f"{dtype_of(a)} {a.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]}"
+        f"{dtype_of(a)} {c.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]}"
         f" {''.join('n' if strides_of(x)[-1] == 1 else 't' for x in (a, b))}"
     )
 
 
 @tkc.autotune(_configs, key=_key, measure=False)
 @tkc.jit
-def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def _grouped(
+    a,
+    b,
+    places,
+    c,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+    order=None,
+    factors=None,
+    a_scale=None,
+    b_scale=None,
+    EACH: tkc.constexpr = 0,
+):
+    """EACH: row r is of a's row order[r] // EACH, if not 0; factors: its result is multiplied by
+    factors[order[r]].
+    """
     group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
     tkc.assume(group >= 0)
     tkc.assume(end >= 0)
-    w, n = b[group], column * BN
+    w, n, at = b[group], column * BN, _rows_of(order, m, BM, EACH)
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
-        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)), acc)
-    if m + BM <= end:
-        tkc.store(c, (m, n), acc.to(c.dtype))
+        x, y = tkc.load(a, (at, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN))
+        if b_scale is None:
+            acc = tkc.dot(x, y, acc)
+        else:
+            acc = acc + tkc.dot(x, y) * _scales(a_scale, b_scale[group], at, n, k, BM)
+    if factors is not None:
+        acc = acc * tkc.load(factors, (tkc.load(order, (m,), (BM,)),), (BM,)).to(acc.dtype)[:, None]
+    _put(c, m, n, end, acc)
+
+
+@tkc.autotune(_gated_configs, key=_key, measure=False)
+@tkc.jit
+def _gated(
+    a,
+    b,
+    places,
+    c,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+    order=None,
+    kept=None,
+    a_scale=None,
+    b_scale=None,
+    EACH: tkc.constexpr = 0,
+):
+    """c = silu(a @ first half of b) · (a @ second half of b); kept: both halves as they were."""
+    group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
+    tkc.assume(group >= 0)
+    tkc.assume(end >= 0)
+    w, n, half, at = b[group], column * BN, c.shape[1], _rows_of(order, m, BM, EACH)
+    gate, up = tkc.zeros((BM, BN), summed(a.dtype)), tkc.zeros((BM, BN), summed(a.dtype))
+    for k in tkc.range(0, steps, BK):
+        x, y = tkc.load(a, (at, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN))
+        z = tkc.load(w, (k, half + n), (BK, BN))
+        if b_scale is None:
+            gate, up = tkc.dot(x, y, gate), tkc.dot(x, z, up)
+        else:
+            gate = gate + tkc.dot(x, y) * _scales(a_scale, b_scale[group], at, n, k, BM)
+            up = up + tkc.dot(x, z) * _scales(a_scale, b_scale[group], at, half + n, k, BM)
+    if kept is not None:
+        _put(kept[:, :half], m, n, end, gate)
+        _put(kept[:, half:], m, n, end, up)
+    _put(c, m, n, end, FUNCTIONS["silu"](gate, False) * up)
+
+
+def _rows_of(order, m, BM, EACH):
+    """The rows of a that a block's rows are of."""
+    if not EACH:
+        return m
+    pairs = tkc.load(order, (m,), (BM,))
+    return pairs if EACH == 1 else pairs // EACH
+
+
+def _scales(a_scale, b_scale, at, n, k, BM):
+    """Of 128 of k: of each row of a, and of 128 columns of b."""
+    rows = tkc.load(a_scale, (at, k // 128), (BM, None))
+    return (rows * b_scale[k // 128, n // 128])[:, None]
+
+
+def _put(c, m, n, end, values):
+    """A block, but nothing from row `end` on."""
+    if m + values.shape[0] <= end:
+        tkc.store(c, (m, n), values.to(c.dtype))
     else:
-        tkc.store(c[:end], (m, n), acc.to(c.dtype))
+        tkc.store(c[:end], (m, n), values.to(c.dtype))
 
 
 @tkc.jit
-def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """c[g] = a[rows of g]ᵀ @ b[rows of g]: what a group's rows say of its matrix."""
+def _outer(
+    a,
+    b,
+    ends,
+    c,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+    order=None,
+    LEFT: tkc.constexpr = 0,
+    RIGHT: tkc.constexpr = 0,
+):
+    """c[g] = a[rows of g]ᵀ @ b[rows of g]: what a group's rows say of its matrix. LEFT, RIGHT: row
+    r of a, of b, is order[r] // LEFT, if not 0.
+    """
     m, n, g = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
-    end = tkc.minimum(tkc.maximum(ends[g], 0), a.shape[0]).to(tkc.int32)
+    rows = (a if order is None else order).shape[0]
+    end = tkc.minimum(tkc.maximum(ends[g], 0), rows).to(tkc.int32)
     start = tkc.where(
-        g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), a.shape[0]).to(tkc.int32), 0
+        g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), rows).to(tkc.int32), 0
     )
-    x, y = a[:end], b[:end]
+    x, y = a if LEFT else a[:end], b if RIGHT else b[:end]
+    which = None if order is None else order[:end]
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(start, end, BK):
-        acc = tkc.dot(tkc.load(x, (k, m), (BK, BM)).T, tkc.load(y, (k, n), (BK, BN)), acc)
+        left, right = _rows_at(which, k, BK, LEFT), _rows_at(which, k, BK, RIGHT)
+        acc = tkc.dot(tkc.load(x, (left, m), (BK, BM)).T, tkc.load(y, (right, n), (BK, BN)), acc)
     tkc.store(c[g], (m, n), acc.to(c.dtype))
 
 
-_chosen: dict[tuple, tuple[int, int]] = {}  # the blocks for arrays like these
+def _rows_at(order, k, BK, EACH):
+    """Rows k … as they are, or those that `order` says."""
+    if not EACH:
+        return k
+    pairs = tkc.load(order, (k,), (BK,), other=-1)
+    return tkc.where(pairs >= 0, pairs // EACH, -1)
+
+
+_chosen: dict[tuple, tuple[Any, ...]] = {}  # the blocks for arrays like these
 
 
 def _like(x: Array) -> tuple:
@@ -258,19 +382,33 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     if 0 in out.shape or 0 in b.shape:
         return
     a = aligned(a, n, m * n * a.shape[1])
-    if (blocks := _chosen.get(facts := (_like(a), _like(b), _like(out)))) is None:
-        if len(_chosen) >= REMEMBERED:
+    multiply(a, b, out, ends)
+
+
+def _launch(kernel: Any, a: Array, b: Array, c: Array, ends: Array, **more: Any) -> None:
+    """Launches a grouped product in the blocks that the model chooses for arrays like these. more:
+    arguments of the kernel, None for an array that there is not.
+    """
+    others = tuple(_like(x) if hasattr(x, "shape") else x for x in more.values())
+    facts = (kernel, *map(_like, (a, b, c)), *others)
+    if (blocks := _chosen.get(facts)) is None:
+        if len(_chosen) >= MAX_REMEMBERED_SHAPES:
             _chosen.clear()
-        given = _grouped.choose(
-            a,
-            b,
-            table(a, b, ends, LOWEST, NARROWEST),
-            out,
-            grid=_grid,
-            # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
-        ).config.constants
-        blocks = _chosen[facts] = given["BM"], given["BN"]
-    _grouped[_grid](a, b, table(a, b, ends, *blocks), out)
+        # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
+        places = table(c, ends, a.shape[1], MIN_BLOCK_ROWS, MIN_BLOCK_COLUMNS)
+        chosen = kernel.choose(a, b, places, c, grid=_grid, **more).config.constants
+        blocks = _chosen[facts] = chosen["BM"], chosen["BN"]
+    kernel[_grid](a, b, table(c, ends, a.shape[1], *blocks), c, **more)
+
+
+def multiply(a: Array, b: Array, c: Array, ends: Array, **more: Any) -> None:
+    """Launches c = a @ b by groups of rows; more: arguments of _grouped."""
+    _launch(_grouped, a, b, c, ends, **more)
+
+
+def multiply_gated(a: Array, b: Array, c: Array, ends: Array, **more: Any) -> None:
+    """Launches c = silu(a @ gate) · (a @ up) likewise; more: arguments of _gated."""
+    _launch(_gated, a, b, c, ends, **more)
 
 
 @operator
@@ -282,10 +420,24 @@ def grouped_outer(a: Array, b: Array, ends: Array) -> Iterator[Array]:
     yield out
     if 0 in out.shape or 0 in a.shape:
         return
+    outer(a, b, out, ends)
+
+
+def outer(
+    a: Array,
+    b: Array,
+    out: Array,
+    ends: Array,
+    order: Array | None = None,
+    left: int = 0,
+    right: int = 0,
+) -> None:
+    """Launches grouped_outer; order, left, right: as _outer has them."""
     small = dtype_of(a) not in ("bfloat16", "float16")
     bm, bn = (min(64 if small else 128, max(16, power(x.shape[1]))) for x in (a, b))
+    gathered = {} if order is None else {"order": order, "LEFT": left, "RIGHT": right}
     _outer[tkc.cdiv(a.shape[1], bm), tkc.cdiv(b.shape[1], bn), ends.shape[0]](
-        a, b, ends, out, BM=bm, BN=bn, BK=32
+        a, b, ends, out, BM=bm, BN=bn, BK=32, **gathered
     )
 
 

@@ -24,6 +24,7 @@ import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.operator import operator
+from tkc.kernels.tiles import tiles
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = MappingProxyType(
@@ -45,7 +46,7 @@ BESIDE = 4  # blocks of rows that read b together
 # k from which programs there and back pay, in two waves or more
 MIN_K_WALKED_BACK = 4096
 # waves beyond which the largest blocks pay
-WAVES = 4
+MIN_WAVES = 4
 LARGEST_TILE = MappingProxyType(
     {
         "BM": 192,
@@ -72,7 +73,8 @@ TILES = (
 MIN_WORK = 1 << 28
 # rows or columns that share an operand, from which they do
 MIN_SHARED = 16
-REMEMBERED = 4096  # shapes
+MAX_REMEMBERED_SHAPES = 4096  # shapes
+TILES_RANKED = 12  # that the closed form leaves to the compiler's model
 # of a program that copies
 ROWS, COLUMNS = 32, 256
 # of one that copies rows to columns
@@ -81,20 +83,55 @@ TRANSPOSE_BLOCK = 64, 128
 # transpose
 ALONG, DOWN, ACROSS = range(3)
 PROGRAMS = 132  # multiprocessors of a large device
-DEEPEST = 256  # k of a part, at least
-LARGE = 1 << 14  # k that stands for all parts
-LONGEST = 1 << 17  # elements of a row that the blocks of a cluster hold
-WHOLE = 1 << 13  # elements of a row that one block does best
-ADDING = 1 << 14  # elements of parts that a program adds up, about
-LATER = 2.5e-6  # seconds of a launch that follows another
-# of the memory's rate, what a copy reaches, and adding up parts
-COPIED, ADDED = 0.85, 0.9
+MIN_PART_K = 256  # k of a part, at least
+REPRESENTATIVE_K = 1 << 14  # k that stands for all parts
+MAX_CLUSTER_ROW = 1 << 17  # elements of a row that the blocks of a cluster hold
+MAX_BLOCK_ROW = 1 << 13  # elements of a row that one block does best
+ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
 
 
-def _configs(args: dict) -> list[tkc.Config]:
-    """Blocks for a product: a first one for the CPU, then those of which the model takes its choice
-    on a GPU.
-    """
+def _configs(args: dict, target: str) -> list[tkc.Config]:
+    """Blocks for a product: one for the CPU, those of which the model takes its choice on a GPU."""
+    if target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args):
+        return _on_wgmma(args, target)
+    return _by_rule(args)
+
+
+def _fits_tensor_cores(args: dict) -> bool:
+    """Whether wgmma takes both operands as they lie, 16 bits an element."""
+    return all(
+        BYTES[dtype_of(x)] == 2 and not _is_odd(x) and 1 in strides_of(x)[-2:]
+        for x in (args["a"], args["b"])
+    )
+
+
+def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
+    """The tiles that a closed form puts first."""
+    (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
+    dense_rows = strides_of(args["b"])[-1] == 1
+    once = len(args["b"].shape) == len(args["c"].shape)
+    back = {"serpentine": True} if _walks_back(args, 2) else {}
+    return [
+        tkc.Config(
+            **tile.options,
+            **back,
+            **({"retain": True} if once and m <= BESIDE * tile.rows else {}),
+        )
+        for tile in tiles(m, n, k, prod(batch), dense_rows, target, TILES_RANKED)
+    ]
+
+
+def _is_odd(x: Array) -> bool:
+    """Whether rows of a matrix, or of one of a batch, do not start at multiples of 16 bytes."""
+    return _is_misaligned(x) or any(
+        s * BYTES.get(dtype_of(x), 4) % 16
+        for s, e in zip(strides_of(x), x.shape, strict=False)
+        if s != 1 and e != 1
+    )
+
+
+def _by_rule(args: dict) -> list[tkc.Config]:
+    """A first one for the CPU, then blocks that any GPU takes."""
     (m, n), k, size = args["c"].shape[-2:], args["a"].shape[-1], BYTES[dtype_of(args["a"])]
     # b is read once, where few blocks have all rows, which stand side by side: it need not displace
     # what others have in the cache
@@ -108,7 +145,7 @@ def _configs(args: dict) -> list[tkc.Config]:
         )
         for bm, bn, bk in _tiles(m, n, line)
     ]
-    waves = m * n >= WAVES * PROGRAMS * LARGEST_TILE["BM"] * LARGEST_TILE["BN"]
+    waves = m * n >= MIN_WAVES * PROGRAMS * LARGEST_TILE["BM"] * LARGEST_TILE["BN"]
     if back and waves and k > MIN_K_WALKED_BACK and not _cuts_sectors(args, size):
         found.append(tkc.Config(BK=line, **LARGEST_TILE))
     return found
@@ -157,16 +194,7 @@ def _key(args: dict) -> str:
     a, b, c = args["a"], args["b"], args["c"]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(
-        name
-        for name, x in zip("abc", (a, b, c), strict=False)
-        if any(
-            s * BYTES.get(dtype_of(x), 4) % 16
-            for s, e in zip(strides_of(x), x.shape, strict=False)
-            if s != 1 and e != 1
-        )
-        or _is_misaligned(x)
-    )
+    odd = "".join(name for name, x in zip("abc", (a, b, c), strict=False) if _is_odd(x))
     return " ".join(
         [
             kind,
@@ -211,24 +239,24 @@ def _product(
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-def _depths(args: dict) -> list[tkc.Config]:
+def _depths(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product in parts, and k of a part: so that there are about as many programs as
     multiprocessors, or twice as many.
     """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
-    for config in _configs(args):
+    for config in _by_rule(args):
         blocks = tkc.cdiv(m, config.constants["BM"]) * tkc.cdiv(n, config.constants["BN"])
         counts = dict.fromkeys(
-            min(programs // blocks, k // DEEPEST) for programs in (PROGRAMS, 2 * PROGRAMS)
+            min(programs // blocks, k // MIN_PART_K) for programs in (PROGRAMS, 2 * PROGRAMS)
         )
         found += [
-            tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * DEEPEST) * DEEPEST)
+            tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * MIN_PART_K) * MIN_PART_K)
             for count in counts
             if count > 1
         ]
     return found or [
-        tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, DEEPEST) * DEEPEST)
-        for config in _configs(args)
+        tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, MIN_PART_K) * MIN_PART_K)
+        for config in _by_rule(args)
     ]
 
 
@@ -373,7 +401,7 @@ def _shape(a: Array, b: Array) -> tuple[int, ...]:
         )  # extents that torch traces are symbols, which have no hash
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(MAX_REMEMBERED_SHAPES)
 def _shape_of(a: tuple[int, ...], b: tuple[int, ...], *kinds: str) -> tuple[int, ...]:
     if not a or not b:
         raise tkc.LaunchError(
@@ -702,7 +730,7 @@ def _best_of_copies_and_parts(
         plans.append((seconds, parts))
     if copied:
         elements = sum(prod(x.shape) for x, _ in copied)
-        copying = LATER + 2 * BYTES[dtype_of(a)] * elements / (COPIED * _rate(target))
+        copying = _later_launch(target, 2 * BYTES[dtype_of(a)] * elements, "copied")
         operands = [
             _text(x, t if o else None) for x, t, o in zip((a, b), columns, odd, strict=True)
         ]
@@ -723,14 +751,17 @@ def _parted(
 ) -> tuple[Callable, float]:
     """A product in parts of k that are added up in a second launch, and the model's seconds."""
     choice = _partial.choose(
-        *factors, f"float32[{LARGE // DEEPEST}, {m}, {n}]", grid=_grid_of_parts, target=target
+        *factors,
+        f"float32[{REPRESENTATIVE_K // MIN_PART_K}, {m}, {n}]",
+        grid=_grid_of_parts,
+        target=target,
     )
     config = dict(choice.config.items)
     count = tkc.cdiv(k, config["DEPTH"])
     grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
     rows, columns = (
         max(1, 64 // held),
-        (min(256, max(64, ADDING // held)) if m * n >= 256 * PROGRAMS else 64),
+        (min(256, max(64, ADDED_ELEMENTS // held)) if m * n >= 256 * PROGRAMS else 64),
     )
     sums = tkc.cdiv(m, rows), tkc.cdiv(n, columns)
 
@@ -739,12 +770,19 @@ def _parted(
         _partial.kernel[grid](a, b, parts, **config)
         _sum[sums](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=columns)
 
-    return run, (choice.seconds or 0.0) + LATER + 4 * m * n * count / (ADDED * _rate(target))
+    adding = _later_launch(target, 4 * m * n * count, "added")
+    return run, (choice.seconds or 0.0) + adding
 
 
-def _rate(target: str) -> float:
-    """Bytes a second that a long read of the memory reaches (on a CPU nothing is weighed by it)."""
-    return float("inf") if target == "cpu" else tkc.target(target).memory * 1e9
+def _later_launch(target: str, size: int, doing: str) -> float:
+    """Seconds of a launch that follows another and moves so many bytes; doing: "copied" or "added".
+    On a CPU nothing is weighed by it.
+    """
+    if target == "cpu":
+        return 0.0
+    device = tkc.target(target)
+    reached = getattr(device.costs, doing) * device.memory * 1e9
+    return float(device.costs.later_launch_seconds + size / reached)
 
 
 def _is_short_of_blocks(m: int, n: int, k: int) -> bool:
@@ -752,7 +790,7 @@ def _is_short_of_blocks(m: int, n: int, k: int) -> bool:
     enough to be cut.
     """
     side = 64 if m <= 64 else 128
-    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * DEEPEST
+    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * MIN_PART_K
 
 
 def _text(x: Array, columns: bool | None = None) -> str:
@@ -776,8 +814,8 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
     columns = strides_of(b)[1] == 1 and n > 1  # neighbours in memory: columns, or k
     if columns and n >= 64 and not _host(b) and not _unaligned(b):
         return None
-    if not columns and not _host(b) and (n >= 4 * PROGRAMS or k <= LONGEST):
-        bn, bk = (4, 2048) if k > WHOLE and n >= 4 * PROGRAMS else (1, power(k))
+    if not columns and not _host(b) and (n >= 4 * PROGRAMS or k <= MAX_CLUSTER_ROW):
+        bn, bk = (4, 2048) if k > MAX_BLOCK_ROW and n >= 4 * PROGRAMS else (1, power(k))
         grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
         warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}
         return lambda a, b, bias, c: _rows[grid](
@@ -855,10 +893,14 @@ def matmul(
     default that of a (int32 of integers, bfloat16 of 8-bit floats). Differentiable with torch.
     Raises LaunchError where shapes or types do not fit.
     """
-    if out is None:
-        return _new(a, b, bias, activation, dtype)
-    _into(out, a, b, bias, activation)
-    return out
+    try:
+        if out is None:
+            return _new(a, b, bias, activation, dtype)
+        _into(out, a, b, bias, activation)
+        return out
+    except tkc.Error as error:
+        tkc.hide_own_frames(error)
+        raise
 
 
 @cache
@@ -876,9 +918,10 @@ def _summed(grad, shape):
     return grad
 
 
-def _before_activation(grad, saved):
-    """The gradient of what the activation was applied to."""
-    activation, result = saved.activation, saved.result
+def before_activation(
+    grad: Any, activation: str | None, result: Any, compute: Callable[[], Any]
+) -> Any:
+    """The gradient of what an activation was applied to. compute: that, computed again."""
     if activation is None:
         return grad
     if activation == "relu":
@@ -887,16 +930,17 @@ def _before_activation(grad, saved):
         return grad * (1 - result.float().square())
     if activation == "sigmoid":
         return grad * (result.float() * (1 - result.float()))
-    before = _new(saved.a, saved.b, saved.bias, None, None)
     if activation == "silu":
-        return silu_backward(grad, before)
-    return gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
+        return silu_backward(grad, compute())
+    return gelu_backward(grad, compute(), "tanh" if activation == "gelu_tanh" else "none")
 
 
 @_new.backward(saves="a b bias activation result")
 def _(saved, grad):
     a, b, bias = saved.a, saved.b, saved.bias
-    grad = _before_activation(grad, saved)
+    grad = before_activation(
+        grad, saved.activation, saved.result, lambda: _new(a, b, bias, None, None)
+    )
     grad = written_out(grad.to(a.dtype))
     left, right = a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
     full = grad

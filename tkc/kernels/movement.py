@@ -17,16 +17,10 @@ STABLE: dict[str, dict[str, Any]] = {
     "numpy": {"kind": "stable"},
     "cupy": {},
 }
-ROWS, COLUMNS = 16, 1024  # rows gathered together; columns of them
-WIDE, TALL = (
-    (128, 64),
-    (
-        128,
-        32,
-        # rows and columns of a block that is transposed where vectors can be moved, and where rows
-        # begin anywhere
-    ),
-)
+GATHERED_ROWS, GATHERED_COLUMNS = 16, 1024  # of a block whose rows are gathered
+# rows and columns of a block that is transposed where vectors can be moved, and where rows begin
+# anywhere
+VECTOR_BLOCK, SCALAR_BLOCK = (128, 64), (128, 32)
 
 
 @tkc.jit
@@ -76,7 +70,7 @@ def transpose(x: Array) -> Iterator[Array]:
     *batch, rows, columns = x.shape
     out = empty(x, (*batch, columns, rows))
     yield out
-    n, (height, width) = 1, WIDE if rows % 8 == columns % 8 == 0 else TALL
+    n, (height, width) = 1, VECTOR_BLOCK if rows % 8 == columns % 8 == 0 else SCALAR_BLOCK
     for b in batch:
         n *= b
     source, target = x.reshape((n, rows, columns)), out.reshape((n, columns, rows))
@@ -96,8 +90,8 @@ def embedding(table: Array, indices: Array, padding: int = -1) -> Iterator[Array
     out = empty(table, (*indices.shape, table.shape[1]))
     yield out
     which, target = flat(contiguous(indices)), matrix(out)
-    width = min(COLUMNS, power(table.shape[1]))
-    height = min(power(which.shape[0]), max(1, ROWS * COLUMNS // 4 // width))
+    width = min(GATHERED_COLUMNS, power(table.shape[1]))
+    height = min(power(which.shape[0]), max(1, GATHERED_ROWS * GATHERED_COLUMNS // 4 // width))
     _embedding[tkc.cdiv(which.shape[0], height), tkc.cdiv(table.shape[1], width)](
         table, which, target, ROWS=height, COLUMNS=width
     )

@@ -21,8 +21,10 @@ same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import tkc
+from tkc.kernels.activations import dropout
 from tkc.kernels.arrays import (
     Array,
     contiguous,
@@ -38,7 +40,24 @@ from tkc.kernels.operator import operator
 
 # columns over which the sums over rows are a kernel of their own: sums and row would not fit a
 # block's registers
-WIDE = 8192
+MAX_FUSED_COLUMNS = 8192
+
+
+def _dropped(values, row, length, share, seed, QUADS):
+    """What dropout of the whole matrix leaves of its rows. QUADS: rows are whole quarters."""
+    rows, columns = values.shape
+    first = (row + tkc.arange(rows))[:, None] * length
+    if QUADS:  # four elements share a call of philox
+        words = tkc.philox(seed, first // 4 + tkc.arange(columns // 4)[None, :])
+        a, b, c, d = (w[:, :, None] for w in words)
+        which = tkc.arange(4)[None, None, :]
+    else:
+        index = first + tkc.arange(columns)[None, :]
+        a, b, c, d = tkc.philox(seed, index // 4)
+        which = index % 4
+    bits = tkc.where(which == 0, a, tkc.where(which == 1, b, tkc.where(which == 2, c, d)))
+    chance = (bits >> 8).to(tkc.float32).reshape(rows, columns) * 2.0**-24
+    return tkc.where(chance >= share, values / (1 - share), 0.0)
 
 
 @tkc.jit
@@ -53,9 +72,14 @@ def _norm(
     CENTRE: tkc.constexpr,
     ROWS: tkc.constexpr,
     COLUMNS: tkc.constexpr,
+    share=None,
+    seed=None,
+    QUADS: tkc.constexpr = False,
 ):
     row, length = tkc.program_id(0) * ROWS, x.shape[1]
     values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
+    if share is not None:
+        values = _dropped(values, row, length, share, seed, QUADS)
     if residual is not None:
         values = (values + tkc.load(residual, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)).to(
             total.dtype
@@ -150,7 +174,8 @@ def _column_sums(
 
 
 @tkc.jit
-def _sum_rows(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def sum_rows(x: Any, out: Any, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr) -> None:
+    """out = the sum of the rows of x, in their order."""
     column = tkc.program_id(0) * COLUMNS
     total = tkc.zeros((ROWS, COLUMNS))
     for row in tkc.range(0, x.shape[0], ROWS):
@@ -165,6 +190,8 @@ def _forward(
     bias: Array | None,
     eps: float,
     centre: bool,
+    share: float | None = None,
+    seed: int | None = None,
 ):
     if not len(x.shape):
         raise tkc.LaunchError(
@@ -182,8 +209,21 @@ def _forward(
         (None, None) if residual is None else (matrix(contiguous(residual)), matrix(total))
     )
     rows, block = row_block(*source.shape)
+    dropped = {}
+    if share is not None:
+        dropped = {"share": share, "seed": seed, "QUADS": source.shape[1] % 4 == block % 4 == 0}
     _norm[tkc.cdiv(source.shape[0], rows)](
-        source, stream, weight, bias, target, sums, eps, CENTRE=centre, ROWS=rows, COLUMNS=block
+        source,
+        stream,
+        weight,
+        bias,
+        target,
+        sums,
+        eps,
+        CENTRE=centre,
+        ROWS=rows,
+        COLUMNS=block,
+        **dropped,
     )
 
 
@@ -206,7 +246,7 @@ def _backward(
         matrix(out),
     )
     rows, block = row_block(*source.shape)
-    wide = source.shape[1] > WIDE
+    wide = source.shape[1] > MAX_FUSED_COLUMNS
     programs = row_programs(tkc.cdiv(source.shape[0], rows))
     parts = min(programs, 16) if wide else programs
     weights, biases = (
@@ -253,7 +293,7 @@ def _backward(
         if partial is None:
             continue
         height, width = columns_block(*partial.shape)
-        _sum_rows[tkc.cdiv(partial.shape[1], width)](partial, result, ROWS=height, COLUMNS=width)
+        sum_rows[tkc.cdiv(partial.shape[1], width)](partial, result, ROWS=height, COLUMNS=width)
 
 
 @operator
@@ -296,6 +336,24 @@ def add_rms_norm(
     before it is normalized.
     """
     yield from _forward(x, residual, weight, None, eps, False)
+
+
+@operator(varies="seed")
+def dropout_add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    p: float = 0.1,
+    seed: int = 0,
+    eps: float = 1e-5,
+) -> Iterator[tuple[Array, Array]]:
+    """add_layer_norm(dropout(x, p, seed), residual, …) in one pass: the norm, and the sum. The mask
+    is dropout's for the seed. Raises LaunchError where shapes do not fit, or unless 0 <= p < 1.
+    """
+    if not 0 <= p < 1:
+        raise tkc.LaunchError(f"p is a probability below 1, got {p}; 0 drops nothing")
+    yield from _forward(x, residual, weight, bias, eps, True, float(p), seed)
 
 
 @operator
@@ -359,3 +417,17 @@ def _(saved, grad, grad_sum):
 def _(saved, grad, grad_sum):
     h, weight = rms_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
     return h.to(saved.x.dtype), h, weight if saved.needs["weight"] else None, None
+
+
+@dropout_add_layer_norm.backward(saves="x result weight bias p seed eps")
+def _(saved, grad, grad_sum):
+    h, weight, bias = layer_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
+    return (
+        dropout(h.to(saved.x.dtype), saved.p, saved.seed),
+        h,
+        weight if saved.needs["weight"] else None,
+        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
+        None,
+        None,
+        None,
+    )

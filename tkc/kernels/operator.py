@@ -78,6 +78,10 @@ def operator(
     return Operator(fn, (), (), name)
 
 
+def _is_of_jax(value: Any) -> bool:
+    return type(value).__module__.startswith("jax")
+
+
 class Operator:
     """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its
     results without a launch.
@@ -114,27 +118,23 @@ class Operator:
         return f"<operator tkc::{self.schema}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.first is None:
-            if "torch" not in sys.modules:
-                return self.run(*args, **kwargs)
+        if self.first is None and "torch" in sys.modules:
             assert on_torch is not None  # set where the package is imported
             on_torch(self)
-        if self.compiling():
+        if self.first is not None and self.compiling():
             return self.torch(*args, **kwargs)
-        return self.first(*args, **kwargs)
+        try:
+            return (self.first or self.run)(*args, **kwargs)
+        except tkc.Error as error:
+            tkc.hide_own_frames(error)
+            raise
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Allocates, launches, returns."""
-        foreign = "jax" in sys.modules and any(
-            type(a).__module__.startswith("jax") for a in (*args, *kwargs.values())
-        )
+        foreign = "jax" in sys.modules and any(map(_is_of_jax, (*args, *kwargs.values())))
         if foreign:
             self._check_traced((*args, *kwargs.values()))
-        if self.mutates and foreign:
-            raise tkc.LaunchError(
-                f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
-                " change; pass an array of another library"
-            )
+            self._check_changed(args, kwargs)
         for i, name in self.numbers:  # 1 is 1.0: it would be another kernel
             if i < len(args):
                 if type(args[i]) is int:
@@ -152,6 +152,15 @@ class Operator:
         from tkc.kernels.views import given
 
         return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
+
+    def _check_changed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raises LaunchError where what the function writes to is an array of jax."""
+        passed = dict(zip((p.name for p in self.parameters), args, strict=False)) | kwargs
+        if any(_is_of_jax(passed.get(name)) for name in self.mutates):
+            raise tkc.LaunchError(
+                f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
+                " change; pass an array of another library"
+            )
 
     def _check_traced(self, values: Sequence) -> None:
         """Raises LaunchError where jax traces a call: what it differentiates or compiles it must

@@ -29,8 +29,10 @@ from tkc.kernels.arrays import (
 from tkc.kernels.blocks import ELEMENTS, row_block, strip
 from tkc.kernels.operator import operator
 
-MOST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
-LARGEST = 1 << 14  # elements of a block with a scale of its own: they stay in a program's registers
+LARGEST_VALUES = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+MAX_SCALED_BLOCK = (
+    1 << 14
+)  # elements of a block with a scale of its own: they stay in a program's registers
 
 
 def _rounded(values, out):
@@ -114,9 +116,9 @@ def _dequantize(q, scales, out, WHOLE: tkc.constexpr, ROWS: tkc.constexpr, COLUM
 
 
 def _most(dtype: str) -> float:
-    if dtype not in MOST:
-        raise tkc.LaunchError(f"quantization is to {', '.join(MOST)}, got {dtype!r}")
-    return MOST[dtype]
+    if dtype not in LARGEST_VALUES:
+        raise tkc.LaunchError(f"quantization is to {', '.join(LARGEST_VALUES)}, got {dtype!r}")
+    return LARGEST_VALUES[dtype]
 
 
 @operator
@@ -165,10 +167,10 @@ def quantize_blocks(
     floats(x)
     if len(x.shape) != 2:
         raise tkc.LaunchError(f"quantize_blocks takes a matrix, got {list(x.shape)}; reshape it")
-    if any(n < 1 or n != power(n) for n in (rows, columns)) or rows * columns > LARGEST:
+    if any(n < 1 or n != power(n) for n in (rows, columns)) or rows * columns > MAX_SCALED_BLOCK:
         raise tkc.LaunchError(
-            f"quantize_blocks: rows and columns are powers of two, {LARGEST} elements at most, got"
-            f" {rows} x {columns}; take 1 x 128 or 128 x 128"
+            f"quantize_blocks: rows and columns are powers of two, {MAX_SCALED_BLOCK} elements at"
+            f" most, got {rows} x {columns}; take 1 x 128 or 128 x 128"
         )
     (m, n), down, across = x.shape, tkc.cdiv(x.shape[0], rows), tkc.cdiv(x.shape[1], columns)
     out = empty(x, dtype=dtype)

@@ -371,7 +371,11 @@ def scaled_matmul(
     goes, rounded to its element type; else a new array of `dtype`: bfloat16, float16 or float32.
     Scales and bias are applied in float32. Raises LaunchError where shapes or types do not fit.
     """
-    if out is None:
-        return _new(a, b, a_scale, b_scale, bias, activation, dtype, exact)
-    _into(out, a, b, a_scale, b_scale, bias, activation, exact)
-    return out
+    try:
+        if out is None:
+            return _new(a, b, a_scale, b_scale, bias, activation, dtype, exact)
+        _into(out, a, b, a_scale, b_scale, bias, activation, exact)
+        return out
+    except tkc.Error as error:
+        tkc.hide_own_frames(error)
+        raise

@@ -11,8 +11,8 @@ block is then the sum of neighbouring words, loaded at once:
     program 6 adds                 S3  +  s4  + s5
 
 Programs that wait are run by tkc in launch order, so that none waits for one that has not begun.
-Number and status share a word of 64 bits, and no access is ordered after another: word = READY |
-the number's bits, or 0 where there is nothing yet.
+Number and status share a word of 64 bits, and no access is ordered after another: word =
+HAS_NUMBER | the number's bits, or 0 where there is nothing yet.
 """
 
 from __future__ import annotations
@@ -24,26 +24,22 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
-LONG, PART, GROUP, READY = (
-    8192,
-    4096,
-    256,
-    1 << 32,
-    # elements of a row that one program scans; of a program that shares its row with others;
-    # programs of a group; a word that has a number
-)
+MAX_WHOLE_ROW = 8192  # elements of a row that one program scans
+PART_ELEMENTS = 4096  # of a program that shares its row with others
+GROUP_PROGRAMS = 256
+HAS_NUMBER = 1 << 32  # a word that has a number
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
 
 def _publish(at, number):
-    tkc.store(at, number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | READY, sem="relaxed")
+    tkc.store(at, number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | HAS_NUMBER, sem="relaxed")
 
 
 def _sum_of_words(at, wanted, kind):
     """The sum of the numbers that others publish, once all that are wanted are there."""
-    words = tkc.load(at, mask=wanted, other=READY, sem="relaxed")
-    while not tkc.all(words >= READY):
-        words = tkc.load(at, mask=words < READY, other=words, sem="relaxed")
+    words = tkc.load(at, mask=wanted, other=HAS_NUMBER, sem="relaxed")
+    while not tkc.all(words >= HAS_NUMBER):
+        words = tkc.load(at, mask=words < HAS_NUMBER, other=words, sem="relaxed")
     return tkc.sum(words.to(tkc.uint32).to(kind, bitcast=True))
 
 
@@ -95,18 +91,23 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Iterator[Array]:
     yield last(out, axis)
     source, target = matrix(contiguous(turned)), matrix(out)
     rows, columns = source.shape
-    if columns <= LONG:
+    if columns <= MAX_WHOLE_ROW:
         block = power(max(columns, 1))  # a scan over warps takes whole runs
         height = max(1, min(power(rows), ELEMENTS // block))
         _cumsum_rows[tkc.cdiv(rows, height)](
             source, target, REVERSE=reverse, ROWS=height, COLUMNS=block
         )
     elif rows:
-        blocks = tkc.cdiv(columns, PART)
+        blocks = tkc.cdiv(columns, PART_ELEMENTS)
         words = zeros(x, (rows, blocks), "uint64")
         for part in parts(rows):
             _cumsum[blocks, part.stop - part.start](
-                source[part], target[part], words[part], REVERSE=reverse, N=PART, GROUP=GROUP
+                source[part],
+                target[part],
+                words[part],
+                REVERSE=reverse,
+                N=PART_ELEMENTS,
+                GROUP=GROUP_PROGRAMS,
             )
 
 

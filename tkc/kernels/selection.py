@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isqrt
+from typing import Any
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, power, zeros
@@ -27,16 +28,12 @@ from tkc.kernels.blocks import PROGRAMS, parts
 from tkc.kernels.operator import operator
 
 # k at most; elements of a row that is one block; of what a warp sorts, at least
-MOST, ROW, PART = (
-    1024,
-    2048,
-    512,
-)
-LOW = -(1 << 63), -(1 << 31)  # a word below all others, of 64 bits and of 32
-SHORT = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
+MAX_K, MAX_BLOCK_ROW, MIN_SORTED_PART = 1024, 2048, 512
+LOWEST_WORDS = -(1 << 63), -(1 << 31)  # a word below all others, of 64 bits and of 32
+SHORT_TYPES = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
 
-def _ordered(x):
+def ordered(x: Any) -> Any:
     """Numbers as integers of the same order, NaN as the largest."""
     if not x.dtype.is_float:
         return x.to(tkc.int32)
@@ -54,15 +51,15 @@ def _words(x, index, here, SHORT: tkc.constexpr):
             bits = tkc.where(x == x, bits ^ ((bits >> 15) & 0x7FFF), 0x7FFF)
         words = (bits << 16) | (0xFFFF - index)
     else:
-        words = (_ordered(x).to(tkc.int64) << 32) | (0xFFFFFFFF - index.to(tkc.int64))
-    return tkc.where(here, words, LOW[SHORT])
+        words = (ordered(x).to(tkc.int64) << 32) | (0xFFFFFFFF - index.to(tkc.int64))
+    return tkc.where(here, words, LOWEST_WORDS[SHORT])
 
 
 def _best(words, K):
     """The K (a power of two) largest words of a block: warps sort a part each, and the winners meet
     again.
     """
-    n, part = words.shape[0], max(PART, 2 * K)
+    n, part = words.shape[0], max(MIN_SORTED_PART, 2 * K)
     while n > part:
         words = tkc.topk(words.reshape(n // part, part), K, axis=1).reshape(n // part * K)
         n = n // part * K
@@ -174,7 +171,12 @@ def _next_round(words, winners, K: tkc.constexpr, N: tkc.constexpr):
         winners[row],
         (tkc.program_id(0) * K,),
         _best(
-            tkc.load(words[row], (tkc.program_id(0) * N,), (N,), other=LOW[words.dtype.bits == 32]),
+            tkc.load(
+                words[row],
+                (tkc.program_id(0) * N,),
+                (N,),
+                other=LOWEST_WORDS[words.dtype.bits == 32],
+            ),
             K,
         ),
     )
@@ -206,9 +208,9 @@ def topk(x: Array, k: int, axis: int = -1) -> Iterator[tuple[Array, Array]]:
     min(1024, the axis's length), or for other types."""
     turned, kind = last(x, axis), dtype_of(x)
     columns = turned.shape[-1]
-    if not 1 <= k <= min(MOST, columns):
+    if not 1 <= k <= min(MAX_K, columns):
         raise tkc.LaunchError(
-            f"topk of {columns} elements: k is 1 to {min(MOST, columns)}, got {k}"
+            f"topk of {columns} elements: k is 1 to {min(MAX_K, columns)}, got {k}"
         )
     if "64" in kind or kind == "uint32":
         raise tkc.LaunchError(f"topk takes numbers of 32 bits or fewer, got {kind}")
@@ -221,18 +223,18 @@ def topk(x: Array, k: int, axis: int = -1) -> Iterator[tuple[Array, Array]]:
         matrix(indices),
         power(k),
     )
-    rows, short = source.shape[0], kind in SHORT
+    rows, short = source.shape[0], kind in SHORT_TYPES
     if not rows:
         return
     # more are no longer the first of a sort, but all of it
-    if columns <= PART or columns <= ROW and most <= (64 if short else 32):
+    if columns <= MIN_SORTED_PART or columns <= MAX_BLOCK_ROW and most <= (64 if short else 32):
         block = max(power(columns), most)
         height = max(1, min(power(rows), (8192 if short else 4096) // block))
         return _topk_rows[tkc.cdiv(rows, height)](
             source, best, places, SHORT=short, ROWS=height, K=most, N=block
         )
     # as many maxima as elements in the chunks that are left, about
-    chunk = 1 << max(1, min(64, ROW // most, isqrt(columns // most))).bit_length() - 1
+    chunk = 1 << max(1, min(64, MAX_BLOCK_ROW // most, isqrt(columns // most))).bit_length() - 1
     if chunk < 8:
         words, height = _tournament(source, _first_round, most), max(1, 1024 // most)
         return _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
+from tkc.ir.elementwise import PointerAdd, Select
 from tkc.ir.ranges import Ranges, divisor
 from tkc.ir.types import ArrayFacts, ArrayType, Fact
 from tkc.ir.values import array_type
@@ -261,6 +262,23 @@ def _contiguous(extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
     return tuple(strides)
 
 
+MOST_DIVISOR = 128  # of an extent or stride that anything asks for
+MOST_BYTES = 16  # of an alignment
+
+
+def _alignment(pointer: SSAValue, size: int) -> int:
+    """Bytes that an address of elements of this size is known to be a multiple of."""
+    op = pointer.owner
+    if isinstance(op, tile.Pointer):
+        return array_type(op.operands[0]).facts.align
+    if isinstance(op, Select):
+        return math.gcd(*(_alignment(v, size) for v in op.operands[1:]))
+    if isinstance(op, PointerAdd):
+        moved = math.gcd(size * divisor(op.operands[1]), MOST_BYTES)
+        return math.gcd(_alignment(op.operands[0], size), moved)
+    return size
+
+
 def array(
     pointer: Value,
     dtype: DType,
@@ -292,9 +310,14 @@ def array(
         pointer = pointer.to(int64, bitcast=True).to(Pointer(dtype), bitcast=True)
 
     def fact(n: Extent) -> Fact:
-        return Fact(exact=n) if isinstance(n, int) else Fact()
+        return (
+            Fact(exact=n)
+            if isinstance(n, int)
+            else Fact(divisor=math.gcd(divisor(n.ssa), MOST_DIVISOR))
+        )
 
-    facts = ArrayFacts(tuple(map(fact, extents)), tuple(map(fact, steps)), dtype.bits // 8)
+    align = _alignment(pointer.ssa, dtype.bits // 8)
+    facts = ArrayFacts(tuple(map(fact, extents)), tuple(map(fact, steps)), align)
     sizes = [integer(n, "an extent") for n in extents]
     spans = [integer(n, "a stride") for n in steps]
     made = tile.MakeArray(pointer.use(), sizes, spans, ArrayType(len(sizes), dtype.ir, facts))

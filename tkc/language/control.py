@@ -826,12 +826,19 @@ def depth() -> int:
     return len(tracer().blocks)
 
 
+def result(value: object) -> object:
+    """What a function with several `return`s gives; fails where some way gives no value."""
+    if value is unbound:
+        fail("this function returns a value on some ways only; return one of the same kind on all")
+    return value
+
+
 def check_return(depth_at_entry: int) -> None:
     """A `return` is about to run: not out of a traced region."""
     if len(tracer().blocks) != depth_at_entry:
         fail(
             "`return` inside a traced loop or a nested traced `if` cannot leave the function; a"
-            " kernel may end early with `if c: return` at its top level, elsewhere put the rest"
+            " kernel may end early with `if c: return` outside of loops, elsewhere put the rest"
             " under an `else`"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tkc.ir.elementwise import InlinePtx, meaning_of
+from tkc.ir.elementwise import InlinePtx, meaning_of, packed_registers
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
@@ -27,6 +27,7 @@ def inline_ptx(
     result: DType | tuple[DType, ...] | None = None,
     meaning: Callable | None = None,
     isa: str = "8.0",
+    pack: int = 1,
 ) -> Value | tuple[Value, ...]:
     """PTX of your own, run for every element of the operands (which are broadcast):
     `inline_ptx("lg2.approx.f32 $0, $1;", x)`.
@@ -37,9 +38,13 @@ def inline_ptx(
     predicate. Names declared in the text are its own. isa: the PTX ISA version that the text needs.
     Elements of the padding run too, and copies of elements several times.
 
+    pack: 2 or 4 elements at once. Each operand and result then has as many registers as they need:
+    of 8 and 16 bits they share registers of 32, the first element lowest; of 32 and 64 bits, and of
+    truth values, each has one of its own. The registers of the first result come first.
+
     meaning: a NumPy function of the operands' arrays that gives the results, for the CPU and the
-    simulator, which otherwise refuse the kernel. Raises CompileError for a text that names an
-    operand that is none.
+    simulator, which otherwise run the text in the simulator of PTX, and refuse instructions that it
+    does not know. Raises CompileError for a text that names an operand that is none.
     """
     if not isinstance(text, str):
         fail(f"tkc.inline_ptx takes the text of PTX first, got {describe(text)}")
@@ -49,13 +54,19 @@ def inline_ptx(
         fail(f"meaning is a NumPy function of the operands, got {describe(meaning)}")
     values = [check(x) for x in args]
     dtypes = _dtypes(result, values)
-    _check_names(text, len(dtypes), len(values))
     operands = _operands(values)
+    if pack not in (1, 2, 4):
+        fail(f"pack is 1, 2 or 4, got {describe(pack)}")
+    _check_names(text, *(_registers(ts, pack) for ts in (dtypes, [v.dtype for v in operands])))
     types = [typed(operands[0].shape if operands else (), t.ir) for t in dtypes]
     named = meaning_of(meaning) if meaning else None
-    op = tracer().emit(InlinePtx(text, [v.use() for v in operands], types, isa, named))
+    op = tracer().emit(InlinePtx(text, [v.use() for v in operands], types, isa, named, pack))
     found = tuple(map(wrap, op.results))
     return found if isinstance(result, tuple) else found[0]
+
+
+def _registers(dtypes: Sequence[DType], pack: int) -> int:
+    return sum(packed_registers(t.ir, pack) for t in dtypes)
 
 
 def _operands(values: Sequence[Operand]) -> list[Value]:
@@ -95,5 +106,5 @@ def _check_names(text: str, results: int, operands: int) -> None:
         if n >= count:
             fail(
                 f"the text names ${n}, but there are {results} results and {operands} operands: $0"
-                f" to ${count - 1}"
+                f" to ${count - 1}, a register each"
             )

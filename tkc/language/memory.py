@@ -23,6 +23,7 @@ from tkc.language.values import (
     check,
     describe,
     fit,
+    is_tritons,
     lift,
     mask_of,
     number,
@@ -60,7 +61,7 @@ def _tuple(x) -> tuple:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
-def _converted(value, dtype: DType, what: str) -> Value:
+def converted(value: object, dtype: DType, what: str) -> Value:
     """A value as the element type of what it is stored to: of the same kind, or a number."""
     value = check(value, "value")
     if not isinstance(value, Value):
@@ -68,7 +69,7 @@ def _converted(value, dtype: DType, what: str) -> Value:
     if isinstance(value, Value):
         if isinstance(value.dtype, Pointer):
             fail(f"cannot store a pointer to {dtype.name}; use .to(tkc.int64, bitcast=True)")
-        if (
+        if not is_tritons() and (
             value.dtype.is_float
             and not dtype.is_float
             or dtype is bool_
@@ -174,7 +175,7 @@ def _other(other, dtype: DType, shape: tuple[int, ...]) -> SSAValue | None:
     if other is None or not isinstance(other, Value) and other == 0:
         return None
     if isinstance(other, Value):
-        fill = _converted(other, dtype, "the fill value of a load")
+        fill = converted(other, dtype, "the fill value of a load")
     else:
         wider = "float32" if isinstance(other, float) else "int32"
         fill = number(
@@ -196,7 +197,7 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
             f"{what} to an array of rank {array.ndim} takes {array.ndim} offsets, got"
             f" {len(offsets)}"
         )
-    value = _converted(value, array.dtype, "an array")
+    value = converted(value, array.dtype, "an array")
     if len(value.shape) > array.ndim:
         fail(f"{what} of {describe(value)} to an array of rank {array.ndim}; reshape the tile")
     if len(value.shape) == 1 and array.ndim > 1:
@@ -239,7 +240,7 @@ def store(
     pointers = _pointers(target, "tkc.store")
     if value is not None or offsets is None:
         fail("tkc.store(pointers, value, mask=...) takes pointers and a value")
-    value = fit(_converted(offsets, pointee(pointers), "memory"), pointers.shape, "the value")
+    value = fit(converted(offsets, pointee(pointers), "memory"), pointers.shape, "the value")
     t.emit(
         _order(
             tile.StorePointers(pointers.use(), value.use(), mask_of(mask, pointers.shape)),
@@ -259,6 +260,11 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
                 if kind not in ("exchange", "compare")
                 else f"{name} works on pointers: use array.ptr + offset"
             )
+        if sem not in (None, "relaxed") or scope not in (None, "gpu"):
+            fail(
+                f"sem= and scope= are for {name} by pointers, which orders other accesses; use"
+                f" {name}(array.ptr + offset, value, …)"
+            )
         offsets, value, extents = _block(target, args[0], args[1], name)
         _atomic_type(kind, name, target.dtype)
         t.emit(
@@ -272,7 +278,7 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
         fail(f"{name}(pointers, {'expected, ' if kind == 'compare' else ''}value)")
     dtype = pointee(pointers)
     _atomic_type(kind, name, dtype)
-    values = [fit(_converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
+    values = [fit(converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
     m = mask_of(mask, pointers.shape)
     op = tile.Atomic.build(
         operands=[pointers.use(), values[-1], values[:-1], [m] if m is not None else []],

@@ -12,6 +12,8 @@ class constexpr:
 
 
 ELSEWHERE = {
+    "take_along_dim": "tkc.gather",
+    "take_along_axis": "tkc.gather",
     "trans": "tile.T or tkc.permute",
     "expand_dims": "tile[:, None]",
     "associative_scan": "tkc.scan",

@@ -17,7 +17,17 @@ from tkc.ir.ranges import Range, bounds
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op
 from tkc.language import values
-from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
+from tkc.language.dtypes import (
+    BY_NAME,
+    DType,
+    bool_,
+    float32,
+    float64,
+    int32,
+    int64,
+    uint32,
+    uint64,
+)
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
     Operand,
@@ -51,7 +61,10 @@ def axis_of(given: int, x: Value, what: str) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int):
         fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
     if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim:
-        fail(f"{what}: axis {axis} of {describe(x)}")
+        fail(
+            f"{what}: axis {axis} of {describe(x)}, whose axes are"
+            f" {f'-{x.ndim} to {x.ndim - 1}' if x.ndim else 'none'}"
+        )
     return axis % x.ndim
 
 
@@ -202,6 +215,20 @@ def div_rn(x: Operand, y: Operand) -> Operand:
     return values.divide(x, y, "div_rn")
 
 
+def div_trunc(x: Operand, y: Operand) -> Operand:
+    """The quotient rounded towards zero, as C's `/` of integers (`//` rounds down); of integers 0
+    where y is 0. Floats are divided and truncated.
+    """
+    return values.truncating("div_trunc", x, y)
+
+
+def rem_trunc(x: Operand, y: Operand) -> Operand:
+    """The remainder with the sign of x, as C's `%` of integers and `fmod` of floats, which is exact
+    (`%` takes the sign of y); of integers 0 where y is 0.
+    """
+    return values.truncating("rem_trunc", x, y)
+
+
 def pow_(x: Operand, y: Operand) -> Operand:
     """x to the power of y, also `x ** y`, in floats (integers are taken as float32); powers of 1 to
     4 are products.
@@ -230,6 +257,31 @@ def _extreme(name: str, python):
 
 
 maximum, minimum = _extreme("max", builtins.max), _extreme("min", builtins.min)
+
+
+def _number_extreme(name: str, other):
+    def function(x, y):
+        x, y = check(x), check(y)
+        if not isinstance(x, Value) and not isinstance(y, Value):
+            return y if x != x else x if y != y else other(x, y)
+        dtype = common(x, y)
+        return apply(name, x, y, dtype=dtype) if dtype.is_float else other(x, y)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = (
+        f"The {name[1:]}imum of two, element by element; where one is NaN the other one."
+    )
+    return function
+
+
+fmax, fmin = _number_extreme("fmax", maximum), _number_extreme("fmin", minimum)
+
+
+def copysign_bits(magnitude: Operand, sign: Value) -> Value:
+    """A float with the sign of another, which has its dtype and shape."""
+    kind, top = BY_NAME[f"uint{sign.dtype.bits}"], 1 << sign.dtype.bits - 1
+    word = lift(magnitude, sign.dtype).to(kind, bitcast=True) & top - 1
+    return (word | (sign.to(kind, bitcast=True) & top)).to(sign.dtype, bitcast=True)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Operand:
@@ -325,6 +377,33 @@ def interleave(a: Operand, b: Operand) -> Tile:
     return both.reshape(both.shape[:-2] + (2 * both.shape[-2],)) if both.ndim > 1 else both
 
 
+def gather(x: Value, index: Value, axis: int) -> Tile:
+    """Elements of a tile by their places along an axis: index is a tile of integers of x's extents,
+    except along the axis; gather(x, i, 0)[r, c] is x[i[r, c], c]. A place outside counts as the
+    nearest inside.
+    """
+    x, index = tile_of(x, "tkc.gather"), tile_of(index, "tkc.gather")
+    axis = axis_of(axis, x, "tkc.gather")
+    if not index.dtype.is_int:
+        fail(f"the places of tkc.gather are integers, got {describe(index)}")
+    apart = [n for shape in (x.shape, index.shape) for a, n in enumerate(shape) if a != axis]
+    if index.ndim != x.ndim or apart[: x.ndim - 1] != apart[x.ndim - 1 :]:
+        fail(
+            f"tkc.gather along axis {axis}: the places have the rank of the tile and its other"
+            f" extents, got {describe(x)} and {describe(index)}"
+        )
+    inside = as_tile(lift(minimum(maximum(index, 0), _last_place(x, index, axis))))
+    result = TileType(index.shape, x.dtype.ir)
+    return Tile(tracer().emit(tile.Gather(x.use(), inside.use(), axis, result)).result)
+
+
+def _last_place(x: Tile, index: Tile, axis: int) -> int:
+    """The last along an axis, or the largest number of the places' dtype."""
+    return builtins.min(
+        x.shape[axis] - 1, 2 ** (index.dtype.bits - (index.dtype.kind == "int")) - 1
+    )
+
+
 def flip(x: Value, axis: int = -1) -> Tile:
     """The order of an axis reversed."""
     x = tile_of(x, "tkc.flip")
@@ -355,7 +434,7 @@ def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
         else tuple(
             sorted(
                 {
-                    axis_of(a, x, f"tkc.{kind}")
+                    axis_of(a, x, f"tkc.{REDUCTION_NAMES.get(kind, kind)}")
                     for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
                 }
             )
@@ -374,12 +453,15 @@ def restore_axes(x: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value
     return spread(x, kept) if isinstance(x, Scalar) else x.reshape(kept)
 
 
+REDUCTION_NAMES = {"xor": "xor_sum", "fmax": "nanmax", "fmin": "nanmin"}
+
+
 def _reduction(kind: str, prepare, doc: str):
     def function(x, axis=None, keep_dims: bool = False):
         x = tile_of(x, f"tkc.{function.__name__}")
-        return prepare(x, lambda t: _reduce(kind, t, axis, keep_dims))
+        return prepare(x, lambda t, kind=kind: _reduce(kind, t, axis, keep_dims))
 
-    function.__name__ = function.__qualname__ = {"xor": "xor_sum"}.get(kind, kind)
+    function.__name__ = function.__qualname__ = REDUCTION_NAMES.get(kind, kind)
     function.__doc__ = (
         f"{doc} along an axis, several axes (a tuple) or all (None); a tile of rank 1 gives a"
         " scalar. keep_dims keeps extents of 1."
@@ -391,17 +473,32 @@ def _truths(x: Tile) -> Tile:
     return x if x.dtype is bool_ else x != 0
 
 
+def _integers(x: Tile) -> Tile:
+    """Truth values as int32, others as they are."""
+    return as_tile(cast(x, int32)) if x.dtype is bool_ else x
+
+
 sum_ = _reduction("sum", lambda x, one: _in_float32(_accumulated(x), one), "The sum")
 prod = _reduction("prod", lambda x, one: _in_float32(_accumulated(x), one), "The product")
 max_ = _reduction(
     "max",
-    lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x),
+    lambda x, one: one(_integers(x)),
     "The maximum (NaN if there is one)",
 )
 min_ = _reduction(
     "min",
-    lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x),
+    lambda x, one: one(_integers(x)),
     "The minimum (NaN if there is one)",
+)
+nanmax = _reduction(
+    "fmax",
+    lambda x, one: one(x) if x.dtype.is_float else one(_integers(x), "max"),
+    "The maximum of what is not NaN (NaN where all is)",
+)
+nanmin = _reduction(
+    "fmin",
+    lambda x, one: one(x) if x.dtype.is_float else one(_integers(x), "min"),
+    "The minimum of what is not NaN (NaN where all is)",
 )
 any_ = _reduction("any", lambda x, one: one(_truths(x)), "Whether any element is true")
 all_ = _reduction("all", lambda x, one: one(_truths(x)), "Whether all elements are true")

@@ -10,8 +10,8 @@ chained comparisons, `is`, calls.
 
 The result is ordinary Python with the user's line numbers, sharing the closure cells and globals of
 the original: what is not about traced values runs as before. `if c: return` at the end of an arm
-moves the rest of the function into the other arm, and so does `if c: continue` the rest of a loop's
-body.
+moves the rest of the function into the other arm (into both arms of an `if` in which some way
+returns and others go on), and so does `if c: continue` the rest of a loop's body.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import copy
 import linecache
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tkc.language.state import is_users
 from tkc.language.tracer import REWRITTEN, RUNTIME, fail, is_own
 
 _Node = TypeVar("_Node", bound=ast.AST)
-# By file: code objects of two files are equal where their text and line are, and each must keep its
-# own places.
-_cache: defaultdict[str, weakref.WeakKeyDictionary[CodeType, CodeType | None]] = defaultdict(
-    weakref.WeakKeyDictionary
+Prepare: TypeAlias = Callable[[ast.FunctionDef | ast.Lambda], None]
+# By file, since code objects of two files are equal where their text and line are, and each must
+# keep its own places; and by runtime, which may read the statements in its own way.
+_cache: defaultdict[tuple[str, str], weakref.WeakKeyDictionary[CodeType, CodeType | None]] = (
+    defaultdict(weakref.WeakKeyDictionary)
 )
 _made: weakref.WeakSet[CodeType] = weakref.WeakSet()
 _files: dict[str, tuple[str, ast.Module | None]] = {}
@@ -41,14 +42,20 @@ _files: dict[str, tuple[str, ast.Module | None]] = {}
 
 def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
     """The function as it is traced; itself if it is a library's or its source cannot be had (then
-    traced control flow fails). runtime: what it calls in place of statements.
+    traced control flow fails). runtime: what it calls in place of statements; it may have
+
+        prepare(node)    changes the definition before statements are rewritten (another language's
+                         meaning of an assignment)
+        takes_part(f)    whether a function's statements are rewritten at all; default: of all that
+                         are not a library's
     """
     code = f.__code__
-    if RUNTIME in code.co_freevars or code in _made or not is_users(f) or is_own(code.co_filename):
+    takes_part = getattr(runtime, "takes_part", _takes_part)
+    if RUNTIME in code.co_freevars or code in _made or not takes_part(f):
         return f
-    known = _cache[code.co_filename]
+    known = _cache[code.co_filename, runtime.__name__]
     if code not in known:
-        known[code] = _compile(code)
+        known[code] = _compile(code, getattr(runtime, "prepare", None))
     new = known[code]
     if new is None:
         return f
@@ -67,7 +74,11 @@ def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
     return result
 
 
-def _compile(code: CodeType) -> CodeType | None:
+def _takes_part(f: FunctionType) -> bool:
+    return is_users(f) and not is_own(f.__code__.co_filename)
+
+
+def _compile(code: CodeType, prepare: Prepare | None) -> CodeType | None:
     node = _find(code)
     if node is None:
         return None
@@ -76,6 +87,8 @@ def _compile(code: CodeType) -> CodeType | None:
         return None  # the file changed since it was imported
     if _is_generator(node):
         return None
+    if prepare is not None:
+        prepare(node)
     made = _Rewriter().definition(node)
     inner = ast.copy_location(ast.Expr(made) if isinstance(made, ast.Lambda) else made, node)
     found = _inside_factory(inner, code)
@@ -245,6 +258,8 @@ def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------
 _RESULT = "__returned__"
+# How often what follows an `if` is written into both of its arms, one within the other
+MAX_COPIES = 4
 
 
 _Jump = ast.Return | ast.Continue
@@ -275,8 +290,12 @@ def _at_the_end(jump: _Jump) -> ast.stmt:
     return ast.copy_location(ast.Assign([name], value), jump)
 
 
-def _without_jumps(body: list[ast.stmt], kind: type[_Jump]) -> list[ast.stmt]:
-    """Without the jumps at the ends of arms: what follows such an arm moves into the other."""
+def _without_jumps(
+    body: list[ast.stmt], kind: type[_Jump], copies: int = MAX_COPIES
+) -> list[ast.stmt]:
+    """Without the jumps at the ends of arms: what follows such an arm moves into the other, and
+    into both where each may go on.
+    """
     for k, s in enumerate(body):
         rest = body[k + 1 :]
         if isinstance(s, kind):
@@ -287,9 +306,12 @@ def _without_jumps(body: list[ast.stmt], kind: type[_Jump]) -> list[ast.stmt]:
             s.orelse = s.orelse + rest
         elif _ends(s.orelse, kind):
             s.body = s.body + rest
+        elif rest and not copies:
+            continue  # such a jump runs as it stands, where no traced branch is around it
         elif rest:
-            continue
-        s.body, s.orelse = _without_jumps(s.body, kind), _without_jumps(s.orelse, kind)
+            s.body, s.orelse, copies = s.body + rest, s.orelse + copy.deepcopy(rest), copies - 1
+        s.body = _without_jumps(s.body, kind, copies)
+        s.orelse = _without_jumps(s.orelse, kind, copies)
         return body[: k + 1]
     return body
 
@@ -329,7 +351,8 @@ class _Rewriter(ast.NodeTransformer):
         if any(_jumps([s], ast.Return) for s in body if isinstance(s, ast.If)):
             body = _without_jumps(body, ast.Return)
             prelude = self.code(f"{_RESULT} = None", node)
-            coda = self.code(f"return {_RESULT}", body[-1])
+            value = f"locals().get({_RESULT!r}, {RUNTIME}.unbound)"
+            coda = self.code(f"return {RUNTIME}.result({value})", body[-1])
         if _jumps([s for s in body if not isinstance(s, ast.Return)], ast.Return):
             self.returns = True
             prelude = prelude + self.code(f"__tkc_depth__ = {RUNTIME}.depth()", node)

@@ -14,12 +14,13 @@ from tkc.language.dtypes import DType
 @dataclass(frozen=True)
 class ArrayArgument:
     """An array: element type, facts of extents, strides (in elements) and alignment; wide: offsets
-    need 64 bits.
+    need 64 bits. pointer: the kernel has its address.
     """
 
     dtype: DType
     facts: ArrayFacts
     wide: bool = False
+    pointer: bool = False
 
     @property
     def rank(self) -> int:
@@ -41,7 +42,16 @@ class ConstantArgument:
     value: Any
 
 
-Argument = ArrayArgument | ScalarArgument | ConstantArgument
+@dataclass(frozen=True)
+class PeersArgument:
+    """One array a rank, all alike, and the rank that the kernel runs on."""
+
+    world: int
+    rank: int
+    array: ArrayArgument
+
+
+Argument = ArrayArgument | PeersArgument | ScalarArgument | ConstantArgument
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,9 @@ class Options:
     )
     prefetch: bool | None = None  # loops without dots read one iteration ahead
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
+    # what operators mean: "torch" (promotion as PyTorch's; // and % round down) or "triton" (both
+    # as in Triton's language; stores convert)
+    semantics: str | None = None
     # checks that trap, as under TKC_DEBUG: True, or the seconds that a wait may take
     debug: int = 0
     extra: tuple[tuple[str, Any], ...] = field(default=())

@@ -156,7 +156,10 @@ def contents(obj: Any) -> dict | None:
     module = type(obj).__module__
     if is_library(module) and module not in ("types", "collections"):
         return None
-    found = dict(getattr(obj, "__dict__", {}))
+    try:
+        found = dict(object.__getattribute__(obj, "__dict__"))
+    except AttributeError:
+        found = {}
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for n in (slots,) if isinstance(slots, str) else slots:

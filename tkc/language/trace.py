@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
@@ -16,18 +17,23 @@ from tkc.ir import tile
 from tkc.ir.text import source
 from tkc.ir.types import ArrayType
 from tkc.ir.verify import verify
+from tkc.language import foreign
 from tkc.language.arrays import Array
 from tkc.language.control import callable_in_kernel
+from tkc.language.peers import PeerArrays
 from tkc.language.signature import (
     Argument,
     ArrayArgument,
     ConstantArgument,
+    PeersArgument,
     ScalarArgument,
     Signature,
 )
 from tkc.language.state import Lost, Snapshot, traced_function
 from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
+
+foreign.register()
 
 
 def trace(fn: object, signature: Signature) -> ModuleOp:
@@ -46,6 +52,7 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
     kernel = _kernel(fn, signature)
     kernel.location = source(start)
     with activate(Tracer(kernel.body.block)) as tracer:
+        tracer.semantics = signature.options.semantics or "torch"
         tracer.place = start.file, start.line, 0
         values = _values(tracer, kernel, arguments)
         tracer.place = None
@@ -69,7 +76,7 @@ def trace(fn: object, signature: Signature) -> ModuleOp:
 
 def _kernel(fn: FunctionType, signature: Signature) -> tile.Kernel:
     """The kernel of these arguments, without a body."""
-    dynamic = {n: a for n, a in signature.arguments if not isinstance(a, ConstantArgument)}
+    dynamic = _dynamic(signature)
     types = [
         ArrayType(a.rank, a.dtype.ir, a.facts) if isinstance(a, ArrayArgument) else a.dtype.ir
         for a in dynamic.values()
@@ -85,6 +92,17 @@ def _kernel(fn: FunctionType, signature: Signature) -> tile.Kernel:
     return kernel
 
 
+def _dynamic(signature: Signature) -> dict[str, ArrayArgument | ScalarArgument]:
+    """The arguments that a kernel has at run time, in its order: of peers one array a rank."""
+    found: dict[str, ArrayArgument | ScalarArgument] = {}
+    for name, a in signature.arguments:
+        if isinstance(a, PeersArgument):
+            found |= {f"{name}[{r}]": a.array for r in range(a.world)}
+        elif not isinstance(a, ConstantArgument):
+            found[name] = a
+    return found
+
+
 def _values(tracer: Tracer, kernel: tile.Kernel, arguments: dict[str, Argument]) -> dict[str, Any]:
     """What the function is called with: constants, arrays and scalars by parameter."""
     values, given = {}, iter(kernel.arguments)
@@ -94,9 +112,17 @@ def _values(tracer: Tracer, kernel: tile.Kernel, arguments: dict[str, Argument])
             continue
         ssa = next(given)
         ssa.name_hint = name
-        values[name] = (
-            Array(ssa, a.wide) if isinstance(a, ArrayArgument) else _scalar(tracer, a, ssa, name)
-        )
+        if isinstance(a, ArrayArgument):
+            array = Array(ssa, a.wide)
+            values[name] = array.ptr if a.pointer else array
+        elif isinstance(a, PeersArgument):
+            each = [ssa, *itertools.islice(given, a.world - 1)]
+            for r, one in enumerate(each):
+                one.name_hint = f"{name}_{r}"
+            values[name] = PeerArrays(name, tuple(Array(one, a.array.wide) for one in each))
+            tracer.place_among_ranks(a.rank, a.world, name)
+        else:
+            values[name] = _scalar(tracer, a, ssa, name)
     return values
 
 
@@ -146,7 +172,9 @@ def _guarded(fn: FunctionType, values: dict[str, Any], tracer: Tracer, start: Lo
 
 
 def _traced_call(fn: FunctionType, values: dict[str, Any]):
-    return callable_in_kernel(fn)(**values)
+    """Runs the kernel. A function of another language says by `__traced_by__` what runs it."""
+    run = getattr(fn, "__traced_by__", None)
+    return run(**values) if run is not None else callable_in_kernel(fn)(**values)
 
 
 def _words(e: Exception, tracer: Tracer) -> str:

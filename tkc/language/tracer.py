@@ -32,6 +32,7 @@ from tkc.ir.types import TileType, is_float
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "kernels.py")
 MOST_ELEMENTS = 1 << 31
+MOST_OPERATIONS = 1 << 15  # of a trace; a loop that is unrolled without end would have more
 _local = threading.local()  # .stack: the traces of this thread, innermost last
 
 RUNTIME = "__tkc__"  # what rewritten functions call
@@ -45,10 +46,13 @@ class Tracer:
 
     def __init__(self, block: Block):
         self.blocks = [block]
+        self.emitted = 0
+        self.semantics = "torch"  # what operators mean: one of promotion.RULES
         self.reasons: dict[str, str] = {}  # why a name has no value, for the error when it is read
         # of what no line of the user's makes: the place of the kernel
         self.place: tuple[str, int, int] | None = None
         self.nonzero: set[int] = set()  # arguments, by number
+        self.ranks: tuple[int, int] | None = None  # this one, and how many there are
         self._promises: list[tuple[Block, SSAValue, Range]] = []
 
     # ----------------------------------------------------------------------------------------------
@@ -60,6 +64,13 @@ class Tracer:
                     f"a tile has less than 2^31 elements, and this one would have {r.type.size:,}:"
                     " walk over it in a loop, or by more programs"
                 )
+        self.emitted += 1
+        if self.emitted > MOST_OPERATIONS:
+            fail(
+                f"a kernel is traced to at most {MOST_OPERATIONS:,} operations, and this one has"
+                " more: a loop whose condition is known at compile time is unrolled, and this one"
+                " is long or has no end; count with tkc.range, or test a traced value"
+            )
         self.blocks[-1].add_op(op)
         return op
 
@@ -80,6 +91,17 @@ class Tracer:
     def promise(self, ssa: SSAValue, known: Range) -> None:
         """An integer has this range wherever the innermost open block is."""
         self._promises.append((self.blocks[-1], ssa, known))
+
+    def place_among_ranks(self, rank: int, world: int, name: str) -> None:
+        """An argument says which rank the kernel runs on. Raises CompileError where another one has
+        said otherwise.
+        """
+        if self.ranks not in (None, (rank, world)):
+            fail(
+                f"the peers `{name}` are of rank {rank} of {world}, others of rank"
+                " {} of {}; give a kernel the peers of one group".format(*self.ranks)
+            )
+        self.ranks = rank, world
 
     def require_nonzero(self, ssa: SSAValue) -> None:
         """A launch with 0 for this value is an error, where it is an argument and every program
@@ -111,6 +133,15 @@ class Tracer:
         finally:
             del self.blocks[depth:]
 
+    @contextmanager
+    def at(self, file: str, line: int) -> Iterator[None]:
+        """Operations that no line of the user's makes stand at this place meanwhile."""
+        before, self.place = self.place, (file, line, 0)
+        try:
+            yield
+        finally:
+            self.place = before
+
     def inline(self, block: Block) -> None:
         """Moves the operations of a closed block to the end of the innermost open one."""
         for op in list(block.ops):
@@ -118,9 +149,12 @@ class Tracer:
             self.blocks[-1].add_op(op)
 
 
+DIVISIONS = ("floordiv", "mod", "div_trunc", "rem_trunc")
+
+
 def pure(block: Block) -> bool:
     """No operation of a block has an effect or can fault: it may run where it is not needed."""
-    risky = tuple(elementwise.CLASSES[n] for n in ("floordiv", "mod"))
+    risky = tuple(elementwise.CLASSES[n] for n in DIVISIONS)
     return all(
         not op.regions
         and op.has_trait(tile.Pure)

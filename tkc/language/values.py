@@ -1,15 +1,6 @@
 """Traced values: tiles and scalars, their operators, broadcasting and promotion.
 
-Broadcasting is NumPy's. Promotion is PyTorch's with weak Python scalars:
-
-    a Python bool, int or float     the dtype of the other operand; float32 of a float and integers
-    bool with bool in arithmetic    int32
-    two integers                    the wider; of mixed signs the next wider signed
-    integer with floating           the floating
-    two floating                    the wider; float32 of two of one width; a tile's beside a scalar
-
-One deviation, on purpose: an integer scalar does not take a narrower tile's dtype (offsets are
-mathematical integers).
+Broadcasting is NumPy's; promotion.py says in which dtype an operation is done.
 """
 
 from __future__ import annotations
@@ -18,15 +9,16 @@ import math
 import operator
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 from xdsl.ir import Attribute, SSAValue
 
 from tkc.ir import elementwise, tile
 from tkc.ir.types import PointerType, TileType, element_of, like
-from tkc.language import dtypes
-from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32, int64
+from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32
+from tkc.language.names import suggestion
+from tkc.language.promotion import RULES, Plain, of_number
 from tkc.language.tracer import fail, frames, is_rewritten, tracer
 
 Number = (bool, int, float)
@@ -46,14 +38,38 @@ BINARY = [
     "rshift",
 ]
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-Plain: TypeAlias = int | float
+# by the name of NumPy's function of an operator: our method where the traced value is on the right
+REFLECTED = {
+    "add": "__radd__",
+    "subtract": "__rsub__",
+    "multiply": "__rmul__",
+    "divide": "__rtruediv__",
+    "floor_divide": "__rfloordiv__",
+    "remainder": "__rmod__",
+    "power": "__rpow__",
+    "matmul": "__rmatmul__",
+    "bitwise_and": "__rand__",
+    "bitwise_or": "__ror__",
+    "bitwise_xor": "__rxor__",
+    "left_shift": "__rlshift__",
+    "right_shift": "__rrshift__",
+    "equal": "__eq__",
+    "not_equal": "__ne__",
+    "less": "__gt__",
+    "less_equal": "__ge__",
+    "greater": "__lt__",
+    "greater_equal": "__le__",
+}
 Operand: TypeAlias = "Value | int | float"
 Shape: TypeAlias = int | Sequence[int]
 
 
 class Pointer(DType):
-    """The dtype of a pointer: tkc.pointer(tkc.float32)."""
+    """The dtype of a pointer: tkc.pointer(tkc.float32). As the annotation of a parameter: an array
+    argument is its address in the kernel (`x: tkc.pointer`).
+    """
 
+    is_pointer = True  # what a jit function looks for in annotations
     element: DType
 
     def __init__(self, element: DType):
@@ -87,69 +103,23 @@ def describe(x: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DType:
-    """The dtype of an operation on two typed values (of two truth values, bool)."""
-    if a is b:
-        return a
-    if "bool" in (a.kind, b.kind):
-        return b if a.kind == "bool" else a
-    if a.is_float != b.is_float:
-        return a if a.is_float else b
-    if a.is_float:
-        if a_tile != b_tile:
-            return a if a_tile else b
-        return float32 if a.bits == b.bits else _wider(a, b)
-    return _wider(a, b) if a.kind == b.kind else _of_mixed_signs(a, b)
-
-
-def _wider(a: DType, b: DType) -> DType:
-    return a if a.bits > b.bits else b
-
-
-def _of_mixed_signs(a: DType, b: DType) -> DType:
-    """The narrowest signed dtype that holds a signed and an unsigned one."""
-    signed, unsigned = (a, b) if a.kind == "int" else (b, a)
-    if signed.bits > unsigned.bits:
-        return signed
-    if unsigned.bits == 64:
-        fail("int64 and uint64 have no common integer type; cast one of them with .to()")
-    return dtypes.BY_NAME[f"int{unsigned.bits * 2}"]
-
-
-def weak(number: Plain, other: DType) -> DType:
-    """The dtype that a Python number takes beside a value."""
-    if isinstance(number, bool):
-        return other
-    if isinstance(number, int):
-        return int32 if other.kind == "bool" else other
-    return other if other.is_float else float32
-
-
-def of_number(number: Plain) -> DType:
-    """The dtype of a Python number on its own."""
-    if isinstance(number, bool):
-        return bool_
-    if isinstance(number, int):
-        return int32 if -(2**31) <= number < 2**31 else int64
-    return float32
-
-
-def common(*args: Operand) -> DType:
-    """The dtype in which an operation on these values and numbers is done."""
+def common(*args: Operand, division: bool = False) -> DType:
+    """The dtype in which an operation on these values and numbers is done, by the rules of the
+    kernel (promotion.py). division: the operation is `/` or `%`.
+    """
     for x in args:
         if isinstance(x, Value) and isinstance(x.dtype, Pointer):
             return x.dtype
-    typed = [x for x in args if isinstance(x, Value)]
+    typed = [(x.dtype, bool(x.shape)) for x in args if isinstance(x, Value)]
+    numbers = [x for x in args if not isinstance(x, Value)]
     if not typed:
-        numbers = (of_number(x) for x in args if not isinstance(x, Value))
-        return max(numbers, key=lambda t: (t.is_float, t.is_int, t.bits))
-    result, is_tile = typed[0].dtype, bool(typed[0].shape)
-    for x in typed[1:]:
-        result, is_tile = promote(result, x.dtype, is_tile, bool(x.shape)), is_tile or bool(x.shape)
-    for x in args:
-        if not isinstance(x, Value):
-            result = weak(x, result)
-    return result
+        return max(map(of_number, numbers), key=lambda t: (t.is_float, t.is_int, t.bits))
+    return RULES[tracer().semantics](typed, numbers, division)
+
+
+def is_tritons() -> bool:
+    """Whether operators mean what they mean in Triton's language."""
+    return tracer().semantics == "triton"
 
 
 def check(x: object, what: str = "operand") -> Operand:
@@ -158,6 +128,8 @@ def check(x: object, what: str = "operand") -> Operand:
     if isinstance(x, (Value, *Number)):
         return x
     if hasattr(x, "_describe"):
+        if hasattr(x, "number"):  # a captured array of rank 0
+            return x.number()
         fail(
             f"an array cannot be an {what}; load a tile of it with tkc.load(array, offsets, shape)"
         )
@@ -289,6 +261,22 @@ def cast(x: Value, dtype: DType) -> Value:
     return wrap(tracer().emit(elementwise.Cast(x.use(), like(x.ssa.type, dtype.ir))).result)
 
 
+def _towards_zero(x: Value, dtype: DType, rounding: str) -> Value:
+    """The nearest float, or the one before it where that is beyond the value."""
+    if rounding != "rtz":
+        fail(f'rounding is "rtne" (to nearest even) or "rtz" (towards zero), got {rounding!r}')
+    if not (x.dtype.is_float and dtype.is_float):
+        fail(f'rounding="rtz" is of floats, got {describe(x)} to {dtype.name}')
+    near = cast(x, dtype)
+    if dtype.bits > x.dtype.bits or dtype is x.dtype:
+        return near
+    word = near.to(BY_NAME[f"uint{dtype.bits}"], bitcast=True)
+    wide = x.dtype if x.dtype.bits > dtype.bits else float32
+    beyond = apply("abs", cast(near, wide)) > apply("abs", cast(x, wide))
+    choice = elementwise.Select(beyond.use(), (word - 1).use(), word.use())
+    return wrap(tracer().emit(choice).result).to(dtype, bitcast=True)
+
+
 def as_tile(value: Value) -> Tile:
     """A value that is a tile. Raises TypeError for a scalar."""
     if not isinstance(value, Tile):
@@ -335,6 +323,31 @@ def _foreign(x) -> bool:
     return not isinstance(unpack(x), (Value, *Number))
 
 
+def _refuse_numpy(name: str, operands: Sequence) -> NoReturn:
+    """Fails for a function of NumPy that was given a traced value."""
+    if any(isinstance(x, np.ndarray) for x in operands):
+        fail(
+            "a NumPy array is no operand of a traced value; pass it as an argument and load from"
+            " it, or take one number of it, as in float(x)"
+        )
+    import tkc
+
+    instead = "; write the operator" if name in REFLECTED else suggestion(name, tkc.__all__)
+    fail(f"numpy.{name} does not take traced values{instead}")
+
+
+def _is_neutral(name: str, value: Operand, other: Operand, right: bool, dtype: DType) -> bool:
+    """Whether an integer is what it was: x + 0, x * 1, 0 + x, 1 * x."""
+    return (
+        type(other) is int
+        and isinstance(value, Value)
+        and value.dtype is dtype
+        and dtype.is_int
+        and (name, other) in _NEUTRAL
+        and (right or name in ("add", "mul"))
+    )
+
+
 def arithmetic(name: str, x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
@@ -342,18 +355,15 @@ def arithmetic(name: str, x: Operand, y: Operand) -> Operand:
     pointers = [isinstance(v, Value) and isinstance(v.dtype, Pointer) for v in (x, y)]
     if any(pointers):
         return _pointer_arithmetic(name, x, y, pointers)
+    if name in TRUNCATING and is_tritons():
+        return truncating(TRUNCATING[name], x, y)
     dtype = common(x, y)
     if dtype.kind == "bool":
+        if is_tritons():
+            return apply("and" if name == "mul" else "xor", x, y, dtype=dtype)
         dtype = int32
-    for value, other, right in ((x, y, True), (y, x, False)):  # x + 0, x * 1, 0 + x, 1 * x
-        if (
-            type(other) is int
-            and isinstance(value, Value)
-            and value.dtype is dtype
-            and dtype.is_int
-            and (name, other) in _NEUTRAL
-            and (right or name in ("add", "mul"))
-        ):
+    for value, other, right in ((x, y, True), (y, x, False)):
+        if _is_neutral(name, value, other, right, dtype):
             return value
     return apply(name, x, y, dtype=dtype)
 
@@ -380,7 +390,7 @@ def divide(x: Operand, y: Operand, name: str = "div") -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return x / y
-    dtype = common(x, y)
+    dtype = common(x, y, division=True)
     return apply(name, x, y, dtype=dtype if dtype.is_float else float32)
 
 
@@ -395,6 +405,41 @@ def power(x: Operand, y: Operand) -> Operand:
         return square if y == 2 else square * x if y == 3 else square * square
     dtype = common(x, y)
     return apply("pow", x, y, dtype=dtype if dtype.is_float else float32)
+
+
+FLOORS = {"div_trunc": "floordiv", "rem_trunc": "mod"}
+TRUNCATING = {v: k for k, v in FLOORS.items()}
+
+
+def truncating(name: str, x: Operand, y: Operand) -> Operand:
+    """div_trunc or rem_trunc: of numbers that are known not to be negative their flooring twins,
+    of which more is known.
+    """
+    x, y = check(x), check(y)
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return _truncating_numbers(name, x, y)
+    dtype = common(x, y, division=True)
+    if isinstance(dtype, Pointer):
+        fail("pointers take + and - of integers only (offsets count elements)")
+    if dtype.is_float:
+        if name == "rem_trunc":
+            return apply(name, x, y, dtype=dtype)
+        return apply("trunc", lift(divide(x, y)))
+    dtype = int32 if dtype.kind == "bool" else dtype
+    found = [lift(v, dtype) for v in (x, y)]
+    if all(_never_negative(v) for v in found):
+        return apply(FLOORS[name], *found, dtype=dtype)
+    return apply(name, *found, dtype=dtype)
+
+
+def _truncating_numbers(name: str, x: Plain, y: Plain) -> Plain:
+    if isinstance(x, float) or isinstance(y, float):
+        return math.fmod(x, y) if name == "rem_trunc" else float(math.trunc(x / y))
+    return int(elementwise.of_integers(name, int(x), int(y)))
+
+
+def _never_negative(x: Value) -> bool:
+    return x.dtype.kind == "uint" or tracer().range_of(x.ssa).lo >= 0
 
 
 def compare(name: str, x: Operand, y: Operand) -> Operand:
@@ -436,7 +481,6 @@ class Value:
     """A value known when the kernel runs. Immutable; operators make new values."""
 
     __slots__ = ("ssa",)
-    __array_ufunc__ = None  # numpy leaves the operators to us
 
     def __init__(self, ssa: SSAValue):
         self.ssa = ssa
@@ -469,11 +513,29 @@ class Value:
     def __deepcopy__(self, memo):
         return self
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Value:
+        """Operators of a NumPy number and a traced value are ours, not NumPy's; its functions are
+        refused.
+        """
+        ours = REFLECTED.get(ufunc.__name__)
+        if ours and method == "__call__" and operands[1] is self and not options:
+            left = operands[0]
+            number = left[()] if isinstance(left, np.ndarray) and not left.ndim else left
+            if not _foreign(number):
+                return getattr(self, ours)(number)
+        _refuse_numpy(ufunc.__name__, operands)
+
+    def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Value:
+        """Functions of NumPy are refused."""
+        _refuse_numpy(function.__name__, operands)
+
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
         import tkc
 
+        if name == "astype":
+            raise AttributeError(f"{describe(self)} has no `.astype`; write .to(dtype)")
         known = [n for n in dir(type(self)) if not n.startswith("_")]
         close = (
             f"; use tkc.{name}(tile)"
@@ -548,9 +610,13 @@ class Value:
 
         def __matmul__(self, other: Value) -> Tile: ...
 
-    def to(self, dtype: DType, bitcast: bool = False) -> Value:
-        """The value in another dtype (by value; by bits with `bitcast`, of the same width)."""
+    def to(self, dtype: DType, bitcast: bool = False, rounding: str = "rtne") -> Value:
+        """The value in another dtype (by value; by bits with `bitcast`, of the same width).
+        rounding, of a float to a shorter one: "rtne", to nearest even, or "rtz", towards zero.
+        """
         dtype = known_dtype(dtype)
+        if rounding != "rtne":
+            return _towards_zero(self, dtype, rounding)
         if not bitcast or dtype == self.dtype:
             return cast(self, dtype)
 

@@ -24,6 +24,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.errors import RoomError
 from tkc.ir import shared, threads, tile
+from tkc.ir.target import half_of
 from tkc.ir.text import location_of
 from tkc.ir.values import block_of, shared_type
 from tkc.passes import PassContext
@@ -64,8 +65,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
             placed.append(b)
             b.op.properties["offset"] = IntegerAttr(b.offset, i64)
         total = max((b.offset + b.bytes for b in buffers), default=0)
-        if total > context.target.shared_bytes:
-            _refuse(kernel, buffers, total, context)
+        available = context.target.shared_bytes
+        if context.has_roles and kernel.integer("blocks", 1) == 2:
+            available = half_of(available)
+        if total > available:
+            _refuse(kernel, buffers, total, available, context)
         kernel.set_integer("shared_bytes", total)
         if buffers:
             context.decisions.append(
@@ -159,12 +163,14 @@ def _first_fit(b: Buffer, placed: list[Buffer]) -> int:
     return at
 
 
-def _refuse(kernel: tile.Kernel, buffers: list[Buffer], total: int, context: PassContext) -> None:
+def _refuse(
+    kernel: tile.Kernel, buffers: list[Buffer], total: int, available: int, context: PassContext
+) -> None:
     largest = ", ".join(f"{b.bytes} bytes" for b in sorted(buffers, key=lambda b: -b.bytes)[:4])
     raise RoomError(
         f"kernel {kernel.sym_name.data} needs {total} bytes of shared memory and"
-        f" {context.target.name} has {context.target.shared_bytes} (largest buffers: {largest});"
+        f" {context.target.name} has {available} (largest buffers: {largest});"
         " use smaller tiles or fewer stages",
         location_of(kernel),
-        total - context.target.shared_bytes,
+        total - available,
     )

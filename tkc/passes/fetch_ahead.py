@@ -74,13 +74,13 @@ from tkc.ir.rewrite import (
     rebuild_for,
 )
 from tkc.ir.threads import Identity
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import ArrayType, TileType, bits
 from tkc.ir.values import block_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged
 
-MOST = 1024  # bytes of a tile that registers hold through an iteration with dots
+MAX_HELD_BYTES = 1024  # bytes of a tile that registers hold through an iteration with dots
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -119,11 +119,14 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
     return (
         "number" in op.attributes
         and plan.load(op).path in ("registers", "broadcast")
-        and _bytes(op.result) <= MOST
+        and _bytes(op.result) <= MAX_HELD_BYTES
     )
 
 
 def _bytes(value: SSAValue) -> int:
+    """Of registers: an array takes none, and is never moved for them."""
+    if isinstance(value.type, ArrayType):
+        return MAX_HELD_BYTES + 1
     return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
@@ -217,7 +220,7 @@ def _used_early(body: Block, fetched: set[SSAValue]) -> None:
             or not is_side_effect_free(op)
             or len(op.results) != 1
             or op is body.last_op
-            or _bytes(op.results[0]) > MOST
+            or _bytes(op.results[0]) > MAX_HELD_BYTES
         ):
             continue
         if not any(v in known for v in op.operands) or any(

@@ -415,10 +415,13 @@ def _accesses(op: Operation) -> Iterator[Access]:
             return  # a stage of a ring: mbarriers say when it is free
         case shared.Write():
             yield Access(_buffer(op.buffer), True)
-        case threads.BroadcastStore():
-            yield Access(_buffer(op.box), True)
-        case threads.BroadcastLoad():
-            yield Access(_buffer(op.box), False)
+        case threads.DotAsync():
+            for place in _operands_in_buffers(op):
+                yield Access(place, False)
+        case threads.BroadcastStore() | threads.BroadcastLoad():
+            yield Access(_buffer(op.box), isinstance(op, threads.BroadcastStore))
+        case threads.CpAsync() if op.engine is not None:
+            yield Access(_array(op.array), False)  # a stage of a ring, likewise
         case threads.CpAsync():
             place = _buffer(op.buffer)
             yield Access(place, True, age=-1, own=_filled(place))
@@ -435,6 +438,18 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(_array(op.pointers), True, own=_own_pointers(op.pointers), stored=True)
         case tile.Atomic():
             yield Access(_array(op.pointers), True, own=(op.pointers, op.kind.data))
+
+
+def _operands_in_buffers(dot: threads.DotAsync) -> list[Place]:
+    """What a dot reads in shared memory where threads wrote it: stages of rings have mbarriers."""
+    places = [_buffer(v) for v in (dot.a, dot.b) if not isinstance(v.type, TileType)]
+    return [place for place in places if _is_written(place.buffer)]
+
+
+def _is_written(buffer: shared.Alloc | None) -> bool:
+    return buffer is not None and any(
+        isinstance(use.operation, shared.Write) for use in buffer.result.uses
+    )
 
 
 def _filled(place: Place) -> tuple[object, ...] | None:

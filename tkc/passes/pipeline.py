@@ -23,6 +23,7 @@ PIPELINE = (
     "fit-results",
     "fit-dots",
     "fit-rows",
+    "match-heights",
     "separate-operands",
     "plan",
     "swap-dots",
@@ -44,6 +45,8 @@ PIPELINE = (
 )
 
 
+# the step whose program is the one that is planned: its loads and dots are those of the plan
+BEFORE_PLAN = PIPELINE[PIPELINE.index("plan") - 1]
 # four kinds of plans, each replanned once or twice with less shared memory
 MAX_PLANNING_ROUNDS = 8
 T = TypeVar("T")
@@ -54,11 +57,15 @@ def module_of(name: str) -> ModuleType:
     return import_module(f"tkc.passes.{name.replace('-', '_')}")
 
 
-def uses_reals(name: str) -> bool:
-    """Whether a pass rewrites by facts of real numbers (0.5 + 0.5 is 1), which exact ring
-    arithmetic does not share: its module says `REAL = True`.
+def uses_reals(name: str, module: ModuleOp) -> bool:
+    """Whether a pass rewrites this module by facts of real numbers (0.5 + 0.5 is 1), which exact
+    ring arithmetic does not share: the pass says `REAL = True`, or `REAL` is a function of the
+    module.
     """
-    return name in PIPELINE and getattr(module_of(name), "REAL", False)
+    if name not in PIPELINE:
+        return False
+    real = getattr(module_of(name), "REAL", False)
+    return real(module) if callable(real) else real
 
 
 def unordered(name: str) -> bool:

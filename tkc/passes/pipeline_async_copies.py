@@ -42,13 +42,16 @@ is issued where it stands and waited for at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias, TypeGuard, cast
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Select
-from tkc.ir.plan import place_of
+from tkc.ir.plan import Plan, place_of
 from tkc.ir.rewrite import (
     after,
     before,
@@ -63,6 +66,16 @@ from tkc.ir.rewrite import (
     replace,
 )
 from tkc.ir.types import SharedType, TileType
+from tkc.ir.values import (
+    block_of,
+    first_of,
+    next_of,
+    owner_of,
+    owner_op,
+    shared_type,
+    terminator_of,
+    yielded_by,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import source_unchanged, unchanged
 from tkc.passes.analysis.own import own_layout, users
@@ -70,48 +83,58 @@ from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, WRITES
 from tkc.passes.warpgroups.carried import Carried
 
 FEW = 32  # elements of a tile that is no block of memory
+DEFAULT_STAGES = 3  # of a kernel without a plan
 Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
+Loop: TypeAlias = scf.ForOp | scf.WhileOp
+Filler: TypeAlias = shared.Copy | shared.Write  # what fills a stage
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    for kernel in module.body.block.ops:
+    for kernel in [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]:
         for ring in _rings(kernel, context):
             ring.thread(kernel.body.block, ring.start(kernel))
         for loop in [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]:
-            copies = [
-                op
-                for op in body_of(loop).ops
-                if isinstance(op, shared.Copy)
-                and op.engine is None
-                and _runs_ahead(op, loop, context)
-            ]
-            stages = _stages(copies, kernel, context)
-            if (
-                stages > 1
-                or copies
-                and all(own_layout(copy.buffer.owner) is not None for copy in copies)
-            ):
-                _pipeline(loop, copies, stages, context)
-        for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]:
-            _at_once(op)
+            _issue_ahead(loop, kernel, context)
+        for copy in [op for op in kernel.walk() if isinstance(op, shared.Copy)]:
+            _at_once(copy)
         kernel.set_integer("level", 3)
 
 
-def _runs_ahead(copy: shared.Copy, loop: scf.ForOp | scf.WhileOp, context: PassContext) -> bool:
+def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> None:
+    """Gives rings to those copies of a loop that can run ahead."""
+    copies = [
+        op
+        for op in body_of(loop).ops
+        if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)
+    ]
+    stages = _stages(copies, kernel, context)
+    if stages > 1 or copies and _are_own(copies):
+        _CopiesAhead(loop, copies, stages, context).run()
+
+
+def _are_own(copies: list[shared.Copy]) -> bool:
+    """Whether each thread reads only what it has copied itself."""
+    return all(own_layout(_buffer_of(copy)) is not None for copy in copies)
+
+
+def _buffer_of(filler: Filler) -> shared.Alloc:
+    return owner_of(filler.buffer, shared.Alloc)
+
+
+def _runs_ahead(copy: shared.Copy, loop: Loop, context: PassContext) -> bool:
     """Whether a copy may be issued iterations early: the loop does not write what it reads, its
     operands of a later iteration can be computed now, loaded from arrays that the loop does not
     change, and its buffer is the loop's own.
     """
-    if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not body_of(
-        loop
-    ):
+    buffer = copy.buffer.owner
+    if not isinstance(buffer, shared.Alloc) or buffer.parent is not body_of(loop):
         return False
     if isinstance(loop, scf.WhileOp) and (
-        own_layout(copy.buffer.owner) is None or known_ahead(loop) < context.plan.stages
+        own_layout(buffer) is None or (known_ahead(loop) or 0) < _plan_of(context).stages
     ):
         return False
 
-    def readable(op):
+    def readable(op: Operation) -> bool:
         return (
             isinstance(loop, scf.ForOp)
             and isinstance(op, tile.Load)
@@ -126,15 +149,20 @@ def _runs_ahead(copy: shared.Copy, loop: scf.ForOp | scf.WhileOp, context: PassC
     )
 
 
+def _plan_of(context: PassContext) -> Plan:
+    assert context.plan is not None, "only a plan has claimed programs and rings"
+    return context.plan
+
+
 def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext) -> int:
     """The planned stages, fewer where shared memory does not hold them."""
     if not copies:
         return 1
-    wanted = context.plan.stages if context.plan else 3
-    bytes_ = sum(copy.buffer.type.bytes for copy in copies)
+    wanted = context.plan.stages if context.plan else DEFAULT_STAGES
+    bytes_ = sum(shared_type(copy.buffer).bytes for copy in copies)
     others = (
         sum(
-            op.result.type.bytes if isinstance(op, shared.Alloc) else shared.scratch(op)
+            shared_type(op.result).bytes if isinstance(op, shared.Alloc) else shared.scratch(op)
             for op in kernel.walk()
         )
         - bytes_
@@ -152,168 +180,262 @@ def _number(anchor: Operation, value: int, like: SSAValue) -> SSAValue:
     return before(anchor, tile.Constant(value, like.type)).result
 
 
-def _pipeline(
-    loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: int, context: PassContext
-) -> None:
-    body, counted = body_of(loop), isinstance(loop, scf.ForOp)
-    iv = body.args[0]
-    own = all(own_layout(copy.buffer.owner) is not None for copy in copies)
-    ahead = stages if own else stages - 1
-    sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
-    slice_ = defining_slice(sources, body)
-    loads = [op for op in slice_ if isinstance(op, tile.Load)]
-    asking = (
-        defining_slice([v for op in loads for v in op.operands], body)
-        + [op for op in loads if not any(v.owner is op for other in loads for v in other.operands)]
-        if loads
-        else []
-    )
-    needed = _without(loads, sources, slice_)
-    rings = {}
-    for copy in copies:
-        t: SharedType = copy.buffer.type
-        rings[copy] = before(
-            loop, shared.Alloc(SharedType(stages, t.shape, t.element, t.layout))
-        ).result
-        rings[copy].name_hint = copy.buffer.name_hint or "ring"
+def _ring(anchor: Operation, stages: int, buffer: SSAValue) -> SSAValue:
+    """A buffer of so many stages, before an operation, in place of one."""
+    t = shared_type(buffer)
+    ring = before(anchor, shared.Alloc(SharedType(stages, t.shape, t.element, t.layout))).result
+    ring.name_hint = buffer.name_hint or "ring"
+    return ring
 
-    def ask(anchor: Operation, at: SSAValue) -> list[SSAValue]:
-        """What is loaded for the addresses of that iteration."""
-        mapping: dict[SSAValue, SSAValue] = {iv: at}
-        clone_slice(asking, mapping, anchor)
-        return [mapping[op.result] for op in loads]
 
-    def issue(anchor: Operation, at: SSAValue, stage: SSAValue, loaded: list[SSAValue]) -> SSAValue:
-        """The copies of the iteration whose induction variable is `at`, as one token."""
-        valid = before(anchor, Lt(at, loop.ub)).result if counted else _goes_on(loop, at, anchor)
-        mapping: dict[SSAValue, SSAValue] = {iv: at} | {
-            op.result: v for op, v in zip(loads, loaded, strict=False)
+def _joined(tokens: Sequence[SSAValue], anchor: Operation) -> SSAValue:
+    """One token for several, which stand before an operation."""
+    return tokens[0] if len(tokens) == 1 else before(anchor, shared.JoinTokens(tokens)).token
+
+
+class _Counter:
+    """What a loop counts by: the variable of a range, or the first value that a while loop carries,
+    behind which it carries those of the next iterations.
+    """
+
+    def __init__(self, loop: Loop):
+        self.loop = loop
+
+    @property
+    def first(self) -> SSAValue:
+        """Of the first iteration."""
+        loop = self.loop
+        return loop.lb if isinstance(loop, scf.ForOp) else loop.arguments[0]
+
+    def before_loop(self, at: SSAValue, number: int) -> SSAValue:
+        """Of an iteration, counted from the first, whose predecessor's is `at`; before the loop."""
+        loop = self.loop
+        return self.following(at, loop) if isinstance(loop, scf.ForOp) else loop.arguments[number]
+
+    def following(self, at: SSAValue, anchor: Operation) -> SSAValue:
+        """A range's next one."""
+        return before(anchor, Add(at, self.step)).result
+
+    @property
+    def step(self) -> SSAValue:
+        return cast(scf.ForOp, self.loop).step
+
+    def inside(self, anchor: Operation, number: int, distance: SSAValue | None) -> SSAValue:
+        """In the loop: of the iteration `number` further on. distance: so many steps of a range."""
+        args = body_of(self.loop).args
+        return args[number] if distance is None else before(anchor, Add(args[0], distance)).result
+
+    def goes_on(self, at: SSAValue, anchor: Operation) -> SSAValue:
+        """Whether the loop runs the iteration of that counter."""
+        loop = self.loop
+        if isinstance(loop, scf.ForOp):
+            return before(anchor, Lt(at, loop.ub)).result
+        test = loop.before_region.block
+        mapping: dict[SSAValue, SSAValue] = {test.args[0]: at}
+        clone_slice(list(test.ops)[:-1], mapping, anchor)
+        return mapping[yielded_by(test)[0]]
+
+
+class _CopiesAhead:
+    """Copies of one loop that get rings: `run` issues each `ahead` iterations early.
+
+    loads: what the copies' addresses are loaded from, which is asked for one iteration before them.
+    known: what the program looks up by its counter alone, carried for one iteration.
+    """
+
+    def __init__(self, loop: Loop, copies: list[shared.Copy], stages: int, context: PassContext):
+        self.loop, self.copies, self.stages, self.context = loop, copies, stages, context
+        self.counter = _Counter(loop)
+        body = body_of(loop)
+        self.variable: SSAValue = body.args[0]
+        self.own = _are_own(copies)
+        self.ahead = stages if self.own else stages - 1
+        sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
+        self.addresses = defining_slice(sources, body)
+        self.loads = [op for op in self.addresses if isinstance(op, tile.Load)]
+        self.asking = _asking(self.loads, body)
+        self.needed = _without(self.loads, sources, self.addresses)
+        self.early = _looked_up(body) if self.own else []
+        self.known = [op for op in self.early if self._is_looked_up_at_once(op)]
+        found = defining_slice([op.result for op in self.known], body)
+        self.by_place = [op for op in found if op in self.early]
+
+    def _is_looked_up_at_once(self, op: Operation) -> TypeGuard[tile.Load]:
+        """Whether an operation loads what the loop does not change, by no other load."""
+        if not isinstance(op, tile.Load) or not unchanged(op, self.loop, self.context.overlaps):
+            return False
+        sources = defining_slice(op.operands, body_of(self.loop))
+        return not any(isinstance(v, tile.Load) for v in sources)
+
+    def run(self) -> None:
+        """Rewrites the loop and says so in the decisions."""
+        self.rings = {copy: _ring(self.loop, self.stages, copy.buffer) for copy in self.copies}
+        self.zero = before(self.loop, tile.Constant(0, i32)).result
+        extra = [self.zero, *self._first_copies()]
+        self.zero.name_hint = "stage"
+        self._rebuild(extra)
+        self._iterate()
+        for op in reversed(self.addresses):
+            if not any(r.first_use for r in op.results):
+                erase(op)
+        count, loads = len(self.copies), len(self.loads)
+        self.context.decisions.append(
+            f"pipeline-async-copies: {count} copies of a loop {self.stages} stages deep"
+            + (f", {loads} load{'s'[: loads > 1]} of their addresses one further" if loads else "")
+        )
+
+    def _first_copies(self) -> list[SSAValue]:
+        """Before the loop: the tokens of the first iterations' copies, what the next one's are
+        addressed by, and what the first iteration looks up.
+        """
+        loop, at, tokens = self.loop, self.counter.first, []
+        for number in range(self.ahead):
+            if number:
+                at = self.counter.before_loop(at, number)
+            stage = _number(loop, number, self.zero)
+            tokens.append(self._issue(loop, at, stage, self._ask(loop, at)))
+        loaded = self._ask(loop, self.counter.following(at, loop)) if self.loads else []
+        return [*tokens, *loaded, *self._look_up(loop, self.counter.first)]
+
+    def _rebuild(self, extra: list[SSAValue]) -> None:
+        """The loop with what it carries besides: a stage, tokens, and what was loaded ahead."""
+        loop = self.loop
+        if isinstance(loop, scf.ForOp):
+            self.carried = len(loop.iter_args)
+            self.loop = rebuild_for(loop, range(self.carried), extra)
+        else:
+            self.carried = len(loop.arguments)
+            self.loop = rebuild_while(loop, extra)
+        self.counter = _Counter(self.loop)
+        args: Sequence[SSAValue] = body_of(self.loop).args[-len(extra) :]
+        self.stage, rest = args[0], args[1:]
+        self.tokens = rest[: self.ahead]
+        self.loaded = rest[self.ahead : self.ahead + len(self.loads)]
+        self.looked = rest[self.ahead + len(self.loads) :]
+
+    def _iterate(self) -> None:
+        """In the loop: waits for this iteration's copies and issues those of a later one."""
+        body = body_of(self.loop)
+        for op in self.early:
+            op.detach()
+        first, terminator = first_of(body), terminator_of(body)
+        body.insert_ops_before(self.early, first)
+        # before the wait: what is told to other blocks waits for loads, and these would wait behind
+        # the copies
+        later = self._look_up_next(first) if self.known else []
+        ready = before(first, shared.WaitCopies([self.tokens[0]], self.ahead - 1)).ready
+        token, asked = self._issue_next(self._behind_reads(body) if self.own else first)
+        for op, value in zip(self.known, self.looked, strict=True):
+            replace(op, [value])
+        for copy in self.copies:
+            self._read_ring(copy, ready)
+        step = before(terminator, threads.RingNext(self.stage, self.zero, self.stages))
+        terminator.operands = [
+            *terminator.operands,
+            step.next_stage,
+            *self.tokens[1:],
+            token,
+            *asked,
+            *later,
+        ]
+        left = self.loop.results[self.carried + 1 : self.carried + 1 + self.ahead]
+        after(self.loop, shared.WaitCopies(list(left), 0))
+
+    def _look_up_next(self, anchor: Operation) -> list[SSAValue]:
+        """What the next iteration looks up; behind the last one, its own numbers again."""
+        iv = body_of(self.loop).args[0]
+        is_range = isinstance(self.loop, scf.ForOp)
+        coming = self.counter.inside(anchor, 1, self.counter.step if is_range else None)
+        there = self.counter.goes_on(coming, anchor)
+        return self._look_up(anchor, before(anchor, Select(there, coming, iv)).result)
+
+    def _behind_reads(self, body: Block) -> Operation:
+        """Where a thread has read its bytes, and asks for its next ones."""
+        reads = {
+            op for copy in self.copies for op in users(copy.buffer) if isinstance(op, shared.Read)
         }
-        clone_slice(needed, mapping, anchor)
+        last = [op for op in body.ops if any(inner in reads for inner in op.walk())][-1]
+        return next_of(last)
+
+    def _issue_next(self, anchor: Operation) -> tuple[SSAValue, list[SSAValue]]:
+        """The copies of the iteration `ahead` further on, and addresses of the one behind it."""
+        distance = None
+        if isinstance(self.loop, scf.ForOp):
+            step = self.loop.step
+            distance = before(anchor, Mul(step, _number(anchor, self.ahead, step))).result
+        target = self.stage
+        if not self.own:
+            count = before(anchor, tile.Constant(self.ahead, i32)).result
+            onward = threads.RingNext(self.stage, self.zero, self.stages, count)
+            target = before(anchor, onward).next_stage
+        coming = self.counter.inside(anchor, self.ahead, distance)
+        token = self._issue(anchor, coming, target, self.loaded)
+        if not self.loads:
+            return token, []
+        return token, self._ask(anchor, self.counter.following(coming, anchor))
+
+    def _read_ring(self, copy: shared.Copy, ready: SSAValue) -> None:
+        """What read a copy's buffer reads the ring's stage, behind the wait."""
+        buffer = _buffer_of(copy)
+        view = before(copy, shared.Stage(self.rings[copy], self.stage)).result
+        for use in list(buffer.result.uses):
+            if use.operation is not copy:
+                use.operation.operands[use.index] = view
+        _after(view, ready)
+        erase(copy)
+        erase(buffer)
+
+    # ---- operations of another iteration ---------------------------------------------------------
+    def _ask(self, anchor: Operation, at: SSAValue) -> list[SSAValue]:
+        """What is loaded for the addresses of that iteration."""
+        mapping = {self.variable: at}
+        clone_slice(self.asking, mapping, anchor)
+        return [mapping[op.result] for op in self.loads]
+
+    def _look_up(self, anchor: Operation, at: SSAValue) -> list[SSAValue]:
+        """What a program looks up by its place, of that iteration."""
+        mapping = {self.variable: at}
+        clone_slice(self.by_place, mapping, anchor)
+        return [mapping[op.result] for op in self.known]
+
+    def _issue(
+        self, anchor: Operation, at: SSAValue, stage: SSAValue, loaded: Sequence[SSAValue]
+    ) -> SSAValue:
+        """The copies of the iteration whose counter is `at`, as one token."""
+        valid = self.counter.goes_on(at, anchor)
+        mapping = {self.variable: at}
+        mapping |= {op.result: v for op, v in zip(self.loads, loaded, strict=False)}
+        clone_slice(self.needed, mapping, anchor)
         tokens = []
-        for copy in copies:
-            mask = (
-                valid
-                if copy.mask is None
-                else _both(anchor, mapping.get(copy.mask, copy.mask), valid)
-            )
-            view = before(anchor, shared.Stage(rings[copy], stage)).result
-
-            def get(v):
-                return None if v is None else mapping.get(v, v)
-
+        for copy in self.copies:
+            mask = valid
+            if copy.mask is not None:
+                mask = _both(anchor, mapping.get(copy.mask, copy.mask), valid)
+            view = before(anchor, shared.Stage(self.rings[copy], stage)).result
+            other = copy.other
             new = shared.CopyAsync(
-                get(copy.array),
-                [get(o) for o in copy.offsets],
+                mapping.get(copy.array, copy.array),
+                [mapping.get(o, o) for o in copy.offsets],
                 view,
                 copy.extents.get_values(),
                 mask,
-                get(copy.other),
+                None if other is None else mapping.get(other, other),
             )
-            new.properties |= {
-                k: copy.properties[k] for k in ("vector", "threads") if k in copy.properties
-            }
+            new.properties |= _kept(copy, "vector", "threads")
             tokens.append(before(anchor, new).token)
-        return tokens[0] if len(tokens) == 1 else before(anchor, shared.JoinTokens(tokens)).token
+        return _joined(tokens, anchor)
 
-    zero = before(loop, tile.Constant(0, i32)).result
-    at, tokens = loop.lb if counted else loop.arguments[0], []
-    for j in range(ahead):
-        if j:
-            at = before(loop, Add(at, loop.step)).result if counted else loop.arguments[j]
-        tokens.append(issue(loop, at, _number(loop, j, zero), ask(loop, at)))
-    zero.name_hint = "stage"
-    old, loaded = (
-        len(loop.iter_args if counted else loop.arguments),
-        (ask(loop, before(loop, Add(at, loop.step)).result) if loads else []),
-    )
-    early = _looked_up(body) if own else []
-    known = [
-        op
-        for op in early
-        if isinstance(op, tile.Load)
-        and unchanged(op, loop, context.overlaps)
-        and not any(isinstance(v, tile.Load) for v in defining_slice(op.operands, body))
-    ]
-    by_place = [op for op in defining_slice([op.result for op in known], body) if op in early]
 
-    def look_up(anchor: Operation, at: SSAValue) -> list[SSAValue]:
-        clone_slice(by_place, mapping := {iv: at}, anchor)
-        return [mapping[op.result] for op in known]
+def _kept(copy: shared.Copy, *names: str) -> dict[str, Attribute]:
+    """Those of a copy's properties that it has."""
+    return {name: copy.properties[name] for name in names if name in copy.properties}
 
-    extra = [zero, *tokens, *loaded, *look_up(loop, loop.lb if counted else loop.arguments[0])]
-    loop = rebuild_for(loop, range(old), extra) if counted else rebuild_while(loop, extra)
-    body = body_of(loop)
-    stage, *carried = body.args[-len(extra) :]
-    carried, loaded, looked = (
-        carried[:ahead],
-        carried[ahead : ahead + len(loads)],
-        carried[ahead + len(loads) :],
-    )
-    terminator = body.last_op
-    for op in early:
-        op.detach()
-    first = body.first_op
-    body.insert_ops_before(early, first)
-    later = []
-    if (
-        known
-        # before the wait: what is told to other blocks waits for loads, and these would wait behind
-        # the copies. Behind the last iteration its own numbers again
-    ):
-        following = before(first, Add(iv, loop.step)).result if counted else body.args[1]
-        there = (
-            before(first, Lt(following, loop.ub)).result
-            if counted
-            else _goes_on(loop, following, first)
-        )
-        later = look_up(first, before(first, Select(there, following, iv)).result)
-    ready = before(first, shared.WaitCopies([carried[0]], ahead - 1)).ready
-    if own:  # a thread asks for its next bytes when it has read these
-        reads = {op for copy in copies for op in users(copy.buffer) if isinstance(op, shared.Read)}
-        first = [op for op in body.ops if any(inner in reads for inner in op.walk())][-1].next_op
-    distance = (
-        before(first, Mul(loop.step, _number(first, ahead, loop.step))).result if counted else None
-    )
-    target = (
-        stage
-        if own
-        else before(
-            first,
-            threads.RingNext(stage, zero, stages, before(first, tile.Constant(ahead, i32)).result),
-        ).next_stage
-    )
-    coming = before(first, Add(iv, distance)).result if counted else body.args[ahead]
-    token = issue(first, coming, target, loaded)
-    asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
-    asked += later
-    for op, value in zip(known, looked, strict=True):
-        replace(op, [value])
-    for copy in copies:
-        alloc = copy.buffer.owner
-        view = before(copy, shared.Stage(rings[copy], stage)).result
-        for use in list(alloc.result.uses):
-            user = use.operation
-            if user is copy:
-                continue
-            user.operands[use.index] = view
-        _after(view, ready)
-        erase(copy)
-        erase(alloc)
-    step = before(terminator, threads.RingNext(stage, zero, stages))
-    terminator.operands = [*terminator.operands, step.next_stage, *carried[1:], token, *asked]
-    after(loop, shared.WaitCopies(list(loop.results[old + 1 : old + 1 + ahead]), 0))
-    for op in reversed(slice_):
-        if not any(r.first_use for r in op.results):
-            erase(op)
-    context.decisions.append(
-        f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep"
-        + (
-            f", {len(loads)} load{'s'[: len(loads) > 1]} of their addresses one further"
-            if loads
-            else ""
-        )
-    )
+
+def _asking(loads: list[tile.Load], body: Block) -> list[Operation]:
+    """Loads of addresses with what they are computed from, in order."""
+    before_them = defining_slice([v for op in loads for v in op.operands], body)
+    last = [op for op in loads if not any(v.owner is op for o in loads for v in o.operands)]
+    return [*before_them, *last]
 
 
 def _looked_up(body: Block) -> list[Operation]:
@@ -338,22 +460,15 @@ def _looked_up(body: Block) -> list[Operation]:
     return defining_slice([op.result for op in known if isinstance(op, tile.Load)], body)
 
 
-def _goes_on(loop: scf.WhileOp, at: SSAValue, anchor: Operation) -> SSAValue:
-    """Whether a loop would run once more with that counter."""
-    test = loop.before_region.block
-    mapping = {test.args[0]: at}
-    clone_slice(list(test.ops)[:-1], mapping, anchor)
-    return mapping[test.last_op.operands[0]]
-
-
 def _without(
     loads: list[tile.Load], values: list[SSAValue], ops: list[Operation]
 ) -> list[Operation]:
     """Of the operations that values are computed from, those behind the loads."""
-    wanted, work = set(), [v.owner for v in values]
+    wanted: set[Operation] = set()
+    work = [v.owner for v in values]
     while work:
         op = work.pop()
-        if op not in ops or op in loads or op in wanted:
+        if isinstance(op, Block) or op not in ops or op in loads or op in wanted:
             continue
         wanted.add(op)
         work += [v.owner for inner in op.walk() for v in inner.operands]
@@ -362,17 +477,13 @@ def _without(
 
 def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
     """The plan's rings with the copies, or the writes, that fill them."""
-    fillers: dict[int, list[shared.Copy | shared.Write]] = {}
+    fillers: dict[int, list[Filler]] = {}
     for op in kernel.walk():
-        match op:
-            case shared.Copy() if op.engine is not None:
-                number = context.plan.load(op).ring
-            case shared.Write() if "number" in op.attributes:
-                number = context.plan.load(op).relayout_ring
-            case _:
-                continue
-        fillers.setdefault(number, []).append(op)
-    return [Ring(context.plan.rings[number], found) for number, found in sorted(fillers.items())]
+        if isinstance(op, shared.Copy) and op.engine is not None:
+            fillers.setdefault(_plan_of(context).load(op).ring, []).append(op)
+        elif isinstance(op, shared.Write) and "number" in op.attributes:
+            fillers.setdefault(_plan_of(context).load(op).relayout_ring, []).append(op)
+    return [Ring(_plan_of(context).rings[n], found) for n, found in sorted(fillers.items())]
 
 
 class Ring(Carried):
@@ -380,8 +491,9 @@ class Ring(Carried):
     threaded through the whole program, each place that copies taking the next.
     """
 
-    def __init__(self, stages: int, copies: list[shared.Copy | shared.Write]):
-        self.stages, self.copies, self.buffers = stages, set(copies), {}
+    def __init__(self, stages: int, copies: list[Filler]):
+        self.stages, self.copies = stages, set(copies)
+        self.buffers: dict[tuple[int | None, int], SSAValue] = {}
 
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
         """Before everything: a buffer for each load, and the first stage."""
@@ -389,13 +501,8 @@ class Ring(Carried):
             op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk())
         )
         for copy in sorted(self.copies, key=place_of):
-            place, t = place_of(copy), copy.buffer.type
-            if place in self.buffers:
-                continue
-            self.buffers[place] = before(
-                anchor, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))
-            ).result
-            self.buffers[place].name_hint = copy.buffer.name_hint or "ring"
+            if place_of(copy) not in self.buffers:
+                self.buffers[place_of(copy)] = _ring(anchor, self.stages, copy.buffer)
         zero = before(anchor, tile.Constant(0, i32)).result
         return [zero, zero]
 
@@ -413,9 +520,9 @@ class Ring(Carried):
                 and place_of(op) in map(place_of, site)
             ):
                 state, site = self._fill(site, state), []
-            if op in self.copies and isinstance(op, shared.Write):
+            if isinstance(op, shared.Write) and op in self.copies:
                 state = self._written(op, state)
-            elif op in self.copies:
+            elif isinstance(op, shared.Copy) and op in self.copies:
                 site.append(op)
             elif op.regions:
                 state = self.around(op, state)
@@ -425,7 +532,7 @@ class Ring(Carried):
         """A stage that threads write: there when the write is over."""
         stage, parity = state
         self.copies.discard(write)
-        alloc = write.buffer.owner
+        alloc = _buffer_of(write)
         alloc.result.replace_all_uses_with(
             before(alloc, shared.Stage(self.buffers[place_of(write)], stage)).result
         )
@@ -437,11 +544,12 @@ class Ring(Carried):
         them.
         """
         stage, parity = state
-        tokens, last = [], copies[0]
+        tokens: list[SSAValue] = []
+        last: Operation = copies[0]
         for copy in copies[1:]:
             moved = [
                 op
-                for op in defining_slice([v for v in copy.operands], copy.parent)
+                for op in defining_slice(copy.operands, block_of(copy))
                 if last.is_before_in_block(op)
             ]
             for op in (*moved, copy):
@@ -449,22 +557,18 @@ class Ring(Carried):
                 last = after(last, op)
         for copy in copies:
             self.copies.discard(copy)
-            alloc = copy.buffer.owner
+            alloc = _buffer_of(copy)
             view = before(alloc, shared.Stage(self.buffers[place_of(copy)], stage)).result
             alloc.result.replace_all_uses_with(view)
             new = shared.CopyAsync(
                 copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other
             )
-            new.properties |= {
-                k: copy.properties[k]
-                for k in ("engine", "cut", "among", "hint", "fetch", "tf32")
-                if k in copy.properties
-            }
+            new.properties |= _kept(copy, "engine", "cut", "among", "hint", "fetch", "tf32")
             tokens.append(before(copy, new).token)
             erase(copy)
             erase(alloc)
         joined = tokens[0] if len(tokens) == 1 else after(new, shared.JoinTokens(tokens)).token
-        wait = after(joined.owner, shared.WaitCopies([joined], 0))
+        wait = after(owner_op(joined), shared.WaitCopies([joined], 0))
         return list(after(wait, threads.RingNext(stage, parity, self.stages)).results)
 
 
@@ -501,7 +605,7 @@ def _at_once(copy: shared.Copy) -> None:
     new = shared.CopyAsync(
         copy.array, copy.offsets, copy.buffer, copy.extents.get_values(), copy.mask, copy.other
     )
-    new.properties |= {k: copy.properties[k] for k in ("vector", "threads") if k in copy.properties}
+    new.properties |= _kept(copy, "vector", "threads")
     buffer = copy.buffer
     before(copy, new)
     ready = before(copy, shared.WaitCopies([new.token], 0)).ready

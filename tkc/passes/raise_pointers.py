@@ -170,6 +170,8 @@ class Mask:
         if len(difference.strides) != 1:
             return False
         ((own, stride),) = difference.strides
+        if own not in condition.axes:  # of extent 1
+            return False
         included = Polynomial.number(COMPARISONS[op.fn.name])
         bounds = self.bounds.setdefault(condition.axes[own], Bounds())
         match stride.exact:  # stride * i + offset < 0, or <= 0 where the bound is included

@@ -37,6 +37,7 @@ flow; the values are those of the loop as it was, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
@@ -47,15 +48,23 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
-from tkc.ir.values import owner_op
+from tkc.ir.values import owner_op, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.planning.bodies import LoopGraph, WarpCosts, shape
+from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
+from tkc.passes.planning.operands import MAX_LIVE_REGISTERS, live_registers, running_sums
 from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
+# live at once in a consumer's thread, for an order that keeps more alive than the program's own
+MAX_PAIRED_ORDER_REGISTERS = 160
+
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    if context.plan is None or not context.plan.rotate:
+    if context.plan is None:
+        return
+    if not context.plan.rotate:
+        for kernel in tile.kernels_of(module):
+            _order_dots(kernel, context)
         return
     machine = WarpCosts(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
@@ -83,6 +92,94 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"
                 for dot in dots
             ]
+
+
+def _order_dots(kernel: tile.Kernel, context: PassContext) -> None:
+    """In loops of several dots none of which is late, the order of dots and vector work in which
+    both wait least.
+    """
+    if not context.has_roles:
+        return
+    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
+        if len({number_of(dot) for dot in dots}) > 1 and not running_sums(loop):
+            _order_loop(kernel, loop, dots, context)
+
+
+def _order_loop(
+    kernel: tile.Kernel, loop: scf.ForOp, dots: list[tile.Dot], context: PassContext
+) -> None:
+    """The same of one loop, where a consumer's registers hold what is then live at once; where two
+    blocks share a multiprocessor, fewer.
+    """
+    plan = context.plan
+    assert plan is not None
+    warpgroups = plan.warps // 4
+    graph = LoopGraph(loop, context.overlaps)
+    body = graph.body(WarpCosts(context.target, plan.warps, True))
+    in_place = _before_added_to(graph, dots)
+    if body is None or is_circular(set(body.edges) | in_place, len(graph.groups)):
+        return
+    body = dataclasses.replace(body, free=True, edges=body.edges | in_place)
+    order, clocks = ordered(body, frozenset(), [MAX_SEARCH_STEPS])
+    as_it_was = list(loop.body.block.ops)
+    live = live_registers(kernel, dots, warpgroups, context.options)
+    _arrange(graph, order)
+    then_live = live_registers(kernel, dots, warpgroups, context.options)
+    most = MAX_LIVE_REGISTERS[warpgroups * plan.programs]
+    if plan.blocks == 2:
+        # of two blocks, one has its dots while the other waits: no order is worth a spill
+        most = MAX_PAIRED_ORDER_REGISTERS
+    if then_live > max(live, most):
+        _stand(as_it_was)
+        return
+    said = ", ".join(shape(op) for op in loop.body.block.ops if isinstance(op, tile.Dot))
+    context.decisions.append(
+        f"rotate-loops: dots in the order {said}: {clocks:.0f} clocks an iteration, of a"
+        f" warpgroup alone; {then_live} registers a thread"
+    )
+
+
+def _before_added_to(graph: LoopGraph, dots: list[tile.Dot]) -> set[tuple[int, int, int]]:
+    """What reads an accumulator comes before the dot that adds to it, which does so in place."""
+    return {
+        (graph.group_of[op], graph.group_of[dot], 0)
+        for dot in dots
+        for op in graph.group_of
+        if op is not dot and dot.acc in graph.reads(op)
+    }
+
+
+def _arrange(graph: LoopGraph, order: tuple[int, ...]) -> None:
+    """Puts a loop's operations in the order of their groups; what is made anew for each use stands
+    before its first one.
+    """
+    arranged: list[Operation] = []
+    done = set[Operation]()
+
+    def put(op: Operation) -> None:
+        if op in done:
+            return
+        done.add(op)
+        for value in graph.reads(op):
+            if isinstance(value.owner, Operation) and value.owner in graph.anew:
+                put(value.owner)
+        arranged.append(op)
+
+    for i in order:
+        for op in graph.groups[i]:
+            put(op)
+    for op in graph.ops:
+        put(op)
+    _stand([*arranged, terminator_of(graph.block)])
+
+
+def _stand(ops: list[Operation]) -> None:
+    """Puts all operations of a block in this order, its terminator last."""
+    end = ops[-1]
+    for op in ops[:-1]:
+        op.detach()
+        before(end, op)
 
 
 class Rotation:

@@ -176,7 +176,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         divide(body, _the(sums), part, plan.split_k)
     if real is not None:
         sizes = (plan.members * plan.cluster[0], plan.cluster[1])
-        guard_effects(body, real, [v for v, n in zip(place, sizes, strict=False) if n > 1])
+        padded = [v for v, n in zip(place, sizes, strict=False) if n > 1]
+        guard_effects(body, real, padded, context)
     _note(kernel, plan, context)
 
 

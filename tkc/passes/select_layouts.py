@@ -45,6 +45,7 @@ What the operations demand (what code generation and later passes may count on):
                     registers of every thread of the row
     flip            the axis inside one thread; result as operand (a long flip is several short ones
                     of a reshaped tile)
+    gather          the result's layout for the places; anything for what they are in
     gather offsets  a rank-1 tile of offsets has the block's layout along its axis (copies
                     elsewhere)
     loads, stores, histogram, print, assert, extract
@@ -54,10 +55,11 @@ What the operations demand (what code generation and later passes may count on):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, StringAttr, i32
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue, Use
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
@@ -65,10 +67,12 @@ from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import DotPlan, Plan, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType
+from tkc.ir.types import TileType, bits
 from tkc.ir.values import (
     Walk,
+    defining_op,
     extents_of,
     first_of,
     layout_of,
@@ -77,7 +81,7 @@ from tkc.ir.values import (
     without_recursion,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.mapped import layouts_of_operand
+from tkc.passes.analysis.mapped import layouts_of_operand, of_block
 from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess, tiles
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
@@ -90,6 +94,8 @@ from tkc.passes.layouts.movers import (
     slice_source,
 )
 from tkc.passes.layouts.relayout import permuted, relaid
+from tkc.passes.planning.gathers import copier_layout
+from tkc.passes.planning.operands import leaves
 from tkc.passes.planning.operands import source as load_of
 
 
@@ -107,6 +113,7 @@ class Selection:
 
     def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
         self.kernel, self.plan, self.context = kernel, plan, context
+        _load_for_threads(kernel, plan)
         for op in list(kernel.walk()):
             if isinstance(op, tile.Flip):
                 factor_flip(op)
@@ -115,6 +122,10 @@ class Selection:
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        # indices of the role that copies by threads
+        self.reloaded: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        # computed operands of dots, in shared memory
+        self.written: dict[tuple[SSAValue, SharedLayout], SSAValue] = {}
         for op, chosen in self.groups.dots.items():
             sources = chosen.plan.a, chosen.plan.b
             for operand, source in zip(op.operands[:2], sources, strict=True):
@@ -128,8 +139,13 @@ class Selection:
         for block in _blocks(self.kernel):
             for argument in block.args:
                 self._settle(argument)
-        for op in list(self.kernel.walk()):
-            self._rewrite(op)
+        every = list(self.kernel.walk())
+        copied = [op for op in every if self._is_copied_by_threads(op)]
+        for load in copied:  # first: what their indices are made of has no layouts yet
+            self._copied_by_threads(load)
+        for op in every:
+            if op not in copied:
+                self._rewrite(op)
         erase_dead(self.kernel.body.block)
 
     # ---- types
@@ -229,7 +245,7 @@ class Selection:
                 source, result = slice_source(op, self._layout(op.arg), self.plan.warps)
                 self._operands(op, [source])
                 self._finish(op, result)
-            case tile.Concat() | tile.Sort() | shared.SortFirst() | tile.Flip():
+            case tile.Concat() | tile.Sort() | shared.SortFirst() | tile.Flip() | tile.Gather():
                 sources, result = self.groups.moved(op)
                 self._operands(op, sources)
                 self._finish(op, result)
@@ -261,6 +277,45 @@ class Selection:
         if self.plan.rows and isinstance(op, tile.Store):
             self._in_rows(op)
         self._finish(op, layout)
+
+    def _is_copied_by_threads(self, op: Operation) -> TypeGuard[tile.Load]:
+        return isinstance(op, tile.Load) and self.plan.load(op).path == "cp_async"
+
+    def _copied_by_threads(self, op: tile.Load) -> None:
+        """Indices and mask in the layout of the role that copies a block."""
+        memory = tile_type(op.result).shared_layout or of_block(op)
+        layout = copier_layout(memory)
+        for i, v in enumerate(op.operands):
+            if isinstance(v.type, TileType):
+                op.operands[i] = without_recursion(
+                    self._recomputed(v, self._of_operand(op, v, layout))
+                )
+        self._finish(op, self.groups.access(op))
+
+    def _recomputed(self, value: SSAValue, layout: Layout) -> Walk[SSAValue]:
+        """Indices of a role that copies, which loads what they are made of once more: each thread
+        has those of its own rows, and asks no other.
+        """
+        if not isinstance(value.type, TileType) or self.kinds.cheap(value):
+            return self.operand(value, layout)
+        key = value, layout
+        if key not in self.reloaded:
+            op = owner_op(value)
+            operands = []
+            for v in op.operands:
+                if not isinstance(v.type, TileType):
+                    operands.append(v)
+                    continue
+                wanted = layout
+                if isinstance(op, tile.Load):
+                    wanted = self._of_operand(op, v, layout)
+                elif isinstance(op, VIEWS):
+                    wanted = backward(op, layout)
+                operands.append((yield self._recomputed(v, wanted)))
+            new = op.clone(dict(zip(op.operands, operands, strict=True)))
+            retype(new.results[0], tile_type(value).with_layout(layout))
+            self.reloaded[key] = after(op, new).results[0]
+        return self.reloaded[key]
 
     def _reshape(self, op: tile.Reshape) -> None:
         self._in_one_layout(op, None)
@@ -377,6 +432,43 @@ class Selection:
                 load = load_of(op.operands[i])
                 assert load is not None
                 op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, op)
+            elif source == "written":
+                op.operands[i] = self._in_memory(op, op.operands[i], 1 - i)
+
+    def _in_memory(self, op: tile.Dot, operand: SSAValue, k: int) -> SSAValue:
+        """A computed operand as a tile in shared memory, right behind where it is made; its
+        transposes are views of that. k: its axis that is K.
+        """
+        views: list[tile.Transpose] = []
+        value = operand
+        while (view := defining_op(value, tile.Transpose)) is not None:
+            views.insert(0, view)
+            value = view.arg
+            k = view.permutation.get_values()[k]
+        t = tile_type(value)
+        # 16 bits may stay in rows, which matrix stores write at once; others are read K-major only
+        fast = t.rank - 1 if bits(t.element) == 16 else k
+        memory = SharedLayout.widest(t.extents, bits(t.element), (fast, 1 - fast))
+        layout = self._layout(value)
+        key = value, memory
+        if key not in self.written:
+            held = self.operand(value, layout)
+            new = shared.Convert(held, t.with_layout(memory))
+            new.result.name_hint = value.name_hint
+            made = held.owner
+            if isinstance(made, Operation):
+                after(made, new)
+            else:
+                before(first_of(made), new)
+            self.written[key] = new.result
+        result = self.written[key]
+        for view in views:
+            order = tuple(view.permutation.get_values())
+            memory = memory.transpose(order)
+            extents = tuple(extents_of(result)[a] for a in order)
+            turned = TileType(extents, t.element).with_layout(memory)
+            result = before(op, tile.Transpose(result, order, turned)).result
+        return result
 
     def _read_before(self, operand: SSAValue, op: tile.Dot) -> None:
         """An operand's conversion, and the views of it, right before the dot: it is read in every
@@ -429,6 +521,38 @@ class Selection:
         offsets[axis], extents[axis] = start, count
         layout, _ = layout_of(value).slice(offsets, extents)
         return before(op, tile.Slice(value, offsets, TileType(extents, t.element, layout))).result
+
+
+def REAL(module: ModuleOp) -> bool:
+    """Whether a product of the module is computed as three: the fourth, of what two tf32 leave, is
+    left out, for it is below the last bit of a float32 (a fact of real numbers).
+    """
+    return any(isinstance(op, tile.Dot) and op.precision.data == "tf32x3" for op in module.walk())
+
+
+def _load_for_threads(kernel: tile.Kernel, plan: Plan) -> None:
+    """A block that dots read in shared memory, and threads in registers, is loaded once more for
+    each of the latter, under the same number: swizzle-shared makes one copy of them.
+    """
+    for load in [op for op in kernel.walk() if isinstance(op, tile.Load)]:
+        uses = list(leaves(load.result))
+        in_registers = [leaf for leaf in uses if not _is_read_in_memory(leaf[0], plan)]
+        if not in_registers or len(in_registers) == len(uses):
+            continue
+        for use, views in in_registers:
+            value = after(load, load.clone()).results[0]
+            for view in views:
+                new = tile.Transpose(value, view.permutation.get_values(), view.result.type)
+                value = after(owner_op(value), new).result
+            use.operation.operands[use.index] = value
+
+
+def _is_read_in_memory(use: Use, plan: Plan) -> bool:
+    """Whether a use of a block is a dot's that reads it in shared memory."""
+    op = use.operation
+    if not isinstance(op, tile.Dot) or use.index > 1 or (chosen := plan.dot(op)) is None:
+        return False
+    return chosen.instruction == "wgmma" and (chosen.a, chosen.b)[use.index] == "shared"
 
 
 def _run(layout: Layout, axis: int) -> int:

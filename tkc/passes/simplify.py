@@ -37,11 +37,12 @@ from tkc.ir.types import TileType
 from tkc.ir.values import terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
+from tkc.passes.analysis.unit_axes import drop_unit_axes
 
 MAX_ROUNDS = 10
 MAX_HOISTED_WORDS = 2048  # 32-bit words of a tile that may stay in registers all through a loop
 REAL = True  # constants of floats are folded
-COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram)
+COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram, tile.Gather)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -51,6 +52,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for _ in range(MAX_ROUNDS):
             changed = _fold(kernel.body.block, {}, Ranges())
             changed |= _hoist(kernel.body.block)
+            changed |= drop_unit_axes(kernel)
             changed |= _unchanged(kernel)
             changed |= sweep(kernel)
             if not changed:
@@ -189,7 +191,7 @@ def _trim(op: Operation, alive: set[Operation | SSAValue]) -> bool:
     """Drops what a loop or branch carries or yields and is not alive."""
     if isinstance(op, scf.ForOp):
         return _trim_loop(op, alive)
-    return isinstance(op, scf.IfOp) and bool(op.results) and _trim_branch(op, alive)
+    return isinstance(op, scf.IfOp) and _trim_branch(op, alive)
 
 
 def _erase_unused(op: Operation) -> bool:

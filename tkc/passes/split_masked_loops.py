@@ -41,10 +41,11 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import before, is_inside, stamp
+from tkc.ir.rewrite import before, erase, is_inside, stamp
 from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
 from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.folding import fold
 from tkc.passes.analysis.values import LOADS
 
 MIN_ELEMENTS_PER_THREAD = 32
@@ -83,8 +84,11 @@ def _split(op: ew.Select, context: PassContext) -> None:
             " ends are not known"
         )
         return
+    is_full = holds()
+    if isinstance(is_full.owner, tile.Constant) and not is_full.owner.number:
+        return  # the same mask in every iteration
     yes, no = Block([stamp(scf.YieldOp(op.if_true), op)]), Block()
-    branch = before(op, scf.IfOp(holds(), [t], Region(yes), Region(no)))
+    branch = before(op, scf.IfOp(is_full, [t], Region(yes), Region(no)))
     branch.results[0].name_hint = op.result.name_hint
     op.result.replace_all_uses_with(branch.results[0])
     op.detach()
@@ -237,7 +241,11 @@ class Question:
             if any(is_inside(v, loop) for v in op.operands):
                 break
             place = loop
-        return before(place, op).results[0]
+        before(place, op)
+        if (folded := fold(op, self.ranges)) is None:
+            return op.results[0]
+        erase(op)
+        return folded[0]
 
 
 def _is_widening(source: Attribute, t: Attribute) -> bool:

@@ -45,7 +45,7 @@ from tkc.ir.values import owner_op, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LOADS
 
-COSTLY = (*LOADS, tile.Reduce, tile.Scan, tile.Sort, tile.Histogram)
+COSTLY = (*LOADS, tile.Reduce, tile.Scan, tile.Sort, tile.Histogram, tile.Gather)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

@@ -45,7 +45,7 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, copies
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import LoadPlan, Plan
+from tkc.ir.plan import LoadPlan, Plan, number_of, place_of
 from tkc.ir.rewrite import after, before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.threads import BroadcastLoad, BroadcastStore, NextProgram, Vote
@@ -99,7 +99,7 @@ def _copy_load(op: tile.Load, t: TileType, context: PassContext) -> None:
         erase(op)
         return
     match _planned(op, context).path:
-        case "tma":
+        case "tma" | "cp_async":
             _staged(op, context)
         case "own":
             _own(op, context)
@@ -214,12 +214,16 @@ def _relaid(op: shared.Convert, context: PassContext) -> None:
 
 
 def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAValue:
-    """The buffer that a tensor map fills with a block."""
+    """The buffer that another role fills with a block: one for all loads of one number that stand
+    in a row, which select-layouts made of one.
+    """
     planned = _planned(op, context)
+    if (twin := _copied_already(op, memory)) is not None:
+        return twin
     buffer = allocated(tile_type(op.result), memory, op)
     buffer.name_hint = op.result.name_hint
-    copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
-    copy.properties["engine"] = StringAttr("tma")
+    copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values(), op.mask)
+    copy.properties["engine"] = StringAttr(planned.path)
     copy.attributes |= {
         name: op.attributes[name] for name in ("number", "part") if name in op.attributes
     }
@@ -235,6 +239,22 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
         copy.properties["among"] = tile.ints(planned.among)
     before(op, copy)
     return buffer
+
+
+def _copied_already(op: tile.Load, memory: SharedLayout) -> SSAValue | None:
+    """The buffer into which the same block was copied for another load of its number."""
+    if number_of(op) is None:
+        return None
+    for other in block_of(op).ops:
+        if (
+            isinstance(other, shared.Copy)
+            and other.engine is not None
+            and place_of(other) == place_of(op)
+            and list(other.operands[: len(op.operands)]) == [op.array, *op.offsets]
+            and shared_type(other.buffer).memory == memory
+        ):
+            return other.buffer
+    return None
 
 
 def _reads_tf32(value: SSAValue) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tkc.errors import LaunchError
@@ -33,7 +33,7 @@ FOREIGN = {
     "bool": "bool_",
     "float8_e4m3fn": "float8_e4m3",
 }  # other libraries' names of our element types
-SHORT = {
+SHORT_NAMES = {
     "i1": "bool_",
     **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
     **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
@@ -57,6 +57,8 @@ class ArrayInfo:
     device: int = -1
     writeable: bool = True
     owner: Any = None  # keeps the memory alive while the description is used
+    # the kernel has its address alone: extents and strides are those of the memory it lies in
+    is_pointer: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -129,6 +131,19 @@ def describe(value: Any, name: str = "an argument") -> ArrayInfo:
     import numpy as np
 
     return _from_interface(value, np.asarray(memory).__array_interface__, name, -1)
+
+
+def as_pointer(info: ArrayInfo, name: str) -> ArrayInfo:
+    """An array of which a kernel takes the address: the memory from its first element to its last.
+    Raises LaunchError where elements lie before the first.
+    """
+    low, high = info.span
+    if low < 0:
+        raise LaunchError(
+            f"{name}: the kernel takes a pointer, and a negative stride puts elements before the"
+            " first; pass a copy"
+        )
+    return replace(info, shape=(high // info.itemsize,), strides=(1,), is_pointer=True)
 
 
 def dtype_name(text: str, argument: str) -> str:
@@ -271,7 +286,7 @@ def from_text(text: str, name: str = "an argument") -> ArrayInfo:
             f"{name}: {text!r} is no array; write an element type and extents, for example"
             " bf16[4096, 1024]"
         )
-    kind = dtype_name(SHORT.get(m[1], m[1]), name)
+    kind = dtype_name(SHORT_NAMES.get(m[1], m[1]), name)
     try:
         parts = [tuple(int(n) for n in p.split(":")) for p in m[2].split(",") if p.strip()]
     except ValueError:

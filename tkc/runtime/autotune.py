@@ -37,6 +37,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.handed import handing, tables_changed, watch_handing, watch_tables
 from tkc.runtime.jit import JitFunction, Launchable, normalized, target_for
 from tkc.runtime.kernel import Watch
+from tkc.runtime.peers import PeersInfo
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
@@ -66,7 +68,7 @@ PLANS_ALONE = (Config(),)
 
 
 def autotune(
-    configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = PLANS_ALONE,
+    configs: Iterable[Config | dict] | Callable[..., Iterable[Config | dict]] = PLANS_ALONE,
     *,
     key: Callable[[dict], Any] | None = None,
     measure: bool = True,
@@ -77,11 +79,11 @@ def autotune(
     """Makes an Autotuned of a kernel (a decorator over @tkc.jit).
 
     configs: Config objects or dicts of compile-time values and launch options, or a function of the
-    bound arguments (a dict) that gives them. What a configuration leaves open, the plans of the
-    compiler are candidates for. key: a function of the bound arguments whose value, as text, is the
-    key of the choice instead of all of them. measure: False takes the model's choice. limit:
-    candidates that are measured. budget: seconds of measuring. table: a file of choices, read when
-    first needed.
+    bound arguments (a dict), or of these and the target, that gives them. What a configuration
+    leaves open, the plans of the compiler are candidates for. key: a function of the bound
+    arguments whose value, as text, is the key of the choice instead of all of them. measure: False
+    takes the model's choice. limit: candidates that are measured. budget: seconds of measuring.
+    table: a file of choices, read when first needed.
     """
 
     def decorate(kernel: JitFunction | Callable) -> Autotuned:
@@ -112,7 +114,7 @@ class Autotuned(Launchable):
     def __init__(
         self,
         kernel: JitFunction,
-        configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]],
+        configs: Iterable[Config | dict] | Callable[..., Iterable[Config | dict]],
         key: Callable[[dict], Any] | None,
         measure: bool,
         limit: int,
@@ -135,6 +137,7 @@ class Autotuned(Launchable):
         super().__init__(kernel.fn, parameters, dict(kernel.options))
         self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
+        self.latest: Choice | None = None  # of the launch that was prepared last
         self._rebindings = 0  # of the kernel, when the choices were made
         self._table, self._path = Table(), table
 
@@ -161,7 +164,8 @@ class Autotuned(Launchable):
     def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
         kernel = self.kernel
         given, options = self.bound(*args, **kwargs)
-        config = self._choose(given, options, grid).config
+        self.latest = self._choose(given, options, grid)
+        config = self.latest.config
         values, options = merged(kernel, given, config), options | config.options
         extents = self.extents(grid, values)
         if not handing():
@@ -239,6 +243,8 @@ class Autotuned(Launchable):
                 isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos
             )
             and not _captured(values, infos)
+            # every rank would have to measure the same launches
+            and not any(isinstance(i, PeersInfo) for i in infos)
         )
         at = (device, target, name, measure)
         if (found := self._choices.get(at)) is None:
@@ -381,7 +387,7 @@ class Autotuned(Launchable):
         } | options
         configs = self._configs
         if callable(configs):
-            self._check(configs := _as_configs(configs(self._arguments(values))))
+            self._check(configs := _as_configs(self._made(configs, values, target)))
         fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
         full = list(
             dict.fromkeys(
@@ -409,6 +415,14 @@ class Autotuned(Launchable):
                 f" {target}{why}; give tkc.autotune one that does"
             )
         return found, reasons
+
+    def _made(
+        self, configs: Callable[..., Iterable[Config | dict]], values: Sequence, target: str
+    ) -> Iterable[Config | dict]:
+        """What a function of the bound arguments, and of the target if it takes two, gives."""
+        arguments = self._arguments(values)
+        takes_target = len(signature(configs).parameters) > 1
+        return configs(arguments, target) if takes_target else configs(arguments)
 
     def _defaults(self, values: Sequence) -> dict:
         return {
@@ -559,7 +573,7 @@ class Autotuned(Launchable):
             for v, i in zip(values, self._described(values), strict=False)
         ]
         target = target_for(infos, self.__name__)
-        if index["target"] != target:
+        if index["target"].partition(":")[0] != target.partition(":")[0]:
             raise TuningError(
                 f"{path} was assembled for {index['target']}, and the arrays are on {target};"
                 f" assemble it with target={target!r}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+from tkc.devices import Observed, nearest
 from tkc.errors import DeviceError, Location, TrapError
 from tkc.ir.interface import RECORD, Site
 from tkc.ir.target import TARGETS
@@ -207,6 +208,39 @@ def target_of(device: int) -> str:
             f"cuda:{device} is sm_{have}; tkc compiles for {', '.join(TARGETS)} and newer"
         )
     return max(fitting, key=lambda t: t.capability).name
+
+
+def observed(device: int) -> Observed:
+    """What the driver says of a device."""
+    clock, width = (
+        attribute(device, "MEMORY_CLOCK_RATE"),
+        attribute(device, "GLOBAL_MEMORY_BUS_WIDTH"),
+    )
+    return Observed(
+        name(device),
+        target_of(device),
+        attribute(device, "MULTIPROCESSOR_COUNT"),
+        attribute(device, "CLOCK_RATE") / 1e6,
+        2 * clock * width / 8e6,
+        attribute(device, "L2_CACHE_SIZE"),
+        attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    )
+
+
+def planned_for(device: int) -> str:
+    """The target to compile for with the device that code is planned for: "sm_90a", or where this
+    is not the architecture's usual one, "sm_90a:h100_pcie".
+    """
+    at_hand = observed(device)
+    architecture, found = at_hand.architecture, nearest(at_hand)
+    return architecture if found == TARGETS[architecture].usual else f"{architecture}:{found}"
+
+
+def memory(device: int) -> int:
+    """Bytes of a device's memory."""
+    d = api()
+    handle = check(d.cuDeviceGet(device), f"finding cuda:{device}")
+    return int(check(d.cuDeviceTotalMem(handle), "asking for the size of memory"))
 
 
 def device_of(pointer: int) -> int:

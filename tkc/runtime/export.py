@@ -135,9 +135,9 @@ def export(
     code = machine_code(compiled)
     values, _ = kernel.bound(*args, **kwargs)
     arguments = [
-        (n, plain)
+        one
         for n, plain in kernel._specialize(kernel._describe(values), ()).arguments
-        if plain[0] != "constant"
+        for one in _at_run_time(n, plain)
     ]
     interface = compiled.interface
     assert interface is not None and compiled.ptx is not None  # a GPU's code has both
@@ -155,6 +155,16 @@ def export(
         f"{name}.c": source(name, interface, arguments, compiled.ptx, code),
     }
     return write(Path(path), texts, overwrite)
+
+
+def _at_run_time(name: str, plain: tuple) -> list[tuple[str, tuple]]:
+    """What a kernel has of an argument at run time: nothing of a constant, of peers an array a
+    rank.
+    """
+    if plain[0] == "peers":
+        _, world, _, array = plain
+        return [(f"{name}_{rank}", array) for rank in range(world)]
+    return [] if plain[0] == "constant" else [(name, plain)]
 
 
 def machine_code(compiled: Compiled) -> bytes:
@@ -542,7 +552,7 @@ def _checks(n: str, plain: tuple) -> list[str]:
             " && ".join(f"{n}->shape[{a}] >= 0" for a in range(len(shape))), "an extent is negative"
         )
     for what, facts in (("shape", shape), ("strides", strides)):
-        for axis, (divisor, exact) in enumerate(facts):
+        for axis, (divisor, exact, *_) in enumerate(facts):
             if exact is not None:
                 need(f"{n}->{what}[{axis}] == {exact}", f"expected {what}[{axis}] to be {exact}")
             elif divisor > 1:

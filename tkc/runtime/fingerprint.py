@@ -49,6 +49,14 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
     return h.hexdigest()
 
 
+# what may be read through these has no name that could be looked at
+DYNAMIC = ("globals", "locals", "eval", "exec", "__import__")
+# of kinds whose values never change in place
+CONSTANTS = (
+    *(bool, int, float, complex, str, bytes, range, slice),
+    *(type(None), type(Ellipsis), type(NotImplemented)),
+)
+TORCH_CONSTANTS = ("dtype", "device", "layout", "memory_format", "Size")
 DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 
 
@@ -101,6 +109,8 @@ class Fingerprint:
                 if not _is_ours(value):
                     self.watched.append((fn.__globals__, name, value))
             else:
+                if name in DYNAMIC:
+                    self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
                 continue  # a local or a builtin
             read = {c for c in chains if c[0] == name}
             self._outside(path, name, value, read, name not in bare)
@@ -117,6 +127,8 @@ class Fingerprint:
         """What a function reads under a name. chains: through which attributes."""
         if isinstance(value, types.ModuleType):
             self._module(name, value, chains)
+            if not attributes_alone:
+                self._value(f"value {path}{name}", value)
         elif attributes_alone and _has_attributes(value):
             self._attributes(path + name, value, chains)
         else:
@@ -139,7 +151,7 @@ class Fingerprint:
         for chain in sorted(chains):
             value = root
             for attribute in chain[1:]:
-                space = getattr(value, "__dict__", {})
+                space = _held(value)
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
                     self.watched.append((space, attribute, value))
@@ -190,7 +202,7 @@ class Fingerprint:
 
     def spell(self, value: object) -> bytes:
         """A value as bytes that mean the same in every process."""
-        for spelled_as in (self._builtin, self._defined, self._library_data):
+        for spelled_as in (self._builtin, self._defined, self._function_of_c, self._library_data):
             if (spelled := spelled_as(value, type(value))) is not None:
                 return spelled
         return self._object(value)
@@ -207,22 +219,22 @@ class Fingerprint:
             return _join(kind.__name__, sorted(map(self.spell, value)))
         if kind in (dict, types.MappingProxyType):
             return _join(
-                "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items())
+                "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in [*value.items()])
             )
         return None
 
     def _defined(self, value: Any, kind: type) -> bytes | None:
         """A function, a module, a class or what is made of one of these; None of other values."""
-        if (
-            isinstance(value, types.FunctionType)
-            or hasattr(value, "fn")
-            and isinstance(value.fn, types.FunctionType)
+        if isinstance(value, types.FunctionType) or isinstance(
+            _held(value).get("fn"), types.FunctionType
         ):
             if _is_ours(value):
-                return f"tkc {value.__qualname__}".encode()
+                return f"{value.__module__}.{value.__qualname__}".encode()
             number = self._function("", value)
             return f"function {getattr(value, 'fn', value).__qualname__} {number}".encode()
         if isinstance(value, types.ModuleType):
+            if not _is_ours(value) and not _of_library(value.__name__):
+                raise Unstable(f"the module {value.__name__}, read other than by its attributes")
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
         if isinstance(value, functools.partial):
             return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
@@ -232,12 +244,22 @@ class Fingerprint:
             return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
         if isinstance(value, type):
             return self._class(value)
+        return None
+
+    def _function_of_c(self, value: Any, kind: type) -> bytes | None:
+        """A function that is not Python's, or a method of C; None of other values."""
+        if isinstance(value, types.BuiltinFunctionType) and _is_bound(value):
+            return _join("method", (value.__name__.encode(), self.spell(value.__self__)))
+        if _is_function_of_library(value):
+            return f"function {value.__module__}.{value.__name__}".encode()
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
             return f"builtin {value.__module__}.{value.__qualname__}".encode()
         return None
 
     def _library_data(self, value: Any, kind: type) -> bytes | None:
-        """A record, or a value of tkc, NumPy, torch or ml_dtypes; None of other values."""
+        """A record, a value of tkc, or a number, an array, a tensor or an element type of NumPy,
+        ml_dtypes or torch; None of other values.
+        """
         if dataclasses.is_dataclass(value):
             return _join(
                 kind.__qualname__,
@@ -252,22 +274,25 @@ class Fingerprint:
         if _is_ours(value):
             return f"{kind.__qualname__} {value!r}".encode()
         if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+            if value.dtype.hasobject:
+                return _join(f"numpy objects {value.shape}", map(self.spell, value.ravel()))
             return f"numpy {value.dtype} {value.shape} ".encode() + value.tobytes()
-        if kind.__module__.split(".")[0] in (
-            "numpy",
-            "torch",
-            "ml_dtypes",
-        ) and " at 0x" not in repr(value):
+        if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return f"torch {value.dtype} {value.shape} ".encode() + flat.numpy().tobytes()
+        if _is_constant_of_library(value):
             return f"{kind.__qualname__} {value!r}".encode()
         return None
 
     def _object(self, value: object) -> bytes:
-        """An object of a user's class: the class, and what its attributes hold."""
+        """An object: its class, what its attributes hold, and what a copy would be made of where it
+        holds more (elements, the state of an iterator).
+        """
         kind = type(value)
-        if kind.__module__ in sys.builtin_module_names and kind is not types.SimpleNamespace:
-            raise Unstable(f"a value of type {kind.__qualname__}")
-        slots = [n for cls in kind.__mro__ for n in _slots(cls) if hasattr(value, n)]
-        if not hasattr(value, "__dict__") and not slots:
+        slots = [n for cls in kind.__mro__ for n in _slots(cls) if _slot(value, n) is not _EMPTY]
+        held = dict(_held(value)) | {n: _slot(value, n) for n in slots}
+        reduces = _holds_more(kind)
+        if not held and not reduces and not _is_users_object(value):
             raise Unstable(f"a value of type {kind.__qualname__}")
         if id(value) in self._inside:
             return f"cycle {self._inside.index(id(value))}".encode()
@@ -275,8 +300,9 @@ class Fingerprint:
             raise Unstable(f"a value of type {kind.__qualname__}, whose attributes nest deeply")
         self._inside.append(id(value))
         try:
-            held = dict(getattr(value, "__dict__", {})) | {n: getattr(value, n) for n in slots}
             parts = [self.spell((name, held[name])) for name in sorted(held)]
+            if reduces:
+                parts.append(self.spell(_reduced(value)))
             return _join(f"object {kind.__qualname__}", [self._class(kind), *parts])
         finally:
             self._inside.pop()
@@ -285,9 +311,7 @@ class Fingerprint:
         name = f"class {cls.__module__}.{cls.__qualname__} "
         if cls.__module__ == "builtins" or _is_ours(cls):
             return name.encode()
-        if cls.__module__.split(".")[0] in sys.stdlib_module_names or "site-packages" in str(
-            getattr(sys.modules.get(cls.__module__), "__file__", "")
-        ):
+        if _of_library(cls.__module__):
             return name.encode()
         try:
             text = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
@@ -322,7 +346,7 @@ def _numbers_of(fn: types.FunctionType) -> list[int | float | str]:
 
 def _lasting(value) -> bool:
     """Whether a value cannot change in place. (A function counts as its code, a class as its
-    source; a mapping proxy promises it.)
+    source; a mapping proxy promises it.) Of what is not known, no.
     """
     kind = type(value)
     if kind is types.MappingProxyType:
@@ -335,13 +359,97 @@ def _lasting(value) -> bool:
         )
     if kind is functools.partial:
         return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
-    if isinstance(value, (type, types.MethodType)) or _is_users_object(value):
+    if isinstance(value, types.BuiltinFunctionType):
+        return not _is_bound(value)
+    if isinstance(value, types.ModuleType):
+        return _is_ours(value) or _of_library(value.__name__)
+    if isinstance(value, (type, types.MethodType)):
         return False
-    return kind not in (list, set, dict) and not (
-        kind.__module__ == "numpy"
-        and getattr(value, "shape", ()) != ()
-        and getattr(getattr(value, "flags", None), "writeable", False)
+    return _is_constant(value)
+
+
+def _is_constant(value: object) -> bool:
+    """Whether a value that holds no others is of a kind that never changes in place."""
+    return (
+        type(value) in CONSTANTS
+        or isinstance(value, (types.FunctionType, types.MethodDescriptorType, enum.Enum))
+        or _is_ours(value)
+        or "fn" in _held(value)
+        or _is_constant_of_library(value)
+        or _is_function_of_library(value)
     )
+
+
+def _is_constant_of_library(value: object) -> bool:
+    """A number or an element type of NumPy (ml_dtypes) or torch."""
+    import numpy as np
+
+    kind = type(value)
+    return isinstance(value, (np.generic, np.dtype, np.ufunc)) or (
+        kind.__module__ == "torch" and kind.__name__ in TORCH_CONSTANTS
+    )
+
+
+def _is_bound(function: types.BuiltinFunctionType) -> bool:
+    """Whether a function of C is the method of an object."""
+    return not isinstance(function.__self__, (types.ModuleType, type, type(None)))
+
+
+def _of_library(module: str) -> bool:
+    """Whether a module of this name is of Python's library or was installed."""
+    return module.split(".")[0] in sys.stdlib_module_names or "site-packages" in str(
+        getattr(sys.modules.get(module), "__file__", "")
+    )
+
+
+def _is_function_of_library(value: object) -> bool:
+    """Whether a value stands in a module of a library under its own name, and can be called."""
+    if not (callable(value) and _of_library(type(value).__module__)):
+        return False
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    return (
+        isinstance(module, str)
+        and isinstance(name, str)
+        and _of_library(module)
+        and getattr(sys.modules.get(module), name, None) is value
+    )
+
+
+def _holds_more(kind: type) -> bool:
+    """Whether values of a class hold more than attributes: elements, or what it copies itself."""
+    own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+    return kind is not types.SimpleNamespace and (own or issubclass(kind, (list, dict, tuple)))
+
+
+def _reduced(value: object) -> object:
+    """What a copy of a value is made of (the protocol of copy and pickle)."""
+    try:
+        found = value.__reduce_ex__(4)
+    except Exception:
+        raise Unstable(f"a value of type {type(value).__qualname__}") from None
+    if isinstance(found, str):
+        return found
+    _, arguments, state, items, pairs, *_ = *found, None, None, None
+    return [arguments, state, list(items or ()), list(pairs or ())]
+
+
+def _held(value: object) -> dict[str, Any]:
+    """The attributes of an object itself. A class's own way to find attributes is not asked."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def _slot(value: object, name: str) -> object:
+    """What a slot holds; _EMPTY where it holds nothing."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _EMPTY
+
+
+_EMPTY = object()
 
 
 def _is_users_object(value: object) -> bool:
@@ -351,8 +459,8 @@ def _is_users_object(value: object) -> bool:
         kind.__module__ not in sys.builtin_module_names
         and kind.__module__.split(".")[0] not in ("numpy", "torch", "ml_dtypes", "tkc")
         and not isinstance(value, (types.FunctionType, types.ModuleType, enum.Enum))
-        and not hasattr(value, "fn")
-        and (hasattr(value, "__dict__") or any(map(_slots, kind.__mro__)))
+        and "fn" not in _held(value)
+        and (kind.__dictoffset__ != 0 or any(map(_slots, kind.__mro__)))
     )
 
 
@@ -381,7 +489,7 @@ def _is_ours(value) -> bool:
     return (
         module.startswith("tkc.")
         and not module.startswith("tkc.kernels")
-        and not hasattr(value, "fn")
+        and "fn" not in _held(value)
     )
 
 
@@ -462,7 +570,13 @@ def toolchain() -> tuple[tuple[str, bytes], ...]:
     """tkc's own content and the versions of what it stands on; nothing is imported for it."""
     import importlib.util
 
-    fields = [("tkc", package_hash().encode()), ("python", sys.version.encode())]
+    from tkc.devices import own_files
+
+    fields = [
+        ("tkc", package_hash().encode()),
+        ("python", sys.version.encode()),
+        *((p.name, p.read_bytes()) for p in own_files()),
+    ]
     for name in ("xdsl", "llvmlite"):
         spec = importlib.util.find_spec(name)
         places = spec and spec.submodule_search_locations
@@ -482,12 +596,19 @@ def toolchain() -> tuple[tuple[str, bytes], ...]:
     return tuple(fields)
 
 
+# folders of tkc that only call the compiler
+OF_CALLERS = ("tools", "kernels")
+
+
 @cache
 def package_hash() -> str:
     """Of every source file of tkc that can change what is compiled."""
     root = Path(__file__).resolve().parent.parent
     files = sorted(
-        p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in ("tools", "kernels")
+        [
+            *(p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in OF_CALLERS),
+            *(root / "devices").glob("*.json"),
+        ]
     )
     return digest((str(p.relative_to(root)), p.read_bytes()) for p in files)
 

@@ -14,6 +14,8 @@ from tkc.runtime.kernel import Kernel, Watch
 
 # by thread: the functions that its launches are handed to, the innermost last
 takers: dict[int, list[Callable]] = {}
+# by thread: the targets that its launches count as being for, the innermost last
+_targets: dict[int, list[str]] = {}
 _lock = threading.Lock()
 _handing: bool | None = None  # True where there is one
 _tables = 0  # how often tables of choices became others
@@ -36,17 +38,31 @@ class handed:
     """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid,
     args, kwargs)`, which makes them (kernel[grid](*args, **kwargs)) or does not.
 
-    Within another such block, what `to` launches is handed on to that one's.
+    Within another such block, what `to` launches is handed on to that one's. target: what arrays in
+    host memory count as being for, so that what depends on the GPU is chosen as there.
     """
 
-    def __init__(self, to: Callable[[Kernel, Any, tuple, dict], None]):
-        self.to = to
+    def __init__(self, to: Callable[[Kernel, Any, tuple, dict], None], target: str | None = None):
+        self.to, self.target = to, target
 
     def __enter__(self) -> None:
         _push(self.to)
+        if self.target is not None:
+            _targets.setdefault(get_ident(), []).append(self.target)
 
     def __exit__(self, *exception: object) -> None:
         _pop()
+        if self.target is not None:
+            mine = _targets[get_ident()]
+            mine.pop()
+            if not mine:
+                del _targets[get_ident()]
+
+
+def assumed_target() -> str:
+    """What arrays in host memory are compiled for: "cpu", unless a `handed` block says another."""
+    mine = _targets.get(get_ident())
+    return mine[-1] if mine else "cpu"
 
 
 def handing() -> bool:

@@ -4,7 +4,7 @@ its end on a pool of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tkc.compiler import Compiled
 from tkc.errors import LaunchError
@@ -13,14 +13,20 @@ from tkc.runtime.arrays import ArrayInfo
 
 class HostLaunch:
     """A launch with its arguments bound; calling it returns when the last program has ended. It
-    keeps no memory alive: the caller's arguments do.
+    keeps no memory alive: the caller's arguments do. lost: says who has died of those that it may
+    wait for.
     """
 
-    __slots__ = ("run", "arguments", "grid")
+    __slots__ = ("run", "arguments", "grid", "lost")
     reusable = True
 
     def __init__(
-        self, compiled: Compiled, names: Sequence[str], infos: Sequence, grid: tuple[int, int, int]
+        self,
+        compiled: Compiled,
+        names: Sequence[str],
+        infos: Sequence,
+        grid: tuple[int, int, int],
+        lost: Callable[[], str | None] | None = None,
     ):
         for name, info in zip(names, infos, strict=False):
             what = f"argument {name} of {compiled.name}"
@@ -40,8 +46,8 @@ class HostLaunch:
                     f"{what}: {info.dtype} stands for a number and can be compiled for, not"
                     " launched; pass one"
                 )
-        self.run, self.grid = compiled.program.run, grid
+        self.run, self.grid, self.lost = compiled.program.run, grid, lost
         self.arguments = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in infos]
 
     def __call__(self) -> None:
-        self.run(self.arguments, self.grid)
+        self.run(self.arguments, self.grid, lost=self.lost)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.specialize import Constant, signature
+from tkc.runtime.specialize import given, signature
 
 if TYPE_CHECKING:
     from tkc.runtime.kernel import Kernel
@@ -22,15 +22,11 @@ def interpreted(
     from tkc.language.trace import trace
     from tkc.sim.level0 import run
 
-    if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in infos):
+    if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in given(infos)):
         raise LaunchError(
             f"{kernel.__name__}: TKC_INTERPRET=1 runs on host memory, and an array is on a GPU;"
             " pass .cpu() copies, or unset TKC_INTERPRET"
         )
     module = trace(kernel.fn, signature(kernel._specialize(infos, options)))
-    passed = [
-        i.numpy() if isinstance(i, ArrayInfo) else i.value
-        for i in infos
-        if not isinstance(i, Constant)
-    ]
-    return lambda: run(module, passed, extents)
+    passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in given(infos)]
+    return lambda: run(module, passed, extents, in_place=True)

@@ -19,23 +19,26 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Compiled, compile
-from tkc.errors import CompileError, Error, LaunchError
+from tkc.errors import CompileError, Error, LaunchError, MapError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
-from tkc.runtime.handed import hand, takers
+from tkc.runtime.handed import assumed_target, hand, takers
 from tkc.runtime.kernel import Watch
 from tkc.runtime.launch_cache import KernelCache, kernel_cache, kind, prepared, types_of
 from tkc.runtime.specialize import (
     OPTIONS,
-    Constant,
     Specialization,
     argument,
     debugging,
     facts,
+    named,
     options_of,
     overlaps,
     signature,
+    unspecialized,
+    who_is_lost,
 )
+from tkc.runtime.specialize import given as given_at_run_time
 from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
 if TYPE_CHECKING:
@@ -44,9 +47,14 @@ if TYPE_CHECKING:
 MAX_LAUNCHERS = 4096  # of each kernel
 MAX_KINDS = 64  # of calls, of each launcher
 CACHE_FORMAT = b"1"
-# TKC_DEBUG is read at each launch, without decoding
+WITHOUT_MAPS = ("roles", "one")  # the option with which no plan has tensor maps
+# variables are looked up at each launch, without decoding
 _variables: Any = getattr(os.environ, "_data", os.environ)
-_DEBUG = getattr(os.environ, "encodekey", str)("TKC_DEBUG")
+_encoded = getattr(os.environ, "encodekey", str)
+# what a launch does, besides what it computes
+_HOW = tuple(map(_encoded, ("TKC_DEBUG", "TKC_SIM", "TKC_VALIDATE", "TKC_INTERPRET")))
+# variables that the passes read
+_READ_BY_PASSES = tuple(map(_encoded, ("TKC_RELAX",)))
 _compiling = threading.RLock()  # a trace has one place in a process where it stands
 
 
@@ -60,13 +68,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def jit(fn: Callable | None = None, **options: Any) -> Any:
+def jit(
+    fn: Callable | None = None,
+    *,
+    pointers: bool = False,
+    do_not_specialize: Sequence[str | int] = (),
+    **options: Any,
+) -> Any:
     """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps,
-    num_stages, cluster, …) are defaults of its launches.
+    num_stages, cluster, …) are defaults of its launches. pointers: every array argument is its
+    address in the kernel, as one annotated `tkc.pointer` is. do_not_specialize: names, or numbers,
+    of parameters that stay run-time integers of which nothing is known, whatever is passed.
     """
     if fn is None:
-        return lambda f: JitFunction(f, options)
-    return JitFunction(fn, options)
+        return lambda f: JitFunction(f, options, pointers, do_not_specialize)
+    return JitFunction(fn, options, pointers, do_not_specialize)
 
 
 class Launchable:
@@ -144,7 +160,13 @@ class JitFunction(Launchable):
     arguments, `prepare` a launch with everything bound.
     """
 
-    def __init__(self, fn: Callable, options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        fn: Callable,
+        options: dict[str, Any] | None = None,
+        pointers: bool = False,
+        do_not_specialize: Sequence[str | int] = (),
+    ):
         if not inspect.isfunction(fn) or fn.__name__ == "<lambda>":
             raise TypeError(
                 "tkc.jit takes a function with a name, got"
@@ -159,6 +181,12 @@ class JitFunction(Launchable):
         self.names = tuple(p.name for p in self.parameters)
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in self.parameters)
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
+        self.unspecialized = frozenset(
+            _parameter(p, self.names, fn.__name__) for p in do_not_specialize
+        )
+        # which arrays the kernel has the addresses of
+        self.pointers = tuple(pointers or _is_pointer(p.annotation) for p in self.parameters)
+        self.peers = tuple(_is_peers(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
         super().__init__(fn, self.parameters, dict(self.options))
         self.epoch = object()  # another one where launch caches must look at something else
@@ -214,7 +242,6 @@ class JitFunction(Launchable):
         LaunchError.
         """
         values, options = self.bound(*args, **kwargs)
-        self.forget_if_rebound()
         infos = self._describe(values)
         return self._get(
             self._specialize(infos, tuple(options.items())),
@@ -258,21 +285,25 @@ class JitFunction(Launchable):
         )
 
     def _describe(self, values: Sequence) -> list:
-        return [
-            argument(v, f"argument {name} of {self.__name__}", c)
-            for v, name, c in zip(values, self.names, self.constexpr, strict=False)
-        ]
+        infos = []
+        how = zip(self.names, self.constexpr, self.pointers, self.peers, strict=True)
+        for v, (name, c, *kinds) in zip(values, how, strict=False):
+            info = argument(v, f"argument {name} of {self.__name__}", c, *kinds)
+            stays = name in self.unspecialized and not c
+            infos.append(unspecialized(info) if stays else info)
+        return infos
 
     def _specialize(self, infos: Sequence, options: tuple) -> Specialization:
         options = options_of({"debug": debugging(self.__name__)} | dict(options), self.__name__)
         return Specialization(
             tuple((name, facts(info)) for name, info in zip(self.names, infos, strict=False)),
-            overlaps([i for i in infos if not isinstance(i, Constant)]),
+            overlaps(given_at_run_time(infos)),
             options,
         )
 
     def _get(self, s: Specialization, target: str) -> Compiled:
-        """From memory, from disk, or compiled."""
+        """From memory, from disk, or compiled: of what the kernel reads now."""
+        self.forget_if_rebound()
         found = self._compiled.get(key := (_typed(s), target))
         if found is not None:
             return found
@@ -349,11 +380,10 @@ class JitFunction(Launchable):
 
     def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
         values, options = self.bound(*args, **kwargs)
-        self.forget_if_rebound()
         return self._prepare(values, options, self.extents(grid, values))
 
     def watching(self) -> tuple[Watch, ...]:
-        return *self._watched, (_variables, _DEBUG, _variables.get(_DEBUG))
+        return *self._watched, *_watches(_HOW)
 
     def _watch(self, found: fingerprint.Fingerprint) -> None:
         """What a launch must look at from now on. Launch caches look at what was watched when they
@@ -362,6 +392,7 @@ class JitFunction(Launchable):
         own = self._fingerprint
         if own is None:
             own = self._fingerprint = found
+            own.watched += _watches(_READ_BY_PASSES)
         else:
             known = {(id(space), name) for space, name, _ in self._watched}
             new = [w for w in found.watched if (id(w[0]), w[1]) not in known]
@@ -419,13 +450,18 @@ class JitFunction(Launchable):
             return simulated(self, infos, given, extents)
         target = target or target_for(infos, self.__name__)
         compiled = self._get(self._specialize(infos, given), target)
-        names = [n for n, i in zip(self.names, infos, strict=True) if not isinstance(i, Constant)]
-        passed = [i for i in infos if not isinstance(i, Constant)]
+        found = named(self.names, infos)
+        names, passed = [n for n, _ in found], [i for _, i in found]
         if compiled.target == "cpu":
             from tkc.runtime.host import HostLaunch
 
-            return HostLaunch(compiled, names, passed, extents)
-        return self._gpu_launch(compiled, values, names, passed, extents)
+            return HostLaunch(compiled, names, passed, extents, who_is_lost(infos))
+        try:
+            return self._gpu_launch(compiled, values, names, passed, extents)
+        except MapError:
+            # an array that the kernel makes: empty, or with a stride that is not positive
+            compiled = self._get(self._specialize(infos, (*given, WITHOUT_MAPS)), target)
+            return self._gpu_launch(compiled, values, names, passed, extents)
 
     def _gpu_launch(
         self,
@@ -457,6 +493,11 @@ class JitFunction(Launchable):
             ),
             values,
         )
+
+
+def _watches(variables: Sequence[Any]) -> list[Watch]:
+    """Variables of the environment, as they are now."""
+    return [(_variables, name, _variables.get(name)) for name in variables]
 
 
 def _set(variable: str) -> bool:
@@ -541,6 +582,32 @@ def _is_constexpr(annotation) -> bool:
     )
 
 
+def _parameter(given: str | int, names: Sequence[str], kernel: str) -> str:
+    """The name of a parameter that is given by its name or number. Raises LaunchError."""
+    if given in names:
+        return str(given)
+    if isinstance(given, int) and -len(names) <= given < len(names):
+        return names[given]
+    raise LaunchError(
+        f"{kernel}: do_not_specialize names {given!r}, which is no parameter; they are"
+        f" {', '.join(names)}"
+    )
+
+
+def _is_pointer(annotation: object) -> bool:
+    """The annotation is tkc.pointer, or spells it."""
+    if isinstance(annotation, str):
+        return annotation.partition("(")[0].split(".")[-1].strip() == "pointer"
+    return getattr(annotation, "is_pointer", False) is True
+
+
+def _is_peers(annotation: object) -> bool:
+    """The annotation is tkc.peers, or spells it."""
+    if isinstance(annotation, str):
+        return annotation.split(".")[-1].strip() == "peers"
+    return getattr(annotation, "is_peers", False) is True
+
+
 def _contents(cell):
     try:
         return cell.cell_contents
@@ -601,22 +668,23 @@ def target_for(infos: Sequence, kernel: str) -> str:
     """ "cpu", or the target of the CUDA device that holds the arrays. Raises LaunchError where they
     are not in one place.
     """
-    places = {i.device for i in infos if isinstance(i, ArrayInfo)}
+    places = {i.device for i in given_at_run_time(infos) if isinstance(i, ArrayInfo)}
     if len(places) > 1:
         named = ", ".join("host memory" if d < 0 else f"cuda:{d}" for d in sorted(places))
         raise LaunchError(
             f"{kernel}: expected every array on one device, got {named}; move them to one"
         )
     if places <= {-1}:
-        return "cpu"
+        return assumed_target()
     from tkc.runtime import driver
 
-    return driver.target_of(places.pop())
+    return driver.planned_for(places.pop())
 
 
 def target_of(array: Any) -> str:
     """The target that a launch with this array (of torch, cupy, jax or NumPy) compiles for:
-    "sm_90a", …, or "cpu" in host memory. Raises LaunchError for anything else, and where the device
+    "sm_90a" (with a device behind a colon where it is not the usual one), …, or "cpu" in host
+    memory. Raises LaunchError for anything else, and where the device
     cannot be asked."""
     return target_for([describe(array)], "target_of")
 

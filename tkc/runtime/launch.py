@@ -336,7 +336,7 @@ def piece(
                 p, min(extent, 2**31 - 1) if p.type == "s32" else extent, f"{what}: extent {p.axis}"
             )
         case "stride":
-            return number(p, infos[p.argument].strides[p.axis], f"{what}: stride {p.axis}")
+            return _stride(p, infos[p.argument].strides[p.axis], what)
         case "grid":
             return number(p, grid[p.axis], f"{what}: grid axis {p.axis}")
         case "scalar":
@@ -347,6 +347,11 @@ def piece(
         f"{kernel}: the interface has a parameter of unknown kind {p.kind!r}; it was made by"
         " another version of tkc"
     )
+
+
+def _stride(p: Parameter, stride: int, what: str) -> bytes:
+    """A stride; in an unsigned parameter a negative one is its two's complement."""
+    return number(p, stride % (1 << 64) if p.type == "u64" else stride, f"{what}: stride {p.axis}")
 
 
 def mapped_array(p: Parameter, infos: Sequence) -> ArrayInfo:

@@ -50,6 +50,7 @@ from tkc.runtime.arrays import describe
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
+from tkc.runtime.peers import Peers
 from tkc.runtime.specialize import overlaps
 from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
@@ -237,7 +238,7 @@ def _is_constant(value) -> bool:
     return (
         type(value) in (bool, int, float, str, type(None), FunctionType)
         or (type(value) is tuple and all(map(_is_constant, value)))
-        or type(value).__module__ == "tkc.ir.dtypes"
+        or type(value).__module__ in ("tkc.ir.dtypes", "tkc.runtime.peers")
     )
 
 
@@ -320,7 +321,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
             parts.append(f"{x}.flags.writeable")
         elif isinstance(v, float):
             parts.append(f"{x} or str({x})")  # 0.0 and -0.0
-        elif isinstance(v, (int, bool, str, type(None))):
+        elif isinstance(v, (int, bool, str, type(None), Peers)):
             parts.append(x)
         else:
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tkc.errors import CompileError
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.simulate import level4_of
-from tkc.runtime.specialize import Constant
+from tkc.runtime.specialize import given
 
 if TYPE_CHECKING:
     from tkc.runtime.kernel import Kernel
@@ -24,6 +24,7 @@ def predicted(
     what compiling raises.
     """
     from tkc.ir.target import TARGETS
+    from tkc.passes.pipeline import BEFORE_PLAN
     from tkc.passes.plan import kernel_of
     from tkc.passes.planning.cost import Sizes, Work
     from tkc.timing.predict import predict
@@ -36,17 +37,13 @@ def predicted(
     sizes, seen = (
         Sizes(
             extents,
-            tuple(
-                i.shape if isinstance(i, ArrayInfo) else i.value
-                for i in infos
-                if not isinstance(i, Constant)
-            ),
+            tuple(i.shape if isinstance(i, ArrayInfo) else i.value for i in given(infos)),
         ),
         {},
     )
 
     def observe(step: str, module) -> None:
-        if step == "trace":
+        if step == BEFORE_PLAN:
             seen["work"] = Work.of(kernel_of(module), sizes)
 
     module = level4_of(kernel, infos, options, TARGETS[target], observe)

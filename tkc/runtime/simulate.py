@@ -13,7 +13,7 @@ from tkc.compiler import Steps
 from tkc.errors import CompileError, LaunchError
 from tkc.progress import progress
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.specialize import Constant, ScalarInfo, signature
+from tkc.runtime.specialize import ScalarInfo, given, named, signature
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tkc.runtime.kernel import Kernel
     from tkc.sim.check import Checked
 
-MOST_BYTES = 4 << 30  # of one made-up array
+MAX_ARRAY_BYTES = 4 << 30  # of one made-up array
 
 
 def machine() -> Target:
@@ -65,23 +65,79 @@ def simulated(
     """
     from tkc.sim.level4 import run
 
-    if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in infos):
+    if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in given(infos)):
         raise LaunchError(
             f"{kernel.__name__}: TKC_SIM=1 runs on host memory, and an array is on a GPU; pass"
             " .cpu() copies, or unset TKC_SIM"
         )
     module = level4_of(kernel, infos, options, machine())
-    passed = [
-        i.numpy() if isinstance(i, ArrayInfo) else i.value
-        for i in infos
-        if not isinstance(i, Constant)
-    ]
+    passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in given(infos)]
 
     def simulate() -> None:
         with progress(f"simulating {kernel.__name__}"):
-            run(module, passed, extents)
+            run(module, passed, extents, in_place=True)
 
     return simulate
+
+
+def simulate_ranks(
+    world: int,
+    run: Callable[[int], Any],
+    target: str = "sm_90a",
+    seeds: Sequence[int] = (0,),
+    **options: Any,
+) -> list[Any]:
+    """Runs what `run(rank)` launches on each of `world` GPUs in one process: the compiled programs
+    with their threads, ranks beside one another in random orders, under the happens-before check
+    with scopes and proxies. Arrays are NumPy's; ranks share those that they share. Gives what `run`
+    returned, a rank each.
+
+    `run` is called for one rank after the other, and its launches wait until all have been made, so
+    it may not depend on results. For each seed (a schedule) it is called anew. options: of
+    tkc.sim.ranks.run. Raises what the simulator finds: a race, a deadlock, a missing fence.
+    """
+    from tkc.sim import ranks
+
+    made: dict[Any, Any] = {}
+    results: list[Any] = []
+    for seed in seeds:
+        results, launches, alive = rank_launches(world, run, target, made)
+        ranks.run(launches, seed, **({"in_place": True} | options))
+        del alive
+    return results
+
+
+def rank_launches(
+    world: int, run: Callable[[int], Any], target: str, made: dict[Any, Any]
+) -> tuple[list[Any], list[list[Any]], list[Any]]:
+    """What `run(rank)` gives for each rank, its launches (tkc.sim.ranks.Given), which are not made,
+    and what must stay alive until they have been: their arrays. made: kernels that were compiled
+    already, by what they were compiled for.
+    """
+    from tkc.ir.target import target as named_target
+    from tkc.runtime.handed import handed
+    from tkc.sim.ranks import Given
+
+    machine = named_target(target)
+    results: list[Any] = []
+    launches: list[list[Any]] = []
+    alive: list[Any] = []
+
+    def take(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
+        values, chosen = kernel.bound(*args, **kwargs)
+        infos, options = kernel._describe(values), tuple(chosen.items())
+        how = kernel, kernel._specialize(infos, options)
+        if how not in made:
+            made[how] = level4_of(kernel, infos, options, machine)
+        passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in given(infos)]
+        alive.append(values)
+        launches[-1].append(Given(made[how], passed, kernel.extents(grid, values)))
+
+    for rank in range(world):
+        launches.append([])
+        with handed(take):
+            results.append(run(rank))
+    return results, launches, alive
 
 
 def arguments_for(kernel: Kernel, infos: Sequence, seed: int = 0, exact: bool = False) -> list:
@@ -93,10 +149,8 @@ def arguments_for(kernel: Kernel, infos: Sequence, seed: int = 0, exact: bool = 
     from tkc.sim import inputs
 
     rng, out = np.random.default_rng(seed), []
-    for name, info in zip(kernel.names, infos, strict=False):
+    for name, info in named(kernel.names, infos):
         match info:
-            case Constant():
-                continue
             case ScalarInfo(value=None):
                 raise LaunchError(
                     f"{kernel.__name__}: a run needs the number {name}; write {name}=1024 for"
@@ -108,7 +162,7 @@ def arguments_for(kernel: Kernel, infos: Sequence, seed: int = 0, exact: bool = 
                 out.append(info.numpy())
             case ArrayInfo():
                 low, high = info.span
-                if high - low > MOST_BYTES:
+                if high - low > MAX_ARRAY_BYTES:
                     raise LaunchError(
                         f"{kernel.__name__}: argument {name} has {high - low:,} bytes, too many for"
                         " the simulator; use smaller extents"
@@ -188,14 +242,17 @@ def validate(
 def validate_once(
     kernel: Kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str
 ) -> None:
-    """For TKC_VALIDATE=1: the report goes to standard error, once for each specialization and grid.
+    """For TKC_VALIDATE=1: the report goes to standard error, once for each program and grid, a
+    program being what the kernel is for these arguments while all that it reads stays as it is.
     target "cpu", which has no passes: that of TKC_TARGET.
     """
     from tkc.ir.target import target as named
 
     gpu = machine() if target == "cpu" else named(target)
-    key = (kernel._specialize(infos, options), extents, gpu)
-    if key in _validated:
+    kernel.forget_if_rebound()
+    name = kernel._key(kernel._specialize(infos, options), gpu.name)
+    key = (name, extents)
+    if name is not None and key in _validated:
         return
     print("validated", validate(kernel, infos, options, extents, gpu), file=sys.stderr)
     _validated.add(key)

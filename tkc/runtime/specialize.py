@@ -3,7 +3,10 @@
 A specialization is plain data (tuples of names and numbers), so that a warm cache needs neither
 xDSL nor the tracer:
     ("array", dtype, extents, strides, align, wide)     each extent and stride a pair (divisor,
-                                                        exact value or None)
+                                                        exact value or None), a negative stride with
+                                                        a third, True
+    ("array", …, "pointer")                             one of which the kernel has the address
+    ("peers", world, rank, the array that each is)
     ("scalar", dtype, divisor)
     ("constant", value)
 `signature` turns it into the tracer's Signature when something is compiled.
@@ -12,12 +15,22 @@ xDSL nor the tracer:
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from tkc.errors import LaunchError
-from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
+from tkc.runtime.arrays import (
+    ITEMSIZE,
+    SHORT_NAMES,
+    ArrayInfo,
+    as_pointer,
+    describe,
+    from_text,
+    is_array,
+)
+from tkc.runtime.peers import Peers, PeersInfo, describe_peers
 
 if TYPE_CHECKING:
     from tkc.language.signature import Signature
@@ -49,6 +62,7 @@ OPTIONS = (
     "subtiles",
     "dynamic_schedule",
     "prefetch",
+    "semantics",
     "debug",
 )
 DEBUG_WAIT_SECONDS = 10  # seconds that a wait may take where debug is True or TKC_DEBUG 1
@@ -72,6 +86,7 @@ CHOICES = {
     "roles": ("one", "cooperative", "pingpong", "co_resident"),
     "left_operand": ("registers", "shared"),
     "epilogue": ("tma", "direct"),
+    "semantics": ("torch", "triton"),
     "store_columns": (8, 16, 32, 64),
 }
 
@@ -103,12 +118,35 @@ class Specialization:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def argument(value: Any, name: str, constexpr: bool) -> Any:
-    """One argument as ArrayInfo, ScalarInfo or Constant. Raises LaunchError."""
+def argument(
+    value: Any, name: str, constexpr: bool, pointer: bool = False, peers: bool = False
+) -> Any:
+    """One argument as ArrayInfo, PeersInfo, ScalarInfo or Constant; pointer: an array as its
+    address; peers: nothing but peers. Raises LaunchError.
+    """
+    if peers and not isinstance(value, (Peers, PeersInfo)):
+        raise LaunchError(
+            f"{name}: the kernel takes one array a rank, got {type(value).__name__}; pass"
+            " tkc.peers(arrays, rank)"
+        )
     if constexpr or value is None:
         return _constant(value, name)
-    if isinstance(value, (ArrayInfo, ScalarInfo, Constant)):
+    info = _at_run_time(value, name)
+    return as_pointer(info, name) if pointer and isinstance(info, ArrayInfo) else info
+
+
+def unspecialized(info: Any) -> Any:
+    """An argument of which code knows the type alone, where it is an integer: 1 too."""
+    if isinstance(info, Constant) and type(info.value) is int:
+        return ScalarInfo(info.value, "int32", 1)
+    return replace(info, divisor=1) if isinstance(info, ScalarInfo) else info
+
+
+def _at_run_time(value: Any, name: str) -> Any:
+    if isinstance(value, (ArrayInfo, PeersInfo, ScalarInfo, Constant)):
         return value
+    if isinstance(value, Peers):
+        return describe_peers(value, name)
     if isinstance(value, bool):
         return ScalarInfo(value, "bool_")
     if isinstance(value, int):
@@ -133,7 +171,7 @@ def argument(value: Any, name: str, constexpr: bool) -> Any:
 
         return ScalarInfo(value.item(), dtype_name(value.dtype.name, name))
     if hasattr(value, "__index__"):
-        return argument(int(value), name, False)
+        return _at_run_time(int(value), name)
     return describe(value, name)
 
 
@@ -153,7 +191,7 @@ def _text(text: str, name: str):
     if "[" in text:
         return from_text(text, name)
     kind, _, divisor = text.partition(":")
-    kind = SHORT.get(kind, kind)
+    kind = SHORT_NAMES.get(kind, kind)
     if kind not in ITEMSIZE or divisor and not divisor.isdigit():
         raise LaunchError(
             f"{name}: {text!r} stands for no argument; write bf16[4096, 1024] for an array, i32 or"
@@ -169,7 +207,13 @@ def facts(info: Any) -> tuple:
             return "constant", value
         case ScalarInfo(value, dtype, divisor):
             return "scalar", dtype, divisor or (16 if "int" in dtype and value % 16 == 0 else 1)
+        case PeersInfo():
+            own = facts(info.arrays[info.rank])
+            return "peers", info.world, info.rank, (*own[:-2], info.align, own[-1])
     low, high = info.span
+    if info.is_pointer:
+        known = ((1, None),), ((1, 1),), gcd(info.pointer, 16), high >= 1 << 31
+        return "array", info.dtype, *known, "pointer"
     return (
         "array",
         info.dtype,
@@ -180,11 +224,44 @@ def facts(info: Any) -> tuple:
     )
 
 
-def _fact(n: int, itemsize: int) -> tuple[int, int | None]:
-    """Exactly 0 or 1, or the largest interesting divisor: 128, 64, 16, or what makes 16 bytes."""
+def _fact(n: int, itemsize: int) -> tuple:
+    """Exactly 0 or 1, or the largest interesting divisor: 128, 64, 16, or what makes 16 bytes; of a
+    negative number, that it is one.
+    """
     if 0 <= n <= 1:
         return 1, n
-    return next(d for d in (128, 64, 16, max(16 // itemsize, 1), 1) if n % d == 0), None
+    divisor = next(d for d in (128, 64, 16, max(16 // itemsize, 1), 1) if n % d == 0)
+    return (divisor, None, True) if n < 0 else (divisor, None)
+
+
+def given(infos: Sequence[Any]) -> list[Any]:
+    """The arguments that a kernel has at run time, in its order: compile-time values left out, of
+    peers one array a rank.
+    """
+    return [one for _, one in named([""] * len(infos), infos)]
+
+
+def named(names: Sequence[str], infos: Sequence[Any]) -> list[tuple[str, Any]]:
+    """As `given`, with what errors call each."""
+    found: list[tuple[str, Any]] = []
+    for name, info in zip(names, infos, strict=False):
+        if isinstance(info, PeersInfo):
+            found += [(f"{name}[{r}]", array) for r, array in enumerate(info.arrays)]
+        elif not isinstance(info, Constant):
+            found.append((name, info))
+    return found
+
+
+def who_is_lost(infos: Sequence[Any]) -> Callable[[], str | None] | None:
+    """What tells of ranks that have died, where arguments have one that does."""
+    asked = list(dict.fromkeys(i.lost for i in infos if isinstance(i, PeersInfo) and i.lost))
+    if not asked:
+        return None
+
+    def lost() -> str | None:
+        return next((found for ask in asked if (found := ask())), None)
+
+    return lost
 
 
 def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
@@ -271,20 +348,23 @@ def signature(s: Specialization) -> Signature:
         ArrayArgument,
         ConstantArgument,
         Options,
+        PeersArgument,
         ScalarArgument,
         Signature,
     )
 
     def one(plain):
         match plain:
-            case "array", dtype, shape, strides, align, wide:
+            case "array", dtype, shape, strides, align, wide, *how:
 
                 def pack(pairs):
                     return tuple(Fact(*p) for p in pairs)
 
                 return ArrayArgument(
-                    BY_NAME[dtype], ArrayFacts(pack(shape), pack(strides), align), wide
+                    BY_NAME[dtype], ArrayFacts(pack(shape), pack(strides), align), wide, bool(how)
                 )
+            case "peers", world, rank, array:
+                return PeersArgument(world, rank, one(array))
             case "scalar", dtype, divisor:
                 return ScalarArgument(BY_NAME[dtype], divisor)
             case "constant", value:

@@ -2,8 +2,10 @@
 driver can write.
 
 `describe` computes the fields from a map parameter and an array, and checks the hardware's rules,
-so that a bad array is a LaunchError that
-names it; `encode` calls the driver.  The C that `tkc.export` writes makes the same fields.
+so that a bad array is a MapError that names it; `encode` calls the driver. What a specialization
+knows of an array argument keeps `plan` from asking for such a map; arrays that a kernel makes are
+known only here, and a launch that meets a MapError takes a plan without maps
+(`JitFunction._gpu_launch`). The C that `tkc.export` writes makes the same fields.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tkc.errors import LaunchError
+from tkc.errors import MapError
 from tkc.ir.interface import Parameter, map_fields
 from tkc.runtime.arrays import ArrayInfo
 
@@ -66,18 +68,18 @@ class TensorMap:
 
 
 def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
-    """The map of an array argument. Raises LaunchError where the array breaks one of the
+    """The map of an array argument. Raises MapError where the array breaks one of the
     accelerator's rules.
     """
     if parameter.element not in TYPES:
-        raise LaunchError(f"{name}: there are no tensor maps of elements {parameter.element}")
+        raise MapError(f"{name}: there are no tensor maps of elements {parameter.element}")
     if len(array.shape) != len(parameter.box):
-        raise LaunchError(
+        raise MapError(
             f"{name}: expected rank {len(parameter.box)}, got {len(array.shape)}; reshape it"
         )
     kind, size = TYPES[parameter.element], array.itemsize
     if BITS[kind] != size * 8:
-        raise LaunchError(
+        raise MapError(
             f"{name}: expected elements {parameter.element}, got {array.dtype}; convert it"
         )
     extents, steps, box = zip(
@@ -97,29 +99,29 @@ def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
 def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size: int) -> None:
     copy = "pass a contiguous, aligned copy"
     if p.panelled and p.swizzle and array.shape[-1] % (p.swizzle // size):
-        raise LaunchError(
+        raise MapError(
             f"{name}: expected a last extent that is a multiple of {p.swizzle // size}, got"
             f" {array.shape[-1]}; pad it"
         )
     if len(box) > MAX_RANK:
-        raise LaunchError(
+        raise MapError(
             f"{name}: a tensor map has at most {MAX_RANK} dimensions, this one needs {len(box)};"
             " merge axes of the array"
         )
     if p.swizzle not in SWIZZLES:
-        raise LaunchError(f"{name}: a swizzle of {p.swizzle} bytes; there are 0, 32, 64 and 128")
+        raise MapError(f"{name}: a swizzle of {p.swizzle} bytes; there are 0, 32, 64 and 128")
     if array.pointer % 16:
-        raise LaunchError(
+        raise MapError(
             f"{name}: expected an address that is a multiple of 16, got {array.pointer:#x}; {copy}"
         )
     if steps[0] != size:
-        raise LaunchError(
+        raise MapError(
             f"{name}: expected the last axis to be contiguous (stride 1), got stride"
             f" {steps[0] // size}; {copy}"
         )
     for n, step in zip(extents[1:], steps[1:], strict=False):
         if n > 1 and (step % 16 or not 0 < step < MAX_STRIDE):
-            raise LaunchError(
+            raise MapError(
                 f"{name}: expected strides that are positive multiples of 16 bytes, got {step};"
                 f" {copy}, or pad the last axis"
             )
@@ -130,25 +132,25 @@ def _check_box(
     array: ArrayInfo, name: str, p: Parameter, extents: Sequence[int], box: Sequence[int], size: int
 ) -> None:
     if min(extents) < 1:
-        raise LaunchError(
+        raise MapError(
             f"{name}: a tensor map needs extents of at least 1, got shape {array.shape}; skip the"
             " launch, there is nothing to read"
         )
     if max(extents) > MAX_EXTENT:
-        raise LaunchError(
+        raise MapError(
             f"{name}: extents of at most 2^32, got shape {array.shape}; split the launch"
         )
     if max(box) > MAX_BOX:
-        raise LaunchError(
+        raise MapError(
             f"{name}: a box of {max(box)}; one copy moves at most {MAX_BOX} along an axis: use"
             " smaller tiles"
         )
     if box[0] * size % 16:
-        raise LaunchError(
+        raise MapError(
             f"{name}: an inner box of {box[0] * size} bytes is no multiple of 16; use wider tiles"
         )
     if p.swizzle and box[0] * size > p.swizzle:
-        raise LaunchError(
+        raise MapError(
             f"{name}: an inner box of {box[0] * size} bytes is wider than its swizzle of"
             f" {p.swizzle}"
         )

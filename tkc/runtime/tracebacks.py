@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TypeVar, cast
 
 from tkc.errors import Error, VerifyError
@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable)
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Takes tkc's frames out of the tracebacks of an error and of what caused it. A VerifyError,
-    which is a fault of tkc, keeps them.
+    """Takes tkc's frames out of the tracebacks of an error and of what caused it, for functions
+    that users call and that raise it again. A VerifyError, which is a fault of tkc, keeps them.
     """
     if isinstance(error, VerifyError) or os.environ.get("TKC_TRACEBACK", "0") not in ("", "0"):
         return
@@ -32,8 +32,6 @@ def hide_own_frames(error: BaseException) -> None:
 
 
 def _users_part(traceback: TracebackType | None) -> TracebackType | None:
-    from tkc.language.tracer import is_users_frame
-
     entries: list[TracebackType] = []
     while traceback is not None:
         entries.append(traceback)
@@ -41,10 +39,21 @@ def _users_part(traceback: TracebackType | None) -> TracebackType | None:
     found = None
     for entry in reversed(entries):
         frame = entry.tb_frame
-        is_generated = "__name__" not in frame.f_globals  # code that tkc wrote for a kind of calls
-        if is_users_frame(frame) and not is_generated:
+        if _is_shown(frame):
             found = TracebackType(found, frame, entry.tb_lasti, entry.tb_lineno)
     return found
+
+
+def _is_shown(frame: FrameType) -> bool:
+    """Whether a frame is the user's, or of a kernel of the library."""
+    from tkc.language.tracer import is_rewritten, is_users_frame
+
+    module = frame.f_globals.get("__name__")
+    if module is None:  # code that tkc wrote for a kind of calls
+        return False
+    if module.startswith("tkc.kernels") and not is_rewritten(frame.f_code):
+        return False  # it checks arguments, allocates or launches
+    return is_users_frame(frame)
 
 
 def hides_own_frames(function: F) -> F:

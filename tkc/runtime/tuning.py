@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tkc.errors import CompileError, LaunchError, TuningError
 from tkc.runtime.arrays import ArrayInfo, contiguous
 from tkc.runtime.cache import write_whole
-from tkc.runtime.specialize import OPTIONS, Constant, signature
+from tkc.runtime.peers import PeersInfo
+from tkc.runtime.specialize import OPTIONS, Constant, given, signature
 
 if TYPE_CHECKING:
     from tkc.runtime.kernel import Kernel
@@ -90,7 +91,11 @@ def key(names: Sequence[str], infos: Sequence, tuned: Iterable[str]) -> str:
     for name, info in zip(names, infos, strict=False):
         if name in left_out:
             continue
-        if isinstance(info, ArrayInfo):
+        if isinstance(info, PeersInfo):
+            text = f"rank {info.rank} of {info.world} " + key(
+                ["each"], [info.arrays[info.rank]], ()
+            )
+        elif isinstance(info, ArrayInfo):
             dense = info.strides == contiguous(info.shape)
             axes = (
                 str(n) if dense else f"{n}:{s}"
@@ -175,11 +180,7 @@ def _candidates(
     module = trace(kernel.fn, described)
     sizes = Sizes(
         extents(values),
-        tuple(
-            i.shape if isinstance(i, ArrayInfo) else i.value
-            for i in infos
-            if not isinstance(i, Constant)
-        ),
+        tuple(i.shape if isinstance(i, ArrayInfo) else i.value for i in given(infos)),
     )
     work = Work.of(kernel_of(module), sizes)
     return [
@@ -202,7 +203,7 @@ def changed(kernel: Kernel, infos: Sequence, options: dict[str, Any]) -> list[Ar
 
     body = kernel_of(trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))))
     read, written = _accessed(body)
-    passed = [i for i in infos if not isinstance(i, Constant)]
+    passed = given(infos)
     arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
     sources = [_bytes_of(passed[v.index]) for v in arrays if v in read]
     both: dict[tuple[int, int], ArrayInfo] = {}

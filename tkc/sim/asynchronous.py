@@ -7,68 +7,60 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from operator import mul
+from typing import Any
 
 import numpy as np
+from xdsl.ir import Operation, SSAValue
 
-from tkc.ir import shared, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.fragments import matrix_access
+from tkc.ir.host_values import argument_number
 from tkc.ir.layout import Layout, LayoutError
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import MapType, SharedType, TileType, bits
+from tkc.ir.values import defining_op, tile_type, type_of
 from tkc.sim import level0
-from tkc.sim.clocks import ASYNC, GENERIC
-from tkc.sim.engine import Copy, Wait
-from tkc.sim.global_order import READS, UPDATES, WRITES
-from tkc.sim.instance import WARP, Agent, Buffer, Dot
-from tkc.sim.level0 import dtype_of, rounded
-from tkc.sim.memory import ALL, Part, cells_of, elements_of
+from tkc.sim.blocks import WARP, Agent, BlockState, Buffer, Dot, Groups
+from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, Event
+from tkc.sim.engine import Copy, Steps, Wait
+from tkc.sim.errors import SimulationError
+from tkc.sim.global_order import READS, RELEASES, UPDATES, WRITES, GlobalAccess, semantics_of
+from tkc.sim.instance import Instance
+from tkc.sim.level0 import Array, dtype_of, rounded
+from tkc.sim.memory import ALL_WARPS, WarpRange, cells_of, elements_of
 from tkc.sim.report import Violation
+from tkc.sim.synchronization import before_release
 
-# a scalar at the start of a buffer, and its cells
-SCALAR, FIRST = (
-    SharedLayout((1,), 32),
-    np.arange(1),
-)
+SCALAR_LAYOUT = SharedLayout((1,), 32)
+SCALAR_CELLS = np.arange(1)  # of a scalar at the start of a buffer
+Box = tuple[np.ndarray, np.ndarray, SharedLayout]
 
 
 # --------------------------------------------------------------------------------------------------
 def box(
-    m, op, memory: SharedLayout, further: int = 0
-) -> tuple[np.ndarray, np.ndarray, SharedLayout]:
+    m: Instance,
+    op: threads.TmaLoad | threads.TmaStore,
+    memory: SharedLayout,
+    further: int = 0,
+) -> Box:
     """Global addresses of a box, which of them exist, and how it lies in shared memory. further:
     along the axis that warpgroups share.
     """
     source, t = m[op.map].array, m[op.map].type
-    if (
-        source.pointer * 1 % 16
-        or any(
-            s * source.dtype.itemsize % 16
-            for s, n in zip(source.strides[:-1], source.shape, strict=False)
-            if n > 1
-        )
-        or source.shape[-1] > 1
-        and source.strides[-1] != 1
-    ):
-        raise Violation(
-            "alignment",
-            "a tensor map takes arrays whose rows are dense and start at multiples of 16 bytes,"
-            f" not strides {source.strides}",
-        )
+    check_described(source, _is_argument(op.map))
     lands = landing(t, memory)
     if prod(memory.shape) != t.size:
         raise Violation(
             "bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}"
         )
-    starts, pitches = (
-        [m.offset(o) for o in op.offsets],
-        tuple(s * source.dtype.itemsize for s in source.strides),
-    )
-    if further:
+    starts = [m.offset(o) for o in op.offsets]
+    pitches = tuple(s * source.dtype.itemsize for s in source.strides)
+    if isinstance(op, threads.TmaStore) and op.axis is not None:
         starts[op.axis.value.data] += further
     if t.panelled and t.extents[-1] > t.panel and starts[-1] % t.panel:
         raise Violation(
@@ -82,6 +74,35 @@ def box(
         for start, n, bound in zip(starts, t.extents, source.shape, strict=False)
     ]
     return at.reshape(lands.shape), existing(t.extents, tuple(inside)).reshape(lands.shape), lands
+
+
+def _is_argument(map: SSAValue) -> bool:
+    """Whether a map is of an argument of the kernel, of which the plan knows what a map takes; for
+    an array that the kernel makes a launch can choose another plan.
+    """
+    made = defining_op(map, threads.TensorMap)
+    return made is not None and argument_number(made.operands[0]) is not None
+
+
+def check_described(array: Array, is_argument: bool) -> None:
+    """Raises Violation where no tensor map can describe an array. Of an empty one all copies are
+    zeros here; the specialization of a launch with one asks for no map.
+    """
+    sizes = zip(array.strides, array.shape, strict=True)
+    if is_argument and any(s <= 0 and n > 1 for s, n in sizes):
+        raise Violation(
+            "alignment",
+            f"a tensor map takes arrays with positive strides, not {array.strides}",
+        )
+    size = array.dtype.itemsize
+    rows = zip(array.strides[:-1], array.shape, strict=False)
+    aligned = array.pointer % 16 == 0 and all(s * size % 16 == 0 for s, n in rows if n > 1)
+    if not aligned or array.shape[-1] > 1 and array.strides[-1] != 1:
+        raise Violation(
+            "alignment",
+            "a tensor map takes arrays whose rows are dense and start at multiples of 16 bytes,"
+            f" not strides {array.strides}",
+        )
 
 
 @lru_cache(1024)
@@ -121,38 +142,34 @@ def existing(extents: tuple[int, ...], inside: tuple[tuple[int, int], ...]) -> n
     return live
 
 
-def aligned(buffer: Buffer, base: int) -> None:
+def check_aligned(buffer: Buffer) -> None:
+    """Raises Violation where the tensor memory accelerator cannot copy to or from a buffer."""
     need = max(128, buffer.layout.atom)
-    if base % (need if buffer.layout.swizzle > 16 else 128):
+    if buffer.base % (need if buffer.layout.swizzle > 16 else 128):
         raise Violation(
-            "alignment", f"TMA needs shared memory at a multiple of {need} bytes, not at {base}"
+            "alignment",
+            f"TMA needs shared memory at a multiple of {need} bytes, not at {buffer.base}",
         )
 
 
-def tma_load(m, op):
-    buffer, address, targets, agent = (
-        m[op.buffer],
-        m.address(op.barriers, op.index),
-        m.targets(op.to),
-        m.leader,
-    )
+def tma_load(m: Instance, op: threads.TmaLoad) -> Steps:
+    buffer, agent, clocks = m[op.buffer], m.leader, m.block.cluster.clocks
+    address, targets = m.address(op.barriers, op.index), m.targets(op.to)
     pointers, live, lands = box(m, op, buffer.layout)
-    aligned(buffer, buffer.base)
+    check_aligned(buffer)
     yield None
-    event, cells, places = (
-        m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name),
-        cells_of(lands, None, ALL, True),
-        [],
-    )
-    m.ordered(READS, event, op, pointers, live)
+    event = clocks.start(agent.knows, ASYNC, op, agent.name)
+    cells = cells_of(lands, None, ALL_WARPS, True)
+    left = []  # blocks in which the box has not arrived
+    fetched = clocks.start(agent.knows, GLOBAL, op, agent.name)
+    m.ordered(GlobalAccess(READS, fetched, op, pointers, live))
     for rank in targets:
         block = m.block.cluster.at(rank)
         m.mbarrier(address, agent, op, rank, far=True)
         block.memory.write(buffer.base, cells, event, op)
         block.memory.poison(buffer.base, lands)
-        block.visits.append((event.index, event.epoch, op))
-        places.append(block)
-    left = list(places)
+        block.remote_accesses.append((event.index, event.epoch, op))
+        left.append(block)
 
     def land() -> None:  # each block's bytes arrive on their own
         block = left.pop(m.launch.scheduler.random.randrange(len(left)))
@@ -160,149 +177,141 @@ def tma_load(m, op):
             raise Violation(
                 "pending at exit", f"a copy arrives in block {block.rank} after its end", op
             )
-        values = m.memory.load(pointers, live, dtype_of(m[op.map].type.element))
-        block.memory.store(buffer.base, lands, level0.tf32(values) if m[op.map].tf32 else values)
-        block.mbarriers[address].deliver(
-            m.block.cluster.clocks.end(event), m[op.map].type.bytes, op
-        )
+        source = m[op.map]
+        values = m.memory.load(pointers, live, dtype_of(source.type.element))
+        block.memory.store(buffer.base, lands, level0.tf32(values) if source.tf32 else values)
+        known = np.maximum(clocks.end(event), clocks.end(fetched))
+        block.mbarriers[address].deliver(known, source.type.bytes, op)
 
     for _ in targets:
         m.launch.scheduler.start(Copy(land, op))
     return ()
 
 
-REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
-def tma_store(m, op):
+def tma_store(m: Instance, op: threads.TmaStore) -> Steps:
     whole = m[op.buffer]
-    if op.each is None:
-        yield from send(m, op, m.leader, whole, box(m, op, whole.layout))
+    if op.each is None or op.axis is None:
+        yield from store_box(m, op, m.leader, whole, box(m, op, whole.layout))
         return ()
     rows, rest = m[op.map].type.extents[op.axis.value.data], whole.layout.shape[1:]
-    shares = []
+    shares: list[tuple[Buffer, Box]] = []
     for group in range(m.groups):
         memory, start = whole.layout.slice([group * rows, *[0] * len(rest)], [rows, *rest])
-        shares.append(
-            (
-                Buffer(
-                    whole.memory,
-                    whole.base + start,
-                    SharedType(1, [rows, *rest], whole.type.element, memory),
-                ),
-                box(m, op, memory, group * rows),
-            )
-        )
+        t = SharedType(1, [rows, *rest], whole.type.element, memory)
+        share = Buffer(whole.memory, whole.base + start, t)
+        shares.append((share, box(m, op, memory, group * rows)))
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         if agent.first:
-            yield from send(m, op, agent, *shares[agent.group])
+            yield from store_box(m, op, agent, *shares[agent.group])
 
     yield from m.both(op, action)
     return ()
 
 
-def send(m, op, agent: Agent, buffer: Buffer, places: tuple[np.ndarray, np.ndarray, SharedLayout]):
+def store_box(
+    m: Instance, op: threads.TmaStore, agent: Agent, buffer: Buffer, places: Box
+) -> Steps:
     """A buffer to a box of an array."""
     kind, (pointers, live, lands) = op.reduce.data if op.reduce else None, places
-    aligned(buffer, buffer.base)
+    element, memory = type_of(op.map, MapType).element, buffer.memory
+    dtype = dtype_of(element)
+    check_aligned(buffer)
     yield None
-    event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
-    buffer.memory.read(buffer.base, cells_of(lands, None, ALL, False), event, op)
-    element = op.map.type.element
-    m.ordered(
-        UPDATES if kind else WRITES,
-        event,
-        op,
-        pointers,
-        live,
-        changed=lambda: (
-            buffer.memory.load(buffer.base, lands, dtype_of(element))
-            != m.memory.load(pointers, live, dtype_of(element))
-        ).reshape(-1),
-    )
+    clocks = m.block.cluster.clocks
+    event = clocks.start(agent.knows, ASYNC, op, agent.name)
+    written = clocks.start(agent.knows, GLOBAL, op, agent.name)
+    memory.read(buffer.base, cells_of(lands, None, ALL_WARPS, False), event, op)
+
+    def changed() -> np.ndarray:
+        new, old = memory.load(buffer.base, lands, dtype), m.memory.load(pointers, live, dtype)
+        return (new != old).reshape(-1)
+
+    how = UPDATES if kind else WRITES
+    m.ordered(GlobalAccess(how, written, op, pointers, live, changed=changed))
 
     def act() -> None:
-        values = buffer.memory.load(buffer.base, lands, dtype_of(element))
+        values = memory.load(buffer.base, lands, dtype)
         if kind:
-            values = rounded(
-                REDUCTIONS[kind](
-                    level0.widened(m.memory.load(pointers, live, dtype_of(element))),
-                    level0.widened(values),
-                ),
-                element,
-            )
+            old = level0.widened(m.memory.load(pointers, live, dtype))
+            values = rounded(REDUCTIONS[kind](old, level0.widened(values)), element)
         m.memory.store(pointers, live, values)
 
-    agent.bulk.open.append((m.launch.scheduler.start(Copy(act, op)), event))
+    agent.bulk.open.append((m.launch.scheduler.start(Copy(act, op)), event, written))
 
 
-def commit(groups: str, everyone: bool):
-    def step(m, op):
-        def action(agent: Agent) -> Generator:
-            getattr(agent, groups).commit()
-            yield None
-
-        if groups == "dots":
-            m.dot_fence = False
-        if everyone or getattr(op, "each", None) is not None:
-            yield from m.both(op, action)
-        else:
-            yield from action(m.leader)
-        return ()
-
-    return step
+def groups_of(
+    agent: Agent, op: threads.BulkCommit | threads.CpCommit | threads.DotCommit
+) -> Groups[Any]:
+    """What an operation commits of what an agent has issued."""
+    if isinstance(op, threads.BulkCommit):
+        return agent.bulk
+    return agent.copies if isinstance(op, threads.CpCommit) else agent.dots
 
 
-def bulk_wait(m, op):
-    pending = op.pending.value.data
+def commit(m: Instance, op: threads.BulkCommit | threads.CpCommit | threads.DotCommit) -> Steps:
+    def action(agent: Agent) -> Steps:
+        groups_of(agent, op).commit()
+        yield None
 
-    def action(agent: Agent) -> Generator:
-        waited = agent.bulk.beyond(pending)
-        yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its bulk stores", op)
-        for _, event in waited:
-            agent.learn(m.block.cluster.clocks.end(event))
-        agent.bulk.drop(pending)
-
-    if op.each is not None:
-        yield from m.both(op, action)
-    else:
-        yield from action(m.leader)
+    if isinstance(op, threads.DotCommit):
+        m.dot_fence = False
+    alone = isinstance(op, threads.BulkCommit) and op.each is None
+    yield from action(m.leader) if alone else m.both(op, action)
     return ()
 
 
-def cp_async(m, op):
-    buffer, pointers_live = m[op.buffer], level0.block(m, op)
+def bulk_wait(m: Instance, op: threads.BulkWait) -> Steps:
+    pending = op.pending.value.data
+
+    def action(agent: Agent) -> Steps:
+        waited = agent.bulk.beyond(pending)
+        yield Wait(lambda: all(copy.done for copy, _, _ in waited), lambda: "its bulk stores", op)
+        clocks = m.block.cluster.clocks
+        for _, event, _ in waited:
+            agent.learn(clocks.end(event))
+        agent.unwritten.extend([w for _, _, w in group] for group in agent.bulk.drop(pending))
+        if op.read is None:
+            later = max(0, pending - len(agent.bulk.closed))
+            while len(agent.unwritten) > later:
+                for written in agent.unwritten.popleft():
+                    agent.learn(clocks.end(written))
+
+    yield from m.both(op, action) if op.each is not None else action(m.leader)
+    return ()
+
+
+def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
+    buffer, (pointers, live) = m[op.buffer], level0.block(m, op)
+    layout = buffer.layout
     held = op.threads.data if op.threads is not None else None
     other = 0 if op.other is None else m[op.other]
-
-    mine = elements_of(held, ALL, False, m.block.rank) if buffer.layout.spread > 1 else None
+    mine = elements_of(held, ALL_WARPS, False, m.block.rank) if layout.spread > 1 else None
 
     def act() -> None:
-        buffer.memory.store(
-            buffer.base,
-            buffer.layout,
-            m.memory.load(*pointers_live, dtype_of(buffer.type), other).reshape(
-                buffer.layout.shape
-            ),
-            mine,
-        )
+        values = m.memory.load(pointers, live, dtype_of(buffer.type), other)
+        buffer.memory.store(buffer.base, layout, values.reshape(layout.shape), mine)
 
     copy = Copy(act, op)
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
         event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
-        cells = (
-            cells_of(buffer.layout, held, agent.part, True, m.block.rank)
-            if held is not None
-            else coalesced(buffer.layout, m.warps, agent.part)
-        )
+        if held is not None:
+            cells = cells_of(layout, held, agent.part, True, m.block.rank)
+        else:
+            cells = coalesced(layout, m.warps, agent.part)
         buffer.memory.write(buffer.base, cells, event, op)
         if agent is m.leader:
-            m.ordered(READS, event, op, *pointers_live)
-        if agent is m.leader:
-            buffer.memory.poison(buffer.base, buffer.layout)
+            m.ordered(GlobalAccess(READS, event, op, pointers, live))
+            buffer.memory.poison(buffer.base, layout)
             m.launch.scheduler.start(copy)
         agent.copies.open.append((copy, event))
 
@@ -310,7 +319,7 @@ def cp_async(m, op):
     return ()
 
 
-def coalesced(layout: SharedLayout, warps: int, part: Part) -> np.ndarray:
+def coalesced(layout: SharedLayout, warps: int, part: WarpRange) -> np.ndarray:
     """The cells that a part of the warps copies, 16 bytes a thread, thread after thread along the
     rows.
     """
@@ -320,7 +329,7 @@ def coalesced(layout: SharedLayout, warps: int, part: Part) -> np.ndarray:
         np.arange(cells.shape[0])[:, None] * -(-cells.shape[1] // chunk)
         + np.arange(cells.shape[1]) // chunk
     ) % (warps * WARP)
-    if part is ALL:
+    if part is None:
         return np.unique(cells)
     start, stop = (WARP * warp for warp in part)
     return np.setdiff1d(
@@ -328,10 +337,10 @@ def coalesced(layout: SharedLayout, warps: int, part: Part) -> np.ndarray:
     )
 
 
-def cp_wait(m, op):
+def cp_wait(m: Instance, op: threads.CpWait) -> Steps:
     pending = op.pending.value.data
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         waited = agent.copies.beyond(pending)
         yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its copies", op)
         for _, event in waited:
@@ -345,93 +354,116 @@ def cp_wait(m, op):
 
 
 # --------------------------------------------------------------------------------------------------
-def _place(m, op):
-    return (
-        level0.live_pointers(m, op)
-        if isinstance(op, (tile.LoadPointers, tile.StorePointers, tile.Atomic))
-        else level0.block(m, op)
-    )
+Accessing = (
+    tile.Load | tile.LoadPointers | tile.Store | tile.StorePointers | tile.Atomic | tile.AtomicBlock
+)
 
 
-def global_access(kind: str, rule):
-    """Each warp those elements that it holds; the values move when the leader gets there. A load or
-    store with semantics is atomic.
+def reads_global(m: Instance, op: tile.Load | tile.LoadPointers) -> Steps:
+    return global_access(m, op, READS, op.result, lambda: level0.load(m, op))
+
+
+def stores_block(m: Instance, op: tile.Store) -> Steps:
+    return global_access(m, op, WRITES, op.value, lambda: store(m, op))
+
+
+def stores_pointers(m: Instance, op: tile.StorePointers) -> Steps:
+    return global_access(m, op, WRITES, op.value, lambda: level0.store(m, op))
+
+
+def updates_pointers(m: Instance, op: tile.Atomic) -> Steps:
+    return global_access(m, op, UPDATES, op.value, lambda: level0.atomic(m, op))
+
+
+def updates_block(m: Instance, op: tile.AtomicBlock) -> Steps:
+    return global_access(m, op, UPDATES, op.value, lambda: level0.atomic_block(m, op))
+
+
+def global_access(
+    m: Instance, op: Accessing, kind: str, value: SSAValue, rule: Callable[[], Any]
+) -> Steps:
+    """Each warp accesses those elements that it holds of a value, which is loaded or stored; all of
+    them move when the leader gets there, by a rule of level 0.
+
+    A load or store with semantics is atomic. Of a scalar that others write meanwhile one thread
+    does the load or the update, and tells the others; before a release all warps meet.
     """
-    reads = kind == READS
+    t = value.type
+    (pointers, live), reads = level0.places_of(m, op), kind == READS
+    held = t.register_layout if isinstance(t, TileType) else None
+    how = UPDATES if op.properties.get("semantics") is not None else kind
+    alone = how == UPDATES and not isinstance(t, TileType)  # one thread does it
+    # its result, which all then have
+    given = alone and (
+        isinstance(op, tile.LoadPointers)
+        or isinstance(op, tile.Atomic)
+        and op.result is not None
+        and op.result.first_use is not None
+    )
+    out: list[Any] = []
+    told: list[np.ndarray] = []  # what the leader knew when it had its result
+    differs: list[np.ndarray] = []  # what the leader's operation changes
 
-    def step(m, op):
-        pointers, live = _place(m, op)
-        t, out, told = (op.result if reads else op.value).type, [], []
-        # one thread's result, which all then have
-        given = (
-            kind == UPDATES
-            and not isinstance(t, TileType)
-            and getattr(op, "result", None) is not None
-            and op.result.first_use is not None
-        )
-        how = UPDATES if getattr(op, "semantics", None) is not None else kind
-        held = t.register_layout if isinstance(t, TileType) else None
+    def changed() -> np.ndarray:
+        return differs[0]
 
-        def changed() -> np.ndarray:
-            new = np.broadcast_to(level0.stored(m, t, m[op.value]), live.shape)
-            old, new = (
-                np.ascontiguousarray(x).reshape(live.size, 1).view(np.uint8)
-                for x in (m.memory.load(pointers, live, new.dtype), new)
-            )
-            return (old != new).any(1)
+    def differing() -> np.ndarray:
+        new = np.broadcast_to(level0.stored(m, value), live.shape)
+        try:
+            old = m.memory.load(pointers, live, new.dtype)
+        except SimulationError:  # the store will complain
+            return np.ones(live.size, bool)
+        return (bytes_of(old, live.size) != bytes_of(new, live.size)).any(1)
 
-        def action(agent: Agent) -> Generator:
-            yield None
-            first = agent is m.leader
-            m.ordered(
-                how,
-                agent.access(op),
-                op,
-                pointers,
-                live,
-                elements_of(held, agent.part, not reads, m.block.rank, 0),
-                changed if how == WRITES else None,
-                first or how == READS,
-                agent,
-            )
-            if first:
-                out.append(rule(m, op))
-                told.append(agent.knows[GENERIC].copy())
-            elif given:
-                np.maximum(agent.knows[GENERIC], told[0], out=agent.knows[GENERIC])
+    def action(agent: Agent) -> Steps:
+        yield None
+        first = agent is m.leader
+        own = elements_of(held, agent.part, not reads or alone, m.block.rank, 0)
+        event, check = agent.access(op), changed if how == WRITES else None
+        if first and how == WRITES and m.launch.options.hazards:
+            differs.append(differing())
+        m.ordered(GlobalAccess(how, event, op, pointers, live, own, check, agent))
+        if first:
+            out.append(rule())
+            told.append(agent.knows[GENERIC].copy())
+            agent.tick()
+        elif given:
+            np.maximum(agent.knows[GENERIC], told[0], out=agent.knows[GENERIC])
 
-        yield from m.both(op, action)
-        return out[0]
-
-    return step
+    if how == UPDATES and semantics_of(op) in RELEASES and "alone" not in op.attributes:
+        yield from before_release(m, op)
+    yield from m.both(op, action)
+    return out[0]
 
 
-def store(m, op) -> None:
+def bytes_of(x: np.ndarray, count: int) -> np.ndarray:
+    """[elements, bytes]"""
+    return np.ascontiguousarray(x).reshape(count, 1).view(np.uint8)
+
+
+def store(m: Instance, op: tile.Store) -> None:
     """What this block holds of a tile that a cluster deals out."""
     (pointers, live), t = level0.block(m, op), op.value.type
-    if (
-        isinstance(t, TileType)
-        and t.register_layout is not None
-        and t.register_layout.num_blocks > 1
-    ):
+    held = t.register_layout if isinstance(t, TileType) else None
+    if held is not None and held.num_blocks > 1:
         mine = np.zeros(live.size, bool)
-        mine[elements_of(t.register_layout, ALL, True, m.block.rank, 0)] = True
+        mine[elements_of(held, ALL_WARPS, True, m.block.rank, 0)] = True
         live = live & mine.reshape(live.shape)
-    m.memory.store(pointers, live, np.broadcast_to(level0.stored(m, t, m[op.value]), live.shape))
+    m.memory.store(pointers, live, np.broadcast_to(level0.stored(m, op.value), live.shape))
 
 
 # --------------------------------------------------------------------------------------------------
-def claims(m, op, buffer: Buffer, held) -> None:
-    """The bank conflicts that the compiler claims of an access are those of some way to make it: by
-    matrices, or by vectors of one width.
+def check_conflicts(
+    m: Instance, op: shared.Read | shared.Write, buffer: Buffer, held: Layout | None
+) -> None:
+    """Raises Violation where the bank conflicts that the compiler claims of an access are not those
+    of any way to make it: by matrices, or by vectors of one width.
     """
-    if op.conflicts is None or op in m.launch.claimed or held is None:
+    if op.conflicts is None or held is None or op in m.launch.checked_conflicts:
         return
-    m.launch.claimed.add(op)
-    claimed, found = (
-        op.conflicts.value.data,
-        sorted(ways(held, buffer.layout, isinstance(op, shared.Write))),
-    )
+    m.launch.checked_conflicts.add(op)
+    claimed = op.conflicts.value.data
+    found = sorted(possible_conflicts(held, buffer.layout, isinstance(op, shared.Write)))
     if found and claimed not in found:
         raise Violation(
             "conflicts",
@@ -443,15 +475,12 @@ def claims(m, op, buffer: Buffer, held) -> None:
 
 
 @lru_cache(1024)
-def ways(held: Layout, memory: SharedLayout, store: bool = False) -> set[int]:
+def possible_conflicts(held: Layout, memory: SharedLayout, store: bool = False) -> set[int]:
     """Degrees of bank conflict with which a tile in this layout can be moved."""
     if held.shape != memory.shape:
         return set()
-    plans, degrees = (
-        [matrix_access(held, memory, memory.bits, how) for how in {False, store}],
-        set(),
-    )
-    degrees.update(plan.conflicts for plan in plans if plan is not None)
+    plans = [matrix_access(held, memory, memory.bits, how) for how in {False, store}]
+    degrees = {plan.conflicts for plan in plans if plan is not None}
     for vector in (1, 2, 4, 8, 16):
         if vector * memory.itemsize > 16 or held.num_registers % vector:
             continue
@@ -462,171 +491,153 @@ def ways(held: Layout, memory: SharedLayout, store: bool = False) -> set[int]:
     return degrees
 
 
-def read(m, op):
-    buffer = m[op.buffer]
-    claims(m, op, buffer, op.result.type.register_layout)
+def read(m: Instance, op: shared.Read) -> Steps:
+    buffer, held = m[op.buffer], op.result.type.register_layout
+    check_conflicts(m, op, buffer, held)
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
-        m.buffer_access(agent, buffer, agent.access(op), op, op.result.type.register_layout)
+        m.buffer_access(agent, buffer, agent.access(op), op, held)
 
     yield from m.both(op, action)
-    return buffer.memory.load(buffer.base, buffer.layout, dtype_of(buffer.type)).reshape(
-        op.result.type.extents
-    )
+    values = buffer.memory.load(buffer.base, buffer.layout, dtype_of(buffer.type))
+    return values.reshape(op.result.type.extents)
 
 
-def write(m, op):
-    buffer, value = m[op.buffer], np.asarray(m[op.value])
-    claims(m, op, buffer, op.value.type.register_layout)
+def write(m: Instance, op: shared.Write) -> Steps:
+    buffer, value, held = m[op.buffer], np.asarray(m[op.value]), tile_type(op.value).register_layout
+    check_conflicts(m, op, buffer, held)
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
         event = agent.access(op)
         for block in m.block.cluster.blocks if op.everywhere is not None else [m.block]:
-            if block.over:
-                raise Violation(
-                    "pending at exit",
-                    f"{agent.name} writes to shared memory of block {block.number}, which has"
-                    " ended",
-                    op,
-                    (agent.name,),
-                )
-            if m.launch.hazards and block is not m.block and event.view[block.agents[0].index] == 0:
-                raise Violation(
-                    "not begun",
-                    f"{agent.name} writes to shared memory of block {block.number}, which may not"
-                    " have begun: missing is a barrier of the cluster before it",
-                    op,
-                    (agent.name,),
-                )
+            check_present(m, agent, block, event, op)
             there = replace(buffer, memory=block.memory)
-            m.buffer_access(agent, there, event, op, op.value.type.register_layout, write=True)
+            m.buffer_access(agent, there, event, op, held, write=True)
             if agent.first:
-                there.memory.store(
-                    there.base,
-                    there.layout,
-                    value.reshape(there.layout.shape),
-                    m.share(agent, op.value.type.register_layout),
-                )
+                values = value.reshape(there.layout.shape)
+                there.memory.store(there.base, there.layout, values, m.share(agent, held))
 
     yield from m.both(op, action)
     return ()
 
 
-def exchanged(m, op):
-    """Registers to every block, each of whose barriers counts what arrives."""
-    buffer, value, held, address = (
-        m[op.buffer],
-        np.asarray(m[op.value]),
-        op.value.type.register_layout,
-        m.address(op.barriers, op.index),
-    )
-    cluster = m.block.cluster
+def check_present(
+    m: Instance, agent: Agent, block: BlockState, event: Event, op: Operation
+) -> None:
+    """Raises Violation where a block that an agent writes to may not have begun, or has ended."""
+    if block.over:
+        raise Violation(
+            "pending at exit",
+            f"{agent.name} writes to shared memory of block {block.number}, which has ended",
+            op,
+            (agent.name,),
+        )
+    hazards = m.launch.options.hazards
+    if hazards and block is not m.block and event.view[block.agents[0].index] == 0:
+        raise Violation(
+            "not begun",
+            f"{agent.name} writes to shared memory of block {block.number}, which may not"
+            " have begun: missing is a barrier of the cluster before it",
+            op,
+            (agent.name,),
+        )
 
-    def action(agent: Agent) -> Generator:
+
+def send(m: Instance, op: threads.Send) -> Steps:
+    """Registers to every block, each of whose barriers counts what arrives."""
+    buffer, value, held = m[op.buffer], np.asarray(m[op.value]), tile_type(op.value).register_layout
+    address, cluster = m.address(op.barriers, op.index), m.block.cluster
+
+    def action(agent: Agent) -> Steps:
         yield None
         event = cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
         mine = elements_of(held, agent.part, True, m.block.rank, 0)
         size = (value.size if mine is None else mine.size) * buffer.layout.itemsize
         if not size:
             return
+
+        def land(block: BlockState) -> None:
+            if block.over:
+                raise Violation(
+                    "pending at exit",
+                    f"what {agent.name} sends arrives in block {block.rank} after its end",
+                    op,
+                )
+            values = value.reshape(buffer.layout.shape)
+            block.memory.store(buffer.base, buffer.layout, values, mine)
+            block.mbarriers[address].deliver(cluster.clocks.end(event), size, op)
+
         for block in cluster.blocks:
             m.mbarrier(address, agent, op, block.rank)
-            m.buffer_access(
-                agent, replace(buffer, memory=block.memory), event, op, held, write=True
-            )
-            block.visits.append((event.index, event.epoch, op))
-
-            def land(block=block) -> None:
-                if block.over:
-                    raise Violation(
-                        "pending at exit",
-                        f"what {agent.name} sends arrives in block {block.rank} after its end",
-                        op,
-                    )
-                block.memory.store(
-                    buffer.base, buffer.layout, value.reshape(buffer.layout.shape), mine
-                )
-                block.mbarriers[address].deliver(cluster.clocks.end(event), size, op)
-
-            m.launch.scheduler.start(Copy(land, op))
+            there = replace(buffer, memory=block.memory)
+            m.buffer_access(agent, there, event, op, held, write=True)
+            block.remote_accesses.append((event.index, event.epoch, op))
+            m.launch.scheduler.start(Copy(partial(land, block), op))
         agent.tick()
 
     yield from m.both(op, action)
     return ()
 
 
-def post(m, op):
+def broadcast_store(m: Instance, op: threads.BroadcastStore) -> Steps:
     box, value = m[op.box], m[op.value]
     yield None
-    m.block.memory.write(box.base, FIRST, m.leader.access(op), op)
-    box.memory.store(box.base, SCALAR, np.asarray([value], np.int32))
+    m.block.memory.write(box.base, SCALAR_CELLS, m.leader.access(op), op)
+    box.memory.store(box.base, SCALAR_LAYOUT, np.asarray([value], np.int32))
     return ()
 
 
-def fetch(m, op):
+def broadcast_load(m: Instance, op: threads.BroadcastLoad) -> Steps:
     box = m[op.box]
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
-        box.memory.read(box.base, FIRST, agent.access(op), op)
+        box.memory.read(box.base, SCALAR_CELLS, agent.access(op), op)
 
     yield from m.both(op, action)
-    return box.memory.load(box.base, SCALAR, np.dtype(np.int32))[0]
+    return box.memory.load(box.base, SCALAR_LAYOUT, np.dtype(np.int32))[0]
 
 
-def stage(m, op, ring, *_):
+def stage(m: Instance, op: shared.Stage, ring: Buffer, *_: Any) -> Buffer:
     at = m.offset(op.index[0]) if op.index else 0
     if not 0 <= at < ring.type.stages:
         raise Violation("bounds", f"stage {at} of a ring of {ring.type.stages}")
     return Buffer(ring.memory, ring.base + at * ring.type.stage_bytes, op.result.type)
 
 
-def shared_slice(m, op, buffer, *_):
-    starts = [m.offset(o) for o in op.offsets]
+def shared_slice(m: Instance, op: shared.SharedSlice, buffer: Buffer, *_: Any) -> Buffer:
+    starts, extents = [m.offset(o) for o in op.offsets], op.result.type.extents
+    taken = extents if len(extents) == len(starts) else [1] * len(starts)
     try:
-        _, start = buffer.layout.slice(
-            starts,
-            (
-                [*op.result.type.extents]
-                if len(op.result.type.extents) == len(starts)
-                else [1] * len(starts)
-            ),
-        )
+        start = buffer.layout.slice(starts, taken)[1]
     except LayoutError as e:
         raise Violation("bounds", str(e)) from None
     return Buffer(buffer.memory, buffer.base + start, op.result.type)
 
 
 # --------------------------------------------------------------------------------------------------
-def dot_async(m, op):
+def dot_async(m: Instance, op: threads.DotAsync) -> Steps:
     a, b, acc = m[op.a], m[op.b], m[op.acc] if op.acc is not None else None
     keep, result = op.keep is None or bool(m[op.keep]), op.result.type.tile
-    agents, before = len(m.agents), m.last_dot
-    m.last_dot = dot = Dot(m.block.cluster.clocks.matrix())
+    agents, before, clocks = len(m.agents), m.last_dot, m.block.cluster.clocks
+    m.last_dot = dot = Dot(clocks.matrix())
 
     def act() -> None:
-        if not m.launch.products:
-            dot.value = (
-                (acc.value if isinstance(acc, Dot) else acc)
-                if acc is not None
-                else np.zeros(result.extents, dtype_of(result))
-            )
-            return
-        x, y = (
-            v.memory.load(v.base, v.layout, dtype_of(v.type)) if isinstance(v, Buffer) else v
-            for v in (a, b)
-        )
         old = acc.value if isinstance(acc, Dot) else acc
-        new = level0.product(x, y, "tf32")
-        dot.value = rounded(
-            new if old is None or not keep else level0.accumulated(old) + new, result
-        )
+        if not m.launch.options.products:
+            dot.value = np.zeros(result.extents, dtype_of(result)) if old is None else old
+            return
+        new = level0.product(operand_values(a), operand_values(b), "tf32")
+        if old is not None and keep:
+            new = level0.accumulated(old) + new
+        dot.value = rounded(new, result)
 
-    dot.copy = Copy(act, op, lambda: dot.issued == agents and (before is None or before.copy.done))
+    copy = Copy(act, op, lambda: dot.issued == agents and (before is None or before.done))
+    dot.copy = copy
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
         if agent is m.leader and not m.dot_fence:
             raise Violation(
@@ -635,17 +646,17 @@ def dot_async(m, op):
                 op,
                 (agent.name,),
             )
-        event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
+        event = clocks.start(agent.knows, ASYNC, op, agent.name)
         for operand in (a, b):
             if isinstance(operand, Buffer):
                 m.buffer_access(agent, operand, event, op, whole=True)
         np.maximum(dot.knows, agent.knows, out=dot.knows)
-        np.maximum(dot.knows, m.block.cluster.clocks.end(event), out=dot.knows)
+        np.maximum(dot.knows, clocks.end(event), out=dot.knows)
         agent.tick()
         agent.dots.open.append(dot)
         dot.issued += 1
         if agent is m.leader:
-            m.launch.scheduler.start(dot.copy)
+            m.launch.scheduler.start(copy)
 
     yield from m.both(op, action)
     if op.acc is not None and isinstance(op.acc.type, TileType):
@@ -653,12 +664,19 @@ def dot_async(m, op):
     return dot
 
 
-def dot_wait(m, op):
+def operand_values(operand: Buffer | np.ndarray) -> np.ndarray:
+    """What a dot multiplies: a buffer's contents, or a tile."""
+    if not isinstance(operand, Buffer):
+        return operand
+    return operand.memory.load(operand.base, operand.layout, dtype_of(operand.type))
+
+
+def dot_wait(m: Instance, op: threads.DotWait) -> Steps:
     pending = op.pending.value.data
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         waited = agent.dots.beyond(pending)
-        yield Wait(lambda: all(d.copy.done for d in waited), lambda: "its dots", op)
+        yield Wait(lambda: all(d.done for d in waited), lambda: "its dots", op)
         for d in waited:
             agent.learn(d.knows)
             d.waited = d.waited or agent is m.leader
@@ -666,7 +684,7 @@ def dot_wait(m, op):
 
     yield from m.both(op, action)
     out = []
-    for operand, result in zip(op.args, op.results, strict=False):
+    for operand, result in zip(op.args, op.results, strict=True):
         d = m[operand]
         if isinstance(result.type, TileType) and not d.waited:
             raise Violation(

@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 from tkc.sim.clocks import ASYNC, GENERIC, INIT, Knowing
 from tkc.sim.report import Violation
 
-MOST_BYTES = (1 << 20) - 1
+MAX_MBARRIER_BYTES = (1 << 20) - 1  # that the hardware counts
 
 
 class Mbarrier:
@@ -18,10 +18,10 @@ class Mbarrier:
     phases that have ended.
 
     A phase ends when `count` arrivals came and as many bytes as were expected. observers: who saw
-    the end of the last phase, with their epoch; due: laggards whose leader has seen it and who have
-    yet to look. The number of phases is a column of the clocks, so that whoever waits for a phase
-    can be asked whether it knows the end of the one before: if not, the same parity two phases
-    earlier would let it pass.
+    the end of the last phase, with their epoch; due: followers whose leader has seen it and who
+    have yet to look. The number of phases is a column of the clocks, so that it is known of an
+    agent that waits for a phase whether it knows the end of the one before: if not, the same parity
+    two phases earlier would let it pass.
     """
 
     def __init__(self, name: str, count: int, by: Knowing):
@@ -33,7 +33,9 @@ class Mbarrier:
         self.initialiser, self.epoch, self.column = by.index, by.epoch, by.clocks.column(name)
 
     def visible(self, agent: Knowing, far: bool, op: Operation) -> None:
-        """far: used by an asynchronous copy or by another block."""
+        """Raises Violation where the agent may not see the initialisation. far: used by an
+        asynchronous copy or by another block.
+        """
         rows = (ASYNC, INIT) if far else (GENERIC, INIT)
         if agent.knows[list(rows), self.initialiser].max() < self.epoch:
             raise Violation(
@@ -45,9 +47,11 @@ class Mbarrier:
             )
 
     def complete(self, parity: int) -> bool:
+        """Whether the last phase of a parity has ended."""
         return self.phase & 1 != parity & 1
 
     def arrive(self, clock: np.ndarray, n: int, op: Operation, who: str) -> None:
+        """n arrivals of an agent that knows what `clock` says."""
         np.maximum(self.clock, clock, out=self.clock)
         self.pending -= n
         if self.pending < 0:
@@ -61,15 +65,18 @@ class Mbarrier:
         self._flip(op)
 
     def expect(self, n: int, op: Operation) -> None:
+        """The phase waits for n more bytes."""
         self.bytes += n
-        if abs(self.bytes) > MOST_BYTES:
+        if abs(self.bytes) > MAX_MBARRIER_BYTES:
             raise Violation(
                 "bytes",
-                f"{self.name} waits for {self.bytes} bytes; at most {MOST_BYTES} can be counted",
+                f"{self.name} waits for {self.bytes} bytes; at most {MAX_MBARRIER_BYTES} can be"
+                " counted",
                 op,
             )
 
     def deliver(self, clock: np.ndarray, n: int, op: Operation) -> None:
+        """n bytes of a copy have arrived."""
         np.maximum(self.clock, clock, out=self.clock)
         self.expect(-n, op)
         self._flip(op)
@@ -114,7 +121,7 @@ class Mbarrier:
         self.clock[:INIT, self.column] = self.phase
         self.done = self.clock.copy()
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"{self.name} in phase {self.phase} ({self.pending} of {self.count} arrivals and"
             f" {self.bytes} bytes missing)"
@@ -122,7 +129,7 @@ class Mbarrier:
 
 
 @dataclass
-class Rendezvous:
+class ThreadBarrier:
     """A barrier of threads: named (bar.sync), of an instance, or of a cluster."""
 
     name: str
@@ -132,9 +139,16 @@ class Rendezvous:
     done: list[np.ndarray] = field(default_factory=list)  # what each generation carried
 
     def arrive(
-        self, agent: Knowing, threads: int, share: int, op: Operation, rows=slice(None)
+        self,
+        agent: Knowing,
+        threads: int,
+        share: int,
+        op: Operation,
+        rows: int | slice = slice(None),
     ) -> int:
-        """Counts `share` threads; gives the generation they belong to."""
+        """Counts `share` threads; gives the generation they belong to. rows: of what the agent
+        knows, those that its arrival publishes.
+        """
         generation = len(self.done)
         if self.arrived and self.threads != threads:
             raise Violation(
@@ -162,7 +176,8 @@ class Rendezvous:
         return generation
 
     def over(self, generation: int) -> bool:
+        """Whether all threads of a generation have arrived."""
         return len(self.done) > generation
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name} ({self.arrived} of {self.threads} threads there)"

@@ -10,21 +10,24 @@ is infinite: nothing is promised there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import product as corners
+from typing import Any
 
 import numpy as np
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Operation
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import element_of, is_float
+from tkc.ir.types import element_of, is_bool, is_float
 from tkc.sim import level0
-from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory
-from tkc.sim.level0 import dtype_of, widened
+from tkc.sim.global_memory import MIDDLE, SHIFT, Buffer, GlobalMemory
+from tkc.sim.level0 import ProgramInterpreter, dtype_of, widened
 
-# and a margin of two where short
-UNIT = {
+# by element type: the unit roundoff (twice it of short types), and the least positive number
+UNIT_ROUNDOFF = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,
     "bfloat16": 2.0**-8,
@@ -32,7 +35,7 @@ UNIT = {
     "float8_e4m3fn": 2.0**-3,
     "float8_e5m2": 2.0**-2,
 }
-LEAST = {
+LEAST_POSITIVE = {
     "float64": 2.0**-1074,
     "float32": 2.0**-149,
     "bfloat16": 2.0**-133,
@@ -40,141 +43,163 @@ LEAST = {
     "float8_e4m3fn": 2.0**-9,
     "float8_e5m2": 2.0**-16,
 }
-MOVES = {k: f for k, f in level0.SHAPES.items() if k not in (tile.Multiple, ew.Select)}
+# operations that only move elements
+MOVES: dict[type[Operation], level0.Rule] = {
+    k: f for k, f in level0.SHAPES.items() if k not in (tile.Multiple, ew.Select)
+}
+
+# operations whose results are rounded no further than their operands
+UNROUNDED = {*MOVES, tile.Load, tile.LoadPointers, tile.Sort, tile.Gather}
+# functions without a bound where their last argument may be 0
+SINGULAR_AT_ZERO = {"div", "div_rn", "reciprocal", "rsqrt", "log", "log2", "log1p"}
+MAX_UPDATES = 64  # atomic operations on one element, whose roundings are allowed for
+Error = np.ndarray | float  # a bound for each element, or one for all
 
 
 class Inexact(np.ndarray):
     """An array with an error beside it; what NumPy makes of it has none until a rule says so."""
 
-    error: np.ndarray | float = 0.0
+    error: Error = 0.0
 
 
-def error_of(x) -> np.ndarray | float:
+def error_of(x: object) -> Error:
+    """The bound on the rounding error of a value, of its shape or 0."""
     return getattr(x, "error", 0.0)
 
 
-def wide(x) -> np.ndarray:
+def wide(x: level0.Number) -> np.ndarray:
+    """Numbers in float64; what is none as it is."""
     x = widened(x)
     with np.errstate(invalid="ignore"):
         return np.asarray(x).astype(np.float64) if x.dtype.kind in "fiub" else x
 
 
-def rounding(value: np.ndarray, t) -> np.ndarray | float:
+def rounding(value: np.ndarray, t: Attribute) -> Error:
     """Of one rounding to type t, doubled for functions that are not rounded correctly."""
     name = dtype_of(t).name
-    if name not in UNIT:
+    if name not in UNIT_ROUNDOFF:
         return 0.0
     size = np.abs(wide(value))
-    return np.where(np.isfinite(size), 2 * UNIT[name] * size + LEAST[name], 0.0)
+    return np.where(np.isfinite(size), 2 * UNIT_ROUNDOFF[name] * size + LEAST_POSITIVE[name], 0.0)
 
 
-def elementwise(m, op, out, *x):
+def elementwise(
+    m: ProgramInterpreter, op: ew.Elementwise, out: np.ndarray, *x: np.ndarray
+) -> Error:
     """The most that the function differs at the corners of the box of its arguments."""
     f, errors = level0.FUNCTIONS[op.fn.name], [error_of(v) for v in x]
     if op.fn.name in ("sin", "cos"):
         return np.minimum(errors[0], 2.0)
-    if any(
-        np.any(e) and v.dtype.kind != "f" for v, e in zip(map(widened, x), errors, strict=False)
-    ):
-        return np.where(sum(errors) > 0, np.inf, 0.0)
-    mid, worst = wide(out), 0.0
+    if any(np.any(e) and v.dtype.kind != "f" for v, e in zip(map(widened, x), errors, strict=True)):
+        return functools.reduce(np.maximum, map(_any_error_is_infinite, errors))
+    mid = wide(out)
+    worst: Error = 0.0
     if any(np.any(e) for e in errors):
         for signs in corners((-1, 1), repeat=len(x)):
-            there = wide(f(*(_moved(v, s * e) for v, s, e in zip(x, signs, errors, strict=False))))
+            there = wide(f(*(_moved(v, s * e) for v, s, e in zip(x, signs, errors, strict=True))))
             worst = np.maximum(worst, np.where(there == mid, 0.0, np.abs(there - mid)))
-        if op.fn.name in ("div", "div_rn", "reciprocal", "rsqrt", "log", "log2", "log1p"):
+        if op.fn.name in SINGULAR_AT_ZERO:
             worst = np.where(np.abs(wide(x[-1])) <= errors[-1], np.inf, worst)
-    return (
-        np.where(worst > 0, np.inf, 0.0) if element_of(op.results[0].type) == level0.i1 else worst
-    )
+    return _any_error_is_infinite(worst) if is_bool(element_of(op.result.type)) else worst
 
 
-def _moved(x, by):
+def _any_error_is_infinite(error: Error) -> np.ndarray:
+    """Of results that are right or wrong: nothing is promised where there is an error."""
+    return np.where(np.asarray(error) > 0, np.inf, 0.0)
+
+
+def _moved(x: np.ndarray, by: Error) -> np.ndarray:
     return wide(x) + by if widened(x).dtype.kind == "f" else np.asarray(x)
 
 
-def select(m, op, out, c, a, b):
+def select(
+    m: ProgramInterpreter,
+    op: ew.Select,
+    out: np.ndarray,
+    c: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+) -> Error:
     ea, eb = error_of(a), error_of(b)
     return np.where(
         error_of(c) > 0, np.abs(wide(a) - wide(b)) + ea + eb, np.where(np.asarray(c), ea, eb)
     )
 
 
-def dot(m, op, out, a, b, acc):
+def _dot_unit(op: tile.Dot, dtype: np.dtype) -> float:
+    """The relative error of one product and sum. dtype: of the operands."""
+    precision = op.precision.data
+    if precision == "tf32" and dtype == np.float32:
+        return 2.0**-10
+    if precision == "tf32x3":
+        return 2.0**-20
+    u = UNIT_ROUNDOFF.get(dtype_of(op.result.type).name, 0.0)
+    # float8 is summed with fewer bits
+    return max(u, 2.0**-13) if dtype.itemsize == 1 and dtype.kind not in "iu" else u
+
+
+def dot(
+    m: ProgramInterpreter,
+    op: tile.Dot,
+    out: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    acc: np.ndarray,
+) -> Error:
     x, y, k = np.abs(wide(a)), np.abs(wide(b)), a.shape[-1]
     ea, eb = error_of(a) + np.zeros_like(x), error_of(b) + np.zeros_like(y)
-    u = (
-        2.0**-10
-        if op.precision.data == "tf32" and a.dtype == np.float32
-        else (
-            2.0**-20
-            if op.precision.data == "tf32x3"
-            else UNIT.get(dtype_of(op.result.type).name, 0.0)
-        )
-    )
-    if a.dtype.itemsize == 1 and a.dtype.kind not in "iu":
-        u = max(u, 2.0**-13)  # float8 is summed with fewer bits
-    return error_of(acc) + x @ eb + ea @ y + ea @ eb + (k + 2) * u * (x @ y + np.abs(wide(acc)))
+    inherited = error_of(acc) + x @ eb + ea @ y + ea @ eb
+    return inherited + (k + 2) * _dot_unit(op, a.dtype) * (x @ y + np.abs(wide(acc)))
 
 
-def reduce(m, op, out, *x):
-    kind, axis, error = op.kind.data, op.axis.value.data, error_of(x[0])
-    error = np.broadcast_to(error, x[0].shape)
-    if kind in ("max", "min"):
-        return (
-            error.max(axis)
-            if isinstance(op, tile.Reduce)
-            else np.broadcast_to(error.max(axis, keepdims=True), x[0].shape)
-        )
-    if kind == "sum":
-        return _summed(np.add, op, error, axis) + x[0].shape[axis] * UNIT.get(
-            x[0].dtype.name, 0.0
-        ) * _summed(np.add, op, np.abs(wide(x[0])), axis)
-    if kind == "prod":
-        return (
-            np.inf
-            if error.any()
-            else x[0].shape[axis] * UNIT.get(x[0].dtype.name, 0.0) * np.abs(wide(out))
-        )
+def reduce(
+    m: ProgramInterpreter, op: tile.Reduce | tile.Scan, out: np.ndarray, *x: np.ndarray
+) -> Error:
+    kind, axis, length = op.kind.data, op.axis.value.data, x[0].shape[op.axis.value.data]
+    error = np.broadcast_to(error_of(x[0]), x[0].shape)
+    u = UNIT_ROUNDOFF.get(x[0].dtype.name, 0.0)
+    match kind:
+        case "max" | "min" | "fmax" | "fmin" if isinstance(op, tile.Reduce):
+            return error.max(axis)
+        case "max" | "min" | "fmax" | "fmin":
+            return np.broadcast_to(error.max(axis, keepdims=True), x[0].shape)
+        case "sum":
+            return _summed(op, error, axis) + length * u * _summed(op, np.abs(wide(x[0])), axis)
+        case "prod":
+            return np.inf if error.any() else length * u * np.abs(wide(out))
     return np.inf if any(np.any(error_of(v)) for v in x) or kind == "combine" else 0.0
 
 
-def _summed(f, op, x, axis):
+def _summed(op: tile.Reduce | tile.Scan, x: np.ndarray, axis: int) -> np.ndarray:
     if isinstance(op, tile.Reduce):
-        return f.reduce(x, axis=axis)
-    return (
-        np.flip(f.accumulate(np.flip(x, axis), axis=axis), axis)
-        if op.reverse
-        else f.accumulate(x, axis=axis)
-    )
+        return np.add.reduce(x, axis=axis)
+    if not op.reverse:
+        return np.add.accumulate(x, axis=axis)
+    return np.flip(np.add.accumulate(np.flip(x, axis), axis=axis), axis)
 
 
-def cast(m, op, out, x):
-    error = error_of(x)
-    if is_float(element_of(op.result.type)):
+def cast(m: ProgramInterpreter, op: ew.Cast, out: np.ndarray, x: np.ndarray) -> Error:
+    error, t = error_of(x), element_of(op.result.type)
+    if is_float(t):
         return error
-    return np.where(
-        error > 0, np.inf if element_of(op.result.type) == level0.i1 else error + 1, 0.0
-    )
+    if is_bool(t):
+        return _any_error_is_infinite(error)
+    return np.where(np.asarray(error) > 0, np.asarray(error) + 1, 0.0)
 
 
-def inline(m, op, out, *x):
+def inline(m: ProgramInterpreter, op: ew.InlinePtx, out: object, *x: np.ndarray) -> Error:
     return np.inf if any(np.any(error_of(v)) for v in x) else 0.0
 
 
-def bitcast(m, op, out, x):
+def bitcast(m: ProgramInterpreter, op: ew.Bitcast, out: np.ndarray, x: np.ndarray) -> Error:
     """What was a number is bits: they may be any where it was not exact."""
     error = error_of(x)
-    return (
-        np.where(np.broadcast_to(error, np.shape(x)) > 0, np.inf, 0.0)
-        if np.shape(out) == np.shape(x)
-        else np.inf
-        if np.any(error)
-        else 0.0
-    )
+    if np.shape(out) == np.shape(x):
+        return _any_error_is_infinite(np.broadcast_to(error, np.shape(x)))
+    return np.inf if np.any(error) else 0.0
 
 
-ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {
+ERRORS: dict[type[Operation], level0.Rule] = dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     ew.Select: select,
     ew.Cast: cast,
     ew.Bitcast: bitcast,
@@ -182,6 +207,9 @@ ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Dot: dot,
     tile.Reduce: reduce,
     tile.Scan: reduce,
+    tile.Gather: lambda m, op, out, x, i: np.take_along_axis(
+        np.broadcast_to(error_of(x), x.shape), i.astype(np.int64), op.axis.value.data
+    ),
     tile.Sort: lambda m, op, out, x: np.broadcast_to(error_of(x), x.shape).max(),
 }
 
@@ -189,7 +217,7 @@ ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {
 class BoundMemory(GlobalMemory):
     """What was stored with an error has it when it is loaded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.errors: dict[int, np.ndarray] = {}
         self.first: dict[int, int] = {}
@@ -197,18 +225,16 @@ class BoundMemory(GlobalMemory):
     def same(self, number: int) -> int:
         """The first buffer with the same bytes: an array may be given twice."""
 
-        def span(b):
+        def span(b: Buffer) -> tuple[int, int]:
             return (b.host + b.low, b.data.size)
 
         if number not in self.first:
-            self.first[number] = next(
-                i
-                for i, b in enumerate(self.buffers, 1)
-                if span(b) == span(self.buffers[number - 1])
-            )
+            own = span(self.buffers[number - 1])
+            self.first[number] = next(i for i, b in enumerate(self.buffers, 1) if span(b) == own)
         return self.first[number]
 
-    def note(self, pointers: np.ndarray, live: np.ndarray, error, dtype: np.dtype) -> None:
+    def note(self, pointers: np.ndarray, live: np.ndarray, error: Error, dtype: np.dtype) -> None:
+        """Remembers the errors of what is stored."""
         error = np.broadcast_to(error, pointers.shape)
         for number in np.unique(pointers[live] >> SHIFT).tolist():
             b, which = self.buffers[number - 1], live & (pointers >> SHIFT == number)
@@ -218,6 +244,7 @@ class BoundMemory(GlobalMemory):
             errors[self.places(pointers[which], number, dtype)] = error[which]
 
     def noted(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """The errors of what is loaded."""
         out = np.zeros(pointers.shape)
         for number in np.unique(pointers[live] >> SHIFT).tolist():
             if (
@@ -243,42 +270,39 @@ class BoundMemory(GlobalMemory):
             )
         )
 
-    def places(self, pointers, number: int, dtype: np.dtype) -> np.ndarray:
+    def places(self, pointers: np.ndarray, number: int, dtype: np.dtype) -> np.ndarray:
+        """The elements of a buffer that pointers point to, by their number from its first byte."""
         return (
             pointers - (number << SHIFT) - MIDDLE - self.buffers[number - 1].low
         ) // dtype.itemsize
 
 
-def load(m, op, out, *_):
-    place = (
-        level0.live_pointers(m, op) if isinstance(op, tile.LoadPointers) else level0.block(m, op)
-    )
-    return m.memory.noted(*place, dtype_of(op.result.type)) if m.memory.errors else 0.0
+def load(
+    m: BoundInterpreter, op: tile.Load | tile.LoadPointers, out: np.ndarray, *_: np.ndarray
+) -> Error:
+    if not m.memory.errors:
+        return 0.0
+    return m.memory.noted(*level0.places_of(m, op), dtype_of(op.result.type))
 
 
-def store(m, op, out, *_):
-    place = (
-        level0.live_pointers(m, op) if isinstance(op, tile.StorePointers) else level0.block(m, op)
-    )
-    error = error_of(m[op.value])
-    if is_float(element_of(op.value.type)) or np.any(error) or m.memory.errors:
-        m.memory.note(*place, error, dtype_of(op.value.type))
+def store(
+    m: BoundInterpreter, op: tile.Store | tile.StorePointers, out: None, *_: np.ndarray
+) -> None:
+    error, t = error_of(m[op.value]), op.value.type
+    if is_float(element_of(t)) or np.any(error) or m.memory.errors:
+        m.memory.note(*level0.places_of(m, op), error, dtype_of(t))
 
 
-def atomic(m, op, out, *_):
-    pointers, live = (
-        level0.live_pointers(m, op) if isinstance(op, tile.Atomic) else level0.block(m, op)
-    )
+def atomic(
+    m: BoundInterpreter, op: tile.Atomic | tile.AtomicBlock, out: object, *_: np.ndarray
+) -> Error:
     if not is_float(element_of(op.value.type)):
         return 0.0
-    t = dtype_of(op.value.type)
+    (pointers, live), t = level0.places_of(m, op), dtype_of(op.value.type)
     sizes = np.abs(wide(m.memory.load(pointers, live, t))) + np.abs(wide(m[op.value]))
-    m.memory.note(
-        pointers,
-        live,
-        m.memory.noted(pointers, live, t) + error_of(m[op.value]) + 64 * UNIT[t.name] * sizes,
-        t,
-    )
+    before = m.memory.noted(pointers, live, t)
+    error = before + error_of(m[op.value]) + MAX_UPDATES * UNIT_ROUNDOFF[t.name] * sizes
+    m.memory.note(pointers, live, error, t)
     return np.inf
 
 
@@ -292,56 +316,58 @@ ERRORS |= {
 }
 
 
-class BoundMachine(level0.Machine):
+class BoundInterpreter(ProgramInterpreter):
     """One program, with errors."""
+
+    memory: BoundMemory
 
     def execute(self, op: Operation) -> None:
         super().execute(op)
-        rule = MOVES.get(type(op)) or ERRORS.get(type(op))
-        if rule is None:
+        error = self._error(op)
+        if error is None or not op.results:
             return
-        x = [self.values[v] for v in op.operands]
-        if type(op) in MOVES:
-            error = (
-                rule(self, op, *(np.broadcast_to(error_of(v), np.shape(v)) for v in x))
-                if any(np.any(error_of(v)) for v in x)
-                else 0.0
-            )
-        else:
-            error = rule(self, op, self.values[op.results[0]] if op.results else None, *x)
-        if not op.results:
-            return
-        out, t = self.values[op.results[0]], op.results[0].type
-        if (
-            type(op) not in MOVES
-            and is_float(element_of(t))
-            and not isinstance(op, (tile.Load, tile.LoadPointers, tile.Sort))
-        ):
+        value, t = op.results[0], op.results[0].type
+        out = self.values[value]
+        if is_float(element_of(t)) and type(op) not in UNROUNDED:
             error = error + rounding(out, t)
         error = np.nan_to_num(error, nan=np.inf, posinf=np.inf)
         if not np.any(error):
             return
         inexact = np.asarray(out).view(Inexact)
         inexact.error = np.broadcast_to(error, np.shape(out))
-        self.values[op.results[0]] = inexact
+        self.values[value] = inexact
+
+    def _error(self, op: Operation) -> Error | None:
+        """Of an operation's first result, before it is rounded; None: it has none of its own."""
+        x = [self.values[v] for v in op.operands]
+        if moves := MOVES.get(type(op)):
+            if not any(np.any(error_of(v)) for v in x):
+                return 0.0
+            return moves(self, op, *(np.broadcast_to(error_of(v), np.shape(v)) for v in x))
+        if rule := ERRORS.get(type(op)):
+            return rule(self, op, self.values[op.results[0]] if op.results else None, *x)
+        return None
 
 
 def run(
-    module, arguments: Sequence, grid: Sequence[int], programs: Iterable[Sequence[int]]
-) -> list:
+    module: ModuleOp | tile.Kernel,
+    arguments: Sequence[Any],
+    grid: Sequence[int],
+    programs: Iterable[Sequence[int]],
+) -> list[np.ndarray | None]:
     """Runs programs of a level-0 kernel; gives for each argument that is an array the bound on each
     of its elements, None for the others.
     """
     kernel, memory = level0.kernel_of(module), BoundMemory()
     values = level0.bind(kernel, arguments, memory)
     with np.errstate(all="ignore"):
-        code: dict = {}
+        code: dict[Operation, level0.Decoded] = {}
         for program in programs:
-            m = BoundMachine(memory, tuple(program), tuple(grid), lambda text: None, code)
+            m = BoundInterpreter(memory, tuple(program), tuple(grid), lambda text: None, code)
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)
-        number, out = 0, []
-        for given in arguments:
-            number += isinstance(given, np.ndarray)
-            out.append(memory.of_array(number, given) if isinstance(given, np.ndarray) else None)
+    number, out = 0, []
+    for given in arguments:
+        number += isinstance(given, np.ndarray)
+        out.append(memory.of_array(number, given) if isinstance(given, np.ndarray) else None)
     return out

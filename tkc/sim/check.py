@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -24,7 +25,7 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones
 from tkc.sim.report import Report, report_of
 
-MOST = 6  # clusters that run, at most
+MAX_CLUSTERS = 6  # that run
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,21 @@ class Checked:
     seconds: float
     findings: tuple[Report, ...]
 
-    def __str__(self):
+    def __str__(self) -> str:
+        clusters = ", ".join(map(str, self.clusters))
         what = (
             f"{self.runs} schedules of {len(self.clusters)} of {self.of} clusters"
-            f" ({', '.join(map(str, self.clusters))}), {self.seconds:.1f} s"
+            f" ({clusters}), {self.seconds:.1f} s"
         )
+        if not self.findings:
+            return f"nothing found in {what}"
+        plural = "s" * (len(self.findings) != 1)
         return "\n".join(
-            [
-                (
-                    f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {what}"
-                    if self.findings
-                    else f"nothing found in {what}"
-                ),
-                *(f"  {f}" for f in self.findings),
-            ]
+            [f"{len(self.findings)} finding{plural} in {what}", *(f"  {f}" for f in self.findings)]
         )
 
 
-def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MOST) -> list[int]:
+def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MAX_CLUSTERS) -> list[int]:
     """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones
     where programs wait for those before them.
     """
@@ -67,7 +65,7 @@ def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MOST) -> list
 
 def check(
     module: ModuleOp,
-    arguments: Sequence,
+    arguments: Sequence[Any],
     grid: Sequence[int],
     seed: int = 0,
     runs: int = 8,
@@ -77,23 +75,18 @@ def check(
     over, or the time is; the same finding is reported once.
     """
     kernel, began = level0.kernel_of(module), time.perf_counter()
-    launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
-    needed = -(-prod(grid) // launch.size)
-    launched, together = (
-        (-(-needed // 2) if launch.persistent else launch.clusters),
-        tile.waits_for_programs(kernel),
-    )
-    if together and launch.persistent:
-        launched = min(launched, MOST)  # what the others would run is waited for
-    chosen, found, ran, done = sample(kernel, launched, seed), {}, [], 0
+    launch = level4.Launch(kernel, arguments, grid)
+    together = tile.waits_for_programs(kernel)
+    launched = _launched(launch, together)
+    chosen = sample(kernel, launched, seed)
+    found: dict[object, Report] = {}
+    ran: list[int] = []
+    done = 0
     for number in range(runs if launched else 0):
         if number and time.perf_counter() - began > seconds:
             break
-        pair = (
-            chosen
-            if together
-            else [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]
-        )
+        first = chosen[number % len(chosen)]
+        clusters = chosen if together else [*dict.fromkeys([first, (first + 1) % launched])]
         try:
             level4.run(
                 module,
@@ -101,16 +94,16 @@ def check(
                 grid,
                 seed + number,
                 launched if launch.persistent else 2,
-                only=pair,
+                only=clusters,
                 products=False,
                 out=lambda text: None,
             )
         except SimulationError as e:
             report = report_of(e)
-            found.setdefault(
-                (report.kind, report.location, e.operation and e.operation.name), report
-            )
-        ran, done = [*ran, *pair], done + 1
+            key = report.kind, report.location, e.operation and e.operation.name
+            found.setdefault(key, report)
+        ran += clusters
+        done += 1
     return Checked(
         tuple(dict.fromkeys(ran)),
         launched,
@@ -118,3 +111,15 @@ def check(
         time.perf_counter() - began,
         tuple(found.values()),
     )
+
+
+def _launched(launch: level4.Launch, together: bool) -> int:
+    """The clusters of a launch; of a persistent kernel half as many as it has programs. together:
+    programs wait for one another.
+    """
+    if not launch.persistent:
+        return launch.clusters
+    needed = -(-prod(launch.grid) // launch.size)
+    half = -(-needed // 2)
+    # more would run what is waited for
+    return min(half, MAX_CLUSTERS) if together else half

@@ -1,12 +1,13 @@
-"""Who knows what: vector clocks of agents, and of the asynchronous operations they start.
+"""Vector clocks: of agents, and of the asynchronous operations that they start.
 
 An agent's accesses carry a stamp (agent, epoch); its epoch advances whenever it publishes what it
-has done (an arrival, a fence, a barrier). `knows` is a matrix of three rows: entry [row, x] is the
+has done (an arrival, a fence, a barrier). `knows` is a matrix of four rows: entry [row, x] is the
 epoch up to which what x did happened before
 
     GENERIC   this agent's ordinary accesses
-    ASYNC     the asynchronous operations (TMA, wgmma) it starts: a proxy fence copies row GENERIC
-              here
+    ASYNC     in shared memory, the asynchronous operations (TMA, wgmma) it starts: a proxy fence
+              copies row GENERIC here
+    GLOBAL    in global memory, the same, with a proxy fence of its own
     INIT      for barriers alone: initialisations that a `fence mbarrier_init` published
 
 Two accesses are a race unless one is known, in the row of the later one's proxy, when the later one
@@ -27,7 +28,7 @@ from xdsl.ir import Operation
 
 from tkc.sim.errors import SimulationError
 
-GENERIC, ASYNC, INIT = 0, 1, 2
+GENERIC, ASYNC, GLOBAL, INIT = 0, 1, 2, 3
 CAPACITY = 512
 
 
@@ -44,6 +45,7 @@ class Event:
     who: str
     # the view against earlier reads (lenient mode: generic reads need no proxy fence)
     reads_view: np.ndarray
+    row: int = GENERIC
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Clocks:
         return len(self.names) - 1
 
     def matrix(self) -> np.ndarray:
-        return np.zeros((3, CAPACITY), np.int32)
+        return np.zeros((4, CAPACITY), np.int32)
 
     def note(self, index: int, epoch: int, op: Operation) -> None:
         self.history.setdefault(index, []).append((epoch, op))
@@ -85,12 +87,13 @@ class Clocks:
         self.names[slot] = f"'{op.name}' of {who}"
         self.note(slot, epoch, op)
         lenient = np.maximum(view, knows[GENERIC]) if not self.strict_reads else view
-        return Event(slot, epoch, view, np.maximum(view, knows[GENERIC]), self.names[slot], lenient)
+        fenced = np.maximum(view, knows[GENERIC])
+        return Event(slot, epoch, view, fenced, self.names[slot], lenient, row)
 
     def end(self, event: Event) -> np.ndarray:
         """What whoever learns of the end of an asynchronous operation knows."""
         known = self.matrix()
-        known[:INIT] = event.view
+        known[[GENERIC, event.row]] = event.view
         known[:INIT, event.index] = np.maximum(known[:INIT, event.index], event.epoch)
         return known
 
@@ -119,7 +122,9 @@ class Knowing:
         view = self.knows[GENERIC]
         return Event(self.index, self.epoch, view, view, self.name, view)
 
-    def fence(self) -> None:
-        """fence.proxy.async: what ordinary accesses know, asynchronous operations know."""
-        np.maximum(self.knows[ASYNC], self.knows[GENERIC], out=self.knows[ASYNC])
+    def fence(self, row: int = ASYNC) -> None:
+        """fence.proxy.async: what ordinary accesses know, asynchronous operations know, in shared
+        memory (ASYNC) or in global memory (GLOBAL).
+        """
+        np.maximum(self.knows[row], self.knows[GENERIC], out=self.knows[row])
         self.tick()

@@ -10,16 +10,21 @@ may stay.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout
 from tkc.ir.types import SharedType
+from tkc.ir.values import layout_of, shared_type
 from tkc.sim import level0
 from tkc.sim.errors import OutOfBounds, SimulationError
-from tkc.sim.level0 import Machine, dtype_of, rounded, shape_of
+from tkc.sim.level0 import ProgramInterpreter, dtype_of, rounded, shape_of
 
 
 @dataclass
@@ -30,81 +35,87 @@ class Token:
 
 
 def poison(buffer: np.ndarray) -> None:
-    buffer[...] = (
-        -1
-        if buffer.dtype.kind == "i"
-        else (
-            np.iinfo(buffer.dtype).max
-            if buffer.dtype.kind == "u"
-            else True
-            if buffer.dtype.kind == "b"
-            else np.nan
-        )
-    )
+    """Fills a buffer with bits that are all 1: NaN, −1, True or the greatest number."""
+    match buffer.dtype.kind:
+        case "i":
+            buffer[...] = -1
+        case "u":
+            buffer[...] = np.iinfo(buffer.dtype).max
+        case "b":
+            buffer[...] = True
+        case _:
+            buffer[...] = np.nan
 
 
-def alloc(m, op):
-    buffer = np.empty((op.result.type.stages, *op.result.type.extents), dtype_of(op.result.type))
+def alloc(m: DataflowInterpreter, op: shared.Alloc) -> np.ndarray:
+    t = op.result.type
+    buffer = np.empty((t.stages, *t.extents), dtype_of(t))
     poison(buffer)
     return buffer
 
 
-def stage(m, op, ring, *index):
+def stage(m: DataflowInterpreter, op: shared.Stage, ring: np.ndarray, *_: np.ndarray) -> np.ndarray:
     at = [m.offset(i) for i in op.index]
     if any(not 0 <= i < ring.shape[0] for i in at):
         raise OutOfBounds(f"stage {at[0]} of a ring of {ring.shape[0]}")
     return ring[at[0] : at[0] + 1] if at else ring
 
 
-def shared_slice(m, op, buffer, *_):
+def shared_slice(
+    m: DataflowInterpreter, op: shared.SharedSlice, buffer: np.ndarray, *_: np.ndarray
+) -> np.ndarray:
     starts, extents = [m.offset(o) for o in op.offsets], op.result.type.extents
-    if any(
-        o < 0 or o + n > size for o, n, size in zip(starts, extents, buffer.shape[1:], strict=False)
-    ):
-        raise OutOfBounds(f"a slice at {starts} of a buffer of {list(buffer.shape[1:])}")
-    return buffer[(slice(None), *(slice(o, o + n) for o, n in zip(starts, extents, strict=False)))]
-
-
-def block_of(m, op) -> np.ndarray:
-    """The values a copy moves, in the shape of its buffer."""
-    values = m.memory.load(
-        *level0.block(m, op), dtype_of(op.buffer.type), 0 if op.other is None else m[op.other]
+    parts, sizes = (
+        [slice(o, o + n) for o, n in zip(starts, extents, strict=False)],
+        buffer.shape[1:],
     )
-    return values.reshape(op.buffer.type.extents)
+    if any(p.start < 0 or p.stop > size for p, size in zip(parts, sizes, strict=False)):
+        raise OutOfBounds(f"a slice at {starts} of a buffer of {list(sizes)}")
+    return buffer[(slice(None), *parts)]
 
 
-def write(m, op, buffer, value):
+def block_of(m: DataflowInterpreter, op: shared.CopyIn) -> np.ndarray:
+    """The values a copy moves, in the shape of its buffer."""
+    t, other = shared_type(op.buffer), 0 if op.other is None else m[op.other]
+    return m.memory.load(*level0.block(m, op), dtype_of(t), other).reshape(t.extents)
+
+
+def read(m: DataflowInterpreter, op: shared.Read, buffer: np.ndarray, *_: Token) -> np.ndarray:
+    return np.array(buffer[0]).reshape(shape_of(op.result.type))
+
+
+def write(m: DataflowInterpreter, op: shared.Write, buffer: np.ndarray, value: np.ndarray) -> None:
     buffer[0] = np.reshape(value, buffer.shape[1:])
 
 
-def post(m, op, box, value):
+def broadcast_store(
+    m: DataflowInterpreter, op: threads.BroadcastStore, box: np.ndarray, value: np.ndarray
+) -> None:
     box.reshape(-1)[0] = value
 
 
-def copy(m, op, *_):
+def copy(m: DataflowInterpreter, op: shared.Copy, *_: Any) -> None:
     m[op.buffer][0] = block_of(m, op)
 
 
-def copy_async(m, op, *_):
+def copy_async(m: DataflowInterpreter, op: shared.CopyAsync, *_: Any) -> Token:
     token = Token([(m[op.buffer], block_of(m, op))])
     poison(m[op.buffer])
     m.in_flight.append(token)
     return token
 
 
-def join_tokens(m, op, *tokens):
+def join_tokens(m: DataflowInterpreter, op: shared.JoinTokens, *tokens: Token) -> Token:
     m.in_flight = [t for t in m.in_flight if not any(t is given for given in tokens)]
     joined = Token([c for t in tokens for c in t.copies])
     m.in_flight.append(joined)
     return joined
 
 
-def wait_copies(m, op, *tokens):
+def wait_copies(m: DataflowInterpreter, op: shared.WaitCopies, *tokens: Token) -> Token:
     pending = op.pending.value.data
-    landed, m.in_flight = (
-        m.in_flight[: len(m.in_flight) - pending],
-        m.in_flight[max(0, len(m.in_flight) - pending) :],
-    )
+    count = max(0, len(m.in_flight) - pending)
+    landed, m.in_flight = m.in_flight[:count], m.in_flight[count:]
     late = [t for t in tokens if any(t is other for other in m.in_flight)]
     if late:
         raise SimulationError(f"a token is among the {pending} groups that may still be in flight")
@@ -128,67 +139,69 @@ def lines_of_warps(layout: Layout, axis: int) -> list[np.ndarray]:
     ]
 
 
-def neutral(kind: str, dtype: np.dtype):
+def neutral(kind: str, dtype: np.dtype) -> float:
     """What a warp that holds only padding contributes."""
-    if kind in ("max", "min"):
-        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-        return (
-            (limits.min if kind == "max" else limits.max)
-            if limits
-            else (-np.inf if kind == "max" else np.inf)
-        )
-    return kind in ("prod", "all")
+    if kind in ("fmax", "fmin"):
+        return np.nan
+    if kind not in ("max", "min"):
+        return kind in ("prod", "all")
+    if dtype.kind not in "iu":
+        return -np.inf if kind == "max" else np.inf
+    return np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max
 
 
-def reduce_partial(m, op, x):
-    axis, lines, ufunc = (
-        op.axis.value.data,
-        lines_of_warps(op.arg.type.register_layout, op.axis.value.data),
-        level0.REDUCE[op.kind.data],
-    )
+def reduce_partial(m: DataflowInterpreter, op: shared.ReducePartial, x: np.ndarray) -> np.ndarray:
+    kind, axis = op.kind.data, op.axis.value.data
     wide = level0.accumulated(x)
+    nothing = np.full_like(np.take(wide, 0, axis), neutral(kind, wide.dtype))
     parts = [
-        (
-            ufunc.reduce(np.take(wide, line, axis), axis=axis)
-            if len(line)
-            else np.full_like(np.take(wide, 0, axis), neutral(op.kind.data, wide.dtype))
-        )
-        for line in lines
+        level0.REDUCE[kind].reduce(np.take(wide, line, axis), axis=axis) if len(line) else nothing
+        for line in lines_of_warps(layout_of(op.arg), axis)
     ]
     return rounded(np.stack(parts, axis), op.result.type)
 
 
-def scan_total(m, op, x):
-    prefixes = level0.scan(m, op, x)
+def scan_total(
+    m: DataflowInterpreter, op: shared.ScanTotal, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    prefixes = level0.running(op, x)
     return prefixes, np.take(prefixes, 0 if op.reverse else -1, op.axis.value.data)
 
 
-def ring_next(m, op, stage, parity, steps=1):
-    wraps, stage = divmod(int(stage) + int(steps), op.stages.value.data)
-    return np.int32(stage), np.int32(int(parity) ^ wraps & 1)
+def ring_next(
+    m: DataflowInterpreter,
+    op: threads.RingNext,
+    stage: np.ndarray,
+    parity: np.ndarray,
+    steps: np.ndarray | int = 1,
+) -> tuple[np.int32, np.int32]:
+    wraps, following = divmod(int(stage) + int(steps), op.stages.value.data)
+    return np.int32(following), np.int32(int(parity) ^ wraps & 1)
 
 
-def dot(m, op, a, b, acc):
-    """Factors may be buffers: what is in them."""
+def dot(
+    m: DataflowInterpreter, op: tile.Dot, a: np.ndarray, b: np.ndarray, acc: np.ndarray
+) -> np.ndarray:
+    """Operands may be buffers: what is in them."""
     a, b = (x[0] if isinstance(v.type, SharedType) else x for v, x in ((op.a, a), (op.b, b)))
     return level0.dot(m, op, a, b, acc)
 
 
-def copy_out(m, op, *_):
+def copy_out(m: DataflowInterpreter, op: shared.CopyOut, *_: Any) -> None:
     """A buffer to the block of the array that lies inside, or combined with what is there."""
     place, live = level0.block(m, op)
     values = np.reshape(m[op.buffer][0], place.shape)
     if op.reduce is None:
         m.memory.store(place, live, values)
     else:
-        level0.update(m, op.reduce.data, place, live, values, 0, op.buffer.type.element)
+        level0.update(m, op.reduce.data, (place, live), values, 0, shared_type(op.buffer).element)
 
 
-RULES = level0.RULES | {
+RULES: dict[type[Operation], level0.Rule] = level0.RULES | {
     tile.Dot: dot,
     shared.CopyOut: copy_out,
     shared.Convert: lambda m, op, x: x,
-    shared.SortFirst: lambda m, op, x: level0.sort(m, op, x)[..., : op.result.type.extents[-1]],
+    shared.SortFirst: lambda m, op, x: level0.sort(m, op, x)[..., : shape_of(op.result.type)[-1]],
     shared.ReducePartial: reduce_partial,
     shared.ScanTotal: scan_total,
     shared.Alloc: alloc,
@@ -198,7 +211,7 @@ RULES = level0.RULES | {
         b, (0, *(p + 1 for p in op.permutation.get_values()))
     ),
     shared.SharedReshape: lambda m, op, b: np.reshape(b, (1, *op.result.type.extents)),
-    shared.Read: lambda m, op, b, *_: np.array(b[0]).reshape(shape_of(op.result.type)),
+    shared.Read: read,
     shared.Write: write,
     shared.Copy: copy,
     shared.CopyAsync: copy_async,
@@ -206,21 +219,27 @@ RULES = level0.RULES | {
     shared.WaitCopies: wait_copies,
     shared.NoToken: lambda m, op: Token([]),
     threads.RingNext: ring_next,
-    threads.BroadcastStore: post,
+    threads.BroadcastStore: broadcast_store,
     threads.BroadcastLoad: lambda m, op, box: box.reshape(-1)[0],
 }
 
 
-class DataflowMachine(Machine):
+class DataflowInterpreter(ProgramInterpreter):
     """One program at level 1, 2 or 3."""
 
     rules = RULES
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any):
         super().__init__(*args)
         self.in_flight: list[Token] = []
 
 
-def run(module, arguments, grid, programs=None, **options) -> None:
+def run(
+    module: ModuleOp | tile.Kernel,
+    arguments: Sequence[Any],
+    grid: Sequence[int],
+    programs: Iterable[Sequence[int]] | None = None,
+    **options: Any,
+) -> None:
     """level0.run for a kernel of level 0 to 3."""
-    level0.run(module, arguments, grid, programs, machine=DataflowMachine, **options)
+    level0.run(module, arguments, grid, programs, interpreter=DataflowInterpreter, **options)

@@ -2,8 +2,8 @@
 
 An agent yields None (others may go on here) or a Wait (until its condition holds). Each step picks
 one agent that can go on, or one asynchronous operation that can take place, at random; how often
-each is picked is drawn once a run over two orders of magnitude, so that some seeds have slow
-producers, others late laggards. Of every four seeds one has copies that land as late as they can,
+each is picked is drawn once a run over two orders of magnitude, so that producers are slow under
+some seeds and quick under others. Of every four seeds one has copies that land as late as they can,
 and one as early.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from xdsl.ir import Operation
 
@@ -22,12 +23,18 @@ from tkc.sim.report import Violation
 
 @dataclass(frozen=True)
 class Wait:
-    """Until `ready()`; `what()` says what for."""
+    """Until `ready()`; `what()` says what for. idle: for the leader of the agent's own instance,
+    which is no reason for a deadlock.
+    """
 
     ready: Callable[[], bool]
     what: Callable[[], str]
     op: Operation | None = None
-    idle: bool = False  # waits for its leader, not for others
+    idle: bool = False
+
+
+# what an agent does; the result is for the generator that it is called from
+Steps = Generator[Wait | None, None, Any]
 
 
 @dataclass(eq=False)
@@ -45,7 +52,7 @@ class Task:
     """An agent at work."""
 
     name: str
-    steps: Generator
+    steps: Steps
     weight: float
     wait: Wait | None = None
 
@@ -56,47 +63,52 @@ class Scheduler:
 
     seed: int
     steps: int = 0
-    most: int = 5_000_000
+    max_steps: int = 5_000_000
     tasks: list[Task] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.copy_weight = (None, 1e-6, 1e6, None)[self.seed % 4] or self._weight()
 
     def _weight(self) -> float:
         return 10 ** self.random.uniform(-1, 1)
 
-    def spawn(self, name: str, steps: Generator) -> None:
+    def spawn(self, name: str, steps: Steps) -> None:
+        """Adds an agent."""
         self.tasks.append(Task(name, steps, self._weight()))
 
     def start(self, copy: Copy) -> Copy:
+        """Adds an asynchronous operation."""
         self.copies.append(copy)
         return copy
 
     def run(self) -> None:
+        """Until nothing is left. Raises Violation for a deadlock, SimulationError for a program
+        without an end, and what the agents raise.
+        """
         while self.tasks or self.copies:
             able = [t for t in self.tasks if t.wait is None or t.wait.ready()]
             landing = [c for c in self.copies if c.ready is None or c.ready()]
             if not able and not landing:
                 self._deadlock()
             self.steps += 1
-            if self.steps > self.most:
-                raise SimulationError(f"no end within {self.most} steps")
-            at = self.random.random() * (
-                sum([t.weight for t in able]) + (self.copy_weight if landing else 0)
-            )
-            for task in able:
-                at -= task.weight
-                if at < 0:
-                    self._advance(task)
-                    break
-            else:
-                (
-                    self._land(landing[int(self.random.random() * len(landing))])
-                    if landing
-                    else self._advance(able[-1])
-                )
+            if self.steps > self.max_steps:
+                raise SimulationError(f"no end within {self.max_steps} steps")
+            self._step(able, landing)
+
+    def _step(self, able: list[Task], landing: list[Copy]) -> None:
+        """One of the agents goes on, or one of the copies lands."""
+        weights = sum([t.weight for t in able])
+        at = self.random.random() * (weights + (self.copy_weight if landing else 0))
+        for task in able:
+            at -= task.weight
+            if at < 0:
+                return self._advance(task)
+        if landing:
+            self._land(landing[int(self.random.random() * len(landing))])
+        else:
+            self._advance(able[-1])
 
     def _advance(self, task: Task) -> None:
         task.wait = None
@@ -114,18 +126,18 @@ class Scheduler:
             raise
         copy.done = True
 
-    def _deadlock(self) -> None:
-        stuck = [t for t in self.tasks if t.wait and not t.wait.idle]
+    def _deadlock(self) -> NoReturn:
+        stuck = [(t.name, t.wait) for t in self.tasks if t.wait and not t.wait.idle]
         lines = [
-            f"{t.name} waits in '{t.wait.op.name}'{_at(t.wait.op)} for {t.wait.what()}"
-            for t in stuck
-            if t.wait.op is not None
+            f"{name} waits in '{wait.op.name}'{_at(wait.op)} for {wait.what()}"
+            for name, wait in stuck
+            if wait.op is not None
         ]
         raise Violation(
             "deadlock",
             "; ".join(lines) or "nobody can go on",
-            stuck[0].wait.op if stuck else None,
-            tuple(t.name for t in stuck),
+            stuck[0][1].op if stuck else None,
+            tuple(name for name, _ in stuck),
         )
 
 

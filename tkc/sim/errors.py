@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from xdsl.ir import Operation
 
-from tkc.errors import Error
+from tkc.errors import Error, Location
 from tkc.ir.text import location_of
 
 
 class SimulationError(Error):
-    """A program did something that has no meaning; `operation` did it, `location` is its place in
-    the user's source (or None); `agents`: whose doing it was, where there are threads.
+    """A program did something that has no meaning. operation: which one did it; location: its place
+    in the user's source (or None); agents: the warps that did it, where there are threads.
     """
 
     def __init__(self, message: str, operation: Operation | None = None):
-        self.message, self.operation, self.agents = message, operation, ()
+        self.message, self.operation = message, operation
+        self.agents: tuple[str, ...] = ()
         super().__init__(message)
 
     @property
-    def location(self):
+    def location(self) -> Location | None:
         return location_of(self.operation) if self.operation is not None else None
 
-    def __str__(self):
-        where = [
-            str(part)
-            for part in (
-                self.location,
-                f"'{self.operation.name}'" if self.operation is not None else None,
-            )
-            if part
-        ]
-        return ": ".join([*where, self.message])
+    def __str__(self) -> str:
+        location = [str(self.location)] if self.location else []
+        operation = [f"'{self.operation.name}'"] if self.operation is not None else []
+        return ": ".join([*location, *operation, self.message])
 
 
 class OutOfBounds(SimulationError):

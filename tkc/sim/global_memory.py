@@ -1,17 +1,23 @@
 """Global memory of a simulated launch: the arguments' own bytes, found by address.
 
 A pointer is an int64: the number of its buffer in the upper 16 bits, the offset in bytes from the
-buffer's first element (plus 2⁴⁷) in the lower 48. So buffers are 2⁴⁸ apart and no pointer strays
-from one into another unnoticed, and a tile of pointers is an ordinary array. The addresses that
+buffer's first element (plus 2⁴⁷) in the lower 48. So buffers are 2⁴⁸ apart, an offset beyond
+one is never inside another, and a tile of pointers is an ordinary array. The addresses that
 users put in tables are those of the host (`array.ctypes.data`); `of_host` and `to_host` translate.
+Of an array that a kernel makes of such an address, and that is no argument, `adopted` finds the
+bytes in this process.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from xdsl.ir import Operation
 
 from tkc.sim.errors import BadArgument, OffsetOverflow, OutOfBounds
 
@@ -21,13 +27,16 @@ WRAPPED = -1  # the pointer that an offset gives which wrapped
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes [low, high) relative to the first element; `owner` keeps them alive."""
+    """Bytes [low, high) relative to the first element; `owner` keeps them alive. is_foreign: they
+    are no argument, but were found by an address.
+    """
 
     data: np.ndarray
     host: int  # address of the first element
     low: int
     owner: np.ndarray
     name: str
+    is_foreign: bool = False
 
     @property
     def high(self) -> int:
@@ -42,27 +51,83 @@ def numbers_of(pointers: np.ndarray) -> list[int]:
     return [low] if low == high else np.unique(pointers >> SHIFT).tolist()
 
 
+def _mapping(address: int) -> tuple[int, int, bool]:
+    """The memory of this process around an address that can be read: its first byte, the one behind
+    its last, and whether it can be written. Nothing where there is none, or nobody can say.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return 0, 0, False
+    found, end, writes = 0, 0, True
+    for line in lines:  # by address
+        span, permissions = line.split()[:2]
+        low, high = (int(part, 16) for part in span.split("-"))
+        if end and (low != end or permissions[0] != "r"):
+            break  # behind the end of what is one piece around the address
+        if end or low <= address < high and permissions[0] == "r":
+            found, end = found or low, high
+            writes = writes and permissions[1] == "w"
+    return found, end, writes and end > 0
+
+
 class GlobalMemory:
     """Buffers by address."""
 
-    def __init__(self) -> None:
-        self.buffers, self.workspaces, self.stores = [], {}, 0
+    def __init__(self, in_place: bool = False) -> None:
+        """in_place: what `adopted` finds is written, not a copy of it."""
+        self.in_place = in_place
+        self.buffers: list[Buffer] = []
+        self.workspaces: dict[Operation, int] = {}  # pointers
+        self.stores = 0
 
     def register(self, array: np.ndarray, name: str = "") -> int:
         """The pointer to the array's first element; the array's own bytes are used, in place."""
         host = array.ctypes.data
         low, high = np.lib.array_utils.byte_bounds(array) if array.size else (host, host)
-        data = (
-            np.frombuffer((ctypes.c_char * (high - low)).from_address(low), np.uint8)
-            if high > low
-            else np.empty(0, np.uint8)
-        )
+        data = np.empty(0, np.uint8)
+        if high > low:
+            data = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
         self.buffers.append(
             Buffer(data, host, low - host, array, name or f"buffer {len(self.buffers)}")
         )
         if len(self.buffers) >= 1 << 15:
             raise BadArgument("at most 32767 buffers can be registered")
         return (len(self.buffers) << SHIFT) + MIDDLE
+
+    def adopted(
+        self, pointer: int, shape: Sequence[int], strides: Sequence[int], itemsize: int
+    ) -> int:
+        """The pointer to the first element of an array that a kernel makes: of a host address that
+        lies in no buffer, with a buffer of the array's bytes, as many as are memory of this
+        process. An address outside of that stays as it is.
+        """
+        ends = [(n - 1) * s * itemsize for n, s in zip(shape, strides, strict=True)]
+        low, high = sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends) + itemsize
+        if min(shape, default=1) < 1 or not self._is_foreign(pointer, low, high):
+            return pointer
+        address = int(self.to_host(np.array(pointer)))
+        start, stop, writes = _mapping(address)
+        start = max(address + low, start)
+        size = (min(address + high, stop) - start) // itemsize * itemsize
+        if size <= 0:
+            return pointer
+        array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+        data = array if self.in_place else array.copy()
+        data.flags.writeable = writes
+        owner, name = data.view(f"u{itemsize}"), f"the memory at address {address:#x}"
+        self.buffers.append(Buffer(data, address, start - address, owner, name, True))
+        return (len(self.buffers) << SHIFT) + MIDDLE
+
+    def _is_foreign(self, pointer: int, low: int, high: int) -> bool:
+        """Whether bytes [low, high) around a pointer lie in no buffer, or beyond one of what is no
+        argument.
+        """
+        if not 0 < pointer >> SHIFT <= len(self.buffers):
+            return not pointer >> SHIFT
+        b = self.buffers[(pointer >> SHIFT) - 1]
+        at = (pointer & (1 << SHIFT) - 1) - MIDDLE
+        return b.is_foreign and (at + low < b.low or at + high > b.high)
 
     def of_host(self, addresses: np.ndarray) -> np.ndarray:
         """Host addresses as pointers; what lies in no buffer stays as it is (and cannot be
@@ -83,7 +148,9 @@ class GlobalMemory:
         number = np.asarray(pointers) >> SHIFT
         return pointers + bases[np.where((number > 0) & (number < len(bases)), number, 0)]
 
-    def _parts(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, write: bool):
+    def _parts(
+        self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, write: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         """The buffers touched: (elements of the buffer, indices, which of the pointers)."""
         touched = pointers if (everything := bool(live.all())) else pointers[live]
         numbers = numbers_of(touched)
@@ -93,13 +160,9 @@ class GlobalMemory:
                     "an offset of an element that is accessed wraps in the integer type of the"
                     " program"
                 )
-            which = (
-                live & (pointers >> SHIFT == number)
-                if len(numbers) > 1
-                else ...
-                if everything
-                else live
-            )
+            which: Any = ... if everything else live
+            if len(numbers) > 1:
+                which = live & (pointers >> SHIFT == number)
             if not 0 < number <= len(self.buffers):
                 raise OutOfBounds(
                     f"address {int(pointers[which].flat[0]):#x} belongs to no argument"
@@ -124,7 +187,13 @@ class GlobalMemory:
                 which,
             )
 
-    def load(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, other=0) -> np.ndarray:
+    def load(
+        self,
+        pointers: np.ndarray,
+        live: np.ndarray,
+        dtype: np.dtype,
+        other: np.ndarray | float = 0,
+    ) -> np.ndarray:
         """One element of each live pointer, `other` elsewhere."""
         parts = list(self._parts(pointers, live, dtype, False))
         if len(parts) == 1 and parts[0][2] is ...:

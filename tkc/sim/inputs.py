@@ -1,19 +1,21 @@
-"""Arguments for runs in the simulator: copies laid out as the originals, and made-up elements."""
+"""Arguments for runs in the simulator: copies laid out as the originals, and random elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from xdsl.ir import Attribute
 
 from tkc.ir import tile
-from tkc.ir.types import ArrayType, PointerType, is_bool, is_float
+from tkc.ir.types import ArrayType, Fact, PointerType, is_bool, is_float
 from tkc.sim import level0
 
-ALIGNMENT = 1024  # addresses keep their value modulo this
+ADDRESS_MODULUS = 1024  # copies keep addresses modulo this
 
 
-def clones(arguments: Sequence) -> list:
+def clones(arguments: Sequence[Any]) -> list[Any]:
     """The arguments with every array copied: same strides, same alignment, and arrays that share
     bytes still do.
     """
@@ -41,9 +43,9 @@ def clones(arguments: Sequence) -> list:
 
 
 def _room(size: int, like: int) -> np.ndarray:
-    """Zeroed bytes whose address is `like` modulo ALIGNMENT."""
-    whole = np.zeros(size + ALIGNMENT, np.uint8)
-    start = (like - whole.ctypes.data) % ALIGNMENT
+    """Zeroed bytes whose address is `like` modulo ADDRESS_MODULUS."""
+    whole = np.zeros(size + ADDRESS_MODULUS, np.uint8)
+    start = (like - whole.ctypes.data) % ADDRESS_MODULUS
     return whole[start : start + size]
 
 
@@ -74,42 +76,38 @@ def fill(array: np.ndarray, rng: np.random.Generator, exact: bool = False) -> No
         array[...] = rng.standard_normal(array.shape, np.float32).astype(array.dtype)
 
 
-def made(kernel: tile.Kernel, size: int = 80, seed: int = 0) -> list:
+def made(kernel: tile.Kernel, size: int = 80, seed: int = 0) -> list[Any]:
     """Arguments that a kernel's types permit: extents of about `size`, rounded up to what is known
     to divide them; whole numbers are `size`.
     """
-    rng, out = np.random.default_rng(seed), []
-
-    def known(fact, n):
-        return fact.exact if fact.exact is not None else -(-n // fact.divisor) * fact.divisor
-
-    for t in (a.type for a in kernel.arguments):
-        if isinstance(t, ArrayType):
-            shape, strides, step = [known(f, size) for f in t.facts.shape], [], 1
-            for n, fact in zip(reversed(shape), reversed(t.facts.strides), strict=False):
-                strides.insert(0, known(fact, step))
-                step = max(step, strides[0] * max(n, 1))
-            out.append(blank(shape, strides, level0.dtype_of(t.element)))
-        elif isinstance(t, PointerType):
-            out.append(
-                blank(
-                    (size * size,),
-                    (1,),
-                    (
-                        level0.dtype_of(t.element)
-                        if not isinstance(t.element, PointerType)
-                        else np.dtype(np.int64)
-                    ),
-                )
-            )
-        else:
-            out.append(0.5 if is_float(t) else True if is_bool(t) else size)
-        if isinstance(out[-1], np.ndarray):
-            fill(out[-1], rng)
+    rng = np.random.default_rng(seed)
+    out = [_made(argument.type, size) for argument in kernel.arguments]
+    for value in out:
+        if isinstance(value, np.ndarray):
+            fill(value, rng)
     return out
 
 
-def packed(arguments: Sequence) -> dict[str, np.ndarray]:
+def _made(t: Attribute, size: int) -> np.ndarray | float:
+    """An argument of a type; an array is zero."""
+    if isinstance(t, PointerType):
+        return blank((size * size,), (1,), level0.dtype_of(t.element))
+    if not isinstance(t, ArrayType):
+        return 0.5 if is_float(t) else True if is_bool(t) else size
+    shape, step = [_permitted(fact, size) for fact in t.facts.shape], 1
+    strides: list[int] = []
+    for n, fact in zip(reversed(shape), reversed(t.facts.strides), strict=True):
+        strides.insert(0, _permitted(fact, step))
+        step = max(step, strides[0] * max(n, 1))
+    return blank(shape, strides, level0.dtype_of(t.element))
+
+
+def _permitted(fact: Fact, n: int) -> int:
+    """The least number from n on of which a fact holds, or the one that it says."""
+    return fact.exact if fact.exact is not None else -(-n // fact.divisor) * fact.divisor
+
+
+def packed(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
     """Arguments as entries of an .npz file: bytes of each array with its element type and strides
     (in elements).
     """
@@ -119,18 +117,16 @@ def packed(arguments: Sequence) -> dict[str, np.ndarray]:
             out[f"{i}"] = np.asarray(value)
             continue
         out[f"{i}"] = np.ascontiguousarray(value).reshape(value.shape).view(f"u{value.itemsize}")
-        out[f"{i}.dtype"], out[f"{i}.strides"] = (
-            np.array(value.dtype.name),
-            np.array([s // value.itemsize for s in value.strides], np.int64),
-        )
+        out[f"{i}.dtype"] = np.array(value.dtype.name)
+        out[f"{i}.strides"] = np.array([s // value.itemsize for s in value.strides], np.int64)
     return out
 
 
-def unpacked(entries: dict[str, np.ndarray]) -> list:
+def unpacked(entries: dict[str, np.ndarray]) -> list[Any]:
     """The inverse. Raises KeyError, TypeError or ValueError of entries that are not of `packed`."""
     import ml_dtypes
 
-    out: list = []
+    out: list[Any] = []
     while str(i := len(out)) in entries:
         value = entries[f"{i}"]
         if f"{i}.dtype" not in entries:

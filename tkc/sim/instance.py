@@ -1,148 +1,32 @@
-"""What runs at level 4: blocks, instances of roles, and their two agents (level4 tells the whole
-story).
+"""Level 4: the warps of one role instance: the values that they hold together, and how its leader
+and followers go through the program.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.ir import Block as IrBlock
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.layout import Layout
-from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import MapType, SharedType
 from tkc.sim import dataflow, level0, ring
-from tkc.sim.barriers import Mbarrier, Rendezvous
-from tkc.sim.clocks import Clocks, Event, Knowing
-from tkc.sim.engine import Copy, Wait
+from tkc.sim.barriers import Mbarrier
+from tkc.sim.blocks import Agent, BlockState, Buffer, Dot, Ring
+from tkc.sim.clocks import Event
+from tkc.sim.engine import Steps, Wait
 from tkc.sim.errors import SimulationError
-from tkc.sim.level0 import Array
-from tkc.sim.memory import ALL, CELL, Part, SharedMemory, cells_of, elements_of
+from tkc.sim.global_order import GlobalAccess
+from tkc.sim.memory import ALL_WARPS, CELL, WarpRange, cells_of, elements_of
 from tkc.sim.report import Violation
 
-if TYPE_CHECKING:
-    from tkc.sim.level4 import Cluster
-
-WARP = 32
+Action = Callable[[Agent], Steps]  # what each agent does of an operation
 
 
-# --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Buffer:
-    """A buffer (or ring) of a block's shared memory."""
-
-    memory: SharedMemory
-    base: int
-    type: SharedType
-
-    @property
-    def layout(self) -> SharedLayout:
-        return self.type.memory
-
-
-@dataclass(frozen=True)
-class Ring:
-    """The mbarriers of a ring."""
-
-    base: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    array: Array
-    type: MapType
-    tf32: bool = False
-
-
-@dataclass(eq=False)
-class Dot:
-    """An asynchronous dot: its value once done, and what waiting for it teaches."""
-
-    knows: np.ndarray
-    issued: int = 0
-    value: np.ndarray | None = None
-    waited: bool = False
-    copy: Copy | None = None
-
-
-# --------------------------------------------------------------------------------------------------
-@dataclass(eq=False)
-class Groups:
-    """Groups of copies or dots that an agent committed, oldest first; `open` is the current one."""
-
-    open: list = field(default_factory=list)
-    closed: deque = field(default_factory=deque)
-
-    def commit(self) -> None:
-        self.closed.append(self.open)
-        self.open = []
-
-    def beyond(self, pending: int) -> list:
-        return [x for g in list(self.closed)[: max(0, len(self.closed) - pending)] for x in g]
-
-    def drop(self, pending: int) -> None:
-        while len(self.closed) > pending:
-            self.closed.popleft()
-
-    @property
-    def empty(self) -> bool:
-        return not self.open and not any(self.closed)
-
-
-class Agent(Knowing):
-    """Some warps of an instance, from and to: the leader (its first warp) or followers. group:
-    their warpgroup, where warpgroups act apart; the first of each does what one thread of it does.
-    """
-
-    def __init__(
-        self,
-        clocks: Clocks,
-        name: str,
-        warps: int,
-        part: Part,
-        group: int = 0,
-        first: bool = False,
-        knows=None,
-    ):
-        super().__init__(clocks, name, knows)
-        self.warps, self.part, self.group, self.first = warps, part, group, first
-        self.queue: deque = deque()
-        self.busy = False
-        self.copies, self.bulk, self.dots = Groups(), Groups(), Groups()
-        self.cluster_generation: int | None = None
-
-
-class BlockState:
-    """One thread block."""
-
-    def __init__(self, cluster: Cluster, rank: int):
-        self.cluster, self.rank, self.number = (
-            cluster,
-            rank,
-            cluster.number * cluster.launch.size + rank,
-        )
-        self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.clocks)
-        self.mbarriers: dict[int, Mbarrier] = {}
-        self.named: dict[object, Rendezvous] = {}
-        self.taken: dict[int, str] = {0: "the block"}  # hardware barriers that instances meet on
-        self.visits: list[
-            tuple[int, int, Operation]
-        ] = []  # copies and arrivals from elsewhere: stamp and operation
-        self.agents: list[Agent] = []
-        self.over = False
-
-    def rendezvous(self, key: object, name: str) -> Rendezvous:
-        return self.named.setdefault(key, Rendezvous(name))
-
-
-class Instance(dataflow.DataflowMachine):
+class Instance(dataflow.DataflowInterpreter):
     """The warps of one role instance (or of a block without roles), and the values they hold
     together.
 
@@ -150,7 +34,7 @@ class Instance(dataflow.DataflowMachine):
     by level4).
     """
 
-    steps: ClassVar[dict[type[Operation], Callable]] = {}
+    steps: ClassVar[Mapping[type[Operation], Callable[..., Steps]]] = {}
 
     def __init__(
         self,
@@ -161,56 +45,44 @@ class Instance(dataflow.DataflowMachine):
         knows: tuple[np.ndarray, np.ndarray] | None = None,
         groups: int = 1,
     ):
-        launch = block.cluster.launch
-        super().__init__(
-            launch.memory, launch.program_of(block), launch.grid, launch.out, launch.code
-        )
-        self.block, self.name, self.launch, self.warps, self.single = (
-            block,
-            name,
-            launch,
-            warps,
-            single,
-        )
-        self.rules = (
-            self.rules
-            | (ring.RULES if launch.ring else {})
-            | ({} if launch.products else {tile.Dot: lambda m, op, a, b, acc: acc})
-        )
-        first, rest = knows or (None, None)
-        alone, each, clocks = single or warps == 1, warps // groups, block.cluster.clocks
-        self.groups, self.followers = groups, []
-        self.leader = Agent(
-            clocks,
-            name if alone else f"{name} (first warp)",
-            1,
-            ALL if alone else (0, 1),
-            0,
-            True,
-            first,
-        )
-        if not alone:
-            self.followers.append(
-                Agent(clocks, f"{name} (other warps)", each - 1, (1, each), 0, False, rest)
-            )
-        for group in range(1, groups):
-            self.followers.append(
-                Agent(
-                    clocks,
-                    f"{name} (warpgroup {group})",
-                    each,
-                    (group * each, (group + 1) * each),
-                    group,
-                    True,
-                    rest,
-                )
-            )
-        self.finished, self.dot_fence, self.last_dot = False, False, None
-        self.adding: dict[SSAValue, Dot] = {}  # tiles that asynchronous dots in flight add to
+        launch, options = block.cluster.launch, block.cluster.launch.options
+        program = launch.program_of(block)
+        super().__init__(launch.memory, program, launch.grid, options.out, launch.code)
+        self.block, self.launch, self.name = block, launch, name
+        self.warps, self.single, self.groups = warps, single, groups
+        if options.ring:
+            self.rules = {**self.rules, **ring.RULES}
+        if not options.products:
+            self.rules = {**self.rules, tile.Dot: lambda m, op, a, b, acc: acc}
+        self.leader, self.followers = self._agents(*(knows or (None, None)))
         block.agents += self.agents
+        self.finished = False
+        self.dot_fence = False  # whether a fence came before the current group of dots
+        self.last_dot: Dot | None = None
+        self.adding: dict[SSAValue, Dot] = {}  # tiles that asynchronous dots in flight add to
+
+    def _agents(
+        self, first: np.ndarray | None, rest: np.ndarray | None
+    ) -> tuple[Agent, list[Agent]]:
+        """The leader and its followers. first, rest: what they know in the beginning."""
+        clocks, each = self.block.cluster.clocks, self.warps // self.groups
+        if self.single or self.warps == 1:
+            return Agent(clocks, self.name, 1, ALL_WARPS, 0, True, first), []
+        leader = Agent(clocks, f"{self.name} (first warp)", 1, (0, 1), 0, True, first)
+        followers = [
+            Agent(clocks, f"{self.name} (other warps)", each - 1, (1, each), 0, False, rest)
+        ]
+        for group in range(1, self.groups):
+            part, name = self._warps_of(group), f"{self.name} (warpgroup {group})"
+            followers.append(Agent(clocks, name, each, part, group, True, rest))
+        return leader, followers
+
+    def _warps_of(self, group: int) -> WarpRange:
+        each = self.warps // self.groups
+        return group * each, (group + 1) * each
 
     def _track(self, op: Operation, code: level0.Decoded) -> None:
-        if not self.launch.ring:
+        if not self.launch.options.ring:
             super()._track(op, code)
 
     @property
@@ -219,20 +91,23 @@ class Instance(dataflow.DataflowMachine):
 
     @property
     def idle(self) -> bool:
+        """Whether the followers have done all that the leader has."""
         return not any(f.queue or f.busy for f in self.followers)
 
     def share(self, agent: Agent, held: Layout | None) -> np.ndarray | None:
         """The elements of a tile whose values the first of a warpgroup writes for it; None: all."""
-        each = self.warps // self.groups
-        return elements_of(
-            held,
-            ALL if self.groups == 1 else (agent.group * each, (agent.group + 1) * each),
-            True,
-            self.block.rank,
-        )
+        part = ALL_WARPS if self.groups == 1 else self._warps_of(agent.group)
+        return elements_of(held, part, True, self.block.rank)
 
     # ---- the agents
-    def lead(self, body: IrBlock, after: Callable[[], None] = lambda: None) -> Generator:
+    def start(self, body: IrBlock, after: Callable[[], None] = lambda: None) -> None:
+        """Its agents begin with a block of operations; `after` is called when they have ended."""
+        self.launch.agents += len(self.agents)
+        self.launch.scheduler.spawn(self.leader.name, self._lead(body, after))
+        for agent in self.followers:
+            self.launch.scheduler.spawn(agent.name, self._follow(agent))
+
+    def _lead(self, body: IrBlock, after: Callable[[], None]) -> Steps:
         try:
             yield from self.walk(body)
         except SimulationError as e:
@@ -244,9 +119,11 @@ class Instance(dataflow.DataflowMachine):
             self._at_end(agent, body.last_op)
         after()
 
-    def follow(self, agent: Agent) -> Generator:
+    def _follow(self, agent: Agent) -> Steps:
         while True:
-            yield Wait(lambda: agent.queue or self.finished, lambda: "its first warp", idle=True)
+            yield Wait(
+                lambda: bool(agent.queue) or self.finished, lambda: "its first warp", idle=True
+            )
             if not agent.queue:
                 return
             agent.busy = True
@@ -259,12 +136,12 @@ class Instance(dataflow.DataflowMachine):
             agent.busy = False
 
     def _at_end(self, agent: Agent, op: Operation | None) -> None:
-        for groups, what in (
-            (agent.bulk, "stores that still read shared memory"),
-            (agent.dots, "dots"),
-            (agent.copies, "copies"),
+        for pending, what in (
+            (not agent.bulk.empty, "stores that still read shared memory"),
+            (not agent.dots.empty, "dots"),
+            (not agent.copies.empty, "copies"),
         ):
-            if not groups.empty:
+            if pending:
                 raise Violation(
                     "pending at exit",
                     f"{agent.name} ends with {what} that it has not waited for",
@@ -272,10 +149,8 @@ class Instance(dataflow.DataflowMachine):
                     (agent.name,),
                 )
 
-    def both(
-        self, op: Operation, action: Callable[[Agent], Generator], meet: bool = False
-    ) -> Generator:
-        """Leader now, followers later; meet: none can pass without the others."""
+    def both(self, op: Operation, action: Action, meet: bool = False) -> Steps:
+        """The leader does it now, the followers later; meet: none can pass without the others."""
         if meet:
             for f in self.followers:
                 f.queue.append((op, action))
@@ -285,12 +160,13 @@ class Instance(dataflow.DataflowMachine):
                 f.queue.append((op, action))
 
     # ---- the walk
-    def walk(self, block: IrBlock) -> Generator:
+    def walk(self, block: IrBlock) -> Steps:
+        """Executes a block's operations; gives the operands of its terminator."""
         for op in block.ops:
             if type(op) in level0.TERMINATORS:
                 return tuple([self.values[v] for v in op.operands])
             if self.adding:
-                self._untouched(op)
+                self._check_not_in_flight(op)
             step = self.steps.get(type(op))
             if step is None:
                 self.execute(op)
@@ -304,9 +180,9 @@ class Instance(dataflow.DataflowMachine):
                 self.assign(op.results, out if isinstance(out, tuple) else (out,))
         return ()
 
-    def _untouched(self, op: Operation) -> None:
-        """The registers of an accumulator belong to the dot that adds to them until somebody has
-        waited for it.
+    def _check_not_in_flight(self, op: Operation) -> None:
+        """Raises Violation where an operation uses an accumulator that a dot adds to and that
+        nobody has waited for.
         """
         self.adding = {value: dot for value, dot in self.adding.items() if not dot.waited}
         for value in op.operands:
@@ -321,13 +197,14 @@ class Instance(dataflow.DataflowMachine):
                     (self.leader.name,),
                 )
 
-    def assign(self, targets, values) -> None:
+    def assign(self, targets: Iterable[SSAValue], values: Iterable[Any]) -> None:
         targets = tuple(targets)
         super().assign(targets, values)
         for value in targets if self.adding else ():
             self.adding.pop(value, None)  # the next iteration's
 
-    def enter(self, region, arguments: Sequence) -> Generator:
+    def enter(self, region: Region, arguments: Sequence[Any]) -> Steps:
+        """Executes a region; gives what its terminator yields."""
         if not region.blocks:
             return ()
         self.assign(region.block.args, arguments)
@@ -340,44 +217,37 @@ class Instance(dataflow.DataflowMachine):
         buffer: Buffer,
         event: Event,
         op: Operation,
-        held=None,
+        held: Layout | None = None,
         write: bool = False,
         whole: bool = False,
     ) -> None:
+        """An access to a buffer that happens now: to the elements that the agent holds of a tile in
+        the layout `held`, or to all.
+        """
         # a slice of narrow elements begins anywhere
         cells = cells_of(
             buffer.layout,
             held,
-            ALL if whole else agent.part,
+            ALL_WARPS if whole else agent.part,
             write,
             self.block.rank,
             buffer.base % CELL,
         )
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
-    def ordered(
-        self,
-        kind: str,
-        event: Event,
-        op: Operation,
-        pointers,
-        live,
-        own=None,
-        changed=None,
-        others: bool = True,
-        agent: Agent | None = None,
-    ) -> None:
+    def ordered(self, access: GlobalAccess) -> None:
         """An access to global memory that happens now (global_order)."""
-        if self.launch.hazards:
-            self.launch.order.access(
-                kind, self.block.cluster, event, op, pointers, live, own, changed, others, agent
-            )
+        if self.launch.options.hazards:
+            access.block = self.block.number
+            self.launch.order.access(self.block.cluster.history, access)
 
     def address(self, barriers: SSAValue, index: Sequence[SSAValue]) -> int:
-        ring, at = self[barriers], self.offset(index[0]) if index else 0
-        if not 0 <= at < ring.stages:
-            raise Violation("bounds", f"stage {at} of a ring of {ring.stages} mbarriers")
-        return ring.base + 8 * at
+        """The byte of shared memory at which an mbarrier of a ring lies."""
+        found: Ring = self[barriers]
+        at = self.offset(index[0]) if index else 0
+        if not 0 <= at < found.stages:
+            raise Violation("bounds", f"stage {at} of a ring of {found.stages} mbarriers")
+        return found.base + 8 * at
 
     def mbarrier(
         self, address: int, agent: Agent, op: Operation, rank: int | None = None, far: bool = False
@@ -406,9 +276,9 @@ class Instance(dataflow.DataflowMachine):
         """Ranks of the blocks of a mask."""
         if mask is None:
             return [self.block.rank]
-        bits_, size = self.offset(mask), self.launch.size
-        if bits_ < 0 or bits_ >> size:
+        named, size = self.offset(mask), self.launch.size
+        if named < 0 or named >> size:
             raise Violation(
-                "bounds", f"the mask {bits_:#x} names blocks beyond the {size} of the cluster"
+                "bounds", f"the mask {named:#x} names blocks beyond the {size} of the cluster"
             )
-        return [r for r in range(size) if bits_ >> r & 1]
+        return [r for r in range(size) if named >> r & 1]

@@ -14,24 +14,40 @@ away from zero. A float beyond an integer type saturates, NaN gives 0. Counts of
 width shift everything out; division of integers by zero gives 0.
 
 Offsets are mathematical integers: where an offset differs from what the program's own integer type
-computed, OffsetOverflow is raised (`Machine.exact` keeps such values beside the wrapped ones).
+computed, OffsetOverflow is raised (`ProgramInterpreter.exact` keeps such values beside the wrapped
+ones).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32, f64, i1, i8, i16, i32, i64
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    IntegerType,
+    ModuleOp,
+    StringAttr,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import elementwise as ew
-from tkc.ir import threads, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.messages import filled
 from tkc.ir.types import (
     ArrayType,
@@ -48,32 +64,35 @@ from tkc.ir.types import (
     ui32,
     ui64,
 )
+from tkc.ir.values import tile_type
+from tkc.sim import ptx
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 
-NUMPY = {
-    t: np.dtype(d)
-    for t, d in {
-        i1: np.bool_,
-        i8: np.int8,
-        i16: np.int16,
-        i32: np.int32,
-        i64: np.int64,
-        ui8: np.uint8,
-        ui16: np.uint16,
-        ui32: np.uint32,
-        ui64: np.uint64,
-        f16: np.float16,
-        bf16: ml_dtypes.bfloat16,
-        f32: np.float32,
-        f64: np.float64,
-        f8e4m3: ml_dtypes.float8_e4m3fn,
-        f8e5m2: ml_dtypes.float8_e5m2,
-    }.items()
+NUMPY: dict[Attribute, np.dtype] = {
+    i1: np.dtype(np.bool_),
+    i8: np.dtype(np.int8),
+    i16: np.dtype(np.int16),
+    i32: np.dtype(np.int32),
+    i64: np.dtype(np.int64),
+    ui8: np.dtype(np.uint8),
+    ui16: np.dtype(np.uint16),
+    ui32: np.dtype(np.uint32),
+    ui64: np.dtype(np.uint64),
+    f16: np.dtype(np.float16),
+    bf16: np.dtype(ml_dtypes.bfloat16),
+    f32: np.dtype(np.float32),
+    f64: np.dtype(np.float64),
+    f8e4m3: np.dtype(ml_dtypes.float8_e4m3fn),
+    f8e5m2: np.dtype(ml_dtypes.float8_e5m2),
 }
-LARGEST = {f8e4m3: 448.0, f8e5m2: 57344.0}
-MOST_ROUNDS = 1_000_000
-ONE_THREAD = 1 << 18  # multiplications that OpenBLAS does without its threads
+LARGEST_FLOAT8: dict[Attribute, float] = {f8e4m3: 448.0, f8e5m2: 57344.0}
+MAX_WHILE_ROUNDS = 1_000_000
+# of a wait for another rank: between two looks, and until it is given up
+RANKS_PERIOD_S, RANKS_SECONDS = 1e-4, 60.0
+MAX_SINGLE_THREADED = 1 << 18  # multiplications that OpenBLAS does without its threads
+Number = np.ndarray | np.generic | float  # a scalar, or a tile
+Results = tuple[Any, ...]
 
 
 def dtype_of(t: Attribute) -> np.dtype:
@@ -83,39 +102,33 @@ def dtype_of(t: Attribute) -> np.dtype:
 
 
 def shape_of(t: Attribute) -> tuple[int, ...]:
+    """The extents of a tile type; () of any other."""
     return t.extents if isinstance(t, TileType) else ()
 
 
-def widened(x: np.ndarray) -> np.ndarray:
+def widened(x: Number) -> np.ndarray:
     """Short floats as float32, everything else as it is."""
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind in "fV" else x
 
 
-def rounded(x: np.ndarray, t: Attribute) -> np.ndarray:
+def rounded(x: Number, t: Attribute) -> np.ndarray:
     """Values as elements of type t: floats to nearest even, integers wrap."""
     x, t = np.asarray(x), element_of(t)
     if x.dtype == dtype_of(t):
         return x
-    if t in LARGEST:
-        x = np.clip(x, -LARGEST[t], LARGEST[t])
+    if t in LARGEST_FLOAT8:
+        x = np.clip(x, -LARGEST_FLOAT8[t], LARGEST_FLOAT8[t])
     return x.astype(dtype_of(t))
 
 
-def to_integer(x: np.ndarray, t: Attribute) -> np.ndarray:
+def to_integer(x: Number, t: Attribute) -> np.ndarray:
     """Floats truncated to an integer type, saturating; NaN gives 0."""
-    d, x = (
-        np.iinfo(dtype_of(t)),
-        np.trunc(
-            np.nan_to_num(widened(x).astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
-        ),
-    )
-    inside = (x > float(d.min) - 1) & (x < float(d.max) + (d.bits < 64))
-    return np.where(
-        inside,
-        np.where(inside, x, 0).astype(d.dtype),
-        np.where(x < 0, d.dtype.type(d.min), d.dtype.type(d.max)),
-    )
+    d, wide = np.iinfo(dtype_of(t)), widened(x).astype(np.float64)
+    whole = np.trunc(np.nan_to_num(wide, nan=0.0, posinf=np.inf, neginf=-np.inf))
+    inside = (whole > float(d.min) - 1) & (whole < float(d.max) + (d.bits < 64))
+    nearest = np.where(whole < 0, d.dtype.type(d.min), d.dtype.type(d.max))
+    return np.where(inside, np.where(inside, whole, 0).astype(d.dtype), nearest)
 
 
 @dataclass(frozen=True)
@@ -130,26 +143,61 @@ class Array:
 
 
 # --------------------------------------------------------------------------------------------------
-def _in64(f):
+Function = Callable[..., Any]
+
+
+def _in64(f: Function) -> Function:
+    """A function of float32 that is computed in float64."""
     return lambda *x: f(
         *(np.asarray(v, np.float64) if np.asarray(v).dtype == np.float32 else v for v in x)
     )
 
 
-def _unsigned(x):
+def unsigned(x: Number) -> np.ndarray:
+    """The bits of integers as unsigned numbers."""
     return np.asarray(x).view(f"u{np.asarray(x).dtype.itemsize}")
 
 
-def _width(x):
+def _width(x: Number) -> int:
     return np.asarray(x).dtype.itemsize * 8
 
 
-def _mulhi(a, b):
+def _mulhi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     product = np.asarray(a, object) * np.asarray(b, object) >> _width(a)
     return np.asarray(product).astype(a.dtype)
 
 
-FUNCTIONS = {
+def _product_and_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return a * b + c
+
+
+def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of float64, with the product in four exact parts, so that what is left of a
+    difference is right.
+    """
+    plain = a * b + c
+
+    def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        high = (np.asarray(x).view(np.uint64) & np.uint64(0xFFFFFFFFF8000000)).view(np.float64)
+        return high, x - high
+
+    (x, p), (y, q), product = halves(a), halves(b), a * b
+    rest = ((x * y - product) + x * q + p * y) + p * q
+    total = product + c
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    exact = total + (lost + rest)
+    return np.where(np.isfinite(plain) & np.isfinite(exact), exact, plain)
+
+
+def _div_trunc(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Rounded towards zero; 0 of a division by zero."""
+    floor = np.floor_divide(a, b)
+    inexact = (floor * b != a) & (b != 0)
+    return floor + (inexact & ((a < 0) != (b < 0))).astype(floor.dtype)
+
+
+FUNCTIONS: dict[str, Function] = {
     "neg": np.negative,
     "abs": np.abs,
     "not": np.invert,
@@ -172,19 +220,23 @@ FUNCTIONS = {
     "sqrt": np.sqrt,
     "rsqrt": _in64(lambda x: 1 / np.sqrt(x)),
     "reciprocal": lambda x: 1 / x,
-    "popcount": lambda x: np.bitwise_count(_unsigned(x)),
-    "clz": lambda x: sum((_unsigned(x) >> k == 0).astype(np.int64) for k in range(_width(x))),
+    "popcount": lambda x: np.bitwise_count(unsigned(x)),
+    "clz": lambda x: sum((unsigned(x) >> k == 0).astype(np.int64) for k in range(_width(x))),
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "max": np.maximum,
     "min": np.minimum,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
     "div": np.divide,
     "div_rn": np.divide,
     "pow": _in64(np.power),
     "atan2": _in64(np.arctan2),
     "floordiv": np.floor_divide,
     "mod": np.mod,
+    "div_trunc": _div_trunc,
+    "rem_trunc": np.fmod,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -197,16 +249,29 @@ FUNCTIONS = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
-    "fma": _in64(lambda a, b, c: a * b + c),
+    "fma": lambda a, b, c: (
+        _fma(a, b, c) if np.asarray(a).dtype == np.float64 else _in64(_product_and_sum)(a, b, c)
+    ),
 }
-EXACT = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min"}
+# of integers: whose mathematical results are followed where they do not fit
+FOLLOWED = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min"} | {
+    "div_trunc",
+    "rem_trunc",
+}
 
 
-def elementwise(m, op, *x):
+def elementwise(m: ProgramInterpreter, op: ew.Elementwise, *x: np.ndarray) -> np.ndarray:
     return rounded(FUNCTIONS[op.fn.name](*map(widened, x)), op.result.type)
 
 
-def inline(m, op, *x):
+def inline(m: ProgramInterpreter, op: ew.InlinePtx, *x: np.ndarray) -> Results:
+    if op.meaning is None:
+        types = [r.type for r in op.results]
+        shape = shape_of(types[0]) if types else np.broadcast_shapes(*map(np.shape, x))
+        try:
+            return ptx.evaluate(op, x, shape, [dtype_of(element_of(t)) for t in types])
+        except (ptx.Fault, ptx.Unknown) as e:
+            raise SimulationError(f"inline PTX: {e}; give it a meaning=") from None
     try:
         found = op.function(*x)
     except LookupError as e:
@@ -217,18 +282,16 @@ def inline(m, op, *x):
     )
 
 
-def cast(m, op, x):
+def cast(m: ProgramInterpreter, op: ew.Cast, x: np.ndarray) -> np.ndarray:
     t = element_of(op.result.type)
     if t == i1:
         return widened(x) != 0
-    return (
-        to_integer(x, t)
-        if is_integer(t) and np.asarray(x).dtype.kind not in "iub"
-        else rounded(widened(x), t)
-    )
+    if is_integer(t) and np.asarray(x).dtype.kind not in "iub":
+        return to_integer(x, t)
+    return rounded(widened(x), t)
 
 
-def bitcast(m, op, x):
+def bitcast(m: ProgramInterpreter, op: ew.Bitcast, x: np.ndarray) -> np.ndarray:
     source, target = element_of(op.arg.type), element_of(op.result.type)
     if isinstance(target, PointerType):
         return x if isinstance(source, PointerType) else m.memory.of_host(x)
@@ -237,10 +300,20 @@ def bitcast(m, op, x):
     return np.ascontiguousarray(x).reshape(shape_of(op.result.type)).view(dtype_of(target))
 
 
-def pointer_add(m, op, pointer, offset):
+def pointee_of(t: Attribute) -> Attribute:
+    """What pointers of a type, or of a tile's elements, point to. Raises TypeError for others."""
+    pointer = element_of(t)
+    if not isinstance(pointer, PointerType):
+        raise TypeError(f"expected pointers, got {t}")
+    return pointer.element
+
+
+def pointer_add(
+    m: ProgramInterpreter, op: ew.PointerAdd, pointer: np.ndarray, offset: np.ndarray
+) -> np.ndarray:
     offset, wrapped = m.offsets(op.offset)
     return np.where(
-        wrapped, WRAPPED, pointer + offset * dtype_of(element_of(op.pointer.type).element).itemsize
+        wrapped, WRAPPED, pointer + offset * dtype_of(pointee_of(op.pointer.type)).itemsize
     )
 
 
@@ -250,19 +323,21 @@ REDUCE = {
     "prod": np.multiply,
     "max": np.maximum,
     "min": np.minimum,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
     "any": np.logical_or,
     "all": np.logical_and,
     "xor": np.bitwise_xor,
 }
 
 
-def accumulated(x: np.ndarray) -> np.ndarray:
+def accumulated(x: Number) -> np.ndarray:
     """In the type that sums are computed in."""
     x = widened(x)
     return x.astype(np.float64) if x.dtype.kind == "f" else x
 
 
-def combined(m, region: Region, left: tuple, right: tuple) -> tuple:
+def combined(m: ProgramInterpreter, region: Region, left: Results, right: Results) -> Results:
     """A combine region applied to whole arrays at once (element by element where it branches)."""
     if not any(op.regions for op in region.block.ops):
         return tuple(np.broadcast_to(v, left[0].shape) for v in m.region(region, (*left, *right)))
@@ -273,54 +348,60 @@ def combined(m, region: Region, left: tuple, right: tuple) -> tuple:
     )
 
 
-def prefixes(m, op, x, axis) -> list[tuple]:
+def prefixes(
+    m: ProgramInterpreter, op: tile.Reduce | tile.Scan, x: Sequence[np.ndarray], axis: int
+) -> list[Results]:
     """The running combinations along an axis, one an index."""
+    assert op.combine is not None, "the kind of the operation is combine"
     slices = [tuple(np.take(v, i, axis) for v in x) for i in range(x[0].shape[axis])]
     for i in range(1, len(slices)):
         slices[i] = combined(m, op.combine, slices[i - 1], slices[i])
     return slices
 
 
-def reduce(m, op, *x):
+def reduce(m: ProgramInterpreter, op: tile.Reduce, *x: np.ndarray) -> np.ndarray | Results:
     kind, axis = op.kind.data, op.axis.value.data
     if kind == "combine":
         return prefixes(m, op, x, axis)[-1]
     if kind in ("argmax", "argmin"):
         return rounded(getattr(np, kind)(widened(x[0]), axis=axis), op.result.type)
-    return rounded(
-        REDUCE[kind].reduce(accumulated(x[0]), axis=axis, dtype=accumulated(x[0]).dtype),
-        op.result.type,
-    )
+    wide = accumulated(x[0])
+    return rounded(REDUCE[kind].reduce(wide, axis=axis, dtype=wide.dtype), op.result.type)
 
 
-def scan(m, op, *x):
-    kind, axis = op.kind.data, op.axis.value.data
-    turned = (lambda v: np.flip(v, axis)) if op.reverse else (lambda v: v)
-    if kind == "combine":
-        return tuple(
-            turned(np.stack(column, axis))
-            for column in zip(*prefixes(m, op, [turned(v) for v in x], axis), strict=False)
-        )
-    return turned(
-        rounded(
-            REDUCE[kind].accumulate(
-                turned(accumulated(x[0])), axis=axis, dtype=accumulated(x[0]).dtype
-            ),
-            op.result.type,
-        )
-    )
+def scan(m: ProgramInterpreter, op: tile.Scan, *x: np.ndarray) -> np.ndarray | Results:
+    axis = op.axis.value.data
+    if op.kind.data != "combine":
+        return running(op, x[0])
+    columns = zip(*prefixes(m, op, [in_order(op, v) for v in x], axis), strict=True)
+    return tuple(in_order(op, np.stack(column, axis)) for column in columns)
 
 
-def sort(m, op, x):
+def in_order(op: tile.Scan | shared.ScanTotal, x: np.ndarray) -> np.ndarray:
+    """In the order in which a scan goes along its axis; or back from it."""
+    return np.flip(x, op.axis.value.data) if op.reverse else x
+
+
+def running(op: tile.Scan | shared.ScanTotal, x: np.ndarray) -> np.ndarray:
+    """The scan of one tile by one of REDUCE."""
+    wide = in_order(op, accumulated(x))
+    sums = REDUCE[op.kind.data].accumulate(wide, axis=op.axis.value.data, dtype=wide.dtype)
+    return in_order(op, rounded(sums, op.result.type))
+
+
+def sort(m: ProgramInterpreter, op: tile.Sort | shared.SortFirst, x: np.ndarray) -> np.ndarray:
     x, down = widened(x), op.descending is not None
     if x.dtype.kind == "f":
         return rounded(-np.sort(-x) if down else np.sort(x), op.result.type)  # NaN last both ways
     return np.flip(np.sort(x), -1) if down else np.sort(x)
 
 
-def histogram(m, op, x, mask=True):
-    counted = x[mask & (x >= 0) & (x < op.result.type.size)]
-    return np.bincount(counted.astype(np.int64), minlength=op.result.type.size).astype(np.int32)
+def histogram(
+    m: ProgramInterpreter, op: tile.Histogram, x: np.ndarray, mask: np.ndarray | bool = True
+) -> np.ndarray:
+    bins = tile_type(op.result).size
+    counted = x[mask & (x >= 0) & (x < bins)]
+    return np.bincount(counted.astype(np.int64), minlength=bins).astype(np.int32)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,18 +417,16 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, so few rows at once that BLAS takes one thread: on a busy machine, to wake the others
     takes longer than to multiply tiles.
     """
-    rows = max(1, ONE_THREAD // max(1, a.shape[-1] * b.shape[-1]))
-    return (
-        a @ b
-        if a.shape[-2] <= rows
-        else np.concatenate([a[..., i : i + rows, :] @ b for i in range(0, a.shape[-2], rows)], -2)
-    )
+    rows = max(1, MAX_SINGLE_THREADED // max(1, a.shape[-1] * b.shape[-1]))
+    if a.shape[-2] <= rows:
+        return a @ b
+    return np.concatenate([a[..., i : i + rows, :] @ b for i in range(0, a.shape[-2], rows)], -2)
 
 
 def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a·b of the last two axes, in the wide type of `dot`."""
 
-    def exact(x, y):
+    def exact(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return matmul(x.astype(np.float64), y.astype(np.float64))
 
     if a.dtype == np.float32 and precision == "tf32":
@@ -367,124 +446,134 @@ def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     return matmul(widened(a), widened(b)) if a.dtype.itemsize <= 2 else exact(a, b)
 
 
-def dot(m, op, a, b, acc):
+def dot(
+    m: ProgramInterpreter, op: tile.Dot, a: np.ndarray, b: np.ndarray, acc: np.ndarray
+) -> np.ndarray:
     return rounded(accumulated(acc) + product(a, b, op.precision.data), op.result.type)
 
 
 # --------------------------------------------------------------------------------------------------
-def view(m, op, array, *_):
-    offsets, pointer, shape, strides, fault = iter(op.offsets), array.pointer, [], [], array.fault
-    for kind, extent, stride in zip(
-        (k.data for k in op.kinds), array.shape, array.strides, strict=False
-    ):
-        start = m.offset(next(offsets)) if kind != "all" else 0
-        if kind == "slice":
+def view(m: ProgramInterpreter, op: tile.View, array: Array, *_: np.ndarray) -> Array:
+    offsets, pointer, fault = iter(op.offsets), array.pointer, array.fault
+    shape, strides = [], []
+    for kind, extent, stride in zip(op.kinds, array.shape, array.strides, strict=True):
+        start = m.offset(next(offsets)) if kind.data != "all" else 0
+        if kind.data == "slice":
             start, extent = start, max(0, min(m.offset(next(offsets)), extent) - start)
-        fault = fault or (
-            f"index {start} of an extent of {extent}"
-            if kind == "index" and not 0 <= start < extent
-            else f"a view from {start}"
-            if start < 0
-            else ""
-        )
+        fault = fault or _missing(kind.data, start, extent)
         pointer += start * stride * array.dtype.itemsize
-        if kind != "index":
+        if kind.data != "index":
             shape.append(extent)
             strides.append(stride)
     return replace(array, pointer=pointer, shape=tuple(shape), strides=tuple(strides), fault=fault)
 
 
-def make_array(m, op, pointer, *_):
+def _missing(kind: str, start: int, extent: int) -> str:
+    """Why a view has no element along an axis; empty where it may have some."""
+    if kind == "index" and not 0 <= start < extent:
+        return f"index {start} of an extent of {extent}"
+    return f"a view from {start}" if start < 0 else ""
+
+
+def make_array(
+    m: ProgramInterpreter, op: tile.MakeArray, pointer: np.ndarray, *_: np.ndarray
+) -> Array:
     if not isinstance(op.pointer.type, PointerType):
         pointer = m.memory.of_host(pointer)
-    return Array(
-        int(pointer),
-        *(tuple(m.offset(v) for v in group) for group in (op.shape, op.strides)),
-        dtype_of(op.result.type.element),
-    )
+    shape, strides = (tuple(m.offset(v) for v in group) for group in (op.shape, op.strides))
+    dtype = dtype_of(op.result.type.element)
+    place = m.memory.adopted(int(pointer), shape, strides, dtype.itemsize)
+    return Array(place, shape, strides, dtype)
 
 
-def block(m, op) -> tuple[np.ndarray, np.ndarray]:
+class BlockAccess(Protocol):
+    """An operation that accesses a block of an array. extents: of the block along each axis of the
+    array, below 0 for an axis that the block has not.
+    """
+
+    @property
+    def array(self) -> SSAValue: ...
+    @property
+    def offsets(self) -> Sequence[SSAValue]: ...
+    @property
+    def extents(self) -> DenseArrayBase[IntegerType]: ...
+    @property
+    def mask(self) -> SSAValue | None: ...
+
+
+Places = tuple[np.ndarray, np.ndarray]  # pointers, and which of them are accessed
+
+
+def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
     """Pointers of a block of an array, and which elements of it exist and are not masked."""
-    array, rank, axis, lost = m[op.array], sum(n >= 0 for n in op.extents.get_values()), 0, False
-    at, live = (
-        np.int64(m[op.array].pointer),
-        np.broadcast_to(
-            True if op.mask is None else m[op.mask], [n for n in op.extents.get_values() if n >= 0]
-        ),
-    )
+    array, extents = m[op.array], op.extents.get_values()
+    shape = [n for n in extents if n >= 0]
+    at: np.ndarray | np.int64 = np.int64(array.pointer)
+    live = np.broadcast_to(True if op.mask is None else m[op.mask], shape)
+    lost: np.ndarray | bool = False
+    axis = 0
 
-    def placed(x, extent, axis):
-        return np.reshape(x, [-1 if a == axis else 1 for a in range(rank)]) if extent >= 0 else x
+    def placed(x: np.ndarray, extent: int) -> np.ndarray:
+        """Along the block's axis that `axis` says."""
+        return (
+            np.reshape(x, [-1 if a == axis else 1 for a in range(len(shape))]) if extent >= 0 else x
+        )
 
     for offset, extent, bound, stride in zip(
-        op.offsets, op.extents.get_values(), array.shape, array.strides, strict=False
+        op.offsets, extents, array.shape, array.strides, strict=True
     ):
         start, wrapped = m.offsets(offset)
-        whole = start if start.ndim or extent < 0 else start + np.arange(extent)
-        index = placed(whole, extent, axis)
-        at, live, lost, axis = (
-            at + index * stride * array.dtype.itemsize,
-            live & (index >= 0) & (index < bound),
-            lost | placed(wrapped, extent, axis),
-            axis + (extent >= 0),
-        )
+        index = placed(start if start.ndim or extent < 0 else start + np.arange(extent), extent)
+        at = at + index * stride * array.dtype.itemsize
+        live = live & (index >= 0) & (index < bound)
+        lost = lost | placed(wrapped, extent)
+        axis += extent >= 0
     if array.fault and live.any():
         raise SimulationError(f"an access through a view that does not exist: {array.fault}")
     return np.broadcast_to(np.where(lost, WRAPPED, at), live.shape), np.asarray(live)
 
 
-def translated(m, t, x):
-    """Addresses read from memory are those of the host."""
-    return m.memory.of_host(x) if isinstance(element_of(t), PointerType) else x
+class PointerAccess(Protocol):
+    """An operation that accesses a tile of pointers, or one."""
+
+    @property
+    def pointers(self) -> SSAValue: ...
+    @property
+    def mask(self) -> SSAValue | None: ...
 
 
-def load(m, op, *_):
-    return translated(
-        m,
-        op.result.type,
-        m.memory.load(
-            *block(m, op), dtype_of(op.result.type), 0 if op.other is None else m[op.other]
-        ),
-    )
-
-
-def stored(m, t, x):
-    return m.memory.to_host(x) if isinstance(element_of(t), PointerType) else x
-
-
-def store(m, op, *_):
-    pointers, live = block(m, op)
-    m.memory.store(
-        pointers, live, np.broadcast_to(stored(m, op.value.type, m[op.value]), live.shape)
-    )
-
-
-def live_pointers(m, op) -> tuple[np.ndarray, np.ndarray]:
+def live_pointers(m: ProgramInterpreter, op: PointerAccess) -> Places:
+    """The pointers of an access, and which of them are not masked."""
     pointers = np.asarray(m[op.pointers])
-    return pointers, np.array(
-        np.broadcast_to(True if op.mask is None else m[op.mask], pointers.shape)
-    )
+    mask = True if op.mask is None else m[op.mask]
+    return pointers, np.array(np.broadcast_to(mask, pointers.shape))
 
 
-def load_pointers(m, op, *_):
-    return translated(
-        m,
-        op.result.type,
-        m.memory.load(
-            *live_pointers(m, op), dtype_of(op.result.type), 0 if op.other is None else m[op.other]
-        ),
-    )
+def places_of(m: ProgramInterpreter, op: Any) -> Places:
+    """Where an operation accesses global memory: a block of an array, or a tile of pointers."""
+    by_pointers = isinstance(op, (tile.LoadPointers, tile.StorePointers, tile.Atomic))
+    return live_pointers(m, op) if by_pointers else block(m, op)
 
 
-def store_pointers(m, op, *_):
-    pointers, live = live_pointers(m, op)
-    m.memory.store(
-        pointers, live, np.broadcast_to(stored(m, op.value.type, m[op.value]), live.shape)
-    )
+def load(m: ProgramInterpreter, op: tile.Load | tile.LoadPointers, *_: np.ndarray) -> np.ndarray:
+    t, other = op.result.type, 0 if op.other is None else m[op.other]
+    values = m.memory.load(*places_of(m, op), dtype_of(t), other)
+    # addresses in memory are those of the host
+    return m.memory.of_host(values) if isinstance(element_of(t), PointerType) else values
 
 
-UPDATES = {
+def stored(m: ProgramInterpreter, value: SSAValue) -> np.ndarray:
+    """What is written to memory of a value: of pointers the addresses of the host."""
+    pointers = isinstance(element_of(value.type), PointerType)
+    return m.memory.to_host(m[value]) if pointers else m[value]
+
+
+def store(m: ProgramInterpreter, op: tile.Store | tile.StorePointers, *_: np.ndarray) -> None:
+    pointers, live = places_of(m, op)
+    m.memory.store(pointers, live, np.broadcast_to(stored(m, op.value), live.shape))
+
+
+UPDATES: dict[str, Function] = {
     "add": np.add,
     "max": np.maximum,
     "min": np.minimum,
@@ -495,13 +584,21 @@ UPDATES = {
 }
 
 
-def update(m, kind, pointers, live, value, expected, t) -> np.ndarray:
+def update(
+    m: ProgramInterpreter,
+    kind: str,
+    places: Places,
+    value: Number,
+    expected: Number,
+    t: Attribute,
+) -> np.ndarray:
     """Read-modify-write, element after element where two share an address; gives the old values."""
+    pointers, live = places
     value, expected = (np.broadcast_to(v, pointers.shape) for v in (value, expected))
     old = np.zeros(pointers.shape, dtype_of(t))
-    for i in (
-        [...] if len(set(pointers[live].tolist())) == live.sum() else np.ndindex(pointers.shape)
-    ):
+    distinct = len(set(pointers[live].tolist())) == live.sum()
+    at_once: Iterable[Any] = [...] if distinct else np.ndindex(pointers.shape)
+    for i in at_once:
         at, on = np.asarray(pointers[i]), np.asarray(live[i])
         old[i] = before = m.memory.load(at, on, dtype_of(t))
         if kind == "compare":
@@ -512,91 +609,108 @@ def update(m, kind, pointers, live, value, expected, t) -> np.ndarray:
     return old
 
 
-def atomic(m, op, *_):
-    old = update(
-        m,
-        op.kind.data,
-        *live_pointers(m, op),
-        m[op.value],
-        m[op.expected] if op.expected is not None else 0,
-        element_of(op.pointers.type).element,
-    )
+def atomic(m: ProgramInterpreter, op: tile.Atomic, *_: np.ndarray) -> np.ndarray | None:
+    expected = m[op.expected] if op.expected is not None else 0
+    t = pointee_of(op.pointers.type)
+    old = update(m, op.kind.data, live_pointers(m, op), m[op.value], expected, t)
     return old if op.result is not None else None
 
 
-def atomic_block(m, op, *_):
-    update(m, op.kind.data, *block(m, op), m[op.value], 0, op.value.type)
+def atomic_block(m: ProgramInterpreter, op: tile.AtomicBlock, *_: np.ndarray) -> None:
+    update(m, op.kind.data, block(m, op), m[op.value], 0, op.value.type)
 
 
 # --------------------------------------------------------------------------------------------------
-def check(message: str):
-    def rule(m, op, condition):
-        if not np.all(condition):
-            raise AssertionFailed(op.text.data if hasattr(op, "text") else message)
-
-    return rule
+def assume(m: ProgramInterpreter, op: tile.Assume, condition: np.ndarray) -> None:
+    if not np.all(condition):
+        raise AssertionFailed("a promised condition does not hold")
 
 
-def multiple(m, op, x):
+def check(m: ProgramInterpreter, op: tile.Assert, condition: np.ndarray) -> None:
+    if not np.all(condition):
+        raise AssertionFailed(op.text.data)
+
+
+def multiple(m: ProgramInterpreter, op: tile.Multiple, x: np.ndarray) -> np.ndarray:
     if (np.asarray(x) % op.divisor.value.data).any():
         raise AssertionFailed(f"{x} is promised to be a multiple of {op.divisor.value.data}")
     return x
 
 
-def show(m, op, *x):
+def show(m: ProgramInterpreter, op: tile.Print, *x: np.ndarray) -> None:
     m.out(filled(op.text.data, [*map(str, x)]))
 
 
 # --------------------------------------------------------------------------------------------------
-def for_(m, op, low, high, step, *carried):
+def trips(m: ProgramInterpreter, op: scf.ForOp) -> range:
+    """The values of a loop's variable. Raises SimulationError where its step is not positive."""
     low, high, step = (m.offset(v) for v in (op.lb, op.ub, op.step))
     if step <= 0:
         raise SimulationError(f"a loop with step {step}")
-    for i in range(low, high, step):
+    return range(low, high, step)
+
+
+def for_(m: ProgramInterpreter, op: scf.ForOp, *operands: Any) -> Results:
+    carried = operands[3:]
+    for i in trips(m, op):
         carried = m.region(op.body, (rounded(i, op.lb.type), *carried))
-    return tuple(carried)
+    return carried
 
 
-def if_(m, op, condition):
+def if_(m: ProgramInterpreter, op: scf.IfOp, condition: np.ndarray) -> Results:
     return m.region(op.true_region if condition else op.false_region, ())
 
 
-def repeats(m, entered: Sequence, carried: Sequence, stores: int) -> bool:
+def repeats(
+    m: ProgramInterpreter, entered: Sequence[Any], carried: Sequence[Any], stores: int
+) -> bool:
     """Whether the next round of a loop does what the last did, for all that it carries and all of
     memory are as they were.
     """
     return m.memory.stores == stores and all(
         np.array_equal(a, b, np.asarray(a).dtype.kind == "f")
-        for a, b in zip(entered, carried, strict=False)
+        for a, b in zip(entered, carried, strict=True)
     )
 
 
-def while_(m, op, *carried):
-    for _ in range(MOST_ROUNDS):
+def scope_of(op: Operation) -> str:
+    """The scope that an access of memory says; "" of any other operation."""
+    scope = getattr(op, "scope", None)
+    return scope.data if isinstance(scope, StringAttr) else ""
+
+
+def while_(m: ProgramInterpreter, op: scf.WhileOp, *carried: Any) -> Results:
+    # another rank runs on another thread, and may write what this loop reads
+    is_of_ranks = any(scope_of(inner) == "system" for inner in op.before_region.walk())
+    end = time.monotonic() + RANKS_SECONDS if is_of_ranks else 0.0
+    for _ in range(MAX_WHILE_ROUNDS):
         entered, stores = carried, m.memory.stores
-        goes_on, *carried = m.region(op.before_region, entered)
+        goes_on, *carried_on = m.region(op.before_region, entered)
         if not goes_on:
-            return tuple(carried)
-        carried = m.region(op.after_region, carried)
+            return tuple(carried_on)
+        carried = m.region(op.after_region, carried_on)
         if repeats(m, entered, carried, stores):
+            if is_of_ranks and time.monotonic() < end:
+                time.sleep(RANKS_PERIOD_S)
+                continue
             raise SimulationError("a while loop waits for what no program before this one writes")
-    raise SimulationError(f"a while loop that does not end within {MOST_ROUNDS} rounds")
+    raise SimulationError(f"a while loop that does not end within {MAX_WHILE_ROUNDS} rounds")
 
 
 # --------------------------------------------------------------------------------------------------
-SHAPES = {
+def strided(m: ProgramInterpreter, op: tile.Slice, x: np.ndarray) -> np.ndarray:
+    extents = shape_of(op.result.type)
+    parts = zip(op.offsets.get_values(), extents, op.steps, strict=True)
+    return x[tuple(slice(o, o + (n - 1) * s + 1, s) for o, n, s in parts)]
+
+
+Rule = Callable[..., Any]
+SHAPES: dict[type[Operation], Rule] = {
     tile.Splat: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
     tile.Broadcast: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
     tile.Reshape: lambda m, op, x: np.reshape(x, op.result.type.extents),
     tile.Transpose: lambda m, op, x: np.transpose(x, op.permutation.get_values()),
-    tile.Slice: lambda m, op, x: x[
-        tuple(
-            slice(o, o + (n - 1) * s + 1, s)
-            for o, n, s in zip(
-                op.offsets.get_values(), op.result.type.extents, op.steps, strict=False
-            )
-        )
-    ],
+    tile.Slice: strided,
     tile.Extract: lambda m, op, x: x[tuple(op.index.get_values())],
     tile.Flip: lambda m, op, x: np.flip(x, op.axis.value.data),
     tile.Concat: lambda m, op, *x: np.concatenate(x, op.axis.value.data),
@@ -605,25 +719,36 @@ SHAPES = {
 }
 
 
-def workspace(m, op):
+def workspace(m: ProgramInterpreter, op: threads.Workspace) -> np.int64:
     """One buffer for the launch, whatever program asks first."""
     if op not in m.memory.workspaces:
-        m.memory.workspaces[op] = m.memory.register(
-            np.zeros(op.bytes.value.data * (1 if op.whole else math.prod(m.grid)), np.uint8).view(
-                dtype_of(op.result.type.element)
-            ),
-            "the workspace",
-        )
+        size = op.bytes.value.data * (1 if op.whole else math.prod(m.grid))
+        buffer = np.zeros(size, np.uint8).view(dtype_of(pointee_of(op.result.type)))
+        m.memory.workspaces[op] = m.memory.register(buffer, "the workspace")
     return np.int64(m.memory.workspaces[op])
 
 
-def next_program(m, op, total):
+def next_program(m: ProgramInterpreter, op: threads.NextProgram, total: np.ndarray) -> np.int32:
     """The one block of a persistent kernel claims every program after its first."""
     m.claimed += 1
     return np.int32(m.claimed)
 
 
-RULES = (
+def identity(m: ProgramInterpreter, op: threads.Identity) -> np.int32:
+    known = {"blocks": 1, "clusters": 1, "cluster_rank": m.rank, "member": m.member}
+    return np.int32(known.get(op.what.data, 0))
+
+
+def constant(m: ProgramInterpreter, op: tile.Constant) -> np.ndarray:
+    return np.full(shape_of(op.result.type), op.number, dtype_of(op.result.type))
+
+
+def arange(m: ProgramInterpreter, op: tile.Arange) -> np.ndarray:
+    numbers = op.start.value.data + np.arange(tile_type(op.result).size)
+    return numbers.astype(dtype_of(op.result.type))
+
+
+RULES: dict[type[Operation], Rule] = (
     SHAPES
     | dict.fromkeys(ew.CLASSES.values(), elementwise)
     | {
@@ -631,20 +756,17 @@ RULES = (
         ew.Bitcast: bitcast,
         ew.PointerAdd: pointer_add,
         ew.InlinePtx: inline,
-        tile.Constant: lambda m, op: np.full(
-            shape_of(op.result.type), op.number, dtype_of(op.result.type)
-        ),
+        tile.Constant: constant,
         tile.ProgramId: lambda m, op: np.int32(m.program[op.axis.value.data]),
         tile.NumPrograms: lambda m, op: np.int32(m.grid[op.axis.value.data]),
-        tile.Arange: (
-            lambda m, op: (op.start.value.data + np.arange(op.result.type.size)).astype(
-                dtype_of(op.result.type)
-            )
-        ),
+        tile.Arange: arange,
         tile.Reduce: reduce,
         tile.Scan: scan,
         tile.Sort: sort,
         tile.Histogram: histogram,
+        tile.Gather: lambda m, op, x, i: np.take_along_axis(
+            x, i.astype(np.int64), op.axis.value.data
+        ),
         tile.Dot: dot,
         tile.Dim: lambda m, op, a: rounded(a.shape[op.axis.value.data], op.result.type),
         tile.Stride: lambda m, op, a: rounded(a.strides[op.axis.value.data], op.result.type),
@@ -653,19 +775,15 @@ RULES = (
         tile.MakeArray: make_array,
         tile.Load: load,
         tile.Store: store,
-        tile.LoadPointers: load_pointers,
-        tile.StorePointers: store_pointers,
+        tile.LoadPointers: load,
+        tile.StorePointers: store,
         threads.NextProgram: next_program,
         threads.Workspace: workspace,
-        threads.Identity: lambda m, op: np.int32(
-            {"blocks": 1, "clusters": 1, "cluster_rank": m.rank, "member": m.member}.get(
-                op.what.data, 0
-            )
-        ),
+        threads.Identity: identity,
         tile.Atomic: atomic,
         tile.AtomicBlock: atomic_block,
-        tile.Assume: check("a promised condition does not hold"),
-        tile.Assert: check(""),
+        tile.Assume: assume,
+        tile.Assert: check,
         tile.Print: show,
         threads.Vote: lambda m, op, x: np.bool_(np.all(x)),
         scf.ForOp: for_,
@@ -673,7 +791,7 @@ RULES = (
         scf.WhileOp: while_,
     }
 )
-TERMINATORS = {tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp}
+TERMINATORS: set[type[Operation]] = {tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp}
 SCALARS = (np.generic, bool, int, float)
 
 
@@ -682,35 +800,32 @@ class Decoded(NamedTuple):
     value is kept, "computed" or "moved" with them.
     """
 
-    rule: Callable | None
+    rule: Rule | None
     operands: tuple[SSAValue, ...]
     results: tuple[SSAValue, ...]
     follows: str = ""
     always: bool = False  # may wrap by itself: not only where an operand did
 
     @staticmethod
-    def of(op: Operation, rules: dict) -> Decoded:
+    def of(op: Operation, rules: Mapping[type[Operation], Rule]) -> Decoded:
         rule, operands, results = rules.get(type(op)), tuple(op.operands), tuple(op.results)
         t = element_of(results[0].type) if results else None
         if t is None or not is_integer(t) or is_unsigned(t):
             return Decoded(rule, operands, results)
-        if isinstance(op, ew.Elementwise) and op.fn.name in EXACT:
+        if isinstance(op, ew.Elementwise) and op.fn.name in FOLLOWED:
             return Decoded(rule, operands, results, "computed", t != i64)
-        return Decoded(
-            rule,
-            operands,
-            results,
-            "moved" if isinstance(op, ew.Cast) or type(op) in SHAPES else "",
-        )
+        moved = isinstance(op, ew.Cast) or type(op) in SHAPES
+        return Decoded(rule, operands, results, "moved" if moved else "")
 
 
-class Machine:
+class ProgramInterpreter:
     """One program: its values, its place in the grid, and the memory it shares with the others. A
     persistent kernel is one program for each block of one cluster, which takes all of the grid in
-    turn. code: what is known of operations, which programs of one launch share.
+    turn. exact: the mathematical values of integers that wrapped; code: what is known of
+    operations, which programs of one launch share.
     """
 
-    rules = RULES
+    rules: Mapping[type[Operation], Rule] = RULES
     rank = member = claimed = 0
 
     def __init__(
@@ -718,33 +833,32 @@ class Machine:
         memory: GlobalMemory,
         program: Sequence[int],
         grid: Sequence[int],
-        out=print,
+        out: Callable[[str], object] = print,
         code: dict[Operation, Decoded] | None = None,
     ):
-        self.memory, self.out, self.values, self.exact, self.code = (
-            memory,
-            out,
-            {},
-            {},
-            {} if code is None else code,
-        )
+        self.memory, self.out = memory, out
+        self.values: dict[SSAValue, Any] = {}
+        self.exact: dict[SSAValue, Any] = {}
+        self.code = {} if code is None else code
         self.program, self.grid = (*program, 0, 0, 0), (*grid, 1, 1, 1)
 
-    def __getitem__(self, value: SSAValue):
+    def __getitem__(self, value: SSAValue) -> Any:
         return self.values[value]
 
-    def assign(self, targets: Iterable[SSAValue], values: Iterable) -> None:
+    def assign(self, targets: Iterable[SSAValue], values: Iterable[Any]) -> None:
+        """Gives values to operations' results or to arguments of blocks."""
         for target, value in zip(targets, values, strict=True):
             self.values[target] = np.asarray(value) if isinstance(value, SCALARS) else value
 
-    def region(self, region: Region, arguments: Sequence) -> tuple:
+    def region(self, region: Region, arguments: Sequence[Any]) -> Results:
         """Runs a region's block; gives what its terminator yields."""
         if not region.blocks:
             return ()
         self.assign(region.block.args, arguments)
         return self.run(region.block)
 
-    def run(self, block: Block) -> tuple:
+    def run(self, block: Block) -> Results:
+        """Executes a block's operations; gives the operands of its terminator."""
         for op in block.ops:
             if type(op) in TERMINATORS:
                 return tuple([self.values[v] for v in op.operands])
@@ -752,6 +866,7 @@ class Machine:
         return ()
 
     def execute(self, op: Operation) -> None:
+        """Executes one operation. Raises SimulationError, which names it."""
         code = self.code.get(op)
         if code is None:
             code = self.code[op] = Decoded.of(op, self.rules)
@@ -772,18 +887,13 @@ class Machine:
     def _track(self, op: Operation, code: Decoded) -> None:
         if not code.always and not any(v in self.exact for v in code.operands):
             return
-        x, result = (
-            [np.asarray(self.exact.get(v, self.values[v])) for v in code.operands],
-            code.results[0],
-        )
+        result = code.results[0]
+        x = [np.asarray(self.exact.get(v, self.values[v])) for v in code.operands]
         x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
-        exact = (
-            FUNCTIONS[op.fn.name](*x)
-            if code.follows == "computed"
-            else x[0]
-            if isinstance(op, ew.Cast)
-            else SHAPES[type(op)](self, op, *x)
-        )
+        if isinstance(op, ew.Elementwise):
+            exact = FUNCTIONS[op.fn.name](*x)
+        else:
+            exact = x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
         if np.array_equal(exact, self.values[result]):
             self.exact.pop(result, None)
         else:
@@ -792,11 +902,8 @@ class Machine:
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""
         number = np.asarray(self.values[value])
-        wrapped = (
-            self.exact[value] != number
-            if value in self.exact
-            else np.zeros((1,) * number.ndim, bool)
-        )
+        nowhere = np.zeros((1,) * number.ndim, bool)
+        wrapped = self.exact[value] != number if value in self.exact else nowhere
         return number.astype(np.int64), wrapped
 
     def offset(self, value: SSAValue) -> int:
@@ -817,40 +924,44 @@ def kernel_of(module: ModuleOp | tile.Kernel) -> tile.Kernel:
     return kernels[0]
 
 
-def bind(kernel: tile.Kernel, arguments: Sequence, memory: GlobalMemory) -> list:
-    """Arguments as the machine's values."""
-    types, out = [a.type for a in kernel.arguments], []
-    if len(arguments) != len(types):
+def bind(kernel: tile.Kernel, arguments: Sequence[Any], memory: GlobalMemory) -> list[Any]:
+    """Arguments as an interpreter's values. Raises BadArgument for one that the kernel does not
+    take.
+    """
+    if len(arguments) != len(kernel.arguments):
         raise BadArgument(
-            f"@{kernel.sym_name.data} takes {len(types)} arguments, got {len(arguments)}"
+            f"@{kernel.sym_name.data} takes {len(kernel.arguments)} arguments, got {len(arguments)}"
         )
-    for number, (t, given) in enumerate(zip(types, arguments, strict=False)):
-        what = f"argument {number} ({kernel.arguments[number].name_hint or 'unnamed'})"
-        if isinstance(t, (ArrayType, PointerType)) and isinstance(given, np.ndarray):
-            want = np.dtype(np.int64) if isinstance(t.element, PointerType) else dtype_of(t.element)
-            if given.dtype != want and not (
-                isinstance(t.element, PointerType) and given.dtype == np.uint64
-            ):
-                raise BadArgument(f"{what} has elements {given.dtype}, the kernel takes {want}")
-            pointer = memory.register(given, what)
-            if isinstance(t, PointerType):
-                out.append(np.int64(pointer))
-                continue
-            if given.ndim != t.rank:
-                raise BadArgument(f"{what} has rank {given.ndim}, the kernel takes rank {t.rank}")
-            out.append(
-                Array(pointer, given.shape, tuple(s // given.itemsize for s in given.strides), want)
-            )
-            _check_facts(what, t, out[-1], given.ctypes.data)
-        elif isinstance(t, (ArrayType, PointerType)):
-            raise BadArgument(f"{what} is to be a NumPy array, not {type(given).__name__}")
+    out: list[Any] = []
+    for number, (parameter, given) in enumerate(zip(kernel.arguments, arguments, strict=True)):
+        what, t = f"argument {number} ({parameter.name_hint or 'unnamed'})", parameter.type
+        if isinstance(t, (ArrayType, PointerType)):
+            out.append(_bound_memory(what, t, given, memory))
+        elif is_float(t) or np.asarray(given).dtype.kind != "f":
+            out.append(rounded(np.asarray(given), t))
         else:
-            out.append(
-                rounded(np.asarray(given), t)
-                if is_float(t) or np.asarray(given).dtype.kind != "f"
-                else to_integer(np.asarray(given), t)
-            )
+            out.append(to_integer(np.asarray(given), t))
     return out
+
+
+def _bound_memory(
+    what: str, t: ArrayType | PointerType, given: object, memory: GlobalMemory
+) -> Array | np.int64:
+    """A NumPy array as an argument that is an array, or a pointer to its first element."""
+    if not isinstance(given, np.ndarray):
+        raise BadArgument(f"{what} is to be a NumPy array, not {type(given).__name__}")
+    addresses = isinstance(t.element, PointerType)
+    want = dtype_of(t.element)
+    if given.dtype != want and not (addresses and given.dtype == np.uint64):
+        raise BadArgument(f"{what} has elements {given.dtype}, the kernel takes {want}")
+    pointer = memory.register(given, what)
+    if isinstance(t, PointerType):
+        return np.int64(pointer)
+    if given.ndim != t.rank:
+        raise BadArgument(f"{what} has rank {given.ndim}, the kernel takes rank {t.rank}")
+    array = Array(pointer, given.shape, tuple(s // given.itemsize for s in given.strides), want)
+    _check_facts(what, t, array, given.ctypes.data)
+    return array
 
 
 def _check_facts(what: str, t: ArrayType, array: Array, address: int) -> None:
@@ -875,46 +986,48 @@ def _check_facts(what: str, t: ArrayType, array: Array, address: int) -> None:
 
 def run(
     module: ModuleOp | tile.Kernel,
-    arguments: Sequence,
+    arguments: Sequence[Any],
     grid: Sequence[int],
     programs: Iterable[Sequence[int]] | None = None,
     *,
     buffers: Sequence[np.ndarray] = (),
-    machine: type[Machine] = Machine,
-    out=print,
+    in_place: bool = False,
+    interpreter: type[ProgramInterpreter] = ProgramInterpreter,
+    out: Callable[[str], object] = print,
 ) -> None:
     """Runs every program of `grid` (or only `programs`) in order, writing the arrays among
     `arguments` in place.
 
     arguments: one for each block argument of the kernel, NumPy arrays (ml_dtypes for bfloat16 and
     float8) and Python numbers. buffers: further arrays that addresses in the arguments point to.
-    Raises SimulationError and its kinds, naming the source line.
+    in_place: what they point to besides is written, not a copy of it. Raises SimulationError and
+    its kinds, naming the source line.
     """
-    kernel, memory = kernel_of(module), GlobalMemory()
+    kernel, memory = kernel_of(module), GlobalMemory(in_place)
     for number, array in enumerate(buffers):
         memory.register(array, f"buffers[{number}]")
-    values = bind(kernel, arguments, memory)
+    values, shape = bind(kernel, arguments, memory), tuple(grid)
+    code: dict[Operation, Decoded] = {}
     with np.errstate(all="ignore"):
-        persistent, order = (
-            "persistent" in kernel.attributes,
-            (
-                programs
-                if programs is not None
-                else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
-            ),
-        )
-        cluster, code = kernel.attributes.get("cluster"), {}
-        blocks, members = (
-            (
-                cluster.data[0].value.data
-                if cluster is not None and "spread" not in kernel.attributes
-                else 1
-            ),
-            kernel.integer("members", 1),
-        )
-        for program in order if not persistent else range(blocks * members):
-            m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out, code)
-            if persistent:
-                m.rank, m.member = divmod(program, members)
+        if "persistent" in kernel.attributes:
+            members = kernel.integer("members", 1)
+            for number in range(_cluster_blocks(kernel) * members):
+                m = interpreter(memory, (0, 0, 0), shape, out, code)
+                m.rank, m.member = divmod(number, members)
+                m.assign(kernel.arguments, values)
+                m.run(kernel.body.block)
+            return
+        for program in programs if programs is not None else programs_of(grid):
+            m = interpreter(memory, tuple(program), shape, out, code)
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)
+
+
+def programs_of(grid: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The programs of a grid, axis 0 fastest."""
+    return (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
+
+
+def _cluster_blocks(kernel: tile.Kernel) -> int:
+    """The blocks of a persistent kernel's cluster that take programs of their own."""
+    return 1 if "spread" in kernel.attributes else math.prod(kernel.cluster)

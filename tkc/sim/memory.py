@@ -1,6 +1,6 @@
 """Shared memory of a block: bytes, and for every 4 bytes who wrote and who read them last.
 
-Cells are as small as a bank's word, so that two warps may write neighbours without an alarm, and
+Cells are as small as a bank's word, so that two warps may write neighbours without a report, and
 are found by byte address: what lies at the same place (a ring and an epilogue that reuses it, a
 buffer and an mbarrier) is the same cell. Who wrote and read is kept for *areas*: cells that were
 always accessed together.
@@ -18,11 +18,11 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.sim.clocks import Clocks, Event
 from tkc.sim.report import Violation, name_of
 
-CELL = 4
-POISON = 0xFF  # bytes of NaN in every float type, −1 as integers
-WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
-Part = tuple[int, int] | None  # warps of an instance, from and to; None: all of it
-ALL: Part = None
+CELL = 4  # bytes
+POISON_BYTE = 0xFF  # bytes of NaN in every float type, −1 as integers
+UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}  # by bytes
+WarpRange = tuple[int, int] | None  # warps of an instance, from and to; None: all of them
+ALL_WARPS: WarpRange = None
 
 
 @lru_cache(512)
@@ -41,30 +41,35 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
 
 @lru_cache(4096)
 def cells_of(
-    memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0, into: int = 0
+    memory: SharedLayout,
+    held: Layout | None,
+    part: WarpRange,
+    write: bool,
+    rank: int = 0,
+    into: int = 0,
 ) -> np.ndarray:
     """The cells (relative to the one in which the buffer begins, `into` bytes from its start) of
     the elements that a part of the warps of block `rank` holds. What several hold, the first warp
     writes and all read."""
     offsets, mine = memory.table().reshape(-1) + into, elements_of(held, part, write, rank)
     cells = np.unique(_words(offsets if mine is None else offsets[mine], memory.itemsize))
-    if mine is None or not write or part is ALL or not part[0]:
+    if mine is None or not write or part is None or not part[0]:
         return cells
     return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank, into))
 
 
 @lru_cache(4096)
 def elements_of(
-    held: Layout | None, part: Part, write: bool, rank: int = 0, before: int | None = None
+    held: Layout | None, part: WarpRange, write: bool, rank: int = 0, before: int | None = None
 ) -> np.ndarray | None:
     """Flat indices of the elements of a tile that a part of the warps of block `rank` accesses,
     None: all. What several hold, the first warp writes and all read; and, of the blocks from
     `before` on, the first block."""
     if held is None or held.num_warps == held.num_blocks == 1:
-        return None if part is ALL or not part[0] or not write else np.empty(0, np.int64)
-    if held.num_blocks == 1 and part is ALL:
+        return None if part is None or not part[0] or not write else np.empty(0, np.int64)
+    if held.num_blocks == 1 and part is None:
         return None
-    start, stop = (0, held.num_warps) if part is ALL else part
+    start, stop = (0, held.num_warps) if part is None else part
     mine = _held(held, start, stop, rank)
     if not write:
         return mine
@@ -93,40 +98,36 @@ def _words(offsets: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 class Areas:
-    """A partition of cells into areas: as coarse as tells every set of cells apart that somebody
-    asked for. What is true of a cell is kept once an area, in arrays that grow as areas are split.
+    """A partition of cells into areas, as coarse as it can be so that every set of cells that was
+    asked for is a union of areas. What is true of a cell is kept once an area, in arrays that grow
+    as areas are split.
     """
 
     def __init__(self, cells: int):
         self.of, self.sizes = np.zeros(cells, np.int32), np.array([cells])
-        self.writer, self.written, self.guarded = (
-            np.zeros(1, np.int32),
-            np.zeros(1, np.int32),
-            np.zeros(1, bool),
-        )
+        # of each area: who wrote it last and at which epoch; whether a live mbarrier is there
+        self.writer, self.written = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self.guarded = np.zeros(1, bool)
         self.readers: dict[int, int] = {}  # reader -> its row of `read`
         self.read = np.zeros((0, 1), np.int32)  # epoch of a reader's last read of each area
+        # by a start and the id of cells: those (so that no others get the id), their areas, and how
+        # many areas there were
         self.known: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
 
     def among(self, start: int, cells: np.ndarray) -> np.ndarray:
         """The areas that cells (relative to start) are made of."""
         key = start, id(cells)
-        _, areas, count = self.known.get(key, (cells, None, 0))
-        if areas is not None and count == len(self.sizes):
-            return areas
+        known = self.known.get(key)
+        if known is not None and known[2] == len(self.sizes):
+            return known[1]
         at = start + cells
-        if areas is None:
-            self._tell_apart(at)
+        if known is None:
+            self._split(at)
         areas = np.flatnonzero(np.bincount(self.of[at]))
-        # cells too: while they live, their id is theirs
-        self.known[key] = (
-            cells,
-            areas,
-            len(self.sizes),
-        )
+        self.known[key] = cells, areas, len(self.sizes)
         return areas
 
-    def _tell_apart(self, at: np.ndarray) -> None:
+    def _split(self, at: np.ndarray) -> None:
         """Splits the areas of which `at` has a part."""
         within = np.bincount(self.of[at], minlength=len(self.sizes))
         old = np.flatnonzero((within > 0) & (within < self.sizes))
@@ -143,6 +144,7 @@ class Areas:
         self.read = np.concatenate([self.read, self.read[:, old]], 1)
 
     def row(self, reader: int) -> np.ndarray:
+        """The epochs of a reader's last reads, by area."""
         if reader not in self.readers:
             self.readers[reader] = len(self.readers)
             self.read = np.concatenate([self.read, np.zeros((1, len(self.sizes)), np.int32)])
@@ -154,24 +156,23 @@ class SharedMemory:
 
     def __init__(self, size: int, clocks: Clocks):
         self.cells = -(-size // CELL)
-        self.size, self.clocks, self.bytes = (
-            size,
-            clocks,
-            np.full(self.cells * CELL, POISON, np.uint8),
-        )
+        self.size, self.clocks = size, clocks
+        self.bytes = np.full(self.cells * CELL, POISON_BYTE, np.uint8)
         self.areas = Areas(self.cells)
 
     # ---- values
     def elements(self, base: int, dtype: np.dtype) -> np.ndarray:
+        """The bytes from a base on, as elements."""
         return self.bytes.view(dtype)[base // dtype.itemsize :]
 
     def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray:
+        """The values of a buffer, in its shape."""
         return self.elements(base, dtype)[places_of(memory)]
 
     def store(
         self, base: int, memory: SharedLayout, values: np.ndarray, part: np.ndarray | None = None
     ) -> None:
-        """part: flat indices of the elements that change (None: all)."""
+        """Writes a buffer. part: flat indices of the elements that change (None: all)."""
         places, into = places_of(memory), self.elements(base, values.dtype)
         if part is None:
             into[places] = values
@@ -179,7 +180,8 @@ class SharedMemory:
             into[places.reshape(-1)[part]] = values.reshape(-1)[part]
 
     def poison(self, base: int, memory: SharedLayout) -> None:
-        self.elements(base, WORDS[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
+        """A copy to a buffer is in flight: what is read there is NaN or −1."""
+        self.elements(base, UNSIGNED[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
 
     # ---- order
     def _areas(self, base: int, cells: np.ndarray, op: Operation, event: Event) -> np.ndarray:
@@ -250,25 +252,27 @@ class SharedMemory:
             )
 
     def _fail(
-        self, event: Event, op, verb: str, other: int, epoch: int, did: str, fence: bool
+        self,
+        event: Event,
+        op: Operation,
+        verb: str,
+        other: int,
+        epoch: int,
+        did: str,
+        fence: bool,
     ) -> None:
+        """Of an access and an earlier one by `other`. fence: a proxy fence would order the two."""
         if not self.clocks.hazards:
             return
         earlier = name_of(self.clocks.at(other, epoch))
-        who, agent = (
-            ("an asynchronous operation", earlier)
-            if other in self.clocks.slots
-            else (self.clocks.names[other],) * 2
-        )
-        edge = (
-            "a fence.proxy.async between them"
-            if fence
-            else "an arrival and a wait, or a barrier, between them"
-        )
+        who = agent = self.clocks.names[other]
+        if other in self.clocks.slots:
+            who, agent = "an asynchronous operation", earlier
+        edge = "a fence.proxy.async" if fence else "an arrival and a wait, or a barrier,"
         raise Violation(
             "missing proxy fence" if fence else "race",
             f"{event.who} {verb} what {who} {did} in {earlier}; nothing orders the two: missing is"
-            f" {edge}",
+            f" {edge} between them",
             op,
             (event.who, agent),
         )

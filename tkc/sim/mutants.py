@@ -1,4 +1,4 @@
-"""Changes of a level-4 program that the simulator must notice: its own test.
+"""Changes of a level-4 program that the simulator must report: the test of the simulator itself.
 
 `mutants(module)` gives (name, changed copy) for every operator at every place it applies. A mutant
 that no run can tell from the original is *equivalent*; whoever runs mutants lists those, each with
@@ -12,15 +12,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.sim import level4
+from tkc.ir.types import BarriersType
+from tkc.ir.values import block_of, owner_op, previous_of, shared_type, type_of
+from tkc.sim import rank_mutants
+from tkc.sim.blocks import addresses_of
 
-Change = Callable[[Operation], None]
+Change = Callable[[Any], None]  # of an operation of the classes that it applies to
+# operations that name an mbarrier, or a stage, of a ring
+OfRing = (
+    threads.MbarrierWait
+    | threads.MbarrierArrive
+    | threads.MbarrierExpect
+    | threads.Send
+    | shared.Stage
+)
+Commit = threads.CpCommit | threads.DotCommit | threads.BulkCommit
 
 
 def drop(op: Operation) -> None:
@@ -29,51 +42,54 @@ def drop(op: Operation) -> None:
 
 
 def twice(op: Operation) -> None:
-    op.parent.insert_op_after(op.clone(), op)
+    block_of(op).insert_op_after(op.clone(), op)
 
 
 def earlier(op: Operation) -> None:
     """Before the nearest synchronising operation above it in its block."""
-    before = op.prev_op
+    before = previous_of(op)
     while type(before) not in SYNCHRONISING:
-        before = before.prev_op
+        before = previous_of(before)
     op.detach()
-    before.parent.insert_op_before(op, before)
+    block_of(before).insert_op_before(op, before)
 
 
 def later(op: Operation) -> None:
     """Behind the next operation of its block that it protects."""
     after = _next_use(op)
+    assert after is not None, "there is one where this change applies"
     op.detach()
-    after.parent.insert_op_after(op, after)
+    block_of(after).insert_op_after(op, after)
 
 
 def add(name: str, n: int) -> Change:
+    """Adds a number to a property that is one."""
+
     def change(op: Operation) -> None:
-        op.properties[name] = IntegerAttr(op.properties[name].value.data + n, i64)
+        old = op.properties[name]
+        assert isinstance(old, IntegerAttr)
+        op.properties[name] = IntegerAttr(old.value.data + n, i64)
 
     return change
 
 
-def computed(op: Operation, value, *steps: tuple[str, int]) -> None:
+def computed(op: Operation, value: SSAValue, *steps: tuple[str, int]) -> None:
     """An operand replaced by functions of it and constants."""
     at, result = list(op.operands).index(value), value
     for function, n in steps:
-        new = [
-            constant := tile.Constant(n, i32),
-            changed := CLASSES[function](result, constant.result),
-        ]
-        op.parent.insert_ops_before(new, op)
+        constant = tile.Constant(n, i32)
+        changed = CLASSES[function](result, constant.result)
+        block_of(op).insert_ops_before([constant, changed], op)
         result = changed.result
     op.operands[at] = result
 
 
-def other_parity(op: Operation) -> None:
+def other_parity(op: threads.MbarrierWait | threads.MbarrierTest) -> None:
     computed(op, op.parity, ("xor", 1))
 
 
-def stage_before(op: Operation) -> None:
-    stages = _ring(op).type.stages
+def stage_before(op: OfRing) -> None:
+    stages = _stages(op)
     computed(op, op.index[0], ("add", stages - 1), ("mod", stages))
 
 
@@ -81,60 +97,74 @@ def other_kind(op: Operation) -> None:
     op.properties["kind"] = tile.StringAttr("block")
 
 
-def own_block(op: Operation) -> None:
+def own_block(op: threads.MbarrierArrive | threads.TmaLoad) -> None:
     """To this block of the cluster alone."""
+    assert op.to is not None, "it goes to several blocks"
     index = list(op.operands).index(op.to)
     rank, one = threads.Identity("cluster_rank"), tile.Constant(1, i32)
     mask = CLASSES["shl"](one.result, rank.result)
-    op.parent.insert_ops_before([rank, one, mask], op)
+    block_of(op).insert_ops_before([rank, one, mask], op)
     op.operands[index] = mask.result
+
+
+def around(op: Operation, *kinds: type[Operation]) -> Operation | None:
+    """The innermost operation of these classes that holds another."""
+    found = op.parent_op()
+    while found is not None and not isinstance(found, kinds):
+        found = found.parent_op()
+    return found
 
 
 def alias(op: Operation) -> None:
     """A ring on the bytes of the ring before it."""
-    kernel = op
-    while not isinstance(kernel, tile.Kernel):
-        kernel = kernel.parent_op()
-    addresses, _ = level4.addresses_of(kernel)
+    kernel, before = around(op, tile.Kernel), _memory_before(op)
+    assert isinstance(kernel, tile.Kernel) and before is not None
+    addresses, _ = addresses_of(kernel)
     for each, at in addresses.items():
         each.properties["offset"] = IntegerAttr(at, i64)  # everything else stays where it is
-    op.properties["offset"] = IntegerAttr(addresses[_room_before(op)], i64)
+    op.properties["offset"] = IntegerAttr(addresses[before], i64)
 
 
 def leader_alone(op: Operation) -> None:
     """The first warp arrives for all: as often as there are warps, without waiting for others."""
-    role = op
-    while not isinstance(role, (T.Role, tile.Kernel)):
-        role = role.parent_op()
+    role = around(op, T.Role, tile.Kernel)
     del op.properties["each"]
-    for _ in range((role.warps.value.data if isinstance(role, T.Role) else role.warps) - 1):
+    if isinstance(role, T.Role):
+        warps = role.warps.value.data
+    else:
+        assert isinstance(role, tile.Kernel)
+        warps = role.warps
+    for _ in range(warps - 1):
         twice(op)
 
 
-def parity_stays(op: Operation) -> None:
-    op.results[1].replace_all_uses_with(op.parity)
+def parity_stays(op: threads.RingNext) -> None:
+    op.next_parity.replace_all_uses_with(op.parity)
 
 
-def first_parity(op: Operation) -> None:
+def first_parity(op: threads.MbarrierWait) -> None:
     computed(op, op.parity, ("and", 0))
 
 
-def other_mask(op: Operation) -> None:
+def other_mask(op: threads.CpAsync) -> None:
     """Copies what is masked off, and nothing else."""
+    assert op.mask is not None, "it has a mask"
     inverted = CLASSES["not"](op.mask)
-    op.parent.insert_op_before(inverted, op)
+    block_of(op).insert_op_before(inverted, op)
     op.operands[list(op.operands).index(op.mask)] = inverted.results[0]
 
 
-def commit_early(op: Operation) -> None:
+def commit_early(op: Commit) -> None:
     """Before the last operation of its group."""
     last = _last_of_group(op)
+    assert last is not None, "its group is not empty"
     op.detach()
-    last.parent.insert_op_before(op, last)
+    block_of(last).insert_op_before(op, last)
 
 
 T = threads
-SYNCHRONISING = (
+# barriers, waits, arrivals, commits, and the copies that they count
+SYNCHRONIZATION = (
     T.Barrier,
     T.BarrierArrive,
     T.BlockBarrier,
@@ -149,104 +179,61 @@ SYNCHRONISING = (
     T.CpCommit,
     T.CpWait,
     T.DotCommit,
-    T.DotWait,
-    T.TmaLoad,
-    T.TmaStore,
-    T.CpAsync,
-    T.DotAsync,
-    T.Send,
-    shared.Read,
-    shared.Write,
-    T.BroadcastStore,
-    T.BroadcastLoad,
-)
-DROPPED = (
-    T.Barrier,
-    T.BarrierArrive,
-    T.BlockBarrier,
-    T.ClusterArrive,
-    T.ClusterWait,
-    T.Fence,
-    T.MbarrierInit,
-    T.MbarrierWait,
-    T.MbarrierArrive,
-    T.MbarrierExpect,
-    T.BulkCommit,
-    T.BulkWait,
-    T.CpCommit,
-    T.CpWait,
-    T.DotCommit,
     T.TmaLoad,
     T.TmaStore,
     T.Send,
 )
+ACCESSES = (shared.Read, shared.Write, T.BroadcastStore, T.BroadcastLoad)
+SYNCHRONISING = (*SYNCHRONIZATION, T.DotWait, T.CpAsync, T.DotAsync, *ACCESSES)
+DROPPED = (*SYNCHRONIZATION, T.MbarrierInit)
+# what a wait or a fence protects
+USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, T.Send, *ACCESSES, T.MbarrierArrive)
+# what an arrival or a barrier follows that must not come before it
+PROTECTED = (T.MbarrierWait, T.DotWait, T.Barrier, T.BlockBarrier, T.DotAsync, *ACCESSES)
 
 
-USES = (
-    T.TmaLoad,
-    T.TmaStore,
-    T.CpAsync,
-    T.DotAsync,
-    T.Send,
-    shared.Read,
-    shared.Write,
-    T.BroadcastStore,
-    T.BroadcastLoad,
-    T.MbarrierArrive,
-)
+def _stages(op: OfRing) -> int:
+    """Of the ring that an operation names."""
+    if isinstance(op, shared.Stage):
+        return shared_type(op.ring).stages
+    return type_of(op.barriers, BarriersType).stages
 
 
-def _ring(op: Operation):
-    return op.ring if isinstance(op, shared.Stage) else op.barriers
+def _before(op: Operation, kinds: tuple[type[Operation], ...]) -> Operation | None:
+    """The nearest operation of these classes above another in its block."""
+    found = op.prev_op
+    while found is not None and not isinstance(found, kinds):
+        found = found.prev_op
+    return found
 
 
-def _room_before(op: Operation) -> Operation | None:
-    op = op.prev_op
-    while op is not None and not isinstance(op, (shared.Alloc, T.Barriers)):
-        op = op.prev_op
-    return op
+def _memory_before(op: Operation) -> Operation | None:
+    return _before(op, (shared.Alloc, T.Barriers))
 
 
 def _is_ring(op: Operation | None) -> bool:
-    """Live as long as the loop that goes round it, so that no other ring may have its bytes."""
+    """What is live as long as the loop that uses it: no other ring may have its bytes."""
     return isinstance(op, T.Barriers) or isinstance(op, shared.Alloc) and op.result.type.stages > 1
 
 
-def _last_of_group(op: Operation) -> Operation | None:
-    kind, op = (
-        {T.CpCommit: T.CpAsync, T.DotCommit: T.DotAsync, T.BulkCommit: T.TmaStore}[type(op)],
-        op.prev_op,
-    )
-    while op is not None and not isinstance(op, kind):
-        op = op.prev_op
-    return op
+def _last_of_group(op: Commit) -> Operation | None:
+    kinds: dict[type[Operation], type[Operation]] = {
+        T.CpCommit: T.CpAsync,
+        T.DotCommit: T.DotAsync,
+        T.BulkCommit: T.TmaStore,
+    }
+    return _before(op, (kinds[type(op)],))
 
 
 def _next_use(op: Operation) -> Operation | None:
-    op = op.next_op
-    while op is not None and not isinstance(op, USES):
-        op = op.next_op
-    return op
+    found = op.next_op
+    while found is not None and not isinstance(found, USES):
+        found = found.next_op
+    return found
 
 
 def _waits_before(op: Operation) -> bool:
-    op = op.prev_op
-    while op is not None and type(op) not in SYNCHRONISING:
-        op = op.prev_op
-    return isinstance(
-        op,
-        (
-            T.MbarrierWait,
-            T.DotWait,
-            T.Barrier,
-            T.BlockBarrier,
-            T.DotAsync,
-            shared.Read,
-            shared.Write,
-            T.BroadcastStore,
-            T.BroadcastLoad,
-        ),
-    )
+    return isinstance(_before(op, SYNCHRONISING), PROTECTED)
 
 
 OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
@@ -268,7 +255,7 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
             (
                 isinstance(op, T.MbarrierWait)
                 or isinstance(op, T.Fence)
-                and op.kind.data in ("async_shared", "dot")
+                and op.kind.data in ("async_shared", "async_global", "dot")
             )
             and _next_use(op) is not None
         ),
@@ -291,11 +278,11 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
                 op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.Send, shared.Stage)
             )
             and len(op.index) > 0
-            and _ring(op).type.stages > 1
+            and _stages(op) > 1
         ),
     ),
     "kind": (other_kind, lambda op: isinstance(op, T.Fence) and op.kind.data != "block"),
-    "alias": (alias, lambda op: _is_ring(op) and _is_ring(_room_before(op))),
+    "alias": (alias, lambda op: _is_ring(op) and _is_ring(_memory_before(op))),
     "leader alone": (
         leader_alone,
         lambda op: isinstance(op, T.MbarrierArrive) and op.each is not None,
@@ -323,6 +310,7 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
         own_block,
         lambda op: isinstance(op, (T.MbarrierArrive, T.TmaLoad)) and op.to is not None,
     ),
+    **rank_mutants.OPERATORS,
 }
 
 
@@ -339,7 +327,8 @@ class Place:
 
 def places(module: ModuleOp) -> Iterator[Place]:
     """Every operator at every place."""
-    names, seen = _names(module), Counter()
+    names = _names(module)
+    seen: Counter[str] = Counter()
     for number, op in enumerate(module.walk()):
         what = _described(op, names)
         seen[what] += 1
@@ -351,7 +340,8 @@ def places(module: ModuleOp) -> Iterator[Place]:
 
 def _names(module: ModuleOp) -> dict[Operation, str]:
     """Of each ring and buffer: its name in the text, the later ones of a name with their number."""
-    names, seen = {}, Counter()
+    names: dict[Operation, str] = {}
+    seen: Counter[str] = Counter()
     for op in module.walk():
         if not isinstance(op, (shared.Alloc, T.Barriers)):
             continue
@@ -363,27 +353,33 @@ def _names(module: ModuleOp) -> dict[Operation, str]:
 
 def _described(op: Operation, names: dict[Operation, str]) -> str:
     """An operation by its kind, the ring or buffer that it is about, and its role."""
-    role = op.parent_op()
-    while role is not None and not isinstance(role, T.Role):
-        role = role.parent_op()
-    about = op if op in names else next((v.owner for v in op.operands if v.owner in names), None)
-    if about is None and isinstance(op, T.RingNext):  # the ring whose stage it turns
-        about = min(
-            (
-                use.operation.barriers.owner
-                for use in op.stage.uses
-                if isinstance(use.operation, (T.MbarrierWait, T.MbarrierExpect))
-            ),
-            key=lambda ring: names[ring],
-            default=None,
-        )
+    role, about = around(op, T.Role), _subject(op, names)
     words = [
         op.name.removeprefix("tile."),
         op.kind.data if isinstance(op, T.Fence) else "",
-        names.get(about, ""),
-        f"in {role.sym_name.data}" if role is not None else "",
+        names[about] if about is not None else "",
+        f"in {role.sym_name.data}" if isinstance(role, T.Role) else "",
     ]
     return " ".join(filter(None, words))
+
+
+def _subject(op: Operation, names: dict[Operation, str]) -> Operation | None:
+    """The ring or buffer that an operation is about."""
+    if op in names:
+        return op
+    for v in op.operands:
+        if isinstance(v.owner, Operation) and v.owner in names:
+            return v.owner
+    if not isinstance(op, T.RingNext):
+        return None
+    # the ring whose stage it counts
+    users = [use.operation for use in op.stage.uses]
+    rings = [
+        owner_op(user.barriers)
+        for user in users
+        if isinstance(user, (T.MbarrierWait, T.MbarrierExpect))
+    ]
+    return min(rings, key=lambda ring: names[ring], default=None)
 
 
 def mutated(module: ModuleOp, place: Place) -> ModuleOp:

@@ -53,7 +53,7 @@ class Report:
     agents: tuple[str, ...] = ()
     location: Location | None = None
 
-    def __str__(self):
+    def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
         return f"{place}{self.kind}: {self.message}"
 
@@ -75,19 +75,16 @@ class Violation(SimulationError):
     def report(self) -> Report:
         return Report(
             self.kind,
-            _said(self.message.removeprefix(f"{self.kind}: "), self.agents),
+            _with_agent(self.message.removeprefix(f"{self.kind}: "), self.agents),
             self.agents,
             self.location,
         )
 
 
-def _said(message: str, agents: tuple[str, ...]) -> str:
+def _with_agent(message: str, agents: tuple[str, ...]) -> str:
     """The sentence, with the first agent before it where it names none."""
-    return (
-        message
-        if not agents or any(a.partition(" (")[0] in message for a in agents)
-        else f"{agents[0]}: {message}"
-    )
+    named = not agents or any(a.partition(" (")[0] in message for a in agents)
+    return message if named else f"{agents[0]}: {message}"
 
 
 def name_of(op: Operation | None) -> str:
@@ -105,7 +102,7 @@ def report_of(error: SimulationError) -> Report:
     kinds = {OutOfBounds: "bounds", OffsetOverflow: "wrap", AssertionFailed: "assertion"}
     return Report(
         kinds.get(type(error), "meaning"),
-        _said(error.message, error.agents),
+        _with_agent(error.message, error.agents),
         error.agents,
         error.location,
     )

@@ -18,24 +18,25 @@ is validated in IEEE arithmetic alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, ModuleOp
-from xdsl.ir import Attribute, ParametrizedAttribute
+from xdsl.ir import Attribute, Operation, ParametrizedAttribute
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, bits, is_float
 from tkc.sim import dataflow, level0
 
-MASK = (1 << 64) - 1
+WORD_MASK = (1 << 64) - 1  # of 64 bits
 
 
 def mixed(n: int) -> int:
     """64 bits that depend on all of n's."""
     for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):
-        n = (n ^ n >> 31) * factor & MASK
+        n = (n ^ n >> 31) * factor & WORD_MASK
     return n ^ n >> 29
 
 
@@ -49,7 +50,7 @@ def embed(value: float, width: int) -> int:
         n = int(value)
     else:
         mantissa, exponent = math.frexp(abs(value))
-        n = mixed(round(mantissa * 4) + exponent * 1000 & MASK) * (1 if value > 0 else -1)
+        n = mixed(round(mantissa * 4) + exponent * 1000 & WORD_MASK) * (1 if value > 0 else -1)
     n &= (1 << width) - 1
     return n - (n >> width - 1 << width)
 
@@ -83,7 +84,7 @@ def retyped(module: ModuleOp) -> ModuleOp:
     return module
 
 
-def arguments(kernel: tile.Kernel, given: Sequence, seed: int) -> list:
+def arguments(kernel: tile.Kernel, given: Sequence[Any], seed: int) -> list[Any]:
     """Arguments of the kernel as its retyped form takes them: floats in arrays (written in place)
     become random bits.
     """
@@ -103,13 +104,9 @@ def arguments(kernel: tile.Kernel, given: Sequence, seed: int) -> list:
 
 
 # --------------------------------------------------------------------------------------------------
-def _unsigned(x) -> np.ndarray:
-    return np.asarray(x).view(f"u{np.asarray(x).dtype.itemsize}")
-
-
 def power(x: np.ndarray) -> np.ndarray:
     """5ˣ."""
-    x = _unsigned(x)
+    x = level0.unsigned(x)
     result, base, one = np.ones_like(x), np.full_like(x, 5), x.dtype.type(1)
     for k in range(8 * x.dtype.itemsize):
         result = np.where(x >> x.dtype.type(k) & one, result * base, result)
@@ -117,14 +114,14 @@ def power(x: np.ndarray) -> np.ndarray:
     return result
 
 
-def bijection(tag: str):
-    """A function of bits of its own for each tag; of two arguments, one of each where the other
-    stands still.
+def bijection(tag: str) -> Callable[..., np.ndarray]:
+    """A function of bits, another one for each tag; of two arguments, a bijection of each where the
+    other is constant.
     """
-    seed = mixed(int.from_bytes(tag.encode(), "little") & MASK)
+    seed = mixed(int.from_bytes(tag.encode(), "little") & WORD_MASK)
 
-    def f(*x):
-        x = [_unsigned(v) for v in x]
+    def f(*arguments: np.ndarray) -> np.ndarray:
+        x = [level0.unsigned(v) for v in arguments]
         half, t = x[0].dtype.type(4 * x[0].dtype.itemsize), x[0].dtype.type
         out = np.full_like(x[0], seed & (1 << 8 * x[0].dtype.itemsize) - 1)
         for v in x:
@@ -135,19 +132,18 @@ def bijection(tag: str):
     return f
 
 
-def signed(f):
+def signed(f: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """The same function, with results of its first argument's type."""
     return lambda *x: np.asarray(f(*x)).view(np.asarray(x[0]).dtype)
 
 
-def _exp(x):
-    return power(
-        np.asarray(x)
-        * np.asarray(x).dtype.type(embed(math.log2(math.e), 8 * np.asarray(x).dtype.itemsize))
-    )
+def _exp(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return power(x * x.dtype.type(embed(math.log2(math.e), 8 * x.dtype.itemsize)))
 
 
 reciprocal = signed(bijection("reciprocal"))
-FUNCTIONS = (
+FUNCTIONS: dict[str, level0.Function] = (
     level0.FUNCTIONS
     | {
         name: signed(bijection(name))
@@ -181,31 +177,33 @@ FUNCTIONS = (
 FUNCTIONS |= dict.fromkeys(("div", "div_rn"), lambda x, y: x * reciprocal(y))
 
 
-def elementwise(m, op, *x):
+def elementwise(m: level0.ProgramInterpreter, op: ew.Elementwise, *x: np.ndarray) -> np.ndarray:
     return level0.rounded(FUNCTIONS[op.fn.name](*x), op.result.type)
 
 
-def inline(m, op, *x):
+def inline(
+    m: level0.ProgramInterpreter, op: ew.InlinePtx, *x: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Inline PTX: some function of its operands, another for each result."""
-    first = np.asarray(x[0]).dtype if x else np.dtype(np.int32)
+    given = x or (np.zeros((), np.int32),)
+    first = np.asarray(given[0]).dtype
+    operands = [np.asarray(v).astype(first) for v in given]
     return tuple(
-        level0.rounded(
-            signed(bijection(f"{op.text.data} {k}"))(
-                *(np.asarray(v).astype(first) for v in x or (np.int32(0),))
-            ),
-            r.type,
-        )
+        level0.rounded(signed(bijection(f"{op.text.data} {k}"))(*operands), r.type)
         for k, r in enumerate(op.results)
     )
 
 
-RULES = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.InlinePtx: inline}
+RULES: dict[type[Operation], level0.Rule] = {
+    **dict.fromkeys(ew.CLASSES.values(), elementwise),
+    ew.InlinePtx: inline,
+}
 
 
-class RingMachine(dataflow.DataflowMachine):
+class RingInterpreter(dataflow.DataflowInterpreter):
     """One program of level 0 to 3. Numbers wrap on purpose: nothing is followed beyond its type."""
 
     rules = dataflow.RULES | RULES
 
-    def _track(self, op, code):
+    def _track(self, op: Operation, code: level0.Decoded) -> None:
         return None

@@ -1,45 +1,47 @@
 """Level 4: control flow, roles, barriers and fences.
 
-Each rule is a generator `rule(m, op)` on an Instance; what both its agents do is an action passed
-to `m.both`.
+Each rule is a generator `rule(m, op)` on an Instance; what all its agents do is an action passed to
+`m.both`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import numpy as np
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation
 
 from tkc.ir import threads
-from tkc.sim.barriers import Mbarrier, Rendezvous
-from tkc.sim.clocks import GENERIC, INIT
-from tkc.sim.engine import Wait
-from tkc.sim.errors import SimulationError
-from tkc.sim.instance import WARP, Agent, Instance
-from tkc.sim.level0 import repeats, rounded
+from tkc.ir.values import parent_of
+from tkc.sim.barriers import Mbarrier, ThreadBarrier
+from tkc.sim.blocks import WARP, Agent
+from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, INIT
+from tkc.sim.engine import Steps, Wait
+from tkc.sim.instance import Instance
+from tkc.sim.level0 import repeats, rounded, trips
 from tkc.sim.report import Violation
 
-WORDS = np.arange(2)  # the cells of an mbarrier
-WARPGROUP = 4
+MBARRIER_CELLS = np.arange(2)
+WARPGROUP_WARPS = 4
+PROXY_FENCES = {"async_shared": ASYNC, "async_global": GLOBAL}
 LAST_BARRIER = 15  # instances of roles take the hardware's barriers from here down, one each
 
 
 # --------------------------------------------------------------------------------------------------
-def for_(m, op):
-    low, high, step = (m.offset(v) for v in (op.lb, op.ub, op.step))
-    if step <= 0:
-        raise SimulationError(f"a loop with step {step}")
+def for_(m: Instance, op: scf.ForOp) -> Steps:
     carried = tuple(m[v] for v in op.iter_args)
-    for i in range(low, high, step):
+    for i in trips(m, op):
         carried = yield from m.enter(op.body, (rounded(i, op.lb.type), *carried))
     return carried
 
 
-def if_(m, op):
+def if_(m: Instance, op: scf.IfOp) -> Steps:
     return (yield from m.enter(op.true_region if m[op.cond] else op.false_region, ()))
 
 
-def while_(m, op):
+def while_(m: Instance, op: scf.WhileOp) -> Steps:
     carried = [m[v] for v in op.operands]
     memory = m.launch.memory
     while True:
@@ -48,41 +50,37 @@ def while_(m, op):
         if not goes_on:
             return tuple(carried)
         carried = yield from m.enter(op.after_region, carried)
-        yield (
-            Wait(
-                lambda seen=stores: memory.stores != seen,
-                lambda: "somebody to write to global memory",
-                op,
-            )
-            if repeats(m, entered, carried, stores)
-            else None
-        )
+        if repeats(m, entered, carried, stores):
+            yield _until_stored(m, op, stores)
+        else:
+            yield None
 
 
-def roles(m, op):
+def _until_stored(m: Instance, op: Operation, stores: int) -> Wait:
+    """Until global memory has been written again. stores: writes so far."""
+    return Wait(
+        lambda: m.launch.memory.stores != stores,
+        lambda: "somebody to write to global memory",
+        op,
+    )
+
+
+def roles(m: Instance, op: threads.Roles) -> Steps:
     yield Wait(lambda: m.idle, lambda: "its other warps", op)
     first, rest = m.leader.knows, m.agents[-1].knows
-    instances, number = [], LAST_BARRIER
+    instances: list[Instance] = []
+    number = LAST_BARRIER
     for role in op.body.block.ops:
+        assert isinstance(role, threads.Role)
         for copy in range(role.instances):
             if any(isinstance(inner, threads.BlockBarrier) for inner in role.walk()):
                 m.block.taken[number] = role.sym_name.data
             number -= 1
-            name = f"{m.name} {role.sym_name.data}" + (f" {copy}" if role.instances > 1 else "")
-            one = Instance(
-                m.block,
-                name,
-                role.warps.value.data,
-                role.single is not None,
-                (rest if instances else first, rest),
-                _groups(role),
-            )
-            one.values, one.exact = dict(m.values), dict(m.exact)
-            one.assign([role.instance], [np.int32(copy)])
-            instances.append(one)
-            m.launch.spawn(one, role.body.block)
+            knows = (rest if instances else first, rest)
+            instances.append(_instance(m, role, copy, knows))
+            instances[-1].start(role.body.block)
 
-    def join(agent: Agent) -> Generator:
+    def join(agent: Agent) -> Steps:
         yield Wait(
             lambda: all(i.finished and i.idle for i in instances),
             lambda: "the roles to end",
@@ -98,17 +96,42 @@ def roles(m, op):
     return ()
 
 
+def _instance(
+    m: Instance, role: threads.Role, copy: int, knows: tuple[np.ndarray, np.ndarray]
+) -> Instance:
+    """An instance of a role, with all values from before. knows: of its leader and followers."""
+    name = f"{m.name} {role.sym_name.data}" + (f" {copy}" if role.instances > 1 else "")
+    warps, single = role.warps.value.data, role.single is not None
+    one = Instance(m.block, name, warps, single, knows, _groups(role))
+    one.values, one.exact = dict(m.values), dict(m.exact)
+    one.assign([role.instance], [np.int32(copy)])
+    return one
+
+
+def each_of(op: Operation) -> str:
+    """Which parts of an instance do an operation each; empty: the instance does it once."""
+    each = op.properties.get("each")
+    return each.data if isinstance(each, StringAttr) else ""
+
+
 def _groups(role: threads.Role) -> int:
     """How many warpgroups of a role act apart."""
-    apart = any(
-        getattr(op, "each", None) is not None and op.each.data == "warpgroup" for op in role.walk()
-    )
-    return max(1, role.warps.value.data // WARPGROUP) if apart else 1
+    apart = any(each_of(op) == "warpgroup" for op in role.walk())
+    return max(1, role.warps.value.data // WARPGROUP_WARPS) if apart else 1
 
 
 # --------------------------------------------------------------------------------------------------
-def meeting(m, op, find: Callable[[Agent], tuple[Rendezvous, int]], waits: bool = True):
-    def action(agent: Agent) -> Generator:
+def meeting(
+    m: Instance,
+    op: Operation,
+    find: Callable[[Agent], tuple[ThreadBarrier, int]],
+    waits: bool = True,
+) -> Steps:
+    """All agents arrive at a barrier, and wait there. find: an agent's barrier, and how many
+    threads that takes.
+    """
+
+    def action(agent: Agent) -> Steps:
         yield None
         if m.single:
             raise Violation(
@@ -125,7 +148,7 @@ def meeting(m, op, find: Callable[[Agent], tuple[Rendezvous, int]], waits: bool 
     return ()
 
 
-def barrier(m, op, waits: bool = True):
+def barrier(m: Instance, op: threads.Barrier | threads.BarrierArrive) -> Steps:
     number = m.offset(op.id)
     if not 0 <= number <= LAST_BARRIER:
         raise Violation("bounds", f"barrier {number}; a block has barriers 0 to {LAST_BARRIER}")
@@ -137,32 +160,34 @@ def barrier(m, op, waits: bool = True):
             op,
             (m.name,),
         )
-    return (
-        yield from meeting(
-            m,
-            op,
-            lambda agent: (m.block.rendezvous(number, f"barrier {number}"), op.threads.value.data),
-            waits,
-        )
-    )
+
+    def find(agent: Agent) -> tuple[ThreadBarrier, int]:
+        return m.block.barrier(number, f"barrier {number}"), op.threads.value.data
+
+    return (yield from meeting(m, op, find, isinstance(op, threads.Barrier)))
 
 
-def block_barrier(m, op):
-    def find(agent: Agent) -> tuple[Rendezvous, int]:
+def block_barrier(m: Instance, op: threads.BlockBarrier) -> Steps:
+    def find(agent: Agent) -> tuple[ThreadBarrier, int]:
         if op.each is None or m.groups == 1:
-            return m.block.rendezvous(m.name, f"the barrier of {m.name}"), m.warps * WARP
-        return (
-            m.block.rendezvous(
-                (m.name, agent.group), f"the barrier of warpgroup {agent.group} of {m.name}"
-            ),
-            WARPGROUP * WARP,
-        )
+            return m.block.barrier(m.name, f"the barrier of {m.name}"), m.warps * WARP
+        name = f"the barrier of warpgroup {agent.group} of {m.name}"
+        return m.block.barrier((m.name, agent.group), name), WARPGROUP_WARPS * WARP
 
     return (yield from meeting(m, op, find))
 
 
-def cluster_arrive(m, op):
-    def action(agent: Agent) -> Generator:
+def before_release(m: Instance, op: Operation) -> Steps:
+    """All warps of an instance meet before one thread of it releases for them, as the code does
+    that is made of a release.
+    """
+    if not m.single and m.followers:
+        name = f"the barrier of {m.name}"
+        yield from meeting(m, op, lambda agent: (m.block.barrier(m.name, name), m.warps * WARP))
+
+
+def cluster_arrive(m: Instance, op: threads.ClusterArrive) -> Steps:
+    def action(agent: Agent) -> Steps:
         yield None
         cluster = m.block.cluster
         share = m.warps * WARP if m.single else agent.warps * WARP
@@ -178,8 +203,8 @@ def cluster_arrive(m, op):
     return ()
 
 
-def cluster_wait(m, op):
-    def action(agent: Agent) -> Generator:
+def cluster_wait(m: Instance, op: threads.ClusterWait) -> Steps:
+    def action(agent: Agent) -> Steps:
         cluster, generation = m.block.cluster, agent.cluster_generation
         if generation is None:
             raise Violation(
@@ -193,14 +218,14 @@ def cluster_wait(m, op):
     return ()
 
 
-def fence(m, op):
+def fence(m: Instance, op: threads.Fence) -> Steps:
     kind = op.kind.data
     if kind == "dot":
         m.dot_fence = True
 
-    def action(agent: Agent) -> Generator:
-        if kind == "async_shared":
-            agent.fence()
+    def action(agent: Agent) -> Steps:
+        if kind in PROXY_FENCES:
+            agent.fence(PROXY_FENCES[kind])
         elif kind == "mbarrier_init":
             agent.knows[INIT, agent.index] = agent.epoch
             agent.tick()
@@ -210,17 +235,15 @@ def fence(m, op):
     return ()
 
 
-def mbarrier_init(m, op):
-    """Where warps part into roles by a thread of the second one: the leader, too, knows of it by a
-    barrier.
+def mbarrier_init(m: Instance, op: threads.MbarrierInit) -> Steps:
+    """By one thread; where warps part into roles by one of the second warp, so that the leader,
+    too, knows of it by a barrier only.
     """
-    ring, block, maker = (
-        m[op.barriers],
-        m.block,
-        m.agents[min(threads.making_warp(op.parent_op()), len(m.followers))],
-    )
+    ring, block = m[op.barriers], m.block
+    warp = threads.making_warp(parent_of(op, Operation))
+    maker = m.agents[min(warp, len(m.followers))]
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
         for stage in range(ring.stages) if agent is maker else ():
             address = ring.base + 8 * stage
@@ -229,57 +252,56 @@ def mbarrier_init(m, op):
             label = f"mbarrier {op.barriers.name_hint or address}[{stage}]" + (
                 f" of block {block.rank}" if m.launch.size > 1 else ""
             )
-            block.memory.write(address, WORDS, agent.access(op), op)
+            block.memory.write(address, MBARRIER_CELLS, agent.access(op), op)
             block.mbarriers[address] = Mbarrier(label, op.count.value.data, agent)
-            block.memory.guard(address, WORDS)
+            block.memory.guard(address, MBARRIER_CELLS)
 
     yield from m.both(op, action)
     return ()
 
 
-def mbarrier_wait(m, op):
-    address, parity, skip = (
-        m.address(op.barriers, op.index),
-        m.offset(op.parity),
-        op.unless is not None and bool(m[op.unless]),
-    )
+def mbarrier_wait(m: Instance, op: threads.MbarrierWait) -> Steps:
+    address, parity = m.address(op.barriers, op.index), m.offset(op.parity)
+    skip = op.unless is not None and bool(m[op.unless])
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         found = m.mbarrier(address, agent, op)
         if agent is m.leader and skip:
             found.due |= dict.fromkeys(m.followers, found.phase)
             return
         yield Wait(lambda: found.complete(parity), lambda: f"parity {parity & 1} of {found}", op)
-        seen(m, agent, found, op)
+        observe(m, agent, found, op)
 
     yield from m.both(op, action)
     return ()
 
 
-def seen(m, agent: Agent, found: Mbarrier, op) -> None:
+def observe(m: Instance, agent: Agent, found: Mbarrier, op: Operation) -> None:
+    """An agent has seen the end of a phase; its followers have yet to look."""
     found.observe(agent, op)
     if agent is m.leader:
         found.due |= dict.fromkeys(m.followers, found.phase)
 
 
-def mbarrier_test(m, op):
+def mbarrier_test(m: Instance, op: threads.MbarrierTest) -> Steps:
     yield None
     found, parity = m.mbarrier(m.address(op.barriers, op.index), m.leader, op), m.offset(op.parity)
     # else the test might have come a moment too soon
     known = m.leader.knows[GENERIC, found.column] >= found.phase
     over = found.complete(parity) and (known or m.launch.scheduler.random.random() < 0.5)
     if over:
-        # the laggard looks for itself: at the wait that this test may skip
+        # followers look for themselves: at the wait that this test may skip
         found.observe(m.leader, op)
     return np.bool_(over)
 
 
-def mbarrier_arrive(m, op):
-    address, targets, each = m.address(op.barriers, op.index), m.targets(op.to), op.each is not None
+def mbarrier_arrive(m: Instance, op: threads.MbarrierArrive) -> Steps:
+    address, targets = m.address(op.barriers, op.index), m.targets(op.to)
+    each = op.each is not None
     if op.when is not None and not m[op.when]:
         return ()
 
-    def action(agent: Agent) -> Generator:
+    def action(agent: Agent) -> Steps:
         yield None
         if agent is not m.leader and not each:
             return
@@ -288,14 +310,14 @@ def mbarrier_arrive(m, op):
                 agent.knows, agent.warps if each else 1, op, agent.name
             )
             if rank != m.block.rank:
-                m.block.cluster.at(rank).visits.append((agent.index, agent.epoch, op))
+                m.block.cluster.at(rank).remote_accesses.append((agent.index, agent.epoch, op))
         agent.tick()
 
     yield from m.both(op, action)
     return ()
 
 
-def mbarrier_expect(m, op):
+def mbarrier_expect(m: Instance, op: threads.MbarrierExpect) -> Steps:
     yield None
     found = m.mbarrier(m.address(op.barriers, op.index), m.leader, op)
     found.expect(op.bytes.value.data, op)

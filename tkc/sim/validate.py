@@ -20,12 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from tkc.errors import Error
+from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.text import show
 from tkc.sim import bounds, dataflow, level0, level4, ring
@@ -35,15 +37,14 @@ from tkc.sim.inputs import clones, packed
 from tkc.sim.report import report_of
 
 # the grids where all programs run: the first for which there is time, else the last
-SMALL = (
-    (3, 2, 1),
-    (2, 2, 1),
-    (2, 1, 1),
-    (1, 1, 1),
-)
-PART = 0.7  # of the time, after which passes are compared together: the last one costs the most
+SMALL_GRIDS = ((3, 2, 1), (2, 2, 1), (2, 1, 1), (1, 1, 1))
+# the part of the time after which passes are compared together: the last one costs the most
+SEPARATE_PART = 0.7
 # of a program, in all: passes that change something, two arithmetics, level 4 thrice as slow
-RUNS = 40
+RUNS_OF_A_PROGRAM = 40
+# as much, of programs that run before and after each pass
+RUNS_OF_A_SAMPLE = 60
+MAX_SAMPLE = 5  # programs
 
 
 class ValidationError(Error):
@@ -62,7 +63,19 @@ class Run:
     programs: tuple[tuple[int, ...], ...] | None
     arithmetic: str
 
-    def __str__(self):
+    @property
+    def numbers(self) -> list[int] | None:
+        """The programs by their numbers in the grid, axis 0 fastest."""
+        if self.programs is None:
+            return None
+        x, y, _ = (*self.grid, 1, 1)[:3]
+        found = []
+        for program in self.programs:
+            px, py, pz = (*program, 0, 0)[:3]
+            found.append(px + x * (py + y * pz))
+        return found
+
+    def __str__(self) -> str:
         which = (
             "all programs"
             if self.programs is None
@@ -71,15 +84,30 @@ class Run:
         return f"{which} of grid {' x '.join(map(str, self.grid))}"
 
 
+def _moved(kernel: tile.Kernel) -> bool:
+    """Whether it is not, or will not be, block n that runs program n."""
+    text = kernel.attributes.get("plan")
+    plan = Plan.from_text(text.data) if isinstance(text, StringAttr) else Plan()
+    return (
+        plan.raster > 1
+        or plan.persistent
+        or plan.cluster != (1, 1)
+        or plan.split_k > 1
+        or plan.stream_k > 0
+        or "persistent" in kernel.attributes
+        or "cluster" in kernel.attributes
+    )
+
+
 @dataclass
 class Validator:
     """Compares each module that it is called with to the one before. real, unordered: passes that
     use facts of real numbers; that leave level 4 without its barriers. last: the pass that is
     looked at even when more than `seconds` are over (empty: each)."""
 
-    arguments: Sequence
+    arguments: Sequence[Any]
     grid: tuple[int, ...]
-    real: Callable[[str], bool] = lambda name: False
+    real: Callable[[str, ModuleOp], bool] = lambda name, before: False
     unordered: Callable[[str], bool] = lambda name: False
     last: str = ""
     seconds: float = 10.0
@@ -104,11 +132,11 @@ class Validator:
         self.passes.append(name)
         if self.before is None:
             self._first(name, module)
-        elif self.last and self.spent > self.seconds * PART and name != self.last:
+        elif self.last and self.spent > self.seconds * SEPARATE_PART and name != self.last:
             self.skipped.append(name)
             return
         elif not module.is_structurally_equivalent(self.before):
-            self._compare(name, module)
+            self._compare(name, self.before, module)
         self.before, self.before_unordered = module.clone(), self.unordered(name)
         if self.skipped:
             self.notes.append(
@@ -121,7 +149,7 @@ class Validator:
     def _first(self, name: str, module: ModuleOp) -> None:
         """Chooses programs: as many as the time allows for each pass and arithmetic."""
         unordered = self.unordered(name)
-        self.outputs: dict[Run, list] = {}
+        self.outputs: dict[Run, list[Any]] = {}
         total, kernel = prod(self.grid), level0.kernel_of(module)
         began = time.perf_counter()
         if total:
@@ -131,10 +159,12 @@ class Validator:
                 unordered,
             )
         each = max(1e-4, time.perf_counter() - began)
-        # ten passes, two arithmetics, level 4 thrice as slow
-        most = max(1, min(5, int(self.seconds / each / 60)))
+        most = max(1, min(MAX_SAMPLE, int(self.seconds / each / RUNS_OF_A_SAMPLE)))
         self.programs = tuple(self._numbered(sample(kernel, total, self.seed, most)))
-        small = next((g for g in SMALL if prod(g) * each * RUNS <= self.seconds), SMALL[-1])
+        small = next(
+            (g for g in SMALL_GRIDS if prod(g) * each * RUNS_OF_A_PROGRAM <= self.seconds),
+            SMALL_GRIDS[-1],
+        )
         self.small = tuple(min(a, b) for a, b in zip(self.grid, small, strict=False))
         self.arithmetics = ["ieee", "ring"]
         self.bounded = kernel.level == 0
@@ -145,45 +175,40 @@ class Validator:
                 self.run(module, Run(self.grid, self.programs, "ring"), unordered)
             except SimulationError as e:
                 self._without_ring(str(e))
-        self.level0, self.errors = module.clone() if self.bounded else None, {}
+        self.level0 = module.clone()
+        self.errors: dict[Run, list[np.ndarray | None]] = {}
 
     def _without_ring(self, why: str) -> None:
         self.arithmetics = ["ieee"]
         self.notes.append(f"not run in ring arithmetic: {why}")
 
-    def _numbered(self, numbers: Sequence[int]):
+    def _numbered(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         x, y, _ = (*self.grid, 1, 1)[:3]
         return [(n % x, n // x % y, n // x // y)[: max(1, len(self.grid))] for n in sorted(numbers)]
 
-    def _runs(self, module: ModuleOp, name: str) -> list[Run]:
-        """Of a module after a pass."""
+    def _runs(self, before: ModuleOp, module: ModuleOp, name: str) -> list[Run]:
+        """Of a module after a pass, and behind those that were skipped."""
         kernel = level0.kernel_of(module)
-        text = kernel.attributes.get("plan")
-        plan = Plan.from_text(text.data) if text is not None else Plan()
-        moved = (
-            plan.raster > 1
-            or plan.persistent
-            or plan.cluster != (1, 1)
-            or plan.split_k > 1
-            or plan.stream_k
-            or "persistent" in kernel.attributes
-            or "cluster" in kernel.attributes
-        )
-        grid, programs = (self.small, None) if moved else (self.grid, self.programs)
+        grid, programs = (self.small, None) if _moved(kernel) else (self.grid, self.programs)
         return [
             Run(grid, programs, a)
             for a in self.arithmetics
-            if a == "ieee" or not any(map(self.real, (*self.skipped, name)))
+            if a == "ieee" or not any(self.real(n, before) for n in (*self.skipped, name))
         ]
 
-    def inputs(self, kernel, arithmetic: str) -> list:
+    def inputs(self, kernel: tile.Kernel, arithmetic: str) -> list[Any]:
+        """Copies of the arguments, for a run in an arithmetic."""
         given = clones(self.arguments)
         return ring.arguments(kernel, given, self.seed) if arithmetic == "ring" else given
 
-    def run(self, module: ModuleOp, what: Run, unordered: bool) -> list:
+    def run(self, module: ModuleOp, what: Run, unordered: bool) -> list[Any]:
         """The arguments after the run. Raises SimulationError."""
         kernel, exact = level0.kernel_of(module), what.arithmetic == "ring"
-        given, quiet = self.inputs(kernel, what.arithmetic), lambda text: None
+        given = self.inputs(kernel, what.arithmetic)
+
+        def quiet(text: str) -> None:
+            """Nothing is printed."""
+
         if exact:
             module = ring.retyped(module)
         if kernel.level < 4:
@@ -192,16 +217,10 @@ class Validator:
                 given,
                 what.grid,
                 what.programs,
-                machine=ring.RingMachine if exact else dataflow.DataflowMachine,
+                interpreter=ring.RingInterpreter if exact else dataflow.DataflowInterpreter,
                 out=quiet,
             )
         else:
-            x, y, _ = (*what.grid, 1, 1)[:3]
-            only = (
-                None
-                if what.programs is None
-                else [(p := (*q, 0, 0))[0] + x * (p[1] + y * p[2]) for q in what.programs]
-            )
             if not prod(what.grid):
                 return given
             # ring: after ieee, in the same order
@@ -211,7 +230,7 @@ class Validator:
                 what.grid,
                 self.seed,
                 2,
-                only=only,
+                only=what.numbers,
                 hazards=not (unordered or exact),
                 ring=exact,
                 out=quiet,
@@ -219,60 +238,58 @@ class Validator:
         return given
 
     # ---- comparing
-    def _compare(self, name: str, module: ModuleOp) -> None:
-        for what in self._runs(module, name):
+    def _compare(self, name: str, before: ModuleOp, module: ModuleOp) -> None:
+        for what in self._runs(before, module, name):
             if what not in self.outputs:
-                self.outputs[what] = self.run(self.before, what, self.before_unordered)
+                self.outputs[what] = self.run(before, what, self.before_unordered)
             try:
                 after = self.run(module, what, self.unordered(name))
             except SimulationError as e:
-                self._fail(name, module, what, f"after it: {report_of(e)}")
-            for number, (x, y) in enumerate(zip(self.outputs[what], after, strict=False)):
-                if (
-                    isinstance(x, np.ndarray)
-                    and (at := self._differs(what, number, x, y)) is not None
-                ):
-                    argument = (
-                        level0.kernel_of(module).arguments[number].name_hint or f"argument {number}"
-                    )
-                    self._fail(
-                        name,
-                        module,
-                        what,
-                        f"{argument}[{', '.join(map(str, at))}] is {x[at]} before and {y[at]}"
-                        " after",
-                    )
+                self._fail(name, before, module, what, f"after it: {report_of(e)}")
+            how = self._difference(what, level0.kernel_of(module), after)
+            if how is not None:
+                self._fail(name, before, module, what, how)
             self.outputs[what] = after
             if str(what) not in self.ran:
                 self.ran.append(str(what))
-        done = {what.arithmetic for what in self._runs(module, name)}
+        done = {what.arithmetic for what in self._runs(before, module, name)}
         for stale in [w for w in self.outputs if w.arithmetic not in done]:
             del self.outputs[stale]  # a pass that ring arithmetic skips: begin anew behind it
 
-    def _differs(self, what: Run, number: int, x: np.ndarray, y: np.ndarray) -> tuple | None:
+    def _difference(self, what: Run, kernel: tile.Kernel, after: list[Any]) -> str | None:
+        """A sentence about the first argument that is not what it was before."""
+        for number, (x, y) in enumerate(zip(self.outputs[what], after, strict=True)):
+            at = self._differs(what, number, x, y) if isinstance(x, np.ndarray) else None
+            if at is not None:
+                argument = kernel.arguments[number].name_hint or f"argument {number}"
+                place = f"{argument}[{', '.join(map(str, at))}]"
+                return f"{place} is {x[at]} before and {y[at]} after"
+        return None
+
+    def _differs(
+        self, what: Run, number: int, x: np.ndarray, y: np.ndarray
+    ) -> tuple[int, ...] | None:
         """The first place where two results differ by more than they may."""
         a, b = bounds.wide(x), bounds.wide(y)
         with np.errstate(all="ignore"):
             wrong = x != y if x.dtype.kind in "iub" else ~((a == b) | np.isnan(a) & np.isnan(b))
         if wrong.any() and self.bounded and what.arithmetic == "ieee":
-            allowed = 2 * self._allowed(what)[number]
+            bound = self._allowed(what)[number]
+            assert bound is not None, "an array has a bound"
+            allowed = 2 * bound
             with np.errstate(all="ignore"):
                 wrong &= ~((np.abs(a - b) <= allowed) | ~np.isfinite(allowed))
         return tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else None
 
-    def _allowed(self, what: Run) -> list:
+    def _allowed(self, what: Run) -> list[np.ndarray | None]:
+        """The rounding errors of a run, by argument."""
         if what not in self.errors:
-            programs = (
-                what.programs
-                if what.programs is not None
-                else [p[::-1] for p in np.ndindex(*what.grid[::-1])]
-            )
-            self.errors[what] = bounds.run(
-                self.level0, self.inputs(level0.kernel_of(self.level0), "ieee"), what.grid, programs
-            )
+            given = self.inputs(level0.kernel_of(self.level0), "ieee")
+            programs = level0.programs_of(what.grid) if what.programs is None else what.programs
+            self.errors[what] = bounds.run(self.level0, given, what.grid, programs)
         return self.errors[what]
 
-    def _fail(self, name: str, module: ModuleOp, what: Run, how: str) -> None:
+    def _fail(self, name: str, before: ModuleOp, module: ModuleOp, what: Run, how: str) -> NoReturn:
         kernel = level0.kernel_of(module).sym_name.data
         which = (
             f"pass {name}"
@@ -289,7 +306,7 @@ class Validator:
             raise ValidationError(message, name, what.arithmetic, None)
         folder = self.folder / f"{kernel}-{name}"
         try:
-            reproduce(folder, self, name, module, what, message)
+            reproduce(folder, self, name, (before, module), what, message)
         except OSError as e:
             raise ValidationError(
                 f"{message}; the reproducer could not be written: {e.strerror}",
@@ -299,7 +316,7 @@ class Validator:
             ) from None
         raise ValidationError(f"{message}; reproducer in {folder}", name, what.arithmetic, folder)
 
-    def __str__(self):
+    def __str__(self) -> str:
         which = "; ".join(self.ran) or str(Run(self.grid, self.programs, "ieee"))
         return "; ".join(
             [
@@ -321,18 +338,23 @@ def difference(before: ModuleOp, after: ModuleOp, validator: Validator) -> str:
 
 
 def reproduce(
-    folder: Path, v: Validator, name: str, module: ModuleOp, what: Run, message: str
+    folder: Path,
+    v: Validator,
+    name: str,
+    modules: tuple[ModuleOp, ModuleOp],
+    what: Run,
+    message: str,
 ) -> None:
-    """Writes the directory that shows a difference again."""
+    """Writes the directory that shows a difference of two modules again."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "before.mlir").write_text(show(v.before, locations=True))
-    (folder / "after.mlir").write_text(show(module, locations=True))
-    np.savez(
-        folder / "inputs.npz",
+    for file, module in zip(("before.mlir", "after.mlir"), modules, strict=True):
+        (folder / file).write_text(show(module, locations=True))
+    entries: dict[str, Any] = {
         **packed(v.arguments),
-        grid=np.array(what.grid, np.int64),
-        seed=np.int64(v.seed),
-    )
+        "grid": np.array(what.grid, np.int64),
+        "seed": np.int64(v.seed),
+    }
+    np.savez(folder / "inputs.npz", **entries)
     command = v.command.format(folder=folder, name=" --pass ".join([*v.skipped, name]))
     (folder / "README.txt").write_text(
         f"{message}\n\n    {command}\n\nThe same of the two files, whatever the pass does now:\n\n "

@@ -8,7 +8,6 @@ from tkc.ir import threads
 from tkc.ir.target import Target
 from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.ir.values import pending_type, shared_type, tile_type, type_of
-from tkc.passes.planning.cost import MMA_SYNC_RATE
 from tkc.passes.planning.demands import Demand as Demand
 from tkc.passes.planning.demands import of as of
 
@@ -42,7 +41,7 @@ def tensor(op: threads.DotAsync, operations: float, groups: int) -> tuple[float,
 
 def synchronous(m: int, n: int, k: int, width: int, target: Target, groups: int) -> float:
     """Clocks of a warpgroup's share of a dot by mma.sync."""
-    rate = target.tensor * 16 / max(width, 8) * (MMA_SYNC_RATE if target.wgmma else 1)
+    rate = target.tensor * 16 / max(width, 8) * (target.costs.mma_sync if target.wgmma else 1)
     return 2 * -(-m // 16) * 16 * -(-n // 8) * 8 * k / rate / groups
 
 

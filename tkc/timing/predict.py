@@ -30,7 +30,6 @@ from tkc.ir.values import owner_op, tile_type
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import (
     ASSUMED_TRIPS,
-    CLUSTER_LAUNCH_CLOCKS,
     Numbers,
     Sizes,
     Work,
@@ -116,7 +115,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     begin = (
         _filling(timeline, fixed) * persistent
         + target.engines.kernel
-        + (CLUSTER_LAUNCH_CLOCKS if simulation.cluster > 1 else 0)
+        + (target.engines.cluster if simulation.cluster > 1 else 0)
     )
     if plan.stream_k:
         busiest = float(each.sum()) / simulation.blocks
@@ -133,7 +132,9 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     memory = memory_of(work, plan, target)[0]
     running = clocks / (clock * 1e9)
     seconds = (
-        max(running, memory) + 0.15 * min(running, memory) + e.begin if sizes is not None else None
+        max(running, memory) + target.engines.overlap * min(running, memory) + e.begin
+        if sizes is not None
+        else None
     )
     return Prediction(
         seconds,
@@ -157,7 +158,9 @@ def _fixed(t: Timeline, persistent: bool) -> float:
     def inside(ran: dict[Operation, tuple[int, int]]) -> float:
         return sum(n * t.periods.get(op, 0.0) for op, (n, _) in ran.items())
 
-    if not persistent or len(t.starts) < 3:
+    if not persistent:  # blocks run side by side
+        return max(0.0, t.end - max(map(inside, t.trips), default=0.0))
+    if len(t.starts) < 3:
         return max(0.0, t.end - sum(inside(ran) for ran in t.trips))
     first, last = (1, len(t.starts) - 1) if len(t.starts) > 3 else (0, len(t.starts) - 1)
     return (t.starts[last] - t.starts[first] - sum(inside(ran) for ran in t.trips[first:last])) / (

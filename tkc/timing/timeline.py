@@ -32,11 +32,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, pairwise
-from math import ceil, lcm
+from math import ceil, lcm, prod
 from statistics import median
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.errors import CompileError
@@ -46,7 +45,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import BarriersType, SharedType, TileType, bits
 from tkc.ir.values import index_of, shared_type, tile_type, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import PARTIAL_SWIZZLE_PENALTY, Numbers, Sizes, slowed
+from tkc.passes.planning.cost import Numbers, Sizes
 from tkc.timing import demands
 
 MIN_ITERATIONS_RUN = 10  # of a long loop
@@ -185,9 +184,7 @@ class Agent:
 
 def cluster_size(kernel: tile.Kernel) -> int:
     """Blocks of a kernel's cluster, whatever its shape is in programs; 1 without one."""
-    shape = kernel.attributes.get("cluster")
-    size = shape.data[0] if isinstance(shape, ArrayAttr) else None
-    return size.value.data if isinstance(size, IntegerAttr) else 1
+    return prod(kernel.cluster)
 
 
 class MultiprocessorSimulation:
@@ -283,6 +280,8 @@ class MultiprocessorSimulation:
         agent = Agent(name, group, groups, warps, env, state, (block, who), single)
         agent.asks = self._walk(block, agent)
         self.agents.append(agent)
+        if not self.persistent:
+            self._begin(agent)  # its only program
 
     # ---- scalars
     def _scalar(self, op: Operation, env: dict) -> None:
@@ -539,7 +538,7 @@ class MultiprocessorSimulation:
                 barrier, size = state.barriers[op.barriers][self._index(op, a)], demands.copied(op)
                 total = size * self._blocks_of(op.to, a)
                 begin = max(self.now, self.fabric)
-                self.fabric = begin + size / self.target.fabric
+                self.fabric = begin + size / self.e.fabric
                 self._at(self.fabric + e.copy, lambda: barrier.land(total))
                 self.segments.append(
                     Segment(
@@ -548,7 +547,7 @@ class MultiprocessorSimulation:
                         f"copy {size} bytes",
                         begin,
                         self.fabric + e.copy,
-                        (("copy", size / self.target.fabric),),
+                        (("copy", size / self.e.fabric),),
                     )
                 )
                 yield "delay", e.lsu, "issue"
@@ -560,10 +559,10 @@ class MultiprocessorSimulation:
                     and n * bits(shared_type(op.b).element) % 1024
                     and shared_type(op.b).memory.fast == 1
                 ):
-                    clocks *= 1 + PARTIAL_SWIZZLE_PENALTY / n**2
+                    clocks *= 1 + self.e.partial_swizzle / n**2
                 yield from self._dot(
                     a,
-                    clocks * slowed(reads / clocks),
+                    clocks * self.e.slowed(reads / clocks),
                     f"dot {m}x{n}x{demands.depth_of(op)}",
                 )
             case tile.Dot():
@@ -629,7 +628,7 @@ class MultiprocessorSimulation:
                 yield "delay", e.turn, "barrier"
             case threads.TmaStore():
                 begin = max(self.now, self.fabric)
-                clocks = demands.copied(op) / self.target.fabric
+                clocks = demands.copied(op) / self.e.fabric
                 self.fabric = begin + clocks
                 a.sending = self.fabric + e.drain
                 self.segments.append(
@@ -647,7 +646,7 @@ class MultiprocessorSimulation:
                 demand = demands.Demand()
                 demand.add("lsu", size / (16 * 32 * 4), size / (16 * 32 * 4) * e.lsu, "cp.async")
                 yield "work", demand
-                self.fabric = max(self.now, self.fabric) + size / self.target.fabric
+                self.fabric = max(self.now, self.fabric) + size / self.e.fabric
                 a.sending = self.fabric + e.copy
             case threads.CpCommit():
                 a.bulk.append(a.sending)
@@ -671,7 +670,7 @@ class MultiprocessorSimulation:
             case threads.Fence():
                 yield (
                     "delay",
-                    {"async_shared": e.turn, "dot": 4.0}.get(op.kind.data, e.turn),
+                    {"async_shared": e.turn, "dot": e.fma_latency}.get(op.kind.data, e.turn),
                     "fence",
                 )
             case tile.Load() | tile.LoadPointers() | tile.Atomic() | tile.AtomicBlock():

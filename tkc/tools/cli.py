@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
+import os
 import re
 import runpy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from tkc.errors import Error
 from tkc.tools.opt import one_line
+from tkc.tools.words import pairs
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
@@ -39,6 +38,40 @@ class Careful(click.Group):
             whole = isinstance(e, Error) and ctx.invoked_subcommand == "compile"
             click.echo(f"error: {e if whole else one_line(e)}", err=True)
             sys.exit(2)
+
+
+# parameters of several commands
+KERNEL = click.argument("kernel", metavar="FILE.py:NAME")
+ARGUMENTS = click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+OPTIONS = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="num_warps=8, num_stages=3, cluster=2,1 …",
+)
+GRID = click.option(
+    "--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives."
+)
+TARGET = click.option("--target", default="sm_90a", show_default=True)
+OUTPUT = click.option("-o", "--output", metavar="FILE")
+
+# \b: click leaves the lines of the paragraph as they are
+EXPLAIN_EXAMPLES = """Examples:
+
+\b
+tkc explain examples/attention.py:attention \\
+    q=bf16[4,16,4096,128] k=bf16[4,16,4096,128] \\
+    v=bf16[4,16,4096,128] o=bf16[4,16,4096,128] scale=0.088 \\
+    CAUSAL=False D=128 BM=128 BN=128 --grid 32,16,4
+
+A function of the library works too (--launch picks one of its launches):
+
+\b
+tkc explain tkc.kernels:softmax x=bf16[8192,4096]
+
+The page is one file that loads nothing. Exit 1 where the kernel does not compile: the page then has
+the steps it reached, and the error."""
 
 
 @click.group(cls=Careful, context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,23 +115,34 @@ def doctor() -> None:
     sys.exit(doctor(Console(width=None if sys.stdout.isatty() else 120)))
 
 
+@main.command()
+@click.option("--device", default=0, show_default=True, help="Number of the GPU.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the file. Default: what TKC_DEVICES names, else the current one.",
+)
+def calibrate(device: int, output: Path | None) -> None:
+    """Measure the GPU at hand and write a file that describes it."""
+    from tkc.tools.calibrate import calibrate
+
+    folder = output or Path(os.environ.get("TKC_DEVICES", "."))
+    path = calibrate(device, folder, lambda line: click.echo(line, err=True))
+    click.echo(f"{path}; code is planned for it where TKC_DEVICES is {folder.resolve()}")
+
+
 @main.command("compile")
-@click.argument("kernel", metavar="FILE.py:NAME")
-@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+@KERNEL
+@ARGUMENTS
 @click.option(
     "--signature",
     default="",
     metavar="TEXT",
     help="The arguments in one word, by name or by position: 'f32[1000], f32[1000], n=i32'.",
 )
-@click.option("--target", default="sm_90a", show_default=True)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="num_warps=8, num_stages=3, cluster=2,1 …",
-)
+@TARGET
+@OPTIONS
 @click.option(
     "--emit",
     type=click.Choice(["ptx", "ir", "report", "sass", "llvm"]),
@@ -166,20 +210,26 @@ def _emitted(compiled: Compiled, what: str, stage: str) -> str:
     return compiled.again(None).program.llvm
 
 
+@main.command("triton", context_settings={"ignore_unknown_options": True})
+@click.argument("script", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
+@TARGET
+def triton_(script: str, arguments: tuple[str, ...], target: str) -> None:
+    """Runs a script of Triton's kernels on tkc; then a line about each kernel on the target: how
+    it multiplies and copies, its registers and what is spilled.
+    """
+    from tkc.tools.triton import run
+
+    for line in run(script, arguments, target):
+        click.echo(line)
+
+
 @main.command()
-@click.argument("kernel", metavar="FILE.py:NAME")
-@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
-@click.option(
-    "--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives."
-)
-@click.option("--target", default="sm_90a", show_default=True)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="num_warps=8, num_stages=3, cluster=2,1 …",
-)
+@KERNEL
+@ARGUMENTS
+@GRID
+@TARGET
+@OPTIONS
 @click.option(
     "--picture", metavar="FILE", help="Also draw the timeline (.svg, .png, .pdf); needs matplotlib."
 )
@@ -206,31 +256,48 @@ def report(
 
 def find(spec: str) -> Any:
     """The kernel NAME of FILE.py. Raises tkc.Error."""
-    from tkc.runtime.jit import JitFunction
+    from tkc.tools.named import kernel
 
-    path, _, name = spec.rpartition(":")
-    if not path:
-        raise Error(f"{spec!r} names no kernel; write file.py:name")
-    source = Path(path)
-    if not source.is_file():
-        raise Error(f"{path}: no such file")
-    sys.path.insert(0, str(source.resolve().parent))
-    module_spec = importlib.util.spec_from_file_location(source.stem, source)
-    if module_spec is None or module_spec.loader is None:
-        raise Error(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[source.stem] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except Error:
-        raise
-    except Exception as e:
-        raise Error(f"{path}: {type(e).__name__}: {e}") from None
-    found = getattr(module, name, None)
-    kernels = [n for n, v in vars(module).items() if isinstance(v, JitFunction)]
-    if not isinstance(found, JitFunction):
-        raise Error(f"{path} has no kernel {name!r}; it has {', '.join(kernels) or 'none'}")
-    return found
+    return kernel(spec)
+
+
+@main.command(epilog=EXPLAIN_EXAMPLES)
+@KERNEL
+@ARGUMENTS
+@GRID
+@click.option("--target", default="sm_90a", show_default=True, help="A GPU's, or cpu.")
+@OPTIONS
+@click.option(
+    "--launch", default=1, show_default=True, help="Of a function that makes several, which one."
+)
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    help="Also run it, where there is such a GPU (or for the CPU).  [default: measure]",
+)
+@click.option(
+    "-o", "--output", metavar="FILE.html", help="Default: NAME.TARGET.html in this directory."
+)
+def explain(
+    kernel: str,
+    arguments: tuple[str, ...],
+    grid: str | None,
+    target: str,
+    options: tuple[str, ...],
+    launch: int,
+    measure: bool,
+    output: str | None,
+) -> None:
+    """Write a page about a kernel: source beside the IR after each pass, PTX and machine code; what
+    was chosen and what else would have cost; timeline, shared memory, layouts, registers, roofline.
+    """
+    from tkc.tools.explain.command import explain
+
+    made = explain(kernel, arguments, options, grid_of(grid), target, launch, measure, output)
+    click.echo(made.path)
+    if made.error:
+        click.echo(f"error: {made.error}", err=True)
+        sys.exit(1)
 
 
 def signed(text: str, function: Any) -> list[str]:
@@ -253,52 +320,17 @@ def signed(text: str, function: Any) -> list[str]:
     ]
 
 
-def pairs(arguments: Sequence[str], options: Sequence[str], function: Any) -> dict:
-    """Arguments and options by name, each once. Raises tkc.Error."""
-    given: dict = {}
-    for name, value in (*(pair(a, function) for a in arguments), *(pair(o, None) for o in options)):
-        if name in given:
-            raise Error(f"{name} is given twice")
-        given[name] = value
-    return given
-
-
-def pair(text: str, function: Any) -> tuple:
-    """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or
-    number.
-    """
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise Error(f"{text!r} is no argument; write name=value, for example x=f32[4096]")
-    if function is not None and name not in function.names:
-        raise Error(
-            f"{function.__name__} has no parameter {name!r}; it has {', '.join(function.names)}"
-        )
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, {"true": True, "false": False, "none": None}.get(value.lower(), value)
-
-
 @main.command()
-@click.argument("kernel", metavar="FILE.py:NAME")
-@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
-@click.option(
-    "--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives."
-)
+@KERNEL
+@ARGUMENTS
+@GRID
 @click.option(
     "--target",
     "targets",
     multiple=True,
     help="May be given again; default: sm_80, sm_89 and sm_90a.",
 )
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="num_warps=8, num_stages=3, cluster=2,1 …",
-)
+@OPTIONS
 @click.option("--inputs", metavar="FILE.npz", help="Arrays by name (default: made-up elements).")
 @click.option("--seconds", default=10.0, show_default=True, help="At most, for each target.")
 def check(
@@ -359,7 +391,7 @@ def check(
 )
 @click.option("--grid", metavar="X[,Y[,Z]]", help="The launch to validate (default: 2,2).")
 @click.option("--target", show_default="what the file is planned for, or sm_90a")
-@click.option("-o", "--output", metavar="FILE")
+@OUTPUT
 def opt(
     path: str,
     listing: bool,
@@ -472,7 +504,7 @@ def grid_of(text: str | None) -> tuple[int, ...] | None:
     metavar="X[,Y[,Z]]",
     help="Programs to run in the simulator.",
 )
-@click.option("-o", "--output", metavar="FILE")
+@OUTPUT
 def reduce_(
     path: str,
     test: str | None,

@@ -91,7 +91,7 @@ def _gpu() -> list[Finding]:
         for n in range(driver.count()):
             c = driver.capability(n)
             try:
-                target = f"compiled for as {driver.target_of(n)}"
+                target = f"compiled for as {driver.planned_for(n)}"
             except DeviceError as e:
                 target = str(e)
             out.append(

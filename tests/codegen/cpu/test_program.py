@@ -5,6 +5,7 @@ prints and asserts.
 import json
 import platform
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -413,3 +414,9 @@ def test_an_element_wise_kernel_needs_no_workspace_and_a_row_s_kernel_one_buffer
         )
 
     assert compile(kernel([ArrayType(2, f32)] * 2, softmax)).metadata["workspace"] <= 4096 + 64
+
+
+def test_a_program_whose_memory_newgvn_numbered_twice():
+    """An LLVM with assertions aborted, and the process with it."""
+    text = (Path(__file__).parent / "memory_numbered_twice.mlir").read_text()
+    compile(parse(text))

@@ -16,7 +16,7 @@ from tkc.ir.interface import Parameter
 from tkc.runtime import tensor_maps
 from tkc.runtime.arrays import ArrayInfo
 from tkc.sim.ptx import Fault, run
-from tkc.sim.ptx.tensor import tensor_map
+from tkc.sim.ptx.tensor_maps import tensor_map
 
 CONFIRMED = [
     b

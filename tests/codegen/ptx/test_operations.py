@@ -2,6 +2,8 @@
 level 0.
 """
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.target import target
+from tkc.ir.types import ArrayFacts, Fact
 from tkc.sim import dataflow, level0
 from tkc.sim.ptx import run
 
@@ -295,6 +298,22 @@ def test_atomic_update(dtype, kind):
         else numbers(100, dtype)
     )
     check(scatter, [x, numbers(100, np.int32, 1) % 7, np.ones(7, dtype)], N=100)
+
+
+@pytest.mark.parametrize("machine, pairs", [("sm_80", 1), ("sm_90a", 4)])
+@pytest.mark.parametrize("n", [1024, 1000])
+def test_neighbours_of_16_bits_are_added_to_at_once(machine, pairs, n):
+    def gather(x, o, N: tkc.constexpr):
+        tkc.atomic_add(o, (0,), tkc.load(x, (0,), (N,)))
+
+    kinds = [replace(array(tkc.float16, 1), facts=ArrayFacts((Fact(8),), (Fact(exact=1),), 16))] * 2
+    data = [numbers(n, np.float32).round().astype(np.float16), np.ones(n, np.float16)]
+    case = Case(gather, kinds, {"N": 1024}, lambda: [x.copy() for x in data], (1,))
+    program = emitted(case.module(), machine)
+    wide = f".v{pairs}" if pairs > 1 else ""
+    assert f"red.relaxed.gpu.global.add.noftz{wide}.f16x2" in program.text
+    assert "noftz.f16 " not in program.text
+    assert np.array_equal(run(program, case.data(), (1,))[1], data[0] + data[1])
 
 
 def test_atomic_results():

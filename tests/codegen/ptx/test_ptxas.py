@@ -64,6 +64,8 @@ def test_assembling():
     a = ptxas.assemble(PTX, "sm_80")
     assert a.cubin[:4] == b"\x7fELF" and a.registers and a.clean
     assert ptxas.version(ptxas.find("ptxas"))[0].isdigit()
+    # ptxas knows architectures alone
+    assert ptxas.assemble(PTX, "sm_80:a100_80").registers == a.registers
 
 
 @needs_ptxas

@@ -182,6 +182,29 @@ setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN;
             blocks=BLOCKS,
         )
 
+# neighbouring elements of 16 bits at once: every eighth thread adds 1 to the first of them, the
+# others 0, and all threads of a block 1 / 128 to the last
+for element, one, part in (("f16", 0x3C00, 0x2000), ("bf16", 0x3F80, 0x3C00)):
+    for pairs in (1, 2, 4):
+        wide = f".v{pairs}" if pairs > 1 else ""
+        name = f"red.relaxed.gpu.global.add.noftz{wide}.{element}x2"
+        registers = [f"%r{3 + i}" for i in range(pairs)]
+        fill = " ".join(f"mov.b32 {r}, 0;" for r in registers[1:])
+        source = registers[0] if pairs == 1 else f"{{{', '.join(registers)}}}"
+        expected = np.zeros((BLOCKS, 2 * pairs), KINDS[element])
+        expected[:, 0], expected[:, -1] = THREADS // 8, 1
+        belief(
+            f"red_packed_{element}x2_{pairs}",
+            f"""and.b32 %r1, %t, 7; setp.eq.u32 %p0, %r1, 0; selp.b32 %r3, {one}, 0, %p0; {fill}
+            or.b32 {registers[-1]}, {registers[-1]}, {part << 16};
+            mad.wide.u32 %d1, %block, {4 * pairs}, %a0; {name} [%d1], {source};""",
+            [np.zeros((BLOCKS, 2 * pairs), KINDS[element]).reshape(-1)],
+            [expected.reshape(-1)],
+            [name],
+            threads=THREADS,
+            blocks=BLOCKS,
+        )
+
 # of the block: each block has a cell of its own
 for form in ("add.s32", "add.u32", "add.f32"):
     t = form.split(".")[1]

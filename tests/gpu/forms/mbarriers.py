@@ -9,7 +9,7 @@ import numpy as np
 from tests.gpu.forms.belief import belief, only, pause, put, truth, wait
 from tests.gpu.forms.belief import loop as repeat
 from tkc.ir.interface import Parameter
-from tkc.sim.barriers import MOST_BYTES, Mbarrier
+from tkc.sim.barriers import MAX_MBARRIER_BYTES, Mbarrier
 from tkc.sim.clocks import Clocks, Knowing
 
 INIT, ARRIVE, EXPECT, TEST = (
@@ -79,7 +79,7 @@ script("phases_alternate_and_start_at_parity_0", 2, "a, a, a, a, a, a")
 script("a_phase_waits_for_its_bytes", 1, "e 64, b 32, b 32, e 16, b 16, a")
 script("bytes_may_come_before_they_are_expected", 1, "b 32, b 32, e 64, e 0, a")
 script("arrivals_and_bytes_both_count", 3, "e 128, a, b 128, a, a, e 32, b 16, a, b 16")
-script("bytes_up_to_the_limit", 1, f"e {MOST_BYTES}, b {MOST_BYTES - 1}, b 1")
+script("bytes_up_to_the_limit", 1, f"e {MAX_MBARRIER_BYTES}, b {MAX_MBARRIER_BYTES - 1}, b 1")
 
 THREADS, ROUNDS = 128, 200
 belief(

@@ -128,6 +128,7 @@ FORMS: tuple[str, ...] = (
             *(rf"{o}\.b{w}" for o in ("and", "or", "xor") for w in (32, 64)),
         )
     ),
+    rf"red\.relaxed\.{SCOPE}\.global\.add\.noftz(\.v2|\.v4)?\.(f16x2|bf16x2)",
     *(rf"atom\.relaxed\.{SCOPE}\.global\.{o}\.b{w}" for o in ("exch", "cas") for w in (32, 64)),
     r"red\.relaxed\.cta\.shared\.add\.u32",
     r"atom\.relaxed\.gpu\.global\.inc\.u32",

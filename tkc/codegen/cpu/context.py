@@ -7,6 +7,7 @@
     attention      not 0 where a thread must look at `error` or for signals, see signals.py
     print          the host's callback for prints
     release, take, check_signals    functions of the Python interpreter, see signals.py
+    give_way       the system's function by which a thread lets others run
 
 A thread's own words lie in front of its workspace, at negative offsets in bytes (HEADER_BYTES).
 """
@@ -26,6 +27,7 @@ WORDS = (
     "release",
     "take",
     "check_signals",
+    "give_way",
 )
 Context = ctypes.c_int64 * len(WORDS)
 COUNTER, TOTAL, GRAIN, ERROR, WHERE, ATTENTION, PRINT, *_ = range(len(WORDS))

@@ -10,9 +10,9 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
-from tkc.codegen.cpu.entry import return_if_stopped
+from tkc.codegen.cpu.entry import give_way, return_if_stopped
 from tkc.codegen.cpu.nest import moves_elements
-from tkc.codegen.cpu.planning import LIMIT, WRITES, Planning
+from tkc.codegen.cpu.planning import MAX_RECOMPUTED_COST, WRITES, Planning
 from tkc.codegen.cpu.values import ArrayValue, Buffer, tiles
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, TileType, is_unsigned
@@ -66,7 +66,11 @@ class Control(Planning):
             nested = v not in direct or any(u.operation is not op for u in v.uses)
             if v in self.env or not nested:
                 continue
-            if self.costs_more([v], LIMIT // 2) or self.reads_memory(v) or not self.simple(v):
+            if (
+                self.costs_more([v], MAX_RECOMPUTED_COST // 2)
+                or self.reads_memory(v)
+                or not self.simple(v)
+            ):
                 self.materialize(v)
 
     def simple(self, v: SSAValue) -> bool:
@@ -254,6 +258,8 @@ class Control(Planning):
         through = [x for _, x in self.loop_body(before, carried, passed, forwarded)]
         f.branch_if(self.env.register(condition), inside, done)
         f.label(inside)
+        if any(tile.watches(inner) for inner in op.walk()):
+            give_way(f)
         self.unflat(after.args, through)
         last = self.loop_body(after, self.carry(after.args, passed), buffers, yielded_by(after))
         phis += _phis(names, start, first, f.block, last)

@@ -22,6 +22,11 @@ def return_if_stopped(f: Function) -> None:
     _go_on_unless_stopped(f, f.fresh("go"), "%over")
 
 
+def give_way(f: Function) -> None:
+    """Lets another thread run, which may do what this one waits for."""
+    f.emit(f"call i32 {f.load('ptr', word(f, 'give_way'), 8)}()")
+
+
 def return_if_signalled(f: Function) -> None:
     """As `return_if_stopped`, with a look for signals in any case."""
     go = f.fresh("go")

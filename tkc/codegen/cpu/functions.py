@@ -32,7 +32,7 @@ COMPARE = {
     "gt": ("ogt", "sgt", "ugt"),
     "ge": ("oge", "sge", "uge"),
 }
-EXACT = ("neg", "abs", "max", "min", "floor", "ceil", "round", "trunc")
+EXACT = ("neg", "abs", "max", "min", "fmax", "fmin", "floor", "ceil", "round", "trunc")
 ROUNDING = {
     "floor": "floor",
     "ceil": "ceil",
@@ -90,6 +90,11 @@ def _extremum(m: Floats, relation: str, a: str, b: str) -> str:
     return m.pick(m.is_nan(a), a, near)
 
 
+def _number(m: Floats, relation: str, a: str, b: str) -> str:
+    """The first operand where the relation holds or where the second is NaN, else the second."""
+    return m.pick(m.either(m.test(relation, a, b), m.is_nan(b)), a, b)
+
+
 def _remainder(m: Floats, a: str, b: str) -> tuple[str, str]:
     """The remainder with the sign of a, and whether that is wrong: the sign of b is another."""
     r, zero = by_lane(m.f, "fmod", m.t, m.w, a, b), m.zero()
@@ -124,7 +129,10 @@ OF_FLOATS: dict[str, Callable[..., str]] = {
     "isinf": lambda m, a: m.test("oeq", m.call("fabs", a), math.inf),
     "max": lambda m, a, b: _extremum(m, "ogt", a, b),
     "min": lambda m, a, b: _extremum(m, "olt", a, b),
+    "fmax": lambda m, a, b: _number(m, "ogt", a, b),
+    "fmin": lambda m, a, b: _number(m, "olt", a, b),
     "mod": _mod,
+    "rem_trunc": lambda m, a, b: by_lane(m.f, "fmod", m.t, m.w, a, b),
     "floordiv": _floor_division,
 }
 
@@ -189,6 +197,16 @@ def _divided(i: Integers, unsigned: bool, a: str, b: str, quotient: bool) -> str
     return i.pick(zero, 0, i.pick(minus, by_minus_one, out))
 
 
+def _truncated(i: Integers, unsigned: bool, a: str, b: str, quotient: bool) -> str:
+    """The quotient rounded towards zero, or its remainder; 0 of a division by zero."""
+    if unsigned:
+        return _divided(i, unsigned, a, b, quotient)
+    zero, minus = i.test("eq", b, 0), i.test("eq", b, -1)  # the smallest integer by −1 traps
+    out = i.op("sdiv" if quotient else "srem", a, i.pick(i.either(zero, minus), 1, b))
+    by_minus_one = i.op("sub", 0, a) if quotient else i.k(0)
+    return i.pick(zero, 0, i.pick(minus, by_minus_one, out))
+
+
 # each takes the integers, whether they are unsigned, and the operands
 OF_INTEGERS: dict[str, Callable[..., str]] = {
     "neg": lambda i, unsigned, a: i.op("sub", 0, a),
@@ -203,4 +221,6 @@ OF_INTEGERS: dict[str, Callable[..., str]] = {
     "mulhi": _high_product,
     "floordiv": lambda i, unsigned, a, b: _divided(i, unsigned, a, b, quotient=True),
     "mod": lambda i, unsigned, a, b: _divided(i, unsigned, a, b, quotient=False),
+    "div_trunc": lambda i, unsigned, a, b: _truncated(i, unsigned, a, b, quotient=True),
+    "rem_trunc": lambda i, unsigned, a, b: _truncated(i, unsigned, a, b, quotient=False),
 }

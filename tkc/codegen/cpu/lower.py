@@ -200,6 +200,8 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
                 self.sort(op)
             case tile.Histogram():
                 self.histogram(op)
+            case tile.Gather():
+                self.gather(op)
             case tile.Dot():
                 self.dot(op)
             case tile.Concat():

@@ -480,6 +480,10 @@ class Nest:
         with self.depth(at.depth):
             return self.fetch(at, b.element)
 
+    def element_at(self, b: Buffer, index: tuple[Index, ...]) -> Chunk:
+        """One element of a buffer."""
+        return self._buffer(b, index, b.shape)
+
     def fetch(self, at: Chunk, element: Attribute, mask: str | None = None) -> Chunk:
         """Elements at pointers (where the mask, of `width` lanes, holds; else 0), in the current
         section.
@@ -804,6 +808,8 @@ def nonnegative(v: SSAValue, depth: int = 12) -> bool:
         case tile.Multiple() | ew.Cast():
             t = op.operands[0].type
             return is_bool(t) or (is_integer(t) and nonnegative(op.operands[0], depth - 1))
-        case ew.Elementwise() if op.fn.name in ("add", "mul", "max", "min", "floordiv", "mod"):
+        case ew.Elementwise() if op.fn.name in (
+            *("add", "mul", "max", "min", "floordiv", "mod", "div_trunc", "rem_trunc"),
+        ):
             return all(nonnegative(x, depth - 1) for x in op.operands)
     return is_unsigned(v.type)

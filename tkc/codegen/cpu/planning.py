@@ -53,10 +53,13 @@ COSTS = dict.fromkeys(
         "atan2",
         "mod",
         "floordiv",
+        "div_trunc",
+        "rem_trunc",
     ],
     15,
 ) | dict.fromkeys(["div", "div_rn", "sqrt", "rsqrt", "reciprocal"], 5)
-LIMIT = 10  # of `costs_more`: what costs more is kept rather than computed again
+DIVISIONS = ("floordiv", "mod", "div_trunc", "rem_trunc")  # twice as slow of integers
+MAX_RECOMPUTED_COST = 10  # of `costs_more`: what costs more is kept rather than computed again
 
 
 def is_lazy(op: Operation) -> bool:
@@ -75,7 +78,7 @@ def _own_cost(op: Operation) -> int:
         case ew.Elementwise():
             of_integers = not is_float(element_of(op.operands[0].type))
             own = COSTS.get(op.fn.name, 1)
-            own *= 2 if of_integers and op.fn.name in ("floordiv", "mod") else 1
+            own *= 2 if of_integers and op.fn.name in DIVISIONS else 1
         case ew.Select() | ew.PointerAdd() | ew.Cast() | ew.Bitcast():
             own = 1
         case tile.Load():
@@ -244,7 +247,9 @@ class Planning(State):
         return out
 
     # ----------------------------------------------------------------------------------------------
-    def prepare(self, roots: list[SSAValue], limit: float = LIMIT) -> dict[SSAValue, Buffer]:
+    def prepare(
+        self, roots: list[SSAValue], limit: float = MAX_RECOMPUTED_COST
+    ) -> dict[SSAValue, Buffer]:
         """Buffers for what a nest over the roots' shape needs first; returns the tiles that the
         nest shall also store.
 
@@ -261,7 +266,9 @@ class Planning(State):
         self.soon = {}
         return wanted
 
-    def needs(self, roots: Sequence[SSAValue], limit: float = LIMIT) -> Iterator[SSAValue]:
+    def needs(
+        self, roots: Sequence[SSAValue], limit: float = MAX_RECOMPUTED_COST
+    ) -> Iterator[SSAValue]:
         """Tiles that must be in buffers before a nest over the roots' shape is written; each is to
         be given one before the next is taken.
         """

@@ -21,29 +21,32 @@ from tkc.ir.types import ArrayType, PointerType
 if TYPE_CHECKING:
     from llvmlite.binding import ModuleRef
 
-# LLVM's global value numbering numbers what follows n loops that write n times over, and an LLVM
-# that was built with assertions aborts at the hundredth.
-MAX_NUMBERED_BLOCKS = 256
+# The whole pipeline takes longer than the rest of a compilation where a program has more blocks.
+MAX_BLOCKS_OF_PIPELINE = 256
 
 
 def optimized(text: str) -> ModuleRef:
-    """The parsed and optimized LLVM module."""
+    """The parsed and optimized LLVM module.
+
+    By LLVM's pipeline of level 1: NewGVN, which is not in it, aborts in builds with assertions.
+    """
     llvm, machine, *_ = host()
     try:
         module = llvm.parse_assembly(text)
     except RuntimeError as e:
         raise CompileError(f"the CPU back end wrote bad LLVM IR (a bug of tkc): {e}") from None
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
     options.loop_vectorization = options.slp_vectorization = False
     options.loop_unrolling = options.loop_interleaving = False
     options.inlining_threshold = 0
     builder = llvm.create_pass_builder(machine, options)
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
-    if text.count(":\n") <= MAX_NUMBERED_BLOCKS:
-        passes.add_new_gvn_pass()
+    if text.count(":\n") <= MAX_BLOCKS_OF_PIPELINE:
+        passes = builder.getModulePassManager()
+    else:
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_simplify_cfg_pass()
+        passes.add_instruction_combine_pass()
     passes.run(module, builder)
     return module
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
@@ -21,8 +22,8 @@ import numpy as np
 from tkc.codegen.cpu import context as words
 from tkc.codegen.cpu.arguments import words_of
 from tkc.codegen.cpu.host import host, link
-from tkc.codegen.cpu.signals import empty_context, handles_signals, stop, ticker
-from tkc.errors import CompileError, LaunchError, Location, TrapError
+from tkc.codegen.cpu.signals import PERIOD_S, empty_context, handles_signals, stop, ticker
+from tkc.errors import CompileError, LaunchError, Location, PeerError, TrapError
 
 MAX_PROGRAMS = (1 << 31) - 1
 WORKSPACE_ALIGN = 64  # bytes
@@ -79,13 +80,16 @@ class CpuProgram:
         grid: Sequence[int] | int,
         threads: int | None = None,
         out: Callable[[str], object] = print,
+        lost: Callable[[], str | None] | None = None,
     ) -> None:
         """Run every program of `grid` (up to three axes), axis 0 fastest, on `threads` threads
-        (default: all processors); writes arrays in place. `out` gets what the kernel prints.
+        (default: all processors); writes arrays in place. `out` gets what the kernel prints. `lost`
+        is asked meanwhile whether another rank has died, and gives a sentence where one has.
 
         Raises LaunchError for arguments that do not fit, TrapError where an assert of the kernel
-        fails. In the main thread an exception of a signal's handler ends the programs and is
-        raised, KeyboardInterrupt above all: how much they had written then is not known.
+        fails, PeerError where a rank has died. In the main thread an exception of a signal's
+        handler ends the programs and is raised, KeyboardInterrupt above all: how much they had
+        written then is not known.
         """
         extents = _extents(grid)
         bound = self._bind(arguments)
@@ -95,8 +99,9 @@ class CpuProgram:
         if total > MAX_PROGRAMS:
             raise LaunchError(f"a grid of {total} programs; at most {MAX_PROGRAMS} run")
         if not self.metadata["careful"] and self._overlap(arguments):
-            return self.careful.run(arguments, grid, threads, out)
+            return self.careful.run(arguments, grid, threads, out, lost)
         launch = _Launch(self, arguments, bound, extents, min(threads or _processors(), total), out)
+        launch.lost = lost
         launch.run()
 
     def _bind(self, arguments: Sequence[object]) -> ctypes.Array[ctypes.c_uint64]:
@@ -164,7 +169,8 @@ class _Launch:
         total = math.prod(grid)
         self.program, self.metadata, self.grid = program, program.metadata, grid
         self.threads, self.out = threads, out
-        self.failures: list[BaseException] = []  # exceptions of `out`
+        self.failures: list[BaseException] = []  # exceptions of `out`, PeerError
+        self.lost: Callable[[], str | None] | None = None
         self.context = context = words.Context.from_buffer_copy(_CONTEXT)
         context[words.TOTAL] = total
         context[words.GRAIN] = 1 if self.metadata["waits"] else max(1, total // (8 * threads))
@@ -184,11 +190,16 @@ class _Launch:
         try:
             if interruptible:
                 ticker.begin(self.context)
+            if self.lost is not None:
+                watch.begin(self)
             for _ in range(self.threads - 1):
                 others.append(_pool(self.threads - 1).submit(self._work))
             self._work()
             for other in others:
-                other.result()
+                # one that has not begun stands behind programs of another launch, which may wait
+                # for what comes after this one
+                if not other.cancel():
+                    other.result()
         except BaseException:
             stop(self.context)
             wait(others)
@@ -196,10 +207,19 @@ class _Launch:
         finally:
             if interruptible:
                 ticker.end(self.context)
+            if self.lost is not None:
+                watch.end(self)
         if self.failures:
             raise self.failures[0]
         if self.context[words.ERROR]:
             self._fail()
+
+    def look(self) -> None:
+        """Ends the launch where another rank has died."""
+        assert self.lost is not None
+        if (found := self.lost()) is not None:
+            self.failures.append(PeerError(f"{self.metadata['name']}: {found}"))
+            stop(self.context)
 
     def _work(self) -> None:
         """Programs on this thread until none is left."""
@@ -253,6 +273,41 @@ def _message(message: dict[str, Any], table: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+class _Watch:
+    """Asks for launches of several ranks whether one has died."""
+
+    def __init__(self) -> None:
+        self._running: list[_Launch] = []
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+
+    def begin(self, launch: _Launch) -> None:
+        self._running.append(launch)
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="tkc-ranks", daemon=True)
+            self._thread.start()
+
+    def end(self, launch: _Launch) -> None:
+        self._running = [one for one in self._running if one is not launch]
+
+    def _look(self) -> None:
+        while True:
+            self._wake.wait()
+            time.sleep(PERIOD_S)
+            if not self._running:
+                self._wake.clear()
+                if self._running:  # one began meanwhile, and may have set what was cleared
+                    self._wake.set()
+            for launch in self._running[:]:
+                if not launch.failures:
+                    launch.look()
+
+
+watch = _Watch()
+
+
+# --------------------------------------------------------------------------------------------------
 class _Workspace:
     """Memory of one thread's programs: `nbytes` from `pointer` on, and a header in front."""
 
@@ -282,6 +337,7 @@ def _pool(n: int) -> ThreadPoolExecutor:
 def _forget_threads() -> None:
     """In a child process, which has only the thread that forked."""
     _pools.clear()
+    watch.__init__()  # type: ignore[misc]
     _local.__dict__.clear()
 
 

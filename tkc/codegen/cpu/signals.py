@@ -13,6 +13,7 @@ import ctypes
 import os
 import threading
 import time
+from typing import Any
 
 from tkc.codegen.cpu.context import ATTENTION, ERROR, STOPPED, WORDS, Context
 
@@ -28,7 +29,14 @@ def empty_context() -> ctypes.Array[ctypes.c_int64]:
         ("check_signals", ctypes.pythonapi.PyErr_CheckSignals),
     ):
         context[WORDS.index(word)] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    context[WORDS.index("give_way")] = ctypes.cast(_give_way(), ctypes.c_void_p).value or 0
     return context
+
+
+def _give_way() -> Any:
+    """What a thread that waits calls: it takes no argument, and gives a number."""
+    library = ctypes.CDLL(None) if os.name == "posix" else ctypes.windll.kernel32  # type: ignore[attr-defined]
+    return library.sched_yield if os.name == "posix" else library.SwitchToThread
 
 
 def stop(context: ctypes.Array[ctypes.c_int64]) -> None:

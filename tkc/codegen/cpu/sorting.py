@@ -1,4 +1,4 @@
-"""Sorting and histograms."""
+"""Sorting, histograms, gathers within a tile."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ class Sorting(Planning):
             f.when(inside, count)
 
         counts.walk(tile_type(op.arg).extents, one, lanes=1)
+        self.own(op.result, out)
+
+    def gather(self, op: tile.Gather) -> None:
+        """Element by element, out of a buffer."""
+        self.done.add(op)
+        source, axis = self.buffer_for(op.arg), op.axis.value.data
+        self.fill(source, op.arg)
+        self.prepare([op.index])
+        out, nest = self.buffer_for(op.result), Nest(self.f, self.env)
+
+        def one(index: tuple[Index, ...]) -> None:
+            place = nest.wide(nest.eval(op.index, index), element_of(op.index.type))
+            at = (*index[:axis], Index(place.base, 0, place.depth), *index[axis + 1 :])
+            nest.keep(out, index, nest.element_at(source, at))
+
+        nest.walk(out.shape, one, lanes=1)
         self.own(op.result, out)
 
     def sort(self, op: tile.Sort) -> None:

@@ -2,7 +2,8 @@
 
 Each element is updated once, by the first of the threads that hold it; the others get the old value
 from it.  A scalar is updated by the instance's first thread.  What has no instruction (a float
-maximum, 16-bit words) is a loop of compare-and-swap.
+maximum, 16-bit words) is a loop of compare-and-swap. Neighbouring 16-bit elements of a block are
+added to by packed reductions, up to eight at once.
 
 acquire and release: one fence before, one after, and relaxed updates between them; the fence before
 follows a barrier, so that what the other threads wrote comes first too.
@@ -10,6 +11,7 @@ follows a barrier, so that what the other threads wrote comes first too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.ir import Attribute
@@ -30,8 +32,8 @@ from tkc.codegen.ptx.global_memory import (
     stores_once,
 )
 from tkc.codegen.ptx.traps import guarded
-from tkc.codegen.ptx.values import compute_class, compute_type, layout_of
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.values import Tile, compute_class, compute_type, layout_of
+from tkc.codegen.ptx.writer import Operand, braced
 from tkc.ir import tile
 from tkc.ir.types import TileType, bf16, bits, element_of, f16, is_float
 from tkc.ir.values import tile_type
@@ -67,6 +69,14 @@ class Update:
         if t == bf16:
             return "add.noftz.bf16" if e.target.capability >= 90 else None
         return "add.noftz.f16" if t == f16 else None
+
+    def packed(self, e: Emitter) -> str:
+        """The instruction's operation and type for two elements in one register; "" where there is
+        none.
+        """
+        if self.kind != "add" or self.element not in (f16, bf16) or not self.spelled(e):
+            return ""
+        return f"add.noftz.{'bf16x2' if self.element == bf16 else 'f16x2'}"
 
     def emit(self, e: Emitter, at: Group, x: Operand, expected: Operand | None) -> Operand:
         """One element; its old value, widened, if wanted."""
@@ -190,6 +200,38 @@ def atomic_block(e: Emitter, op: tile.AtomicBlock) -> None:
     group = guarded(
         e, lambda r: block.group(r, op.mask, once(r)), size_of(element), "updates", op.array
     )
-    value = e.tile(op.value)
+    value, packed = e.tile(op.value), update.packed(e)
+    v = block.vector(mask=op.mask) if packed and value.pack == 2 else 1
+    if v > 1:
+        return reduce_packed(e, update, packed, value, v, group)
     for r in range(value.count):
         update.emit(e, group(r), e.element(value, r), None)
+
+
+def reduce_packed(
+    e: Emitter,
+    update: Update,
+    name: str,
+    value: Tile,
+    v: int,
+    group: Callable[[int], Group],
+) -> None:
+    """Reductions of v neighbouring 16-bit elements at once. name: of the instruction and its type,
+    for two of them.
+    """
+    w = e.w
+    e.need("7.8" if update.element == bf16 else "6.3")
+    if v > 2 and e.target.capability < 90:
+        v = 2
+    operation, _, t = name.rpartition(".")
+    for start in range(0, value.count, v):
+        at = group(start)
+        if at.held is False:
+            continue
+        pairs = [w.register(r, "b32") for r in value.registers[start // 2 : (start + v) // 2]]
+        wide = "" if len(pairs) == 1 else f".v{len(pairs)}"
+        if wide:
+            e.need("8.1")
+        with w.predicated(at.held):
+            source = pairs[0] if len(pairs) == 1 else braced(pairs)
+            w.emit(f"red.relaxed.{update.scope}.global.{operation}{wide}.{t} {at.text}, {source}")

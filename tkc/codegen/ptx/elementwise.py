@@ -150,7 +150,7 @@ def function(
 
 def _folded(name: str, t: Attribute, args: Sequence[float]) -> Operand | None:
     """A function of constants; None where it is left to the hardware."""
-    if is_float(t) or name in ("floordiv", "mod") and not args[1]:
+    if is_float(t):
         return None
     found = ew.of_integers(name, *args)
     if found is None:
@@ -217,6 +217,8 @@ def integer(
             return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
         case "floordiv" | "mod":
             return _floor_division(e, name, t, a, b, value)
+        case "div_trunc" | "rem_trunc":
+            return _truncating_division(e, name, t, a, b, value)
         case _:
             e.fail(f"'{name}' of {t} has no PTX form")
 
@@ -270,6 +272,17 @@ def _floor_division(
     off = w.op("and.pred", "pred", w.op(f"setp.ne.{kind}", "pred", rest, 0), other)
     found, correction = (quotient, -1) if name == "floordiv" else (rest, b)
     found = w.op(f"add.{kind}", cls, found, w.op(f"selp.b{n}", cls, correction, 0, off))
+    return _unless_zero(e, t, b, found, value)
+
+
+def _truncating_division(
+    e: Emitter, name: str, t: Attribute, a: Integer, b: Integer, value: Sequence[SSAValue]
+) -> Operand:
+    """Quotients round towards zero, remainders take the sign of the dividend."""
+    kind = compute_type(t)
+    if kind[0] == "u":
+        return _floor_division(e, {"div_trunc": "floordiv"}.get(name, "mod"), t, a, b, value)
+    found = e.w.op(f"{'div' if name == 'div_trunc' else 'rem'}.{kind}", compute_class(t), a, b)
     return _unless_zero(e, t, b, found, value)
 
 

@@ -40,6 +40,7 @@ FAMILIES = (
     "convert",
     "debugging",
     "sort",
+    "gather",
     "wgmma",
     "tma",
     "mbarrier",

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.codegen.ptx import elements
@@ -112,12 +111,12 @@ class Emitter:
         self.isa = tuple(map(int, target.ptx.split(".")))
         self.ranges = Ranges()
         self.op: Operation = kernel
-        rows, columns = _integers(kernel, "cluster") or (1, 1)
+        rows, columns = kernel.cluster
         self.cluster = rows, columns
         self.persistent = "persistent" in kernel.attributes
         # numbers of the array arguments whose extents may need 64 bits
-        self.wide = _integers(kernel, "wide")
-        self.nonzero = _integers(kernel, "nonzero")
+        self.wide = kernel.integers("wide")
+        self.nonzero = kernel.integers("nonzero")
         thread_ids = (op for op in kernel.walk() if isinstance(op, Identity))
         diverges = any(op.what.data == "thread" for op in thread_ids)
         self.uniform = "" if diverges else ".uni"  # of branches
@@ -410,14 +409,3 @@ class Emitter:
         if function is None:
             self.fail(f"'{op.name}' has no PTX form at level 4; a pass should have replaced it")
         function(self, op)
-
-
-def _integers(kernel: Kernel, name: str) -> tuple[int, ...]:
-    """The integers of an attribute of the kernel; () where it has none."""
-    match kernel.attributes.get(name):
-        case DenseArrayBase() as given:
-            return tuple(map(int, given.get_values()))
-        case ArrayAttr() as given:
-            return tuple(n.value.data for n in given if isinstance(n, IntegerAttr))
-        case _:
-            return ()

@@ -34,7 +34,7 @@ from tkc.ir.types import bits
 Function = Callable[..., Operand]  # of the emitter, the element type and the operands
 
 LOG2E, LN2, PI = 1.4426950408889634, 0.6931471805599453, 3.141592653589793
-LN2_HI, LN2_LO = 0.693145751953125, 1.428606765330187e-06
+LOG2E_HI, LOG2E_LO = 1.4426950216293335, 1.92596298909109e-08  # the first a float32
 _EXPM1_64 = [1 / math.factorial(k + 2) for k in range(13)]
 _SIN64 = [(-1) ** (i + 1) / math.factorial(2 * i + 3) for i in range(8)]
 _COS64 = [(-1) ** i / math.factorial(2 * i + 4) for i in range(8)]
@@ -157,6 +157,11 @@ def inverse(e: Emitter, a: float, b: str) -> str:
     return found if a == 1 else Floats(e).mul(found, float(a))
 
 
+def _number(name: str) -> Function:
+    """NaN loses."""
+    return _simple(f"{name}.f32", f"{name}.f64")
+
+
 def _extremum(name: str) -> Function:
     """NaN wins."""
 
@@ -177,19 +182,58 @@ def _extremum(name: str) -> Function:
     return apply
 
 
+def remainder(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
+    """The exact remainder of a quotient rounded towards zero, as C's fmod: multiples of the divisor
+    are taken off, so large ones at first that their quotient is exact.
+    """
+    F, w, wide = Floats(e, max(bits(t), 32)), e.w, bits(t) == 64
+    digits, mantissa = (51, 52) if wide else (22, 23)
+    far, exponents = (2.0**1000, 0x7FF << 52) if wide else (2.0**100, 0xFF << 23)
+    a, b = w.register(a, F.cls), w.register(b, F.cls)
+    size, left = F.abs(b), w.new(F.cls)
+    w.emit(f"abs.{F.type} {left}, {a}")
+    is_finite = w.op(
+        f"setp.lt.and.{F.type}", "pred", left, float("inf"), F.test("gt", size, 0.0), type=F.type
+    )
+    again, done = w.label("again"), w.label("done")
+    w.place(again)
+    more = w.op(f"setp.ge.and.{F.type}", "pred", left, size, is_finite, type=F.type)
+    w.emit(f"@!{more} bra {done}")
+    near = size
+    for _ in range(2):  # until the quotient is no infinity
+        over = F.test("eq", F.op("div.rn", left, near), float("inf"))
+        near = F.select(over, F.mul(near, far), near)
+    quotient = F.op("div.rn", left, near)
+    power = w.op(f"and.{F.cls}", F.cls, quotient, exponents)
+    power = w.op(f"sub.s{F.type[1:]}", F.cls, power, digits << mantissa)
+    near = F.mul(near, F.select(F.test("gt", quotient, 2.0**digits), power, 1.0))
+    whole = F.op(f"cvt.rzi.{F.type}", F.op("div.rn", left, near))
+    rest = F.fma(F.op("neg", whole), near, left)
+    # the quotient was rounded up to a whole number
+    rest = F.select(F.test("lt", rest, 0.0), F.add(rest, near), rest)
+    w.emit(f"mov.{F.type} {left}, {rest}")
+    w.emit(f"bra {again}")
+    w.place(done)
+    valid = F.select(w.op("and.pred", "pred", is_finite, F.test("num", b, b)), left, float("nan"))
+    return F.signed_as(valid, a)
+
+
 def exp(e: Emitter, t: Attribute, x: Operand) -> Operand:
-    """2**n 2**f with n = floor(x log2 e): both factors are exact enough, and -inf, inf and NaN come
-    out right.
+    """2**n 2**f with n near x log2 e: the second factor is exact enough, the first a float whose
+    exponent is made of n's bits, and -inf, inf and NaN come out right.
     """
     if bits(t) == 64:
         return _exp64(e, x)
     F = Floats(e)
     if bits(t) < 32:
         return F.op("ex2.approx.ftz", F.mul(x, LOG2E))
-    x = F.op("min.NaN", F.op("max.NaN", x, -104.0), 89.0)
-    n = F.sub(F.op("fma.rm", x, LOG2E, 12582912.0), 12582912.0)
-    rest = F.fma(n, -LN2_LO, F.fma(n, -LN2_HI, x))
-    return F.mul(F.op("ex2.approx", F.mul(rest, LOG2E)), F.op("ex2.approx", n))
+    # n + 126 in the last bits of a float, from 0 to 252: beyond, f is large, and 2**f what is left
+    share = F.op("fma.rn.sat", x, LOG2E / 252, 0.5)
+    counted = F.op("fma.rm", share, 252.0, 12582913.0)
+    minus_n = F.sub(12583039.0, counted)
+    f = F.fma(x, LOG2E_LO, F.fma(x, LOG2E_HI, minus_n))
+    power = e.w.op("shl.b32", "b32", counted, 23)
+    return F.mul(F.op("ex2.approx.ftz", f), power)
 
 
 def exp2(e: Emitter, t: Attribute, x: Operand) -> Operand:
@@ -551,6 +595,8 @@ FUNCTIONS: dict[str, Function] = {
     "abs": _simple("abs.f32", "abs.f64"),
     "max": _extremum("max"),
     "min": _extremum("min"),
+    "fmax": _number("max"),
+    "fmin": _number("min"),
     "div": _simple("div.full.f32", "div.rn.f64"),
     "div_rn": _simple("div.rn.f32", "div.rn.f64"),
     "reciprocal": _simple("rcp.rn.f32", "rcp.rn.f64"),
@@ -570,6 +616,7 @@ FUNCTIONS: dict[str, Function] = {
     "atan2": atan2,
     "floordiv": floor_division("floordiv"),
     "mod": floor_division("mod"),
+    "rem_trunc": remainder,
     "isnan": isnan,
     "isinf": isinf,
     "floor": _simple("cvt.rmi.f32.f32", "cvt.rmi.f64.f64"),

@@ -95,16 +95,17 @@ def version(path: str) -> str:
 
 
 def assemble(ptx: str, target: str, *options: str) -> Assembled:
-    """Assembles PTX text for a target. Raises CompileError with ptxas's first complaint and where
-    the text is kept.
+    """Assembles PTX text for a target, whose device ptxas does not know. Raises CompileError with
+    ptxas's first complaint and where the text is kept.
     """
     ptxas = require("ptxas")
+    architecture, _, _ = target.partition(":")
     with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         try:
             done = subprocess.run(
-                [ptxas, "-v", f"-arch={target}", *options, str(source), "-o", str(cubin)],
+                [ptxas, "-v", f"-arch={architecture}", *options, str(source), "-o", str(cubin)],
                 capture_output=True,
                 text=True,
                 timeout=MAX_SECONDS,
@@ -122,9 +123,10 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
 def roomy(text: str, threads: int) -> str:
     """PTX of a block of so many threads that may fill a multiprocessor with one block. Without that
     directive ptxas aims at several, and may then spill a few values rather than take more
-    registers: a spill is a reason to assemble this instead, unless the user limited the registers.
+    registers: a spill is a reason to assemble this instead, unless the user limited the registers,
+    or roles divide them.
     """
-    if ".maxnreg" in text:
+    if ".maxnreg" in text or "setmaxnreg" in text:
         return text
     if ".minnctapersm" in text:
         return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
@@ -188,16 +190,16 @@ def parse(log: str, cubin: bytes = b"") -> Assembled:
     )
 
 
-def disassemble(cubin: bytes) -> str:
-    """The machine code of a cubin as text. Raises CompileError where nvdisasm is missing or
-    refuses.
+def disassemble(cubin: bytes, *options: str) -> str:
+    """The machine code of a cubin as text; options: more of nvdisasm's. Raises CompileError where
+    nvdisasm is missing or refuses.
     """
     nvdisasm = require("nvdisasm")
     with tempfile.NamedTemporaryFile(prefix="tkc-", suffix=".cubin") as f:
         f.write(cubin)
         f.flush()
         done = subprocess.run(
-            [nvdisasm, "-c", f.name], capture_output=True, text=True, timeout=MAX_SECONDS
+            [nvdisasm, "-c", *options, f.name], capture_output=True, text=True, timeout=MAX_SECONDS
         )
     if done.returncode:
         raise CompileError(

@@ -8,7 +8,7 @@ overlap:
     carried value  <- what the loop yields, its result      branch result <- what each branch yields
     carried value  <- its initial value                     dot_wait: operand -> result
     dot, dot_async: accumulator -> result                   element-wise: operand whose live range
-                                                            ends there -> result
+    accumulator: operand -> result                          ends there -> result
     a dot in flight that a `while` carries: all of these at once, or it is an error
 
 An operation writes its result to its destination; `Emitter.set` moves what came elsewhere.  A value
@@ -314,6 +314,8 @@ def _join_accumulators(classes: Classes, ops: Sequence[Operation]) -> Iterator[S
                 classes.join(op.acc, op.result)
             case threads.DotAsync():
                 yield op.result
+            case threads.Accumulator():
+                classes.join(op.arg, op.result)
             case threads.DotWait():
                 for a, r in zip(op.args, op.results, strict=True):
                     classes.join(a, r)

@@ -9,7 +9,7 @@ multiprocessor follow the work.
       -> end
     next role: …
 
-setmaxnreg needs two directives: the number of threads and `.minnctapersm 1`.  Each instance has a
+setmaxnreg needs two directives: the number of threads and `.minnctapersm`.  Each instance has a
 hardware barrier of its own, counted down from 15; programs that name barriers count up from 1.
 """
 
@@ -27,7 +27,7 @@ def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
     """Raises CompileError for registers that setmaxnreg cannot set, or that the block does not
     have.
     """
-    entry = e.target.at_entry(e.threads)
+    entry = registers_at_entry(e)
     total, changes = 0, False
     for r in roles:
         warps, registers = r.warps.value.data, entry
@@ -49,6 +49,16 @@ def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
             f"the roles ask for {total} registers, a block of {e.threads} threads has"
             f" {available}, and more would be waited for without end"
         )
+
+
+def blocks_of(e: Emitter) -> int:
+    """Blocks that share a multiprocessor, by the plan."""
+    return e.kernel.integer("blocks", 1)
+
+
+def registers_at_entry(e: Emitter) -> int:
+    """32-bit registers of each thread before roles change them."""
+    return e.target.at_entry(e.threads * blocks_of(e))
 
 
 @emitter(threads.Turn)
@@ -89,8 +99,8 @@ def roles(e: Emitter, op: threads.Roles) -> None:
     sizes = [r.warps.value.data * r.instances for r in parts]
     e.threads = 32 * sum(sizes)
     check_registers(e, parts)
-    if any(r.registers for r in parts) and ".minnctapersm 1" not in e.directives:
-        e.directives.append(".minnctapersm 1")
+    if any(r.registers for r in parts) and not e.directives:
+        e.directives.append(f".minnctapersm {blocks_of(e)}")
     whole, end = e.instance, w.label("end")
     e.instance = Instance(sum(sizes))
     warp, first, barrier = e.warp(), 0, LAST_BARRIER
@@ -120,7 +130,7 @@ def role(
     w, warps = e.w, r.warps.value.data
     if r.registers:
         n = r.registers.value.data
-        change = "inc" if n > e.target.at_entry(e.threads) else "dec"
+        change = "inc" if n > registers_at_entry(e) else "dec"
         w.emit(f"setmaxnreg.{change}.sync.aligned.u32 {n}")
     if r.single:
         if warps > 1:

@@ -264,6 +264,12 @@ def undefined(e: Emitter, op: threads.Undefined) -> None:
     e.w.hoist(key, lambda: e.w.moves((r, 0) for r in registers))
 
 
+@emitter(threads.Accumulator)
+def held_accumulator(e: Emitter, op: threads.Accumulator) -> None:
+    """The tile's registers, or where register coalescing has the accumulator."""
+    e.set(op.result, e.tile(op.arg))
+
+
 @emitter(threads.DotCommit)
 def commit(e: Emitter, op: threads.DotCommit) -> None:
     """Ends a group of dots."""

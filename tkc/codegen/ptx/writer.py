@@ -204,8 +204,10 @@ class Writer:
         self._lines.append(text)
 
     def location(self, file: str, line: int, column: int) -> None:
-        """The user's source of what follows."""
-        if (file, line) == self._place:
+        """The user's source of what follows; what has none stands at the last place: ptxas takes no
+        file without a name.
+        """
+        if not file or (file, line) == self._place:
             return
         self._place = file, line
         number = self.files.setdefault(file, len(self.files) + 1)

@@ -158,6 +158,14 @@ def written_before(op: tile.Load, overlaps: Overlaps) -> bool:
     return _writes_any(earlier, overlapping(argument, overlaps))
 
 
+def unwritten(load: tile.Load, overlaps: Overlaps) -> bool:
+    """Whether no program writes what a load of any program may read."""
+    array = accessed(load)
+    return array is not None and not _writes_any(
+        kernel_around(load).walk(), overlapping(array, overlaps)
+    )
+
+
 def is_of_programs(loop: Operation) -> bool:
     """Whether iterations are programs that a block takes in turn, and that do not wait for one
     another: nothing orders what two of them do to the user's arrays in any launch.

@@ -43,7 +43,10 @@ from tkc.ir.values import (
 )
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
-COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"}
+COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"} | {
+    "fmax",
+    "fmin",
+}
 _MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _FLOAT: dict[str, Callable] = {
     "add": lambda a, b: a + b,
@@ -205,8 +208,11 @@ def _binary(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
 _IDENTITIES = {*((name, 0) for name in ("add", "sub", "or", "xor", "shl", "shr"))} | {
     ("mul", 1),
     ("floordiv", 1),
+    ("div_trunc", 1),
 }
-_ZEROS = {("mul", 0), ("and", 0), ("mod", 1)}
+_ZEROS = {("mul", 0), ("and", 0), ("mod", 1), ("rem_trunc", 1)}
+# what truncating division is of numbers that are not negative
+_FLOORS = {"div_trunc": "floordiv", "rem_trunc": "mod"}
 
 
 def _identity(
@@ -269,10 +275,13 @@ def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
     if name in ew.COMPARISONS:
         known = ranges.always(op.result)
         return None if known is None else _number_before(op, int(known))
-    if name not in ("max", "min", "mod"):
+    if name not in ("max", "min", "mod", *_FLOORS):
         return None
     a, b = ranges.of(x), ranges.of(y)
     assert a is not None and b is not None
+    if name in _FLOORS:
+        both = a.lo >= 0 and b.lo >= 0
+        return _new_before(op, ew.CLASSES[_FLOORS[name]](x, y)) if both else None
     if name == "mod":
         return [x] if a.lo >= 0 and a.hi < b.lo else None
     if a.lo >= b.hi:

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import ArrayFacts, TileType, bits
+from tkc.ir.types import ArrayFacts, Fact, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
 from tkc.passes.analysis.values import BlockAccess
 
@@ -101,6 +101,26 @@ def unmapped(op: BlockAccess) -> str:
     return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense))
 
 
+def _unencoded(facts: ArrayFacts, inner: int, itemsize: int) -> str:
+    """Why the driver encodes no map of an array whose dense axis is `inner`; empty if it does.
+    itemsize: bytes of an element.
+    """
+    if any(n.exact == 0 for n in facts.shape):
+        return "an empty array"
+    outer = list(zip(facts.strides, facts.shape, strict=True))
+    del outer[inner]
+    if any(_is_not_positive(stride) and extent.exact != 1 for stride, extent in outer):
+        return "an array with a stride that is 0 or negative"
+    steps = [s.divisor if s.exact is None else s.exact for s, _ in outer]
+    if facts.align % ROW_ALIGNMENT or any(n * itemsize % ROW_ALIGNMENT for n in steps):
+        return "rows that do not start at multiples of 16 bytes"
+    return ""
+
+
+def _is_not_positive(stride: Fact) -> bool:
+    return stride.negative or stride.exact is not None and stride.exact <= 0
+
+
 def _axis_of_argument(array: SSAValue, axis: int) -> int:
     """The axis of an array argument that is an axis of a view of it."""
     while (view := defining_op(array, tile.View)) is not None:
@@ -117,10 +137,8 @@ def _unmapped_shape(op: BlockAccess, facts: ArrayFacts, dense: int, inner: int) 
     outer_extent = max((n for a, n in enumerate(extents) if a != dense), default=1)
     if len(facts.shape) > MAX_MAP_RANK or outer_extent > MAX_BOX_EXTENT:
         return "a block too large for a tensor map"
-    strides = [s for a, s in enumerate(facts.strides) if a != inner]
-    steps = [s.divisor if s.exact is None else s.exact for s in strides]
-    if facts.align % ROW_ALIGNMENT or any(n * itemsize % ROW_ALIGNMENT for n in steps):
-        return "rows that do not start at multiples of 16 bytes"
+    if unencoded := _unencoded(facts, inner, itemsize):
+        return unencoded
     if extents[dense] * itemsize % MIN_SWIZZLE_BYTES:
         return "rows of a block narrower than a swizzle"
     return ""

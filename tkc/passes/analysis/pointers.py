@@ -194,7 +194,7 @@ class Forms:
                 if b.strides:
                     a, b = b, a
                 return None if b.strides else a.times(b.offset)
-            case "mod":
+            case "mod" | "rem_trunc":
                 return self._wrapped(*map(self.get, op.args))
         return None
 

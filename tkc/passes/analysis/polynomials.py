@@ -282,7 +282,7 @@ class Scalars:
         if not isinstance(op, Elementwise):
             return False
         match op.fn.name:
-            case "floordiv" | "mod":
+            case "floordiv" | "mod" | "div_trunc" | "rem_trunc":
                 if not of(op.args[0]):
                     return False
                 if self._ranges.known(op.args[1]).lo < 1:

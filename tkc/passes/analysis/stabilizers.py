@@ -165,12 +165,17 @@ def fails(what: str, op: Operation) -> NoReturn:
     raise Unproved(f"it reaches '{op.name}'{what}")
 
 
+EXTREMA = ("max", "min", "fmax", "fmin")
+# what keeps a maximum: whether NaN propagates, sums of powers around it have it all the same
+MAXIMA = ("tile.max", "tile.fmax")
+
+
 def is_running_maximum(loop: scf.ForOp, argument: BlockArgument) -> ew.Binary | None:
     """The `tile.max` of a carried value with something else that the loop carries on."""
     body = loop.body.block
     result = yielded_by(body)[argument.index - 1]
     op = defining_op(result, ew.Binary)
-    if op is None or not isinstance(op, ew.CLASSES["max"]) or op.parent is not body:
+    if op is None or op.name not in MAXIMA or op.parent is not body:
         return None
     if not is_float(element_of(result.type)):
         return None
@@ -459,7 +464,7 @@ class Forms:
             return joined(kind, signed, self._are_pure(forms))
         if name == "fma":
             return self._fma(op, forms)
-        if kind == "mul" and name in ("add", "sub", "max", "min"):
+        if kind == "mul" and name in ("add", "sub", *EXTREMA):
             return self._alike(op, zip(op.operands, forms, strict=True))
         if op.fn.truth:
             self._check_truth(op, forms, known)
@@ -473,7 +478,7 @@ class Forms:
     def _of_sums(self, op: ew.Elementwise, forms: list[Form | None], known: list[Form]) -> Form:
         """A maximum of what has the form "add", or its product with an invariant operand."""
         name, first = op.fn.name, known[0]
-        if name == "max":
+        if name in ("max", "fmax"):
             rank = op.result.type.rank if isinstance(op.result.type, TileType) else 0
             return new_maximum(op.result, [any(f.varies(i) for f in known) for i in range(rank)])
         if name == "mul" and len(known) == 1:
@@ -568,10 +573,10 @@ class Forms:
     def _reduce(self, op: tile.Reduce, form: Form) -> Form:
         """Where d is constant along the axis; or the maximum of maxima, which is another one."""
         axis, kind = op.axis.value.data, op.kind.data
-        if kind == "max" and form.kind == "add" and form.varies(axis):
+        if kind in ("max", "fmax") and form.kind == "add" and form.varies(axis):
             rank = tile_type(op.args[0]).rank
             return new_maximum(op.results[0], [form.varies(i) for i in range(rank) if i != axis])
-        if form.varies(axis) or kind not in ("max", "min") and (kind, form.kind) != ("sum", "mul"):
+        if form.varies(axis) or kind not in EXTREMA and (kind, form.kind) != ("sum", "mul"):
             fails("", op)
         return form.along(lambda axes: (*axes[:axis], *axes[axis + 1 :]))
 

@@ -15,7 +15,7 @@ from tkc.ir.values import tile_type
 from tkc.passes.analysis.values import POINTWISE
 
 # Operations that combine elements along their attribute `axis`, and are independent along others.
-ALONG_AXIS = (tile.Reduce, tile.Scan, tile.Flip, tile.Concat)
+ALONG_AXIS = (tile.Reduce, tile.Scan, tile.Flip, tile.Concat, tile.Gather)
 # Operations of which every part can be computed from parts of the operands.
 DIVISIBLE = (
     *POINTWISE,

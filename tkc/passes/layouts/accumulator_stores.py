@@ -113,7 +113,7 @@ class _Stores:
             for copy in self.kernel.walk()
             if isinstance(copy, shared.Copy) and number_of(copy) == number
         ]
-        stores = subtile_stores(self.kernel, ROWS_PER_WARPGROUP * self.groups, self.groups)
+        stores = subtile_stores(self.kernel, {ROWS_PER_WARPGROUP * self.groups}, self.groups)
         return dict(zip(stores, copied, strict=False))
 
     def _through_subtiles(
@@ -144,10 +144,10 @@ class _Stores:
             for op, turn in zip(stores, buffers, strict=True):
                 buffer, part = turn[i % in_turn], self.parts.of(op.value, (at, size), anchor)
                 written(buffer, part, anchor, self.context)
-                offsets = [advanced(o, by, anchor) for o, by in zip(op.offsets, at, strict=True)]
+                offsets, extents = _part_of(op, at, size, anchor)
                 pending = in_turn * len(stores)
                 kind = op.kind.data if isinstance(op, tile.AtomicBlock) else None
-                before(anchor, shared.CopyOut(op.array, offsets, buffer, size, pending, kind))
+                before(anchor, shared.CopyOut(op.array, offsets, buffer, extents, pending, kind))
         for op in stores:
             erase(op)
 
@@ -172,18 +172,26 @@ class _Stores:
     def _store_part(
         self, op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
     ) -> None:
-        kept = iter(zip(at, size, strict=True))
-        offsets, extents = list(op.offsets), list(op.extents.get_values())
-        for axis, count in enumerate(extents):
-            if count >= 0:
-                start, extents[axis] = next(kept)
-                offsets[axis] = advanced(offsets[axis], start, anchor)
+        offsets, extents = _part_of(op, at, size, anchor)
         value = self.parts.of(op.value, (at, size), anchor)
         mask = None if op.mask is None else self.parts.of(op.mask, (at, size), anchor)
         if isinstance(op, tile.AtomicBlock):
             before(anchor, tile.AtomicBlock(op.kind.data, op.array, offsets, value, extents, mask))
         else:
             before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+
+
+def _part_of(
+    op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
+) -> tuple[list[SSAValue], list[int]]:
+    """Offsets and extents of a part of a store's block: `at` and `size` along the axes it keeps."""
+    kept = iter(zip(at, size, strict=True))
+    offsets, extents = list(op.offsets), list(op.extents.get_values())
+    for axis, count in enumerate(extents):
+        if count >= 0:
+            start, extents[axis] = next(kept)
+            offsets[axis] = advanced(offsets[axis], start, anchor)
+    return offsets, extents
 
 
 def _alternate(shape: tuple[int, int], count: int, store: ResultStore) -> list[SSAValue]:

@@ -45,7 +45,10 @@ LONG_EPILOGUE_REGISTERS = 24
 LONG_EPILOGUE_OPERATIONS = 6
 LONG_EPILOGUE_COLUMNS = 8
 SINGLE_INSTRUCTIONS = {
-    f"tile.{name}" for name in ("add", "sub", "mul", "max", "min", "neg", "fma", "cast", "select")
+    f"tile.{name}"
+    for name in (
+        *("add", "sub", "mul", "max", "min", "fmax", "fmin", "neg", "fma", "cast", "select"),
+    )
 }
 # Operations with several live values for each element: in a wide subtile ptxas interleaves more
 # elements than registers hold.

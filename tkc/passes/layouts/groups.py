@@ -156,6 +156,8 @@ class Groups:
                 self.spilled_parts.append(op)
             case tile.Reduce():
                 self._enter_reduction(op)
+            case tile.Gather():
+                self.tie(op.result, op.index)
             case InlinePtx():
                 self.tie(*tiles((*op.results, *op.args)))
             case tile.Scan():
@@ -331,10 +333,13 @@ class Groups:
         for op in sorted(self.dots, key=lambda op: -tile_type(op.results[0]).size):
             self._suggest(op.results[0], self.dots[op].layouts[2])
         for op, chosen in self.dots.items():  # a left operand that several dots share
-            left = chosen.layouts[0]
-            is_wgmma = chosen.plan.instruction == "wgmma"
-            if left is not None and is_wgmma and self.kinds.data(op.operands[0]):
-                self._suggest(op.operands[0], left)
+            left, value = chosen.layouts[0], op.operands[0]
+            if left is None or chosen.plan.instruction != "wgmma":
+                continue
+            while (view := defining_op(value, tile.Transpose)) is not None:
+                left, value = backward(view, left), view.arg
+            if self.kinds.data(value):
+                self._suggest(value, left)
         for op, chosen in self.dots.items():
             for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
                 if source == "relaid":
@@ -565,18 +570,20 @@ class Groups:
             layout = vectors_first(layout, access.order[0])
         # a tile that a cluster shares stays where it is; roles convert nothing between warps
         is_kept = plan.cluster_split[0] > 1 or is_store and plan.roles != "one"
-        if is_kept or self._is_copied_by_map(op) or access.fits(layout, plan.warps):
+        if is_kept or self._is_copied(op) or access.fits(layout, plan.warps):
             return layout
         return access.layout(plan.warps, cluster_split=plan.cluster_split)
 
-    def _is_copied_by_map(self, op: Operation) -> bool:
-        """Whether a tensor map copies a load's block: threads only read it in shared memory."""
-        return isinstance(op, tile.Load) and self.plan.load(op).path == "tma"
+    def _is_copied(self, op: Operation) -> bool:
+        """Whether another role copies a load's block: threads only read it in shared memory."""
+        return isinstance(op, tile.Load) and self.plan.load(op).path in ("tma", "cp_async")
 
     def moved(
-        self, op: tile.Concat | tile.Sort | shared.SortFirst | tile.Flip
+        self, op: tile.Concat | tile.Sort | shared.SortFirst | tile.Flip | tile.Gather
     ) -> tuple[list[Layout], Layout]:
-        """Layouts of operands and result of a concat, a sort (or the first of one) or a flip."""
+        """Layouts of operands and result of a concat, a sort (or the first of one), a flip or a
+        gather.
+        """
         t, warps = tile_type(op.result), self.plan.warps
         match op:
             case tile.Concat():
@@ -587,6 +594,9 @@ class Groups:
                 periods = {axis: gcd(*(e[axis] for e in extents))}
                 parts = [stretched(e, bits(element_of(t)), periods, warps) for e in extents]
                 return parts, Layout.concat(parts, axis)[0]
+            case tile.Gather():
+                layout = self.layout(op.result)
+                return [self.layout(op.arg), layout], layout
             case shared.SortFirst():
                 source, result = first_layouts(op, warps)
                 return [source], result

@@ -23,7 +23,6 @@ from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS
 from tkc.passes.planning import demands
-from tkc.passes.planning.cost import MMA_SYNC_RATE
 from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
 
 
@@ -42,7 +41,7 @@ class WarpCosts:
             self.target.tensor
             * 16
             / max(8, bits(tile_type(dot.a).element))
-            * (1 if self.wgmma or not self.target.wgmma else MMA_SYNC_RATE)
+            * (1 if self.wgmma or not self.target.wgmma else self.target.costs.mma_sync)
         )
         return (
             2
@@ -201,7 +200,7 @@ class LoopGraph:
     def body(self, costs: WarpCosts) -> Body | None:
         """The graph; None where effects, which keep their order, would go round in circles."""
         edges = self.edges()
-        if _circular(edges, len(self.groups)):
+        if is_circular(edges, len(self.groups)):
             return None
         users: dict[SSAValue, set[int]] = {}
         for op, i in self.group_of.items():
@@ -225,7 +224,10 @@ class LoopGraph:
         for op in self.ops:
             if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType):
                 loads.append(
-                    (op.results[0].type.bytes / costs.target.fabric, frozenset(self._readers(op)))
+                    (
+                        op.results[0].type.bytes / costs.target.engines.fabric,
+                        frozenset(self._readers(op)),
+                    )
                 )
         return Body(
             tuple(self._group(ops, costs) for ops in self.groups),
@@ -287,7 +289,8 @@ def _readable(op: Operation, loop: scf.ForOp, overlaps) -> bool:
     return isinstance(op, tile.Load) and unchanged(op, loop, overlaps)
 
 
-def _circular(edges: set[tuple[int, int, int]], count: int) -> bool:
+def is_circular(edges: set[tuple[int, int, int]], count: int) -> bool:
+    """Whether groups of one iteration need one another."""
     left = set(range(count))
     while free := {
         i for i in left if not any(b == i and d == 0 and a in left for a, b, d in edges)

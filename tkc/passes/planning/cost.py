@@ -29,10 +29,11 @@ from typing import cast
 from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
+from tkc.devices import Costs
 from tkc.ir import tile
-from tkc.ir.plan import Plan
+from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import Target
+from tkc.ir.target import LINE, Target
 from tkc.ir.types import bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -40,40 +41,9 @@ from tkc.passes.analysis.alias import accessed
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, feeding_dots
+from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
-COPY_LATENCY = 1000  # clocks from issuing a copy to its arrival
-LAUNCH_CLOCKS = 6000  # before the first step and after the last store
-LAUNCH_SECONDS = 1.5e-6  # around the kernel
-RESTART_CLOCKS = 600  # of a program, which nothing overlaps
-# of a program's results, by how they are stored
-STORE_CLOCKS_PER_ELEMENT = {"tma": 0.040, "one subtile": 0.055, "shared": 0.055, "direct": 0.4}
-ODD_ROWS_FACTOR = 3.2  # how much longer direct stores take of rows that start at odd elements
-COLUMN_STORE_FACTOR = 1.5  # and of dense columns
-# (clocks, clocks an element): storing parts and learning which program is the last
-SPLIT_K_CLOCKS = 2800, 0.5
-# likewise, of each part that the last program adds up
-SPLIT_K_PART_CLOCKS = 50, 0.11
-CLUSTER_LAUNCH_CLOCKS = 400  # until the blocks of a cluster know each other
-# into and out of shared memory: beyond the first wgmma slows a little with each byte, beyond the
-# second with the square
-FREE_SHARED_BYTES_PER_CLOCK, MAX_SHARED_BYTES_PER_CLOCK = 128, 185
-# how much wgmma slows, over the square of its columns, where rows of its right operand are no whole
-# swizzles
-PARTIAL_SWIZZLE_PENALTY = 0.45 * 96**2
-MMA_SYNC_RATE = 0.62  # of wgmma's, where there is wgmma
-ONE_ROLE_FACTOR = 1.2  # how much longer a plan of one role takes than this model says, likewise
-# of earlier kernels, which are written back to memory as others come in
-DIRTY_CACHE_BYTES = 18e6
-STAGED_LOAD_CLOCKS = 7  # of an instruction by which a warp loads what goes to shared memory
-# in which a tensor map copies 128 bytes of a row; where rows begin in the middle of 32 bytes
-MAP_LINE_CLOCKS, MAP_CUT_LINE_CLOCKS = 1.6, 4.2
-# of the device, for which those clocks hold: all blocks share the L2 cache
-USUAL_BUSY_SHARE = 0.91
-SHALLOW_RING_PENALTY = 0.8  # with few stages behind the one in use
-# in which a role relays 8-bit operands: of a step, and of each byte
-RELAYOUT_CLOCKS = 740, 0.023
-FILLED_BYTE_WEIGHT = 3  # cost of a byte that a tensor map fills with zero, in copied bytes
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
@@ -124,8 +94,8 @@ class Part:
 @dataclass(frozen=True)
 class Work:
     """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of
-    the arrays read; stored: bytes, elements of results of one program, and what they count for
-    where registers store them.
+    the arrays read; stored, results: bytes and elements of results of one program; of these
+    odd_rows: elements in rows that start at odd elements, columns: in dense columns.
     """
 
     grid: tuple[int, int, int] | None
@@ -133,7 +103,8 @@ class Work:
     stored: int
     results: int
     footprint: int
-    apart: float = 0.0
+    odd_rows: int = 0
+    columns: int = 0
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -182,7 +153,8 @@ class Work:
             stored=sum(bytes_of(op) for op, _ in stored),
             results=sum(t.size for _, t in stored),
             footprint=sum(known.bytes(argument) for argument in read if argument is not None),
-            apart=sum(t.size * scattered(op) for op, t in stored),
+            odd_rows=sum(t.size for op, t in stored if scattered(op) == "odd rows"),
+            columns=sum(t.size for op, t in stored if scattered(op) == "columns"),
         )
 
 
@@ -201,79 +173,132 @@ class Cost:
 
 
 def cost(work: Work, plan: Plan, target: Target) -> Cost:
-    cluster, clocks, exposed, limit, longest = (
-        plan.cluster[0] * plan.cluster[1],
-        0.0,
-        0.0,
-        "memory",
-        0.0,
-    )
+    """What a plan would cost on a target's device."""
+    costs = target.costs
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
-    memory += min(memory, DIRTY_CACHE_BYTES / (target.memory * 1e9))
+    memory += min(memory, costs.dirty / (target.memory * 1e9))
     parallel = programs * plan.split_k
-    busy = (
-        parallel / ceil(parallel / places) / (places * USUAL_BUSY_SHARE)
-        if work.grid and not plan.stream_k
-        else 1.0
-    )
-    for part in work.parts:
-        trips = part.trips / plan.split_k if part.dots else part.trips
-        step, why = _step(part, plan, target, resident, busy)
-        if part.trips == 1 and not part.dots:
-            exposed += step
-        else:
-            clocks += trips * step
-        if trips * step > longest and part.dots:
-            longest, limit = trips * step, why
-        if plan.roles == "one" and part.dots and trips > 1:
-            exposed += COPY_LATENCY + step  # nothing overlaps its first copies
-    waves = (
-        parallel / (places * per_block)
-        if work.grid is None or plan.stream_k
-        else ceil(parallel / places) / per_block
-    )
-    out = (
-        RESTART_CLOCKS
-        + STORE_CLOCKS_PER_ELEMENT[
-            "one subtile" if plan.epilogue == "tma" and plan.subtiles == 1 else plan.epilogue
-        ]
-        * (work.apart if plan.epilogue == "direct" else work.results)
-        if work.parts and any(p.dots for p in work.parts)
-        else 0
-    )
-    exposed += out
+    waves, shares = _waves(work, plan, parallel, places)
+    loops = _loops(work, plan, target, resident, parallel, places)
+    stored = _stored(work, plan, costs)
+    exposed = loops.exposed + stored
     # two programs at once hide what the other multiplies over
-    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)
-    met = (
-        SPLIT_K_CLOCKS[0]
-        + SPLIT_K_CLOCKS[1] * work.results
-        + plan.split_k * (SPLIT_K_PART_CLOCKS[0] + SPLIT_K_PART_CLOCKS[1] * work.results)
-        if plan.split_k > 1
-        else 0
+    each = (
+        loops.clocks + exposed
+        if per_block == 1
+        else max(loops.clocks, (loops.clocks + exposed) / per_block)
     )
     total = (
-        waves * per_block * each
+        waves * each
         + (exposed if per_block > 1 else 0)
-        + (LAUNCH_CLOCKS + CLUSTER_LAUNCH_CLOCKS * (cluster > 1) if work.grid else 0)
+        + (_meeting(work, costs, shares) if shares > 1 else 0)
+        + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
     )
+    scale = 1 / (_clock(target, loops, total, parallel / places) * 1e9)
     seconds = (
-        max(total / (target.clock * 1e9), memory)
-        + 0.15 * min(total / (target.clock * 1e9), memory)
-        + met / (target.clock * 1e9)
-        + LAUNCH_SECONDS
+        max(total * scale, memory)
+        + costs.overlap * min(total * scale, memory)
+        + costs.launch_seconds
     )
     if target.wgmma and plan.roles == "one":
-        seconds *= ONE_ROLE_FACTOR
-    scale = 1 / (target.clock * 1e9)
+        seconds *= costs.one_role
     return Cost(
         seconds,
-        waves,
-        waves * per_block * clocks * scale,
-        (total - waves * per_block * clocks) * scale,
+        waves / per_block,
+        waves * loops.clocks * scale,
+        (total - waves * loops.clocks) * scale,
         memory,
-        limit if memory < total * scale else "memory",
+        loops.limit if memory < total * scale else "memory",
     )
+
+
+def _clock(target: Target, loops: Loops, total: float, programs: float) -> float:
+    """GHz that power allows. total: clocks of the launch; programs: of each place."""
+    if not target.wgmma or not total:
+        return target.clock
+    busy = min(1.0, programs * loops.tensor / total)
+    return target.device.clock(total, busy, programs * loops.copied / total)
+
+
+def _waves(work: Work, plan: Plan, parallel: int, places: int) -> tuple[float, int]:
+    """How many programs one after the other the busiest place runs, and into how many parts the
+    programs of the last wave are divided. Without sizes there are many waves.
+    """
+    if work.grid is None:
+        return parallel / places, 1
+    whole, rest = divmod(parallel, places)
+    steps = max((p.trips for p in work.parts if p.dots), default=0)
+    few, most = MAX_SHARED_PROGRAMS
+    if not plan.stream_k or not rest or rest * most > places * few or steps < 2:
+        return float(ceil(parallel / places)), plan.split_k
+    helpers = places - rest
+    if rest <= helpers:
+        parts = min(places // rest, plan.stream_k)
+        return whole + ceil(steps / parts) / steps, parts
+    # each helper takes the last steps of several programs
+    turns = ceil(rest / helpers)
+    return whole + (steps - steps // (turns + 1)) / steps, turns + 1
+
+
+def _meeting(work: Work, costs: Costs, parts: int) -> float:
+    """Clocks in which a program's parts are stored and the last one adds them up."""
+    once = costs.split_k + costs.split_k_element * work.results
+    return once + parts * (costs.part + costs.part_element * work.results)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Clocks of a program's loops, of what nothing overlaps outside of them, and of the tensor
+    cores; bytes that it copies; what limits the longest loop.
+    """
+
+    clocks: float
+    exposed: float
+    tensor: float
+    copied: float
+    limit: str
+
+
+def _loops(
+    work: Work, plan: Plan, target: Target, resident: int, parallel: int, places: int
+) -> Loops:
+    """What a program does besides storing its results."""
+    clocks = exposed = tensor = copied = longest = 0.0
+    limit = "memory"
+    active = min(parallel, places) / resident if work.grid else 0.0
+    for part in work.parts:
+        trips = ceil(part.trips / plan.split_k) if part.dots else part.trips
+        step = _step(part, plan, target, resident, active)
+        if part.trips == 1 and not part.dots:
+            exposed += step.clocks
+        else:
+            clocks += trips * step.clocks
+        tensor += trips * step.tensor
+        copied += trips * step.copied
+        if trips * step.clocks > longest and part.dots:
+            longest, limit = trips * step.clocks, step.limit
+        if plan.roles == "one" and part.dots and trips > 1:
+            # nothing overlaps its first copies
+            exposed += _latency(part, plan, target.costs) + step.clocks
+    return Loops(clocks, exposed, tensor, copied, limit)
+
+
+def _stored(work: Work, plan: Plan, costs: Costs) -> float:
+    """Clocks of a program's end: its results, and the restart of its pipeline."""
+    if not any(p.dots for p in work.parts):
+        return 0.0
+    return costs.restart_clocks + _storing(work, plan, costs)
+
+
+def _storing(work: Work, plan: Plan, costs: Costs) -> float:
+    """Clocks in which a program stores its results."""
+    if plan.epilogue == "direct":
+        odd = (costs.odd_rows - 1) * work.odd_rows + (costs.columns - 1) * work.columns
+        return costs.store_direct * (work.results + odd)
+    if plan.epilogue == "shared":
+        return costs.store_shared * work.results
+    return (costs.store_subtile if plan.subtiles == 1 else costs.store_tma) * work.results
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
@@ -312,14 +337,57 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     return (read + written) / (target.memory * 1e9), programs, resident, places
 
 
-def _step(
-    part: Part, plan: Plan, target: Target, resident: int, busy: float = 1.0
-) -> tuple[float, str]:
-    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on.
-    busy: how much of the device is, beside what is usual.
+@dataclass(frozen=True)
+class Step:
+    """Clocks of one trip of the blocks that a multiprocessor holds, those of the tensor cores,
+    bytes that it copies, and what the clocks are spent on.
     """
-    tensor = reads = fabric = units = copies = anew = 0.0
-    sectors = any(x.cut for x in part.moved)
+
+    clocks: float
+    tensor: float
+    copied: float
+    limit: str
+
+
+def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) -> Step:
+    """One trip of a loop's body. active: multiprocessors that have programs, 0 if not known."""
+    costs = target.costs
+    tensor, reads, relaid = _multiplied(part, plan, target)
+    copies = _copied(part, plan, target, active)
+    if reads:
+        moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
+        tensor = tensor * costs.slowed((reads + moved) / tensor) + costs.step
+    each = min(target.fabric, target.l2 / active) if active else target.fabric
+    fabric = copies.bytes / each
+    stages = max(1, plan.stages)
+    if not part.dots or not any(x.fed for x in part.moved):
+        latency = 0.0
+    elif stages > 1:
+        latency = _latency(part, plan, costs) / (stages - 1)
+    else:
+        latency = _latency(part, plan, costs) + tensor + fabric
+    times = {
+        "tensor": tensor * resident,
+        "l2": fabric * resident,
+        "latency": latency,
+        "units": copies.units * resident,
+        "cut sectors": copies.cut * resident,
+        "an operand relaid": costs.relayout + costs.relayout_byte * relaid if relaid else 0.0,
+    }
+    why = max(times, key=lambda part: times[part])
+    return Step(times[why], tensor * resident, copies.bytes * resident, why)
+
+
+def _latency(part: Part, plan: Plan, costs: Costs) -> float:
+    """Clocks from asking for a step's operands to having them."""
+    paths = [plan.loads[x.number].path for x in part.moved if 0 <= x.number < len(plan.loads)]
+    return costs.copy_latency if "tma" in paths else costs.load_latency
+
+
+def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, float]:
+    """Clocks of a step's dots, bytes that wgmma reads in shared memory, bytes that are relaid."""
+    costs = target.costs
+    tensor = reads = relaid = 0.0
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
         m, n, k = d.shape
@@ -327,81 +395,63 @@ def _step(
             m, n = n, m
         rate = target.tensor * 16 / max(d.bits, 8)
         if chosen is None or chosen.instruction == "fma":
-            tensor += 2 * m * n * k / 256
-            continue
-        if chosen.instruction == "wgmma":
+            tensor += 2 * m * n * k / costs.fma
+        elif chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            tensor += (
-                2
-                * rows
-                * n
-                * k
-                / rate
-                * (1 + PARTIAL_SWIZZLE_PENALTY / n**2 if n > 64 and n % (1024 // d.bits) else 1)
-            )
+            partial = n > 64 and n % (1024 // d.bits)
+            tensor += 2 * rows * n * k / rate * (1 + costs.partial_swizzle / n**2 * bool(partial))
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
-            anew += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
+            relaid += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
-            tensor += (
-                2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA_SYNC_RATE if target.wgmma else 1))
-            )
-    for x in part.moved:
-        load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
-        filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
-        sharing = (
-            prod(plan.cluster[axis] for axis in load.among)
-            if load is not None and load.multicast >= 0
-            else 1
-        )
-        fabric += (x.inside + FILLED_BYTE_WEIGHT * filled) / target.fabric / sharing
-        if load is not None and load.path == "tma" and sectors:
-            copies += (
-                x.bytes
-                / 128
-                * (
-                    MAP_CUT_LINE_CLOCKS
-                    * busy
-                    * (1 + SHALLOW_RING_PENALTY / max(1, plan.stages - 1) ** 2)
-                    if x.cut
-                    else MAP_LINE_CLOCKS
-                )
-                / sharing
-            )
-        if load is None or load.path == "tma":
+            slower = costs.mma_sync if target.wgmma else 1
+            tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * slower)
+    return tensor, reads, relaid
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Bytes that a step brings from the L2 cache; clocks of copies that pass through registers, and
+    of tensor-map copies where rows cut sectors.
+    """
+
+    bytes: float
+    units: float
+    cut: float
+
+
+def _sharing(load: LoadPlan | None, plan: Plan) -> int:
+    """Blocks of a cluster that one copy serves."""
+    if load is None or load.multicast < 0:
+        return 1
+    return prod(plan.cluster[axis] for axis in load.among)
+
+
+def _load_of(moved: Moved, plan: Plan) -> LoadPlan | None:
+    """How a load is planned; None of a store."""
+    return plan.loads[moved.number] if 0 <= moved.number < len(plan.loads) else None
+
+
+def _copied(part: Part, plan: Plan, target: Target, active: float) -> Copies:
+    """What a step copies. active: multiprocessors that have programs, 0 if not known."""
+    costs = target.costs
+    fabric = units = cut_clocks = 0.0
+    loads = [_load_of(x, plan) for x in part.moved]
+    by_map = [load is not None and load.path == "tma" for load in loads]
+    sectors = any(x.cut and mapped for x, mapped in zip(part.moved, by_map, strict=True))
+    busy = active / (target.multiprocessors * costs.busy) if active else 1.0
+    shallow = 1 + costs.shallow_ring / max(1, plan.stages - 1) ** 2
+    for x, load, mapped in zip(part.moved, loads, by_map, strict=True):
+        filled = x.bytes - x.inside if mapped else 0
+        sharing = _sharing(load, plan)
+        fabric += (x.inside + costs.filled * filled) / sharing
+        if mapped and sectors:
+            line = costs.map_cut_line * busy * shallow if x.cut else costs.map_line
+            cut_clocks += x.bytes / LINE * line / sharing
+        if load is None or mapped:
             continue
-        vector = max(1, load.vector)
-        units += x.bytes / (32 * vector) * (8 if load.path == "async" else STAGED_LOAD_CLOCKS)
-    if reads:
-        each = (reads + sum(x.bytes for x in part.moved if x.fed) + 3 * anew) / tensor
-        tensor *= slowed(each)
-    copied = any(x.fed for x in part.moved)
-    stages = max(1, plan.stages)
-    latency = (
-        0.0
-        if not copied or not part.dots
-        else (COPY_LATENCY + tensor) / max(1, stages - 1)
-        if stages > 1
-        else COPY_LATENCY + tensor + fabric
-    )
-    times = {
-        "tensor": tensor * resident,
-        "l2": fabric * resident,
-        "latency": latency,
-        "units": units * resident,
-        "cut sectors": copies * resident,
-        "an operand relaid": RELAYOUT_CLOCKS[0] + RELAYOUT_CLOCKS[1] * anew if anew else 0.0,
-    }
-    why = max(times, key=lambda part: times[part])
-    return times[why], why
-
-
-def slowed(each: float) -> float:
-    """How much longer wgmma takes where so many bytes a clock go into and out of shared memory."""
-    return min(
-        (1 + 0.0012 * max(0, each - FREE_SHARED_BYTES_PER_CLOCK))
-        * max(1, each / MAX_SHARED_BYTES_PER_CLOCK) ** 2,
-        max(1, each / FREE_SHARED_BYTES_PER_CLOCK),
-    )
+        instructions = x.bytes / (32 * max(1, load.vector))
+        units += instructions * (costs.async_load if load.path == "async" else costs.staged_load)
+    return Copies(fabric, units, cut_clocks)
 
 
 def _resident(work: Work, plan: Plan, target: Target) -> int:
@@ -495,23 +545,20 @@ class Numbers:
         return shape[axis] if isinstance(shape, tuple) else None
 
 
-def scattered(op: Operation) -> float:
-    """How much longer registers take to store a result whose rows start at odd elements, so that
-    elements are stored one by one, or whose columns are dense.
+def scattered(op: Operation) -> str:
+    """Why registers take longer to store a result: its rows start at odd elements, so that elements
+    are stored one by one ("odd rows"), or its columns are dense ("columns"). Else "".
     """
     if (
         not isinstance(op, tile.Store)
         or len(strides := array_type(op.array).facts.strides) != 2
         or min(op.extents.get_values()) <= 1
     ):
-        return 1.0
+        return ""
     if strides[1].exact == 1:
-        return (
-            ODD_ROWS_FACTOR
-            if (strides[0].exact if strides[0].exact is not None else strides[0].divisor) % 2
-            else 1.0
-        )
-    return COLUMN_STORE_FACTOR
+        pitch = strides[0].exact if strides[0].exact is not None else strides[0].divisor
+        return "odd rows" if pitch % 2 else ""
+    return "columns"
 
 
 def cut(op: Operation) -> bool:

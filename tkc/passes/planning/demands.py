@@ -5,7 +5,7 @@ of each warpgroup).
     tile.cast of 64 to bfloat16                 alu (in pairs), issue
     tile.mul whose only use is an add           nothing: the assembler fuses the two
 
-Rates are those of `Engines` (tkc/ir/target.py). An operation that does not depend on the loop
+Rates are those of `Engines` (tkc/devices/device.py). An operation that does not depend on the loop
 around it is counted where it stands. A tile without a layout, as a plan sees it, is distributed
 evenly, four lanes to a row, as in the results of dots.
 """
@@ -26,6 +26,7 @@ from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import tile_type
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
+ONE_INSTRUCTION = ("max", "min", "fmax", "fmin", "abs", "isnan", "isinf")  # of floats
 FMA_FUNCTIONS = {"add", "sub", "mul", "fma", "neg"}  # of floats
 # mufu, fma
 MUFU_FUNCTIONS = {
@@ -58,8 +59,6 @@ FREE_OPERATIONS = (
     shared.SharedTranspose,
     shared.SharedReshape,
 )
-# clocks until another instruction can use a result
-PIPE_LATENCY = {"fma": 4.0, "alu": 5.0, "mufu": 20.0, "lsu": 25.0, "shared": 30.0}
 
 
 @dataclass
@@ -110,7 +109,7 @@ def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
             else 1
         )
         longest = max((depth.get(v, 0.0) for v in op.operands), default=0.0) + (
-            PIPE_LATENCY[grown] * steps if grown else 0.0
+            _latency(engines, grown) * steps if grown else 0.0
         )
         for r in op.results:
             depth[r] = longest
@@ -118,6 +117,11 @@ def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
             continue
     total.chain = max(depth.values(), default=0.0)
     return total
+
+
+def _latency(engines: Engines, pipe: str) -> float:
+    """Clocks until another instruction can use a pipe's result."""
+    return float(getattr(engines, f"{pipe}_latency"))
 
 
 def registers(t: Attribute, warps: int) -> int:
@@ -193,6 +197,7 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
             | tile.Sort()
             | shared.SortFirst()
             | tile.Histogram()
+            | tile.Gather()
         ):
             n = max(registers(v.type, warps) for v in (*op.operands, *op.results))
             total.add("lsu", 2 * n, n * e.lsu, name)
@@ -220,10 +225,7 @@ def _elementwise(op: ew.Elementwise, name: str, e: Engines, warps: int, total: D
         total.add("mufu", rows, rows * e.mufu, "reciprocal")
         total.add("fma", 3 * n, 3 * n * e.fma, name)
         total.add("alu", 2 * n, 2 * n * e.alu)
-    elif floats and (
-        name in MUFU_FUNCTIONS
-        or name not in ("max", "min", "abs", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
-    ):
+    elif floats and (name in MUFU_FUNCTIONS or name not in (*ONE_INSTRUCTION, *ew.COMPARISONS)):
         special, around = MUFU_FUNCTIONS.get(name, LIBRARY_FUNCTION)
         total.add("mufu", special * n, special * n * e.mufu, name)
         if around:

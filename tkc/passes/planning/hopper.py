@@ -4,17 +4,21 @@ permits.
 A producer warp copies, by tensor maps, what the dots read; consumer warpgroups multiply straight
 from shared memory. `roles(program, context, plan)` returns the plan, or says why there is none:
 
-  every dot     has element types that wgmma takes (operands.py) and is in a loop. Its accumulator
-                is loop-carried, as are those of the other dots, or there are several dots of which
-                some may run one iteration late (stages.py), or whose tiles fit the registers
-                together. M is a multiple of 64 that one to four warpgroups share, N a multiple of 8
-                up to 256, K 32 bytes. Operands are loaded in the dot's loop or before it
-                (transposed or not); the left one may be computed and stay in registers
+  every dot     has element types that wgmma takes (operands.py). Where all are in one loop, its
+                accumulator is loop-carried, as are those of the other dots, or there are several
+                dots of which some may run one iteration late (stages.py), or whose tiles fit the
+                registers together. Where dots are in several loops, in loops in loops, behind a
+                loop or in none, all tiles that are live at once fit the registers. M is a multiple
+                of 64 that one to four warpgroups share, N a multiple of 8 up to 256, K 32 bytes.
+                Operands are loaded beside the dot or in a loop round it (transposed or not); the
+                left one may be computed and stay in registers
   every load    of an operand is a block of an array that the host knows (an argument, or made of
                 arguments alone), or of a view that fixes some of its axes, without a mask, whose
-                rows (or columns) are dense and begin at multiples of 16 bytes
-  programs      may run in any order: none waits for another. They may take their work from counters
-                (`why_not_claimed`) and add to memory what they have
+                rows (or columns) are dense and begin at multiples of 16 bytes; or threads can copy
+                it (gathers.py)
+  programs      may run in any order: they may take their work from counters (`why_not_claimed`) and
+                add to memory what they have. Or they wait for signals, each role for itself, and
+                run in launch order
 
 8-bit operands that wgmma cannot read as they lie are relaid by a role of its own
 (layouts/relayout.py), with a ring for what is copied and one for what the role writes. Loads of one
@@ -26,40 +30,35 @@ of rows, come with them where a map can copy them; scalars are loaded by the pro
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import combinations
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import divisor
-from tkc.ir.rewrite import counted_slice, following, is_inside, loops_of
+from tkc.ir.rewrite import is_inside, loops_of
 from tkc.ir.shared import scratch
-from tkc.ir.target import LINE
-from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
-from tkc.ir.values import array_type, block_of, parent_of, tile_type
+from tkc.ir.target import LINE, half_of
+from tkc.ir.types import TileType, bits, element_of, is_float
+from tkc.ir.values import array_type, defining_op, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import (
     Overlaps,
-    ancestor,
-    kernel_around,
-    may_meet,
-    unchanged,
+    unwritten,
     written_before,
 )
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
-from tkc.passes.analysis.values import LOADS, WRITES
+from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     ResultStore,
@@ -71,11 +70,20 @@ from tkc.passes.layouts.epilogue_subtiles import (
     widest_subtile,
 )
 from tkc.passes.planning.bodies import WarpCosts, best_stages, shape
+from tkc.passes.planning.gathers import (
+    BY_CONSUMERS,
+    copied_by_threads,
+    loaded_by_consumers,
+    why_by_consumers,
+)
 from tkc.passes.planning.operands import (
     ADDRESS_REGISTERS,
+    MAX_LIVE_REGISTERS,
     Sides,
-    computed_from,
+    by_block,
+    is_read_again,
     live_registers,
+    made_from,
     operand_registers,
     partial,
     parts_of,
@@ -85,6 +93,16 @@ from tkc.passes.planning.operands import (
     source,
     summed,
     why_not_wgmma,
+    written_operands,
+)
+from tkc.passes.planning.order import acquiring_loops, why_not_claimed, work_claims
+from tkc.passes.planning.rings import (
+    MAX_RINGS,
+    loads_beside,
+    operand_loads,
+    rings_of,
+    stage_bytes,
+    stages_of,
 )
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
@@ -98,13 +116,14 @@ ROLE_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
 MIN_LOOKAHEAD_REGISTERS = 160
 # accumulators of more registers a thread take the second, of producer and consumer
 LARGE_ACCUMULATOR_REGISTERS, LARGE_ROLE_REGISTERS = 176, (24, 240)
+# where two blocks of one consumer warpgroup share a multiprocessor; and of a consumer's thread, for
+# all tiles that are live at once
+PAIRED_ROLE_REGISTERS, PAIRED_LIVE_REGISTERS = (24, 232), 216
 # by which scores, accumulators and left operands may exceed a consumer's registers: they are not
 # all live at once
 SCORE_REGISTER_SLACK = 12
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
-# of a consumer's thread, for all tiles that are live at once, where no dot runs late
-MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
 # of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
 # relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
 RELAYOUT_ROLE_REGISTERS = {
@@ -115,13 +134,9 @@ RELAYOUT_SMALL_REGISTERS = 32
 # of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than
 # all of it leaves
 L1_AND_SHARED_BYTES, REDUCED_SHARED_BYTES = 1 << 18, 195 << 10
-MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
-MAX_BROADCASTS = 8  # numbers that are broadcast with them
-MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_PORTABLE_CLUSTER = 8  # blocks; every device with clusters has room for it
 # for mbarriers and the scheduler's ring: of a loop with one dot, and with several
 BARRIER_BYTES = 1024, 1280
-MAX_STAGES = 16
 
 
 def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -176,9 +191,10 @@ def _roles(
     program: Program, context: PassContext, plan: Plan, single: str = ""
 ) -> tuple[Plan | None, str]:
     """`roles`, as asked. single: why a block has one program at a time, where that is known."""
-    options, dots = context.options, program.dots
+    options, dots, overlaps = context.options, program.dots, context.overlaps
     if not context.target.wgmma:
         return None, f"{context.target.name} has no wgmma"
+    _keep_in_order(program, overlaps)
     if options.roles == "one":
         return None, "roles = 'one', as asked"
     if options.num_warps not in (None, 4, 8, 12, 16):
@@ -187,48 +203,41 @@ def _roles(
         return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
     if unclaimed := why_not_claimed(program.kernel, context.overlaps):
         return None, unclaimed
-    claims = work_claims(program.kernel)
-    if any(
-        isinstance(op, tile.Load)
-        and addresses(op.result)
-        and not unchanged(op, program.kernel, context.overlaps)
-        for op in program.loads
-    ):
-        return None, "an address is loaded from an array that the program changes"
+    claims, waiting = work_claims(program.kernel), acquiring_loops(program.kernel)
     if reasons := [reason for dot in dots if (reason := why_not_wgmma(dot, options))]:
         return None, reasons[0]
-    if any(
-        written_before(load, context.overlaps)
-        for load in _loads(dots, options)
-        if isinstance(load, tile.Load)
-    ):
-        return None, "an operand is loaded from an array that its program has written"
     heights = {Sides.of(dot, options).m for dot in dots}
-    if len(heights) > 1:
-        return None, "dots of different M"
-    m = heights.pop()
-    loops = list(dict.fromkeys(parent_of(dot, scf.ForOp) for dot in dots))
-    if len(loops) > 1:
-        return None, "dots in several loops"
-    parts_of_k, whole = _split(program, dots, m, options)
+    m = gcd(*heights)
+    together = by_block(dots)
+    loops = [op for here in together if isinstance(op := here[0].parent_op(), scf.ForOp)]
+    # the one loop that has all dots
+    lone = loops[0] if loops and len(together) == 1 else None
+    parts_of_k, whole = _split(program, dots, m, options, waiting)
     relaid = {load: right for dot in dots for load, right in relaid_loads(dot, options)}
-    streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(relaid), options)
+    by_threads = [load for load in operand_loads(dots, options) if copied_by_threads(load)]
+    if relaid and by_threads:  # a block has one role more, not two
+        return _without_role(by_threads, program, context, plan, single)
+    third = bool(relaid or by_threads)  # role, beside producer and consumers
+    streamed, undealt = _streamed(program, dots, m, parts_of_k, third, options)
+    if streamed and waiting:
+        streamed, undealt = 0, "programs wait for others"
     members, apart = (
-        (1, single)
-        if single
-        else _co_resident(program, dots, m, parts_of_k, streamed, bool(relaid), options)
+        (1, single or "programs wait for others")
+        if single or waiting
+        else _co_resident(program, dots, m, parts_of_k, streamed, third, context)
     )
     alone = (
         "co-resident"
         if members > 1
         else single
         or ("programs take their work themselves" if claims else "")
+        or ("programs wait for others" if waiting else "")
         or _together(program, dots, options)
         or (
             "programs share an output tile"
             if (parts_of_k > 1 or streamed) and options.roles != "pingpong"
-            else "an operand is relaid"
-            if relaid
+            else "an operand is relaid, or copied by threads"
+            if third
             else ""
         )
     )
@@ -243,33 +252,37 @@ def _roles(
                 f" {(options.num_warps or 0) // 4} warpgroups of 64"
             ),
         )
-    if any(load.parent_op() is not loops[0] for load in relaid):
-        return (
-            None,
-            (
-                "an operand that is loaded before the loop would be relaid in every iteration:"
-                " wgmma reads 8 bits K-major only"
-            ),
-        )
-    if relaid and groups not in RELAYOUT_ROLE_REGISTERS:
+    if before_loops := [load for load in relaid if load.parent_op() not in loops]:
+        # it would be relaid in every iteration
+        return _without_role(before_loops, program, context, plan, single)
+    if third and groups not in RELAYOUT_ROLE_REGISTERS:
         return (
             None,
             (
                 f"beside {groups} warpgroups there are no registers for one that relays 8-bit"
-                " operands: wgmma reads them K-major only"
+                " operands, which wgmma reads K-major only, or copies what tensor maps do not"
             ),
         )
-    found = (
-        best_stages(loops[0], WarpCosts(context.target, 4 * groups, True), context.overlaps)
-        if options.rotate is not False
-        else None
+    in_memory = written_operands(dots, options)
+    in_order = bool(in_memory) or any(
+        is_read_again(load) for load in operand_loads(dots, options) if load.parent_op() in loops
     )
-    late = found.late if found else ()
+    found = [
+        searched
+        for here in together
+        if options.rotate is not False
+        and isinstance(loop := here[0].parent_op(), scf.ForOp)
+        and (not in_order or summed(here[0]))
+        and not (len(here) > 1 and summed(here[0]) and _is_any_computed(here, options))
+        and (searched := best_stages(loop, WarpCosts(context.target, 4 * groups, True), overlaps))
+    ]
+    late = tuple(dot for searched in found for dot in searched.late)
     aside = (
         RELAYOUT_ROLE_REGISTERS[groups][
-            any(tile_type(load.result).size > 512 * RELAYOUT_SMALL_REGISTERS for load in relaid)
+            bool(by_threads)
+            or any(tile_type(load.result).size > 512 * RELAYOUT_SMALL_REGISTERS for load in relaid)
         ]
-        if relaid
+        if third
         else None
     )
     most = MAX_OPERAND_REGISTERS[in_all] - (LARGE_ROLE_REGISTERS[1] - aside[1] if aside else 0)
@@ -281,9 +294,15 @@ def _roles(
         )
         for d in dots
     ]
-    each = operand_registers(dots, bool(late), parts, groups, options)
+    each = max(
+        operand_registers(here, bool(late), [parts[dots.index(d)] for d in here], groups, options)
+        for here in together
+    )
     in_turn_only = False
-    if len(dots) > 1 and (each > most or not late) and options.rotate is None:
+    if lone is None:
+        each = max(each, live_registers(program.kernel, dots, groups, options))
+        in_turn_only = each <= MAX_LIVE_REGISTERS[in_all]
+    elif len(dots) > 1 and (each > most or not late) and options.rotate is not True:
         live = live_registers(program.kernel, dots, groups, options)
         if not summed(dots[0]) and live <= MAX_LIVE_REGISTERS[in_all]:
             late, each, in_turn_only = (), live, True
@@ -332,16 +351,35 @@ def _roles(
         and each + _scores(dots, late, groups) > ROLE_REGISTERS[in_all][1] + SCORE_REGISTER_SLACK
     ):
         relax = False
-    rings = _rings(dots, relaid, late, options)
-    posted = _beside(loops[0], rings, late, members > 1, context.overlaps) if not relaid else {}
+    rings = rings_of(dots, relaid, late, options)
+    by_consumers = _loaded_by_consumers(dots, options)
+    if not rings:
+        return None, f"no role can copy an operand: {by_consumers[0]}"
+    if len(rings) > MAX_RINGS:
+        return None, (
+            f"the operands of its dots take {len(rings)} rings, of which threads would carry more"
+            f" than {MAX_RINGS} stages and parities (a loop by tkc.range has one)"
+        )
+    posted = (
+        {
+            load: ring
+            for loop in loops
+            for load, ring in loads_beside(loop, rings, late, members > 1, overlaps).items()
+        }
+        if not third
+        else {}
+    )
     # blocks of a cluster take their programs together
     claimed = members > 1 or options.dynamic_schedule and options.cluster is None
     cluster, cut, uncut = (
         _cluster(dots, context)
         if parts_of_k == 1
         and not (streamed and options.cluster is None)
-        and not relaid
+        and not third
         and not claimed
+        and not claims  # neighbours claim what nobody knows beforehand
+        # a neighbour copies what this program reads before this program's wait is over
+        and not waiting
         else ((1, 1), {}, "")
     )
     registers: tuple[int, ...] = aside or (
@@ -353,41 +391,56 @@ def _roles(
     leaving = (
         []
         if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots)
-        else subtile_stores(program.kernel, m, groups)
+        else subtile_stores(program.kernel, heights, groups)
     )
     again = cache_line_bytes(
         [
             op
             for op in program.loads
-            if op.parent_op() is loops[0] and not any(op in ring for ring in rings)
+            if op.parent_op() in loops and not any(op in ring for ring in rings)
         ]
     )
     kind = "co_resident" if members > 1 else "cooperative" if alone else "pingpong"
     narrowed = again > L1_AND_SHARED_BYTES - context.target.shared_bytes - 1024
-    largest = (
-        context.room(kind)
-        - BARRIER_BYTES[len(dots) > 1]
-        - copies * reduction_bytes(program, dots, groups)
+    taken = (
+        BARRIER_BYTES[len(dots) > 1]
+        + copies * reduction_bytes(program, dots, groups)
+        + copies * sum(tile_type(value).bytes for value in in_memory)
     )
-    room = largest - max(0, context.room(kind) - REDUCED_SHARED_BYTES) * narrowed
+    # dots that wait for vector work leave the tensor cores to another block
+    blocks, widest = 1, 64
+    pays = in_turn_only and in_order and not third
+    if pays and in_all == 1 and each <= PAIRED_LIVE_REGISTERS:
+        beside = half_of(context.room(kind)) - taken
+        for most_columns in (64, 32):
+            needed = subtile_bytes(leaving, groups, most_columns, 1)
+            if blocks == 1 and stages_of(rings, beside - needed, options.num_stages)[0]:
+                blocks, widest = 2, most_columns
+    if blocks == 2:
+        registers = PAIRED_ROLE_REGISTERS
+    available = half_of(context.room(kind)) if blocks == 2 else context.room(kind)
+    narrowed = narrowed and blocks == 1
+    largest = available - taken
+    room = largest - max(0, available - REDUCED_SHARED_BYTES) * narrowed
     columns, narrower = _columns(
         leaving,
-        subtile_stores(program.kernel, m, groups),
+        subtile_stores(program.kernel, heights, groups),
         each * min(2, parts_of_k),
         in_all,
         options,
     )
+    columns = min(columns, widest)
     subtiles = {
         in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
         for in_turn in {1, 2, options.subtiles or 1}
     }
     fitting = {
-        in_turn: _stages(rings, room - taken, options.num_stages, members)
+        in_turn: stages_of(rings, room - taken, options.num_stages, members)
         for in_turn, taken in subtiles.items()
     }
-    through, occupied = _through(leaving, rings, loops[0], groups, columns, room, members, options)
+    through, occupied = _through(leaving, rings, lone, groups, columns, room, members, options)
     if through:
-        subtiles[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
+        subtiles[0], fitting[0] = 0, stages_of(rings, room, options.num_stages, members)
     otherwise = (
         occupied if options.subtiles == 0 else _unturned(leaving, groups, columns, fitting, options)
     )
@@ -413,6 +466,8 @@ def _roles(
     unshared = (
         "programs take their work themselves"
         if claims
+        else "programs that wait run in launch order"
+        if waiting
         else ""
         if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed
         else (
@@ -432,15 +487,16 @@ def _roles(
     twice = members == 1 or all(
         n >= 2 * members
         for n, ring in zip(stages, rings, strict=False)
-        if ring[0].parent_op() is not loops[0]
+        if ring[0].parent_op() is not lone
     )
-    pays = (
+    pays = lone is not None and (
         in_all == 2
         if members == 1
-        else registers[1] >= MIN_LOOKAHEAD_REGISTERS and 0 not in program_axes([loops[0].lb])
+        else registers[1] >= MIN_LOOKAHEAD_REGISTERS and 0 not in program_axes([lone.lb])
     )
     fuse = (
-        (
+        lone is not None
+        and (
             pays and not options.debug
             if options.cross_tile_prologue is None
             else options.cross_tile_prologue
@@ -448,12 +504,12 @@ def _roles(
         and twice
         and bool(late)
         and queue
-        and not relaid
+        and not third
         and (not kept or each + kept <= LARGE_ACCUMULATOR_REGISTERS)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
         and min(stages) > 1
         # the next program's first dot is issued with its operands alone
-        and {load for ring in rings for load in ring} <= set(_loads(dots, options))
+        and {load for ring in rings for load in ring} <= set(operand_loads(dots, options))
     )
     serpentine = (
         bool(options.serpentine)
@@ -474,7 +530,7 @@ def _roles(
     loads = tuple(
         (
             LoadPlan(
-                "tma",
+                "cp_async" if op in by_threads else "tma",
                 16,
                 (share := shares.get(op, (-1, 1, (0,))))[0],
                 share[2],
@@ -482,11 +538,13 @@ def _roles(
                 second.get(op, -1),
                 _kept(op, plan, options),
                 boxes=share[1],
-                fetch=_fetched(op),
+                fetch=0 if op in by_threads else _fetched(op),
             )
             if isinstance(op, tile.Load) and op in which
             else LoadPlan("broadcast", ring=broadcast[op])
             if op in broadcast
+            else replace(load, path="registers")
+            if isinstance(op, LOADS) and loaded_by_consumers(op)
             else load
         )
         for op, load in zip(program.loads, plan.loads, strict=False)
@@ -517,8 +575,7 @@ def _roles(
             )
         ),
     ]
-    if found:
-        said.append(f"plan: stages: {found.said()}")
+    said += [f"plan: stages: {searched.said()}" for searched in found]
     for i, dot in enumerate(dots):
         said.append(
             f"plan: dot {i} ({shape(dot)}):"
@@ -537,9 +594,21 @@ def _roles(
                     else ""
                 )
             )
+    said += [
+        f"plan: a warpgroup of {registers[2]} registers copies a block of"
+        f" {'x'.join(map(str, tile_type(load.result).extents))}, because tensor maps do not:"
+        f" {unmapped(load)}"
+        for load in by_threads
+    ]
+    said += [f"plan: the consumers load {which_and_why}" for which_and_why in by_consumers]
     if fuse:
         said.append(
             "plan: the next program's first dot is issued before this one's results are stored"
+        )
+    if blocks > 1:
+        said.append(
+            f"plan: {blocks} blocks share a multiprocessor: one has its vector work during the"
+            " other's dots"
         )
     if relax != plan.relax:
         said.append(
@@ -551,14 +620,14 @@ def _roles(
             f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which"
             f" {REDUCED_SHARED_BYTES} bytes of shared memory leave it"
         )
-    copied = len(which) - len(_loads(dots, options))
+    copied = len(which) - len(operand_loads(dots, options))
     if posted or copied:
         said.append(
             f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy"
             f" {copied}, and the producer broadcasts {len(posted)}"
         )
     said += [
-        f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes"
+        f"plan: ring {i}: {n} stages of {stage_bytes(ring)} bytes"
         for i, (n, ring) in enumerate(zip(stages, rings, strict=False))
     ]
     said += [
@@ -577,6 +646,11 @@ def _roles(
         if claims
         else "plan: persistent: blocks take programs in turn, so that copies run ahead across"
         " programs",
+        *(
+            ["plan: producer and consumers wait for other programs, each for itself"]
+            if waiting
+            else []
+        ),
         *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []),
         *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
         *(
@@ -637,6 +711,7 @@ def _roles(
             raster=plan.raster,
             serpentine=serpentine,
             persistent=not claims,
+            blocks=blocks if blocks > 1 else 0,
             split_k=parts_of_k,
             stream_k=streamed,
             dynamic_schedule=queue,
@@ -651,7 +726,7 @@ def _roles(
             decisions=tuple(said),
             spare=largest
             - subtiles[in_turn]
-            - sum(n * _bytes(ring) for n, ring in zip(stages, rings, strict=False)),
+            - sum(n * stage_bytes(ring) for n, ring in zip(stages, rings, strict=False)),
         ),
         "",
     )
@@ -681,52 +756,6 @@ def is_conditional(loop: scf.ForOp) -> bool:
     return False
 
 
-def work_claims(kernel: Operation) -> list[tile.Atomic]:
-    """The atomics by which programs take work: scalars with a result."""
-    return [op for op in kernel.walk() if isinstance(op, tile.Atomic) and op.result is not None]
-
-
-def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
-    """Why programs may observe the order in which they run; empty if they cannot: all that they see
-    of one another is numbers that they take from counters, before their first loop or once in each
-    iteration of an outermost loop without a count. A producer may take them early: nothing that
-    another program has written is read.
-    """
-    observed = "programs can observe the order in which they run"
-    watching = [op for op in kernel.walk() if tile.watches(op)]
-    if any(not _is_claim(op, kernel) for op in watching):
-        return observed
-    loads = [op for op in kernel.walk() if isinstance(op, LOADS)]
-    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
-    if watching and any(may_meet(load, write, overlaps) for load in loads for write in writes):
-        return f"{observed}: they read what they write"
-    return ""
-
-
-def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
-    """Whether an operation is an atomic whose result the roles can share. One that says which
-    accesses it orders, or whose result is not used, is a signal: it stays behind them.
-    """
-    if not isinstance(op, tile.Atomic) or op.result is None or op.result.type != i32:
-        return False
-    if op.result.first_use is None or op.semantics is not None and op.semantics.data != "relaxed":
-        return False
-    around = op.parent_op()
-    if around is kernel:
-        return is_at_beginning(op)
-    if not isinstance(around, scf.WhileOp) or around.parent_op() is not kernel:
-        return False
-    return op.parent is around.after_region.block
-
-
-def is_at_beginning(op: Operation) -> bool:
-    """Whether nothing before an operation of a kernel's block has an effect but another claim."""
-    return all(
-        not other.regions and (is_side_effect_free(other) or isinstance(other, tile.Atomic))
-        for other in itertools.takewhile(lambda other: other is not op, block_of(op).ops)
-    )
-
-
 def _warpgroups(m: int, dots: int, options) -> int:
     """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so,
     three where a loop of several dots has 192; 0 where they do not divide as asked.
@@ -740,12 +769,15 @@ def _warpgroups(m: int, dots: int, options) -> int:
 
 
 def _co_resident(
-    program, dots, m: int, parts: int, streamed: int, relaid: bool, options
+    program, dots, m: int, parts: int, streamed: int, relaid: bool, context: PassContext
 ) -> tuple[int, str]:
     """How many co-resident programs a block runs, 1 for none; and why not as asked. As many as
     registers hold, where a loop of several dots walks over more or less with the program: each then
     walks over its own."""
-    loop, asked = dots[0].parent_op(), options.programs
+    options, loop = context.options, dots[0].parent_op()
+    if len(by_block(dots)) > 1 or not isinstance(loop, scf.ForOp):
+        return 1, "dots are in several loops, or in none"
+    asked = options.programs
     forced = options.roles == "co_resident" or options.roles is None and (asked or 0) > 2
     if not forced and (
         options.roles is not None
@@ -760,19 +792,27 @@ def _co_resident(
         return 1, "one program is co-resident with no other"
     if is_conditional(loop):
         return 1, "its loop is in another, or in a condition"
-    if any(is_unbounded(load.array) for load in _loads(dots, options)):
+    if any(is_unbounded(load.array) for load in operand_loads(dots, options)):
         return 1, "an operand is read by addresses that nothing bounds"
+    if _reads_the_first_of_written(operand_loads(dots, options), (0,), context.overlaps):
+        return 1, "operands lie in an array of which every program writes a part"
     if m != 64:
         return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed:
         return 1, "programs share an output tile"
     if relaid:
-        return 1, "an operand is relaid"
+        return 1, "an operand is relaid, or copied by threads"
+    if written_operands(dots, options):
+        return 1, "an operand is computed that dots read in shared memory"
+    if any(
+        is_read_again(load) for load in operand_loads(dots, options) if load.parent_op() is loop
+    ):
+        return 1, "an operand has several readers"
     if options.num_warps not in (None, 4):
         return 1, f"{options.num_warps} compute warps, as asked"
     if options.dynamic_schedule is False:
         return 1, "programs are assigned statically, as asked, and co-resident ones are claimed"
-    loads = [load for load in _loads(dots, options) if load.parent_op() is loop]
+    loads = [load for load in operand_loads(dots, options) if load.parent_op() is loop]
     if 0 in program_axes(
         [loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]
     ):
@@ -834,11 +874,48 @@ def _scores(dots, late, groups: int) -> int:
     )
 
 
-def _split(program, dots, m: int, options) -> tuple[int, str]:
+def _is_any_computed(dots: Sequence[tile.Dot], options: LaunchOptions) -> bool:
+    """Whether an operand of some dots is computed, or held in registers."""
+    return any(both.held or any(both.written) for both in (Sides.of(d, options) for d in dots))
+
+
+def _loaded_by_consumers(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[str]:
+    """What the consumers load of the operands, and why."""
+    return [
+        f"a block of {'x'.join(map(str, tile_type(load.result).extents))}: {why_by_consumers(load)}"
+        for load in dict.fromkeys(load for dot in dots for load in made_from(dot, options))
+        if loaded_by_consumers(load)
+    ]
+
+
+def _without_role(
+    loads: Iterable[tile.Load], program: Program, context: PassContext, plan: Plan, single: str
+) -> tuple[Plan | None, str]:
+    """The plan in which consumers load some blocks themselves."""
+    for load in loads:
+        load.attributes[BY_CONSUMERS] = UnitAttr()
+    return _roles(program, context, plan, single)
+
+
+def _keep_in_order(program: Program, overlaps: Overlaps) -> None:
+    """Marks the loads that no copy may make early: their program may have written what they read,
+    or what says where it is.
+    """
+    loads = [op for op in program.loads if isinstance(op, tile.Load)]
+    changed = {op for op in loads if addresses(op.result) and not unwritten(op, overlaps)}
+    for op in loads:
+        follows = changed and not changed.isdisjoint(sources(op.operands))
+        if follows or written_before(op, overlaps):
+            op.attributes[BY_CONSUMERS] = UnitAttr()
+
+
+def _split(program, dots, m: int, options, waiting) -> tuple[int, str]:
     """Into how many parts k is divided, and why not as asked."""
     asked = options.split_k or 1
     if asked == 1:
         return 1, ""
+    if waiting:
+        return 1, "programs wait for others"
     each = dots[0].acc.type.size // (
         128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, len(dots), options))
     )
@@ -867,7 +944,7 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
     reason = (
         "programs have parts already: split_k"
         if parts > 1
-        else "an operand is relaid"
+        else "an operand is relaid, or copied by threads"
         if relaid
         else undivided(program.kernel, dots)
     )
@@ -896,6 +973,8 @@ def _together(program, dots, options) -> str:
     if len(dots) > 1 or not simple(dots[0]):
         return "its loop does more than accumulate one dot"
     loop, each = dots[0].parent_op(), operand_registers(dots, False, [(1, 1)], 1, options)
+    if any(Sides.of(dots[0], options).written):
+        return "an operand is computed"
     if Sides.of(dots[0], options).held:
         return (
             "an operand is computed"
@@ -913,7 +992,7 @@ def _together(program, dots, options) -> str:
         return "the number of steps differs between programs"
     if _counts_with(bounds, loops_of(loop)):
         return "the number of steps differs between iterations of a loop round it"
-    stores = subtile_stores(program.kernel, dots[0].acc.type.extents[0], 1)
+    stores = subtile_stores(program.kernel, {dots[0].acc.type.extents[0]}, 1)
     whole = {
         v
         for op in program.kernel.walk()
@@ -979,7 +1058,7 @@ def _columns(
 def _through(
     leaving: list[ResultStore],
     rings,
-    loop: Operation,
+    loop: Operation | None,
     groups: int,
     columns: int,
     room: int,
@@ -993,11 +1072,13 @@ def _through(
         return [], "results are stored from registers"
     if groups > 1:
         return [], "each warpgroup of a program stores its rows when it has them"
+    if loop is None:
+        return [], "dots are in several loops, or in none"
     alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
     found = reusable_loads(leaving, alone, loop, groups, columns)
     if not found:
         return [], "no load's buffer has room for them when they are stored"
-    stages, reason = _stages(rings, room, options.num_stages, members)
+    stages, reason = stages_of(rings, room, options.num_stages, members)
     if not stages:
         return [], reason
     return (
@@ -1030,125 +1111,12 @@ def _unturned(
 def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     """Where the left and the right operand come from."""
     changed = [right for _, right in relaid_loads(dot, options)]
-    left = (
-        "registers" if Sides.of(dot, options).held else "relaid" if False in changed else "shared"
+    both = Sides.of(dot, options)
+    left, right = (
+        "written" if is_written else "relaid" if side in changed else "shared"
+        for side, is_written in zip((False, True), both.written, strict=True)
     )
-    return left, "relaid" if True in changed else "shared"
-
-
-def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
-    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
-    them the rings of what is relaid, each of one load. What a late dot's left operand is computed
-    from is read an iteration before its right one is, and comes in registers."""
-    rings: list[list[tile.Load]] = []
-    for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
-        early = {load for dot in group if dot in late for load in computed_from(dot, options)}
-        here = [load for load in _loads(group, options) if load not in early]
-        apart = [
-            load for load in here if load.parent_op() is not group[0].parent_op() or load in relaid
-        ]
-        rings += [[load] for load in apart]
-        if together := [load for load in here if load not in apart]:
-            rings.append(together)
-    return rings + [[load] for load in relaid]
-
-
-def _beside(
-    loop: scf.ForOp,
-    rings: list[list[tile.Load]],
-    late: Sequence[tile.Dot],
-    co_resident: bool,
-    overlaps: Overlaps,
-) -> dict[tile.Load, int]:
-    """Adds to the rings of a loop's operands what is small and stands beside their dots, where a
-    tensor map can copy it: to the ring of the last dot that is issued before the block is needed.
-    The numbers that the producer can broadcast there, and which ring it is: those that say where an
-    operand lies it needs itself, an iteration earlier. What co-resident programs share is what does
-    not depend on axis 0.
-
-    Otherwise registers would wait for memory, and the computation of an address would stand between
-    the dots.
-    """
-    inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
-    if not inner:
-        return {}
-    operands = [load for i in inner for load in rings[i]]
-    places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
-
-    def apart(op):
-        return co_resident and (
-            is_unbounded(op.array)  # programs of a tile group may be padding
-            or 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
-        )
-
-    loads = [
-        op
-        for op in loop.body.block.ops
-        if isinstance(op, tile.Load)
-        and op not in operands
-        and op.mask is None
-        and unchanged(op, kernel_around(loop), overlaps)
-        and counted_slice(op.operands, loop) is not None
-        and not apart(op)
-        and following(op, loop.body.block.ops).isdisjoint(operands)
-    ]
-    for op in loads:
-        small = isinstance(op.result.type, TileType) and op.result.type.bytes <= MAX_BESIDE_BYTES
-        if small and not unmapped(op) and (number := places.before_use(op)) is not None:
-            rings[number].append(op)
-    if len(inner) != 1:
-        return {}
-    numbers = [
-        op
-        for op in loads
-        if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32
-    ]
-    return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
-
-
-class _RingOfDots:
-    """Which ring of a loop arrives last before something in the loop is needed."""
-
-    def __init__(
-        self, loop: scf.ForOp, rings: dict[int, list[tile.Load]], late: Sequence[tile.Dot]
-    ):
-        self.body, self.rings = loop.body.block, rings
-        self.behind_late = {op for dot in late for op in following(dot, self.body.ops)}
-        # what a late dot reads is of another iteration
-        self.dots = [
-            (op, number)
-            for op in self.body.ops
-            if isinstance(op, tile.Dot) and op not in late
-            for number, ring in rings.items()
-            if any(source(operand) in ring for operand in (op.a, op.b))
-        ]
-
-    def before_use(self, load: tile.Load) -> int | None:
-        """The ring of the last dot before the first use of what a load reads; None where it is used
-        outside of the loop, or in another iteration.
-        """
-        if len(self.rings) == 1:
-            return next(iter(self.rings))
-        users = [ancestor(use.operation, self.body) for use in load.result.uses]
-        if not users or None in users or not self.behind_late.isdisjoint(users):
-            return None
-        first = next(op for op in self.body.ops if op in users)
-        earlier = [number for dot, number in self.dots if dot.is_before_in_block(first)]
-        if earlier:
-            return earlier[-1]
-        return self.dots[0][1] if self.dots else None
-
-
-def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
-    """The loads that the operands of some dots show or are computed from, each once."""
-    return list(
-        dict.fromkeys(
-            load
-            for dot in dots
-            for load in [source(dot.a), source(dot.b), *computed_from(dot, options)]
-            if isinstance(load, tile.Load)
-        )
-    )
+    return "registers" if both.held else left, right
 
 
 def cache_line_bytes(loads: list[Operation]) -> int:
@@ -1204,38 +1172,6 @@ def _fetched(load: tile.Load) -> int:
     )
 
 
-def _bytes(ring: list[tile.Load]) -> int:
-    """Of a stage."""
-    types = [(tile_type(load.result), of_block(load)) for load in ring]
-    return sum(SharedType(1, t.extents, t.element, layout).bytes for t, layout in types)
-
-
-def _stages(
-    rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
-) -> tuple[tuple[int, ...], str]:
-    """Stages of each ring: two for what is loaded once a program, so that the next program's is
-    there when it begins, one where that is too many; as many as then fit for those of a loop,
-    alike. Each of the co-resident programs has the former of its own: in a stage that was
-    another's before, phases could not be told apart. They are not at the same step, and
-    a loop's rings need stages for that.
-    """
-    if asked == 1:
-        return (), "num_stages = 1: a ring has two stages or more"
-    inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
-        for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):
-            chosen = tuple(count if i else outer * members for i in inner)
-            if sum(n * _bytes(ring) for n, ring in zip(chosen, rings, strict=False)) <= room:
-                return chosen, ""
-    return (
-        (),
-        (
-            f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared"
-            " memory"
-        ),
-    )
-
-
 def _cluster(
     dots, context: PassContext
 ) -> tuple[tuple[int, int], dict[tile.Load, tuple[int, int, tuple[int, ...]]], str]:
@@ -1246,16 +1182,21 @@ def _cluster(
     shape = (2, 1) if asked is None else asked if prod(asked) <= MAX_PORTABLE_CLUSTER else (1, 1)
     if (
         shape == (1, 1)
+        or len(by_block(dots)) > 1
+        or not isinstance(dots[0].parent_op(), scf.ForOp)
         or len(dots) > 1
         and not summed(dots[0])
         or asked is None
         and has_small_accumulators(dots)
         or is_conditional(parent_of(dots[0], scf.ForOp))
-        or any(is_unbounded(load.array) for load in _loads(dots, context.options))
+        or any(is_unbounded(load.array) for load in operand_loads(dots, context.options))
     ):
         return (1, 1), {}, ""
     cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}
-    uncut, loads = "", _loads(dots, context.options)
+    uncut, loads = "", operand_loads(dots, context.options)
+    along = [axis for axis, n in enumerate(shape) if n > 1]
+    if _reads_the_first_of_written(loads, along, context.overlaps):
+        return (1, 1), {}, "operands lie in an array of which every program writes a part"
     if any(load.parent_op() is not dots[0].parent_op() for load in loads):
         return (1, 1), {}, ""  # blocks share the stages of one ring
     for load in loads:
@@ -1290,6 +1231,25 @@ def _cluster(
     return useful, cut, uncut
 
 
+def _reads_the_first_of_written(
+    loads: Sequence[tile.Load], along: Collection[int], overlaps: Overlaps
+) -> bool:
+    """Whether a padding tile of tile groups along some axes would copy operands that another
+    program writes: of arrays that program ids index, it has the first (programs/tile_groups.py).
+    """
+    return any(
+        not unwritten(load, overlaps) and not program_axes(_indices(load.array)).isdisjoint(along)
+        for load in loads
+    )
+
+
+def _indices(array: SSAValue) -> Iterator[SSAValue]:
+    """What the views of an array are indexed by."""
+    while (view := defining_op(array, tile.View)) is not None:
+        yield from view.offsets
+        array = view.array
+
+
 def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
     """Whether a program's sums are so small that its blocks share copies only as asked."""
     return (
@@ -1298,8 +1258,8 @@ def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
     )
 
 
-def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[ResultStore]:
-    """The stores of results that are stored in subtiles."""
+def subtile_stores(kernel: tile.Kernel, heights: Set[int], groups: int) -> list[ResultStore]:
+    """The stores of results that are stored in subtiles. heights: rows of the dots' results."""
     stores = [
         op
         for op in kernel.walk()
@@ -1308,7 +1268,9 @@ def subtile_stores(kernel: tile.Kernel, m: int, groups: int) -> list[ResultStore
     return [
         op
         for op in stores
-        if subtile(op, groups, 64) and tile_type(op.value).extents[0] == m and is_stored_by_map(op)
+        if subtile(op, groups, 64)
+        and tile_type(op.value).extents[0] in heights
+        and is_stored_by_map(op)
     ]
 
 
@@ -1338,7 +1300,7 @@ def is_stored_by_map(op: ResultStore) -> bool:
     """Whether tensor maps can store parts of a matrix, or add them to it."""
     if isinstance(op, tile.AtomicBlock) and not _is_reduced_by_map(op):
         return False
-    return not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2
+    return not unmapped(op) and dense_of_block(op) == 1 and tile_type(op.value).rank == 2
 
 
 def _is_reduced_by_map(op: tile.AtomicBlock) -> bool:

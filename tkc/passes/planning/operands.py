@@ -13,9 +13,11 @@ right one).
                MN-major   row-major
 
 An operand that is computed element by element (a dequantization, relu(a), a · scale) is made in
-registers: the left one. The blocks that it is computed from come through shared memory like any
-operand. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its
-columns are a multiple of them, the dot is taken as its own transpose (`swap`).
+registers: the left one stays there. The blocks that it is computed from come through shared memory
+like any operand. Where only the right one is computed and the sum just goes round its loop, or a
+block has fewer rows than wgmma's 64 and its columns are a multiple of them, the dot is taken as its
+own transpose (`swap`). Any other computed right operand, and a left one that is the transpose of
+what other dots computed, is *written* to shared memory by the threads that have it.
 
 `options` forces both: left_operand = "registers" has a loaded left operand read into registers, as
 one that is computed is; swap_dots takes a dot as its transpose, or does not.
@@ -27,39 +29,44 @@ accumulator zero): as exact as the iteration is short.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
+from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import index_of, only_user, owner_of, parent_of, tile_type, yielded_by
+from tkc.ir.values import block_of, index_of, only_user, owner_of, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
 from tkc.passes.layouts.relayout import fits
+from tkc.passes.planning.gathers import loaded_by_consumers, uncopied
 from tkc.passes.planning.pressure import demand
 from tkc.passes.split_sums import axis_of, chain_of
 
 
 def source(value: SSAValue) -> tile.Load | None:
-    """The load that an operand shows, transposed or not."""
-    while isinstance(value.owner, tile.Transpose):
-        value = value.owner.arg
-    return value.owner if isinstance(value.owner, tile.Load) else None
+    """The load that an operand shows, transposed or not, and that a role copies."""
+    owner = untransposed(value).owner
+    return owner if isinstance(owner, tile.Load) and not loaded_by_consumers(owner) else None
 
 
 # of a thread that reads a block from which an operand is computed
 ADDRESS_REGISTERS = 16
+# of a consumer's thread, for all tiles that are live at once, where no dot runs late: by consumer
+# warpgroups
+MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
 
 
 @dataclass(frozen=True)
 class Sides:
     """A dot as wgmma takes it: m x n, its left and right operand, and which axis of each is K.
-    swapped: (bᵀ aᵀ)ᵀ; held: the left operand is in registers.
+    swapped: (bᵀ aᵀ)ᵀ; held: the left operand is in registers; written: whether the left and the
+    right operand are computed, and written to shared memory.
     """
 
     left: SSAValue
@@ -70,6 +77,7 @@ class Sides:
     n: int
     swapped: bool
     held: bool
+    written: tuple[bool, bool]
 
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
@@ -85,6 +93,8 @@ class Sides:
             thin
             or source(dot.b) is None
             and source(dot.a) is not None
+            and simple(dot)
+            and n % 64 == 0
             or simple(dot)
             and n % 64 == 0
             and _turned(dot.b, 0)
@@ -93,16 +103,17 @@ class Sides:
             else options.swap_dots
         )
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        held = (
+        written = source(left) is None and _is_turned_result(left), source(right) is None
+        held = not written[0] and (
             source(left) is None
             or options.left_operand == "registers"
             or options.left_operand is None
             and _turned(left, 0 if swapped else 1)
         )
         return (
-            Sides(left, right, 0, 1, n, m, True, held)
+            Sides(left, right, 0, 1, n, m, True, held, written)
             if swapped
-            else Sides(left, right, 1, 0, m, n, False, held)
+            else Sides(left, right, 1, 0, m, n, False, held, written)
         )
 
 
@@ -120,26 +131,110 @@ def _turned(value: SSAValue, k: int) -> bool:
     )
 
 
-def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
-    """The blocks in memory that a left operand in registers is made of in the dot's loop, in
-    program order.
+def _is_turned_result(value: SSAValue) -> bool:
+    """Whether an operand is the transpose of what is computed of other dots' results: its rows lie
+    in the registers of several threads each, where a left operand's columns should.
     """
+    work, seen = [(value, False)], set[tuple[SSAValue, bool]]()
+    while work:
+        at, turned = work.pop()
+        if (at, turned) in seen or not isinstance(at.type, TileType):
+            continue
+        seen.add((at, turned))
+        owner = at.owner
+        if isinstance(owner, (tile.Dot, Block)):
+            if turned:
+                return True
+        elif isinstance(owner, (*POINTWISE, *VIEWS)):
+            turned = turned or isinstance(owner, tile.Transpose)
+            work += [(v, turned) for v in owner.operands]
+    return False
+
+
+def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
+    """The blocks beside a dot of which its computed operands, or a left one in registers, are made,
+    and that a role copies; in program order.
+    """
+    return [
+        op
+        for op in made_from(dot, options)
+        if isinstance(op, tile.Load) and op.parent is dot.parent and not loaded_by_consumers(op)
+    ]
+
+
+def made_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
+    """All blocks in memory of which they are made in the dot's loop."""
     both = Sides.of(dot, options)
     loop = dot.parent_op()
-    if not both.held or loop is None:
+    if loop is None:
         return []
-    left, work = both.left, [both.left]
-    found, seen = set[Operation](), set[SSAValue]()
+    found = set[Operation]()
+    for operand, is_made in (
+        (both.left, both.held or both.written[0]),
+        (both.right, both.written[1]),
+    ):
+        if is_made:
+            found |= _blocks_behind(operand)
+    return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
+
+
+def _blocks_behind(operand: SSAValue) -> set[Operation]:
+    """The loads of whole operands from which one is computed element by element."""
+    found, seen, work = set[Operation](), set[SSAValue](), [operand]
     while work:
         value = work.pop()
         if value in seen or not isinstance(value.type, TileType):
             continue
         seen.add(value)
-        if isinstance(value.owner, LOADS) and value.type.size == tile_type(left).size:
+        if isinstance(value.owner, LOADS) and value.type.size == tile_type(operand).size:
             found.add(value.owner)
         elif isinstance(value.owner, (*POINTWISE, *VIEWS)):
             work += value.owner.operands
-    return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
+    return found
+
+
+def written_operands(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[SSAValue]:
+    """The tiles that are written to shared memory as operands of some dots, each once: operands
+    without their transposes.
+    """
+    found: list[SSAValue] = []
+    for dot in dots:
+        both = Sides.of(dot, options)
+        for operand, is_written in zip((both.left, both.right), both.written, strict=True):
+            if is_written:
+                found.append(untransposed(operand))
+    return list(dict.fromkeys(found))
+
+
+def untransposed(value: SSAValue) -> SSAValue:
+    """A tile without the transposes at its end."""
+    while isinstance(value.owner, tile.Transpose):
+        value = value.owner.arg
+    return value
+
+
+def is_read_again(load: tile.Load) -> bool:
+    """Whether a block of a loop has more readers than one dot: other dots, or threads that compute
+    something of it.
+    """
+    return len(list(leaves(load.result))) > 1
+
+
+def _share_blocks(sums: list[list[tile.Dot]]) -> bool:
+    """Whether a copied block of a loop's running sums has several readers."""
+    loads = [source(v) for dots in sums for dot in dots for v in (dot.a, dot.b)]
+    return any(is_read_again(load) for load in loads if load is not None)
+
+
+def leaves(value: SSAValue) -> Iterator[tuple[Use, list[tile.Transpose]]]:
+    """The uses of a value, and of its transposes with those on the way there."""
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, tile.Transpose):
+            for leaf, between in leaves(op.result):
+                yield leaf, [op, *between]
+        else:
+            yield use, []
 
 
 def dense_of_operand(value: SSAValue) -> int:
@@ -225,9 +320,22 @@ def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     )
 
 
+def sums_around(dot: tile.Dot) -> list[list[tile.Dot]]:
+    """The running sums of a dot's loop; none where it is in no loop."""
+    return running_sums(loop) if isinstance(loop := dot.parent_op(), scf.ForOp) else []
+
+
 def summed(dot: tile.Dot) -> bool:
     """Whether a loop's dots are sums that go round it, this one among them."""
-    return isinstance(loop := dot.parent_op(), scf.ForOp) and bool(running_sums(loop))
+    return bool(sums_around(dot))
+
+
+def by_block(dots: Sequence[tile.Dot]) -> list[list[tile.Dot]]:
+    """Dots, those of one block together: a loop's, or those of a program outside of its loops."""
+    found: dict[Block, list[tile.Dot]] = {}
+    for dot in dots:
+        found.setdefault(block_of(dot), []).append(dot)
+    return list(found.values())
 
 
 def zero(value: SSAValue) -> bool:
@@ -283,48 +391,25 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
             f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x"
             f" {form.k}"
         )
-    loop = dot.parent_op()
-    if not isinstance(loop, scf.ForOp):
-        return "a dot is not in a loop"
-    if (
-        isinstance(dot.acc, BlockArgument)
-        and (simple(dot) or summed(dot))
-        and not zero(loop.iter_args[dot.acc.index - 1])
-    ):
-        return "an accumulator does not start from zero"
-    if source(both.right) is None:
-        return (
-            "both operands are computed"
-            if source(both.left) is None
-            else (
-                f"the {'left' if both.swapped else 'right'} operand is computed, and wgmma reads"
-                " its"
-                " right one in shared memory"
-            )
-        )
+    sums = sums_around(dot)
     if both.swapped and not simple(dot):
-        return (
-            f"{'the right operand is computed and ' * (options.swap_dots is None)}its dot's"
-            " accumulator is not just loop-carried"
-        )
+        return "its dot's accumulator is not just loop-carried"
     for load in computed_from(dot, options):
-        if not isinstance(load, tile.Load) or load.parent_op() is not loop:
-            return "an operand is computed from what is not a block loaded in the dot's loop"
-        if reason := unmapped(load):
-            return reason
-        if not load.result.has_one_use():
+        if is_read_again(load) and sums:
             return "an operand is used elsewhere too"
-    if sum(map(len, running_sums(loop))) > 1 and (both.held or relaid_loads(dot, options)):
+    if sum(map(len, sums)) > 1 and relaid_loads(dot, options):
+        return "one of several dots that accumulate in a loop has an operand that is relaid"
+    if sum(map(len, sums)) > 1 and (both.held or any(both.written)) and _share_blocks(sums):
         return (
-            "one of several dots that accumulate in a loop has an operand that is computed,"
-            " held in registers or relaid"
+            "one of several dots that accumulate in a loop has an operand that is computed, or held"
+            " in registers, and a block is read by several of them"
         )
     for operand, axis in (both.left, both.left_k), (both.right, both.right_k):
         held = both.held and operand is both.left
         shown = source(operand)
-        if shown is None or held and shown.parent_op() is loop:
+        if shown is None or held and shown.parent is dot.parent:
             continue  # looked at above
-        if reason := _unread(loop, shown):
+        if reason := _unread(dot, shown):
             return reason
         if (
             not held
@@ -340,36 +425,29 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     return ""
 
 
-def _unread(loop: scf.ForOp, load: tile.Load) -> str:
+def _unread(dot: tile.Dot, load: tile.Load) -> str:
     """Why a loaded operand cannot be read in shared memory, where a tensor map put it."""
-    around = loop.parent_op()
-    if load.parent_op() is not loop and (
-        load.parent_op() is not around or not isinstance(around, tile.Kernel)
-    ):
-        return "an operand is loaded neither in the dot's loop nor before it"
-    if reason := unmapped(load):
+    around = load.parent_op()
+    if around is None or not is_inside(dot.result, around):
+        return "an operand is loaded in another loop than its dot's, or than those round it"
+    if reason := uncopied(load):
         return reason
-    return "an operand is used elsewhere too" if _elsewhere(load, loop) else ""
+    return "an operand is used elsewhere too" if _elsewhere(load, dot) else ""
 
 
-def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
-    """Whether more reads a loaded operand than a dot of the loop, or than dots whose sums all go
-    round it: these read the same stage of a ring. What is loaded before the loop any of its dots
-    may read.
+def _elsewhere(load: tile.Load, dot: tile.Dot) -> bool:
+    """Whether more reads a loaded operand than can read one stage of a ring: dots, and in a dot's
+    own loop what is computed of it too, where sums do not run one dot deep.
     """
-    work, dots = [load.result], []
-    while work:
-        for use in work.pop().uses:
-            match op := use.operation:
-                case tile.Transpose():
-                    work.append(op.result)
-                case tile.Dot() if use.index < 2 and op.parent_op() is loop:
-                    dots.append(op)
-                case _:
-                    return True
-    if load.parent_op() is not loop:
-        return False  # its stage is released behind the loop
-    return len(dots) > 1 and not running_sums(loop)
+    if load.parent is dot.parent and not sums_around(dot):
+        return False
+    return any(
+        not isinstance(use.operation, tile.Dot)
+        or use.index == 2
+        or load.parent is dot.parent
+        and use.operation.parent is not dot.parent
+        for use, _ in leaves(load.result)
+    )
 
 
 def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
@@ -425,12 +503,12 @@ def operand_registers(
     def registers(value: SSAValue) -> int:
         return tile_type(value).bytes // (4 * 128 * groups)
 
-    loop = parent_of(dots[0], scf.ForOp)
+    loop = dots[0].parent_op()
     some = [d for d in dots if partial(d)] if not rotated else []
     sums = sum(
         registers(d.acc) for d in dots if d not in some and not isinstance(d.acc.owner, tile.Dot)
     )
-    if some:
+    if some and isinstance(loop, scf.ForOp):
         carried = [v for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(
             registers(d.acc) * p[1] // p[0] for d, p in zip(dots, parts, strict=True) if d in some
@@ -441,7 +519,7 @@ def operand_registers(
 
     def made(d: tile.Dot) -> int:
         """The next left operand, computed while a dot reads this one."""
-        if not (blocks := computed_from(d, options)):
+        if not (blocks := made_from(d, options)):
             return 0
         return left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
 

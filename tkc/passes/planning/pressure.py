@@ -25,7 +25,7 @@ from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
 
 MAX_REGISTERS_PER_THREAD = 255
 TILE_REGISTER_SHARE = 3 / 4  # of a thread's registers; with more, ptxas spills
-COLLECTIVES = tile.Reduce, tile.Scan, tile.Sort
+COLLECTIVES = tile.Reduce, tile.Scan, tile.Sort, tile.Gather
 CARRIED_REGISTERS = 8  # of a loop's other loop-carried values
 
 

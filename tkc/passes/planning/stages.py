@@ -68,13 +68,15 @@ class Crossing:
 class Body:
     """A loop's body. Groups in program order; edges (from, to, distance); loads with the clocks in
     which the cache gives them and the groups that read them, which load again what others have read
-    an iteration ago. `result`: clocks from a dot's end to its registers."""
+    an iteration ago. `result`: clocks from a dot's end to its registers. `free`: vector work of a
+    loop of which nothing is late may stand in any order."""
 
     groups: tuple[Group, ...]
     edges: frozenset[tuple[int, int, int]]
     crossings: tuple[Crossing, ...] = ()
     loads: tuple[tuple[float, frozenset[int]], ...] = ()
     result: float = 60.0
+    free: bool = False
 
     @cached_property
     def sorted(self) -> list[int]:
@@ -162,13 +164,13 @@ def choices(body: Body) -> Iterator[frozenset[int]]:
 
 def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
     """What each group needs of its rotated iteration; vector work of one stage also what stands
-    before it.
+    before it, where some is late.
     """
     before: list[set[int]] = [set() for _ in body.groups]
     for a, b, d in body.edges:
         if d + (b in late) == (a in late):
             before[b].add(a)
-    for stage in (True, False):
+    for stage in (True, False) if late or not body.free else ():
         line = [i for i in body.sorted if not body.groups[i].tensor and (i in late) == stage]
         for a, b in pairwise(line):
             before[b].add(a)

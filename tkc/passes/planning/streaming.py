@@ -37,10 +37,10 @@ from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access
-from tkc.passes.analysis.alias import unchanged
+from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, BlockAccess
 from tkc.passes.layouts.movers import crosses
 from tkc.passes.planning.pressure import (
     MAX_REGISTERS_PER_THREAD,
@@ -88,8 +88,7 @@ MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
 MAX_VECTOR_ELEMENTS = 16  # of bytes
 RESERVED_SHARED_BYTES = 2048  # for reductions
 L2_FETCH_BYTES = 256  # that the L2 cache requests from memory at once, at most
-MEMORY_LATENCY_NS = 1000  # under load
-CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
+CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "fmin", "any", "all", "xor")
 
 
 def choose(
@@ -138,7 +137,7 @@ def choose(
         and fit in (None, WARP_COUNTS[-1])
         and context.options.persistent is not False
         and context.target.clusters
-        and (extent := row_of(kernel))
+        and (extent := row_of(kernel, context.overlaps))
     ):
         for blocks in CLUSTER_SIZES if fit is None else (1,):
             if (
@@ -169,7 +168,7 @@ def choose(
             and each(asked) > MAX_CLUSTER_REGISTERS
         )
         and context.target.clusters
-        and (extent := row_of(kernel))
+        and (extent := row_of(kernel, context.overlaps))
     ):
         limit = (
             most
@@ -222,7 +221,9 @@ def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     as a cluster has room for, whose blocks then come back to less, and sooner; else what leaves a
     multiprocessor several blocks."""
     words, asked = pressure(kernel), context.options.num_warps
-    clusters = context.target.clusters and asked is None and row_of(kernel) == extent
+    clusters = (
+        context.target.clusters and asked is None and row_of(kernel, context.overlaps) == extent
+    )
     warps, blocks = (
         (STREAMING_WARPS, CLUSTER_SIZES[-1]) if clusters else (asked or WARP_COUNTS[1], 1)
     )
@@ -600,21 +601,23 @@ def _in_flight(each: int, target: Target) -> str:
     """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency
     x bandwidth / multiprocessors.
     """
-    needed = MEMORY_LATENCY_NS * target.memory / 2 / target.multiprocessors
+    needed = target.costs.memory_latency * target.memory / 2 / target.multiprocessors
     return (
         f"{each} bytes of the next program are in flight while one computes:"
         f" {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way,"
-        f" half of the memory's rate for {MEMORY_LATENCY_NS} ns"
+        f" half of the memory's rate for {target.costs.memory_latency:.0f} ns"
     )
 
 
 # ---- rows for a cluster
 # ------------------------------------------------------------------------------------------------
-def row_of(kernel: tile.Kernel) -> int:
+def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     """The extent of the axis that the blocks of a cluster could share: reduced, in every large
     tile, once in each; 0 if there is none.
     """
     ops = list(kernel.walk())
+    if not _keeps_parts_apart(ops, overlaps):
+        return 0
     if not all(
         isinstance(op, ROW_OPERATIONS)
         or isinstance(op, tile.Extract)
@@ -652,3 +655,22 @@ def row_of(kernel: tile.Kernel) -> int:
         if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType):
             return 0
     return extent
+
+
+def _keeps_parts_apart(ops: Sequence[Operation], overlaps: Overlaps) -> bool:
+    """Whether blocks that share a program touch no memory that another of them writes: nothing
+    orders their accesses to global memory. What is written is read and written again at the same
+    place alone, where each block has the part that it wrote.
+    """
+    accesses = [op for op in ops if isinstance(op, (tile.Load, tile.Store))]
+    return all(
+        _same_place(store, other) or not may_meet(store, other, overlaps)
+        for store in accesses
+        if isinstance(store, tile.Store)
+        for other in accesses
+    )
+
+
+def _same_place(one: BlockAccess, other: BlockAccess) -> bool:
+    """Whether two accesses are of one block of an array."""
+    return one.array is other.array and tuple(one.offsets) == tuple(other.offsets)

@@ -62,24 +62,7 @@ class Lookup:
         overlaps: tuple[tuple[int, ...], ...],
     ) -> Lookup:
         """The 32-bit numbers that a program loads from arrays which the kernel does not change."""
-        by_place: set[Operation] = set()
-        for op in inside:
-            looks_up = (
-                isinstance(op, tile.Load)
-                and op.result.type == i32
-                and op.mask is None
-                and unchanged(op, kernel, overlaps)
-            )
-            if (
-                not op.regions
-                and (
-                    looks_up
-                    or is_side_effect_free(op)
-                    and not any(isinstance(r.type, TileType) for r in op.results)
-                )
-                and all(v.owner in by_place or v.owner not in inside for v in op.operands)
-            ):
-                by_place.add(op)
+        by_place = _known_by_place(kernel, inside, overlaps)
         # each of a tile group's programs looks up its own
         loads = [
             op
@@ -117,6 +100,37 @@ class Lookup:
                 scf.IfOp(build.lt(number, total), [i32] * len(self.loads), Region(yes), Region(no))
             ).results
         )
+
+
+def _known_by_place(
+    kernel: tile.Kernel, inside: list[Operation], overlaps: tuple[tuple[int, ...], ...]
+) -> set[Operation]:
+    """What follows from a program's ids, and from what stands before the programs, alone."""
+    found: set[Operation] = set()
+    for op in inside:
+        known = all(v.owner in found or v.owner not in inside for v in op.operands)
+        if known and (_is_scalar(op) or _looks_up(op, kernel, overlaps)):
+            found.add(op)
+    return found
+
+
+def _is_scalar(op: Operation) -> bool:
+    """Whether an operation only computes scalars."""
+    return (
+        not op.regions
+        and is_side_effect_free(op)
+        and not any(isinstance(r.type, TileType) for r in op.results)
+    )
+
+
+def _looks_up(op: Operation, kernel: tile.Kernel, overlaps: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether an operation loads a 32-bit number that the kernel does not change."""
+    return (
+        isinstance(op, tile.Load)
+        and op.result.type == i32
+        and op.mask is None
+        and unchanged(op, kernel, overlaps)
+    )
 
 
 def claimed(

@@ -14,7 +14,7 @@ grid ends inside a group, a padding tile computes and stores nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -26,6 +26,8 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, only_if, replace
 from tkc.ir.types import TileType, like
+from tkc.passes import PassContext
+from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs.clusters import place_in
 
@@ -123,17 +125,18 @@ class TileGroups:
         return reduce(build.and_, inside) if inside else None
 
 
-def guard_effects(body: Block, real: SSAValue, padded: Collection[SSAValue]) -> None:
+def guard_effects(
+    body: Block, real: SSAValue, padded: Collection[SSAValue], context: PassContext
+) -> None:
     """What a program does has no effect where it is a padding tile, and reads nothing by address:
     that may lie outside of everything. padded: program ids that may be outside the grid; of arrays
-    that they index, a padding tile has the first.
+    that they index, a padding tile has the first, of which it reads nothing into registers where
+    the program that has it, too, writes it meanwhile.
     """
-    for view in [op for op in body.walk() if isinstance(op, tile.View)]:
-        for i, index in enumerate(view.offsets):
-            if _depends_on(index, padded):
-                build = Builder(view)
-                zero = build(tile.Constant(0, index.type))
-                view.operands[1 + i] = build.select(real, index, zero)
+    for read in dict.fromkeys(_loads_of_the_first(body, real, padded)):
+        in_registers = context.plan is None or context.plan.load(read).path == "registers"
+        if in_registers and not unwritten(read, context.overlaps):
+            _masked(read, real)
     for op in [
         op
         for op in body.walk()
@@ -146,6 +149,30 @@ def guard_effects(body: Block, real: SSAValue, padded: Collection[SSAValue]) -> 
         true = before(assume, tile.Constant(1, i1)).result
         # nothing was promised of a padding tile
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
+
+
+def _loads_of_the_first(
+    body: Block, real: SSAValue, padded: Collection[SSAValue]
+) -> list[tile.Load]:
+    """Gives padding tiles the first of what programs index by their ids; the loads of that."""
+    found: list[tile.Load] = []
+    for view in [op for op in body.walk() if isinstance(op, tile.View)]:
+        for i, index in enumerate(view.offsets):
+            if _depends_on(index, padded):
+                build = Builder(view)
+                zero = build(tile.Constant(0, index.type))
+                view.operands[1 + i] = build.select(real, index, zero)
+                found += _loads_of(view)
+    return found
+
+
+def _loads_of(array: tile.View) -> Iterator[tile.Load]:
+    """The loads of blocks of a view, and of views of it."""
+    for use in array.result.uses:
+        if isinstance(use.operation, tile.Load):
+            yield use.operation
+        elif isinstance(use.operation, tile.View):
+            yield from _loads_of(use.operation)
 
 
 def _depends_on(value: SSAValue, values: Collection[SSAValue]) -> bool:

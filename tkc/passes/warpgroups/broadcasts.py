@@ -34,13 +34,7 @@ def insert_broadcasts(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
     rings of their slots.
     """
     found = set[SSAValue]()
-    for load in [
-        op
-        for op in kernel.walk()
-        if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
-    ]:
-        if not any(isinstance(op, tile.Dot) for op in block_of(load).ops):
-            continue  # what fetch-ahead requests before the loop
+    for load in _planned(kernel, plan):
         wait = next(op for op in block_of(load).ops if isinstance(op, shared.WaitCopies))
         number = _carried(load) or load.result
         of_it = following(number, block_of(wait).ops)
@@ -57,6 +51,19 @@ def insert_broadcasts(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
             before(wait, op)
         found.add(_posted(number, early, wait, kernel.body.block))
     return found
+
+
+def _planned(kernel: tile.Kernel, plan: Plan) -> list[tile.Load]:
+    """The loads of numbers that are broadcast, but for those that fetch-ahead requests before a
+    loop.
+    """
+    return [
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Load)
+        and plan.load(op).path == "broadcast"
+        and any(isinstance(beside, tile.Dot) for beside in block_of(op).ops)
+    ]
 
 
 def _carried(load: tile.Load) -> SSAValue | None:

@@ -5,7 +5,10 @@ these are over. A step of roles.py.
     %d = tile.dot %ring[%s], …, %acc          ->     fence dot;  %d = dot_async …;  dot_commit
     … %d …                                           dot_wait 0;  mbarrier_arrive %empty[%s]; … %d …
 
-A dot runs until something needs it (`_overlap`); the accumulators of a loop run one group deep, so
+An operand that threads write is fenced for the tensor cores where it was written, and written
+again when the dots that read it are over.
+
+A dot runs until something needs it (`Overlap`); the accumulators of a loop run one group deep, so
 that a stage is released when the next group is in flight (`_dots`).
 """
 
@@ -32,8 +35,10 @@ from tkc.ir.values import (
     tile_type,
     yielded_by,
 )
+from tkc.passes.analysis.alias import Overlaps
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
+from tkc.passes.planning.operands import zero as is_zero
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
@@ -45,7 +50,9 @@ def consume(
     maps: Maps,
     peers: SSAValue | None,
     turns: bool,
+    overlaps: Overlaps,
 ) -> None:
+    """Turns the tokens of a block of consumers into waits, releases and stores."""
     anew = [op for op in block.walk() if relayouts(op)]
     raw = {ring_of(origin(write)) for write in anew}
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
@@ -59,6 +66,9 @@ def consume(
     for loop in around:
         if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
             continue
+        together = [dot for dots in made for dot in dots]
+        if any(map(_written, together)) or len(together) > 1 and any(map(_in_registers, together)):
+            continue  # one dot's operand is made when the one before is over
         stages = list(
             {
                 (stage[0].full, stage[1]): stage
@@ -67,16 +77,16 @@ def consume(
                 for stage in _stages_read(dot, rings)
             }.values()
         )
-        if len(stages) == 1 or all(where is loop.body.block for *_, where in stages):
+        if all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
-            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers)
-    _overlap(block, rings, late, peers, turns)
+            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers, len(around) > 1)
+    Overlap(block, rings, late, peers, turns).run()
     if turns:
         before(first_of(block), threads.Turn("start"))
     if through:
         release_stages(through, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs:
-        store_results(outs, maps)
+        store_results(outs, maps, block, overlaps)
     if outs:
         block.add_op(
             stamp(
@@ -117,47 +127,145 @@ class InFlightDot:
     stages: list[tuple[RingBarriers, SSAValue, Block]]
 
 
-def _overlap(
-    block: Block,
-    rings: dict[SSAValue, RingBarriers],
-    late: set[SSAValue],
-    peers: SSAValue | None,
-    turns: bool,
-) -> None:
-    """Dots run on until something needs them; a stage is released when the dots that read it in
-    its block are over.
+class Overlap:
+    """Dots of a block run on until something needs them; a stage is released when the dots that
+    read it in its block are over.
     """
-    flights: list[InFlightDot] = []
-    # the last dot of the block that reads a stage; None: dots further inside read it, and it is
-    # released at the block's end
-    last_reader: LastReaders = {}
-    for op in list(block.ops):
-        for inner in op.walk():
-            if not isinstance(inner, tile.Dot) or inner is op and not _is_wgmma(op):
-                continue
-            for ring, stage, where in _stages_read(inner, rings):
-                if where is block:
-                    last_reader[ring.full, stage] = inner if inner is op else None
-    for op in list(block.ops):
-        needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
-        if flights and (op is block.last_op or op.regions and not _plain(op)):
-            needed = [len(flights) - 1]
+
+    def __init__(
+        self,
+        block: Block,
+        rings: dict[SSAValue, RingBarriers],
+        late: set[SSAValue],
+        peers: SSAValue | None,
+        turns: bool,
+    ):
+        self.block, self.rings, self.late = block, rings, late
+        self.peers, self.turns = peers, turns
+        self.flights: list[InFlightDot] = []
+        # what dots before have made; and of it what no wait since the last issue shows to be there
+        self.made = _carried_results(block)
+        self.unproven: set[SSAValue] = set()
+        # the last dot of the block that reads a stage; None: dots further inside read it, and it is
+        # released at the block's end
+        self.last_reader: LastReaders = {}
+
+    def run(self) -> None:
+        """Makes the block's dots asynchronous, in place."""
+        for op in list(self.block.ops):
+            if isinstance(op, shared.Write) and _is_operand(op.buffer):
+                after(op, threads.Fence("async_shared"))
+        self._note_readers()
+        for op in list(self.block.ops):
+            self._land_needed(op)
+            self._prove(op)
+            for region in op.regions:
+                for inner in region.blocks:
+                    Overlap(inner, self.rings, self.late, self.peers, self.turns).run()
+            if isinstance(op, tile.Dot) and _is_wgmma(op):
+                self._issue(op)
+        if self.turns:
+            _take_turns(self.block)
+        if self.flights and self.block.last_op is not None:
+            self._land(self.block.last_op, len(self.flights) - 1)
+        _release_stages(self.block, self.rings, self.late, self.peers)
+
+    def _note_readers(self) -> None:
+        for op in self.block.ops:
+            for inner in op.walk():
+                if not isinstance(inner, tile.Dot) or inner is op and not _is_wgmma(op):
+                    continue
+                for ring, stage, where in _stages_read(inner, self.rings):
+                    if where is self.block:
+                        self.last_reader[ring.full, stage] = inner if inner is op else None
+
+    def _issue(self, dot: tile.Dot) -> None:
+        t = PendingType(tile_type(dot.acc))
+        fresh = isinstance(dot.acc.owner, tile.Constant) and dot.acc.owner.number == 0
+        new = threads.DotAsync(dot.a, dot.b, None if fresh else dot.acc, t)
+        before(dot, threads.Fence("dot"), new, threads.DotCommit())
+        self.flights.append(InFlightDot(dot, new.result, _stages_read(dot, self.rings)))
+        self.unproven = set(self.made)
+
+    def _land_needed(self, op: Operation) -> None:
+        """Waits, before an operation, for the dots that it needs."""
+        needed = [i for i, flight in enumerate(self.flights) if _needs(op, flight, self.block)]
+        if self.flights and (op is self.block.last_op or op.regions and not _plain(op)):
+            needed = [len(self.flights) - 1]
         if needed:
-            flights = _land(op, flights, needed[-1], last_reader, peers)
-        for region in op.regions:
-            for inner in region.blocks:
-                _overlap(inner, rings, late, peers, turns)
-        if isinstance(op, tile.Dot) and _is_wgmma(op):
-            t = PendingType(tile_type(op.acc))
-            fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
-            new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
-            before(op, threads.Fence("dot"), new, threads.DotCommit())
-            flights.append(InFlightDot(op, new.result, _stages_read(op, rings)))
-    if turns:
-        _take_turns(block)
-    if flights and block.last_op is not None:
-        _land(block.last_op, flights, len(flights) - 1, last_reader, peers)
-    _release_stages(block, rings, late, peers)
+            self._land(op, needed[-1])
+
+    def _prove(self, op: Operation) -> None:
+        """Before an operation that touches what an earlier dot made, while dots issued since are in
+        flight: a wait for no more than was waited for shows the assembler that it is there.
+        """
+        touched = [v for inner in op.walk() for v in inner.operands if v in self.unproven]
+        if not self.flights or not touched or isinstance(op, tile.Dot):
+            return
+        self._wait(op, len(self.flights), [False] * len(self.flights))
+
+    def _wait(self, anchor: Operation, pending: int, ready: list[bool]) -> threads.DotWait:
+        flights = self.flights
+        wait = before(anchor, threads.DotWait(pending, [f.pending for f in flights], ready))
+        self.unproven.clear()
+        for flight, value, done in zip(flights, wait.results, ready, strict=True):
+            if not done:
+                flight.pending = value
+        return wait
+
+    def _land(self, anchor: Operation, last: int) -> None:
+        """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
+        flights = self.flights
+        ready = [i <= last for i in range(len(flights))]
+        wait = self._wait(anchor, len(flights) - 1 - last, ready)
+        for flight, value, done in zip(flights, wait.results, ready, strict=True):
+            if not done:
+                continue
+            flight.dot.result.replace_all_uses_with(value)
+            self.made.add(value)
+            self._release_read_by(flight, anchor)
+            erase(flight.dot)
+        self.flights = [f for f, done in zip(flights, ready, strict=True) if not done]
+
+    def _release_read_by(self, flight: InFlightDot, anchor: Operation) -> None:
+        """Releases the stages whose last reader a dot was."""
+        for ring, stage, _ in flight.stages:
+            if self.last_reader.get((ring.full, stage)) is not flight.dot:
+                continue
+            if ring.read:
+                _read_by(anchor, stage)
+            arrive = threads.MbarrierArrive(ring.empty, stage, self.peers, each="warp")
+            before(anchor, *ring.fence(), arrive)
+
+
+def _carried_results(block: Block) -> set[SSAValue]:
+    """What a loop carries that dots of the iteration before have made."""
+    if not isinstance(block.parent_op(), scf.ForOp):
+        return set()
+    carried = zip(block.args[1:], yielded_by(block), strict=True)
+    return {argument for argument, value in carried if isinstance(value.owner, tile.Dot)}
+
+
+def _written(dot: tile.Dot) -> list[SSAValue]:
+    """The buffers that a dot reads and that threads write."""
+    return [
+        buffer for buffer in map(_whole, (dot.a, dot.b)) if isinstance(buffer.owner, shared.Alloc)
+    ]
+
+
+def _in_registers(dot: tile.Dot) -> bool:
+    """Whether a dot's left operand is in registers."""
+    return isinstance(dot.a.type, TileType) and dot.a.type.register_layout is not None
+
+
+def _is_operand(buffer: SSAValue) -> bool:
+    """Whether dots read a buffer, or views of it."""
+    return any(
+        isinstance(use.operation, tile.Dot)
+        or isinstance(use.operation, (shared.SharedTranspose, shared.SharedSlice))
+        and _is_operand(use.operation.results[0])
+        for use in buffer.uses
+    )
 
 
 def _is_wgmma(op: Operation) -> bool:
@@ -195,6 +303,8 @@ def _needs(op: Operation, flight: InFlightDot, block: Block) -> bool:
     """
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
         return True
+    if isinstance(op, shared.Write) and op.buffer in _written(flight.dot):
+        return True
     operand = flight.dot.a
     while isinstance(operand.owner, VIEWS):
         operand = operand.owner.arg
@@ -217,35 +327,6 @@ def _becomes(value: SSAValue, result: SSAValue) -> bool:
         _becomes(value, yielded_by(region.block)[index_of(result)])
         for region in result.owner.regions
     )
-
-
-def _land(
-    anchor: Operation,
-    flights: list[InFlightDot],
-    last: int,
-    last_reader: LastReaders,
-    peers: SSAValue | None,
-) -> list[InFlightDot]:
-    """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
-    ready = [i <= last for i in range(len(flights))]
-    wait = before(
-        anchor, threads.DotWait(len(flights) - 1 - last, [f.pending for f in flights], ready)
-    )
-    for flight, value, done in zip(flights, wait.results, ready, strict=False):
-        if not done:
-            flight.pending = value
-            continue
-        flight.dot.result.replace_all_uses_with(value)
-        for ring, stage, _where in flight.stages:
-            if last_reader.get((ring.full, stage)) is not flight.dot:
-                continue
-            if ring.read:
-                _read_by(anchor, stage)
-            before(
-                anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp")
-            )
-        erase(flight.dot)
-    return [f for f, done in zip(flights, ready, strict=False) if not done]
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> None:
@@ -347,9 +428,15 @@ def _stage_of(buffer: SSAValue) -> SSAValue | None:
 
 def _shown(buffer: SSAValue) -> shared.Stage | None:
     """The stage of a ring that a buffer, or a view of one, shows."""
+    owner = _whole(buffer).owner
+    return owner if isinstance(owner, shared.Stage) else None
+
+
+def _whole(buffer: SSAValue) -> SSAValue:
+    """The stage or buffer that a view shows."""
     while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)):
         buffer = buffer.owner.operands[0]
-    return buffer.owner if isinstance(buffer.owner, shared.Stage) else None
+    return buffer
 
 
 def _dots(
@@ -357,11 +444,16 @@ def _dots(
     made: list[list[tile.Dot]],
     stages: list[tuple[RingBarriers, SSAValue]],
     peers: SSAValue | None,
+    among_others: bool,
 ) -> None:
     """The sums of a loop, one group of dots deep: a stage is released when the next group is
     under way. A left operand in registers is computed when the dot before is over: it still reads
     its own, and ptxas would give both the same registers. What it is computed from is read while
     that one runs; what needs no computing is read when it is over.
+
+    A sum that starts from zero starts in undefined registers, which its first dot overwrites: to
+    the assembler they are in use from the role's beginning. Where the role has dots elsewhere too
+    (`among_others`), which need registers of their own, each loop's sums begin with their values.
     """
     body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
     carried = [first.acc for first, *_ in made]  # each sum as the loop carries it
@@ -371,7 +463,11 @@ def _dots(
         [loop.iter_args[i] for i in indices],
         [PendingType(tile_type(sum_)) for sum_ in carried],
     )
-    pending = [before(loop, threads.Undefined(t)).result for t in kinds]
+    started = among_others or not all(map(is_zero, initial))
+    pending = [
+        before(loop, threads.Accumulator(v) if started else threads.Undefined(t)).result
+        for v, t in zip(initial, kinds, strict=True)
+    ]
     zero = before(loop, tile.Constant(0, i32)).result
     some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
     # stand for the results until they exist
@@ -406,7 +502,7 @@ def _dots(
                 dot.b,
                 flying[dot.acc],
                 PendingType(tile_type(dot.acc)),
-                keep=go if dot.acc in carried else None,
+                keep=go if dot.acc in carried and not started else None,
             ),
         ).result
     ends = [flying[made_of[-1].result] for made_of in made]
@@ -449,23 +545,28 @@ def _dots(
             )
         ),
     )
-    yes, no = Block([scf.YieldOp(*done.results)]), Block([scf.YieldOp(*initial)])
-    chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
-    for result, value in zip(placeholder.results, chosen.results, strict=False):
+    ends = list(done.results)
+    if not started:
+        yes, no = Block([scf.YieldOp(*ends)]), Block([scf.YieldOp(*initial)])
+        chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
+        ends = list(chosen.results)
+    for result, value in zip(placeholder.results, ends, strict=True):
         result.replace_all_uses_with(value)
     for op in (placeholder, *holders):
         erase(op)
 
 
 def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left operand of what was read in shared memory.
-    Where nothing does, what reads it: ptxas has it read to the registers from which the dot before
-    takes its own.
+    """The first operation that computes a dot's left operand of what was read in memory. Where
+    nothing does, what reads it: ptxas has it read to the registers from which the dot before takes
+    its own.
     """
     tainted: set[SSAValue] = set()
     first: Operation = dot
     for op in defining_slice([dot.a], block_of(dot)):
-        if isinstance(op, shared.Read):
+        if isinstance(op, (shared.Read, tile.Load, tile.LoadPointers)) and isinstance(
+            op.results[0].type, TileType
+        ):
             tainted.update(op.results)
             if first is dot:
                 first = op

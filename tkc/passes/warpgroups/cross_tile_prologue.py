@@ -120,16 +120,19 @@ def _producers(loop: scf.WhileOp) -> Stream | None:
     ]
     effects = [op for op in ops if isinstance(op, HEAD) or op.regions]
     needed = set(defining_slice([v for op in effects for v in op.operands], body))
-    places = []
-    for region in around.regions:
-        claimed = next(op for op in region.block.ops if isinstance(op, threads.NextProgram))
-        arrival = next(
-            op
-            for op in region.block.ops
-            if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)
-        )
-        places.append(next_of(arrival))
+    places = [_behind_claim(region.block) for region in around.regions]
     return Stream(loop, around, [op for op in ops if op in effects or op in needed], places)
+
+
+def _behind_claim(block: Block) -> Operation:
+    """What follows the announcement of a claimed program."""
+    claimed = next(op for op in block.ops if isinstance(op, threads.NextProgram))
+    arrival = next(
+        op
+        for op in block.ops
+        if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)
+    )
+    return next_of(arrival)
 
 
 def _stream(stream: Stream) -> None:
@@ -149,25 +152,27 @@ def _consumers(loop: scf.WhileOp) -> Stream | None:
     dot = next((op for op in body.ops if isinstance(op, threads.DotAsync)), None)
     if dot is None or last is None or not dot.is_before_in_block(last):
         return None
+    ends = [_last_wait(region.block) for region in last.regions]
+    if not all(end.pending.value.data == 0 for end in ends if isinstance(end, threads.DotWait)):
+        return None
+    return Stream(loop, last, _head_of(dot), ends)
+
+
+def _head_of(dot: threads.DotAsync) -> list[Operation]:
+    """What a program does up to its first dot's commit: waits, the dot, and what these need."""
+    body = block_of(dot)
     ops = list(body.ops)
     ops = ops[: ops.index(dot) + 2]  # and its commit
     waits = [op for op in ops if isinstance(op, threads.MbarrierWait)]
     needed = set(defining_slice([v for op in (dot, *waits) for v in op.operands], body))
-    ends = [
-        next(
-            (op for op in reversed(list(region.block.ops)) if isinstance(op, threads.DotWait)),
-            terminator_of(region.block),
-        )
-        for region in last.regions
-    ]
-    if not all(end.pending.value.data == 0 for end in ends if isinstance(end, threads.DotWait)):
-        return None
-    return Stream(
-        loop,
-        last,
-        [op for op in ops if op in needed or op in waits or op in (dot.prev_op, dot, dot.next_op)],
-        ends,
-    )
+    kept = {*needed, *waits, dot.prev_op, dot, dot.next_op}
+    return [op for op in ops if op in kept]
+
+
+def _last_wait(block: Block) -> Operation:
+    """The last wait for dots of a block; its end where there is none."""
+    waits = [op for op in block.ops if isinstance(op, threads.DotWait)]
+    return waits[-1] if waits else terminator_of(block)
 
 
 def _ahead(stream: Stream) -> None:

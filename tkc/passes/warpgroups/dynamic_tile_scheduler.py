@@ -2,7 +2,7 @@
 roles.py.
 
 The producer claims, and broadcasts the next program's number and ids to the consumers through a
-ring of its own:
+ring of its own (claims.py):
 
     last copy of %n                   producer, behind the loop of %n:
     %next = tile.next_program %n        next_program;  mbarrier_wait %empty;  broadcast_store …
@@ -46,7 +46,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import (
     Builder,
     after,
@@ -67,8 +66,9 @@ from tkc.ir.values import (
     terminator_of,
     yielded_by,
 )
-from tkc.passes.planning.hopper import work_claims
-from tkc.passes.warpgroups.rings import ring_of, slots
+from tkc.passes.planning.order import work_claims
+from tkc.passes.warpgroups.claims import ClaimRing
+from tkc.passes.warpgroups.rings import ring_of
 
 MIN_PRECOMPUTED_OPERATIONS = 8  # so many take longer than a broadcast
 # the producer holds them in registers until it may broadcast them: with more, ptxas spills
@@ -78,101 +78,51 @@ STAGE_BARRIER_BYTES = 16  # of a ring's stage
 
 
 def share_claims(producer: threads.Role, others: list[threads.Role], members: int) -> None:
-    """The producer's claims for all, and what follows from them for the next program: rings of two
-    numbers. What does not follow from a claim each role works out itself.
+    """The producer's claims for all, and what follows from them for the next program. What does not
+    follow from a claim each role works out itself.
     """
-    anchor = parent_of(producer, threads.Roles)
-    claims = [
+    claim, *copies = (
         next(op for op in role.walk() if isinstance(op, threads.NextProgram))
         for role in (producer, *others)
-    ]
-    ends = yielded_by(block_of(claims[0]))
-    follows = [
-        i for i, v in enumerate(ends) if claims[0] in defining_slice([v], block_of(claims[0]))
-    ]
-    claimed = [slots(anchor, 2, "claimed") for _ in follows]
-    full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
-    full.name_hint, empty.name_hint = "full", "empty"
-    before(
-        anchor,
-        threads.MbarrierInit(full, 1),
-        threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)),
     )
-    zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
-    for claim in claims:
-        body = rebuild_while(parent_of(claim, scf.WhileOp), [zero, zero]).after_region.block
-        stage, parity = body.args[-2:]
-        end, carried = terminator_of(body), list(yielded_by(body))
-        if claim is claims[0]:
-            _claim(
-                claim, body, follows, partial(_broadcast, stage, parity, claimed, full, empty, one)
-            )
-            carried = list(end.operands)
-        else:
-            place = _behind_dots(body) if members == 1 else end
-            places = [before(place, shared.Stage(ring, stage)).result for ring in claimed]
-            before(place, threads.MbarrierWait(full, stage, parity))
-            for slot, i in zip(places, follows, strict=False):
-                carried[i] = before(place, threads.BroadcastLoad(slot)).result
-            before(place, threads.MbarrierArrive(empty, stage, each="warp"))
-            # what only the producer works out has lost its use, and is swept away
-            end.operands = carried
-            replace(claim, carried[follows[0] : follows[0] + 1])
-        end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
+    follows = [
+        i
+        for i, v in enumerate(yielded_by(block_of(claim)))
+        if claim in defining_slice([v], block_of(claim))
+    ]
+    ring = ClaimRing(parent_of(producer, threads.Roles), len(follows), others)
+    turn = ring.carried_by(parent_of(claim, scf.WhileOp))
+    _claim(claim, turn.body, follows, partial(ring.post, turn))
+    ring.advance(turn, yielded_by(turn.body))
+    for copy in copies:
+        turn = ring.carried_by(parent_of(copy, scf.WhileOp))
+        carried = list(yielded_by(turn.body))
+        place = _behind_dots(turn.body) if members == 1 else terminator_of(turn.body)
+        for i, number in zip(follows, ring.take(turn, place), strict=True):
+            carried[i] = number
+        # what only the producer works out has lost its use, and is swept away
+        terminator_of(turn.body).operands = carried
+        replace(copy, carried[follows[0] : follows[0] + 1])
+        ring.advance(turn, carried)
 
 
 def share_atomics(producer: threads.Role, others: list[threads.Role]) -> set[Operation]:
     """The numbers by which a program's loops take their work: the producer takes each, at once when
-    it has issued the copies before it, and broadcasts it through a ring of two. Returns the
-    producer's atomics.
+    it has issued the copies before it. Returns the producer's atomics.
     """
-    anchor = parent_of(producer, threads.Roles)
-    arrivals = sum(role.warps.value.data * role.instances for role in others)
-    zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
-    kept: set[Operation] = set()
+    anchor, kept = parent_of(producer, threads.Roles), set[Operation]()
     by_role = [work_claims(role) for role in (producer, *others)]
-    for claims in zip(*by_role, strict=True):
-        ring = slots(anchor, 2, "claimed")
-        full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
-        full.name_hint, empty.name_hint = "full", "empty"
-        before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
-        for claim in claims:
-            loop = rebuild_while(parent_of(claim, scf.WhileOp), [zero, zero])
-            body = loop.after_region.block
-            stage, parity = body.args[-2:]
-            if claim is claims[0]:
-                kept.add(claim)
-                taken = claim.results[0]
-                _broadcast(stage, parity, [ring], full, empty, one, next_of(claim), [taken])
-            else:
-                place = before(claim, shared.Stage(ring, stage)).result
-                before(claim, threads.MbarrierWait(full, stage, parity))
-                number = before(claim, threads.BroadcastLoad(place)).result
-                before(claim, threads.MbarrierArrive(empty, stage, each="warp"))
-                replace(claim, [number])
-            end = terminator_of(body)
-            following = before(end, threads.RingNext(stage, parity, 2)).results
-            end.operands = [*end.operands, *following]
+    for claim, *copies in zip(*by_role, strict=True):
+        ring = ClaimRing(anchor, 1, others)
+        turn = ring.carried_by(parent_of(claim, scf.WhileOp))
+        kept.add(claim)
+        ring.post(turn, next_of(claim), [claim.results[0]])
+        ring.advance(turn, yielded_by(turn.body))
+        for copy in copies:
+            turn = ring.carried_by(parent_of(copy, scf.WhileOp))
+            replace(copy, ring.take(turn, copy))
+            ring.advance(turn, yielded_by(turn.body))
     return kept
-
-
-def _broadcast(
-    stage: SSAValue,
-    parity: SSAValue,
-    rings: list[SSAValue],
-    full: SSAValue,
-    empty: SSAValue,
-    one: SSAValue,
-    anchor: Operation,
-    values: list[SSAValue],
-) -> None:
-    """The producer's half: waits for a free stage of these rings, writes the values, arrives."""
-    places = [before(anchor, shared.Stage(ring, stage)).result for ring in rings]
-    free = CLASSES["xor"](parity, one)
-    before(anchor, free, threads.MbarrierWait(empty, stage, free.result))
-    for place, value in zip(places, values, strict=True):
-        before(anchor, threads.BroadcastStore(place, value))
-    before(anchor, threads.MbarrierArrive(full, stage))
 
 
 def precompute_next_tile(
@@ -184,11 +134,8 @@ def precompute_next_tile(
     would take registers all along. asked: values that roles will wait for. room: bytes of shared
     memory that are left. What stands in their place, and in that of others.
     """
-    body, end = programs.after_region.block, terminator_of(programs.after_region.block)
-    claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
-    numbers: set[SSAValue] = {
-        body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)
-    }
+    body = programs.after_region.block
+    numbers = _claimed_numbers(body)
     known, effort = _known(body, numbers), lambda v: len(defining_slice([v], body))
     found = [
         v
@@ -203,8 +150,24 @@ def precompute_next_tile(
         : max(0, min(MAX_PRECOMPUTED_NUMBERS, room // BROADCAST_BYTES - len(numbers)))
     ]
     worked = [v for v in found if v in chosen]
-    if not worked:
-        return {}
+    return _carried_around(programs, worked, asked) if worked else {}
+
+
+def _claimed_numbers(body: Block) -> set[SSAValue]:
+    """What a loop over programs carries that follows from its claim."""
+    claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
+    return {
+        body.args[i] for i, v in enumerate(yielded_by(body)) if claim in defining_slice([v], body)
+    }
+
+
+def _carried_around(
+    programs: scf.WhileOp, worked: list[SSAValue], asked: Sequence[SSAValue]
+) -> dict[SSAValue, SSAValue]:
+    """Values of a program's top, computed before the loop over programs and at its end, for the
+    next one; what stands in their place.
+    """
+    body, end = programs.after_region.block, terminator_of(programs.after_region.block)
     steps = defining_slice(worked, body)
     starts: dict[SSAValue, SSAValue] = dict(zip(body.args, programs.arguments, strict=True))
     later: dict[SSAValue, SSAValue] = dict(zip(body.args, end.operands, strict=True))
@@ -212,7 +175,7 @@ def precompute_next_tile(
     rebuild_while(programs, [starts[v] for v in worked])
     clone_slice(steps, later, end)
     end.operands = [*end.operands, *(later[v] for v in worked)]
-    carried = dict(zip(worked, body.args[-len(worked) :], strict=False))
+    carried: dict[SSAValue, SSAValue] = dict(zip(worked, body.args[-len(worked) :], strict=False))
     for old, new in carried.items():
         old.replace_uses_with_if(new, lambda use: use.operation not in steps)
     for op in reversed(steps):
@@ -274,14 +237,7 @@ def _claim(
     producer has time. In each way through a branch around that wait; behind a loop around it."""
     end = terminator_of(body)
     values = [end.operands[i] for i in follows]
-    around = next(
-        (
-            op
-            for op in reversed(list(body.ops))
-            if any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
-        ),
-        None,
-    )
+    around = _last_copies(body)
     if not isinstance(around, scf.IfOp):
         claim.detach()
         before(
@@ -296,14 +252,7 @@ def _claim(
     ]
     ways = []
     for region in around.regions:
-        loops, copies = (
-            [op for op in region.block.ops if isinstance(op, kind)]
-            for kind in (scf.ForOp, shared.CopyAsync)
-        )
-        place = next(
-            (op for op in copies if not loops or loops[-1].is_before_in_block(op)),
-            terminator_of(region.block),
-        )
+        place = _before_last_copy(region.block)
         mapping: dict[SSAValue, SSAValue] = {}
         clone_slice(moved, mapping, place)
         ways.append([mapping.get(v, v) for v in values])
@@ -313,6 +262,22 @@ def _claim(
     for op in reversed(moved):
         if not any(r.first_use for r in op.results):
             erase(op)
+
+
+def _last_copies(body: Block) -> Operation | None:
+    """The last operation of a program that copies, or that has copies inside."""
+    for op in reversed(list(body.ops)):
+        if any(isinstance(inner, shared.CopyAsync) for inner in op.walk()):
+            return op
+    return None
+
+
+def _before_last_copy(block: Block) -> Operation:
+    """The first copy of a block behind its last loop; its end where there is none."""
+    loops = [op for op in block.ops if isinstance(op, scf.ForOp)]
+    copies = [op for op in block.ops if isinstance(op, shared.CopyAsync)]
+    behind = (op for op in copies if not loops or loops[-1].is_before_in_block(op))
+    return next(behind, terminator_of(block))
 
 
 def _behind_dots(body: Block) -> Operation:
@@ -326,50 +291,50 @@ def claim_ahead(producer: threads.Role) -> None:
     which is on its way.
     """
     for claim in [op for op in producer.walk() if isinstance(op, threads.NextProgram)]:
-        block = block_of(claim)
-        loop = next(
-            (
-                op
-                for op in reversed(list(block.ops))
-                if isinstance(op, scf.ForOp) and op.is_before_in_block(claim)
-            ),
-            None,
-        )
-        if loop is None:
-            continue
-        copies = [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
-        ahead = (
-            min(
-                (shared_type(ring_of(copy)).stages for copy in copies),
-                default=0,
-            )
-            - 1
-        )
-        if ahead < 2:
-            continue
-        posted = next(
-            op
-            for op in block.ops
-            if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
-        )
-        between = [
-            op for op in block.ops if loop.is_before_in_block(op) and op.is_before_in_block(posted)
-        ]
-        late = following(loop, between)
-        build = Builder(loop)
-        trips = build.max(
-            build.sub(
-                build.up(build.sub(loop.ub, loop.lb), loop.step),
-                build.number(ahead, loop.step.type),
-            ),
-            build.number(0, loop.step.type),
-        )
-        some = build.add(loop.lb, build.mul(trips, loop.step))
-        rest = after(posted, loop.clone())
-        for old, new in zip(loop.results, rest.results, strict=False):
-            old.replace_all_uses_with(new)
-        rest.operands = [some, *rest.operands[1:3], *loop.results]
-        loop.operands = [loop.lb, some, *loop.operands[2:]]
-        for op in [op for op in reversed(between) if op in late]:
-            op.detach()
-            after(rest, op)
+        loop = _loop_before(claim)
+        ahead = 0 if loop is None else _least_stages(loop) - 1
+        if loop is not None and ahead >= 2:
+            _claim_within(loop, claim, ahead)
+
+
+def _loop_before(claim: threads.NextProgram) -> scf.ForOp | None:
+    """The last loop of a program before its claim."""
+    before_it = [op for op in block_of(claim).ops if op.is_before_in_block(claim)]
+    return next((op for op in reversed(before_it) if isinstance(op, scf.ForOp)), None)
+
+
+def _least_stages(loop: scf.ForOp) -> int:
+    """Of the rings that a loop fills; 0 where it fills none."""
+    copies = [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
+    return min((shared_type(ring_of(copy)).stages for copy in copies), default=0)
+
+
+def _claim_within(loop: scf.ForOp, claim: threads.NextProgram, ahead: int) -> None:
+    """The last iterations of a loop stand behind the claim, and what needs their results too."""
+    block = block_of(claim)
+    posted = next(
+        op
+        for op in block.ops
+        if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
+    )
+    between = [
+        op for op in block.ops if loop.is_before_in_block(op) and op.is_before_in_block(posted)
+    ]
+    late = following(loop, between)
+    build = Builder(loop)
+    trips = build.max(
+        build.sub(
+            build.up(build.sub(loop.ub, loop.lb), loop.step),
+            build.number(ahead, loop.step.type),
+        ),
+        build.number(0, loop.step.type),
+    )
+    some = build.add(loop.lb, build.mul(trips, loop.step))
+    rest = after(posted, loop.clone())
+    for old, new in zip(loop.results, rest.results, strict=False):
+        old.replace_all_uses_with(new)
+    rest.operands = [some, *rest.operands[1:3], *loop.results]
+    loop.operands = [loop.lb, some, *loop.operands[2:]]
+    for op in [op for op in reversed(between) if op in late]:
+        op.detach()
+        after(rest, op)

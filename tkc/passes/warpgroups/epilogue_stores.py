@@ -29,7 +29,7 @@ from itertools import combinations
 import numpy as np
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1, i32
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
@@ -37,26 +37,30 @@ from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
-from tkc.passes.analysis.alias import accessed
+from tkc.passes.analysis.alias import Overlaps, ancestor, is_before, is_of_programs, may_meet, reads
+from tkc.passes.analysis.values import in_workspace
 from tkc.passes.warpgroups.maps import Maps
 
 
-def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
-    """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those:
-    then none waits for another. Buffers of their own are stored together; those that results take
-    in turn, one after the other.
+def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps: Overlaps) -> None:
+    """Buffers that a role's block has just written, to global memory; by each warpgroup its own
+    rows, where it wrote those and no other one reads them: then none waits for another. Buffers of
+    their own are stored together; those that results take in turn, one after the other.
     """
+    loads = [op for op in block.walk() if reads(op) and not _of_workspace(op)]
     alone = (
         len({out.buffer for out in outs}) == len(outs)
         and len({out.parent for out in outs}) == 1
-        and not any(_meet(a, b) for a, b in combinations(outs, 2))
+        and not any(_meet(a, b, overlaps) for a, b in combinations(outs, 2))
     )
     sent: list[tuple[shared.CopyOut, str | None]] = []
-    met = {out: [b for b in outs[:i] if _meet(out, b)] for i, out in enumerate(outs)}
+    met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
     for group in [outs] if alone else [[out] for out in outs]:
         writes = [_write_of(out) for out in group]
         shares = {_own_rows(tile_type(write.value).register_layout) for write in writes}
         share = shares.pop() if len(shares) == 1 else 0
+        if any(_of_other_rows(out, load, share, overlaps) for out in group for load in loads):
+            share = 0
         each = "warpgroup" if share else None
         if not all(stage_of(out) for out in group):
             before(
@@ -96,17 +100,56 @@ def store_results(outs: list[shared.CopyOut], maps: Maps) -> None:
                 ),
             )
         before(end, threads.BulkCommit(each))
+        if any(
+            may_meet(out, load, overlaps) and _may_follow(load, end)
+            for out in group
+            for load in loads
+        ):
+            before(
+                end,
+                threads.BulkWait(0, read=False, each=each),
+                threads.Fence("async_global"),
+                threads.BlockBarrier(),
+            )
         sent += [(out, each) for out in group]
     for out in outs:
         erase(out)
 
 
-def _meet(a: shared.CopyOut, b: shared.CopyOut) -> bool:
-    """Whether two copies of a program may write the same element: to one argument, unless they are
-    so many elements apart along one axis of one view.
+def _may_follow(load: Operation, store: shared.CopyOut) -> bool:
+    """Whether a program may load after it has stored: in a loop of its own it may load again."""
+    block = block_of(store)
+    around = block.parent_op()
+    place = ancestor(load, block)
+    if around is None or place is None:
+        return True
+    is_own = isinstance(around, (scf.ForOp, scf.WhileOp)) and not is_of_programs(around)
+    return is_own or not is_before(place, store)
+
+
+def _of_workspace(load: Operation) -> bool:
+    """Whether a load is of memory that no result is stored to."""
+    return isinstance(load, tile.Load) and in_workspace(load)
+
+
+def _of_other_rows(out: shared.CopyOut, load: Operation, rows: int, overlaps: Overlaps) -> bool:
+    """Whether a warpgroup that stores its own rows of a result, so many, may store what another one
+    reads: of the same memory, and not the rows that it reads itself.
     """
-    mine, its = accessed(a), accessed(b)
-    if mine is not None and its is not None and mine is not its:
+    if not may_meet(out, load, overlaps):
+        return False
+    if not isinstance(load, tile.Load) or load.array is not out.array:
+        return True
+    axis = next(a for a, n in enumerate(out.extents.get_values()) if n > 1)
+    own = _own_rows(tile_type(load.result).register_layout)
+    return own != rows or _place(load.offsets[axis]) != _place(out.offsets[axis])
+
+
+def _meet(a: shared.CopyOut, b: shared.CopyOut, overlaps: Overlaps) -> bool:
+    """Whether two copies of a program may write the same element: to one argument, or to two that
+    share memory, unless they are so many elements apart along one axis of one view.
+    """
+    if not may_meet(a, b, overlaps):
         return False
     if a.array is not b.array:
         return True

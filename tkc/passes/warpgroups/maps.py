@@ -11,7 +11,7 @@ from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before
 from tkc.ir.types import MapType, bits
 from tkc.ir.values import array_type
-from tkc.passes.analysis.mapped import dense_axis, through
+from tkc.passes.analysis.mapped import MAX_MAP_RANK, dense_axis, through
 
 
 class Maps:
@@ -55,6 +55,8 @@ class Maps:
             element,
             swizzle,
             box[-1] > panel
+            # panels are an axis more
+            and len(box) < MAX_MAP_RANK
             and facts.shape[dense].divisible(panel)
             and divisor(offsets[-1]) % panel == 0,
         )

@@ -64,6 +64,11 @@ def shared_along(copy: shared.CopyAsync) -> tuple[int, ...]:
     return tuple(copy.among.get_values()) if copy.among is not None else (0,)
 
 
+def is_by_threads(copy: shared.CopyAsync) -> bool:
+    """Whether a role of threads fills a ring's stage, not tensor maps."""
+    return copy.engine is not None and copy.engine.data == "cp_async"
+
+
 def relayouts(op: Operation) -> TypeGuard[shared.Write]:
     """Whether an operation fills a stage of a ring from registers."""
     return isinstance(op, shared.Write) and "number" in op.attributes

@@ -29,11 +29,21 @@ what lies between, and the writes:
                                                mbarrier_arrive %full2[%t], %empty[%s], each warp
                                    consumer:   mbarrier_wait %full2[%t] %q
 
+What tensor maps do not copy has rings that another role, the copier, fills by cp.async. All its
+threads wait for room and ask for a stage, and say that an earlier one is there:
+
+    tile.copy_async %a[…] %ring[%s] …  copier:  mbarrier_wait %empty[%s] %p ^ 1;  cp_async …
+    tile.wait_copies [%t]          ->           cp_commit;  cp_wait 4;  fence async_shared
+                                                mbarrier_arrive %full[%s − 4], each warp
+
+Where programs wait for signals, each role waits; behind a wait the producer fences what it copies.
 The roles' parts are in producing.py and consuming.py. Numbers that the producer loads for the
 consumers are broadcast beside a stage (broadcasts.py). Results are stored by epilogue_stores.py.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
@@ -42,33 +52,32 @@ from xdsl.traits import is_side_effect_free
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, defining_slice, stamp
+from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
 from tkc.ir.types import TileType
-from tkc.ir.values import parent_of, shared_type
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
+from tkc.passes.planning.gathers import COPIER_WARPS
 from tkc.passes.planning.hopper import MIN_LOOKAHEAD_REGISTERS
+from tkc.passes.planning.order import acquiring_loops
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
-from tkc.passes.warpgroups import broadcasts, co_resident_prologue
-from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
+from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.consuming import consume
-from tkc.passes.warpgroups.cross_tile_prologue import overlap_epilogue
 from tkc.passes.warpgroups.dynamic_tile_scheduler import (
-    claim_ahead,
     precompute_next_tile,
     room_left,
     share_atomics,
     share_claims,
 )
+from tkc.passes.warpgroups.instances import Shared, instances_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
-from tkc.passes.warpgroups.pingpong import alternate, own_buffers
-from tkc.passes.warpgroups.producing import convert, produce
+from tkc.passes.warpgroups.producing import convert, copy_by_threads, produce
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     barriers_of,
     group_of,
+    is_by_threads,
     origin,
     relayouts,
     ring_of,
@@ -80,115 +89,180 @@ PRODUCER_WARPS = 4
 
 
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
-    block, members, registers = kernel.body.block, plan.members, plan.registers
+    """Writes the roles of a kernel whose plan has some."""
+    block, registers = kernel.body.block, plan.registers
     if registers is None:
         raise VerifyError("a plan with roles says how many registers each role has")
-    common = spans(_programs(block), members) if members > 1 else {}
+    instances = instances_of(block, plan)
     posted = broadcasts.insert_broadcasts(kernel, plan)
     if plan.dynamic_schedule:
-        precomputed = precompute_next_tile(
-            _programs(block),
-            [v for span in common.values() for v in (span.first, span.last)],
-            room_left(kernel, plan.programs, context.target.shared_bytes),
-        )
-        for span in dict.fromkeys(common.values()):
-            span.first, span.last = (
-                precomputed.get(span.first, span.first),
-                precomputed.get(span.last, span.last),
-            )
+        room = room_left(kernel, plan.programs, context.target.shared_bytes)
+        carried = precompute_next_tile(_programs(block), instances.bounds(), room)
+        instances.replace_bounds(carried)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
-    # buffers of all roles, also one that stands behind what the roles do
+    _allocate_before(block, first)
+    multicast = _multicast(kernel, plan, first)
+    rings = _Rings(kernel, plan, instances, multicast, first)
+    group = _roles(plan, rings, registers, first)
+    maps = Maps(group.roles)
+    copied = _copy_to(group, moved)
+    for role in (group.producer, group.consumer):
+        broadcasts.keep_own_half(role, posted, role is group.producer)
+    shared_claims = _share_work(plan, group, instances.members)
+    instances.gather(group.producer, copied)
+    produce(group.producer.body.block, rings.barriers, maps, multicast, shared_claims)
+    for loop in acquiring_loops(group.producer):
+        # what threads wrote before the signal is read by the tensor memory accelerator
+        after(loop, threads.Fence("async_global"))
+    for role in group.converters:
+        convert(role.body.block, rings.barriers, rings.raw)
+    for role in group.copiers:
+        copy_by_threads(role.body.block, rings.barriers)
+    consumer = group.consumer
+    instances.part(consumer, {ring: barriers.full for ring, barriers in rings.barriers.items()})
+    peers = multicast.mask if multicast else None
+    turns = bool(plan.rotate) and plan.warps >= 8
+    consume(consumer.body.block, rings.barriers, maps, peers, turns, context.overlaps)
+    _finish(kernel, plan, context, group, instances)
+    context.decisions.append(_said(plan, group, len(set(rings.barriers.values()))))
+
+
+def _said(plan: Plan, group: _Group, rings: int) -> str:
+    return (
+        f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
+        f" {f'{RELAYOUT_WARPS} of relayout, ' if group.converters else ''}"
+        f"{f'{COPIER_WARPS} that copy by cp.async, ' if group.copiers else ''}"
+        f"{rings} ring{'s' * (rings > 1)}"
+    )
+
+
+def _share_work(plan: Plan, group: _Group, members: int) -> set[Operation]:
+    """What the producer claims for all roles; the atomics that only it makes."""
+    readers = [group.consumer, *group.others]
+    if plan.dynamic_schedule:
+        share_claims(group.producer, readers, members)
+    elif not plan.persistent:
+        return share_atomics(group.producer, readers)
+    return set()
+
+
+def _allocate_before(block: Block, first: Operation) -> None:
+    """Buffers of all roles, also one that stands behind what the roles do."""
     for alloc in [op for op in block.ops if isinstance(op, shared.Alloc)]:
         alloc.detach()
         before(first, alloc)
-    alone, along = (
-        plan.cluster == (1, 1),
-        [
-            shared_along(op)
-            for op in kernel.walk()
-            if isinstance(op, shared.CopyAsync) and op.cut is not None
-        ],
-    )
-    multicast = None if alone or not along else Multicast(Builder(first), plan.cluster, along)
-    rings: dict[SSAValue, RingBarriers] = {}
-    anew = [op for op in kernel.walk() if relayouts(op)]
-    raw = {ring_of(origin(write)) for write in anew}
-    for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
-        copies = group_of(wait)
-        if ring_of(copies[0]) not in rings:
-            readers = (
-                RELAYOUT_WARPS
-                if ring_of(copies[0]) in raw
-                else plan.warps
-                * (multicast.size if multicast else members if ring_of(copies[0]) in common else 1)
-            )
-            rings |= dict.fromkeys(
-                map(ring_of, copies),
-                barriers_of(
-                    first,
-                    copies,
-                    1,
-                    readers,
-                    members > 1
-                    and ring_of(copies[0]) not in common
-                    and shared_type(ring_of(copies[0])).stages < 2 * members,
-                ),
-            )
-    for write in anew:
-        if ring_of(write) not in rings:
-            rings[ring_of(write)] = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
-    peers = multicast.mask if multicast else None
+
+
+def _multicast(kernel: tile.Kernel, plan: Plan, first: Operation) -> Multicast | None:
+    """Which copies blocks of a cluster share; None where they share none."""
+    along = [
+        shared_along(op)
+        for op in kernel.walk()
+        if isinstance(op, shared.CopyAsync) and op.cut is not None
+    ]
+    alone = plan.cluster == (1, 1)
+    return None if alone or not along else Multicast(Builder(first), plan.cluster, along)
+
+
+class _Rings:
+    """The mbarriers of each ring. raw: those whose stages the relayout role reads; by_threads:
+    whether a role of threads fills one.
+    """
+
+    def __init__(
+        self,
+        kernel: tile.Kernel,
+        plan: Plan,
+        instances: Shared,
+        multicast: Multicast | None,
+        first: Operation,
+    ):
+        self.plan, self.instances, self.multicast = plan, instances, multicast
+        self.barriers: dict[SSAValue, RingBarriers] = {}
+        self.relaid = [op for op in kernel.walk() if relayouts(op)]
+        self.raw = {ring_of(origin(write)) for write in self.relaid}
+        self.by_threads = False
+        for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
+            self._filled_by(group_of(wait), first)
+        for write in self.relaid:
+            if ring_of(write) not in self.barriers:
+                made = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
+                self.barriers[ring_of(write)] = made
+
+    def _filled_by(self, copies: list[shared.CopyAsync], first: Operation) -> None:
+        """The barriers of the rings that some copies fill together."""
+        ring = ring_of(copies[0])
+        if ring in self.barriers:
+            return
+        threads_copy = is_by_threads(copies[0])
+        self.by_threads |= threads_copy
+        filled = COPIER_WARPS if threads_copy else 1
+        single = self.instances.is_single(ring)
+        made = barriers_of(first, copies, filled, self._readers(ring), single)
+        self.barriers |= dict.fromkeys(map(ring_of, copies), made)
+
+    def _readers(self, ring: SSAValue) -> int:
+        """The warps that release a stage."""
+        if ring in self.raw:
+            return RELAYOUT_WARPS
+        blocks = self.multicast.size if self.multicast else self.instances.readers_of(ring)
+        return self.plan.warps * blocks
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The roles of a kernel."""
+
+    roles: threads.Roles
+    producer: threads.Role
+    consumer: threads.Role
+    converters: list[threads.Role]
+    copiers: list[threads.Role]
+
+    @property
+    def others(self) -> list[threads.Role]:
+        return [*self.converters, *self.copiers]
+
+
+def _roles(plan: Plan, rings: _Rings, registers: tuple[int, ...], first: Operation) -> _Group:
+    """The roles, empty so far."""
     consumer = threads.Role("consumer", plan.warps, plan.programs, registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, registers[0], single=True)
-    converters = [threads.Role("converter", RELAYOUT_WARPS, 1, registers[2])] if anew else []
-    maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
+    converters = (
+        [threads.Role("converter", RELAYOUT_WARPS, 1, registers[2])] if rings.relaid else []
+    )
+    copiers = [threads.Role("copier", COPIER_WARPS, 1, registers[2])] if rings.by_threads else []
+    roles = before(first, threads.Roles([producer, consumer, *converters, *copiers]))
+    return _Group(stamp(roles, first), producer, consumer, converters, copiers)
+
+
+def _copy_to(group: _Group, moved: list[Operation]) -> dict[SSAValue, SSAValue]:
+    """What the roles do, in each of them; what values of it are the producer's."""
     copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {
-        role: {} for role in (producer, *converters)
+        role: {} for role in (group.producer, *group.others)
     }
     for role, mapping in copied.items():
         for op in moved:
             role.body.block.add_op(op.clone(mapping))
     for op in moved:
         op.detach()
-        consumer.body.block.add_op(op)
-    roles = stamp(parent_of(producer, threads.Roles), first)
-    for role in (producer, consumer):
-        broadcasts.keep_own_half(role, posted, role is producer)
-    shared_claims: set[Operation] = set()
-    if plan.dynamic_schedule:
-        share_claims(producer, [consumer, *converters], members)
-    elif not plan.persistent:
-        shared_claims = share_atomics(producer, [consumer, *converters])
-    if (
-        members > 1
-        and Producer(
-            producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}
-        ).gather()
-    ):
-        claim_ahead(producer)
-    produce(producer.body.block, rings, maps, multicast, shared_claims)
-    for role in converters:
-        convert(role.body.block, rings, raw)
-    if members > 1:
-        Consumer(consumer, members, common).part(
-            {ring: barriers.full for ring, barriers in rings.items()}
-        )
-    consume(consumer.body.block, rings, maps, peers, bool(plan.rotate) and plan.warps >= 8)
-    roomy = registers[1] >= MIN_LOOKAHEAD_REGISTERS
+        group.consumer.body.block.add_op(op)
+    return copied[group.producer]
+
+
+def _finish(
+    kernel: tile.Kernel, plan: Plan, context: PassContext, group: _Group, instances: Shared
+) -> None:
+    """What is done when dots are asynchronous, and the barriers at the kernel's start."""
+    consumer, roles = group.consumer, group.roles
+    roomy = plan.registers is not None and plan.registers[1] >= MIN_LOOKAHEAD_REGISTERS
     if roomy:
         look_ahead(consumer)
     while plan.programs > 1 and sweep(kernel):
         pass  # of what only the consumers use the producer has no copy left
-    if members > 1:
-        own_buffers(consumer)
-    elif plan.programs == 2:
-        alternate(consumer)
-    if plan.cross_tile_prologue and not (
-        co_resident_prologue.overlap_epilogue(consumer)
-        if members > 1
-        else overlap_epilogue(producer, consumer)
-    ):
+    instances.settle(consumer)
+    if plan.cross_tile_prologue and not instances.overlap_epilogue(group.producer, consumer):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
             " with their last: there is no cross-tile prologue"
@@ -196,18 +270,13 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if roomy:
         straighten(consumer)
     before(roles, threads.Fence("mbarrier_init"))
-    if alone:
+    if plan.cluster == (1, 1):
         before(roles, threads.BlockBarrier())
     else:
         before(roles, threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     while sweep(kernel):
         pass
     _begin(kernel)
-    context.decisions.append(
-        f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
-        f" {f'{RELAYOUT_WARPS} of relayout, ' if anew else ''}{len(set(rings.values()))}"
-        f" ring{'s' * (len(set(rings.values())) > 1)}"
-    )
 
 
 def _begin(kernel: tile.Kernel) -> None:

@@ -1,15 +1,21 @@
-"""What the PTX means that we emit: a machine that runs its text on NumPy, so that addresses,
-descriptors, swizzles, fragments and registers are checked where there is no GPU.
+"""A simulator of the PTX that we emit: it runs the text on NumPy, so that addresses, descriptors,
+swizzles, fragments and registers are checked where there is no GPU.
 
     run(program, arguments, grid)      a PtxProgram on arrays and numbers; the arrays afterwards
 
     text.py         the text as instructions
-    machine.py      threads, their program counters and registers; the launch
-    memory.py       global and shared memory, loads, stores, copies, atomics
+    kinds.py        the types that instructions name
+    memory.py       global and shared memory
+    tensor_maps.py  tensor maps
+    machine.py      the threads of a cluster, their program counters and registers; branches
+    launch.py       arguments in memory, the clusters of a grid
+    accesses.py     loads, stores, copies of threads, atomics
     arithmetic.py   what computes
+    conversions.py  from one type to another
+    inline.py       the user's PTX, for every element of arrays
     warps.py        what the lanes of a warp do together; mma
     barriers.py     barriers of threads and clusters, mbarriers, the registers of roles
-    tensor.py       tensor maps and copies of boxes
+    tensor.py       copies of boxes
     wgmma.py        asynchronous dots and their descriptors
 
 Threads that stand at the same instruction take it together, of all warps and all blocks of a
@@ -21,6 +27,8 @@ shows one order. What an instruction means here is what tests/gpu/forms confirme
 tests/codegen/ptx/test_machine.py runs those kernels too.
 """
 
-from tkc.sim.ptx.machine import Fault, Trapped, Unknown, run
+from tkc.sim.ptx.faults import Fault, Trapped, Unknown
+from tkc.sim.ptx.inline import evaluate, program_of
+from tkc.sim.ptx.launch import run
 
-__all__ = ["Fault", "Trapped", "Unknown", "run"]
+__all__ = ["Fault", "Trapped", "Unknown", "evaluate", "program_of", "run"]

@@ -1,16 +1,22 @@
-"""What computes: integers, floats, bits, predicates, conversions."""
+"""What computes: integers, floats, bits, predicates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from tkc.sim.ptx.machine import SIZE, TYPES, Machine, rule
-from tkc.sim.ptx.text import Instruction, Unknown
+from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES
+from tkc.sim.ptx.machine import ClusterMachine, rule
+from tkc.sim.ptx.text import Instruction
 
-COMPARE = {
+Numbers = list[np.ndarray]  # the operands of an instruction
+# computes a result of the operands, the opcode's words and the kind
+Compute = Callable[[Numbers, list[str], str], Any]
+
+COMPARISONS: dict[str, Callable[..., np.ndarray]] = {
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,
@@ -23,27 +29,25 @@ COMPARE = {
     "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
 }
-WHOLE = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+LOGIC: dict[str, Callable[..., np.ndarray]] = {
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+    "not": np.logical_not,
+}
 u64 = np.uint64
 
 
-def arithmetic(head: str) -> Callable:
-    """A rule from a function of (operands, opcode's words, kind); on predicates where the kind says
-    so.
-    """
+def arithmetic(head: str) -> Callable[[Compute], Compute]:
+    """Registers the rule that a function of operands makes; of predicates, the one of LOGIC."""
 
-    def register(fn: Callable) -> Callable:
-        def compute(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-            kind = i.kind
+    def register(fn: Compute) -> Compute:
+        def compute(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+            (into, *operands), kind = i.operands, i.kind
             if kind == "pred":
-                return m.write(i.operands[0], LOGIC[head](*map(m.predicate, i.operands[1:])), mask)
-            m.write(
-                i.operands[0],
-                np.asarray(fn([m.read(o, kind) for o in i.operands[1:]], i.parts, kind)).astype(
-                    TYPES[kind], copy=False
-                ),
-                mask,
-            )
+                return m.write(into, LOGIC[head](*map(m.predicate, operands)), mask)
+            result = np.asarray(fn([m.read(o, kind) for o in operands], i.parts, kind))
+            m.write(into, result.astype(KIND_TYPES[kind], copy=False), mask)
 
         rule(head)(compute)
         return fn
@@ -51,14 +55,7 @@ def arithmetic(head: str) -> Callable:
     return register
 
 
-LOGIC = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}
-
-
-def wide(v, kind):
-    return v.astype(np.float64) if kind == "f32" else v
-
-
-for name, fn in {
+ELEMENTWISE: dict[str, Callable[[Numbers], Any]] = {
     "and": lambda x: x[0] & x[1],
     "or": lambda x: x[0] | x[1],
     "xor": lambda x: x[0] ^ x[1],
@@ -66,56 +63,76 @@ for name, fn in {
     "neg": lambda x: -x[0],
     "abs": lambda x: np.abs(x[0]),
     "copysign": lambda x: np.copysign(x[1], x[0]),
-    "min": lambda x: np.minimum(*x),
-    "max": lambda x: np.maximum(*x),
     "add": lambda x: x[0] + x[1],
     "rcp": lambda x: 1 / x[0],
     "sqrt": lambda x: np.sqrt(x[0]),
-}.items():
-    arithmetic(name)(lambda x, parts, kind, fn=fn: fn(x))
-for name, fn in {
+}
+# functions of float32 that are computed in float64 and rounded once
+TRANSCENDENTAL: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "tanh": np.tanh,
     "sin": np.sin,
     "cos": np.cos,
-}.items():
-    arithmetic(name)(lambda x, parts, kind, fn=fn: fn(wide(x[0], kind)))
+}
+
+
+def _elementwise(fn: Callable[[Numbers], Any]) -> Compute:
+    return lambda x, parts, kind: fn(x)
+
+
+def _transcendental(fn: Callable[[np.ndarray], np.ndarray]) -> Compute:
+    return lambda x, parts, kind: fn(x[0].astype(np.float64) if kind == "f32" else x[0])
+
+
+for name, elementwise in ELEMENTWISE.items():
+    arithmetic(name)(_elementwise(elementwise))
+for name, function in TRANSCENDENTAL.items():
+    arithmetic(name)(_transcendental(function))
+
+
+@arithmetic("min")
+def smaller(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    return (np.fmin if kind[0] == "f" and "NaN" not in parts else np.minimum)(*x)
+
+
+@arithmetic("max")
+def larger(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    return (np.fmax if kind[0] == "f" and "NaN" not in parts else np.maximum)(*x)
 
 
 @arithmetic("sub")
-def difference(x: list[np.ndarray], parts: tuple[str, ...], kind: str) -> np.ndarray:
-    return (
-        np.clip(x[0].astype(np.int64) - x[1].astype(np.int64), -1 << 31, (1 << 31) - 1)
-        if "sat" in parts and kind == "s32"
-        else x[0] - x[1]
-    )
+def sub(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    if "sat" in parts and kind == "s32":
+        return np.clip(x[0].astype(np.int64) - x[1].astype(np.int64), -1 << 31, (1 << 31) - 1)
+    return x[0] - x[1]
 
 
-def product(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+@rule("mul", "mad")
+def product(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """mul and mad: the low half of a product, its high half, or all of it in a type of twice the
     width.
     """
     kind, ops = i.kind, i.operands
-    a, b, bits = m.read(ops[1], kind), m.read(ops[2], kind), 8 * SIZE[kind]
+    a, b, bits = m.read(ops[1], kind), m.read(ops[2], kind), 8 * KIND_BYTES[kind]
     double = f"{kind[0]}{2 * bits}"
     if "wide" in i.parts:
-        found, kind = a.astype(TYPES[double]) * b.astype(TYPES[double]), double
-    elif "hi" in i.parts and bits == 32:
-        found = (a.astype(TYPES[double]) * b.astype(TYPES[double]) >> TYPES[double](32)).astype(
-            TYPES[kind]
-        )
+        found, kind = a.astype(KIND_TYPES[double]) * b.astype(KIND_TYPES[double]), double
     elif "hi" in i.parts:
-        found = np.array(
-            [(int(x) * int(y) >> bits) & (1 << bits) - 1 for x, y in zip(a, b, strict=False)], u64
-        )
+        found = high_half(a, b, bits).astype(KIND_TYPES[kind])
     else:
         found = a * b
     m.write(ops[0], found + m.read(ops[3], kind) if i.parts[0] == "mad" else found, mask)
 
 
-rule("mul", "mad")(product)
+def high_half(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
+    """The upper bits of the product of integers of so many bits."""
+    if bits == 32:
+        # of unsigned numbers too: whoever takes 32 bits of it gets those of the product
+        return a.astype(np.int64) * b.astype(np.int64) >> 32
+    whole = [int(x) * int(y) >> bits & (1 << bits) - 1 for x, y in zip(a, b, strict=True)]
+    return np.array(whole, u64)
 
 
 def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -127,20 +144,33 @@ def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @arithmetic("div")
-def div(x, parts, kind):
-    return x[0] / x[1] if kind[0] == "f" else quotient(*x)
+def div(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    return x[0] / x[1] if kind[0] == "f" else quotient(x[0], x[1])
 
 
 @arithmetic("rem")
-def rem(x, parts, kind):
-    return x[0] - quotient(*x) * x[1]
+def rem(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    return x[0] - quotient(x[0], x[1]) * x[1]
+
+
+def cancelled(a: float, b: float, c: float) -> float:
+    """a * b + c, rounded once, where little of c is left: the product in four exact parts."""
+    high = [np.float64(v).view(u64) & u64(0xFFFFFFFFF8000000) for v in (a, b)]
+    x, y = (float(v.view(np.float64)) for v in high)
+    return math.fsum((x * y, x * (b - y), (a - x) * y, (a - x) * (b - y), c))
 
 
 @arithmetic("fma")
-def fma(x, parts, kind):
-    # of float64 as near to one rounding as NumPy has it
-    wider = (lambda v: v.astype(np.float64)) if kind == "f32" else lambda v: v.astype(np.longdouble)
-    found = wider(x[0]) * wider(x[1]) + wider(x[2])
+def fma(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+    wider: type[Any] = np.float64 if kind == "f32" else np.longdouble
+    a, b, c = (v.astype(wider) for v in x)
+    found = a * b + c
+    if kind == "f64":
+        found = found.astype(np.float64)
+        for i in np.flatnonzero(np.abs(found) < np.abs(x[2]) / 16):
+            found[i] = cancelled(*(float(v[i]) for v in x))
+    if "sat" in parts:
+        found = np.where(np.isnan(found), 0, np.clip(found, 0, 1))
     if "rm" not in parts:
         return found
     rounded = found.astype(np.float32)
@@ -148,15 +178,15 @@ def fma(x, parts, kind):
 
 
 @rule("setp")
-def setp(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    found = COMPARE[i.parts[1]](m.read(i.operands[1], i.kind), m.read(i.operands[2], i.kind))
+def setp(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    found = COMPARISONS[i.parts[1]](m.read(i.operands[1], i.kind), m.read(i.operands[2], i.kind))
     if "and" in i.parts:
         found = found & m.predicate(i.operands[3])
     m.write(i.operands[0], found, mask)
 
 
 @rule("selp")
-def selp(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def selp(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     m.write(
         i.operands[0],
         np.where(
@@ -167,7 +197,7 @@ def selp(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("mov")
-def mov(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def mov(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     (into, source), width = i.operands, i.kind[1:]
     if i.kind == "pred":
         return m.write(into, m.predicate(source), mask)
@@ -176,12 +206,10 @@ def mov(m: Machine, i: Instruction, mask: np.ndarray) -> None:
         for k, r in enumerate(into):
             m.write(r, raw >> raw.dtype.type(k * bits) & raw.dtype.type((1 << bits) - 1), mask)
     elif isinstance(source, list):
-        bits = int(width) // len(source)
-        m.write(
-            into,
-            sum(m.read(r, f"u{bits}").astype(u64) << u64(k * bits) for k, r in enumerate(source)),
-            mask,
-        )
+        bits, whole = int(width) // len(source), np.zeros(m.n, u64)
+        for k, r in enumerate(source):
+            whole |= m.read(r, f"u{bits}").astype(u64) << u64(k * bits)
+        m.write(into, whole, mask)
     else:
         m.write(into, m.read(source, f"u{width}"), mask)
 
@@ -189,9 +217,13 @@ def mov(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 # ---- bits
 # --------------------------------------------------------------------------------------------------
 @rule("shl", "shr")
-def shift(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def shift(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """By more than the width: nothing is left, or the sign."""
-    a, by, bits = m.read(i.operands[1], i.kind), m.read(i.operands[2], "u32"), 8 * SIZE[i.kind]
+    a, by, bits = (
+        m.read(i.operands[1], i.kind),
+        m.read(i.operands[2], "u32"),
+        8 * KIND_BYTES[i.kind],
+    )
     few = np.minimum(by, bits - 1).astype(a.dtype)
     if i.parts[0] == "shr" and a.dtype.kind == "i":
         return m.write(i.operands[0], a >> few, mask)
@@ -203,7 +235,7 @@ def shift(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("shf")
-def funnel(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def funnel(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     low, high, by = (m.read(o, "u32").astype(u64) for o in i.operands[1:])
     by, both = by & u64(31) if "wrap" in i.parts else np.minimum(by, u64(32)), high << u64(32) | low
     m.write(
@@ -214,21 +246,21 @@ def funnel(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("bfe")
-def bfe(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def bfe(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     x, at, width = (m.read(o, "u32") for o in i.operands[1:])
     m.write(i.operands[0], x >> at & (np.uint32(1) << width) - np.uint32(1), mask)
 
 
 @rule("bfi")
-def bfi(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def bfi(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     x, into, at, width = (m.read(o, "u32") for o in i.operands[1:])
     hole = (np.uint32(1) << width) - np.uint32(1) << at
     m.write(i.operands[0], into & ~hole | x << at & hole, mask)
 
 
 @rule("popc", "clz", "brev")
-def count(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    a, bits = m.read(i.operands[1], i.kind), 8 * SIZE[i.kind]
+def count(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    a, bits = m.read(i.operands[1], i.kind), 8 * KIND_BYTES[i.kind]
     one = {
         "popc": lambda x: x.bit_count(),
         "clz": lambda x: bits - x.bit_length(),
@@ -238,7 +270,7 @@ def count(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("prmt")
-def prmt(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def prmt(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     both = m.read(i.operands[1], "u32").astype(u64) | m.read(i.operands[2], "u32").astype(
         u64
     ) << u64(32)
@@ -249,52 +281,3 @@ def prmt(m: Machine, i: Instruction, mask: np.ndarray) -> None:
         byte = np.where(nibble & u64(8), np.where(byte & u64(128), u64(255), u64(0)), byte)
         out |= byte << u64(8 * k)
     m.write(i.operands[0], out.astype(np.uint32), mask)
-
-
-# ---- conversions
-# --------------------------------------------------------------------------------------------------
-@rule("cvt")
-def cvt(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    (into, *ops), parts = i.operands, i.parts
-    target, source = parts[-2:]
-    if target in ("bf16x2", "f16x2", "e4m3x2", "e5m2x2") and source == "f32":
-        t = TYPES[target[:-2]]
-        halves = [m.read(o, "f32") for o in ops]
-        if target[0] == "e":
-            halves = [
-                np.clip(h, -float(ml_dtypes.finfo(t).max), float(ml_dtypes.finfo(t).max))
-                for h in halves
-            ]
-        width = np.dtype(t).itemsize * 8
-        high, low = (h.astype(t).view(f"u{width // 8}").astype(np.uint32) for h in halves)
-        return m.write(into, high << np.uint32(width) | low, mask)
-    if target == "f16x2":
-        raw = m.read(ops[0], "u16")
-        low, high = (
-            (raw >> s & 255)
-            .astype(np.uint8)
-            .view(TYPES[source[:-2]])
-            .astype(np.float16)
-            .view(np.uint16)
-            .astype(np.uint32)
-            for s in (0, 8)
-        )
-        return m.write(into, high << np.uint32(16) | low, mask)
-    if target not in TYPES or source not in TYPES:
-        raise Unknown(f"a conversion from {source} to {target}")
-    x, t = m.read(ops[0], source), TYPES[target]
-    if target == "tf32":
-        return m.write(into, x.view(np.uint32) + np.uint32(0x1000) & np.uint32(0xFFFFE000), mask)
-    if source[0] in "fb" and target[0] in "us":
-        whole = np.nan_to_num(
-            WHOLE[parts[1]](x.astype(np.float64)), nan=0.0, posinf=1e30, neginf=-1e30
-        )
-        info = np.iinfo(t)
-        return m.write(
-            into,
-            np.array([max(info.min, min(info.max, int(v))) for v in whole], object).astype(t),
-            mask,
-        )
-    if source == target and source[0] == "f":
-        return m.write(into, WHOLE[parts[1]](x), mask)
-    m.write(into, x.astype(t), mask)

@@ -8,20 +8,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tkc.sim.ptx.machine import SIZE, WARP, Machine, require, rule
-from tkc.sim.ptx.memory import place
-from tkc.sim.ptx.text import Instruction, Unknown
+from tkc.sim.barriers import MAX_MBARRIER_BYTES
+from tkc.sim.ptx.accesses import place
+from tkc.sim.ptx.faults import Fault, Unknown, require
+from tkc.sim.ptx.kinds import KIND_BYTES
+from tkc.sim.ptx.machine import WARP, ClusterMachine, rule
+from tkc.sim.ptx.text import Instruction
 
-MOST_BYTES = (1 << 20) - 1  # that an mbarrier counts
-REGISTERS = 65536  # of a multiprocessor
+MULTIPROCESSOR_REGISTERS = 65536
+BLOCK_BARRIERS = 16  # that the hardware has for each block
+MIN_THREAD_REGISTERS, MAX_THREAD_REGISTERS = 24, 256
 
 
 # ---- of a block
 # --------------------------------------------------------------------------------------------------
 @dataclass
-class Meeting:
-    """One of a block's sixteen barriers. expected: threads, once somebody came; arrived: how many
-    of them came; waiting: who of them stays.
+class BlockBarrier:
+    """One of a block's sixteen barriers. expected: threads, once one has arrived; arrived: how many
+    have; waiting: those of them that wait.
     """
 
     waiting: np.ndarray
@@ -29,23 +33,38 @@ class Meeting:
     arrived: int = 0
 
 
-def meet(
-    m: Machine, i: Instruction, mask: np.ndarray, number: str, count: str | None, stays: bool
-) -> list[np.ndarray]:
-    """Threads come to barriers, those that stay wait there; the threads of each barrier that all
-    have come to.
+class BlockBarriers:
+    """The barriers of the blocks of a cluster that threads have arrived at, by (rank, number).
+    answers: what each thread has said to a reduction.
     """
-    meetings, numbers, complete = m.state.setdefault("meetings", {}), m.read(number, "u32"), []
+
+    def __init__(self, m: ClusterMachine):
+        self.open: dict[tuple[int, int], BlockBarrier] = {}
+        self.answers = np.zeros(m.n, bool)
+
+
+def arrive_at_barriers(
+    m: ClusterMachine,
+    mask: np.ndarray,
+    number: str,
+    count: str | None,
+    stays: bool,
+) -> list[np.ndarray]:
+    """Threads arrive at barriers, and wait there where they stay; gives the threads that waited at
+    each barrier that is complete. Raises Fault for a barrier that there is not, or counts that do
+    not agree.
+    """
+    barriers, numbers, complete = m.state_of(BlockBarriers), m.read(number, "u32"), []
     counts = np.full(m.n, m.each) if count is None else m.read(count, "u32").astype(np.int64)
-    for rank, n in sorted({*zip(m.rank[mask].tolist(), numbers[mask].tolist(), strict=False)}):
+    for rank, n in sorted({*zip(m.rank[mask].tolist(), numbers[mask].tolist(), strict=True)}):
         came = mask & (m.rank == rank) & (numbers == n)
         expected = int(counts[came][0])
-        require(n < 16, f"a block has no barrier {n}")
+        require(n < BLOCK_BARRIERS, f"a block has no barrier {n}")
         require(
             (counts[came] == expected).all() and expected % WARP == 0 and expected <= m.each,
             "a barrier's threads are warps of the block, as many for all who come",
         )
-        at = meetings.setdefault((rank, n), Meeting(np.zeros(m.n, bool)))
+        at = barriers.open.setdefault((rank, n), BlockBarrier(np.zeros(m.n, bool)))
         require(
             not at.arrived or at.expected == expected, f"barrier {n} is for {at.expected} threads"
         )
@@ -58,16 +77,15 @@ def meet(
             at.waiting |= came
         if at.arrived == expected:
             complete.append(at.waiting)
-            del meetings[rank, n]
+            del barriers.open[rank, n]
     return complete
 
 
 @rule("bar.sync", "bar.arrive", "barrier.sync")
-def bar(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
+def bar(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
     stays, at = i.parts[1] == "sync", int(m.counters[mask][0]) if mask.any() else 0
-    complete = meet(
-        m, i, mask, i.operands[0], i.operands[1] if len(i.operands) > 1 else None, stays
-    )
+    number, count, *_ = (*i.operands, None)
+    complete = arrive_at_barriers(m, mask, number, count, stays)
     if stays:
         m.wait(mask, at)
     for who in complete:
@@ -76,13 +94,13 @@ def bar(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
 
 
 @rule("bar.red")
-def reduction(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    """What all threads say together, of which those that wait elsewhere are none."""
+def reduction(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """What a predicate is in all threads of a block together, or in any of them."""
     into, number, said = i.operands
     at = int(m.counters[mask][0])
-    answers = m.state.setdefault("answers", np.zeros(m.n, bool))
+    answers = m.state_of(BlockBarriers).answers
     np.copyto(answers, m.predicate(said), where=mask)
-    complete = meet(m, i, mask, number, None, True)
+    complete = arrive_at_barriers(m, mask, number, None, True)
     m.wait(mask, at)
     for who in complete:
         m.write(into, np.full(m.n, {"and": np.all, "or": np.any}[i.parts[2]](answers[who])), who)
@@ -90,25 +108,22 @@ def reduction(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("bar.warp.sync")
-def bar_warp(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def bar_warp(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """The warp has met: it does all of this together."""
 
 
 # ---- of a cluster
 # --------------------------------------------------------------------------------------------------
-class Gathering:
+class ClusterBarrier:
     """The barrier of a cluster. due: the phase in which each thread arrived last."""
 
-    def __init__(self, m: Machine):
-        self.phase, self.arrived, self.due, self.waiting = (
-            0,
-            np.zeros(m.n, bool),
-            np.full(m.n, -1),
-            np.zeros(m.n, bool),
-        )
+    def __init__(self, m: ClusterMachine):
+        self.phase = 0
+        self.arrived, self.waiting = np.zeros(m.n, bool), np.zeros(m.n, bool)
+        self.due = np.full(m.n, -1)
         m.ended.append(lambda mask: self.advance(m))
 
-    def advance(self, m: Machine) -> None:
+    def advance(self, m: ClusterMachine) -> None:
         """Threads that have ended count as arrived."""
         if not (self.arrived | m.done).all() or not self.arrived.any():
             return
@@ -118,29 +133,24 @@ class Gathering:
         self.waiting[:] = False
 
 
-def gathering(m: Machine) -> Gathering:
-    if "gathering" not in m.state:
-        m.state["gathering"] = Gathering(m)
-    return m.state["gathering"]
-
-
 @rule("barrier.cluster.arrive")
-def cluster_arrive(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    g = gathering(m)
-    require(not (g.arrived & mask).any(), "a thread arrives at its cluster's barrier twice")
-    g.arrived |= mask
-    g.due[mask] = g.phase
-    g.advance(m)
+def cluster_arrive(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    barrier = m.state_of(ClusterBarrier)
+    require(not (barrier.arrived & mask).any(), "a thread arrives at its cluster's barrier twice")
+    barrier.arrived |= mask
+    barrier.due[mask] = barrier.phase
+    barrier.advance(m)
 
 
 @rule("barrier.cluster.wait")
-def cluster_wait(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray:
-    g = gathering(m)
+def cluster_wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray:
+    barrier = m.state_of(ClusterBarrier)
     require(
-        (g.due[mask] >= 0).all(), "a thread waits at its cluster's barrier without having arrived"
+        (barrier.due[mask] >= 0).all(),
+        "a thread waits at its cluster's barrier without having arrived",
     )
-    early = mask & (g.due >= g.phase)
-    g.waiting |= early
+    early = mask & (barrier.due >= barrier.phase)
+    barrier.waiting |= early
     return early
 
 
@@ -148,8 +158,8 @@ def cluster_wait(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class Mbarrier:
-    """Arrivals and bytes that its phase still waits for, of `count`; parity of the phase; who
-    waits.
+    """pending, bytes: arrivals (of `count`) and bytes that its phase still waits for; parity: of
+    the phase; waiting: threads.
     """
 
     count: int
@@ -158,8 +168,12 @@ class Mbarrier:
     parity: int = 0
     waiting: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
-    def advance(self, m: Machine) -> None:
-        require(abs(self.bytes) <= MOST_BYTES, f"an mbarrier counts at most {MOST_BYTES} bytes")
+    def advance(self, m: ClusterMachine) -> None:
+        """Begins the next phase where this one is complete."""
+        require(
+            abs(self.bytes) <= MAX_MBARRIER_BYTES,
+            f"an mbarrier counts at most {MAX_MBARRIER_BYTES} bytes",
+        )
         if self.pending or self.bytes:
             return
         self.pending, self.parity = self.count, self.parity ^ 1
@@ -167,32 +181,41 @@ class Mbarrier:
         self.waiting[:] = False
 
 
+class Mbarriers:
+    """The initialised mbarriers of a cluster, by their index in shared memory."""
+
+    def __init__(self, m: ClusterMachine):
+        self.at: dict[int, Mbarrier] = {}
+
+
 def barriers(
-    m: Machine, i: Instruction, mask: np.ndarray, where: str
+    m: ClusterMachine, i: Instruction, mask: np.ndarray, where: str
 ) -> list[tuple[Mbarrier, np.ndarray]]:
     """Each mbarrier that threads address, with those threads."""
     _, at = place(m, i.name, m.address(where), 8, mask)
     return [(mbarrier(m, a), mask & (at == a)) for a in np.unique(at[mask]).tolist()]
 
 
-def mbarrier(m: Machine, at: int) -> Mbarrier:
-    """The one at an index of shared memory."""
-    found = m.state.setdefault("mbarriers", {}).get(at)
-    require(found is not None, "an mbarrier that nobody initialised")
+def mbarrier(m: ClusterMachine, at: int) -> Mbarrier:
+    """The one at an index of shared memory. Raises Fault where nobody initialised it."""
+    found = m.state_of(Mbarriers).at.get(at)
+    if found is None:
+        raise Fault("an mbarrier that nobody initialised")
     return found
 
 
 @rule("mbarrier.init")
-def init(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def init(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     _, at = place(m, i.name, m.address(i.operands[0]), 8, mask)
     for a in np.unique(at[mask]).tolist():
         count = int(m.read(i.operands[1], "u32")[mask & (at == a)][0])
         require(0 < count < 1 << 20, f"an mbarrier of {count} arrivals")
-        m.state.setdefault("mbarriers", {})[a] = Mbarrier(count, count, waiting=np.zeros(m.n, bool))
+        barrier = Mbarrier(count, count, waiting=np.zeros(m.n, bool))
+        m.state_of(Mbarriers).at[a] = barrier
 
 
 @rule("mbarrier.arrive")
-def arrive(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def arrive(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """Every thread for itself; with `expect_tx` the phase waits for so many bytes as well."""
     if i.operands[0] != "_":
         raise Unknown(f"the state that {i.name} gives")
@@ -207,22 +230,22 @@ def arrive(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("mbarrier.complete_tx")
-def complete(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def complete(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     for barrier, who in barriers(m, i, mask, i.operands[0]):
         deliver(m, barrier, int(m.read(i.operands[1], "u32")[who].sum()))
 
 
-def deliver(m: Machine, barrier: Mbarrier, size: int) -> None:
+def deliver(m: ClusterMachine, barrier: Mbarrier, size: int) -> None:
     """Bytes have come; they may come before they are expected."""
     barrier.bytes -= size
     barrier.advance(m)
 
 
 @rule("st.async")
-def store_async(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def store_async(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """A store to any block of the cluster, whose bytes its barrier counts."""
     registers = i.operands[1] if isinstance(i.operands[1], list) else [i.operands[1]]
-    size = SIZE[i.kind]
+    size = KIND_BYTES[i.kind]
     space, at = place(m, i.name, m.address(i.operands[0]), size * len(registers), mask)
     for n, r in enumerate(registers):
         space[(at[:, None] + n * size + np.arange(size))[mask]] = (
@@ -233,7 +256,7 @@ def store_async(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("mbarrier.test_wait", "mbarrier.try_wait")
-def wait(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
+def wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
     """Whether the last phase of a parity is over. A try waits for that, and with a seed now and
     then gives up.
     """
@@ -252,30 +275,43 @@ def wait(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
 
 # ---- registers of roles
 # --------------------------------------------------------------------------------------------------
+class RegisterPool:
+    """Registers that roles give one another. held: by a thread of each warp; free: of each block,
+    which has what it began with; short: threads that wait for more.
+    """
+
+    def __init__(self, m: ClusterMachine):
+        threads = m.each * m.program.together
+        entry = min(MAX_THREAD_REGISTERS, MULTIPROCESSOR_REGISTERS // threads // 8 * 8)
+        self.held = np.full(m.n // WARP, entry)
+        self.free = np.zeros(m.blocks, int)
+        self.short = np.zeros(m.n, bool)
+
+
 @rule("setmaxnreg")
-def registers(m: Machine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
+def registers(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
     """A warp that wants more waits until others have given theirs."""
     wanted, grows = int(i.operands[0]), i.parts[1] == "inc"
-    entry = min(256, REGISTERS // m.each // 8 * 8)
-    held = m.state.setdefault("held registers", np.full(m.n // WARP, entry))
-    # a block has what it began with; the multiprocessor's rest is nobody's
-    free = m.state.setdefault("free registers", np.zeros(m.blocks, int))
-    short = m.state.setdefault("short of registers", np.zeros(m.n, bool))
-    require(wanted % 8 == 0 and 24 <= wanted <= 256, f"a thread cannot have {wanted} registers")
+    pool = m.state_of(RegisterPool)
+    require(
+        wanted % 8 == 0 and MIN_THREAD_REGISTERS <= wanted <= MAX_THREAD_REGISTERS,
+        f"a thread cannot have {wanted} registers",
+    )
     stays = np.zeros(m.n, bool)
     for warp in np.flatnonzero(mask.reshape(-1, WARP)[:, 0]):
-        rank, lanes, more = m.rank[warp * WARP], m.threads // WARP == warp, wanted - held[warp]
+        rank, lanes = m.rank[warp * WARP], m.threads // WARP == warp
+        more = wanted - pool.held[warp]
         require(
             more >= 0 if grows else more <= 0,
-            f"a thread with {held[warp]} registers asks for {wanted} by {i.parts[1]}",
+            f"a thread with {pool.held[warp]} registers asks for {wanted} by {i.parts[1]}",
         )
-        if more > free[rank]:
+        if more > pool.free[rank]:
             stays |= lanes
-            short |= lanes
+            pool.short |= lanes
             continue
-        free[rank] -= more
-        held[warp] = wanted
+        pool.free[rank] -= more
+        pool.held[warp] = wanted
         if more < 0:
-            m.wake(short.copy())
-            short[:] = False
+            m.wake(pool.short.copy())
+            pool.short[:] = False
     return stays if stays.any() else None

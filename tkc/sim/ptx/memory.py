@@ -1,4 +1,4 @@
-"""Global memory, shared memory of a cluster, and what moves bytes between them and registers."""
+"""Global memory of a launch, and the shared memory of the blocks of a cluster, as bytes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tkc.sim.ptx.machine import SIZE, TYPES, Machine, require, rule
-from tkc.sim.ptx.text import Instruction
+from tkc.sim.ptx.faults import require
 
-FIRST = 4096  # of global memory; below it nothing lies
-RESERVED, RANK = (
-    1024,
-    24,
-    # of shared memory: bytes that are the system's; the bit from which on an address says which
-    # block
-)
+FIRST_ADDRESS = 4096  # of global memory; below it nothing lies
+RESERVED_BYTES = 1024  # of each block's shared memory: the system's
+RANK_SHIFT = 24  # the bit from which on an address in shared memory says which block's it is
 
 
 @dataclass
@@ -24,7 +19,7 @@ class Memory:
     """Global memory: arrays at addresses of their own."""
 
     bytes: np.ndarray = field(default_factory=lambda: np.zeros(1 << 24, np.uint8))
-    used: int = FIRST
+    used: int = FIRST_ADDRESS
 
     def put(self, array: np.ndarray) -> int:
         """Copies all bytes from an array's first to its last; the address of its first element, as
@@ -102,24 +97,25 @@ class Shared:
     """
 
     def __init__(self, blocks: int, size: int):
-        self.blocks, self.limit, self.stride = (
-            blocks,
-            RESERVED + size,
-            RESERVED + -(-size // 1024) * 1024 + 1024,
-        )
+        self.blocks = blocks
+        self.limit = RESERVED_BYTES + size
+        self.stride = RESERVED_BYTES + -(-size // 1024) * 1024 + 1024
         self.bytes = np.zeros(blocks * self.stride, np.uint8)
 
-    def start(self, rank):
-        return rank << RANK | RESERVED
+    def start(self, rank: np.ndarray) -> np.ndarray:
+        """The address of the first byte of the memory of blocks."""
+        return rank << RANK_SHIFT | RESERVED_BYTES
 
     def index(self, at: np.ndarray, size: int, rank: np.ndarray | None) -> np.ndarray:
         """Where addresses lie in `bytes`. rank: of the blocks whose own memory they must be (None:
         any of the cluster).
         """
         at = np.asarray(at)
-        block, offset = at >> RANK, at & (1 << RANK) - 1
+        block, offset = at >> RANK_SHIFT, at & (1 << RANK_SHIFT) - 1
         require(
-            ((block < self.blocks) & (offset >= RESERVED) & (offset + size <= self.limit)).all(),
+            (
+                (block < self.blocks) & (offset >= RESERVED_BYTES) & (offset + size <= self.limit)
+            ).all(),
             "an access outside memory",
         )
         require(
@@ -127,173 +123,3 @@ class Shared:
             "an access to another block's shared memory through the window of its own",
         )
         return block * self.stride + offset
-
-
-def place(
-    m: Machine, name: str, at: np.ndarray, size: int, mask: np.ndarray, align: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes, index in them) of accesses; index 0 for the threads that make none."""
-    require((at[mask] % (align or size) == 0).all(), f"misaligned access of {size} bytes")
-    if ".shared" in name:
-        found = np.zeros(m.n, np.int64)
-        found[mask] = m.shared.index(
-            at[mask], size, None if "shared::cluster" in name else m.rank[mask]
-        )
-        return m.shared.bytes, found
-    memory = m.launch.memory.bytes
-    require(
-        (at[mask] >= FIRST).all() and (at[mask] + size <= len(memory)).all(),
-        "an access outside memory",
-    )
-    return memory, np.where(mask, at, 0)
-
-
-@rule("ld.param")
-def load_parameter(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    number, t, size = (
-        m.launch.parameters[m.program.parameters.index(i.operands[1][1:-1])],
-        TYPES[i.kind],
-        SIZE[i.kind],
-    )
-    whole = isinstance(number, (np.integer, int)) and np.dtype(t).kind != "f"
-    m.write(
-        i.operands[0],
-        (
-            np.full(m.n, int(number) & (1 << size * 8) - 1, f"u{size}")
-            if whole
-            else np.full(m.n, np.array(number).astype(t))
-        ),
-        mask,
-    )
-
-
-@rule("ld", "st")
-def move(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    loads, size = i.parts[0] == "ld", SIZE[i.kind]
-    registers, where = i.operands if loads else i.operands[::-1]
-    registers = registers if isinstance(registers, list) else [registers]
-    space, at = place(m, i.name, m.address(where), size * len(registers), mask)
-    index = at[:, None] + np.arange(size)
-    for r in registers:
-        if loads:
-            m.write(r, space[index].view(f"u{size}")[:, 0], mask)
-        else:
-            space[index[mask]] = (
-                np.ascontiguousarray(m.read(r, f"u{8 * size}"))[mask]
-                .view(np.uint8)
-                .reshape(-1, size)
-            )
-        index = index + size
-
-
-# ---- copies of threads
-# --------------------------------------------------------------------------------------------------
-class Copies:
-    """The cp.async of all threads: they land when their thread waits for their group."""
-
-    def __init__(self, n: int):
-        self.pending, self.groups = [], np.zeros(n, np.int64)
-
-    def land(self, m: Machine, mask: np.ndarray, before: np.ndarray) -> None:
-        """The copies of threads whose group has a number below `before`."""
-        kept = []
-        for waiting, group, target, data in self.pending:
-            now = waiting & mask & (group < before)
-            if now.any():
-                m.shared.bytes[target[now]] = data(now)
-            if (rest := waiting & ~now).any():
-                kept.append((rest, group, target, data))
-        self.pending = kept
-
-
-def copies(m: Machine) -> Copies:
-    return m.state.setdefault("copies", Copies(m.n))
-
-
-@rule("cp.async.ca", "cp.async.cg")
-def copy(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    size, c = int(i.operands[2]), copies(m)
-    read = (
-        m.read(i.operands[3], "u32").astype(np.int64) if len(i.operands) > 3 else np.full(m.n, size)
-    )
-    _, target = place(m, ".shared", m.address(i.operands[0]), size, mask)
-    memory, source = place(m, ".global", m.address(i.operands[1]), size, mask & (read > 0))
-    target, source, inside = (
-        target[:, None] + np.arange(size),
-        source[:, None] + np.arange(size),
-        np.arange(size) < read[:, None],
-    )
-    m.shared.bytes[target[mask]] = 0xFF
-    c.pending.append(
-        (
-            mask,
-            c.groups.copy(),
-            target,
-            lambda now: np.where(inside[now], memory[np.where(inside[now], source[now], 0)], 0),
-        )
-    )
-
-
-@rule("cp.async.commit_group")
-def commit(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    copies(m).groups += mask
-
-
-@rule("cp.async.wait_group")
-def wait_group(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    copies(m).land(m, mask, copies(m).groups - int(i.operands[0]))
-
-
-@rule("cp.async.wait_all")
-def wait_all(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    copies(m).land(m, mask, copies(m).groups + 1)
-
-
-# ---- atomics
-# --------------------------------------------------------------------------------------------------
-UPDATES = {
-    "add": lambda old, v: old + v[0],
-    "min": lambda old, v: min(old, v[0]),
-    "max": lambda old, v: max(old, v[0]),
-    "and": lambda old, v: old & v[0],
-    "or": lambda old, v: old | v[0],
-    "xor": lambda old, v: old ^ v[0],
-    "exch": lambda old, v: v[0],
-    "cas": lambda old, v: v[1] if old == v[0] else old,
-    "inc": lambda old, v: old.dtype.type(0) if old >= v[0] else old + old.dtype.type(1),
-}
-
-
-@rule("atom", "red")
-def atomic(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    operation, size, t = next(p for p in i.parts if p in UPDATES), SIZE[i.kind], TYPES[i.kind]
-    into, where, *values = i.operands if i.parts[0] == "atom" else (None, *i.operands)
-    space, at = place(m, i.name, m.address(where), size, mask)
-    values, old = [m.read(v, i.kind) for v in values], np.zeros(m.n, t)
-    for k in np.flatnonzero(mask):
-        cell = space[at[k] : at[k] + size].view(t)
-        old[k] = cell[0]
-        cell[0] = UPDATES[operation](cell[0], [v[k] for v in values])
-    if into:
-        m.write(into, old, mask)
-
-
-@rule("mapa")
-def mapa(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    """The same place in another block's shared memory."""
-    m.write(
-        i.operands[0],
-        m.read(i.operands[1], "u32") & np.uint32((1 << RANK) - 1)
-        | m.read(i.operands[2], "u32") << np.uint32(RANK),
-        mask,
-    )
-
-
-@rule("cvta")
-def cvta(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    m.write(i.operands[0], m.read(i.operands[1], i.kind), mask)
-
-
-@rule("fence", "membar", "prefetch")
-def nothing(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    """Order is for level 4 to judge."""

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
-from tkc.sim.errors import SimulationError
+from tkc.sim.ptx.faults import Unknown
 
-HOLDS = {
+# the NumPy type that holds a register of each declared kind, as plain bits
+REGISTER_TYPES: dict[str, type[Any]] = {
     "pred": np.bool_,
     "b8": np.uint8,
     "u8": np.uint8,
@@ -33,25 +35,29 @@ HOLDS = {
     "f64": np.uint64,
 }
 OPERAND = re.compile(r"\{([^}]*)\}|(\[[^\]]*\])|([^,\s]+)")
-STATEMENT = re.compile(r"(?:@(!?)(%[\w$']+)\s+)?([\w.:]+)(?:\s+(.*))?", re.S)
+DECLARATION = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
+TOKEN = re.compile(r"\s*(?:(\{)|(\})|([$\w]+):(?!:)|(\.loc[^\n]*)|([^;]+);)", re.S)
+STATEMENT = re.compile(r"(?:@(!?)(%?[\w$']+)\s+)?([\w.:]+)(?:\s+(.*))?", re.S)
 
 
-class Unknown(SimulationError):
-    """An instruction, or a parameter, that this machine does not know."""
+def _without_rule(*_: object) -> None:
+    raise TypeError("an instruction is executed before its rule was looked up")
 
 
 @dataclass(eq=False)
 class Instruction:
-    """One instruction. operands: text, or a list of it where they are in braces. rule: what it does
-    (machine.py finds it).
+    """One instruction. operands: each a text, or a list of texts where they stood in braces. rule:
+    what it does; together: how many neighbouring threads must reach it before any executes it (1:
+    each by itself). The rule and that number are filled in by `tkc.sim.ptx.launch`.
     """
 
     line: str
     name: str
-    operands: list
+    operands: list[Any]
     guard: str | None = None
     negated: bool = False
-    rule: Callable | None = None
+    rule: Callable[..., Any] = _without_rule
+    together: int = 1
 
     @cached_property
     def parts(self) -> list[str]:
@@ -68,16 +74,18 @@ class Instruction:
 
 @dataclass(eq=False)
 class Program:
-    """The entry of a text. holds: the kind of each register; parameters: names, in order; shared:
-    the name of shared memory; tables: the arrays declared with their contents.
+    """The entry of a text. holds: the NumPy type of each register; parameters: names, in order;
+    shared: the name of shared memory; tables: the arrays declared with their contents; together:
+    blocks that share a multiprocessor's registers.
     """
 
     code: list[Instruction]
     labels: dict[str, int]
-    holds: dict[str, type]
+    holds: dict[str, type[Any]]
     parameters: list[str]
     shared: str
     tables: dict[str, tuple[str, list[int]]]
+    together: int
 
     @cached_property
     def tensor_registers(self) -> frozenset[str]:
@@ -95,8 +103,10 @@ class Program:
 class Scopes:
     """The registers in reach, innermost braces last."""
 
-    def __init__(self):
-        self.stack, self.count, self.holds = [{}], 0, {}
+    def __init__(self) -> None:
+        self.stack: list[dict[str, str]] = [{}]
+        self.count = 0
+        self.holds: dict[str, type[Any]] = {}
 
     def open(self) -> None:
         self.count += 1
@@ -107,19 +117,22 @@ class Scopes:
         return bool(self.stack)
 
     def declare(self, text: str) -> None:
-        kind, names = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S).groups()
+        declaration = DECLARATION.fullmatch(text)
+        if declaration is None:
+            raise Unknown(text)
+        kind, names = declaration.groups()
         mark = f"'{self.count}" if len(self.stack) > 1 else ""
         for name in names.split(","):
             base, _, many = name.strip().rstrip(">").partition("<")
             for one in [f"{base}{i}" for i in range(int(many))] if many else [base]:
                 self.stack[-1][one] = one + mark
-                self.holds[one + mark] = HOLDS[kind]
+                self.holds[one + mark] = REGISTER_TYPES[kind]
 
     def renamed(self, text: str) -> str:
         if len(self.stack) == 1:
             return text
         return re.sub(
-            r"%[\w$]+",
+            r"%?[A-Za-z_$][\w$]*",
             lambda m: next((s[m[0]] for s in reversed(self.stack) if m[0] in s), m[0]),
             text,
         )
@@ -131,10 +144,11 @@ def parse(text: str) -> Program:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
     head, _, entry = text.partition(".entry")
     signature, body = entry.split("{", 1)
-    scopes, code, labels, at = Scopes(), [], {}, 0
-    while m := re.compile(r"\s*(?:(\{)|(\})|([$\w]+):(?!:)|(\.loc[^\n]*)|([^;]+);)", re.S).match(
-        body, at
-    ):
+    scopes = Scopes()
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
+    at = 0
+    while m := TOKEN.match(body, at):
         at = m.end()
         opens, closes, label, loc, statement = m.groups()
         if opens:
@@ -155,6 +169,7 @@ def parse(text: str) -> Program:
             r"^\.global (?:\.align \d+ )?\.(\w+) (\w+)\[\d*\] = \{([^}]*)\};", head, re.M
         )
     }
+    together = re.search(r"\.minnctapersm (\d+)", signature)
     return Program(
         code,
         labels,
@@ -162,10 +177,12 @@ def parse(text: str) -> Program:
         re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", signature),
         shared[1] if shared else "",
         tables,
+        int(together[1]) if together else 1,
     )
 
 
 def instruction(line: str) -> Instruction:
+    """One statement. Raises Unknown where it is none."""
     m = STATEMENT.fullmatch(line)
     if m is None:
         raise Unknown(line)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import numpy as np
 
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
-from tkc.sim.ptx.machine import TYPES, WARP, Machine, rule
-from tkc.sim.ptx.memory import place
+from tkc.ir.layout import Layout
+from tkc.sim.ptx.accesses import place
+from tkc.sim.ptx.kinds import KIND_TYPES
+from tkc.sim.ptx.machine import WARP, ClusterMachine, rule
 from tkc.sim.ptx.text import Instruction
 
 
 @rule("shfl.sync")
-def shuffle(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def shuffle(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     value, which = m.read(i.operands[1], "u32"), m.read(i.operands[2], "u32").astype(np.int64)
     m.write(
         i.operands[0],
@@ -23,7 +25,7 @@ def shuffle(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("vote.sync")
-def vote(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def vote(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     together = {"all": np.all, "any": np.any}[i.parts[2]](
         m.predicate(i.operands[1]).reshape(-1, WARP), axis=1
     )
@@ -31,8 +33,8 @@ def vote(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("elect.sync")
-def elect(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    """Whom the hardware chooses nobody may count on: with a seed, any lane."""
+def elect(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """One lane of each warp: with a seed any, because the hardware does not say which."""
     chosen = (
         m.rng.integers(WARP, size=m.n // WARP)
         if m.launch.seed is not None
@@ -42,7 +44,7 @@ def elect(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("ldmatrix", "stmatrix")
-def matrix(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def matrix(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """Matrix k of a warp: row r at the address of lane 8 k + r; lane l has word l % 4 of row l / 4
     (transposed: of column l / 4).
     """
@@ -55,7 +57,7 @@ def matrix(m: Machine, i: Instruction, mask: np.ndarray) -> None:
         # [warps, rows, bytes]
         index = at.reshape(-1, WARP)[warps, 8 * k : 8 * k + 8, None] + np.arange(16)
 
-        def turn(block):
+        def turn(block: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(block.swapaxes(1, 2) if trans else block)
 
         if loads:
@@ -70,7 +72,7 @@ def matrix(m: Machine, i: Instruction, mask: np.ndarray) -> None:
 
 
 @rule("mma.sync")
-def mma(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def mma(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     out, ta, tb, tc = i.parts[-4:]
     k = int(i.parts[3].partition("k")[2])
     a, b, c = (
@@ -84,7 +86,7 @@ def mma(m: Machine, i: Instruction, mask: np.ndarray) -> None:
     )
     wide = np.int64 if out == "s32" else np.float64
     d = (np.einsum("wmk,wkn->wmn", a.astype(wide), b.astype(wide)) + c.astype(wide)).astype(
-        TYPES[out]
+        KIND_TYPES[out]
     )
     table = mma_accumulator(16, 8).table()[0]
     words = d[:, table[..., 0], table[..., 1]].reshape(m.n, -1).copy().view(np.uint32)
@@ -92,10 +94,10 @@ def mma(m: Machine, i: Instruction, mask: np.ndarray) -> None:
         m.write(r, words[:, n], mask)
 
 
-def fragment(m: Machine, registers, kind: str, layout) -> np.ndarray:
+def fragment(m: ClusterMachine, registers: list[str], kind: str, layout: Layout) -> np.ndarray:
     """[warps, …]: the matrix that each warp holds."""
     words = np.stack([m.read(r, "u32") for r in registers], 1)
-    elements, table = words.view(TYPES[kind]).reshape(m.n // WARP, WARP, -1), layout.table()[0]
+    elements, table = words.view(KIND_TYPES[kind]).reshape(m.n // WARP, WARP, -1), layout.table()[0]
     held = np.zeros((m.n // WARP, *layout.shape), elements.dtype)
     held[:, table[..., 0], table[..., 1]] = elements
     return held

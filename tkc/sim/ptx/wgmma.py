@@ -21,43 +21,74 @@ Then the address, not the offset, is swizzled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from tkc.ir.fragments import wgmma_a, wgmma_accumulator
-from tkc.sim.ptx.machine import GROUP, SIZE, TYPES, WARP, Machine, require, rule
-from tkc.sim.ptx.memory import RANK
-from tkc.sim.ptx.tensor import swizzled
-from tkc.sim.ptx.text import Instruction, Unknown
+from tkc.ir.layout import Layout
+from tkc.sim.ptx.faults import Unknown, require
+from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES, TF32_MASK
+from tkc.sim.ptx.machine import WARP, WARPGROUP, ClusterMachine, rule
+from tkc.sim.ptx.memory import RANK_SHIFT
+from tkc.sim.ptx.tensor_maps import swizzled
+from tkc.sim.ptx.text import Instruction
 
-CODES = {0: 0, 1: 128, 2: 64, 3: 32}
+SWIZZLE_OF_CODE = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes, by the bits 62-63 of a descriptor
+DOT_ROWS, DOT_K_BYTES = 64, 32  # of an instruction
+
+
+@dataclass(frozen=True)
+class IssuedDot:
+    """A dot in flight. computes: reads its operands and writes its accumulator; registers: those
+    that it fills or reads.
+    """
+
+    computes: Callable[[], None]
+    registers: frozenset[str]
 
 
 @dataclass
-class Dots:
+class WarpgroupDots:
     """Of one warpgroup: what was issued since the last commit, the groups in flight, the step of
     its last fence.
     """
 
-    open: list[tuple[Callable[[], None], frozenset[str]]] = field(default_factory=list)
-    groups: list[list[tuple[Callable[[], None], frozenset[str]]]] = field(default_factory=list)
+    open: list[IssuedDot] = field(default_factory=list)
+    groups: list[list[IssuedDot]] = field(default_factory=list)
     fenced: int = -1
 
+    @property
+    def registers(self) -> set[str]:
+        """Those of dots in flight."""
+        return {r for group in (self.open, *self.groups) for dot in group for r in dot.registers}
 
-def warpgroups(m: Machine, mask: np.ndarray) -> list[tuple[Dots, slice]]:
-    """Those that come: whole, or not at all."""
-    here = mask.reshape(-1, GROUP)
+
+class Dots:
+    """The asynchronous dots of a cluster, by warpgroup."""
+
+    def __init__(self, m: ClusterMachine):
+        self.of: dict[int, WarpgroupDots] = {}
+
+
+def threads_of(warpgroup: int) -> slice:
+    """The threads of a warpgroup."""
+    return slice(warpgroup * WARPGROUP, warpgroup * WARPGROUP + WARPGROUP)
+
+
+def warpgroups(m: ClusterMachine, mask: np.ndarray) -> list[tuple[WarpgroupDots, slice]]:
+    """Those in the mask, which must be whole, and their threads."""
+    here = mask.reshape(-1, WARPGROUP)
     require(
-        (here.all(1) == here.any(1)).all() and m.each % GROUP == 0,
+        (here.all(1) == here.any(1)).all() and m.each % WARPGROUP == 0,
         "a warpgroup does this together, four warps from a multiple of four on",
     )
-    found = m.state.setdefault("dots", {})
+    dots = m.state_of(Dots).of
     return [
-        (found.setdefault(int(g), Dots()), slice(int(g) * GROUP, int(g) * GROUP + GROUP))
-        for g in np.flatnonzero(here[:, 0])
+        (dots.setdefault(g, WarpgroupDots()), threads_of(g))
+        for g in np.flatnonzero(here[:, 0]).tolist()
     ]
 
 
@@ -78,34 +109,30 @@ def offsets(
 
 
 def operand(
-    m: Machine, descriptor: int, rank: int, rows: int, kind: str, across: bool
+    m: ClusterMachine, descriptor: int, rank: int, rows: int, kind: str, across: bool
 ) -> Callable[[], np.ndarray]:
     """[rows, k] of what a descriptor says, read when it is asked for."""
-    size, start, leading, stride = (
-        SIZE[kind],
-        (descriptor & 0x3FFF) << 4,
-        (descriptor >> 16 & 0x3FFF) << 4,
-        (descriptor >> 32 & 0x3FFF) << 4,
-    )
+    size = KIND_BYTES[kind]
+    start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
     require(
         not descriptor >> 46 & 0xFFFF and not descriptor >> 14 & 3 and not descriptor >> 30 & 3,
         "a descriptor with bits set that are none of its fields'",
     )
     require(not across or size == 2, f"an operand of {8 * size} bits is read along K only")
-    width = CODES[descriptor >> 62]
+    width = SWIZZLE_OF_CODE[descriptor >> 62]
     at = swizzled(start + offsets(rows, size, width, leading, stride, across), width)
-    index = m.shared.index(at | rank << RANK, size, None)[..., None] + np.arange(size)
-    return lambda: values(m.shared.bytes[index].view(TYPES[kind])[..., 0], kind)
+    index = m.shared.index(at | rank << RANK_SHIFT, size, None)[..., None] + np.arange(size)
+    return lambda: values(m.shared.bytes[index].view(KIND_TYPES[kind])[..., 0], kind)
 
 
 def values(x: np.ndarray, kind: str) -> np.ndarray:
     """As tensor cores see them: of tf32 the upper 19 bits."""
     if kind == "tf32":
-        x = (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        x = (np.ascontiguousarray(x).view(np.uint32) & TF32_MASK).view(np.float32)
     return x.astype(np.int64 if kind in ("s8", "u8") else np.float64)
 
 
-def uniform(m: Machine, text: str, kind: str, who: slice) -> int:
+def uniform(m: ClusterMachine, text: str, kind: str, who: slice) -> int:
     """The value that all threads have."""
     found = m.read(text, kind)[who]
     require((found == found[0]).all(), f"{text} is not the same in all threads of a warpgroup")
@@ -113,14 +140,16 @@ def uniform(m: Machine, text: str, kind: str, who: slice) -> int:
 
 
 @lru_cache(64)
-def table_of(layout) -> np.ndarray:
+def table_of(layout: Layout) -> np.ndarray:
     return layout.table()
 
 
-def held(m: Machine, registers: list[str], kind: str, layout, who: slice) -> np.ndarray:
+def held(
+    m: ClusterMachine, registers: list[str], kind: str, layout: Layout, who: slice
+) -> np.ndarray:
     """The tile that a warpgroup holds."""
     words = np.stack([m.read(r, "u32")[who] for r in registers], 1)
-    elements, table = words.view(TYPES[kind]).reshape(4, WARP, -1), table_of(layout)
+    elements, table = words.view(KIND_TYPES[kind]).reshape(4, WARP, -1), table_of(layout)
     require(elements.shape[2] == table.shape[2], f"{len(registers)} registers, of {layout}")
     tile = np.zeros(layout.shape, elements.dtype)
     tile[table[..., 0], table[..., 1]] = elements
@@ -128,103 +157,140 @@ def held(m: Machine, registers: list[str], kind: str, layout, who: slice) -> np.
 
 
 @rule("wgmma.fence")
-def fence(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def fence(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     for dots, _ in warpgroups(m, mask):
         dots.fenced = m.steps
 
 
-@rule("wgmma.mma_async")
-def dot(m: Machine, i: Instruction, mask: np.ndarray) -> None:
-    shape, sums, ka, kb = i.parts[4:8] if i.parts[2:4] == ["sync", "aligned"] else i.parts[3:7]
-    for dots, who in warpgroups(m, mask):
-        issue(
-            m,
-            i,
-            dots,
-            who,
-            int(shape[4:].partition("k")[0]),
-            int(shape.partition("k")[2]),
-            sums,
-            ka,
-            kb,
-        )
+@dataclass(frozen=True)
+class Form:
+    """A form of the instruction: columns and k of its shape, and the kinds of the accumulator and
+    of both operands.
+    """
+
+    n: int
+    k: int
+    sums: str
+    a: str
+    b: str
+
+    @staticmethod
+    def of(i: Instruction) -> Form:
+        """The form that an opcode names. Raises Fault where no k fills an instruction."""
+        shape, sums, a, b = i.parts[4:8] if i.parts[2:4] == ["sync", "aligned"] else i.parts[3:7]
+        n, _, k = shape[shape.index("n") + 1 :].partition("k")
+        require(int(k) * KIND_BYTES[b] == DOT_K_BYTES, f"an instruction's k of {k} elements of {b}")
+        return Form(int(n), int(k), sums, a, b)
 
 
-def issue(
-    m: Machine, i: Instruction, dots: Dots, who: slice, n: int, k: int, sums: str, ka: str, kb: str
-) -> None:
-    into, left, right, adds, *rest = i.operands
-    require(k * SIZE[kb] == 32, f"an instruction's k of {k} elements of {kb}")
-    wide, floats, ss = SIZE[kb] == 2, sums != "s32", not isinstance(left, list)
-    signs, turns = (
-        ([int(x) for x in rest[:2]], [int(x) for x in rest[2:]]) if floats else ([1, 1], [])
-    )
+def transposed_operands(form: Form, rest: list[str], a_in_shared: bool) -> tuple[bool, bool]:
+    """Which of both operands are read across K. rest: the operands behind the predicate: signs of
+    floating-point operands, then for 16-bit ones which of those in shared memory are transposed.
+    """
+    numbers = [int(x) for x in rest]
+    signs, across = (numbers[:2], numbers[2:]) if form.sums != "s32" else ([1, 1], [])
     if signs != [1, 1]:
         raise Unknown(f"signs {signs} of operands")
-    require(len(turns) == (1 + ss if wide else 0), f"{len(rest)} operands after the predicate")
-    turned_a, turned_b = (turns[0] if wide and ss else 0), (turns[-1] if wide else 0)
-    rank, layout = int(m.rank[who.start]), wgmma_accumulator(64, n)
-    keeps = bool(m.predicate(adds)[who.start]) if adds.startswith("%") else adds == "1"
+    wide = KIND_BYTES[form.b] == 2
     require(
-        not adds.startswith("%") or (m.predicate(adds)[who] == keeps).all(),
-        f"{adds} is not the same in all threads of a warpgroup",
+        len(across) == (1 + a_in_shared if wide else 0),
+        f"{len(rest)} operands after the predicate",
     )
-    used = frozenset([*into, *(left if not ss else ())])
-    flying = {r for group in [dots.open, *dots.groups] for _, names in group for r in names}
-    for r in used - flying:
-        require(
-            r not in m.written or (m.written[r][who] <= dots.fenced).all(),
-            f"{r} was written after the last wgmma.fence",
-        )
-    if ss:
-        a = operand(m, uniform(m, left, "u64", who), rank, 64, ka, bool(turned_a))
+    if not wide:
+        return False, False
+    return a_in_shared and across[0] != 0, across[-1] != 0
+
+
+def keeps_accumulator(m: ClusterMachine, adds: str, who: slice) -> bool:
+    """Whether a dot adds to what its registers hold. adds: a predicate or a number."""
+    if not adds.startswith("%"):
+        return adds == "1"
+    said = m.predicate(adds)[who]
+    require((said == said[0]).all(), f"{adds} is not the same in all threads of a warpgroup")
+    return bool(said[0])
+
+
+@rule("wgmma.mma_async")
+def dot(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    form = Form.of(i)
+    for dots, who in warpgroups(m, mask):
+        issue(m, i, form, dots, who)
+
+
+def issue(m: ClusterMachine, i: Instruction, form: Form, dots: WarpgroupDots, who: slice) -> None:
+    """A warpgroup issues a dot; it is computed when somebody waits for it."""
+    into, left, right, adds, *rest = i.operands
+    a_in_shared = not isinstance(left, list)
+    across_a, across_b = transposed_operands(form, rest, a_in_shared)
+    keeps = keeps_accumulator(m, adds, who)
+    used = frozenset(into if a_in_shared else [*into, *left])
+    check_fenced(m, dots, used - dots.registers, who)
+    rank = int(m.rank[who.start])
+    if a_in_shared:
+        a = operand(m, uniform(m, left, "u64", who), rank, DOT_ROWS, form.a, across_a)
     else:
-        taken = values(held(m, left, ka, wgmma_a(64, k, bits=8 * SIZE[ka]), who), ka)
+        fragment = wgmma_a(DOT_ROWS, form.k, bits=8 * KIND_BYTES[form.a])
+        taken = values(held(m, left, form.a, fragment, who), form.a)
 
         def a() -> np.ndarray:
             return taken
 
-    b = operand(m, uniform(m, right, "u64", who), rank, n, kb, bool(turned_b))
+    b = operand(m, uniform(m, right, "u64", who), rank, form.n, form.b, across_b)
 
     def computes() -> None:
-        old = held(m, into, sums, layout, who) if keeps else 0
-        d, table = np.asarray(a() @ b().T + old).astype(TYPES[sums]), table_of(layout)
-        words = np.ascontiguousarray(
-            d[table[..., 0], table[..., 1]].reshape(GROUP, -1).view(np.uint32).T
-        )
-        for r, column in zip(into, words, strict=False):
-            new = m.registers[r].copy() if r in m.registers else np.zeros(m.n, np.uint32)
-            new[who] = column
-            m.registers[r] = new
+        layout = wgmma_accumulator(DOT_ROWS, form.n)
+        old = held(m, into, form.sums, layout, who) if keeps else 0
+        fill(m, into, np.asarray(a() @ b().T + old).astype(KIND_TYPES[form.sums]), layout, who)
 
-    dots.open.append((computes, used))
-    fly(m, used, who)
+    dots.open.append(IssuedDot(computes, used))
+    mark_in_flight(m, used, who)
 
 
-def fly(m: Machine, registers: frozenset[str], who: slice) -> None:
-    """These registers are a dot's until somebody waits for it."""
-    flying = m.state.setdefault("flying", {})
+def check_fenced(
+    m: ClusterMachine, dots: WarpgroupDots, registers: frozenset[str], who: slice
+) -> None:
+    """Raises Fault where a register was written since the last fence."""
     for r in registers:
-        if r not in flying:
-            flying[r] = np.zeros(m.n, bool)
-        flying[r][who] = True
+        require(
+            r not in m.written or (m.written[r][who] <= dots.fenced).all(),
+            f"{r} was written after the last wgmma.fence",
+        )
+
+
+def fill(
+    m: ClusterMachine, registers: list[str], result: np.ndarray, layout: Layout, who: slice
+) -> None:
+    """Puts a result into the registers of an accumulator."""
+    table = table_of(layout)
+    columns = result[table[..., 0], table[..., 1]].reshape(WARPGROUP, -1).view(np.uint32).T
+    for r, column in zip(registers, np.ascontiguousarray(columns), strict=False):
+        new = m.registers[r].copy() if r in m.registers else np.zeros(m.n, np.uint32)
+        new[who] = column
+        m.registers[r] = new
+
+
+def mark_in_flight(m: ClusterMachine, registers: Iterable[str], who: slice) -> None:
+    """These registers are a dot's until somebody waits for it."""
+    for r in registers:
+        if r not in m.in_flight:
+            m.in_flight[r] = np.zeros(m.n, bool)
+        m.in_flight[r][who] = True
 
 
 @rule("wgmma.commit_group")
-def commit(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def commit(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     for dots, _ in warpgroups(m, mask):
         dots.groups.append(dots.open)
         dots.open = []
 
 
 @rule("wgmma.wait_group")
-def wait(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+def wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """All but the last groups are done, in order."""
     for dots, _ in warpgroups(m, mask):
         while len(dots.groups) > int(i.operands[0]):
-            for computes, _ in dots.groups.pop(0):
-                computes()
-    m.state["flying"] = {}
-    for g, dots in m.state["dots"].items():
-        for names in {names for group in [dots.open, *dots.groups] for _, names in group}:
-            fly(m, names, slice(g * GROUP, g * GROUP + GROUP))
+            for issued in dots.groups.pop(0):
+                issued.computes()
+    m.in_flight = {}
+    for warpgroup, dots in m.state_of(Dots).of.items():
+        mark_in_flight(m, dots.registers, threads_of(warpgroup))

@@ -1,0 +1,242 @@
+"""Recurrences against flash-linear-attention or mamba and a copy of the bytes that have to move.
+
+Shapes are those that the other library's own tables have. `contests` yields one race an operation
+and shape; BENCH_ONLY=simple_gla,conv1d in the environment picks some. Without that library the race
+is against the copy alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import Contest, Contestant, Runner
+from benchmarks.memory_bound import first, normal_of
+from benchmarks.vector_add import copy
+
+SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
+RIVALS = {"ssd": "mamba", "ssd_backward": "mamba"}  # where it is another library than fla
+
+
+def _rival(path: str) -> Any:
+    """A function of flash-linear-attention; None where the library is not there."""
+    import importlib
+
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        return None
+
+
+def _race(name: str, moved: int, ours: Callable, theirs: Callable | None) -> Contest:
+    """ours and theirs: functions of nothing; moved: bytes that one run reads and writes."""
+    racers = [Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours")]
+    if theirs is not None:
+        rival = RIVALS.get(name.partition("-")[0], "fla")
+        racers.append(Contestant(rival, lambda: Runner(lambda: first(theirs()))))
+    racers.append(Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"))
+    return Contest(
+        name,
+        f"{name}, bfloat16",
+        tuple(racers),
+        harness.gpu_timer,
+        harness.GPU_TIMING,
+        None,
+        1e-2,
+        amount=moved / 1e9,
+        unit="GB/s",
+    )
+
+
+def _operands(normal: Callable, batch: int, length: int, heads: int) -> tuple:
+    """q, k, v and a logarithm of decays."""
+    q, k, v = (normal(batch, length, heads, 128) for _ in range(3))
+    return q, k, v, -normal(batch, length, heads).float().abs() / 10
+
+
+def simple_gla(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, g = _operands(normal, batch, length, heads)
+    rival = _rival("fla.ops.simple_gla.chunk_simple_gla")
+    return (
+        8 * q.numel(),
+        lambda: kernels.linear_attention(q, k, v, g),
+        rival and (lambda: rival(q, k, v, g)),
+    )
+
+
+def gated_delta_rule(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, g = _operands(normal, batch, length, heads)
+    beta = normal(batch, length, heads).float().sigmoid()
+    rival = _rival("fla.ops.gated_delta_rule.chunk_gated_delta_rule")
+    return (
+        8 * q.numel(),
+        lambda: kernels.delta_rule(q, k, v, beta, g, normalize=True),
+        rival and (lambda: rival(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)),
+    )
+
+
+def _backward(rival, operands, grad, **options):
+    """A function that runs the other library's backward pass; None without that library."""
+    if rival is None:
+        return None
+    inputs = [x.detach().requires_grad_() for x in operands]
+    out = rival(*inputs, **options)[0]
+
+    def run():
+        for x in inputs:
+            x.grad = None
+        out.backward(grad, retain_graph=True)
+        return inputs[0].grad
+
+    return run
+
+
+def gated_delta_rule_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, g = _operands(normal, batch, length, heads)
+    beta, grad = normal(batch, length, heads).float().sigmoid(), normal(*v.shape)
+    rival = _rival("fla.ops.gated_delta_rule.chunk_gated_delta_rule")
+    return (
+        14 * q.numel(),
+        lambda: kernels.delta_rule_backward(grad, q, k, v, beta, g, normalize=True),
+        _backward(rival, (q, k, v, g, beta), grad, use_qk_l2norm_in_kernel=True),
+    )
+
+
+def gla(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    g = -normal(*q.shape).float().abs() / 10
+    rival = _rival("fla.ops.gla.chunk_gla")
+    return (
+        12 * q.numel(),
+        lambda: kernels.linear_attention(q, k, v, g),
+        rival and (lambda: rival(q, k, v, g)),
+    )
+
+
+def gla_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    g, grad = -normal(*q.shape).float().abs() / 10, normal(*v.shape)
+    return (
+        22 * q.numel(),
+        lambda: kernels.linear_attention_backward(grad, q, k, v, g),
+        _backward(_rival("fla.ops.gla.chunk_gla"), (q, k, v, g), grad),
+    )
+
+
+def kda(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    g, beta = -normal(*q.shape).float().abs() / 10, normal(*q.shape[:3]).float().sigmoid()
+    rival = _rival("fla.ops.kda.chunk_kda")
+    return (
+        12 * q.numel(),
+        lambda: kernels.delta_rule(q, k, v, beta, g, normalize=True),
+        rival and (lambda: rival(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)),
+    )
+
+
+def kda_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    g, beta = -normal(*q.shape).float().abs() / 10, normal(*q.shape[:3]).float().sigmoid()
+    grad, rival = normal(*v.shape), _rival("fla.ops.kda.chunk_kda")
+    return (
+        22 * q.numel(),
+        lambda: kernels.delta_rule_backward(grad, q, k, v, beta, g, normalize=True),
+        _backward(rival, (q, k, v, g, beta), grad, use_qk_l2norm_in_kernel=True),
+    )
+
+
+def _scanned(normal, batch, length, heads):
+    """x, dt, A, B, C of Mamba-2 2.7B's widths, and what moves forward."""
+    x, dt = normal(batch, length, heads, 64), normal(batch, length, heads).float()
+    b, c = (normal(batch, length, 1, 128) for _ in range(2))
+    return (x, dt, -normal(heads).float().abs(), b, c), 4 * x.numel() + 4 * b.numel()
+
+
+def ssd(normal, batch, length, heads):
+    from tkc import kernels
+
+    given, moved = _scanned(normal, batch, length, heads)
+    rival = _rival("mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined")
+    return (
+        moved,
+        lambda: kernels.ssd(*given, softplus=True),
+        rival and (lambda: rival(*given, chunk_size=256, dt_softplus=True)),
+    )
+
+
+def ssd_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    given, moved = _scanned(normal, batch, length, heads)
+    grad = normal(*given[0].shape)
+    rival = _rival("mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined")
+    whole = rival and (lambda *inputs, **options: (rival(*inputs, **options),))
+    return (
+        2 * moved,
+        lambda: kernels.ssd_backward(grad, *given, softplus=True),
+        _backward(whole, given, grad, chunk_size=256, dt_softplus=True),
+    )
+
+
+def hgrn(normal, batch, length, channels):
+    from tkc import kernels
+
+    x, g = normal(batch, length, channels), -normal(batch, length, channels).abs()
+    rival = _rival("fla.ops.hgrn.chunk_hgrn")
+    return 6 * x.numel(), lambda: kernels.hgrn(x, g), rival and (lambda: rival(x, g))
+
+
+def conv1d(normal, batch, length, channels):
+    from tkc import kernels
+
+    x, weight, bias = normal(batch, length, channels), normal(channels, 4), normal(channels)
+    rival = _rival("fla.modules.convolution.causal_conv1d")
+    return (
+        4 * x.numel(),
+        lambda: kernels.causal_conv1d(x, weight, bias),
+        rival and (lambda: rival(x, weight, bias, activation="silu")),
+    )
+
+
+OPERATIONS = (
+    ("simple_gla", SHAPES, simple_gla),
+    ("gated_delta_rule", SHAPES, gated_delta_rule),
+    ("gated_delta_rule_backward", SHAPES, gated_delta_rule_backward),
+    ("gla", SHAPES, gla),
+    ("gla_backward", SHAPES, gla_backward),
+    ("kda", SHAPES, kda),
+    ("kda_backward", SHAPES, kda_backward),
+    ("ssd", ((8, 2048, 80), (2, 8192, 80)), ssd),
+    ("ssd_backward", ((8, 2048, 80), (2, 8192, 80)), ssd_backward),
+    ("hgrn", ((8, 2048, 2048), (1, 32768, 4096)), hgrn),
+    ("conv1d", ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024)), conv1d),
+)
+
+
+def contests(seed: int) -> Iterator[Contest]:
+    import torch
+
+    only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
+    for name, shapes, build in OPERATIONS:
+        if only and name not in only:
+            continue
+        for shape in shapes:
+            torch.cuda.empty_cache()
+            yield _race(f"{name}-{'x'.join(map(str, shape))}", *build(normal_of(seed), *shape))

@@ -1,0 +1,178 @@
+"""A layer of a Llama on several GPUs: heads and hidden columns are dealt out over ranks, rows too
+between the products.
+
+    q, k, v = gather of rms_norm(x) times own columns        all_gather_matmul
+    x = x + scatter of attention(q, k, v) times own rows     matmul_reduce_scatter
+    h = gather of rms_norm(x) times own columns              all_gather_matmul
+    x = x + scatter of swiglu(h) times own rows              matmul_reduce_scatter
+
+Each rank has x of its rows alone: norms and residuals are not done twice, and what the exchange
+moves is what a sum over ranks would move. The exchange of a block runs beside the product of
+another; the functions are ordinary kernels (tkc/kernels/distributed) with signals and waits.
+
+On this machine's processor the ranks are threads over NumPy arrays. On GPUs, a process each:
+
+    torchrun --nproc_per_node 2 examples/tensor_parallel.py
+
+That has not been measured: there is no row for it beside torch yet.
+"""
+
+import os
+
+import numpy as np
+from _arrays import largest_error, main, normal
+
+from tkc import kernels as library
+from tkc.kernels import distributed
+
+BASE = 10000.0  # of the angles by which queries and keys are turned
+
+
+def layer(x, weights, group, cos, sin, head):
+    """x [n / W, D]: this rank's rows; weights: this rank's (`shard`); head: channels of a head."""
+    width = weights["out"].shape[0]
+    qkv = distributed.all_gather_matmul(library.rms_norm(x), weights["qkv"], group)
+    rows = qkv.shape[0]
+    q, k, v = (qkv[:, i * width : (i + 1) * width].reshape(1, rows, -1, head) for i in range(3))
+    q, k = library.rotary(q, cos, sin), library.rotary(k, cos, sin)
+    seen = library.attention(q, k, v, causal=True, heads_first=False)
+    x = x + distributed.matmul_reduce_scatter(seen.reshape(rows, width), weights["out"], group)
+    hidden = weights["down"].shape[0]
+    h = distributed.all_gather_matmul(library.rms_norm(x), weights["up"], group)
+    h = library.swiglu(h[:, :hidden], h[:, hidden:])
+    return x + distributed.matmul_reduce_scatter(h, weights["down"], group)
+
+
+def shard(whole, rank, world):
+    """The columns of the first products, and rows of the second ones, that a rank has."""
+
+    def columns(w):
+        return np.ascontiguousarray(np.split(w, world, 1)[rank])
+
+    def rows(w):
+        return np.ascontiguousarray(np.split(w, world, 0)[rank])
+
+    return {
+        "qkv": np.concatenate([columns(whole[name]) for name in ("q", "k", "v")], 1),
+        "out": rows(whole["out"]),
+        "up": np.concatenate([columns(whole["gate"]), columns(whole["value"])], 1),
+        "down": rows(whole["down"]),
+    }
+
+
+def made(rows, width, hidden, head):
+    """x, weights and the tables of angles."""
+    shapes = {
+        "q": (width, width),
+        "k": (width, width),
+        "v": (width, width),
+        "out": (width, width),
+        "gate": (width, hidden),
+        "value": (width, hidden),
+        "down": (hidden, width),
+    }
+    whole = {
+        name: normal(shape, "float32", seed) / np.float32(np.sqrt(shape[0]))
+        for seed, (name, shape) in enumerate(shapes.items(), 1)
+    }
+    angles = np.outer(np.arange(rows), BASE ** -(np.arange(head // 2) / (head // 2)))
+    return (
+        normal((rows, width), "float32"),
+        whole,
+        np.cos(angles).astype(np.float32),
+        np.sin(angles).astype(np.float32),
+    )
+
+
+def run(world, rows, width, hidden, head):
+    """The layer on so many ranks."""
+    x, whole, cos, sin = made(rows, width, hidden, head)
+    parts = distributed.threads(
+        world,
+        lambda group: layer(
+            np.split(x, world)[group.rank],
+            shard(whole, group.rank, world),
+            group,
+            cos,
+            sin,
+            head,
+        ),
+    )
+    return np.concatenate(parts)
+
+
+def reference(rows, width, hidden, head):
+    x, whole, cos, sin = made(rows, width, hidden, head)
+    x, cos, sin = x.astype(np.float64), cos[:, None], sin[:, None]
+    w = {name: one.astype(np.float64) for name, one in whole.items()}
+
+    def norm(x):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+    def turned(x):
+        a, b = np.split(x, 2, -1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    q, k, v = ((norm(x) @ w[n]).reshape(rows, -1, head) for n in ("q", "k", "v"))
+    scores = np.einsum("ihd,jhd->hij", turned(q), turned(k)) / np.sqrt(head)
+    powers = np.exp(np.where(np.tri(rows, dtype=bool), scores, -np.inf))
+    weight = powers / powers.sum(-1, keepdims=True)
+    x = x + np.einsum("hij,jhd->ihd", weight, v).reshape(rows, width) @ w["out"]
+    gate, value = norm(x) @ w["gate"], norm(x) @ w["value"]
+    return x + gate / (1 + np.exp(-gate)) * value @ w["down"]
+
+
+# ---- what `tkc demo` runs ------------------------------------------------------------------------
+def cases(device, rows=48, width=64, hidden=128, head=16):
+    if device != "cpu":
+        return  # a process a GPU: torchrun starts them
+    sizes = rows, width, hidden, head
+    results = {}
+    yield {
+        "name": "tensor parallel",
+        "shape": (2, *sizes),
+        "dtype": "float32",
+        "tolerance": 1e-5,
+        "run": lambda: results.update(two=run(2, *sizes)),
+        "error": lambda: max(
+            largest_error(results["two"], reference(*sizes)),
+            largest_error(results["two"], run(1, *sizes).astype(np.float64)),
+        ),
+    }
+
+
+def kernels():
+    """None of its own: they are the library's."""
+    return []
+
+
+def of_torch():
+    """One rank of `torchrun`: the same layer on its GPU, beside one rank's result."""
+    import torch
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sizes = 4096, 4096, 14336, 128
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    x, whole, cos, sin = made(*sizes)
+
+    def on_gpu(array):
+        return torch.from_numpy(array).cuda()
+
+    part = layer(
+        on_gpu(np.split(x, world)[rank]).bfloat16(),
+        {n: on_gpu(w).bfloat16() for n, w in shard(whole, rank, world).items()},
+        distributed.group_of_torch(),
+        on_gpu(cos),
+        on_gpu(sin),
+        sizes[-1],
+    )
+    want = np.split(reference(*sizes), world)[rank]
+    print(f"rank {rank} of {world}: error {largest_error(part, want):.1e}")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        of_torch()
+    else:
+        main(cases)

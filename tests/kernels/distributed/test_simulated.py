@@ -1,0 +1,52 @@
+"""Functions of several ranks as compiled for Hopper, ranks beside one another in the simulator,
+under the happens-before check: what they compute, that nothing is found in them, and that whatever
+is taken from their synchronization is.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.kernels.distributed.test_ranks import close, each, exact
+from tkc.kernels import distributed
+from tkc.kernels.distributed.groups import beside
+
+BF16 = ml_dtypes.bfloat16
+
+
+def simulated(world, run, seed=0):
+    """What `run(group)` gives for each rank."""
+    groups = beside(world)
+    return tkc.simulate_ranks(world, lambda r: run(groups[r]), seeds=[seed])
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_all_reduce(shots):
+    x = each(2, (300,))
+    found = simulated(2, lambda g: [distributed.all_reduce(x[g.rank], g, shots) for _ in range(3)])
+    for calls in found:
+        for y in calls:
+            close(y, sum(map(exact, x)), np.float32)
+
+
+def test_all_gather_matmul():
+    a, w = each(2, (64, 128), BF16), each(2, (128, 128), BF16, 1)
+    found = simulated(
+        2, lambda g: [distributed.all_gather_matmul(a[g.rank], w[g.rank], g) for _ in range(2)]
+    )
+    for r, calls in enumerate(found):
+        for y in calls:
+            close(y, exact(np.concatenate(a)) @ exact(w[r]), BF16)
+
+
+def test_matmul_reduce_scatter():
+    a, w = each(2, (128, 64), BF16), each(2, (64, 128), BF16, 1)
+    found = simulated(
+        2,
+        lambda g: [distributed.matmul_reduce_scatter(a[g.rank], w[g.rank], g) for _ in range(2)],
+    )
+    want = sum(exact(x) @ exact(y) for x, y in zip(a, w, strict=True))
+    for r, calls in enumerate(found):
+        for y in calls:
+            close(y, want[r * 64 : (r + 1) * 64], BF16)

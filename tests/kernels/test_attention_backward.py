@@ -1,0 +1,388 @@
+"""Gradients of attention against float64: masks, windows, soft caps, grouped queries, both orders
+of axes, ragged batches, the log-sum-exp's own gradient; compiled for GPUs.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.kernels.checks import double, launches, numbers
+from tests.kernels.test_attention import attention, operands, zeros
+from tkc import kernels
+from tkc.codegen.ptx.ptxas import find
+
+TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 0.003}
+
+
+def everything(
+    q,
+    k,
+    v,
+    grad,
+    lse_grad,
+    causal=False,
+    scale=None,
+    window=None,
+    softcap=0.0,
+    sinks=None,
+    slopes=None,
+):
+    """((result, log-sum-exp), (dQ, dK, dV, dsinks)) in float64; grad and lse_grad: of the two."""
+    q, k, v, grad = map(double, (q, k, v, grad))
+    (_, heads, queries, d), (_, shared, keys, _) = q.shape, k.shape
+    k, v = (np.repeat(x, heads // shared, 1) for x in (k, v))
+    scale = d**-0.5 if scale is None else scale
+    s = q @ k.swapaxes(-1, -2) * scale
+    bent = np.tanh(s / softcap) if softcap else np.zeros(())
+    s = softcap * bent if softcap else s
+    distance = np.arange(queries)[:, None] + keys - queries - np.arange(keys)
+    if slopes is not None:
+        s = s - double(slopes)[:, None, None] * abs(distance)
+    keep = distance >= 0 if causal else np.ones(distance.shape, bool)
+    keep = keep & (distance < window) if window is not None else keep
+    s = np.where(keep, s, -np.inf)
+    extra = np.full((heads, 1), -np.inf) if sinks is None else double(sinks)[:, None]
+    top = np.maximum(s.max(-1, initial=-np.inf), extra)
+    base = np.where(np.isinf(top), 0, top)
+    with np.errstate(divide="ignore"):
+        lse = base + np.log(np.exp(s - base[..., None]).sum(-1) + np.exp(extra - base))
+    p = np.exp(s - np.where(np.isinf(lse), 0, lse)[..., None])
+    out = p @ v
+    term = (grad * out).sum(-1) - lse_grad
+    ds = p * (grad @ v.swapaxes(-1, -2) - term[..., None]) * (1 - bent * bent) * scale
+
+    def folded(x):
+        return x.reshape(x.shape[0], shared, heads // shared, *x.shape[2:]).sum(2)
+
+    found = ds @ k, folded(ds.swapaxes(-1, -2) @ q), folded(p.swapaxes(-1, -2) @ grad)
+    if sinks is not None:
+        shares = np.exp(extra - np.where(np.isinf(lse), 0, lse))
+        found += ((shares * -term).sum((0, 2)),)
+    return (out, lse), found
+
+
+def gradients(*arrays, **options):
+    return everything(*arrays, **options)[1]
+
+
+def near(got, want, dtype: str = "float32", slack: float = 1) -> None:
+    assert len(got) == len(want)
+    for name, one, other in zip(("dQ", "dK", "dV", "dsinks"), got, want, strict=False):
+        assert tuple(one.shape) == other.shape
+        assert str(one.dtype) == (dtype if name != "dsinks" else "float32")
+        error = np.abs(double(one) - other).max(initial=0)
+        assert error <= slack * TOLERANCE[dtype] * max(1, np.abs(other).max(initial=0)), name
+
+
+def both(q, k, v, **options):
+    """(what kernels.attention_backward gives, float64), of results with random gradients."""
+    out, lse = kernels.attention(q, k, v, with_lse=True, **options)
+    grad, lse_grad = numbers(out.shape, str(out.dtype), 5), numbers(lse.shape, seed=6)
+    # a row that sees nothing has a constant sum
+    lse_grad[np.isinf(lse)] = 0
+    got = kernels.attention_backward(grad, q, k, v, out, lse, lse_grad, **options)
+    ours = {name.removeprefix("alibi_"): x for name, x in options.items()}
+    want, found = everything(q, k, v, grad, lse_grad, **ours)
+    kind, scale = str(out.dtype), max(1, np.abs(want[0]).max(initial=0))
+    assert np.abs(double(out) - want[0]).max(initial=0) <= TOLERANCE[kind] * scale
+    np.testing.assert_allclose(lse, want[1], rtol=2e-3, atol=2e-3)
+    return got, found
+
+
+SHAPES = [
+    (1, 2, 2, 70, 70, 64, 64),
+    (2, 4, 2, 33, 150, 32, 32),
+    (1, 3, 1, 129, 5, 16, 16),
+    (1, 1, 1, 1, 1, 7, 9),
+    (2, 4, 4, 1, 600, 64, 32),
+    (1, 7, 1, 65, 63, 72, 40),
+    (1, 1, 1, 130, 66, 192, 128),
+    (1, 1, 1, 40, 33, 256, 256),
+    (1, 1, 1, 3, 0, 16, 16),
+    (1, 2, 1, 0, 3, 16, 16),
+    (0, 2, 2, 4, 4, 8, 8),
+]
+VARIANTS = [
+    {},
+    dict(causal=True),
+    dict(causal=True, window=17),
+    dict(causal=True, window=1),
+    dict(softcap=2.0),
+    dict(scale=0.3),
+    dict(causal=True, window=40, softcap=3.0),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(
+    "options", VARIANTS, ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full"
+)
+def test_variants(shape, options):
+    near(*both(*operands(*shape), **options))
+
+
+OF_HEADS = {
+    "sinks": dict(sinks=np.array([1, -2, 5, -np.inf], np.float32)),
+    "slopes": dict(alibi_slopes=np.array([0.5, 0.1, 0, 1], np.float32)),
+    "both": dict(
+        sinks=np.array([0.5, 0, 3, -1], np.float32),
+        alibi_slopes=np.array([0.5, 0.1, 0, 1], np.float32),
+        softcap=4.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_HEADS)
+@pytest.mark.parametrize("mask", [{}, dict(causal=True), dict(causal=True, window=17)])
+@pytest.mark.parametrize("lengths", [(70, 70), (33, 150), (150, 33), (1, 600)])
+def test_sinks_and_slopes(name, mask, lengths):
+    near(*both(*operands(2, 4, 2, *lengths, 32, 16), **mask, **OF_HEADS[name]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_short_floats(dtype, causal):
+    got, want = both(*operands(1, 4, 2, 150, 170, 64, 64, dtype), causal=causal)
+    near(got, want, dtype, slack=2)
+
+
+def test_without_a_gradient_of_the_sums():
+    q, k, v = operands(1, 2, 1, 40, 50, 32, 32)
+    out, lse = kernels.attention(q, k, v, causal=True, with_lse=True)
+    grad = numbers(out.shape, seed=5)
+    got = kernels.attention_backward(grad, q, k, v, out, lse, causal=True)
+    near(got, gradients(q, k, v, grad, np.zeros(lse.shape), causal=True))
+
+
+def test_finite_differences():
+    """Without formulas: how a random sum of both results changes along a random direction."""
+    q, k, v = (double(x) for x in operands(1, 2, 1, 30, 40, 16, 16))
+    options = dict(causal=True, window=25, softcap=3.0)
+    grad, lse_grad = numbers((1, 2, 30, 16), seed=5), numbers((1, 2, 30), seed=6)
+    lower = [x.astype(np.float32) for x in (q, k, v)]
+    out, lse = kernels.attention(*lower, with_lse=True, **options)
+    got = kernels.attention_backward(grad, *lower, out, lse, lse_grad, **options)
+
+    def value(*arrays):
+        o, sums = attention(*arrays, **options)
+        return (o * grad).sum() + (sums * lse_grad).sum()
+
+    for i, x in enumerate(lower):
+        way = double(numbers(x.shape, seed=7 + i))
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved = [double(y) for y in lower]
+            moved[i] = moved[i] + step * way
+            ends.append(value(*moved))
+        slope = (ends[0] - ends[1]) / 2e-5
+        assert abs((double(got[i]) * way).sum() - slope) <= 1e-4 * max(1, abs(slope))
+
+
+def test_heads_second():
+    q, k, v = operands(2, 4, 2, 40, 60, 32, 32)
+    out, lse = kernels.attention(q, k, v, causal=True, with_lse=True)
+    grad = numbers(out.shape, seed=5)
+    want = kernels.attention_backward(grad, q, k, v, out, lse, causal=True)
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (grad, q, k, v, out)]
+    got = kernels.attention_backward(*turned, lse, causal=True, heads_first=False)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one.swapaxes(1, 2), other)
+
+
+def ragged(lengths, lengths_k, options, d=32, dv=16):
+    """Arrays of sequences one after the other, where they begin, and the results' gradients."""
+    at, at_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (lengths, lengths_k))
+    q, k, v = (
+        numbers((at[-1], 4, d)),
+        numbers((at_k[-1], 2, d), seed=1),
+        numbers((at_k[-1], 2, dv), seed=2),
+    )
+    how = dict(options, cu_seqlens=at, max_seqlen=max(lengths))
+    if lengths is not lengths_k:
+        how |= dict(cu_seqlens_k=at_k, max_seqlen_k=max(lengths_k))
+    return (q, k, v), (at, at_k), how
+
+
+RAGGED = [
+    ((70,), None),
+    ((5, 0, 130, 64, 1), None),
+    ((0, 0), None),
+    ((5, 0, 130, 64, 1), (7, 40, 100, 64, 0)),
+    ((1, 1, 1), (129, 0, 300)),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(causal=True), dict(causal=True, window=20)],
+    ids=["full", "causal", "window"],
+)
+@pytest.mark.parametrize("lengths, lengths_k", RAGGED)
+def test_ragged(lengths, lengths_k, options):
+    """Each sequence as if it were alone, forward and backward."""
+    arrays, (at, at_k), how = ragged(lengths, lengths_k or lengths, options)
+    out, lse = kernels.attention(*arrays, with_lse=True, **how)
+    grad = numbers(out.shape, seed=5)
+    lse_grad = np.where(np.isinf(lse), 0, numbers(lse.shape, seed=6))
+    found = kernels.attention_backward(grad, *arrays, out, lse, lse_grad, **how)
+
+    def alone(x, start, end):
+        return np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None])
+
+    for (start, end), (first, last) in zip(pairwise(at), pairwise(at_k), strict=True):
+        q, g, dq = (alone(x, start, end) for x in (arrays[0], grad, found[0]))
+        k, v, dk, dv = (alone(x, first, last) for x in (*arrays[1:], *found[1:]))
+        want = attention(q, k, v, **options)
+        np.testing.assert_allclose(alone(out, start, end), want[0], atol=1e-5)
+        np.testing.assert_allclose(lse[None, :, start:end], want[1], atol=1e-5)
+        near((dq, dk, dv), gradients(q, k, v, g, lse_grad[None, :, start:end], **options))
+
+
+def test_what_lies_behind_the_end_does_not_matter():
+    """Rows and columns of the same memory that are NaN."""
+    whole = operands(1, 2, 2, 128, 128, 32, 32)
+    for x in whole:
+        x[:, :, 70:] = np.nan
+    q, k, v = (x[:, :, :70] for x in whole)
+    got, want = both(q, k, v, causal=True)
+    near(got, want)
+
+
+def test_rows_whose_scores_are_large():
+    q, k, v = operands(1, 2, 2, 64, 200, 32, 32)
+    got, want = both(q, k * 60, v)
+    near(got, want, slack=256)
+
+
+def test_the_same_bits():
+    """Nothing is added up in an order that could differ."""
+    arrays = operands(2, 4, 2, 70, 90, 32, 32, "bfloat16")
+    out, lse = kernels.attention(*arrays, causal=True, with_lse=True)
+    with launches() as found:
+        kernels.attention_backward(out, *arrays, out, lse, causal=True)
+    for kernel, args, options in found:
+        compiled = kernel.compile(*args, target="sm_90a", **options)
+        assert "red.global" not in compiled.ptx
+        assert "reduce.async" not in compiled.ptx
+
+
+BAD = [
+    (
+        lambda g, q, k, v, o, s: kernels.attention(q, k, v, sinks=np.zeros(2, np.float32)),
+        "sinks: expected the shape",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(
+            g, q, k, v, o, s, alibi_slopes=np.zeros(4)
+        ),
+        "alibi_slopes is float32, got float64",
+    ),
+    (lambda g, q, k, v, o, s: kernels.attention_backward(g[:, :, :3], q, k, v, o, s), "grad: exp"),
+    (lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o[..., :3], s), "out: exp"),
+    (lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o, s[:1]), "lse: expected"),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o, s, s[:, :1]),
+        "lse_grad: expected",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g.astype(np.float16), q, k, v, o, s),
+        "grad is float16 and q float32",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o, s.astype(np.float64)),
+        "lse is float32, got float64",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o, s, window=3),
+        "window is a number of keys",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g, q, k, v, o, s, max_seqlen=3),
+        "come together",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(
+            g, q, k, v, o, s, cu_seqlens_k=np.zeros(2, np.int32), max_seqlen_k=3
+        ),
+        "cu_seqlens_k comes beside cu_seqlens",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention_backward(g[0], q[0], k[0], v[0], o[0], s[0]),
+        r"\[batch, heads, queries, D\]",
+    ),
+    (
+        lambda g, q, k, v, o, s: kernels.attention(
+            q[0], k[0], v[0], cu_seqlens=np.zeros(2, np.int32), max_seqlen=4
+        ),
+        "q has 4 tokens and k 2; pass cu_seqlens_k",
+    ),
+]
+
+
+@pytest.mark.parametrize("call, says", BAD, ids=[says for _, says in BAD])
+def test_errors(call, says):
+    arrays = operands(2, 4, 2, 5, 6, 16, 16)
+    out, lse = kernels.attention(*arrays, with_lse=True)
+    with pytest.raises(tkc.LaunchError, match=says):
+        call(out, *arrays, out, lse)
+
+
+def backward_of(q, k, v, **options):
+    """The gradient's launches alone."""
+    tokens = "cu_seqlens" in options
+    sums = np.zeros(q.shape[1::-1] if tokens else q.shape[:3], np.float32)
+    out = zeros(*q.shape[:-1], v.shape[-1]).astype(q.dtype)
+    kernels.attention_backward(out, q, k, v, out, sums, **options)
+
+
+FORMS = {
+    "full": lambda d: backward_of(*[zeros(1, 8, 512, d)] * 3),
+    "causal": lambda d: backward_of(*[zeros(1, 8, 512, d)] * 3, causal=True),
+    "grouped": lambda d: backward_of(zeros(2, 8, 512, d), *[zeros(2, 2, 512, d)] * 2, causal=True),
+    "window": lambda d: backward_of(*[zeros(1, 8, 2048, d)] * 3, causal=True, window=256),
+    "soft cap": lambda d: backward_of(*[zeros(1, 8, 512, d)] * 3, causal=True, softcap=30.0),
+    "odd lengths": lambda d: backward_of(
+        zeros(1, 8, 501, d), *[zeros(1, 8, 777, d)] * 2, causal=True
+    ),
+    "ragged": lambda d: backward_of(
+        *[zeros(3000, 8, d)] * 3, causal=True, cu_seqlens=np.zeros(4, np.int32), max_seqlen=1500
+    ),
+    "sinks and slopes": lambda d: backward_of(
+        *[zeros(1, 8, 512, d)] * 3,
+        causal=True,
+        sinks=np.zeros(8, np.float32),
+        alibi_slopes=np.zeros(8, np.float32),
+    ),
+    "float32": lambda d: backward_of(*[np.zeros((1, 4, 512, d), np.float32)] * 3, causal=True),
+}
+
+
+# blocks of 32 rows do not fit its shared memory, and of 16 there is no plan without a spill
+SPILLS = {("float32", 256, "sm_89")}
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("name", FORMS)
+def test_it_assembles(name, d, target, monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    with launches() as found:
+        FORMS[name](d)
+    names = [kernel.__name__ for kernel, *_ in found]
+    assert [n for n in names if n != "_sink_gradients"][:2] == ["_row_terms", "_queries"]
+    assert names[-1] == "_keys_and_values"
+    for kernel, args, options in found:
+        compiled = kernel.compile(*args, target=target, **options)
+        if (name, d, target) not in SPILLS:
+            assert compiled.resources.clean, f"{kernel.__name__}: {compiled.resources.log}"
+        if (
+            kernel.__name__ in ("_row_terms", "_sink_gradients")
+            or target != "sm_90a"
+            or name == "float32"
+        ):
+            continue
+        assert "wgmma" in compiled.ptx, compiled.decisions
+        assert any("roles: a producer" in line for line in compiled.decisions), compiled.decisions

@@ -1,0 +1,89 @@
+"""States that go through memory: what a loop stores in one iteration, loads of a later one feed to
+dots. The compiled programs run with threads, under the check for races.
+"""
+
+import numpy as np
+import pytest
+
+import tkc
+
+ROWS, STATE, STEPS, PART = 64, 128, 4, 32
+
+
+@pytest.fixture(params=["sm_80", "sm_90a"])
+def simulated(request, monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", request.param)
+
+
+@tkc.jit
+def recurrent(h, w, steps, ROWS: tkc.constexpr, STATE: tkc.constexpr, PART: tkc.constexpr):
+    """h[(t + 1) % buffers] = tanh(h[t % buffers] w), parts of the state at a time."""
+    buffers = h.shape[0]
+    for t in range(steps):
+        acc = tkc.zeros((ROWS, STATE))
+        for k in range(0, h.shape[2], PART):
+            x = tkc.load(h, (t % buffers, 0, k), (None, ROWS, PART))
+            acc = tkc.dot(x, tkc.load(w, (k, 0), (PART, STATE)), acc)
+        tkc.store(h[(t + 1) % buffers], (0, 0), tkc.tanh(acc).to(h.dtype))
+
+
+@pytest.mark.parametrize("buffers", [STEPS + 1, 2])
+@pytest.mark.usefixtures("simulated")
+def test_a_recurrent_layer(buffers):
+    rng = np.random.default_rng(0)
+    w = (rng.standard_normal((STATE, STATE)) / 11).astype(np.float16)
+    h = np.zeros((buffers, ROWS, STATE), np.float16)
+    h[0] = rng.standard_normal((ROWS, STATE))
+    want = h[0].astype(float)
+    for _ in range(STEPS):
+        want = np.tanh(want @ w.astype(float)).astype(np.float16).astype(float)
+    recurrent[1](h, w, STEPS, ROWS, STATE, PART)
+    np.testing.assert_allclose(h[STEPS % buffers], want, atol=2e-3)
+
+
+@tkc.jit
+def solve(lower, b, blocks, N: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """b becomes lower⁻¹ b, where lower has ones on its diagonal and blocks below it alone."""
+    for i in range(blocks):
+        x = tkc.load(b, (i * N, 0), (N, COLUMNS)).to(tkc.float32)
+        for j in range(i):
+            known = tkc.load(b, (j * N, 0), (N, COLUMNS))
+            x = x - tkc.dot(tkc.load(lower, (i * N, j * N), (N, N)), known)
+        tkc.store(b, (i * N, 0), x.to(b.dtype))
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_triangular_solve_in_place():
+    rng, n, blocks = np.random.default_rng(0), 32, 4
+    lower = np.tril(rng.standard_normal((n * blocks, n * blocks)) * 0.05, -1).astype(np.float16)
+    lower *= np.kron(np.tril(np.ones((blocks, blocks)), -1), np.ones((n, n))).astype(np.float16)
+    b = rng.standard_normal((n * blocks, 64)).astype(np.float16)
+    want = b.astype(float)
+    for i in range(0, n * blocks, n):
+        want[i : i + n] -= lower[i : i + n, :i].astype(float) @ want[:i]
+        want[i : i + n] = want[i : i + n].astype(np.float16)
+    solve[1](lower, b, blocks, n, 64)
+    np.testing.assert_allclose(b, want, atol=4e-3)
+
+
+@tkc.jit
+def looped(a, w, out, k, N: tkc.constexpr):
+    """What lies outside of an operand reads as one, which no tensor map says."""
+    acc = tkc.zeros((N, N))
+    for i in range(0, k, N):
+        x = tkc.load(a, (0, i), (N, N), other=1.0)
+        acc = tkc.dot(x, tkc.load(w, (i, 0), (N, N)), acc)
+    tkc.store(out, (0, 0), acc)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_an_operand_that_reads_as_one_outside():
+    rng = np.random.default_rng(0)
+    a = rng.integers(-2, 3, (50, 104)).astype(np.float16)
+    w = rng.integers(-2, 3, (128, 64)).astype(np.float16)
+    out = np.zeros((64, 64), np.float32)
+    looped[1](a, w, out, 128, 64)
+    whole = np.ones((64, 128))
+    whole[:50, :104] = a
+    np.testing.assert_array_equal(out, whole @ w)

@@ -1,0 +1,78 @@
+"""Arrays that a kernel makes of addresses in a table, which are no arguments of the launch."""
+
+import numpy as np
+import pytest
+
+import tkc
+from tkc.sim.errors import OutOfBounds
+
+LENGTH, ROWS = 5, 3
+
+
+@tkc.jit
+def rows(addresses, out, n):
+    x = tkc.array(addresses[tkc.program_id(0)], tkc.float32, (n,))
+    tkc.store(out[tkc.program_id(0)], (0,), tkc.load(x, (0,), (8,)))
+
+
+@tkc.jit
+def doubled(addresses, n):
+    x = tkc.array(addresses[tkc.program_id(0)], tkc.float32, (n,))
+    tkc.store(x, (0,), 2 * tkc.load(x, (0,), (8,)))
+
+
+def parts():
+    arrays = [np.arange(LENGTH, dtype=np.float32) + 10 * i for i in range(ROWS)]
+    return arrays, np.array([x.ctypes.data for x in arrays], np.int64)
+
+
+WAYS = {
+    "cpu": {},
+    "level 0": {"TKC_INTERPRET": "1"},
+    "sm_80": {"TKC_SIM": "1", "TKC_TARGET": "sm_80"},
+    "sm_90a": {"TKC_SIM": "1", "TKC_TARGET": "sm_90a"},
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setenv(name, value)
+    return request.param
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_they_are_read(way, debug):
+    arrays, table = parts()
+    out = np.full((ROWS, 8), np.nan, np.float32)
+    rows[ROWS](table, out, LENGTH, debug=debug)
+    assert np.array_equal(out, np.pad(arrays, ((0, 0), (0, 8 - LENGTH))))
+
+
+def test_they_are_written(way):
+    arrays, table = parts()
+    doubled[ROWS](table, LENGTH)
+    assert [x[-1] for x in arrays] == [2 * (4 + 10 * i) for i in range(ROWS)]
+
+
+def test_they_may_overlap(way):
+    whole = np.arange(12, dtype=np.float32)
+    table = whole.ctypes.data + np.array([16, 0, 8], np.int64)
+    out = np.full((ROWS, 8), np.nan, np.float32)
+    rows[ROWS](table, out, LENGTH)
+    want = [whole[start : start + LENGTH] for start in (4, 0, 2)]
+    assert np.array_equal(out, np.pad(want, ((0, 0), (0, 8 - LENGTH))))
+
+
+def test_an_address_that_is_no_memory_is_reported(monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    with pytest.raises(OutOfBounds, match="belongs to no argument"):
+        doubled[1](np.array([64], np.int64), LENGTH)
+
+
+def test_validation_writes_copies_of_them(monkeypatch, capsys):
+    monkeypatch.setenv("TKC_VALIDATE", "1")
+    arrays, table = parts()
+    doubled[ROWS](table, LENGTH)
+    assert "passes change nothing" in capsys.readouterr().err
+    assert [x[-1] for x in arrays] == [2 * (4 + 10 * i) for i in range(ROWS)]

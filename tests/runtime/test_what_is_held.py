@@ -1,0 +1,213 @@
+"""Values of every kind that a kernel reads of the host, and that change in place: the next launch
+sees it, also where nothing says how such a value is written down.
+"""
+
+import importlib.util
+import pkgutil
+import sys
+
+import numpy as np
+import pytest
+
+import tkc
+import tkc.kernels
+from tkc.runtime.fingerprint import Fingerprint
+from tkc.runtime.jit import JitFunction
+
+# by name: what a module sets up, what a kernel reads of it, and what is changed then
+CHANGED = {
+    "deque": ("d = collections.deque([1.0])", "d[0]", "d[0] = 2.0"),
+    "ordered dictionary": ("d = collections.OrderedDict(a=1.0)", "d['a']", "d['a'] = 2.0"),
+    "default dictionary": ("d = collections.defaultdict(float, a=1.0)", "d['a']", "d['a'] = 2.0"),
+    "counter": ("d = collections.Counter(a=1)", "d['a']", "d['a'] = 2"),
+    "chain of dictionaries": ("d = collections.ChainMap({'a': 1.0})", "d['a']", "d['a'] = 2.0"),
+    "kind of list": ("class L(list): pass\nd = L([1.0])", "d[0]", "d[0] = 2.0"),
+    "kind of dictionary": ("class L(dict): pass\nd = L(a=1.0)", "d['a']", "d['a'] = 2.0"),
+    "kind of set": ("class L(set): pass\nd = L([1.0])", "float(2.0 in d)", "d.add(2.0)"),
+    "list in a named tuple": (
+        "N = collections.namedtuple('N', 'a b')\nd = N([1.0], 2)",
+        "d.a[0]",
+        "d.a[0] = 2.0",
+    ),
+    "bytes": ("d = bytearray([1])", "d[0]", "d[0] = 2"),
+    "array of Python": ("d = array.array('d', [1.0])", "d[0]", "d[0] = 2.0"),
+    "view of memory": ("b = bytearray([1]); d = memoryview(b)", "d[0]", "d[0] = 2"),
+    "array of rank 0": ("d = np.array(1.0)", "float(d)", "d[...] = 2.0"),
+    "array of objects": (
+        "d = np.array([None, 1], object); d[0] = [1.0]",
+        "d[0][0]",
+        "d[0][0] = 2.0",
+    ),
+    "view that cannot be written": (
+        "b = np.ones(3); d = b[1:]; d.flags.writeable = False",
+        "float(d[0])",
+        "b[1] = 2.0",
+    ),
+    "context variable": (
+        "c = contextvars.ContextVar('c', default=1.0)",
+        "c.get()",
+        "c.set(2.0)",
+    ),
+    "value of a thread": ("c = threading.local(); c.v = 1.0", "c.v", "c.v = 2.0"),
+    "attributes that a class finds": (
+        "class A:\n"
+        "    def __init__(self): self.__dict__['d'] = {'w': 1.0}\n"
+        "    def __getattr__(self, name): return self.d[name]\n"
+        "a = A()",
+        "a.w",
+        "a.d['w'] = 2.0",
+    ),
+    "slots beside attributes that a class finds": (
+        "class A:\n"
+        "    __slots__ = ('d',)\n"
+        "    def __init__(self): self.d = {'w': 1.0}\n"
+        "    def __getattr__(self, n): return object.__getattribute__(self, 'd')[n]\n"
+        "a = A()",
+        "a.w",
+        "a.d['w'] = 2.0",
+    ),
+    "names by globals()": ("q = 1.0", "globals()['q']", "q = 2.0"),
+    "names by eval": ("q = 1.0", "eval('q')", "q = 2.0"),
+    "module by its name": (
+        "sys.modules['of_a_test'] = m = types.ModuleType('of_a_test'); m.q = 1.0",
+        "__import__('of_a_test').q",
+        "m.q = 2.0",
+    ),
+    "module in a dictionary": (
+        "m = types.ModuleType('of_a_test'); m.q = 1.0; d = {'m': m}",
+        "d['m'].q",
+        "m.q = 2.0",
+    ),
+    "attribute of a module by its name": (
+        "m = types.ModuleType('of_a_test'); m.q = 1.0",
+        "getattr(m, 'q')",
+        "m.q = 2.0",
+    ),
+    "what a weak reference refers to": (
+        "class A: pass\na = A(); a.v = 1.0; w = weakref.ref(a)",
+        "w().v",
+        "a.v = 2.0",
+    ),
+    "number of C": ("c = ctypes.c_double(1.0)", "c.value", "c.value = 2.0"),
+}
+# what gives another number each time
+CONSUMED = {
+    "random numbers": ("", "random.random()"),
+    "a generator of random numbers": ("r = random.Random(3)", "r.random()"),
+    "NumPy's random numbers": ("", "np.random.rand()"),
+    "NumPy's generator": ("g = np.random.default_rng(3)", "g.normal()"),
+    "iterator": ("it = iter([1.0, 2.0, 3.0])", "next(it)"),
+    "generator": ("it = (float(i) for i in range(9))", "next(it)"),
+    "count": ("it = itertools.count()", "next(it)"),
+    "cycle": ("it = itertools.cycle([1.0, 2.0])", "next(it)"),
+    "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
+}
+HEAD = """import array, collections, contextvars, ctypes, itertools, random
+import sys, threading, types, weakref
+import numpy as np
+import tkc
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Makes a module of what it sets up, with a kernel that stores what it reads."""
+
+    def make(setup: str, read: str):
+        file = tmp_path / "module_of_a_test.py"
+        file.write_text(
+            f"{HEAD}{setup}\n\n@tkc.jit\ndef kernel(x):\n"
+            f"    tkc.store(x, (0,), tkc.full((4,), {read}, tkc.float32))\n"
+        )
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        made = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, file.stem, made)
+        spec.loader.exec_module(made)
+        return made
+
+    yield make
+    sys.modules.pop("of_a_test", None)
+
+
+def launched(module) -> float:
+    x = np.zeros(4, np.float32)
+    module.kernel[1](x)
+    return float(x[0])
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_in_place_is_seen(name, module):
+    setup, read, change = CHANGED[name]
+    made = module(setup, read)
+    before = launched(made)
+    exec(change, vars(made))
+    after = launched(made)
+    assert after == float(eval(read, vars(made))) != before
+
+
+@pytest.mark.parametrize("name", CONSUMED)
+def test_what_gives_another_number_each_time(name, module):
+    made = module(*CONSUMED[name])
+    assert launched(made) != launched(made)
+
+
+# the same of torch
+OF_TORCH = {
+    "tensor": ("d = torch.ones(3)", "float(d[0])", "d[0] = 2.0"),
+    "long tensor": ("d = torch.zeros(5000)", "float(d[2500])", "d[2500] = 2.0"),
+    "tensor of bfloat16": ("d = torch.ones((), dtype=torch.bfloat16)", "float(d)", "d.fill_(2)"),
+    "parameter of a module": (
+        "d = torch.nn.Linear(2, 2).requires_grad_(False); d.bias.fill_(1)",
+        "float(d.bias[0])",
+        "d.bias.fill_(2)",
+    ),
+    "attribute of a module": ("d = torch.nn.Linear(2, 2)", "d.in_features", "d.in_features = 3"),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_change_of_torchs_values_is_seen(name, module):
+    pytest.importorskip("torch")
+    setup, read, change = OF_TORCH[name]
+    made = module(f"import torch\n{setup}", read)
+    before = launched(made)
+    exec(change, vars(made))
+    after = launched(made)
+    assert after == float(eval(read, vars(made))) != before
+
+
+def test_limits_of_element_types_have_a_spelling(module):
+    """Objects of NumPy's that hold numbers alone: a launch compares them and compiles nothing."""
+    made = module("d, e = np.finfo(np.float32), np.iinfo(np.int8)", "float(d.eps) + e.max")
+    assert launched(made) == np.float32(float(np.finfo(np.float32).eps) + 127)
+    compiled = dict(made.kernel._compiled)
+    launched(made)
+    assert made.kernel._compiled == compiled and made.kernel.rebindings == 0
+
+
+def test_a_value_that_cannot_change_is_looked_at_once(module):
+    """Numbers, tuples, dtypes, functions of libraries: a launch need not look at them again."""
+    made = module(
+        "import math\nd = (1.0, (2, 'a'), None, np.float32(2), np.dtype('f4'), tkc.float32)",
+        "d[0] + math.sqrt(4.0) + float(np.prod((2, 3))) + float(np.sqrt(4.0))",
+    )
+    assert launched(made) == 11.0
+    own = made.kernel._fingerprint
+    assert not own.mutable and own.unstable is None
+
+
+def kernels_of_the_library() -> list[JitFunction]:
+    modules = [
+        importlib.import_module(f"tkc.kernels.{m.name}")
+        for m in pkgutil.iter_modules(tkc.kernels.__path__)
+        if m.name != "torch_ops"  # has no kernel, and needs torch
+    ]
+    return [k for m in modules for k in vars(m).values() if isinstance(k, JitFunction)]
+
+
+def test_the_library_reads_nothing_for_which_every_launch_compiles():
+    kernels = kernels_of_the_library()
+    assert len(kernels) > 20
+    for kernel in kernels:
+        own = Fingerprint(kernel.fn)
+        assert own.unstable is None and all(text for _, text in own.mutable), kernel

@@ -1,0 +1,101 @@
+"""tkc in Triton's place: imports, tuning, what a launch gives back, and the command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tkc.triton as triton
+import tkc.triton.language as tl
+from tests.triton import kernels
+from tkc.errors import LaunchError, TuningError
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = "from tkc.tools.cli import main; main()"
+SCRIPT = """
+import sys
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+from triton.runtime.autotuner import Autotuner, OutOfResources
+from triton.compiler.errors import CompilationError
+
+
+@triton.jit
+def double(x, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x + at, tl.load(x + at) * 2)
+
+
+x = np.ones(16, np.float32)
+double[(1,)](x, N=16)
+double[(1,)](x, N=16)
+print(x[0], sys.argv[1:], triton.__version__)
+"""
+
+
+def test_the_command_runs_a_script_and_names_its_kernels(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "triton", str(script), "--fast"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout.splitlines()
+    assert said[0] == "4.0 ['--fast'] 3.7.1", done.stderr
+    assert said[1].startswith("double: 2 launches; one role, ") and "0 bytes spilled" in said[1]
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": b}, num_warps=w) for b in (64, 128) for w in (4, 8)],
+    key=["n"],
+    reset_to_zero=["out"],
+)
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def accumulate(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + at) if EVEN else tl.load(x + at, mask=at < n, other=0.0)
+    tl.atomic_add(out, tl.sum(values))
+
+
+def test_tuning_measures_what_differs_and_takes_back_what_it_wrote(monkeypatch):
+    x, out, tried = np.ones(1000, np.float32), np.zeros(1, np.float32), []
+    monkeypatch.setenv("TKC_AUTOTUNE", "1")
+    monkeypatch.setattr(
+        accumulate, "_do_bench", lambda call, quantiles: [tried.append(call) or len(tried)] * 3
+    )
+    accumulate[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, out, 1000)
+    assert out[0] == 1000 and len(tried) == 2  # warps are the planner's: two configurations
+    assert accumulate.best_config.kwargs == {"BLOCK": 64}
+    with pytest.raises(TuningError, match="BLOCK is given"):
+        accumulate.cache.clear()
+        accumulate[(1,)](x, out, 1000, BLOCK=64)
+
+
+def test_a_kernel_is_compiled_without_arrays():
+    compiled = kernels.add.warmup(tl.float32, tl.float32, tl.float32, 100, BLOCK=64, grid=(1,))
+    assert compiled.compiled_for("sm_90a").resources.clean
+    assert set(compiled.asm) >= {"ttir", "ttgir"}
+
+
+def test_what_is_not_an_option_is_refused():
+    x = np.zeros(4, np.float32)
+    with pytest.raises(LaunchError, match="num_wraps is neither a parameter nor an option"):
+        kernels.add[(1,)](x, x, x, 4, BLOCK=4, num_wraps=4)
+
+
+def test_install_takes_triton_s_place_and_gives_it_back():
+    triton.install()
+    try:
+        import triton as placed
+
+        assert placed is triton
+    finally:
+        triton.uninstall()
+    assert "triton" not in sys.modules

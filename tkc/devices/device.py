@@ -1,0 +1,195 @@
+"""What is known of a device. Every field is a number of its file, in the unit that its comment
+names; clocks are a multiprocessor's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the device is made of."""
+
+    multiprocessors: int
+    # multiprocessors of each cluster of processors (GPC), whose blocks may form clusters; empty:
+    # not known
+    gpcs: tuple[int, ...]
+    clock: float  # GHz that it may reach
+    l2: int  # bytes of the L2 cache
+    l2_partitions: int
+    memory: int  # bytes
+    bandwidth: float  # GB/s between memory and chip
+    shared: int  # bytes of shared memory that one block may have
+    power: float  # W that it may draw
+    tensor: int  # dense 16-bit tensor-core operations a clock and multiprocessor (a product is two)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device reaches."""
+
+    clock: float  # GHz that it keeps up under load
+    fabric: float  # bytes a clock from the L2 cache to each multiprocessor
+    l2: float  # … to all multiprocessors together
+    memory: float  # GB/s of a long read
+    cache: int  # bytes of L2 that one kernel may count on
+
+
+class _SharedMemory:
+    """What wgmma and copies have in common: shared memory."""
+
+    free_shared: float
+    max_shared: float
+    shared_slowing: float
+
+    def slowed(self, each: float) -> float:
+        """How much longer wgmma takes where so many bytes a clock go into and out of shared
+        memory.
+        """
+        over = 1 + self.shared_slowing * max(0, each - self.free_shared)
+        far_over = max(1, each / self.max_shared) ** 2
+        return min(over * far_over, max(1, each / self.free_shared))
+
+
+@dataclass(frozen=True)
+class Engines(_SharedMemory):
+    """What a multiprocessor's engines do. A *quarter* of a multiprocessor has one warp of each
+    warpgroup.
+    """
+
+    # clocks of a quarter for a warp's float32 add, multiply or multiply-add
+    fma: float
+    # … integer, logic, comparison, selection, minimum, conversion to 16 bits of a pair
+    alu: float
+    # … exp2, log2, reciprocal, square root, tanh, sine
+    mufu: float
+    lsu: float  # … shuffle, or an instruction to shared or global memory
+    shared: float  # bytes a clock that shared memory moves
+    # vector work takes so much longer while the tensor cores run: they share the ports of the
+    # registers
+    crowding: float
+    # clocks of dots that may wait for the tensor core when issuing the next one must wait too
+    lead: float
+    result: float  # clocks from a dot's end on the tensor core to its registers
+    turn: float  # … from one side of a barrier, full or empty, to the other
+    wait: float  # … of setting up a wait for a copy
+    copy: float  # … from asking for a copy to having it, out of the L2 cache
+    atomic: float  # … of claiming a program
+    drain: float  # … until a copy out has read its source
+    kernel: float  # … before a block's first operation and after its last
+    begin: float  # seconds round a kernel
+    fabric: float  # bytes a clock from the L2 cache to each multiprocessor, all of them busy
+    # bytes a clock into and out of shared memory: beyond the first wgmma slows by so much with each
+    # byte, beyond the second with the square
+    free_shared: float
+    max_shared: float
+    shared_slowing: float
+    # how much wgmma slows, over the square of its columns, where rows of its right operand are no
+    # whole swizzles
+    partial_swizzle: float
+    cluster: float  # clocks until the blocks of a cluster know each other
+    overlap: float  # part of the shorter of memory's time and the multiprocessors' that shows
+    top: float  # GHz of a cool multiprocessor
+    # under power's limit GHz are this / cube root of (1 + `work` · the tensor cores' share of the
+    # time): power grows with the cube of the clock, as the voltage goes with it
+    heat: float
+    work: float
+    # clocks until another instruction can use a result of fma, alu, mufu, lsu, shared memory
+    fma_latency: float
+    alu_latency: float
+    mufu_latency: float
+    lsu_latency: float
+    shared_latency: float
+
+
+@dataclass(frozen=True)
+class Costs(_SharedMemory):
+    """Of the closed-form model."""
+
+    copy_latency: float  # clocks from issuing a copy by a tensor map to its arrival
+    load_latency: float  # … a load or a copy by threads
+    launch_clocks: float  # … before the first step and after the last store
+    launch_seconds: float  # around the kernel
+    later_launch_seconds: float  # of a launch that follows another
+    restart_clocks: float  # of a program, which nothing overlaps
+    # clocks of an element of a program's results, by how they are stored: by tensor maps in several
+    # subtiles or in one, through shared memory, from registers
+    store_tma: float
+    store_subtile: float
+    store_shared: float
+    store_direct: float
+    odd_rows: float  # how much longer stores from registers take of rows that start at odd elements
+    columns: float  # and of dense columns
+    # storing parts of k, and learning which program is the last: clocks, and clocks an element
+    split_k: float
+    split_k_element: float
+    # likewise, of each part that the last program adds up
+    part: float
+    part_element: float
+    cluster: float
+    # as in `Engines`
+    free_shared: float
+    max_shared: float
+    shared_slowing: float
+    partial_swizzle: float
+    mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
+    fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
+    one_role: float  # how much longer a plan of one role takes than the model says, likewise
+    dirty: float  # bytes of earlier kernels, which are written back as others come in
+    # under power's limit GHz are this / cube root of (1 + d · (`work` · the tensor cores' share of
+    # the time + `traffic` · the share of the clocks in which 64 bytes come from the L2 cache)); d
+    # goes from 0 to 1 as launches are longer than `warming`, in seconds
+    heat: float
+    work: float
+    traffic: float
+    warming: float
+    step: float  # clocks of a step that neither the tensor cores nor copies overlap
+    overlap: float
+    staged_load: float  # clocks of a warp's instruction that loads what goes to shared memory
+    async_load: float  # clocks of a warp's instruction that copies to shared memory
+    # clocks in which a tensor map copies 128 bytes of a row; where rows begin amid 32 bytes
+    map_line: float
+    map_cut_line: float
+    busy: float  # part of the device for which those clocks hold: all blocks share the L2 cache
+    shallow_ring: float  # how much slower with few stages behind the one in use
+    # clocks in which a role relays 8-bit operands: of a step, and of each byte
+    relayout: float
+    relayout_byte: float
+    filled: float  # cost of a byte that a tensor map fills with zero, in copied bytes
+    memory_latency: float  # ns of a load from memory under load
+    copied: float  # part of the memory's rate that a copy of a matrix reaches
+    added: float  # part of it that adding up parts of k reaches
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device. name: of its file; title: the vendor's; drivers: names under which drivers know it;
+    architecture: the target that is compiled for it; sources: where each number is from, by
+    "section.field".
+    """
+
+    name: str
+    title: str
+    drivers: tuple[str, ...]
+    architecture: str
+    chip: Chip
+    rates: Rates
+    engines: Engines
+    costs: Costs
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def clock(self, clocks: float, busy: float, copied: float) -> float:
+        """GHz of a launch of so many clocks, where tensor cores are busy for a part of the time and
+        each multiprocessor copies so many bytes a clock.
+        """
+        costs = self.costs
+        seconds = clocks / (self.rates.clock * 1e9)
+        load = costs.work * busy + costs.traffic * copied / 64
+        warm = seconds / (seconds + costs.warming)
+        return float(min(self.engines.top, costs.heat / (1 + warm * load) ** (1 / 3)))
+
+    @property
+    def multiprocessors_of_gpcs(self) -> tuple[int, ...]:
+        """Multiprocessors that stand together."""
+        return self.chip.gpcs or (self.chip.multiprocessors,)

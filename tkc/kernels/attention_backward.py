@@ -1,0 +1,544 @@
+"""Gradients of attention, from three plain block programs without a schedule.
+
+With P = softmax(S), S = Q Kᵀ · scale, and the log-sum-exp L of each row of S (Dao et al., 2022):
+
+    D = rowsum(dO ∘ O) − dL         `_row_terms`, which also writes L in powers of two
+    dS = P ∘ (dO Vᵀ − D)            in registers of both others
+    dQ = dS K · scale               `_queries`, a program a block of rows
+    dK = dSᵀ Q · scale, dV = Pᵀ dO  `_keys_and_values`, a program a block of columns, which walks
+                                    over the rows of all heads of Q that share a head of K and V
+
+Scores are computed twice, and nothing is added up in memory: no atomics, no zeroed arrays, no
+conversion afterwards. So equal arguments give equal bits, whatever else the GPU does. What a launch
+needs besides its results is two float32 of each row, allocated by the call.
+
+The two float32 of a row lie padded to a multiple of `PAD` rows (of each sequence, in ragged
+batches). Rows that are only padding, and rows that see nothing, have L = +∞, so that P is 0 there
+without a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import e, inf, log2, prod
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tkc
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, written_out, zeros
+from tkc.kernels.attention import biased, bounds_of, dense, ragged, write_rows
+from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
+from tkc.kernels.attention_checks import (
+    check,
+    check_heads,
+    check_sequences,
+    group_of,
+    masks_of,
+)
+from tkc.kernels.operator import Operator, operator
+
+LOG2E = log2(e)
+# rows that a block of `_queries` or `_keys_and_values` reads at once divide it
+PAD = 128
+# of a program of `_row_terms`
+ROWS = 32
+
+
+def _part(x, *index):
+    return None if x is None else x[index]
+
+
+def _padded(start, b):
+    """Where sequence b, which begins at `start`, has its padded rows."""
+    return (start + b * PAD) // PAD * PAD
+
+
+def _seen(s, rows, cols, window, causal: bool, windowed: bool):
+    """Scores, −∞ where a row does not see a column."""
+    if not causal:
+        return s
+    keep = rows >= cols
+    return tkc.where(keep & (rows - cols < window) if windowed else keep, s, -inf)
+
+
+@tkc.jit
+def _row_terms(
+    out,
+    grad,
+    lse,
+    lse_grad,
+    terms,
+    log_sums,
+    sinks,
+    sink_parts,
+    cu_seqlens,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+):
+    """Of each row rowsum(dO ∘ O) − dL, and L in powers of two, in padded rows; where there are
+    sinks, what a block of rows adds to their gradient.
+    """
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    if cu_seqlens is not None:
+        start, queries, _, _ = bounds_of(b, cu_seqlens, None)
+        at = _padded(start, b)
+        out, grad, lse = out[:, h], grad[:, h], lse[h]
+        terms, log_sums = terms[h], log_sums[h]
+        lse_grad = _part(lse_grad, h)
+    else:
+        start, at, queries = 0, 0, out.shape[2]
+        out, grad, lse = out[b, h], grad[b, h], lse[b, h]
+        terms, log_sums = terms[b, h], log_sums[b, h]
+        lse_grad = _part(lse_grad, b, h)
+    inside = m + tkc.arange(BM) < queries
+    o, do = (tkc.load(x, (start + m, 0), (BM, DV)).to(tkc.float32) for x in (out, grad))
+    term = tkc.sum(o * do, axis=1)
+    if lse_grad is not None:
+        term = term - tkc.load(lse_grad, (start + m,), (BM,))
+    row = tkc.load(lse, (start + m,), (BM,))
+    seen = inside & (row != -inf)
+    padded = m < tkc.cdiv(queries, PAD) * PAD
+    term, log_sum = tkc.where(seen, term, 0.0), tkc.where(seen, row * LOG2E, inf)
+    tkc.store(terms, (at + m,), term, mask=padded)
+    tkc.store(log_sums, (at + m,), log_sum, mask=padded)
+    if sinks is not None:  # the sink's dS, of a column whose value is 0
+        part = tkc.sum(tkc.exp2(sinks[h] * LOG2E - log_sum) * -term, axis=0)
+        i = b * tkc.num_programs(0) + tkc.program_id(0)
+        tkc.store(sink_parts[h], (i,), tkc.full((1,), 0.0) + part)
+
+
+@tkc.jit
+def _sink_gradients(parts, out, N: tkc.constexpr):
+    """The parts of each head, summed in one order."""
+    h, total = tkc.program_id(0), tkc.zeros((N,))
+    for i in tkc.range(0, parts.shape[1], N):
+        total = total + tkc.load(parts[h], (i,), (N,))
+    tkc.store(out, (h,), tkc.full((1,), 0.0) + tkc.sum(total, axis=0))
+
+
+@tkc.jit
+def _queries(
+    q,
+    k,
+    v,
+    grad,
+    log_sums,
+    terms,
+    dq,
+    cu_seqlens,
+    cu_seqlens_k,
+    slopes,
+    scale,
+    cap,
+    window,
+    GROUP: tkc.constexpr,
+    CAUSAL: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    CAP: tkc.constexpr,
+    D: tkc.constexpr,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    """dQ of a block of rows: a loop over the columns that they see."""
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    if cu_seqlens is not None:  # arrays of [tokens, heads, D]
+        start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
+        at = _padded(start, b)
+        shift, keys = keys - queries, tkc.where(m < queries, keys, 0)
+        q, k, v = q[:, h], k[:, h // GROUP], v[:, h // GROUP]
+        grad, dq, log_sums, terms = grad[:, h], dq[:, h], log_sums[h], terms[h]
+    else:
+        start, key, at, queries, keys = 0, 0, 0, q.shape[2], k.shape[2]
+        shift = keys - queries
+        q, k, v = q[b, h], k[b, h // GROUP], v[b, h // GROUP]
+        grad, dq, log_sums, terms = grad[b, h], dq[b, h], log_sums[b, h], terms[b, h]
+    rows = m + tkc.arange(BM) + shift
+    qi, doi = tkc.load(q, (start + m, 0), (BM, D)), tkc.load(grad, (start + m, 0), (BM, DV))
+    sums, term = tkc.load(log_sums, (at + m,), (BM,)), tkc.load(terms, (at + m,), (BM,))
+    acc = tkc.zeros((BM, D))
+    first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
+    for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
+        cols = n + tkc.arange(BN)
+        ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
+        s = tkc.dot(qi, ki.T)
+        if CAP:
+            t = tkc.tanh(s * (scale / cap))
+            s = t * (cap / scale)
+        s = biased(s * (scale * LOG2E), rows[:, None], cols[None, :], slopes, h, LOG2E)
+        s = s - sums[:, None]
+        if not CAUSAL:
+            s = tkc.where(cols[None, :] < keys, s, -inf)
+        p = tkc.exp2(_seen(s, rows[:, None], cols[None, :], window, CAUSAL, WINDOW))
+        ds = p * (tkc.dot(doi, vi.T) - term[:, None])
+        ds = ds * (1 - t * t) if CAP else ds
+        acc = tkc.dot(ds.to(k.dtype), ki, acc)
+    write_rows(dq, start, m, acc * scale, None if cu_seqlens is None else queries)
+
+
+@tkc.jit
+def _keys_and_values(
+    q,
+    k,
+    v,
+    grad,
+    log_sums,
+    terms,
+    dk,
+    dv,
+    cu_seqlens,
+    cu_seqlens_k,
+    slopes,
+    scale,
+    cap,
+    window,
+    GROUP: tkc.constexpr,
+    CAUSAL: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    CAP: tkc.constexpr,
+    D: tkc.constexpr,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    """dK and dV of a block of columns, or one of them where the other is None: a loop over the rows
+    that see them, of each head of Q.
+    """
+    n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
+    if cu_seqlens is not None:  # arrays of [tokens, heads, D]
+        start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
+        at = _padded(start, b)
+        shift, queries = keys - queries, tkc.where(n < keys, queries, 0)
+        k, v = k[:, h], v[:, h]
+        dk, dv = _part(dk, slice(None), h), _part(dv, slice(None), h)
+    else:
+        start, key, at, queries, keys = 0, 0, 0, q.shape[2], k.shape[2]
+        shift = keys - queries
+        k, v = k[b, h], v[b, h]
+        dk, dv = _part(dk, b, h), _part(dv, b, h)
+        q, grad, log_sums, terms = q[b], grad[b], log_sums[b], terms[b]
+    cols = n + tkc.arange(BN) - shift
+    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
+    dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
+    first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
+    last = tkc.minimum(queries, n + BN - 1 - shift + window) if WINDOW else queries
+    steps = tkc.maximum(tkc.cdiv(last - first, BM), 0)
+    for i in tkc.range(GROUP * steps):
+        g = h if GROUP == 1 else h * GROUP + i // steps
+        m = first + (i if GROUP == 1 else i % steps) * BM
+        rows = m + tkc.arange(BM)
+        qg, dog = (q[g], grad[g]) if cu_seqlens is None else (q[:, g], grad[:, g])
+        qi, doi = tkc.load(qg, (start + m, 0), (BM, D)), tkc.load(dog, (start + m, 0), (BM, DV))
+        s = tkc.dot(ki, qi.T)
+        if CAP:
+            t = tkc.tanh(s * (scale / cap))
+            s = t * (cap / scale)
+        s = biased(s * (scale * LOG2E), rows[None, :], cols[:, None], slopes, g, LOG2E)
+        s = s - tkc.load(log_sums[g], (at + m,), (BM,))[None, :]
+        p = tkc.exp2(_seen(s, rows[None, :], cols[:, None], window, CAUSAL, WINDOW))
+        if dv is not None:
+            dvi = tkc.dot(p.to(grad.dtype), doi, dvi)
+        if dk is not None:
+            ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
+            dki = tkc.dot((ds * (1 - t * t) if CAP else ds).to(q.dtype), qi, dki)
+    end = None if cu_seqlens is None else keys
+    write_rows(dk, key, n, dki * scale, end)
+    write_rows(dv, key, n, dvi, end)
+
+
+class _Block(NamedTuple):
+    """Rows of Q and columns of K that a program has at once."""
+
+    rows: int
+    columns: int
+
+
+class _Blocks(NamedTuple):
+    """The blocks of `_queries` and of `_keys_and_values`, and whether the latter has registers for
+    dK and dV at once, or is launched for each of them.
+    """
+
+    queries: _Block
+    keys: _Block
+    together: bool = True
+
+
+def _holds_wide_rows(target: str) -> bool:
+    """Whether shared memory holds 32 rows of Q and of dO, and 16 of K and of V, of 256 float32."""
+    return target == "cpu" or tkc.target(target).shared_bytes > 2 * (32 + 16) * 256 * 4 + (16 << 10)
+
+
+def _blocks(d: int, d_v: int, kind: str, softcap: bool, target: str) -> _Blocks:
+    """What registers and shared memory hold: the gradients of a block stay in registers."""
+    wide = max(d, d_v)
+    if kind == "float32":
+        if wide <= 64:
+            return _Blocks(_Block(64, 32), _Block(16, 32))
+        rows = 32 if wide <= 128 or _holds_wide_rows(target) else 16
+        return _Blocks(_Block(rows, 16), _Block(16, 32 if wide <= 128 else 16), together=False)
+    if not has_wgmma(target):
+        if wide > 192:
+            return _Blocks(_Block(64, 16), _Block(32, 32))
+        return _Blocks(_Block(64, 32), _Block(32, 64))
+    if wide > 192 or d + d_v > 320:
+        return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
+    narrow = d + d_v > 256 or softcap and wide > 64
+    return _Blocks(_Block(128, 64), _Block(32 if narrow else 64, 128))
+
+
+class Batch(NamedTuple):
+    """Where sequences begin, of queries and (None: likewise) of keys, and the longest; no arrays
+    where all are as long.
+    """
+
+    queries: int
+    keys: int
+    cu_seqlens: Array | None = None
+    cu_seqlens_k: Array | None = None
+
+
+def row_terms(
+    grad: Array,
+    out: Array,
+    sums: tuple[Array, Array | None],
+    sinks: Array | None,
+    dsinks: Array,
+    batch: Batch,
+) -> tuple[Array, Array]:
+    """(rowsum(dO ∘ O) − dL, L in powers of two) of each row, float32, in padded rows. sums: the
+    log-sum-exp and its gradient; dsinks: where the gradient of sinks is written.
+    """
+    heads, cu_seqlens = out.shape[1], batch.cu_seqlens
+    padded: tuple[int, ...]
+    if cu_seqlens is None:
+        sequences, padded = out.shape[0], (out.shape[0], heads, tkc.cdiv(batch.queries, PAD) * PAD)
+    else:
+        sequences = cu_seqlens.shape[0] - 1
+        padded = (heads, (out.shape[0] // PAD + sequences + 1) * PAD)
+    terms, log_sums = (empty(out, padded, "float32") for _ in range(2))
+    programs = tkc.cdiv(batch.queries, PAD) * (PAD // ROWS)
+    some = sequences if prod(out.shape[:-1]) else 0
+    parts = None if sinks is None else empty(out, (heads, some * programs), "float32")
+    if some:
+        given, width = (out, grad, *sums, terms, log_sums), width_of(out.shape[-1])
+        _row_terms[programs, heads, sequences](*given, sinks, parts, cu_seqlens, DV=width, BM=ROWS)
+    if sinks is not None and heads:
+        _sink_gradients[heads](parts, dsinks, N=256)
+    return terms, log_sums
+
+
+def _launch(
+    given: tuple[Array, ...],
+    sums: tuple[Array, Array | None],
+    of_heads: tuple[Array | None, Array | None],
+    gradients: tuple[Array, Array, Array, Array],
+    batch: Batch,
+    options: dict,
+) -> None:
+    """The three kernels. given: dO, Q, K, V and O of [batch, heads, rows, D] or, in ragged batches,
+    [tokens, heads, D]; sums: the log-sum-exp and its gradient; of_heads: sinks and
+    slopes.
+    """
+    (grad, q, k, v, out), (dq, dk, dv, dsinks), cu_seqlens = given, gradients, batch.cu_seqlens
+    sinks, slopes = of_heads
+    heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    terms, log_sums = row_terms(grad, out, sums, sinks, dsinks, batch)
+    common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
+    blocks = _blocks(d, d_v, dtype_of(q), options["CAP"], tkc.target_of(q))
+    others = cu_seqlens, batch.cu_seqlens_k, slopes
+    if sequences and prod(q.shape[:-1]):
+        rows, columns = blocks.queries
+        _queries[tkc.cdiv(batch.queries, rows), heads, sequences](
+            q, k, v, grad, log_sums, terms, dq, *others, BM=rows, BN=columns, **common
+        )
+    if prod(k.shape[:-1]) and sequences:
+        rows, columns = blocks.keys
+        for pair in ((dk, dv),) if blocks.together else ((dk, None), (None, dv)):
+            _keys_and_values[tkc.cdiv(batch.keys, columns), shared, sequences](
+                q, k, v, grad, log_sums, terms, *pair, *others, BM=rows, BN=columns, **common
+            )
+
+
+def check_results(
+    q: Array, v: Array, grad: Array, out: Array, sums: dict[str, Array | None], rows: tuple
+) -> None:
+    """Raises LaunchError unless the result, its gradient and the sums are those of attention."""
+    if dtype_of(q) == FLOAT8:
+        raise tkc.LaunchError(
+            f"attention_backward: {FLOAT8} has no gradient; convert q, k and v to bfloat16"
+        )
+    for name, x in dict(grad=grad, out=out).items():
+        expect(x, (*q.shape[:-1], v.shape[-1]), name)
+        if dtype_of(x) != dtype_of(q):
+            raise tkc.LaunchError(
+                f"attention_backward: {name} is {dtype_of(x)} and q {dtype_of(q)}; convert it"
+            )
+    for name, row in sums.items():
+        expect(row, rows, name)
+        if row is not None and dtype_of(row) != "float32":
+            raise tkc.LaunchError(
+                f"attention_backward: {name} is float32, got {dtype_of(row)}; convert it"
+            )
+
+
+def empty_gradients(q: Array, k: Array, v: Array, sinks: Array | None) -> tuple[Array, ...]:
+    numbers = 0 if sinks is None else sinks.shape[0]
+    return (*(empty(x, tuple(x.shape)) for x in (q, k, v)), empty(q, (numbers,), "float32"))
+
+
+def dense_memory(x: Array) -> Array:
+    return written_out(x) if library(x) == "torch" else x
+
+
+@operator(name="attention_backward")
+def of_dense(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    lse_grad: Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    heads_first: bool = True,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """The gradients of attention's q, k, v and sinks (without these, an array of none)."""
+    check(q, k, v)
+    if len(q.shape) != 4:
+        raise tkc.LaunchError(
+            f"attention_backward: expected q of [batch, heads, queries, D], got {list(q.shape)}"
+        )
+    batch, heads, queries = (q.shape[i] for i in ((0, 1, 2) if heads_first else (0, 2, 1)))
+    sums = dict(lse=lse, lse_grad=lse_grad)
+    check_results(q, v, grad, out, sums, (batch, heads, queries))
+    check_heads(heads, sinks=sinks, alibi_slopes=alibi_slopes)
+    options = masks_of(causal, window, softcap, scale, q.shape[-1])
+    found = empty_gradients(q, k, v, sinks)
+    yield found
+    turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
+    given = tuple(turn(x) for x in (dense_memory(grad), q, k, v, out))
+    _launch(
+        given,
+        (lse, lse_grad),
+        (sinks, alibi_slopes),
+        (*map(turn, found[:3]), found[3]),
+        Batch(queries, given[2].shape[2]),
+        options,
+    )
+
+
+@operator(name="attention_ragged_backward")
+def of_ragged(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    cu_seqlens: Array,
+    max_seqlen: int,
+    lse_grad: Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_k: int | None = None,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """The gradients of attention's q, k, v and sinks, of sequences one after the other."""
+    check(q, k, v)
+    check_sequences(q, k, cu_seqlens, cu_seqlens_k)
+    check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), (q.shape[1], q.shape[0]))
+    check_heads(q.shape[1], sinks=sinks, alibi_slopes=alibi_slopes)
+    options = masks_of(causal, window, softcap, scale, q.shape[-1])
+    found = empty_gradients(q, k, v, sinks)
+    yield found
+    longest = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    _launch(
+        (dense_memory(grad), q, k, v, out),
+        (lse, lse_grad),
+        (sinks, alibi_slopes),
+        found,
+        Batch(max_seqlen, longest, cu_seqlens, cu_seqlens_k),
+        options,
+    )
+
+
+def gradients_of(saved: SimpleNamespace, grad: Array | None, lse_grad: Array | None) -> tuple:
+    """(gradient of the result, result, log-sum-exp, its gradient or None)."""
+    out, lse = saved.result
+    if lse.shape[0] == 0 and prod(out.shape):
+        raise tkc.LaunchError(
+            "attention: its gradient needs the log-sum-exp; call the operator with sums=True"
+        )
+    return zeros(out) if grad is None else grad, out, lse, lse_grad
+
+
+def _by_parameter(op: Operator, saved: SimpleNamespace, found: tuple) -> tuple[Array | None, ...]:
+    """The gradients (dQ, dK, dV, dsinks) in the order of an operator's parameters."""
+    named = dict(zip(("q", "k", "v", "sinks"), found, strict=True))
+    if saved.sinks is None:
+        del named["sinks"]
+    return tuple(named.get(p.name) for p in op.parameters)
+
+
+@dense.backward(
+    saves="q k v result causal scale window softcap heads_first sinks alibi_slopes",
+    without="q_scale k_scale v_scale alibi_slopes",
+    zeros=False,
+)
+def _(saved, grad, lse_grad):
+    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
+    masks = saved.causal, saved.scale, saved.window, saved.softcap
+    found = of_dense(
+        grad,
+        saved.q,
+        saved.k,
+        saved.v,
+        out,
+        lse,
+        lse_grad,
+        *masks,
+        saved.heads_first,
+        saved.sinks,
+        saved.alibi_slopes,
+    )
+    return _by_parameter(dense, saved, found)
+
+
+@ragged.backward(
+    saves="q k v result cu_seqlens max_seqlen causal scale window softcap"
+    " cu_seqlens_k max_seqlen_k sinks alibi_slopes",
+    without="q_scale k_scale v_scale alibi_slopes",
+    zeros=False,
+)
+def _(saved, grad, lse_grad):
+    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
+    found = of_ragged(
+        grad,
+        saved.q,
+        saved.k,
+        saved.v,
+        out,
+        lse,
+        saved.cu_seqlens,
+        saved.max_seqlen,
+        lse_grad,
+        saved.causal,
+        saved.scale,
+        saved.window,
+        saved.softcap,
+        saved.cu_seqlens_k,
+        saved.max_seqlen_k,
+        saved.sinks,
+        saved.alibi_slopes,
+    )
+    return _by_parameter(ragged, saved, found)

@@ -1,0 +1,279 @@
+"""Blocks of attention's programs: how many rows and columns, by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import NamedTuple
+
+import tkc
+from tkc.kernels.arrays import Array, dtype_of, library
+from tkc.kernels.matmul import strides_of
+
+FLOAT8 = "float8_e4m3"
+# by D up to which registers hold the accumulator: rows of Q that a program may have, one to four
+# warpgroups of 64
+MAX_D_BY_ROWS = {64: 256, 128: 256, 192: 128, 256: 64}
+# by D up to which: rows of Q and of K that a program may also have, and the time of a row relative
+# to one of 128 x 128 (measured on an H200, as the tables below)
+HOPPER = {
+    64: ((256, 64, 0.88), (192, 96, 0.92)),
+    96: ((192, 64, 0.93),),
+}
+# likewise, where masks cut what rows see: co-resident tiles of 64 rows and columns, the time of a
+# row, and columns by which each tile's loop is shorter than that of 128 rows
+CO_RESIDENT = {
+    64: (4, 0.88, -60),
+    96: (3, 0.885, -70),
+    128: (3, 0.965, -55),
+}
+# likewise, where all loops walk over the same columns: the time of a row by a column of K, columns
+# in whose time a row begins and ends, and of a last block's mask
+EQUAL_LOOPS = {
+    128: (
+        (128, 128, 1.0, 141, 10),
+        (192, 64, 1.002, 142, 3),
+        (128, 112, 1.012, 152, 10),
+        (128, 80, 1.007, 142, 7),
+    )
+}
+# columns in whose time a row waits that has one block of K, since no other's dots run beside its
+# vector work
+SINGLE_BLOCK_COLUMNS = 90
+# columns, in time, by which one more row lengthens the loop of a window
+WINDOW_COLUMNS_PER_ROW = 2.5
+
+
+def width_of(d: int, step: int = 16) -> int:
+    """Columns of a block that holds rows of d elements: the tensor core's step is 16 elements, or
+    32 of 8 bits.
+    """
+    return max(step, -(-d // step) * step)
+
+
+class Block(NamedTuple):
+    """Rows of Q and of K that a tile has, and how many co-resident tiles a thread block has."""
+
+    rows: int
+    columns: int
+    co_resident: int = 1
+
+
+class _Candidate(NamedTuple):
+    """A block on Hopper. rows: of all its co-resident tiles; time: of a row, relative."""
+
+    block: Block
+    rows: int
+    time: float
+
+    def launch_time(
+        self, window: int | None, each: Callable[[int, int], float], even: float
+    ) -> float:
+        """Of a launch, relative. Arguments as of `choose_block`, each: of a multiprocessor."""
+        block = self.block
+        loop = 1 if window is None else window + WINDOW_COLUMNS_PER_ROW * block.rows
+        return self.rows * self.time * loop * _turns(each(block.rows, block.co_resident), even)
+
+
+def _hopper_candidates(d: int, columns: int, window: int | None, uneven: int, keys: int):
+    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`."""
+    if keys and (alike := _of_size(EQUAL_LOOPS, d)) and d > max(HOPPER):
+        found = []
+        for m, n, time, start, mask in alike:
+            blocks = tkc.cdiv(keys, n)
+            total = time * n * blocks + start + mask * (keys % n > 0)
+            found.append(_Candidate(Block(m, n), m, total + SINGLE_BLOCK_COLUMNS * (blocks == 1)))
+        return found
+    sizes = ((128, columns, 1.0), *(_of_size(HOPPER, d) or ()))
+    found = [_Candidate(Block(m, n), m, time) for m, n, time in sizes]
+    if (uneven or window is not None) and (tiles := _of_size(CO_RESIDENT, d)):
+        count, time, shorter = tiles
+        time *= 1 + shorter / uneven if uneven else 1
+        found.append(_Candidate(Block(64, 64, count), 64 * count, time))
+    return found
+
+
+def _of_size(table: Mapping[int, tuple], d: int) -> tuple | None:
+    """The row of a table by the largest D; None where D is larger."""
+    return next((row for most, row in table.items() if d <= most), None)
+
+
+def has_wgmma(target: str) -> bool:
+    return target != "cpu" and tkc.target(target).wgmma
+
+
+def _float32_block(d: int, target: str) -> tuple[int, int]:
+    if d <= 128 or target == "cpu" or has_wgmma(target):
+        return 64, 64 if d <= 64 else 32
+    return (64, 16) if d <= 192 else (32, 16)
+
+
+def _programs_each(programs: Callable[[int, int], float], target: str) -> Callable[..., float]:
+    """A function of rows and co-resident tiles that gives the programs of each multiprocessor."""
+
+    def each(rows: int, co_resident: int = 1) -> float:
+        if target == "cpu":
+            return 0
+        return programs(rows, co_resident) / tkc.target(target).multiprocessors
+
+    return each
+
+
+def choose_block(
+    q: Array,
+    k: Array,
+    v: Array,
+    queries: int,
+    programs: Callable[[int, int], float],
+    even: float,
+    window: int | None,
+    rows: int | None = None,
+    columns: int | None = None,
+    uneven: int = 0,
+    keys: int = 0,
+) -> Block:
+    """A program's block, as asked or as large as registers and shared memory hold.
+
+    Hopper's tensor cores read Q and K from shared memory, the others' from registers. Three and
+    four warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows.
+    programs: how many programs of so many rows there are, or tile groups of them. even: how long
+    their loops are on average, relative to the longest. A window's loop is the longer the more rows
+    it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow
+    with the row. Where masks cut, warpgroups with tiles of their own see fewer columns, and read K
+    and V together all the same. keys: the columns of all loops, if these are equal: narrower blocks
+    may leave less of the last one empty.
+    """
+    d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
+
+    each = _programs_each(programs, target)
+    if rows is not None and rows > 128:
+        return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
+    if dtype_of(q) == "float32":
+        bm, bn = _float32_block(d, target)
+    elif not has_wgmma(target):
+        bm, bn = _mma_block(d, target, queries, each)
+    else:
+        bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
+        free = (rows, columns) == (None, None)
+        if bm == 128 and free and _fits_tma(q, k, v):
+            found = _hopper_candidates(d, bn, window, uneven, keys)
+            return min(found, key=lambda c: c.launch_time(window, each, even)).block
+    return Block(rows or bm, columns or bn)
+
+
+def _mma_block(d: int, target: str, queries: int, each: Callable[[int], float]) -> tuple[int, int]:
+    """64 rows as long as every program has a multiprocessor."""
+    short = queries <= 64 or d > 128
+    bm = 64 if short or 0 < each(64) <= 1 else 128
+    return bm, 32 if 128 < d <= 192 and target != "cpu" else 64
+
+
+def _fits_tma(q: Array, k: Array, v: Array) -> bool:
+    """Whether tensor maps serve these operands and a loop walks over the keys."""
+    return dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v)))
+
+
+def block_of(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    window: int | None,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> Block:
+    """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what
+    finishes such a launch first.
+    """
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    even = (
+        1
+        if not causal or window is not None
+        else 1 - queries / (2 * keys)
+        if queries <= keys
+        else keys / (2 * queries)
+    )
+    # beside the longest
+    programs, shortest = (
+        (lambda rows: tkc.cdiv(queries, rows) * heads * batch),
+        max(0, 2 * even - 1),
+    )
+
+    def tile_groups(rows: int, co_resident: int) -> float:
+        """One tile group of each head, of the shortest tiles, has padding tiles; others none."""
+        return (
+            programs(rows) / co_resident
+            + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
+        )
+
+    return choose_block(
+        q,
+        k,
+        v,
+        queries,
+        tile_groups,
+        even,
+        window,
+        rows,
+        columns,
+        keys if even < 1 else 0,
+        keys if even == 1 and window is None else 0,
+    )
+
+
+def _mapped(x: Array) -> bool:
+    """Whether tensor maps can copy blocks of an array's rows of 16-bit elements: dense rows that
+    begin at multiples of 16 bytes.
+    """
+    *outer, dense = strides_of(x)
+    start = x.data_ptr() if library(x) == "torch" else x.data.ptr if library(x) == "cupy" else 0
+    return (
+        dense == 1
+        and start % 16 == 0
+        and all(stride % 8 == 0 for stride, n in zip(outer, x.shape, strict=False) if n > 1)
+    )
+
+
+def _loops(k: Array) -> bool:
+    """Whether programs have a loop, whose warpgroups can take turns: of one key the compiler makes
+    none.
+    """
+    return k.shape[-2 if len(k.shape) == 4 else 0] > 1
+
+
+def _turns(each: float, even: float) -> float:
+    """How often the longest program's time passes before so many of each multiprocessor are done:
+    one by one those of one length, else as they fill the multiprocessors, longest first, and then a
+    while not all."""
+    return ceil(each) if even == 1 else max(1, even * each) + 0.3
+
+
+def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
+    """The options that give a program of many rows a warpgroup for each 64, where it has a loop,
+    and each of those side by side one. Raises LaunchError where there is none.
+    """
+    rows = block.rows
+    if block.co_resident > 1 or rows == 64:
+        return {"programs": block.co_resident} if has_wgmma(tkc.target_of(q)) and _loops(k) else {}
+    if rows <= 128 or (target := tkc.target_of(q)) == "cpu":
+        return {}
+    if not has_wgmma(target) or dtype_of(q) in ("float32", FLOAT8):
+        raise tkc.LaunchError(
+            f"attention: rows = {rows} of {dtype_of(q)} is not for {target}: three or four"
+            " warpgroups are Hopper's, for 16-bit types; leave rows out"
+        )
+    return {"num_warps": rows // 16} if _loops(k) else {}
+
+
+def check_block(d: int, rows: int | None, columns: int | None) -> None:
+    """Raises LaunchError where no program has such a block."""
+    if rows is not None and (rows not in MAX_D_BY_ROWS or d > MAX_D_BY_ROWS[rows]):
+        raise tkc.LaunchError(
+            "attention: rows is one of"
+            f" {', '.join(f'{n} (D up to {most})' for n, most in MAX_D_BY_ROWS.items())}, or None;"
+            f" got {rows} with D = {d}"
+        )
+    if columns is not None and not (16 <= columns <= 256 and columns % 16 == 0):
+        raise tkc.LaunchError(
+            f"attention: columns is a multiple of 16 from 16 to 256, or None; got {columns}"
+        )

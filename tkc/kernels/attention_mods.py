@@ -1,0 +1,653 @@
+"""Attention by any score and any mask, as FlexAttention's users write them (Dong et al., 2024).
+
+    score_mod(score, b, h, q_idx, kv_idx) -> score     of scores that are scaled already
+    mask_mod(b, h, q_idx, kv_idx) -> bool               whether a row sees a column
+
+Both are functions of elements that become a part of three kernels: forward, and of the gradients
+dQ and dK with dV, as in attention_backward.py. They see whole tiles: b and h are scalars, q_idx a
+column or a row of integers, kv_idx the other one. Arrays that they captured are arguments of the
+kernels (`tkc.lambda_lift`); what they read of these has a gradient, which `_queries` adds up in
+memory (`tkc.vjp`), in float32 and in no fixed order.
+
+A block mask (block_mask.py) lists, for each block of rows, the blocks of columns that rows of it
+see: those that are seen whole, where the mask is not evaluated, and others. A program walks over
+both lists. Without one it walks over all columns, and evaluates the mask everywhere.
+
+Dropout draws bits by Philox from a seed, the head and the place in the matrix of scores, so that
+each kernel draws the same. The row sums do not know of it: what a row keeps is divided by how
+likely it is to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import e, inf, log, log2, prod
+from typing import Any, NamedTuple
+
+import tkc
+from tkc.kernels.arrays import Array, dtype_of, empty, zeros
+from tkc.kernels.attention import write_rows
+from tkc.kernels.attention_backward import (
+    Batch,
+    check_results,
+    dense_memory,
+    empty_gradients,
+    gradients_of,
+    row_terms,
+)
+from tkc.kernels.attention_blocks import has_wgmma, width_of
+from tkc.kernels.attention_checks import check, check_heads, group_of
+from tkc.kernels.attention_modifiers import MAX_CAPTURED, named
+from tkc.kernels.operator import operator
+
+LOG2E, LN2 = log2(e), log(2)
+# between the seeds of two heads: an odd number of 64 bits (of the golden ratio)
+STREAM = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def _part(x: Any, b: Any, h: Any) -> Any:
+    """A batch's and head's part of an array whose extents there may be 1 for all."""
+    return x[tkc.minimum(b, x.shape[0] - 1), tkc.minimum(h, x.shape[1] - 1)]
+
+
+def _head_of(x: Any, b: Any, h: Any) -> Any:
+    return None if x is None else x[b, h]
+
+
+def _walks(lists: Any, b: Any, h: Any, i: Any, each: int, step: int, bounds: Any) -> list:
+    """The loops over what block i sees: (first, stop, step, where an iteration begins, whether the
+    mask is evaluated). lists: of blocks seen in part, and whole: (how many, which), each of `each`
+    steps; or nothing. bounds: first and stop without lists.
+    """
+    if lists[0] is None:
+        return [(*bounds, step, lambda n: n, True)]
+    found = []
+    for counts, places, masked in ((*lists[:2], True), (*lists[2:], False)):
+        if counts is not None:
+            count, row = _part(counts, b, h)[i], _part(places, b, h)[i]
+            found.append((0, count * each, 1, _beginning(row, each, step), masked))
+    return found
+
+
+def _beginning(row: Any, each: int, step: int) -> Callable[[Any], Any]:
+    if each == 1:
+        return lambda n: row[n] * step
+    return lambda n: row[n // each] * (each * step) + n % each * step
+
+
+def _dropped(x: Any, drop: bool, seed: Any, share: Any, stream: Any, rows: Any, cols: Any) -> Any:
+    """What dropout leaves: of each row and column 1 / share with a probability of `share`."""
+    if not drop:
+        return x
+    place = (rows.to(tkc.int64) << 32) | cols.to(tkc.int64)
+    drawn = tkc.rand(stream.to(tkc.int64) * STREAM + seed, place)
+    return x * tkc.where(drawn < share, 1 / share, 0.0)
+
+
+def _turn(i: Any, turns: Any, g: Any, group: int, alike: bool) -> tuple[Any, Any]:
+    """The head of a group, and the step of its loop, of step i of a loop over all heads (alike) or
+    over those of head g.
+    """
+    return (i // turns, i % turns) if alike and group > 1 else (g, i)
+
+
+def _scored(mods: Any, captured: Any, s: Any, *place: Any) -> tuple[Any, Any]:
+    """The scores by score_mod, and the function from their gradient to that of `s` and of what was
+    captured (None where there is no score_mod). place: b, h, rows and columns.
+    """
+    if mods.of(*captured)()[0] is None:
+        return s, None
+
+    def score(x: Any, *elements: Any) -> Any:
+        found = mods.of(*elements)()[0](x, *place)
+        return tkc.broadcast_to(found, *s.shape).to(tkc.float32)
+
+    return tkc.vjp(score, s, *captured)
+
+
+def _seen(mods: Any, captured: Any, s: Any, masked: bool, conditions: Any, *place: Any) -> Any:
+    """Scores, −∞ where a row does not see a column: by mask_mod, and by conditions that are there
+    (None: none).
+    """
+    mask = mods.of(*captured)()[1] if masked else None
+    for keep in (*conditions, None if mask is None else mask(*place)):
+        s = s if keep is None else tkc.where(keep, s, -inf)
+    return s
+
+
+def _columns(m: Any, bm: int, bn: int, span: Any, causal: bool, windowed: bool) -> tuple[Any, Any]:
+    """The first column, by blocks, and behind the last one that rows m to m + bm may see. span:
+    queries, keys, window, ahead.
+    """
+    queries, keys, window, ahead = span
+    first = tkc.maximum(m + keys - queries - window + ahead + 1, 0) // bn * bn if windowed else 0
+    return first, tkc.minimum(keys, m + bm + keys - queries + ahead) if causal else keys
+
+
+def _rows(n: Any, bm: int, bn: int, span: Any, causal: bool, windowed: bool) -> tuple[Any, Any]:
+    """The first row, by blocks, and behind the last one that may see columns n to n + bn."""
+    queries, keys, window, ahead = span
+    first = tkc.maximum(n - (keys - queries) - ahead, 0) // bm * bm if causal else 0
+    if not windowed:
+        return first, queries
+    return first, tkc.minimum(queries, n + bn - 1 - (keys - queries) - ahead + window)
+
+
+def _conditions(rows: Any, cols: Any, span: Any, causal: bool, windowed: bool, edge: bool) -> tuple:
+    """Whether a row sees a column: not too far ahead, nor behind, and in the array at all."""
+    queries, keys, window, ahead = span
+    distance = rows + (keys - queries + ahead) - cols
+    return (
+        distance >= 0 if causal else None,
+        distance < window if windowed else None,
+        cols < keys if edge else None,
+    )
+
+
+@tkc.jit
+def _forward(
+    q,
+    k,
+    v,
+    o,
+    lse,
+    sinks,
+    counts,
+    places,
+    full_counts,
+    full_places,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    scale,
+    window,
+    ahead,
+    seed,
+    share,
+    MODS: tkc.constexpr,
+    GROUP: tkc.constexpr,
+    BLOCK: tkc.constexpr,
+    CAUSAL: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    DROP: tkc.constexpr,
+    EDGE: tkc.constexpr,
+    D: tkc.constexpr,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    keys, rows, stream = k.shape[2], m + tkc.arange(BM), b * q.shape[1] + h
+    qi, k, v = tkc.load(q[b, h], (m, 0), (BM, D)), k[b, h // GROUP], v[b, h // GROUP]
+    captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
+    top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
+    if sinks is not None:  # as a column that was seen before
+        top, total = tkc.full((BM,), 0.0) + sinks[h] * LOG2E, tkc.full((BM,), 1.0)
+    lists, span = (counts, places, full_counts, full_places), (q.shape[2], keys, window, ahead)
+    bounds = _columns(m, BM, BN, span, CAUSAL, WINDOW)
+    walks = _walks(lists, b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds)
+    for first, stop, step, at, masked in walks:
+        for i in tkc.range(first, stop, step):
+            n = at(i)
+            cols = n + tkc.arange(BN)
+            here = b, h, rows[:, None], cols[None, :]
+            s = tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T)
+            s, _ = _scored(MODS, captured, s * scale, *here)
+            inside = _conditions(*here[2:], span, CAUSAL, WINDOW, EDGE)
+            s = _seen(MODS, captured, s, masked, inside, *here)
+            new = tkc.maximum(top, tkc.max(s, axis=1) * LOG2E)
+            base = tkc.where(new == -inf, 0, new)  # a row with nothing to see
+            p, shrink = tkc.exp2(s * LOG2E - base[:, None]), tkc.exp2(top - base)
+            total, top = total * shrink + tkc.sum(p, axis=1), new
+            p = _dropped(p, DROP, seed, share, stream, *here[2:])
+            acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)), acc * shrink[:, None])
+    out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
+    tkc.store(o[b, h], (m, 0), out.to(o.dtype))
+    if lse is not None:
+        sums = tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
+        tkc.store(lse[b, h], (m,), sums)
+
+
+@tkc.jit
+def _queries(
+    q,
+    k,
+    v,
+    grad,
+    log_sums,
+    terms,
+    dq,
+    counts,
+    places,
+    full_counts,
+    full_places,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    g0,
+    g1,
+    g2,
+    g3,
+    g4,
+    g5,
+    g6,
+    g7,
+    scale,
+    window,
+    ahead,
+    seed,
+    share,
+    MODS: tkc.constexpr,
+    GROUP: tkc.constexpr,
+    BLOCK: tkc.constexpr,
+    CAUSAL: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    DROP: tkc.constexpr,
+    EDGE: tkc.constexpr,
+    D: tkc.constexpr,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    """dQ of a block of rows, and what these add to the gradients of captured arrays."""
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    keys, rows, stream = k.shape[2], m + tkc.arange(BM), b * q.shape[1] + h
+    qi, k, v = tkc.load(q[b, h], (m, 0), (BM, D)), k[b, h // GROUP], v[b, h // GROUP]
+    doi, term = tkc.load(grad[b, h], (m, 0), (BM, DV)), tkc.load(terms[b, h], (m,), (BM,))
+    sums = tkc.load(log_sums[b, h], (m,), (BM,), other=inf)
+    captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
+    acc, lists = tkc.zeros((BM, D)), (counts, places, full_counts, full_places)
+    span = q.shape[2], keys, window, ahead
+    bounds = _columns(m, BM, BN, span, CAUSAL, WINDOW)
+    walks = _walks(lists, b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds)
+    for first, stop, step, at, masked in walks:
+        for i in tkc.range(first, stop, step):
+            n = at(i)
+            cols = n + tkc.arange(BN)
+            here = b, h, rows[:, None], cols[None, :]
+            ki, vi = tkc.load(k, (n, 0), (BN, D)), tkc.load(v, (n, 0), (BN, DV))
+            s, pull = _scored(MODS, captured, tkc.dot(qi, ki.T) * scale, *here)
+            inside = _conditions(*here[2:], span, CAUSAL, WINDOW, EDGE)
+            s = _seen(MODS, captured, s, masked, inside, *here)
+            p, dp = tkc.exp2(s * LOG2E - sums[:, None]), tkc.dot(doi, vi.T)
+            dp = _dropped(dp, DROP, seed, share, stream, *here[2:])
+            ds = p * (dp - term[:, None])
+            if pull is not None:
+                ds, *found = pull(ds)
+                for part, into in zip(found, (g0, g1, g2, g3, g4, g5, g6, g7), strict=False):
+                    if into is not None:
+                        part.add_to(into)
+            acc = tkc.dot(ds.to(k.dtype), ki, acc)
+    tkc.store(dq[b, h], (m, 0), (acc * scale).to(dq.dtype))
+
+
+@tkc.jit
+def _keys_and_values(
+    q,
+    k,
+    v,
+    grad,
+    log_sums,
+    terms,
+    dk,
+    dv,
+    counts,
+    places,
+    full_counts,
+    full_places,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    scale,
+    window,
+    ahead,
+    seed,
+    share,
+    MODS: tkc.constexpr,
+    GROUP: tkc.constexpr,
+    BLOCK: tkc.constexpr,
+    CAUSAL: tkc.constexpr,
+    WINDOW: tkc.constexpr,
+    DROP: tkc.constexpr,
+    ALIKE: tkc.constexpr,
+    D: tkc.constexpr,
+    DV: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    """dK and dV of a block of columns, or one of them where the other is None. ALIKE: the lists are
+    the same for all heads.
+    """
+    n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
+    heads, cols, lists = q.shape[1], n + tkc.arange(BN), (counts, places, full_counts, full_places)
+    ki, vi = tkc.load(k[b, h], (n, 0), (BN, D)), tkc.load(v[b, h], (n, 0), (BN, DV))
+    captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
+    dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
+    span = q.shape[2], k.shape[2], window, ahead
+    bounds = _rows(n, BM, BN, span, CAUSAL, WINDOW)
+    for g in (0,) if ALIKE or GROUP == 1 else tkc.range(GROUP):
+        of = b, h * GROUP + g, n // BLOCK[1], BLOCK[0] // BM, BM, bounds
+        for first, stop, step, at, masked in _walks(lists, *of):
+            turns = tkc.cdiv(tkc.maximum(stop - first, 0), step)
+            for i in tkc.range(turns * (GROUP if ALIKE else 1)):
+                of_group, t = _turn(i, turns, g, GROUP, ALIKE)
+                head, m = h * GROUP + of_group, at(first + t * step)
+                here = b, head, (m + tkc.arange(BM))[None, :], cols[:, None]
+                qi = tkc.load(q[b, head], (m, 0), (BM, D))
+                doi = tkc.load(grad[b, head], (m, 0), (BM, DV))
+                s, pull = _scored(MODS, captured, tkc.dot(ki, qi.T) * scale, *here)
+                inside = _conditions(*here[2:], span, CAUSAL, WINDOW, False)
+                s = _seen(MODS, captured, s, masked, inside, *here) * LOG2E
+                sums = tkc.load(log_sums[b, head], (m,), (BM,), other=inf)
+                p, dp = tkc.exp2(s - sums[None, :]), tkc.dot(vi, doi.T)
+                drop = DROP, seed, share, b * heads + head, *here[2:]
+                if dv is not None:
+                    dvi = tkc.dot(_dropped(p, *drop).to(grad.dtype), doi, dvi)
+                if dk is not None:
+                    term = tkc.load(terms[b, head], (m,), (BM,))[None, :]
+                    ds = p * (_dropped(dp, *drop) - term)
+                    ds = ds if pull is None else pull(ds)[0]
+                    dki = tkc.dot(ds.to(q.dtype), qi, dki)
+    write_rows(_head_of(dk, b, h), 0, n, dki * scale, None)
+    write_rows(_head_of(dv, b, h), 0, n, dvi, None)
+
+
+# --------------------------------------------------------------------------------------------------
+def _divisor(most: int, block: int) -> int:
+    """The largest power of two up to `most` that divides a block's extent."""
+    while block % most:
+        most //= 2
+    return most
+
+
+Blocks = tuple[tuple[int, int], ...]  # rows and columns of the three kernels
+
+
+def _float32_blocks(wide: int) -> Blocks:
+    if wide <= 64:
+        return (64, 32), (32, 32), (16, 32)
+    return (32, 32), (32, 16), (16, 32 if wide <= 128 else 16)
+
+
+def _narrow_blocks(wide: int, busy: bool, wgmma: bool) -> Blocks:
+    """Where products are mma.sync's, or registers are needed besides."""
+    if wide > 192:
+        return (64, 16), (64, 16), (32, 32)
+    few = busy and wide > 64
+    columns = 128 if wgmma else 64  # two warpgroups, or none
+    return (64, 64 if wide <= 128 else 32), (64, 16 if few else 32), (32, columns)
+
+
+def _blocks(d: int, d_v: int, kind: str, busy: bool, listed: bool, target: str) -> Blocks:
+    """Rows and columns of a program of `_forward`, `_queries` and `_keys_and_values`, by what
+    registers and shared memory hold. busy: whether addresses of captured arrays, or random bits,
+    need registers too; listed: whether there are two loops, with rings of their own.
+    """
+    wide = max(d, d_v)
+    if kind == "float32":
+        return _float32_blocks(wide)
+    if not has_wgmma(target) or busy:
+        return _narrow_blocks(wide, busy, has_wgmma(target))
+    if wide > 192 or d + d_v > 320:
+        return (128, 32), (128, 32), (32, 128)
+    columns = 128 if wide <= 128 and not listed else 64
+    return (128, columns), (128, 64), (32 if d + d_v > 256 else 64, 128)
+
+
+def _options(
+    q: Array, k: Array, v: Array, which: int, lists: tuple[int, int], busy: bool, masks: dict
+) -> dict[str, Any]:
+    """The compile-time arguments of kernel `which` (of `_blocks`). lists: rows and columns of a
+    block of the lists, 0 where there are none.
+    """
+    d, d_v = q.shape[-1], v.shape[-1]
+    rows, columns = _blocks(d, d_v, dtype_of(q), busy, all(lists), tkc.target_of(q))[which]
+    if all(lists):
+        rows, columns = _divisor(rows, lists[0]), _divisor(columns, lists[1])
+    block = lists if all(lists) else (rows, columns)
+    return dict(
+        GROUP=group_of(q.shape[1], k.shape[1]),
+        BLOCK=block,
+        D=width_of(d),
+        DV=width_of(d_v),
+        BM=rows,
+        BN=columns,
+        **masks,
+    )
+
+
+def _together(q: Array, v: Array) -> bool:
+    """Whether registers hold dK and dV of a block of columns at once."""
+    d, d_v = q.shape[-1], v.shape[-1]
+    if dtype_of(q) == "float32":
+        return max(d, d_v) <= 64
+    return max(d, d_v) <= 192 and d + d_v <= 320
+
+
+def _masks(window: int | None, ahead: int | None) -> tuple[tuple[int, int], dict[str, bool]]:
+    """(numbers, flags) of the kernels: what is seen ends `ahead` of the row and begins `window`
+    columns before that end.
+    """
+    flags = dict(CAUSAL=ahead is not None, WINDOW=window is not None)
+    return (window or 0, ahead or 0), flags
+
+
+def _drawn(dropout: float) -> tuple[float, bool]:
+    """How likely an element is to be kept, and whether any is dropped."""
+    return 1.0 - dropout, dropout > 0
+
+
+@operator(name="attention_modified", varies="seed")
+def modified(
+    q: Array,
+    k: Array,
+    v: Array,
+    mods: str,
+    scale: float,
+    rows: int,
+    columns: int,
+    window: int | None = None,
+    ahead: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    heads_first: bool = True,
+    sums: bool = True,
+    sinks: Array | None = None,
+    kv_counts: Array | None = None,
+    kv_places: Array | None = None,
+    full_kv_counts: Array | None = None,
+    full_kv_places: Array | None = None,
+    q_counts: Array | None = None,
+    q_places: Array | None = None,
+    full_q_counts: Array | None = None,
+    full_q_places: Array | None = None,
+    x0: Array | None = None,
+    x1: Array | None = None,
+    x2: Array | None = None,
+    x3: Array | None = None,
+    x4: Array | None = None,
+    x5: Array | None = None,
+    x6: Array | None = None,
+    x7: Array | None = None,
+) -> Iterator[tuple[Array, Array]]:
+    """attention's result by modifiers, and its log-sum-exp (with `sums`). rows, columns: of a block
+    of the lists, which are those of BlockMask.
+    """
+    check(q, k, v)
+    out = empty(q, (*q.shape[:-1], v.shape[-1]))
+    q, k, v, o = (x if heads_first else x.swapaxes(1, 2) for x in (q, k, v, out))
+    batch, heads, queries, _ = q.shape
+    check_heads(heads, sinks=sinks)
+    lse = empty(q, (batch, heads, queries) if sums else (0,), "float32")
+    numbers, flags = _masks(window, ahead)
+    share, drop = _drawn(dropout)
+    options = _options(q, k, v, 0, (rows, columns), x0 is not None or drop, flags)
+    yield out, lse
+    if not prod(out.shape):
+        return
+    _forward[tkc.cdiv(queries, options["BM"]), heads, batch](
+        *(q, k, v, o, lse if sums else None, sinks),
+        *(kv_counts, kv_places, full_kv_counts, full_kv_places),
+        *(x0, x1, x2, x3, x4, x5, x6, x7),
+        *(scale, *numbers, seed, share),
+        MODS=named(mods),
+        DROP=drop,
+        EDGE=k.shape[2] % options["BLOCK"][1] != 0,
+        **options,
+    )
+
+
+@operator(name="attention_modified_backward", varies="seed")
+def modified_backward(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    lse_grad: Array | None,
+    mods: str,
+    wanted: int,
+    scale: float,
+    rows: int,
+    columns: int,
+    window: int | None = None,
+    ahead: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    heads_first: bool = True,
+    sinks: Array | None = None,
+    kv_counts: Array | None = None,
+    kv_places: Array | None = None,
+    full_kv_counts: Array | None = None,
+    full_kv_places: Array | None = None,
+    q_counts: Array | None = None,
+    q_places: Array | None = None,
+    full_q_counts: Array | None = None,
+    full_q_places: Array | None = None,
+    x0: Array | None = None,
+    x1: Array | None = None,
+    x2: Array | None = None,
+    x3: Array | None = None,
+    x4: Array | None = None,
+    x5: Array | None = None,
+    x6: Array | None = None,
+    x7: Array | None = None,
+) -> Iterator[
+    tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]
+]:
+    """The gradients of modified's q, k, v, sinks and, in float32, of the captured arrays whose bits
+    `wanted` has; of others an array of none.
+    """
+    check(q, k, v)
+    turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
+    batch, heads, queries = (q.shape[i] for i in ((0, 1, 2) if heads_first else (0, 2, 1)))
+    check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), (batch, heads, queries))
+    captured = x0, x1, x2, x3, x4, x5, x6, x7
+    shapes = [
+        tuple(x.shape) if x is not None and wanted >> i & 1 else (0,)
+        for i, x in enumerate(captured)
+    ]
+    found = empty_gradients(q, k, v, sinks)
+    of_captured = [zeros(q, shape, "float32") for shape in shapes]
+    yield (*found, *of_captured)
+    lists = kv_counts, kv_places, full_kv_counts, full_kv_places
+    turned = q_counts, q_places, full_q_counts, full_q_places
+    if kv_counts is not None and q_counts is None:
+        raise tkc.LaunchError(
+            "attention: a block mask without q_indices has no gradient; make it with"
+            " create_block_mask, or compute_q_blocks=True"
+        )
+    grad, q, k, v, out = (turn(x) for x in (dense_memory(grad), q, k, v, out))
+    padded = Batch(queries, k.shape[2])
+    terms, log_sums = row_terms(grad, out, (lse, lse_grad), sinks, found[3], padded)
+    numbers, flags = _masks(window, ahead)
+    share, drop = _drawn(dropout)
+    call = _Call(
+        given=(q, k, v, grad, log_sums, terms),
+        captured=captured,
+        numbers=(scale, *numbers, seed, share),
+        flags=dict(MODS=named(mods), DROP=drop, **flags),
+        block=(rows, columns),
+    )
+    dq, dk, dv = map(turn, found[:3])
+    into = [g if wanted >> i & 1 else None for i, g in enumerate(of_captured)]
+    if prod(q.shape[:-1]):
+        _launch_queries(call, dq, lists, into)
+    if prod(k.shape[:-1]):
+        _launch_keys_and_values(call, dk, dv, turned)
+
+
+class _Call(NamedTuple):
+    """What both kernels of the gradients get. block: rows and columns of a block of the lists."""
+
+    given: tuple[Array, ...]
+    captured: tuple[Array | None, ...]
+    numbers: tuple[Any, ...]
+    flags: dict[str, Any]
+    block: tuple[int, int]
+
+    def options(self, which: int) -> dict[str, Any]:
+        q, k, v = self.given[:3]
+        busy = self.captured[0] is not None or self.flags["DROP"]
+        return _options(q, k, v, which, self.block, busy, self.flags)
+
+
+def _launch_queries(call: _Call, dq: Array, lists: tuple, into: list[Array | None]) -> None:
+    (batch, heads, queries, _), keys = dq.shape, call.given[1].shape[2]
+    options = call.options(1)
+    _queries[tkc.cdiv(queries, options["BM"]), heads, batch](
+        *(*call.given, dq, *lists, *call.captured, *into, *call.numbers),
+        EDGE=keys % options["BLOCK"][1] != 0,
+        **options,
+    )
+
+
+def _launch_keys_and_values(call: _Call, dk: Array, dv: Array, lists: tuple) -> None:
+    (batch, shared, keys, _), (q, _, v, *_) = dk.shape, call.given
+    options = call.options(2)
+    alike = lists[0] is None or lists[0].shape[1] == 1
+    for pair in ((dk, dv),) if _together(q, v) else ((dk, None), (None, dv)):
+        _keys_and_values[tkc.cdiv(keys, options["BN"]), shared, batch](
+            *(*call.given, *pair, *lists, *call.captured, *call.numbers), ALIKE=alike, **options
+        )
+
+
+@modified.backward(
+    saves="q k v result mods scale rows columns window ahead dropout seed heads_first sinks"
+    " kv_counts kv_places full_kv_counts full_kv_places q_counts q_places full_q_counts"
+    " full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
+    zeros=False,
+)
+def _(saved, grad, lse_grad):
+    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
+    slots = [f"x{i}" for i in range(MAX_CAPTURED)]
+    wanted = sum(1 << i for i, name in enumerate(slots) if saved.needs.get(name))
+    given = dict(vars(saved))
+    for name in ("needs", "result"):
+        del given[name]
+    found = modified_backward(
+        grad=grad, out=out, lse=lse, lse_grad=lse_grad, wanted=wanted, **given
+    )
+    named_gradients = dict(zip(("q", "k", "v"), found[:3], strict=True))
+    if saved.sinks is not None:
+        named_gradients["sinks"] = found[3]
+    for i, name in enumerate(slots):
+        if wanted >> i & 1:
+            named_gradients[name] = found[4 + i]
+    return tuple(named_gradients.get(p.name) for p in modified.parameters)

@@ -1,0 +1,215 @@
+"""What kernels share that walk sequences in chunks: places of sequences, decays inside a chunk.
+
+Exponents are sums of logarithms of decays between two positions of a chunk, so that none is above 0
+where decays are at most 1, and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import e, inf, log2, prod
+from typing import Any
+
+import tkc
+from tkc.kernels.arrays import Array, contiguous, empty, power
+
+LOG2E = log2(e)
+CHUNK = 64  # positions
+WIDEST = 256  # of K and V
+
+
+def sequence(array: Any, starts: Any, z: Any) -> Any:
+    """A sequence of a batch, or of the ragged batch [1, T, …] whose sequences begin at `starts`."""
+    if array is None:
+        return None
+    return array[z] if starts is None else array[0, starts[z] : starts[z + 1]]
+
+
+def extent(length: Any, segment: Any, SEGMENTS: Any, C: Any) -> Any:
+    """The first position of a segment, and how many chunks it has."""
+    chunks = tkc.cdiv(length, C)
+    if SEGMENTS == 1:
+        return 0, chunks
+    each = tkc.cdiv(chunks, SEGMENTS)
+    first = tkc.minimum(segment * each, chunks)
+    return first * C, tkc.minimum(each, chunks - first)
+
+
+def decay_of_chunk(g: Any, rate: Any, t: Any, head: Any, length: Any, C: Any, K: Any = 1) -> Any:
+    """Base-2 logarithms: of the decay from the chunk's start to and with each position, and of the
+    whole chunk's; None without a decay. Of [C] and a number, or of [C, K] and [K] where g has a
+    decay of each channel."""
+    i = tkc.arange(C)
+    if g is None and rate is None:
+        return None, None
+    if g is not None and len(g.shape) == 3:
+        steps = tkc.load(g, (t, head, 0), (C, None, K)).to(tkc.float32) * LOG2E
+        return tkc.cumsum(steps), tkc.sum(steps, axis=0)
+    if g is not None:
+        steps = tkc.load(g, (t, head), (C, None)).to(tkc.float32) * LOG2E
+        return tkc.cumsum(steps), tkc.sum(steps)
+    count = tkc.minimum(length - t, C)
+    each = rate[head] * LOG2E
+    return tkc.minimum(i + 1, count).to(tkc.float32) * each, count.to(tkc.float32) * each
+
+
+def seen_scores(scores: Any, total: Any, REVERSE: Any, C: Any) -> Any:
+    """scores ∘ D; 0 where a position does not see another one."""
+    i = tkc.arange(C)
+    seen = i[:, None] <= i[None, :] if REVERSE else i[:, None] >= i[None, :]
+    if total is None:
+        return tkc.where(seen, scores, 0.0)
+    apart = total[:, None] - total[None, :]
+    return scores * tkc.exp2(tkc.where(seen, -apart if REVERSE else apart, -inf))
+
+
+def row_weights(weight: Any, t: Any, head: Any, C: Any) -> Any:
+    """How much of each position goes into the state, if not all."""
+    return None if weight is None else tkc.load(weight, (t, head), (C, None)).to(tkc.float32)
+
+
+def into_state(total: Any, end: Any, weight: Any, REVERSE: Any) -> Any:
+    """What a position's contribution is multiplied by on its way into the chunk's state; None: 1"""
+    if total is None:
+        return weight
+    factor = tkc.exp2(total if REVERSE else end - total)
+    return factor if weight is None else factor * weight
+
+
+def scaled_rows(tile: Any, factor: Any) -> Any:
+    """Diag(factor) tile, of the tile's element type."""
+    if factor is None:
+        return tile
+    return (tile.to(tkc.float32) * factor[:, None]).to(tile.dtype)
+
+
+def decayed_step(state: Any, g: Any, z: Any, head: Any, K: Any) -> Any:
+    """A state [K, V] after one position's decay: g is [batch, heads], [batch, heads, K] or None."""
+    if g is None:
+        return state
+    if len(g.shape) == 2:
+        return state * tkc.exp2(g[z, head].to(tkc.float32) * LOG2E)
+    steps = tkc.load(g, (z, head, 0), (None, None, K)).to(tkc.float32)
+    return state * tkc.exp2(steps * LOG2E)[:, None]
+
+
+def first_slot(starts: Any, z: Any, chunks: Any, C: Any) -> Any:
+    """Where a sequence's chunks begin in an array of all chunks, of `slots_of` rows; chunks: of one
+    sequence of a batch that is not ragged."""
+    return z * chunks if starts is None else starts[z] // C + z
+
+
+def times(tile: Any, *factors: Any) -> Any:
+    """The product with each factor that is not None: of the tile's extents, a number of each row,
+    or a number."""
+    for factor in factors:
+        if factor is not None:
+            of_rows = len(factor.shape) == 1 and len(tile.shape) == 2
+            tile = tile * (factor[:, None] if of_rows else factor)
+    return tile
+
+
+def scaled(tile: Any, *factors: Any) -> Any:
+    """The same, of the tile's element type."""
+    if all(factor is None for factor in factors):
+        return tile
+    return times(tile.to(tkc.float32), *factors).to(tile.dtype)
+
+
+def power_of_two(exponent: Any) -> Any:
+    return None if exponent is None else tkc.exp2(exponent)
+
+
+def from_end(total: Any, end: Any) -> Any:
+    """The decay from each position to the chunk's end."""
+    if total is None:
+        return None
+    return tkc.exp2((end if len(total.shape) == 1 else end[None, :]) - total)
+
+
+def has_channels(total: Any) -> bool:
+    """Whether the decay has a number of each channel."""
+    return total is not None and len(total.shape) == 2
+
+
+def own_weights(total: Any, C: Any) -> Any:
+    """D_ij = exp(G_i - G_j) for j <= i, else 0; with a decay a channel its diagonal: the rest is in
+    the levels 0 to log2 C - 1."""
+    i, one = tkc.arange(C), tkc.full((C, C), 1.0)
+    if has_channels(total):
+        return tkc.where(i[:, None] == i[None, :], one, 0.0)
+    return seen_scores(one, total, False, C)
+
+
+def levels(C: Any) -> Any:
+    """The numbers that `level` takes."""
+    return tkc.range(0, C.bit_length() - 1)
+
+
+def level(total: Any, n: Any, C: Any) -> Any:
+    """(weights [C, C], factor [C, K]): the part of level n of D_ijc = exp(G_ic - G_jc), j < i, is
+    weights_ij · factor_ic · factor_jc.
+
+    No product of exp(G_i) and exp(-G_j) gives D: the second one overflows. So blocks of 2^(n+1)
+    positions are taken; between a position i of the second half and j of the first stands the first
+    half's last position m, and exp(G_i - G_m) exp(G_m - G_j) has no exponent above 0. Each pair of
+    positions is in one level.
+    """
+    i = tkc.arange(C)
+    half = i >> n
+    pairs = (half[:, None] == half[None, :] + 1) & (half[:, None] % 2 == 1)
+    middle = ((i >> (n + 1)) << (n + 1)) + (1 << n) - 1
+    at = tkc.gather(total, tkc.broadcast_to(middle[:, None], total.shape), 0)
+    return tkc.where(pairs, 1.0, tkc.zeros((C, C))), tkc.exp2(-tkc.abs(total - at))
+
+
+@tkc.jit
+def _add_heads(x, out, GROUP: tkc.constexpr, K: tkc.constexpr):
+    """Gradients of the heads that share one of q or k."""
+    row, head = tkc.program_id(0), tkc.program_id(1)
+    total = tkc.zeros((K,))
+    for member in tkc.static_range(GROUP):
+        total = total + tkc.load(x[row], (head * GROUP + member, 0), (None, K))
+    tkc.store(out[row], (head, 0), total.to(out.dtype)[None, :])
+
+
+def by_head(x: Array, heads: int) -> Array:
+    """Where the gradient of x goes: one a head, for `add_heads` where heads share x."""
+    if x.shape[2] == heads:
+        return x
+    return empty(x, (*x.shape[:2], heads, x.shape[3]), "float32")
+
+
+def add_heads(x: Array, out: Array) -> None:
+    """Adds up the gradients of the heads that share one of out, if they do."""
+    if x is out:
+        return
+    rows, group = x.shape[0] * x.shape[1], x.shape[2] // out.shape[2]
+    _add_heads[rows, out.shape[2]](
+        x.reshape((rows, *x.shape[2:])),
+        out.reshape((rows, *out.shape[2:])),
+        GROUP=group,
+        K=power(x.shape[3]),
+    )
+
+
+@tkc.jit
+def _inner(x, y, out, ROWS: tkc.constexpr, N: tkc.constexpr):
+    row, total = tkc.program_id(0) * ROWS, tkc.zeros((ROWS, N))
+    for at in tkc.range(0, x.shape[1], N):
+        a, b = (tkc.load(m, (row, at), (ROWS, N)).to(tkc.float32) for m in (x, y))
+        total = total + a * b
+    tkc.store(out, (row,), tkc.sum(total, axis=1))
+
+
+def inner_products(x: Array, y: Array, shape: Sequence[int]) -> Array:
+    """Of two arrays whose elements are taken as rows, one a number of the result, in float32."""
+    rows = prod(shape)
+    out = empty(x, shape, "float32")
+    if rows:
+        columns = prod(x.shape) // rows
+        block = min(power(columns), 1024)
+        count = max(1, 2048 // block)
+        flats = [contiguous(s).reshape((rows, columns)) for s in (x, y)]
+        _inner[tkc.cdiv(rows, count)](*flats, out.reshape((rows,)), ROWS=count, N=block)
+    return out

@@ -1,0 +1,123 @@
+"""Rows sent to the ranks that have their experts, and what came of them sent back.
+
+    dispatch    each row goes once to every rank that has one of its experts
+    combine     what those ranks made of it comes back and is added up, in the order of ranks
+
+Expert e of E is on rank e // (E / W). Between the two a rank multiplies each row that it got by its
+weights for those of the row's experts that it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tkc
+from tkc.kernels.distributed.collectives import all_gather
+from tkc.kernels.distributed.groups import Group
+from tkc.kernels.distributed.staging import staging
+
+ROWS = 16  # of a program
+COLUMNS = 256  # of a row that are moved at once
+
+
+@tkc.jit
+def _send_rows(
+    x,
+    experts,
+    y,
+    data: tkc.peers,
+    flags: tkc.peers,
+    turns,
+    EACH: tkc.constexpr,
+    K: tkc.constexpr,
+    BACK: tkc.constexpr,
+    R: tkc.constexpr,
+    C: tkc.constexpr,
+):
+    """x [T, D] to the ranks of its rows' experts [W, T, K], y [W, T, D] what came, zeros where a
+    row was not for this rank. BACK: x [W, T, D] to the ranks where its rows are from, y [T, D] the
+    sum of what came.
+    """
+    me, W, i, D = tkc.rank(), tkc.world(), tkc.program_id(0), x.shape[-1]
+    first, turn = i * R, turns[i] + 1
+    for r in tkc.static_range(W):
+        sent = _goes(experts, r if BACK else me, first, me if BACK else r, EACH, K, R)
+        for c in tkc.range(0, D, C):
+            rows = (
+                tkc.load(x, (r, first, c), (None, R, C))
+                if BACK
+                else tkc.load(x, (first, c), (R, C))
+            )
+            tkc.store(data[r][turn % 2, me], (first, c), rows, mask=sent[:, None])
+        tkc.signal(flags[r], (me, i), turn)
+    for r in tkc.static_range(W):
+        tkc.wait(flags[me], (r, i), turn)
+    for c in tkc.range(0, D, C):
+        total = tkc.zeros((R, C), tkc.float32)
+        for r in tkc.static_range(W):
+            came = _goes(experts, me if BACK else r, first, r if BACK else me, EACH, K, R)
+            rows = tkc.load(data[me][turn % 2, r], (first, c), (R, C))
+            rows = tkc.where(came[:, None], rows, 0)
+            total = total + rows
+            if not BACK:
+                tkc.store(y, (r, first, c), rows[None, :, :])
+        if BACK:
+            tkc.store(y, (first, c), total.to(y.dtype))
+    tkc.store(turns, (i,), turn)
+
+
+def _goes(experts, source, first, to, EACH, K, R):
+    """Which of R rows of a rank have an expert on another one."""
+    found = tkc.zeros((R,), tkc.int32) != 0
+    for k in tkc.static_range(K):
+        expert = tkc.load(experts, (source, first, k), (None, R, None), other=-1)
+        found = found | ((expert >= to * EACH) & (expert < (to + 1) * EACH))
+    return found
+
+
+def dispatch(x: Any, experts: Any, number: int, group: Group) -> tuple[Any, Any]:
+    """(rows [W, T, D], experts [W, T, K]): of every rank the rows that have an expert of this one,
+    zeros in place of the others, and the experts of all rows. x: [T, D], T alike on all ranks;
+    experts: [T, K] int32, of 0 … number - 1, of which each rank has number / W.
+    """
+    world = group.world
+    if number % world or len(experts.shape) != 2 or experts.shape[0] != x.shape[0]:
+        raise tkc.LaunchError(
+            f"dispatch: x is [T, D], experts [T, K], and the number of experts a multiple of"
+            f" {world}; got {tuple(x.shape)}, {tuple(experts.shape)} and {number}"
+        )
+    every = all_gather(experts, group)
+    y = group.empty((world, *x.shape), x.dtype)
+    _sent(x, every, y, number // world, False, group)
+    return y, every
+
+
+def combine(rows: Any, experts: Any, number: int, group: Group) -> Any:
+    """[T, D]: for each row of this rank the sum of what the ranks of its experts have made of it,
+    in float32, in the order of ranks. rows: [W, T, D], what this rank has made of the rows that
+    `dispatch` gave; experts: [W, T, K], as given by it.
+    """
+    y = group.empty(rows.shape[1:], rows.dtype)
+    _sent(rows, experts, y, number // group.world, True, group)
+    return y
+
+
+def _sent(x: Any, experts: Any, y: Any, each: int, back: bool, group: Group) -> None:
+    tokens, d = x.shape[-2:]
+    if tokens * d == 0:
+        return
+    programs = tkc.cdiv(tokens, ROWS)
+    call = "combine" if back else "dispatch"
+    memory = staging(group, call, (group.world, tokens, d), x.dtype, programs)
+    group.begin()
+    _send_rows[programs](
+        x,
+        experts,
+        y,
+        *memory,
+        EACH=each,
+        K=experts.shape[2],
+        BACK=back,
+        R=ROWS,
+        C=COLUMNS,
+    )

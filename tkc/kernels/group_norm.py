@@ -1,0 +1,247 @@
+"""Group norm, alone and with SiLU, forward and backward, channels first or last.
+
+    n = (x − mean) / sqrt(mean (x − mean)² + eps)        over the channels and positions of a group
+    u = n weight_c + bias_c,   y = u, or u / (1 + exp −u)                 (Wu and He, 2018)
+
+Backward, with g = dy, or dy silu'(u), and d = g weight_c:
+
+    dx = s (d − n mean(d n) − mean d),   dweight_c = Σ g n,   dbias_c = Σ g
+
+A program has a group of an image and reads it twice, and in the backward pass twice; sums for
+weight and bias are one an image and channel, added up in the order of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import tkc
+from tkc.kernels.activations import FUNCTIONS
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
+from tkc.kernels.blocks import columns_block
+from tkc.kernels.norms import sum_rows
+from tkc.kernels.operator import operator
+
+ELEMENTS = 4096  # of a step
+POSITIONS = 1024  # of a step, at most
+
+
+def _of_channels(vector, first, other, CHANNELS):
+    """Numbers of channels, beside positions."""
+    if vector is None:
+        return other
+    return tkc.load(vector, (first,), (CHANNELS,)).to(tkc.float32)[:, None]
+
+
+def _step(x, c, at, CHANNELS, POSITIONS):
+    """A step of a group, and where it has elements."""
+    here = (c + tkc.arange(CHANNELS) < x.shape[0])[:, None]
+    here = here & (at + tkc.arange(POSITIONS) < x.shape[1])[None, :]
+    return tkc.load(x, (c, at), (CHANNELS, POSITIONS)).to(tkc.float32), here
+
+
+def _statistics(x, eps, CHANNELS, POSITIONS):
+    """Mean and inverse deviation of a group [channels, positions]."""
+    count, total = x.shape[0] * x.shape[1], tkc.zeros((CHANNELS, POSITIONS))
+    for c in tkc.range(0, x.shape[0], CHANNELS):
+        for at in tkc.range(0, x.shape[1], POSITIONS):
+            total = total + _step(x, c, at, CHANNELS, POSITIONS)[0]
+    mean = tkc.sum(total, axis=(0, 1)) / count
+    total = tkc.zeros((CHANNELS, POSITIONS))
+    for c in tkc.range(0, x.shape[0], CHANNELS):
+        for at in tkc.range(0, x.shape[1], POSITIONS):
+            values, here = _step(x, c, at, CHANNELS, POSITIONS)
+            apart = tkc.where(here, values - mean, 0.0)
+            total = total + apart * apart
+    return mean, tkc.rsqrt(tkc.sum(total, axis=(0, 1)) / count + eps)
+
+
+@tkc.jit
+def _group_norm(
+    x,
+    weight,
+    bias,
+    out,
+    eps,
+    SILU: tkc.constexpr,
+    CHANNELS: tkc.constexpr,
+    POSITIONS: tkc.constexpr,
+):
+    image, group = tkc.program_id(1), tkc.program_id(0)
+    x, out = x[image, group], out[image, group]
+    mean, scale = _statistics(x, eps, CHANNELS, POSITIONS)
+    for c in tkc.range(0, x.shape[0], CHANNELS):
+        first = group * x.shape[0] + c
+        w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
+        for at in tkc.range(0, x.shape[1], POSITIONS):
+            values, _ = _step(x, c, at, CHANNELS, POSITIONS)
+            result = (values - mean) * scale * w + b
+            if SILU:
+                result = FUNCTIONS["silu"](result, False)
+            tkc.store(out, (c, at), result.to(out.dtype))
+
+
+def _before_silu(g, n, w, b, SILU):
+    """The gradient of what SiLU was applied to, if it was."""
+    return g * FUNCTIONS["silu"](n * w + b, True) if SILU else g
+
+
+@tkc.jit
+def _group_norm_backward(
+    grad,
+    x,
+    weight,
+    bias,
+    out,
+    weights,
+    biases,
+    eps,
+    SILU: tkc.constexpr,
+    CHANNELS: tkc.constexpr,
+    POSITIONS: tkc.constexpr,
+):
+    image, group = tkc.program_id(1), tkc.program_id(0)
+    x, grad, out = x[image, group], grad[image, group], out[image, group]
+    mean, scale = _statistics(x, eps, CHANNELS, POSITIONS)
+    of_n, of_one, count = tkc.zeros((CHANNELS,)), tkc.zeros((CHANNELS,)), x.shape[0] * x.shape[1]
+    for c in tkc.range(0, x.shape[0], CHANNELS):
+        first = group * x.shape[0] + c
+        w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
+        by_n, by_one = tkc.zeros((CHANNELS, POSITIONS)), tkc.zeros((CHANNELS, POSITIONS))
+        for at in tkc.range(0, x.shape[1], POSITIONS):
+            values, here = _step(x, c, at, CHANNELS, POSITIONS)
+            n = tkc.where(here, (values - mean) * scale, 0.0)
+            g = _before_silu(_step(grad, c, at, CHANNELS, POSITIONS)[0], n, w, b, SILU)
+            by_n, by_one = by_n + g * n, by_one + g
+        sums = tkc.sum(by_n, axis=1), tkc.sum(by_one, axis=1)
+        inside = c + tkc.arange(CHANNELS) < x.shape[0]
+        tkc.store(weights[image].ptr + first + tkc.arange(CHANNELS), sums[0], mask=inside)
+        tkc.store(biases[image].ptr + first + tkc.arange(CHANNELS), sums[1], mask=inside)
+        each = 1.0 if weight is None else w.reshape(CHANNELS)
+        of_n, of_one = of_n + sums[0] * each, of_one + sums[1] * each
+    mean_n, mean_one = tkc.sum(of_n) / count, tkc.sum(of_one) / count
+    for c in tkc.range(0, x.shape[0], CHANNELS):
+        first = group * x.shape[0] + c
+        w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
+        for at in tkc.range(0, x.shape[1], POSITIONS):
+            n = (_step(x, c, at, CHANNELS, POSITIONS)[0] - mean) * scale
+            g = _before_silu(_step(grad, c, at, CHANNELS, POSITIONS)[0], n, w, b, SILU)
+            tkc.store(out, (c, at), (scale * (g * w - n * mean_n - mean_one)).to(out.dtype))
+
+
+def _groups(x: Array, groups: int, channels_last: bool) -> Array:
+    """[images, groups, channels of a group, positions], a view of a contiguous array."""
+    channels = x.shape[-1] if channels_last else x.shape[1]
+    images, of_group = x.shape[0], channels // groups
+    positions = prod(x.shape) // max(images * channels, 1)
+    if not channels_last:
+        return x.reshape((images, groups, of_group, positions))
+    turned = x.reshape((images, positions, groups, of_group))
+    return turned.swapaxes(1, 2).swapaxes(2, 3)
+
+
+def _checked(
+    x: Array, groups: int, weight: Array | None, bias: Array | None, channels_last: bool
+) -> int:
+    """How many channels there are. Raises LaunchError where shapes do not fit."""
+    floats(x, weight, bias)
+    if len(x.shape) < 2:
+        raise tkc.LaunchError(
+            f"group_norm: x is [images, channels, …] or [images, …, channels], got {list(x.shape)}"
+        )
+    channels = x.shape[-1] if channels_last else x.shape[1]
+    if groups < 1 or channels % groups:
+        raise tkc.LaunchError(
+            f"group_norm: {channels} channels do not make {groups} groups of one size"
+        )
+    expect(weight, (channels,), "weight")
+    expect(bias, (channels,), "bias")
+    return channels
+
+
+def _block(x: Array) -> dict[str, int]:
+    """Channels and positions of a step."""
+    positions = min(POSITIONS, power(x.shape[3]))
+    return {"CHANNELS": min(power(x.shape[2]), ELEMENTS // positions), "POSITIONS": positions}
+
+
+@operator
+def group_norm(
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    silu: bool = False,
+    channels_last: bool = False,
+) -> Iterator[Array]:
+    """Group norm of x, [images, channels, …] (channels_last: [images, …, channels]), then SiLU if
+    wanted; weight and bias: [channels]. Of x's element type, computed in float32. Differentiable
+    with torch. Raises LaunchError where shapes do not fit.
+    """
+    _checked(x, groups, weight, bias, channels_last)
+    out = empty(x, x.shape)
+    yield out
+    if 0 in x.shape:
+        return
+    source = _groups(contiguous(x), groups, channels_last)
+    result = _groups(out, groups, channels_last)
+    _group_norm[groups, x.shape[0]](
+        source, weight, bias, result, float(eps), SILU=silu, **_block(source)
+    )
+
+
+@operator
+def group_norm_backward(
+    grad: Array,
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    silu: bool = False,
+    channels_last: bool = False,
+) -> Iterator[tuple[Array, Array, Array]]:
+    """The gradients of x, weight and bias."""
+    channels = _checked(x, groups, weight, bias, channels_last)
+    expect(grad, x.shape, "grad")
+    kind = dtype_of(x if weight is None else weight)
+    out, of_weight, of_bias = empty(x, x.shape), *(empty(x, (channels,), kind) for _ in range(2))
+    yield out, of_weight, of_bias
+    weights, biases = (empty(x, (x.shape[0], channels), "float32") for _ in range(2))
+    if 0 not in x.shape:
+        source, g, result = (
+            _groups(v, groups, channels_last) for v in (contiguous(x), contiguous(grad), out)
+        )
+        _group_norm_backward[groups, x.shape[0]](
+            g,
+            source,
+            weight,
+            bias,
+            result,
+            weights,
+            biases,
+            float(eps),
+            SILU=silu,
+            **_block(source),
+        )
+    height, width = columns_block(*weights.shape)
+    for partial, result in ((weights, of_weight), (biases, of_bias)):
+        sum_rows[tkc.cdiv(channels, width)](partial, result, ROWS=height, COLUMNS=width)
+
+
+@group_norm.backward(saves="x groups weight bias eps silu channels_last")
+def _(saved, grad):
+    x, weight, bias = group_norm_backward(
+        grad.to(saved.x.dtype),
+        saved.x,
+        saved.groups,
+        saved.weight,
+        saved.bias,
+        saved.eps,
+        saved.silu,
+        saved.channels_last,
+    )
+    of_bias = bias.to(saved.bias.dtype) if saved.needs["bias"] else None
+    return x, None, weight if saved.needs["weight"] else None, of_bias, None, None, None

@@ -1,0 +1,803 @@
+"""The chunked recurrence with a decay a head or a channel, with the delta rule or without: forward
+and backward. delta_rule.py and linear_attention.py are its callers.
+
+    R = Diag(exp g_t) S_{t-1},   S_t = R + k_t u_tᵀ,   o_t = scale · S_tᵀ q_t
+    u_t = v_t, or with the rule β_t (v_t - Rᵀ k_t)
+
+In a chunk, with S the state before it, G the sum of g from the chunk's start to and with a
+position, E = exp G, F = exp(G_last - G), and x ⊙ y the C x C numbers Σ_c x_ic y_jc exp(G_ic - G_jc)
+for j <= i (chunks.level says how), else 0 (Yang et al., "Parallelizing linear transformers with the
+delta rule over sequence length", 2024; "Gated linear attention transformers", 2024; "Gated delta
+networks", 2025; Kimi team, "Kimi linear", 2025):
+
+    P  = scale · Q ⊙ K,    M = (I + the part of Diag(β) (K ⊙ K) below the diagonal)^-1
+    U  = M Diag(β) (V - (E∘K) S),   or V
+    O  = scale · (E∘Q) S + P U,     S' = Diag(exp G_last) S + (F∘K)ᵀ U
+
+P and M do not depend on the state: `_pairs` computes them for all chunks at once. `_walk` then
+walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient of the state
+after a chunk, `_walk_back` walks them in reverse,
+
+    Y  = Mᵀ (Pᵀ dO + (F∘K) dS'),    dV = Diag(β) Y
+    dS = Diag(exp G_last) dS' + scale · (E∘Q)ᵀ dO - (E∘K)ᵀ dV
+
+and `_query_gradients`, `_read_gradients` (Z, dβ) and `_key_gradients` have, for all chunks at
+once, with N = Y Uᵀ below the diagonal and dP = scale · dO Uᵀ to and with it,
+
+    dQ = scale · E∘(dO Sᵀ) + Σ_j dP_ij exp(G_i - G_j) k_j
+    Z  = -E∘(Y Sᵀ) - Σ_j N_ij exp(G_i - G_j) k_j
+    W  = F∘(U dS'ᵀ) + Σ_i dP_ij exp(G_i - G_j) q_i - Σ_i β_i N_ij exp(G_i - G_j) k_i
+    dK = Diag(β) Z + W,    dβ = Y · V + K · Z
+    dG = Q∘dQ + K∘(Diag(β) Z - W) (and dS'∘S' at the end),   dg = the sum of dG from the end
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import mul
+from typing import Any, NamedTuple
+
+import tkc
+from tkc.kernels.arrays import Array, empty, power
+from tkc.kernels.chunks import (
+    add_heads,
+    by_head,
+    decay_of_chunk,
+    first_slot,
+    from_end,
+    has_channels,
+    inner_products,
+    level,
+    levels,
+    own_weights,
+    power_of_two,
+    scaled,
+    sequence,
+    times,
+)
+
+BASE = 16  # rows that substitution inverts
+CHUNK, BLOCK = 64, 64
+
+
+def _substituted(lower, C, BASE):
+    """(I + lower)^-1 of the diagonal blocks of BASE rows, 0 elsewhere."""
+    n = C // BASE
+    block, i, j = tkc.arange(n), tkc.arange(BASE)[None, :, None], tkc.arange(BASE)[None, None, :]
+    diagonal = (block[:, None] == block[None, :])[:, None, :, None]
+    within = tkc.sum(tkc.where(diagonal, lower.reshape(n, BASE, n, BASE), 0.0), axis=2)
+    inverse = tkc.where(i == j, 1.0, 0.0) + tkc.zeros((n, BASE, BASE))
+    for row in tkc.range(1, BASE):
+        factors = tkc.sum(tkc.where(i == row, within, 0.0), axis=1)
+        change = tkc.sum(factors[:, :, None] * inverse, axis=1)
+        inverse = tkc.where(i == row, inverse - change[:, None, :], inverse)
+    return tkc.where(diagonal, inverse[:, :, None, :], 0.0).reshape(C, C)
+
+
+def unit_inverse(lower: Any, C: Any, BASE: Any) -> Any:
+    """(I + lower)^-1 for a C x C tile that is 0 on and above the diagonal, in float32."""
+    if C == BASE:
+        return _substituted(lower, C, BASE)
+    if C == 2 * BASE:  # both halves are substituted at once
+        halves = _substituted(lower, C, BASE)
+        i = tkc.arange(C)
+        apart = tkc.where((i[:, None] >= BASE) & (i[None, :] < BASE), lower, 0.0)
+        between = tkc.dot(halves, apart, precision="tf32x3")
+        return halves - tkc.dot(between, halves, precision="tf32x3")
+    h = C // 2
+    first, second = (unit_inverse(lower[x, x], h, BASE) for x in (slice(0, h), slice(h, C)))
+    between = tkc.dot(second, lower[h:C, 0:h], precision="tf32x3")
+    corner = tkc.dot(between, first, precision="tf32x3")
+    upper = tkc.cat(first, tkc.zeros((h, h)), axis=1)
+    return tkc.cat(upper, tkc.cat(-corner, second, axis=1), axis=0)
+
+
+def _length_factor(tile):
+    """What rows are multiplied by to have the length 1."""
+    wide = tile.to(tkc.float32)
+    return tkc.rsqrt(tkc.sum(wide * wide, axis=1) + 1e-6)
+
+
+def _lengths_of(lengths, starts, z, t, head, C):
+    """What rows of k and q are multiplied by, stored by `_pairs`; None: nothing."""
+    if lengths is None:
+        return None, None
+    return [tkc.load(sequence(lengths[i], starts, z), (t, head), (C, None)) for i in (0, 1)]
+
+
+def _of_rows(*factors):
+    """The product of factors of rows, numbers and None; None where all are."""
+    given = [factor for factor in factors if factor is not None]
+    return reduce(mul, given) if given else None
+
+
+def _decayed(state, end):
+    """Diag(exp2 end) state."""
+    if end is None:
+        return state
+    return state * (tkc.exp2(end) if len(end.shape) == 0 else tkc.exp2(end)[:, None])
+
+
+def _alike(queries, keys, rule, weights, factor):
+    """A level's part of Q ⊙ K and, with the rule, of K ⊙ K."""
+    near = scaled(keys, factor)
+    asked = weights * tkc.dot(scaled(queries, factor), near.T)
+    return asked, weights * tkc.dot(near, near.T) if rule else tkc.zeros(weights.shape)
+
+
+@tkc.jit
+def _pairs(
+    q,
+    k,
+    g,
+    beta,
+    starts,
+    lengths,
+    scores,
+    inverses,
+    scale,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    BASE: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    q, k, g, beta, scores, inverses = (
+        sequence(x, starts, z) for x in (q, k, g, beta, scores, inverses)
+    )
+    if t < k.shape[0]:
+        i = tkc.arange(C)
+        queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
+        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
+        total, _ = decay_of_chunk(g, None, t, head, k.shape[0], C, K)
+        asked, alike = _alike(queries, keys, beta is not None, own_weights(total, C), None)
+        if has_channels(total):
+            for n in levels(C):
+                more = _alike(queries, keys, beta is not None, *level(total, n, C))
+                asked, alike = asked + more[0], alike + more[1]
+        if lengths is not None:
+            of_keys, of_queries = _length_factor(keys), _length_factor(queries)
+            asked = asked * of_queries[:, None] * of_keys[None, :]
+            alike = alike * of_keys[:, None] * of_keys[None, :]
+            tkc.store(sequence(lengths[0], starts, z), (t, head), of_keys[:, None])
+            tkc.store(sequence(lengths[1], starts, z), (t, head), of_queries[:, None])
+        tkc.store(scores, (t, head, 0), (asked * scale).to(scores.dtype)[:, None, :])
+        if beta is not None:
+            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+            lower = tkc.where(i[:, None] > i[None, :], alike, 0.0) * each[:, None]
+            inverse = unit_inverse(lower, C, BASE)
+            tkc.store(inverses, (t, head, 0), inverse.to(inverses.dtype)[:, None, :])
+
+
+@tkc.jit
+def _raise(
+    q,
+    k,
+    g,
+    starts,
+    lengths,
+    asking,
+    reading,
+    writing,
+    ends,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    """E∘Q, E∘K and F∘K, and the logarithm of each chunk's decay, where channels have their own."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
+    q, k, g, asking, reading, writing = (
+        sequence(x, starts, z) for x in (q, k, g, asking, reading, writing)
+    )
+    if t < g.shape[0]:
+        total, end = decay_of_chunk(g, None, t, head, g.shape[0], C, K)
+        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        up = power_of_two(total)
+        tile = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), up, of_queries)
+        tkc.store(asking, (t, head, 0), tile[:, None, :])
+        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
+        tkc.store(reading, (t, head, 0), scaled(keys, up, of_keys)[:, None, :])
+        tile = scaled(keys, from_end(total, end), of_keys)
+        tkc.store(writing, (t, head, 0), tile[:, None, :])
+        tkc.store(ends[slot], (head, 0), end[None, :])
+
+
+def _chunk_decays(g, ends, slot, t, head, length, C, K):
+    """E and F of a chunk's rows, where it has a decay a head, and the logarithm of its decay."""
+    if ends is not None:
+        return None, None, tkc.load(ends[slot + t // C], (head, 0), (None, K))
+    total, end = decay_of_chunk(g, None, t, head, length, C)
+    return power_of_two(total), from_end(total, end), end
+
+
+@tkc.jit
+def _walk(
+    q,
+    k,
+    writing,
+    v,
+    g,
+    ends,
+    beta,
+    lengths,
+    scores,
+    inverses,
+    starts,
+    initial,
+    out,
+    final,
+    states,
+    fresh,
+    scale,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+    V: tkc.constexpr,
+    BLOCKS: tkc.constexpr,
+):
+    head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
+    z = tkc.program_id(1)
+    slot = first_slot(starts, z, tkc.cdiv(v.shape[1], C), C)
+    q, k, writing, v, g, beta, scores, inverses, out, fresh = (
+        sequence(x, starts, z) for x in (q, k, writing, v, g, beta, scores, inverses, out, fresh)
+    )
+    state = tkc.zeros((K, V))
+    if initial is not None:
+        state = tkc.load(initial[z, head], (0, column), (K, V)).to(tkc.float32)
+    for t in tkc.range(0, v.shape[0], C):
+        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
+        new = tkc.load(v, (t, head, column), (C, None, V))
+        short = state.to(keys.dtype)
+        up, down, end = _chunk_decays(g, ends, slot, t, head, v.shape[0], C, K)
+        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        if states is not None:
+            tkc.store(states[slot + t // C, head], (0, column), short.to(states.dtype))
+        if beta is not None:
+            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+            wrong = new.to(tkc.float32) - times(tkc.dot(keys, short), up, of_keys)
+            inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
+            new = tkc.dot(inverse, (wrong * each[:, None]).to(new.dtype)).to(new.dtype)
+        if fresh is not None:
+            tkc.store(fresh, (t, head, column), new[:, None, :])
+        if out is not None:
+            queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
+            result = times(tkc.dot(queries, short), up, of_queries, scale)
+            result = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)), new, result)
+            tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
+        if writing is not None:
+            keys = tkc.load(writing, (t, head, 0), (C, None, K))
+        state = tkc.dot(keys.T, scaled(new, _of_rows(down, of_keys)), _decayed(state, end))
+    if final is not None:
+        tkc.store(final[z, head], (0, column), state.to(final.dtype))
+
+
+@tkc.jit
+def _walk_back(
+    grad,
+    q,
+    k,
+    writing,
+    g,
+    ends,
+    beta,
+    lengths,
+    scores,
+    inverses,
+    starts,
+    last,
+    states,
+    slopes,
+    first,
+    scale,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+    V: tkc.constexpr,
+    BLOCKS: tkc.constexpr,
+):
+    head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
+    z = tkc.program_id(1)
+    slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C)
+    grad, q, k, writing, g, beta, scores, inverses, slopes = (
+        sequence(x, starts, z) for x in (grad, q, k, writing, g, beta, scores, inverses, slopes)
+    )
+    state = tkc.zeros((K, V))
+    if last is not None:
+        state = tkc.load(last[z, head], (0, column), (K, V)).to(tkc.float32)
+    chunks = tkc.cdiv(grad.shape[0], C)
+    for chunk in tkc.range(0, chunks):
+        at = chunks - 1 - chunk
+        t = at * C
+        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
+        written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
+        queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
+        grads = tkc.load(grad, (t, head, column), (C, None, V))
+        up, down, end = _chunk_decays(g, ends, slot, t, head, grad.shape[0], C, K)
+        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        short = state.to(keys.dtype)
+        tkc.store(states[slot + at, head], (0, column), short.to(states.dtype))
+        slope = times(tkc.dot(written, short), down, of_keys)
+        slope = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)).T, grads, slope)
+        grads = scaled(grads, _of_rows(up, of_queries, scale))
+        state = tkc.dot(queries.T, grads, _decayed(state, end))
+        if beta is not None:
+            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+            inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
+            slope = tkc.dot(inverse.T, slope.to(keys.dtype))
+            change = times(slope * -each[:, None], up, of_keys).to(keys.dtype)
+            state = tkc.dot(keys.T, change, state)
+        tkc.store(slopes, (t, head, column), slope.to(slopes.dtype)[:, None, :])
+    if first is not None:
+        tkc.store(first[z, head], (0, column), state.to(first.dtype))
+
+
+def _of_unnormalized(slope, rows, length):
+    """The gradient of rows from that of length ∘ rows, where `rows` are these."""
+    if length is None:
+        return slope
+    along = tkc.sum(slope * rows.to(tkc.float32), axis=1)
+    return (slope - rows.to(tkc.float32) * along[:, None]) * length[:, None]
+
+
+def _below(tile, C):
+    i = tkc.arange(C)
+    return tkc.where(i[:, None] > i[None, :], tile, 0.0)
+
+
+def _decayed_pairs(by, total, C):
+    """What of D can be multiplied by before `_pulled`: all with a decay a head."""
+    return by if has_channels(total) else by * own_weights(total, C)
+
+
+def _pulled(found, by, tile, total, C, transposed):
+    """found + Σ_j by_ij exp(G_i - G_j) x_j, or transposed Σ_i by_ij exp(G_i - G_j) x_i; with a
+    decay a head, by is of `_decayed_pairs`."""
+    if not has_channels(total):
+        return tkc.dot(by.T if transposed else by, tile, found)
+    i, wide = tkc.arange(C), by.to(tkc.float32)
+    own = tkc.sum(tkc.where(i[:, None] == i[None, :], wide, 0.0), axis=1)
+    found = found + times(tile.to(tkc.float32), own)
+    for n in levels(C):
+        weights, factor = level(total, n, C)
+        near = (wide * weights).to(tile.dtype)
+        found = found + tkc.dot(near.T if transposed else near, scaled(tile, factor)) * factor
+    return found
+
+
+@tkc.jit
+def _query_gradients(
+    grad,
+    q,
+    k,
+    g,
+    lengths,
+    fresh,
+    slopes,
+    starts,
+    states,
+    dq,
+    dg,
+    asked_by,
+    rules,
+    scale,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+    V: tkc.constexpr,
+):
+    """dQ, dP and N, and what dg has of Q."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C) + tkc.program_id(1)
+    grad, q, k, g, fresh, slopes, dq, dg, asked_by, rules = (
+        sequence(x, starts, z) for x in (grad, q, k, g, fresh, slopes, dq, dg, asked_by, rules)
+    )
+    if t < grad.shape[0]:
+        asked, rule, found = tkc.zeros((C, C)), tkc.zeros((C, C)), tkc.zeros((C, K))
+        for column in tkc.range(0, grad.shape[2], V):
+            at, shape = (t, head, column), (C, None, V)
+            grads, new = tkc.load(grad, at, shape), tkc.load(fresh, at, shape)
+            before = tkc.load(states[slot, head], (0, column), (K, V))
+            asked, found = tkc.dot(grads, new.T, asked), tkc.dot(grads, before.T, found)
+            if rules is not None:
+                rule = tkc.dot(tkc.load(slopes, at, shape), new.T, rule)
+        total, _ = decay_of_chunk(g, None, t, head, grad.shape[0], C, K)
+        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        asked = _decayed_pairs(asked * scale, total, C).to(keys.dtype)
+        tkc.store(asked_by, (t, head, 0), asked[:, None, :])
+        if rules is not None:
+            rule = _decayed_pairs(_below(rule, C), total, C)
+            tkc.store(rules, (t, head, 0), rule.to(keys.dtype)[:, None, :])
+        found = _pulled(times(found, power_of_two(total), scale), asked, keys, total, C, False)
+        rows = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), of_queries)
+        if dg is not None:
+            _store_gate(dg, t, head, found * rows.to(tkc.float32))
+        found = _of_unnormalized(found, rows, of_queries)
+        tkc.store(dq, (t, head, 0), found.to(dq.dtype)[:, None, :])
+
+
+def _store_gate(dg, t, head, slopes):
+    """Slopes [C, K] as they are, or their sums with a decay a head."""
+    if len(dg.shape) == 3:
+        tkc.store(dg, (t, head, 0), slopes[:, None, :])
+    else:
+        tkc.store(dg, (t, head), tkc.sum(slopes, axis=1)[:, None])
+
+
+def _finish_gate(dg, t, head, slopes, ends, C, K):
+    """dg: sums from the chunk's end of its slopes and these, and of those of the last state."""
+    if len(dg.shape) == 3:
+        rows = tkc.load(dg, (t, head, 0), (C, None, K)) + slopes
+        tkc.store(dg, (t, head, 0), (tkc.cumsum(rows, reverse=True) + ends[None, :])[:, None, :])
+    else:
+        rows = tkc.load(dg, (t, head), (C, None)) + tkc.sum(slopes, axis=1)
+        tkc.store(dg, (t, head), (tkc.cumsum(rows, reverse=True) + ends)[:, None])
+
+
+@tkc.jit
+def _read_gradients(
+    k,
+    v,
+    g,
+    beta,
+    lengths,
+    slopes,
+    rules,
+    starts,
+    states,
+    reads,
+    dv,
+    dbeta,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+    V: tkc.constexpr,
+):
+    """Diag(β) Z, dV and dβ."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(slopes.shape[1], C), C) + tkc.program_id(1)
+    k, v, g, beta, slopes, rules, reads, dv, dbeta = (
+        sequence(x, starts, z) for x in (k, v, g, beta, slopes, rules, reads, dv, dbeta)
+    )
+    if t < slopes.shape[0]:
+        read, dots = tkc.zeros((C, K)), tkc.zeros((C,))
+        each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+        for column in tkc.range(0, slopes.shape[2], V):
+            at, shape = (t, head, column), (C, None, V)
+            before, slope = (
+                tkc.load(states[slot, head], (0, column), (K, V)),
+                tkc.load(slopes, at, shape),
+            )
+            read, slope = tkc.dot(slope, before.T, read), slope.to(tkc.float32)
+            dots = dots + tkc.sum(slope * tkc.load(v, at, shape).to(tkc.float32), axis=1)
+            tkc.store(dv, at, (slope * each[:, None]).to(dv.dtype)[:, None, :])
+        total, _ = decay_of_chunk(g, None, t, head, slopes.shape[0], C, K)
+        of_keys, _ = _lengths_of(lengths, starts, z, t, head, C)
+        keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        rule = tkc.load(rules, (t, head, 0), (C, None, C))
+        read = _pulled(times(read, power_of_two(total)), rule, keys, total, C, False)
+        dots = dots - tkc.sum(keys.to(tkc.float32) * read, axis=1)
+        tkc.store(dbeta, (t, head), dots[:, None])
+        tkc.store(reads, (t, head, 0), (read * -each[:, None]).to(reads.dtype)[:, None, :])
+
+
+def _inner_of(inner, head, total, K):
+    """The inner product of the states before a chunk and their gradients behind it."""
+    return tkc.load(inner, (head, 0), (None, K)) if has_channels(total) else inner[head, 0]
+
+
+@tkc.jit
+def _key_gradients(
+    q,
+    k,
+    g,
+    beta,
+    lengths,
+    fresh,
+    starts,
+    after,
+    inner,
+    asked_by,
+    rules,
+    reads,
+    dk,
+    dg,
+    GROUPS: tkc.constexpr,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+    V: tkc.constexpr,
+):
+    """dK and dg."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(fresh.shape[1], C), C) + tkc.program_id(1)
+    q, k, g, beta, fresh, asked_by, rules, reads, dk, dg = (
+        sequence(x, starts, z) for x in (q, k, g, beta, fresh, asked_by, rules, reads, dk, dg)
+    )
+    if t < fresh.shape[0]:
+        written, at = tkc.zeros((C, K)), (t, head, 0)
+        for column in tkc.range(0, fresh.shape[2], V):
+            behind = tkc.load(after[slot, head], (0, column), (K, V))
+            new = tkc.load(fresh, (t, head, column), (C, None, V))
+            written = tkc.dot(new, behind.T, written)
+        total, end = decay_of_chunk(g, None, t, head, fresh.shape[0], C, K)
+        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        written = times(written, from_end(total, end))
+        ends = tkc.sum(keys.to(tkc.float32) * written, axis=0)
+        rows = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), of_queries)
+        asked = tkc.load(asked_by, at, (C, None, C))
+        written = _pulled(written, asked, rows, total, C, True)
+        if beta is not None:
+            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+            rule = tkc.load(rules, at, (C, None, C))
+            written = _pulled(written, rule, scaled(keys, -each), total, C, True)
+        slope = -written
+        if reads is not None:
+            read = tkc.load(reads, at, (C, None, K)).to(tkc.float32)
+            slope, written = slope + read, written + read
+        if dg is not None:
+            if not has_channels(total):
+                ends = tkc.sum(ends)
+            ends = ends + _inner_of(inner[slot], head, total, K) * tkc.exp2(end)
+            _finish_gate(dg, t, head, slope * keys.to(tkc.float32), ends, C, K)
+        found = _of_unnormalized(written, keys, of_keys)
+        tkc.store(dk, at, found.to(dk.dtype)[:, None, :])
+
+
+class Recurrence(NamedTuple):
+    """Arguments of a call, contiguous. g: [batch, T, heads], [batch, T, heads, K] or None; beta:
+    [batch, T, heads], or None without the rule."""
+
+    q: Array
+    k: Array
+    v: Array
+    g: Array | None
+    beta: Array | None
+    starts: Array | None
+    longest: int | None
+    scale: float
+    normalize: bool = False
+
+    @property
+    def sequences(self) -> int:
+        return self.v.shape[0] if self.starts is None else self.starts.shape[0] - 1
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Heads that share one of q and of k."""
+        return self.v.shape[2] // self.q.shape[2], self.v.shape[2] // self.k.shape[2]
+
+    @property
+    def channels(self) -> bool:
+        """Whether the decay has a number of each channel."""
+        return self.g is not None and len(self.g.shape) == 4
+
+    @property
+    def chunk(self) -> int:
+        """Positions: fewer where tiles of decays stand beside those of keys."""
+        return CHUNK // 2 if self.channels else CHUNK
+
+    @property
+    def common(self) -> dict:
+        """Compile-time values and options of every kernel; each holds several tiles of keys."""
+        width = max(16, power(self.q.shape[3]))
+        return {"GROUPS": self.groups, "C": self.chunk, "K": width, "num_warps": 8}
+
+    @property
+    def block(self) -> int:
+        """Columns of V of a program."""
+        widest = 16 if self.common["K"] > 128 else BLOCK
+        return max(16, min(widest, power(self.v.shape[3])))
+
+    @property
+    def blocks(self) -> int:
+        """Programs that share a head's columns."""
+        return tkc.cdiv(self.v.shape[3], self.block)
+
+    @property
+    def chunks(self) -> int:
+        """Of the longest sequence, at most."""
+        return max(1, tkc.cdiv(self.longest or self.v.shape[1], self.chunk))
+
+    @property
+    def slots(self) -> int:
+        """Of chunks: see chunks.first_slot."""
+        batch, length = self.v.shape[:2]
+        if self.starts is None:
+            return batch * tkc.cdiv(length, self.chunk)
+        return length // self.chunk + self.sequences
+
+    def states(self) -> Array:
+        """Room for a state a chunk."""
+        return empty(self.v, (self.slots, self.v.shape[2], self.q.shape[3], self.v.shape[3]))
+
+
+class _Prepared(NamedTuple):
+    """What does not depend on states; what a walk asks, reads and writes with, and decays by."""
+
+    lengths: Array | None
+    scores: Array
+    inverses: Array | None
+    q: Array
+    k: Array
+    writing: Array | None
+    g: Array | None
+    ends: Array | None
+    groups: tuple[int, int]
+
+    @property
+    def unraised_lengths(self) -> Array | None:
+        """Of q and k as they are here."""
+        return self.lengths if self.ends is None else None
+
+
+def _prepare(n: Recurrence) -> _Prepared:
+    row = tuple(n.v.shape[:3])
+    lengths = empty(n.v, (2, *row), "float32") if n.normalize else None
+    scores = empty(n.v, (*row, n.chunk))
+    inverses = None if n.beta is None else empty(n.v, (*row, n.chunk))
+    _pairs[row[2], n.chunks, n.sequences](
+        n.q,
+        n.k,
+        n.g,
+        n.beta,
+        n.starts,
+        lengths,
+        scores,
+        inverses,
+        n.scale,
+        BASE=BASE,
+        **n.common,
+    )
+    if not n.channels:
+        return _Prepared(lengths, scores, inverses, n.q, n.k, None, n.g, None, n.groups)
+    shape = (*row, n.q.shape[3])
+    asking, reading, writing = (empty(n.v, shape) for _ in range(3))
+    ends = empty(n.v, (n.slots, *shape[2:]), "float32")
+    _raise[row[2], n.chunks, n.sequences](
+        n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common
+    )
+    return _Prepared(lengths, scores, inverses, asking, reading, writing, None, ends, (1, 1))
+
+
+def _walked(n: Recurrence, p: _Prepared, *results: Array | None) -> None:
+    """results: initial state, out, final state, states of chunks, U."""
+    initial, *written = results
+    _walk[n.v.shape[2] * n.blocks, n.sequences](
+        p.q,
+        p.k,
+        p.writing,
+        n.v,
+        p.g,
+        p.ends,
+        n.beta,
+        p.unraised_lengths,
+        p.scores,
+        p.inverses,
+        n.starts,
+        initial,
+        *written,
+        n.scale,
+        V=n.block,
+        BLOCKS=n.blocks,
+        **{**n.common, "GROUPS": p.groups},
+    )
+
+
+def _inner_products(n: Recurrence, states: Array, after: Array) -> Array:
+    """Of the states before each chunk and their gradients behind it, [slots, heads, 1 or K]."""
+    slots, heads, width, _ = states.shape
+    return inner_products(states, after, (slots, heads, width if n.channels else 1))
+
+
+def forward(n: Recurrence, initial: Array | None, out: Array, final: Array) -> None:
+    """out [batch, T, heads, V] and the last state."""
+    if n.sequences and n.v.shape[2] and n.v.shape[3]:
+        _walked(n, _prepare(n), initial, out, final, None, None)
+
+
+class Gradients(NamedTuple):
+    """Where they go; None: not wanted. dq and dk have the shapes of q and k."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dg: Array | None
+    dbeta: Array | None
+    first: Array | None
+
+
+def backward(
+    n: Recurrence, grad: Array, initial: Array | None, last: Array | None, to: Gradients
+) -> None:
+    """last: the gradient of the last state."""
+    heads = n.v.shape[2]
+    if not n.sequences or not heads or not n.v.shape[3]:
+        return
+    p, states, after = _prepare(n), n.states(), n.states()
+    # without the rule U is V, and Y is dV
+    fresh, slopes = (n.v, to.dv) if n.beta is None else (empty(n.v), empty(n.v))
+    _walked(n, p, initial, None, None, states, None if n.beta is None else fresh)
+    _walk_back[heads * n.blocks, n.sequences](
+        grad,
+        p.q,
+        p.k,
+        p.writing,
+        p.g,
+        p.ends,
+        n.beta,
+        p.unraised_lengths,
+        p.scores,
+        p.inverses,
+        n.starts,
+        last,
+        after,
+        slopes,
+        to.first,
+        n.scale,
+        V=n.block,
+        BLOCKS=n.blocks,
+        **{**n.common, "GROUPS": p.groups},
+    )
+    dq, dk = by_head(to.dq, heads), by_head(to.dk, heads)
+    row = (*n.v.shape[:3], n.chunk)
+    asked, rules = empty(n.v, row), None if n.beta is None else empty(n.v, row)
+    grid, lengths = (heads, n.chunks, n.sequences), p.lengths
+    _query_gradients[grid](
+        grad,
+        n.q,
+        n.k,
+        n.g,
+        lengths,
+        fresh,
+        slopes,
+        n.starts,
+        states,
+        dq,
+        to.dg,
+        asked,
+        rules,
+        n.scale,
+        V=n.block,
+        **n.common,
+    )
+    reads = None
+    if n.beta is not None:
+        reads = empty(n.v, (*n.v.shape[:3], n.q.shape[3]))
+        _read_gradients[grid](
+            n.k,
+            n.v,
+            n.g,
+            n.beta,
+            lengths,
+            slopes,
+            rules,
+            n.starts,
+            states,
+            reads,
+            to.dv,
+            to.dbeta,
+            V=n.block,
+            **n.common,
+        )
+    _key_gradients[grid](
+        n.q,
+        n.k,
+        n.g,
+        n.beta,
+        lengths,
+        fresh,
+        n.starts,
+        after,
+        None if n.g is None else _inner_products(n, states, after),
+        asked,
+        rules,
+        reads,
+        dk,
+        to.dg,
+        V=n.block,
+        **n.common,
+    )
+    add_heads(dq, to.dq)
+    add_heads(dk, to.dk)

@@ -1,0 +1,214 @@
+"""Blocks for a product on Hopper's tensor cores: every legal one with its schedule, estimated in
+closed form from the device's numbers, the best few kept for the compiler's model to choose among.
+
+    tiles(4096, 4096, 4096, target="sm_90a", rows_of_b=True)      Tile(BM=128, BN=256, …), …
+
+One number for each: the time of the busiest multiprocessor, at the clock that power allows,
+
+    waves · (steps · max(tensor cores, L2 cache, latency of copies) + what a program ends with)
+
+so that a tile of odd width that leaves no multiprocessor idle in the last wave is found like any
+other, and so are few programs that share k (`split_k`, or `stream_k` in the last wave alone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Any
+
+import tkc
+
+BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
+WARPGROUP_ROWS = 64  # of a dot
+# rows of a block, and how many warpgroups share them; of few rows a dot computes more than those
+ROWS = {16: 1, 32: 1, 64: 1, 128: 2, 192: 3, 256: 2}
+# of a thread for sums, by the warpgroups that share a multiprocessor's registers
+SUMS = {1: 208, 2: 208, 3: 128}
+WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
+WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+MAX_PARTS = 32
+MIN_STEPS_OF_A_PART = 4
+STREAMED = 2, 4  # parts of a program of the last wave
+OUTPUT_BYTES = 1 << 15  # of shared memory, for results on their way out
+MAX_STAGES = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block and its schedule. in_turn: two programs of a block at once, each on a warpgroup of
+    its own.
+    """
+
+    rows: int
+    columns: int
+    in_turn: bool = False
+    depth: int = BK
+    cluster: tuple[int, int] = (1, 1)
+    split_k: int = 1
+    stream_k: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constants and launch options of the product's kernel."""
+        found: dict[str, Any] = {
+            "BM": self.rows,
+            "BN": self.columns,
+            "BK": self.depth,
+            "programs": 1 + self.in_turn,
+            "cluster": self.cluster,
+        }
+        if ROWS[self.rows] == 3:
+            found["num_warps"] = 12
+        if self.split_k > 1:
+            found["split_k"] = self.split_k
+        if self.stream_k:
+            found["stream_k"] = self.stream_k
+        return found
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a launch computes: extents, batches; whether rows of b are dense, so that a block's
+    columns are rows of shared memory; how many bytes of the arrays.
+    """
+
+    m: int
+    n: int
+    k: int
+    batches: int
+    dense_rows: bool
+
+    def steps(self, tile: Tile) -> int:
+        """Of a program that has all of k."""
+        return ceil(self.k / tile.depth)
+
+    def programs(self, tile: Tile) -> int:
+        """Blocks of the result, as many as clusters make of them, without parts of k."""
+        across, down = tile.cluster
+        columns = ceil(ceil(self.n / tile.columns) / down) * down
+        return ceil(ceil(self.m / tile.rows) / across) * across * columns * self.batches
+
+
+def tiles(
+    m: int, n: int, k: int, batches: int, dense_rows: bool, target: str, count: int
+) -> list[Tile]:
+    """The `count` tiles that the estimate puts first, on a target whose tensor cores take operands
+    from shared memory (wgmma).
+    """
+    product, machine = Product(m, n, k, batches, dense_rows), tkc.target(target)
+    ranked = sorted(
+        _legal(product, machine),
+        key=lambda tile: (_nanoseconds(product, tile, machine), repr(tile)),
+    )
+    return ranked[:count]
+
+
+def _legal(product: Product, machine: Any) -> Iterator[Tile]:
+    """Every tile that registers allow and that is not all padding."""
+    for rows in ROWS:
+        # few rows pay where there are few, many where they are not mostly padding
+        if rows < WARPGROUP_ROWS and product.m > 2 * rows or rows >= max(128, 2 * product.m):
+            continue
+        for columns in _columns(product, rows):
+            for in_turn in (False, True):
+                if not _fits_registers(rows, columns, in_turn):
+                    continue
+                for depth in (BK, 2 * BK) if rows < WARPGROUP_ROWS else (BK,):
+                    yield from _schedules(product, Tile(rows, columns, in_turn, depth), machine)
+
+
+def _columns(product: Product, rows: int) -> Iterator[int]:
+    """Columns of a block of so many rows: the copies of few rows need whole swizzles, those of
+    dense rows halves.
+    """
+    step = WHOLE_SWIZZLE if rows < WARPGROUP_ROWS else HALF_SWIZZLE if product.dense_rows else STEP
+    first = max(step, NARROWEST)
+    for columns in range(first, WIDEST + 1, step):
+        if columns <= max(WHOLE_SWIZZLE, product.n + STEP):
+            yield columns
+
+
+def _fits_registers(rows: int, columns: int, in_turn: bool) -> bool:
+    """Whether a thread has room for its sums, of one program or of its own."""
+    groups = ROWS[rows]
+    if in_turn and groups == 3:
+        return False
+    return rows * columns // (128 * (1 if in_turn else groups)) <= SUMS[groups]
+
+
+def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
+    """A tile in clusters, in parts of k, with the last wave's programs in parts."""
+    programs, places = product.programs(tile), machine.multiprocessors
+    # blocks of a cluster wait for one another: that pays where there are waves of them
+    shared = programs > places and tile.columns % WHOLE_SWIZZLE == 0
+    for cluster in CLUSTERS if shared else CLUSTERS[:1]:
+        yield replace(tile, cluster=cluster)
+    if tile.in_turn:
+        return
+    if programs <= places // 2:
+        for parts in sorted({2, 3, 4, 6, 8, places // programs, 2 * places // programs}):
+            if parts <= MAX_PARTS and product.steps(tile) >= MIN_STEPS_OF_A_PART * parts:
+                yield replace(tile, split_k=parts)
+    elif programs > places and programs % places:
+        for parts in STREAMED:
+            if product.steps(tile) >= MIN_STEPS_OF_A_PART * parts:
+                yield replace(tile, stream_k=parts)
+
+
+def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
+    """Of the busiest multiprocessor."""
+    costs, places = machine.costs, machine.multiprocessors
+    programs = product.programs(tile) * tile.split_k
+    waves, parts = _waves(product, tile, programs, places)
+    steps = ceil(product.steps(tile) / tile.split_k)
+    sums = tile.rows * tile.columns
+    leaving = costs.restart_clocks + costs.store_tma * sums
+    step, tensor, copied = _step(product, tile, min(programs, places), machine)
+    looping = steps * step
+    each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
+    met = costs.split_k + costs.split_k_element * sums
+    met += parts * (costs.part + costs.part_element * sums)
+    clocks = waves * each + leaving * tile.in_turn + met * (parts > 1)
+    clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
+    shared = programs / places * steps / clocks
+    return float(clocks / machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied))
+
+
+def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[float, float, float]:
+    """Clocks of one step of a program, those of the tensor cores, and bytes copied. active:
+    multiprocessors that have programs.
+    """
+    costs = machine.costs
+    rows = max(tile.rows, WARPGROUP_ROWS)
+    tensor = 2 * rows * tile.columns * tile.depth / machine.tensor
+    if tile.columns > WHOLE_SWIZZLE and tile.columns % WHOLE_SWIZZLE and product.dense_rows:
+        tensor *= 1 + costs.partial_swizzle / tile.columns**2
+    across, down = tile.cluster
+    shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
+    copied = 2 * tile.depth * shares
+    fabric = copied / min(machine.fabric, machine.l2 / active)
+    stage = 2 * tile.depth * (tile.rows + tile.columns)
+    # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
+    read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * tile.columns)
+    tensor = tensor * costs.slowed((read + stage) / tensor) + costs.step
+    stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
+    latency = costs.copy_latency / max(1, stages - 1)
+    return max(tensor, fabric, latency), tensor, copied
+
+
+def _waves(product: Product, tile: Tile, programs: int, places: int) -> tuple[float, int]:
+    """Programs that the busiest multiprocessor has one after the other, and parts of those that are
+    divided.
+    """
+    whole, rest = divmod(programs, places)
+    if not tile.stream_k or not rest:
+        return float(ceil(programs / places)), tile.split_k
+    helpers = places - rest
+    if rest <= helpers:
+        parts = min(places // rest, tile.stream_k)
+        return whole + 1 / parts, parts
+    turns = ceil(rest / helpers)
+    return whole + turns / (turns + 1), turns + 1

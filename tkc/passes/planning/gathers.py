@@ -1,0 +1,126 @@
+"""Blocks that a role of threads copies to shared memory by cp.async, because tensor maps cannot:
+gathers by index arithmetic, masked blocks, blocks of arrays that the host does not know, rows that
+do not start at multiples of 16 bytes.
+
+    row = where(inside, (image * H + y) * W + x, -1)
+    a = load x[row, c]                                    filled with zeros where the row is -1
+
+The role (warpgroups/producing.py) computes indices and masks itself, from constants, aranges,
+scalars and what it loads: a list of rows is read by each thread for the rows that it copies. A
+thread moves at least 4 bytes at a time.
+
+What no role can copy ahead (tiles of pointers, rows that start at odd bytes, a block that its own
+program may have written) the consumers load themselves, in the order of the program: to the dot it
+is an operand that is computed.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from tkc.ir import tile
+from tkc.ir.layout import Layout, blocked
+from tkc.ir.ranges import divisor
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import TileType, bits
+from tkc.ir.values import array_type, operands_first, owner_op, tile_type
+from tkc.passes.analysis.mapped import MIN_SWIZZLE_BYTES, dense_axis, unmapped
+from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
+
+COPIER_WARPS = 4  # of the role that copies by cp.async
+# of a load that the consumers make: it stays in the order of its program, which may write what it
+# reads, or there is no role left for it
+BY_CONSUMERS = "by_consumers"
+# what threads compute again: a reshape may need what others have
+RECOMPUTED = (*POINTWISE, tile.Load, tile.Broadcast, tile.Transpose)
+MIN_VECTOR_BYTES, MAX_VECTOR_BYTES = 4, 16  # of one thread's copy
+
+
+def uncopied(load: tile.Load) -> str:
+    """Why neither tensor maps nor threads copy an operand's block; empty if one of them can."""
+    mapped = unmapped(load)
+    if not mapped or not (reason := _unreachable(load)):
+        return ""
+    return f"{mapped}, and {reason}"
+
+
+def copied_by_threads(load: tile.Load) -> bool:
+    """Whether threads copy a block, because no tensor map can."""
+    return bool(unmapped(load)) and not _unreachable(load)
+
+
+def loaded_by_consumers(load: tile.Load | tile.LoadPointers) -> bool:
+    """Whether no role can copy a block for those who multiply, so that they load it themselves."""
+    return isinstance(load.result.type, TileType) and bool(why_by_consumers(load))
+
+
+def why_by_consumers(load: tile.Load | tile.LoadPointers) -> str:
+    """Why no role can copy a block; empty if one can."""
+    if not isinstance(load, tile.Load):
+        return "pointers say where it is"
+    if BY_CONSUMERS in load.attributes:
+        return "its program may write what it reads, or no role is left that could"
+    return uncopied(load)
+
+
+def copier_layout(memory: SharedLayout) -> Layout:
+    """Which thread of the role copies what of a block: 16 bytes each, coalesced."""
+    elements = max(MAX_VECTOR_BYTES * 8 // memory.bits, 1)
+    return blocked(memory.shape, elements, COPIER_WARPS, memory.order)
+
+
+def _unreachable(load: tile.Load) -> str:
+    """Why threads of another role cannot copy a block."""
+    t, kinds = tile_type(load.result), Kinds()
+    indices = [v for v in (*load.offsets, load.mask) if v is not None]
+    if load.other is not None and not _is_zero(load.other):
+        return "what it is filled with is not zero"
+    if not all(is_recomputed(v, kinds) for v in indices):
+        return "its indices or its mask depend on tiles that other threads have parts of"
+    dense, extents = dense_axis(load.array), load.extents.get_values()
+    stride = array_type(load.array).facts.strides[dense].exact
+    if extents[dense] < 0 or stride != 1 or isinstance(load.offsets[dense].type, TileType):
+        return "neither rows nor columns are dense"
+    if t.rank != 2 or extents[dense] * bits(t.element) // 8 % MIN_SWIZZLE_BYTES:
+        return "its rows are narrower than a swizzle"
+    if not _is_aligned(load, dense):
+        return "its rows do not start and end at multiples of 4 bytes"
+    return ""
+
+
+def is_recomputed(value: SSAValue, kinds: Kinds) -> bool:
+    """Whether threads of another role can have a value in any layout without asking others: a
+    scalar, a tile of constants and aranges, or one that is computed of these element by element, or
+    loaded by them as indices.
+    """
+
+    def sources(at: SSAValue) -> list[SSAValue]:
+        known = kinds.cheap(at) or not isinstance(at.owner, RECOMPUTED)
+        return [] if known else tiles(owner_op(at).operands)
+
+    memo: dict[SSAValue, bool] = {}
+    if not isinstance(value.type, TileType):
+        return True
+    for at in operands_first(value, sources, memo):
+        found = sources(at)
+        loaded = isinstance(at.owner, tile.Load)
+        memo[at] = kinds.cheap(at) or (loaded or bool(found)) and all(memo[v] for v in found)
+    return memo[value]
+
+
+def _is_aligned(load: tile.Load, dense: int) -> bool:
+    """Whether a thread may move 4 bytes of a row at once, wherever in the block."""
+    facts = array_type(load.array).facts
+    least = max(MIN_VECTOR_BYTES * 8 // bits(tile_type(load.result).element), 1)
+    steps = [s for axis, s in enumerate(facts.strides) if axis != dense]
+    return (
+        facts.align % MIN_VECTOR_BYTES == 0
+        and divisor(load.offsets[dense]) % least == 0
+        and facts.shape[dense].divisible(least)
+        and all(step.divisible(least) for step in steps)
+    )
+
+
+def _is_zero(value: object) -> bool:
+    owner = getattr(value, "owner", None)
+    return isinstance(owner, tile.Constant) and owner.number == 0

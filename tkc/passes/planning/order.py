@@ -1,0 +1,95 @@
+"""What programs see of one another, and how roles live with it: numbers that programs take from
+counters, which the producer takes for all roles, and signals that they wait for, each role for
+itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Operation
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import tile
+from tkc.ir.values import block_of
+from tkc.passes.analysis.alias import Overlaps, may_meet
+from tkc.passes.analysis.values import LOADS, WRITES
+
+
+def work_claims(kernel: Operation) -> list[tile.Atomic]:
+    """The atomics by which programs take work: scalars with a result."""
+    return [op for op in kernel.walk() if isinstance(op, tile.Atomic) and op.result is not None]
+
+
+def acquiring_loops(kernel: Operation) -> list[scf.WhileOp]:
+    """The loops in which programs wait for a signal and do nothing else: each role can run them."""
+    return [
+        op
+        for op in kernel.walk()
+        if isinstance(op, scf.WhileOp)
+        and not op.results
+        and len(op.after_region.block.ops) == 1
+        and any(_acquires(inner) for inner in op.before_region.walk())
+        and all(
+            _acquires(inner)
+            or isinstance(inner, scf.ConditionOp)
+            or not inner.regions
+            and is_side_effect_free(inner)
+            for inner in op.before_region.walk()
+        )
+    ]
+
+
+def _acquires(op: Operation) -> bool:
+    semantics = op.semantics if isinstance(op, tile.LoadPointers) else None
+    return semantics is not None and semantics.data == "acquire"
+
+
+def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
+    """Why programs may observe the order in which they run; empty if they cannot: all that they see
+    of one another is signals that they wait for (`acquiring_loops`), or numbers that they take from
+    counters, before their first loop or once in each iteration of an outermost loop without a
+    count. A producer may take numbers early: nothing that another program has written is read.
+    """
+    observed = "programs can observe the order in which they run"
+    waits = {op for loop in acquiring_loops(kernel) for op in loop.before_region.walk()}
+    watching = [op for op in kernel.walk() if tile.watches(op) and op not in waits]
+    if waits and watching:
+        return f"{observed}: they wait, and take numbers from counters"
+    if any(not _is_claim(op, kernel) for op in watching):
+        return observed
+    if watching and _reads_what_it_writes(kernel, overlaps):
+        return f"{observed}: they read what they write"
+    return ""
+
+
+def _reads_what_it_writes(kernel: tile.Kernel, overlaps: Overlaps) -> bool:
+    loads = [op for op in kernel.walk() if isinstance(op, LOADS)]
+    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
+    return any(may_meet(load, write, overlaps) for load in loads for write in writes)
+
+
+def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
+    """Whether an operation is an atomic whose result the roles can share. One that says which
+    accesses it orders, or whose result is not used, is a signal: it stays behind them.
+    """
+    if not isinstance(op, tile.Atomic) or op.result is None or op.result.type != i32:
+        return False
+    if op.result.first_use is None or op.semantics is not None and op.semantics.data != "relaxed":
+        return False
+    around = op.parent_op()
+    if around is kernel:
+        return is_at_beginning(op)
+    if not isinstance(around, scf.WhileOp) or around.parent_op() is not kernel:
+        return False
+    return op.parent is around.after_region.block
+
+
+def is_at_beginning(op: Operation) -> bool:
+    """Whether nothing before an operation of a kernel's block has an effect but another claim."""
+    return all(
+        not other.regions and (is_side_effect_free(other) or isinstance(other, tile.Atomic))
+        for other in itertools.takewhile(lambda other: other is not op, block_of(op).ops)
+    )

@@ -1,0 +1,211 @@
+"""The rings of a loop's operands: which loads fill a stage together, what comes beside them, and
+how many stages each ring has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from xdsl.dialects import scf
+from xdsl.ir import Operation
+
+from tkc.ir import tile
+from tkc.ir.host_values import is_unbounded
+from tkc.ir.rewrite import counted_slice, following, loops_of
+from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.values import tile_type
+from tkc.passes import LaunchOptions
+from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchanged
+from tkc.passes.analysis.mapped import of_block, unmapped
+from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.planning.gathers import copied_by_threads
+from tkc.passes.planning.operands import by_block, computed_from, source, summed
+
+MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
+MAX_BROADCASTS = 8  # numbers that are broadcast with them
+MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
+MAX_STAGES = 16
+MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
+
+
+def rings_of(
+    dots: Sequence[tile.Dot],
+    relaid: Collection[tile.Load],
+    late: Collection[tile.Dot],
+    options: LaunchOptions,
+) -> list[list[tile.Load]]:
+    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
+    them the rings of what is relaid, each of one load. A block that several dots read is in the
+    ring of the first. What a late dot's left operand is computed from is read an iteration before
+    its right one is, and comes in registers."""
+    rings: list[list[tile.Load]] = []
+    groups = [
+        group
+        for here in by_block(dots)
+        for group in ([here] if summed(here[0]) else [[dot] for dot in here])
+    ]
+    for group in groups:
+        taken = {load for dot in group if dot in late for load in computed_from(dot, options)}
+        taken.update(load for ring in rings for load in ring)
+        loads = [load for load in operand_loads(group, options) if load not in taken]
+        rings += _rings_of_group(loads, group[0].parent_op(), relaid)
+    return rings + [[load] for load in relaid]
+
+
+def _rings_of_group(
+    loads: list[tile.Load], loop: Operation | None, relaid: Collection[tile.Load]
+) -> list[list[tile.Load]]:
+    """Those of dots that are issued together: one for all loads of their loop that tensor maps
+    copy, and one for those that threads copy.
+    """
+    apart = [load for load in loads if load.parent_op() is not loop or load in relaid]
+    left = [load for load in loads if load not in apart]
+    threads = [load for load in left if copied_by_threads(load)]
+    maps = [load for load in left if load not in threads]
+    return [*([load] for load in apart), *(ring for ring in (threads, maps) if ring)]
+
+
+def loads_beside(
+    loop: scf.ForOp,
+    rings: list[list[tile.Load]],
+    late: Sequence[tile.Dot],
+    co_resident: bool,
+    overlaps: Overlaps,
+) -> dict[tile.Load, int]:
+    """Adds to the rings of a loop's operands what is small and stands beside their dots, where a
+    tensor map can copy it: to the ring of the last dot that is issued before the block is needed.
+    The numbers that the producer can broadcast there, and which ring it is: those that say where an
+    operand lies it needs itself, an iteration earlier. What co-resident programs share is what does
+    not depend on axis 0.
+
+    Otherwise registers would wait for memory, and the computation of an address would stand between
+    the dots.
+    """
+    inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
+    if not inner:
+        return {}
+    places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
+    loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
+    for op in loads:
+        if _is_small_block(op) and (number := places.before_use(op)) is not None:
+            rings[number].append(op)
+    if len(inner) != 1:
+        return {}
+    numbers = [op for op in loads if _is_number(op)]
+    return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
+
+
+def _is_small_block(op: tile.Load) -> bool:
+    """Whether a load is of a small tile that a tensor map can copy."""
+    t = op.result.type
+    return isinstance(t, TileType) and t.bytes <= MAX_BESIDE_BYTES and not unmapped(op)
+
+
+def _is_number(op: tile.Load) -> bool:
+    return not isinstance(op.result.type, TileType) and bits(op.result.type) == 32
+
+
+def _copied_ahead(
+    loop: scf.ForOp, operands: list[tile.Load], co_resident: bool, overlaps: Overlaps
+) -> list[tile.Load]:
+    """The loads of a loop, other than its operands, that a producer may copy iterations ahead."""
+    body = loop.body.block
+
+    def is_apart(op: tile.Load) -> bool:
+        return co_resident and (
+            is_unbounded(op.array)  # programs of a tile group may be padding
+            or 0 in program_axes(op.operands, given=[body.args[0]])
+        )
+
+    return [
+        op
+        for op in body.ops
+        if isinstance(op, tile.Load)
+        and op not in operands
+        and op.mask is None
+        and unchanged(op, kernel_around(loop), overlaps)
+        and counted_slice(op.operands, loop) is not None
+        and not is_apart(op)
+        and following(op, body.ops).isdisjoint(operands)
+    ]
+
+
+class _RingOfDots:
+    """Which ring of a loop arrives last before something in the loop is needed."""
+
+    def __init__(
+        self, loop: scf.ForOp, rings: dict[int, list[tile.Load]], late: Sequence[tile.Dot]
+    ):
+        self.body, self.rings = loop.body.block, rings
+        self.behind_late = {op for dot in late for op in following(dot, self.body.ops)}
+        # what a late dot reads is of another iteration
+        self.dots = [
+            (op, number)
+            for op in self.body.ops
+            if isinstance(op, tile.Dot) and op not in late
+            for number, ring in rings.items()
+            if any(source(operand) in ring for operand in (op.a, op.b))
+        ]
+
+    def before_use(self, load: tile.Load) -> int | None:
+        """The ring of the last dot before the first use of what a load reads; None where it is used
+        outside of the loop, or in another iteration.
+        """
+        if len(self.rings) == 1:
+            return next(iter(self.rings))
+        users = [ancestor(use.operation, self.body) for use in load.result.uses]
+        if not users or None in users or not self.behind_late.isdisjoint(users):
+            return None
+        first = next(op for op in self.body.ops if op in users)
+        earlier = [number for dot, number in self.dots if dot.is_before_in_block(first)]
+        if earlier:
+            return earlier[-1]
+        return self.dots[0][1] if self.dots else None
+
+
+def operand_loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
+    """The loads that the operands of some dots show or are computed from, each once."""
+    return list(
+        dict.fromkeys(
+            load
+            for dot in dots
+            for load in [source(dot.a), source(dot.b), *computed_from(dot, options)]
+            if isinstance(load, tile.Load)
+        )
+    )
+
+
+def stage_bytes(ring: list[tile.Load]) -> int:
+    """Of a stage."""
+    types = [(tile_type(load.result), of_block(load)) for load in ring]
+    return sum(SharedType(1, t.extents, t.element, layout).bytes for t, layout in types)
+
+
+def stages_of(
+    rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
+) -> tuple[tuple[int, ...], str]:
+    """Stages of each ring: two for what is loaded once a program, so that the next program's is
+    there when it begins, one where that is too many; as many as then fit for those of a loop,
+    alike. Each of the co-resident programs has the former of its own: in a stage that was
+    another's before, phases could not be told apart. They are not at the same step, and
+    a loop's rings need stages for that.
+    """
+    if asked == 1:
+        return (), "num_stages = 1: a ring has two stages or more"
+    round_others = {loop for ring in rings for loop in loops_of(ring[0])[1:]}
+    inner = [
+        isinstance(loop := ring[0].parent_op(), scf.ForOp) and loop not in round_others
+        for ring in rings
+    ]
+    for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
+        for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):
+            chosen = tuple(count if i else outer * members for i in inner)
+            if sum(n * stage_bytes(ring) for n, ring in zip(chosen, rings, strict=False)) <= room:
+                return chosen, ""
+    return (
+        (),
+        (
+            f"two stages of {' and '.join(str(stage_bytes(r)) for r in rings)} bytes do not fit"
+            " shared memory"
+        ),
+    )

@@ -1,0 +1,78 @@
+"""Conversions from one type to another: `cvt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from tkc.sim.ptx.faults import Unknown
+from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES, tf32_bits
+from tkc.sim.ptx.machine import ClusterMachine, rule
+from tkc.sim.ptx.text import Instruction
+
+# to whole numbers, by the rounding that the opcode names
+TO_WHOLE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "rzi": np.trunc,
+    "rni": np.rint,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
+PAIRS = ("bf16x2", "f16x2", "e4m3x2", "e5m2x2")
+
+
+@rule("cvt")
+def cvt(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    into, *operands = i.operands
+    target, source = i.parts[-2:]
+    if target in PAIRS and source == "f32":
+        high, low = (m.read(o, "f32") for o in operands)
+        return m.write(into, packed_pair(high, low, target[:-2]), mask)
+    if target == "f16x2":
+        return m.write(into, widened_pair(m.read(operands[0], "u16"), source[:-2]), mask)
+    if target not in KIND_TYPES or source not in KIND_TYPES:
+        raise Unknown(f"a conversion from {source} to {target}")
+    m.write(into, converted(m.read(operands[0], source), source, target, i.parts[1]), mask)
+
+
+def packed_pair(high: np.ndarray, low: np.ndarray, kind: str) -> np.ndarray:
+    """Two float32 as a pair of shorter floats in one word; float8 saturates."""
+    t, bits = KIND_TYPES[kind], 8 * KIND_BYTES[kind]
+
+    def shortened(x: np.ndarray) -> np.ndarray:
+        if bits == 8:
+            largest = float(ml_dtypes.finfo(t).max)
+            x = np.clip(x, -largest, largest)
+        return x.astype(t).view(f"u{bits // 8}").astype(np.uint32)
+
+    return shortened(high) << np.uint32(bits) | shortened(low)
+
+
+def widened_pair(pair: np.ndarray, kind: str) -> np.ndarray:
+    """Two float8 in 16 bits as a pair of float16 in one word."""
+
+    def widened(shift: int) -> np.ndarray:
+        short = (pair >> shift & 255).astype(np.uint8).view(KIND_TYPES[kind])
+        return short.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+    return widened(8) << np.uint32(16) | widened(0)
+
+
+def converted(x: np.ndarray, source: str, target: str, rounding: str) -> np.ndarray:
+    """One number a thread. rounding: a word of the opcode, where there is a choice."""
+    t = KIND_TYPES[target]
+    if target == "tf32":
+        return tf32_bits(x.view(np.uint32))
+    if source[0] in "fb" and target[0] in "us":
+        return saturated(TO_WHOLE[rounding](x.astype(np.float64)), t)
+    if source == target and source[0] == "f":
+        return TO_WHOLE[rounding](x)
+    return x.astype(t)
+
+
+def saturated(whole: np.ndarray, t: type[np.integer]) -> np.ndarray:
+    """Whole numbers, infinities and NaN (0) as an integer type."""
+    info = np.iinfo(t)
+    finite = np.nan_to_num(whole, nan=0.0, posinf=1e30, neginf=-1e30)
+    return np.array([max(info.min, min(info.max, int(v))) for v in finite], object).astype(t)

@@ -1,0 +1,131 @@
+"""What a launch gives back: the compiled kernel under Triton's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tkc.compiler import Compiled
+    from tkc.runtime.jit import JitFunction
+
+# Options of a launch that tkc's planner may overrule; under strict=True it keeps them
+HINTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+ON_GPU = ("ptx", "cubin", "sass")
+
+
+class Assembly(Mapping):
+    """Texts by stage: those of tkc's passes, and Triton's names for what there is of them: ttir
+    (the traced program), ttgir (the program of threads), ptx, cubin, sass. Of a launch in host
+    memory those of a GPU are for TKC_TARGET, or sm_90a.
+    """
+
+    def __init__(self, compiled: Compiled, compiled_for: Callable[[str], Compiled]):
+        self._compiled, self._compiled_for = compiled, compiled_for
+
+    @cached_property
+    def _on_gpu(self) -> Compiled:
+        if self._compiled.target != "cpu":
+            return self._compiled
+        return self._compiled_for(os.environ.get("TKC_TARGET", "sm_90a"))
+
+    def __getitem__(self, name: str) -> Any:
+        match name:
+            case "ptx":
+                return self._on_gpu.ptx
+            case "cubin":
+                return self._on_gpu.resources.cubin
+            case "sass":
+                return self._on_gpu.sass
+            case "ttir":
+                return self._compiled.ir("trace")
+            case "ttgir":
+                return self._compiled.ir(list(self._compiled.stages)[-1])
+        return self._compiled.stages[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("ttir", "ttgir", *ON_GPU, *self._compiled.stages))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class CompiledKernel:
+    """A kernel as it was compiled for the arguments of a launch."""
+
+    def __init__(
+        self,
+        function: Any,
+        kernel: JitFunction,
+        values: Mapping[str, Any],
+        options: Mapping[str, Any],
+        given: Mapping[str, Any],
+    ):
+        self.function, self.kernel = function, kernel
+        self._values, self._given = dict(values), dict(given)
+        self.options = dict(options)
+
+    @property
+    def form(self) -> tuple:
+        """What tells this code from another of the kernel's: constants, and kinds of arguments."""
+        kept = self.function.constexpr_names
+        return tuple(
+            (n, str(v.dtype) if hasattr(v, "dtype") else v)
+            for n, v in sorted(self._values.items())
+            if n in kept or not isinstance(v, (int, float))
+        )
+
+    @cached_property
+    def name(self) -> str:
+        return self.function.name_of(self._given)
+
+    def compiled_for(self, target: str | None = None) -> Compiled:
+        """What tkc made of it, for this target or where the arrays are."""
+        return self.kernel.compile(**self._values, target=target)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return self.compiled_for()
+
+    @property
+    def asm(self) -> Assembly:
+        return Assembly(self.compiled, self.compiled_for)
+
+    def decisions_for(self, target: str | None = None) -> list[str]:
+        """What the compiler chose and why, and which hints it decided without."""
+        said = [
+            f"hints: {n} = {self.options[n]} is the planner's choice here (strict=True keeps it)"
+            for n in HINTS
+            if n in self.options and not self.options.get("strict")
+        ]
+        return said + list(self.compiled_for(target).decisions)
+
+    @property
+    def decisions(self) -> list[str]:
+        return self.decisions_for()
+
+    @property
+    def metadata(self) -> SimpleNamespace:
+        hints = {"num_warps": 4, "num_stages": 3, "num_ctas": 1} | self.options
+        on_gpu = self.compiled.target != "cpu"
+        shared = self.compiled.resources.static_shared if on_gpu else 0
+        return SimpleNamespace(name=self.name, shared=shared, **hints)
+
+    @property
+    def n_regs(self) -> int:
+        return self.compiled.resources.registers
+
+    @property
+    def n_spills(self) -> int:
+        """Of bytes that are spilled, how many words."""
+        return self.compiled.resources.spill_stores // 4
+
+    def _init_handles(self) -> None:
+        """Nothing: a kernel is loaded when it is first launched."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Launches the function on other arguments."""
+        return self.function[grid]

@@ -1,0 +1,123 @@
+"""`triton.runtime.driver`: what packages ask of the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from tkc.errors import DeviceError
+from tkc.ir.target import target
+from tkc.runtime import driver as tkc_driver
+
+FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class GPUTarget:
+    """A kind of device: "cuda" and the compute capability, as 90; or "cpu"."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether an argument of a launch is an array on a GPU."""
+    device = getattr(getattr(value, "base", value), "device", None)
+    return getattr(device, "type", None) == "cuda" or hasattr(value, "__cuda_array_interface__")
+
+
+def framework() -> Any:
+    """torch, where it is installed. (It is not imported by name: tkc does without.)"""
+    return sys.modules.get("torch") or import_module("torch")
+
+
+class _Utils:
+    """The numbers of a device."""
+
+    def get_device_properties(self, device: int = 0) -> dict[str, int]:
+        return properties(device)
+
+
+def properties(device: int = 0) -> dict[str, int]:
+    """Of a GPU that is there, else of an H100."""
+    t = target(tkc_driver.planned_for(device) if tkc_driver.available() else "sm_90a")
+    chip = t.device.chip
+    return {
+        "multiprocessor_count": t.multiprocessors,
+        "max_shared_mem": t.shared_bytes,
+        "max_num_regs": t.registers,
+        "warpSize": 32,
+        "sm_clock_rate": int(chip.clock * 1e6),  # kHz
+        # of a bus of 8 bits that moves two words a clock
+        "mem_clock_rate": int(chip.bandwidth * 1e6 / 2),
+        "mem_bus_width": 8,
+    }
+
+
+class Driver:
+    """The active driver: tkc's own."""
+
+    utils = _Utils()
+
+    def get_current_device(self) -> int:
+        torch = framework()
+        return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        torch = framework()
+        return torch.cuda.current_stream(device).cuda_stream if torch.cuda.is_available() else 0
+
+    def get_current_target(self) -> GPUTarget:
+        if tkc_driver.available():
+            return GPUTarget("cuda", tkc_driver.capability(self.get_current_device()), 32)
+        return GPUTarget("cpu", 0, 0)
+
+    def get_active_torch_device(self) -> Any:
+        torch = framework()
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.get_current_device())
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        torch = framework()
+        return torch.cuda if torch.cuda.is_available() else torch.cpu
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        arch = int(self.get_current_target().arch)  # of no GPU: (0, 0)
+        return arch // 10, arch % 10
+
+    def set_current_device(self, device: int) -> None:
+        framework().cuda.set_device(device)
+
+    def get_benchmarker(self) -> Callable:
+        return import_module("tkc.triton.testing").do_bench
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        """Bytes whose writing replaces what the L2 cache holds."""
+        torch = framework()
+        return torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.get_active_torch_device())
+
+    def clear_cache(self, cache: Any) -> None:
+        cache.zero_()
+
+
+active = Driver()
+
+
+class _Switch:
+    """`triton.runtime.driver.driver`, whose `active` is the driver."""
+
+    active = active
+
+    def set_active(self, other: Any) -> None:
+        raise DeviceError("tkc launches through its own driver; no other one can be made active")
+
+    def reset_active(self) -> None:
+        """Nothing: there is one."""
+
+
+driver = _Switch()

@@ -1,0 +1,403 @@
+"""`triton.jit`: a function that is launched as `kernel[grid](…)` and called by other kernels."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from tkc.errors import LaunchError
+from tkc.language import operations
+from tkc.language.tracer import tracer, tracing
+from tkc.runtime.jit import JitFunction
+from tkc.triton.errors import InvalidOption
+from tkc.triton.language import import_all
+from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
+from tkc.triton.language.context import Settings, using
+from tkc.triton.language.control import take_part, traced
+from tkc.triton.language.memory import tensor_descriptor
+from tkc.triton.language.types import of_library, signature_name, type_canonicalisation_dict
+from tkc.triton.language.values import tensor
+from tkc.triton.runtime import forms
+from tkc.triton.runtime.arguments import MockTensor, TensorWrapper, reinterpret
+from tkc.triton.runtime.compiled import HINTS, CompiledKernel
+from tkc.triton.runtime.forms import Form, Parameter
+
+__all__ = [
+    "JITFunction",
+    "KernelInterface",
+    "MockTensor",
+    "TensorWrapper",
+    "constexpr_function",
+    "jit",
+    "reinterpret",
+    "type_canonicalisation_dict",
+]
+
+# Options of a launch that shape Triton's code, and that tkc's planner decides without
+IGNORED = (
+    *("launch_cooperative_grid", "launch_pdl", "enable_fp_fusion", "extern_libs", "stream"),
+    *("ir_override", "waves_per_eu", "matrix_instr_nonkdim", "kpack", "cluster_dims", "device"),
+    *("allow_fp8e4nv", "max_num_imprecise_acc_default", "sanitize_overflow", "device_type"),
+    *("instrumentation_mode", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes"),
+    *("allowed_dot_input_precisions", "backend_name", "arch", "ptx_version", "ptx_options"),
+    *("default_dot_input_precision", "minRegAutoWS", "maxRegAutoWS", "noinline"),
+    "enable_reflect_ftz",
+)
+OWN = ("strict", "debug")
+# how tkc takes an argument of a form
+_MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
+FORM = "_triton_form"  # a compile-time argument that tells kernels of other forms apart
+
+
+_observers: list[Callable[[CompiledKernel], None]] = []
+
+
+@contextmanager
+def observed(observer: Callable[[CompiledKernel], None]) -> Iterator[None]:
+    """Within it, each launch is told to a function before it is made."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+class KernelInterface:
+    """What `f[grid](…)` launches: a kernel, or a tuned one."""
+
+    fn: Any
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Compiles, and launches nothing. Arguments may be dtypes in place of arrays."""
+        return self.run(*map(MockTensor.wrap_dtype, args), grid=grid, warmup=True, **kwargs)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+
+@dataclass(frozen=True)
+class KernelParam:
+    """A parameter, as packages ask for it."""
+
+    num: int
+    name: str
+    annotation: Any
+    default: Any
+    do_not_specialize: bool
+
+    @property
+    def is_constexpr(self) -> bool:
+        text = self.annotation if isinstance(self.annotation, str) else ""
+        name = text or getattr(self.annotation, "__name__", "")
+        return name.strip().split(".")[-1].split("[")[0] == "constexpr"
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+
+class JITFunction(KernelInterface):
+    """A function under triton.jit."""
+
+    __triton_call__ = True
+
+    def __init__(
+        self,
+        fn: Callable,
+        version: Any = None,
+        do_not_specialize: Any = None,
+        do_not_specialize_on_alignment: Any = None,
+        debug: bool | None = None,
+        noinline: bool | None = None,
+        repr: Callable | None = None,
+        launch_metadata: Callable | None = None,
+        strict: bool = False,
+    ):
+        if not isinstance(fn, FunctionType):
+            raise TypeError(f"triton.jit takes a function, got {type(fn).__name__}")
+        self.fn = self.__wrapped__ = fn
+        self.__name__, self.__qualname__ = fn.__name__, fn.__qualname__
+        self.__module__, self.__doc__, self.__globals__ = fn.__module__, fn.__doc__, fn.__globals__
+        self.module, self.noinline, self.version = fn.__module__, noinline, version
+        self.repr = (lambda _: fn.__name__) if repr is None else repr
+        self.signature = inspect.signature(fn)
+        self.arg_names = list(self.signature.parameters)
+        fixed = {self.arg_names[n] if isinstance(n, int) else n for n in do_not_specialize or ()}
+        self.params = [
+            KernelParam(i, n, p.annotation, p.default, n in fixed)
+            for i, (n, p) in enumerate(self.signature.parameters.items())
+        ]
+        self.constexprs = [p.num for p in self.params if p.is_constexpr]
+        self.do_not_specialize, self.launch_metadata = do_not_specialize or (), launch_metadata
+        self.debug, self.strict = debug, strict
+        self.pre_run_hooks: list[Callable] = []
+        self.kernels: dict[tuple, JitFunction] = {}
+        self._source: str | None = None
+        self._marked = {p.name for p in self.params if p.is_constexpr}
+        self._parameters = {
+            p.name: Parameter(p.name, p.is_constexpr, not p.do_not_specialize) for p in self.params
+        }
+        take_part(fn)
+
+    def __repr__(self) -> str:
+        return f"JITFunction({self.module}:{self.fn.__qualname__})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In a kernel: runs as a part of it."""
+        if not tracing():
+            raise RuntimeError(
+                f"cannot call the triton.jit function {self.__name__} outside of a kernel; launch"
+                f" it as {self.__name__}[grid](…)"
+            )
+        bound = self.signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            if name in self._marked and isinstance(value, (bool, int, float, str)):
+                bound.arguments[name] = constexpr(value)
+        return traced(self.fn)(*bound.args, **bound.kwargs)
+
+    # ---- what packages read of a kernel
+    @property
+    def src(self) -> str:
+        """The source, from `def` on."""
+        if self._source is None:
+            text = textwrap.dedent(inspect.getsource(self.fn))
+            self._source = text[text.index("def ") :]
+        return self._source
+
+    @property
+    def raw_src(self) -> list[str]:
+        return inspect.getsourcelines(self.fn)[0]
+
+    @property
+    def cache_key(self) -> str:
+        return sha256(self.src.encode()).hexdigest()
+
+    def _unsafe_update_src(self, text: str) -> None:
+        """Another source for the same kernel."""
+        name = f"<{self.__qualname__} changed {sha256(text.encode()).hexdigest()[:12]}>"
+        linecache.cache[name] = len(text), None, text.splitlines(True), name
+        space = self.fn.__globals__ | _closed_over(self.fn)
+        made: dict[str, Any] = {}
+        exec(compile(text, name, "exec"), space, made)
+        code, defaults = made[self.fn.__name__].__code__, made[self.fn.__name__].__defaults__
+        fn = FunctionType(code, space, self.fn.__name__, defaults)
+        fn.__module__, fn.__qualname__ = self.fn.__module__, self.fn.__qualname__
+        self.fn, self._source = fn, text
+        self.kernels.clear()
+        take_part(fn)
+
+    def add_pre_run_hook(self, hook: Callable) -> None:
+        """Called with the arguments of every launch before it."""
+        self.pre_run_hooks.append(hook)
+
+    # ---- launches
+    def bound(self, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments by parameter, options). Raises LaunchError."""
+        own = {n: v for n, v in kwargs.items() if n in self._parameters}
+        options = {n: v for n, v in kwargs.items() if n not in own}
+        for name in options:
+            if name not in HINTS and name not in IGNORED and name not in OWN:
+                raise LaunchError(
+                    f"{self.__name__}: keyword argument {name} is neither a parameter nor an"
+                    f" option; the options are {', '.join((*HINTS, *OWN))}"
+                )
+        warps = options.get("num_warps")
+        if warps is not None and (warps < 1 or warps & (warps - 1)):
+            raise InvalidOption(f"{self.__name__}: num_warps must be a power of 2, got {warps}")
+        try:
+            found = self.signature.bind(*args, **own)
+        except TypeError as e:
+            raise LaunchError(f"{self.__name__}: {e}") from None
+        found.apply_defaults()
+        return dict(found.arguments), options
+
+    def prepared(
+        self, given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[JitFunction, dict[str, Any]]:
+        """The kernel of tkc for these arguments, and its arguments by name."""
+        flat: dict[str, Any] = {}
+        found = tuple(
+            (name, forms.form_of(given[name], p, flat)) for name, p in self._parameters.items()
+        )
+        settings = Settings(
+            bool(options.get("strict", self.strict)),
+            bool(options.get("debug") or self.debug or _debugging()),
+        )
+        key = found, settings
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = self._kernel(found, settings)
+        flat[FORM] = f"{found} {settings}"
+        if settings.strict:
+            flat |= {n: options[n] for n in HINTS if options.get(n) is not None}
+        if settings.debug:
+            flat["debug"] = True
+        return kernel, flat
+
+    def _kernel(self, found: tuple[tuple[str, Form], ...], settings: Settings) -> JitFunction:
+        """tkc's kernel of one form of arguments."""
+        fn = self.fn
+        copy = FunctionType(
+            fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        copy.__kwdefaults__, copy.__module__ = fn.__kwdefaults__, fn.__module__
+        copy.__qualname__ = fn.__qualname__
+        marks = {leaf.name: _MARKS.get(type(leaf)) for _, f in found for leaf in forms.leaves(f)}
+        copy.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect reads
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    annotation=mark or inspect.Parameter.empty,
+                )
+                for name, mark in (marks | {FORM: "constexpr"}).items()
+            ]
+        )
+
+        def run(**values: Any) -> Any:
+            import_all()
+            with using(settings):
+                with tracer().at(fn.__code__.co_filename, fn.__code__.co_firstlineno):
+                    seen = {name: forms.rebuilt(f, lambda p: _seen(p, values)) for name, f in found}
+                return traced(fn)(**seen)
+
+        copy.__traced_by__ = run  # type: ignore[attr-defined]  # what tkc's tracer reads
+        return JitFunction(copy)
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> CompiledKernel:
+        """Launches on a grid, or only compiles."""
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        given, options = self.bound(args, kwargs)
+        if warmup:
+            given = {n: v.described() if isinstance(v, MockTensor) else v for n, v in given.items()}
+        kernel, flat = self.prepared(given, options)
+        launched = CompiledKernel(self, kernel, flat, options, given)
+        for observer in _observers:
+            observer(launched)
+        if warmup:
+            _ = launched.compiled
+            return launched
+        if callable(grid):
+            grid = grid(given | {n: v for n, v in options.items() if n in HINTS})
+        kernel[_extents(grid)](**flat)
+        return launched
+
+    @property
+    def constexpr_names(self) -> set[str]:
+        """Of the parameters under tl.constexpr."""
+        return self._marked
+
+    def name_of(self, given: Mapping[str, Any]) -> str:
+        """The kernel's name for these arguments, by `triton.jit(repr=...)`."""
+        fixed = {
+            n: v
+            for n, v in given.items()
+            if n in self._marked or v is None or _is_one(v) and self._parameters[n].specialized
+        }
+        said = SimpleNamespace(fn=self, signature=self.signature_of(given), constants=fixed)
+        return self.repr(said)
+
+    def signature_of(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Types by parameter, as Triton spells them: *fp32, i32, constexpr."""
+        return {
+            name: "constexpr" if name in self._marked else _type_name(value)
+            for name, value in given.items()
+        }
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, int) and value == 1
+
+
+def _closed_over(fn: FunctionType) -> dict[str, Any]:
+    """What a function reads of the functions around it, as far as it is assigned already."""
+    found = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found
+
+
+def _type_name(value: Any) -> str:
+    element = of_library(getattr(value, "dtype", None))
+    if element is not None:
+        return f"*{signature_name(element)}"
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        if value >= 2**63:
+            return "u64"
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "constexpr"
+
+
+def _debugging() -> bool:
+    return os.environ.get("TRITON_DEBUG", "0") not in ("", "0")
+
+
+def _extents(grid: Any) -> Any:
+    """A grid of integers of any kind."""
+    if isinstance(grid, (tuple, list)):
+        return tuple(int(unwrap(n)) for n in grid)
+    return int(unwrap(grid))
+
+
+def _seen(form: Any, values: Mapping[str, Any]) -> Any:
+    """What a kernel sees of an argument."""
+    value = values[form.name]
+    if isinstance(form, forms.Pointer):
+        return tensor(value)
+    if isinstance(form, forms.Descriptor):
+        extents, strides = tuple_(value.shape), tuple_(value.strides)
+        return tensor_descriptor(value, extents, strides, tuple_(form.block), form.padding)
+    if isinstance(form, forms.Number):
+        if isinstance(value, (bool, int, float)):
+            return constexpr(value)
+        if form.natural:
+            operations.assume(value >= 0)
+        return tensor(value)
+    return value if value is None or isinstance(value, tuple) else constexpr(value)
+
+
+def jit(fn: Callable | None = None, **options: Any) -> Any:
+    """Makes a kernel of a function: a decorator, with or without options."""
+    return (lambda f: JITFunction(f, **options)) if fn is None else JITFunction(fn, **options)
+
+
+class ConstexprFunction:
+    """A function of compile-time values, called by kernels and by the host."""
+
+    __triton_call__ = True
+
+    def __init__(self, fn: Callable):
+        self.fn = self.__wrapped__ = fn
+        self.__name__, self.__module__, self.__doc__ = fn.__name__, fn.__module__, fn.__doc__
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return self
+        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.fn(*map(unwrap_all, args), **{n: unwrap_all(v) for n, v in kwargs.items()})
+        plain = not tracing() or found is None or isinstance(found, tuple)
+        return found if plain else constexpr(found)
+
+
+def constexpr_function(fn: Callable) -> ConstexprFunction:
+    """A function that is evaluated while kernels are compiled."""
+    return ConstexprFunction(fn)
