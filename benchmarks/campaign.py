@@ -158,6 +158,10 @@ STAGES = {
     "vector_add": race("vector_add", "softmax", seconds=60),
     "memory_bound": race("memory_bound", seconds=420),
     "memory_plans": race("memory_plans", seconds=150),
+    "plain_programs": race("plain_programs", seconds=120),
+    "plain_recurrences": race("plain_recurrences", seconds=60),
+    "recurrences": race("recurrences", seconds=250),
+    "models": race("models", seconds=200),
     "errors": Stage(("-m", "benchmarks.errors"), 60, 60),
     "counters": Stage(
         (

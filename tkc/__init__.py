@@ -72,9 +72,13 @@ def __getattr__(name: str):
         globals()[name] = found = getattr(import_module(module), attribute)
         return found
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("tkc")
+        try:
+            return version("tkc")
+        except PackageNotFoundError:
+            # a checkout in the path that was never installed
+            return "0+checkout"
     if name.startswith("__"):
         raise AttributeError(name)
     from tkc.language.names import suggestion

@@ -17,6 +17,7 @@ tensor core reads its left factor: the product is taken as its transpose, W xᵀ
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import tkc
 from tkc.kernels.arrays import (
@@ -41,7 +42,7 @@ LITTLE = (-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0)
 MORE = (0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224)
 MOST = (0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
 NF4 = (*BELOW, *LITTLE, *MORE, *MOST)
-LARGEST = {"int4": 7.0, "nf4": 1.0, "fp4": 6.0}
+LARGEST = MappingProxyType({"int4": 7.0, "nf4": 1.0, "fp4": 6.0})
 # a float32 whose last bits count ones: 2^23
 ONES = 0x4B000000, float(1 << 23)
 ROWS_OF_X = (16, 32, 64, 128, 256)
