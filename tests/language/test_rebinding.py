@@ -11,6 +11,7 @@ from typing import NamedTuple
 import tkc
 from tests.language import state_of_a_module
 from tests.language.oracle import agrees
+from tkc.language.state import Snapshot
 
 TRIPS = [(n, c) for n in (0, 1, 2, 5) for c in (0, 1)]
 STATE = [0, 0]
@@ -741,3 +742,11 @@ def test_object_with_methods(out, n, c):
     for k in tkc.range(n):
         box.add(k).add(k + 1)
     tkc.store(out, (0,), box())
+
+
+def test_what_changed_is_listed_in_the_order_of_the_names():
+    """Loops carry it in this order: the code of a kernel does not depend on the seed of hashes."""
+    names = [f"name{i}" for i in range(40)]
+    snapshot = Snapshot.take(dict.fromkeys(names, 1))
+    changed = snapshot.changes(dict.fromkeys(names, 2) | {"new": 2}, "a loop")
+    assert [name for _, name in changed] == [*names, "new"]

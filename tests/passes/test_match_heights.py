@@ -6,17 +6,27 @@ All numbers are small integers, so that sums are exact and every result has one 
 
 from __future__ import annotations
 
+import re
+
+import ml_dtypes
 import numpy as np
 import pytest
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
 
 import tkc
+from benchmarks.plain_gradients import gradients_added
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import parses_back
-from tkc.ir import tile
+from tests.runtime.test_arrays_without_maps import failures
+from tkc.ir import shared, threads, tile
+from tkc.ir.target import TARGETS
 from tkc.ir.types import ArrayFacts, Fact
-from tkc.ir.values import tile_type
+from tkc.ir.values import block_of, next_of, tile_type
 from tkc.language.signature import ArrayArgument
+from tkc.runtime import simulate
+from tkc.sim.level4 import run
 
 BM, BN, D = 64, 128, 128
 HALVES = ArrayArgument(tkc.float16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
@@ -84,6 +94,66 @@ def test_two_warpgroups_and_no_spill():
     assert any("2 warpgroups of consumers" in line for line in compiled.decisions)
     assert "wgmma.mma_async" in (compiled.ptx or "")
     assert not compiled.resources.spill_stores
+    # what programs add to is the transpose of what warpgroups hold
+    assert "cp.reduce.async.bulk.tensor" in compiled.ptx
+    assert not re.search(r"\bred\.", compiled.ptx)
+
+
+def test_branches_share_their_buffers():
+    """The loop has a body with the mask and one without; both write operands and results."""
+    module = level4_of(4096, 4096)
+    branches = [op for op in module.walk() if isinstance(op, scf.IfOp)]
+    assert branches
+    assert not any(isinstance(op, shared.Alloc) for branch in branches for op in branch.walk())
+
+
+def level4_of(queries: int, keys: int) -> ModuleOp:
+    """The kernel after every pass."""
+    kernel = tkc.jit(gradients)
+    halves = [f"f16[{n}, {D}]" for n in (queries, keys, queries)]
+    sums = [f"f32[{n}, {D}]" for n in (queries, keys, keys)]
+    values, _ = kernel.bound(*halves, f"f32[{queries}]", *sums)
+    return simulate.level4_of(kernel, kernel._describe(values), (), TARGETS["sm_90a"])
+
+
+def test_barriers_between_warpgroups_are_needed():
+    """A warpgroup may be a step ahead: what it writes others still multiply. Each of the barriers
+    that all warpgroups take, left out, is a race.
+    """
+    rng = np.random.default_rng(1)
+    q, k, do = (rng.integers(-1, 2, (n, D)).astype(np.float16) for n in (192, 128, 192))
+    numbers = q, k, do, np.zeros(192, np.float32)
+    results = [np.zeros((n, D), np.float32) for n in (192, 128, 128)]
+    module = level4_of(192, 128)
+    run(module, [*numbers, *results], (1, 1, 1), in_place=True)
+    found = [
+        op
+        for op in module.walk()
+        if isinstance(op, threads.BlockBarrier)
+        and op.each is None
+        and isinstance(op.parent_op(), scf.IfOp)
+    ]
+    assert len(found) >= 2
+    for barrier in found[:2]:
+        following = next_of(barrier)
+        barrier.detach()
+        with pytest.raises(tkc.Error, match="race|overwrites"):
+            run(module, [*numbers, *results], (1, 1, 1), in_place=True)
+        block_of(following).insert_op_before(barrier, following)
+
+
+def test_the_text_gives_what_level_0_gives():
+    rng = np.random.default_rng(2)
+
+    def numbers(*shape, dtype=ml_dtypes.bfloat16):
+        return (0.5 * rng.standard_normal(shape)).astype(dtype)
+
+    block, rows = (1, 96, D), (1, 96)
+    sums, terms = np.full(rows, 6, np.float32), numbers(*rows, dtype=np.float32)
+    added = np.zeros(block, np.float32)
+    args = (*(numbers(*block) for _ in range(4)), sums, terms, added, *(numbers(*block),) * 2)
+    blocks = 0.09, 32, BN, D
+    assert not failures(gradients_added, *args, *blocks, target="sm_90a", grid=(1, 1, 1))
 
 
 @pytest.mark.parametrize("target, heights", [("sm_90a", {BN}), ("sm_80", {BM, BN})])

@@ -75,6 +75,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.shared import CopyIn
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, Source, TileOperation, check_word
 from tkc.ir.tile import SEGMENTED, Reduce
 from tkc.ir.types import (
@@ -650,7 +651,7 @@ class TmaLoad(TileOperation):
 class TmaStore(TileOperation):
     """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max",
     "min" instead of a store. each "warpgroup": one thread of every warpgroup sends its share of the
-    buffer's first axis, a box; the shares lie one behind the other along `axis` of the array.
+    buffer, a box; the shares lie one behind the other along `axis` of the array.
     """
 
     name = "tile.tma_store"
@@ -685,12 +686,29 @@ class TmaStore(TileOperation):
                 " share"
             )
         box = type_of(self.map, MapType).extents[self.axis.value.data]
-        rows = shared_type(self.buffer).extents[0]
-        if rows % box:
+        whole = shared_type(self.buffer).extents[self.shared_axis]
+        if whole % box:
             raise VerifyException(
-                f"'tile.tma_store' by each warpgroup sends boxes of {box} rows of a buffer of"
-                f" {rows}"
+                f"'tile.tma_store' by each warpgroup sends boxes of {box} of a buffer's {whole}"
+                " along the axis that they share"
             )
+
+    @property
+    def shared_axis(self) -> int:
+        """The axis of the buffer along which warpgroups share it: it has those of the map along
+        which a box is longer than 1.
+        """
+        assert self.axis is not None
+        extents = type_of(self.map, MapType).extents
+        return sum(n > 1 for n in extents[: self.axis.value.data])
+
+    def share(self, memory: SharedLayout, number: int) -> tuple[SharedLayout, int]:
+        """How the share of a warpgroup lies in the buffer, and the byte where it starts."""
+        assert self.axis is not None
+        axis, n = self.shared_axis, type_of(self.map, MapType).extents[self.axis.value.data]
+        start, extents = [0] * len(memory.shape), list(memory.shape)
+        start[axis], extents[axis] = number * n, n
+        return memory.slice(start, extents)
 
 
 @irdl_op_definition

@@ -355,8 +355,9 @@ class Snapshot:
 
     def _mention(self, tables: dict, table: dict, names: set[str], stack: list) -> None:
         holder = tables.setdefault(id(table), Globals(table))
-        new = {n for n in names if n in table} - holder.names
-        holder.names |= new
+        # in one order, whatever the seed of hashes: loops carry what changes in this order
+        new = sorted({n for n in names if n in table} - holder.names)
+        holder.names.update(new)
         self.containers[-id(table)] = (holder, contents(holder) or {})
         self.paths[-id(table)] = "global"
         stack += [(table[n], n) for n in new]
@@ -386,7 +387,7 @@ class Snapshot:
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
         """Slots whose content differs now, (0, name) or (id of the container, key): (old, new)."""
         found = {}
-        for n in self.names.keys() | names.keys():
+        for n in {**self.names, **names}:
             old, new = self.names.get(n, UNBOUND), names.get(n, UNBOUND)
             if not same(old, new):
                 found[0, n] = old, new

@@ -5,6 +5,14 @@ together share bytes.
   becomes
     %b = tile.alloc 0 : !tile.shared<3, 128x64xbf16, …>
 
+Two branches of a condition that each have a buffer for the same (of one type, used by operations of
+the same kinds; loops with and without a mask are such) share one:
+
+    scf.if %full { %b = tile.alloc …; A(%b) } else { %c = tile.alloc …; B(%c) }
+  becomes
+    %b = tile.alloc …
+    scf.if %full { A(%b) } else { B(%b) }
+
 A buffer is live from its first to its last use in program order, a small one always; one that is
 defined outside a loop and used inside is live all through the loop. Places are given first-fit,
 largest buffers first, at multiples of the swizzle's atom. mbarriers come last. The kernel records
@@ -19,11 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import Operation, SSAValue
 
 from tkc.errors import RoomError
 from tkc.ir import shared, threads, tile
+from tkc.ir.rewrite import before, erase
 from tkc.ir.target import half_of
 from tkc.ir.text import location_of
 from tkc.ir.values import block_of, shared_type
@@ -56,6 +66,8 @@ class Buffer:
 def run(module: ModuleOp, context: PassContext) -> None:
     """Gives every buffer of each kernel its offset. Raises RoomError where they do not fit."""
     for kernel in tile.kernels_of(module):
+        for op in [op for op in kernel.walk() if isinstance(op, scf.IfOp)]:
+            _share_between_branches(op)
         buffers = lifetimes(kernel)
         placed: list[Buffer] = []
         for b in sorted(
@@ -76,6 +88,30 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 f"allocate-shared: {len(buffers)} buffers, {sum(b.bytes for b in buffers)} bytes in"
                 f" {total}"
             )
+
+
+def _share_between_branches(branches: scf.IfOp) -> None:
+    """Replaces the buffers of one branch by those that the other one has for the same, in order."""
+    if not branches.false_region.blocks:
+        return
+    one, other = (
+        [op for op in region.block.ops if isinstance(op, shared.Alloc)]
+        for region in (branches.true_region, branches.false_region)
+    )
+    for first in one:
+        second = next((op for op in other if _is_alike(op, first)), None)
+        if second is None:
+            continue
+        other.remove(second)
+        first.detach()
+        before(branches, first)
+        second.result.replace_all_uses_with(first.result)
+        erase(second)
+
+
+def _is_alike(a: shared.Alloc, b: shared.Alloc) -> bool:
+    kinds = ({type(use.operation) for use in op.result.uses} for op in (a, b))
+    return a.result.type == b.result.type and next(kinds) == next(kinds)
 
 
 def lifetimes(kernel: tile.Kernel) -> list[Buffer]:

@@ -227,7 +227,13 @@ def _synchronized(
     """The accesses in flight after a barrier, or a commit or wait of copies."""
     match op:
         case threads.BlockBarrier():
-            return frozenset(a for a in state if a.is_flying or _is_far(a.place))
+            # a barrier of each warpgroup orders nothing between them
+            apart = op.each is not None
+            return frozenset(
+                a
+                for a in state
+                if a.is_flying or _is_far(a.place) or apart and not _is_of_warpgroups(a.place)
+            )
         case threads.ClusterWait():
             arrived_here = isinstance(op.prev_op, threads.ClusterArrive)
             return frozenset(a for a in state if a.is_flying or not a.start and not arrived_here)
@@ -260,6 +266,18 @@ def _check(op: Operation, new: Access, old: Access) -> None:
     if new.own is not None and new.own == old.own:
         return
     raise _Conflict(op, _is_far(new.place), old.start)
+
+
+def _is_of_warpgroups(place: Place) -> bool:
+    """Whether each warpgroup accesses a part of its own there, and no other: results that it writes
+    and stores.
+    """
+    return place.buffer is not None and all(
+        isinstance(use.operation, shared.Write)
+        or isinstance(use.operation, threads.TmaStore)
+        and use.operation.each is not None
+        for use in place.buffer.result.uses
+    )
 
 
 def _is_far(place: Place) -> bool:

@@ -200,13 +200,13 @@ def tma_store(m: Instance, op: threads.TmaStore) -> Steps:
     if op.each is None or op.axis is None:
         yield from store_box(m, op, m.leader, whole, box(m, op, whole.layout))
         return ()
-    rows, rest = m[op.map].type.extents[op.axis.value.data], whole.layout.shape[1:]
+    further = m[op.map].type.extents[op.axis.value.data]
     shares: list[tuple[Buffer, Box]] = []
     for group in range(m.groups):
-        memory, start = whole.layout.slice([group * rows, *[0] * len(rest)], [rows, *rest])
-        t = SharedType(1, [rows, *rest], whole.type.element, memory)
+        memory, start = op.share(whole.layout, group)
+        t = SharedType(1, memory.shape, whole.type.element, memory)
         share = Buffer(whole.memory, whole.base + start, t)
-        shares.append((share, box(m, op, memory, group * rows)))
+        shares.append((share, box(m, op, memory, group * further)))
 
     def action(agent: Agent) -> Steps:
         if agent.first:
@@ -622,7 +622,7 @@ def dot_async(m: Instance, op: threads.DotAsync) -> Steps:
     a, b, acc = m[op.a], m[op.b], m[op.acc] if op.acc is not None else None
     keep, result = op.keep is None or bool(m[op.keep]), op.result.type.tile
     agents, before, clocks = len(m.agents), m.last_dot, m.block.cluster.clocks
-    m.last_dot = dot = Dot(clocks.matrix())
+    m.last_dot = dot = Dot([clocks.matrix() for _ in range(m.groups)])
 
     def act() -> None:
         old = acc.value if isinstance(acc, Dot) else acc
@@ -650,8 +650,9 @@ def dot_async(m: Instance, op: threads.DotAsync) -> Steps:
         for operand in (a, b):
             if isinstance(operand, Buffer):
                 m.buffer_access(agent, operand, event, op, whole=True)
-        np.maximum(dot.knows, agent.knows, out=dot.knows)
-        np.maximum(dot.knows, clocks.end(event), out=dot.knows)
+        knows = dot.knows[agent.group]
+        np.maximum(knows, agent.knows, out=knows)
+        np.maximum(knows, clocks.end(event), out=knows)
         agent.tick()
         agent.dots.open.append(dot)
         dot.issued += 1
@@ -678,7 +679,7 @@ def dot_wait(m: Instance, op: threads.DotWait) -> Steps:
         waited = agent.dots.beyond(pending)
         yield Wait(lambda: all(d.done for d in waited), lambda: "its dots", op)
         for d in waited:
-            agent.learn(d.knows)
+            agent.learn(d.knows[agent.group])
             d.waited = d.waited or agent is m.leader
         agent.dots.drop(pending)
 

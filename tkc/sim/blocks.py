@@ -60,9 +60,11 @@ class TensorMap:
 
 @dataclass(eq=False)
 class Dot:
-    """An asynchronous dot: its value once done, and the clock of whoever has waited for it."""
+    """An asynchronous dot: its value once done, and for each warpgroup, whose part is a dot of its
+    own, the clock of whoever has waited for that.
+    """
 
-    knows: np.ndarray
+    knows: list[np.ndarray]
     issued: int = 0
     value: np.ndarray | None = None
     waited: bool = False

@@ -90,13 +90,18 @@ def tensor_map(m: Instance, op: threads.TensorMap, array: Array) -> TensorMap:
     return TensorMap(described, type_of(op.result, MapType), op.tf32 is not None)
 
 
+def known_dot(m: Instance, value: np.ndarray) -> Dot:
+    """What asynchronous dots begin with: nobody waits for it."""
+    return Dot([m.block.cluster.clocks.matrix()] * m.groups, value=value, waited=True)
+
+
 def undefined(m: Instance, op: threads.Undefined) -> Dot:
     nothing = np.full(pending_type(op.result).tile.extents, np.nan, np.float32)
-    return Dot(m.block.cluster.clocks.matrix(), value=nothing, waited=True)
+    return known_dot(m, nothing)
 
 
 def accumulator(m: Instance, op: threads.Accumulator, tile: np.ndarray) -> Dot:
-    return Dot(m.block.cluster.clocks.matrix(), value=tile, waited=True)
+    return known_dot(m, tile)
 
 
 def shared_view(

@@ -115,8 +115,10 @@ def each_of(op: Operation) -> str:
 
 
 def _groups(role: threads.Role) -> int:
-    """How many warpgroups of a role act apart."""
-    apart = any(each_of(op) == "warpgroup" for op in role.walk())
+    """How many warpgroups of a role act apart: each has asynchronous dots of its own."""
+    apart = any(
+        each_of(op) == "warpgroup" or isinstance(op, threads.DotAsync) for op in role.walk()
+    )
     return max(1, role.warps.value.data // WARPGROUP_WARPS) if apart else 1
 
 

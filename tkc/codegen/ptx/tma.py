@@ -154,11 +154,10 @@ def store(e: Emitter, op: threads.TmaStore) -> None:
     if by_warpgroups(e, op):
         assert op.axis is not None
         axis = op.axis.value.data
-        rows, memory = m.type.extents[axis], view.memory
-        others = [0] * (len(memory.shape) - 1)
-        _, share = memory.slice([rows, *others], [rows, *memory.shape[1:]])
-        view = replace(view, base=add(e, view.base, mul(e, warpgroup(e), share)))
-        shift = axis, mul(e, warpgroup(e), rows)
+        memory, _ = op.share(view.memory, 0)
+        _, share = op.share(view.memory, 1)
+        view = replace(view, memory=memory, base=add(e, view.base, mul(e, warpgroup(e), share)))
+        shift = axis, mul(e, warpgroup(e), m.type.extents[axis])
     copies = list(boxes(e, m.type, op.offsets, view, shift))
     with acting(e, op):
         for coords, at, n in copies:

@@ -21,8 +21,10 @@ from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     LONG_EPILOGUE_REGISTERS,
     ROWS_PER_WARPGROUP,
+    SWIZZLE_BYTES,
     Parts,
     ResultStore,
+    adds_transpose,
     advanced,
     load_registers,
     neighbours,
@@ -58,7 +60,7 @@ class _Stores:
         """Replaces each store of an accumulator."""
         stores = [op for op in self.large if self._is_accumulator(op, False)]
         transposed = [op for op in self.large if self._is_accumulator(op, True)]
-        in_subtiles = self._in_subtiles(stores)
+        in_subtiles = self._in_subtiles(stores, transposed)
         free = self._free_buffers()
 
         def kind(op: ResultStore) -> object:
@@ -72,20 +74,24 @@ class _Stores:
                 self._through_subtiles(together, free)
             else:
                 self._from_registers(together, False)
-        for together in neighbours(
-            transposed, lambda op: extents_of(op.value), self.context.overlaps
-        ):
-            self._from_registers(together, True)
+        for together in neighbours(transposed, kind, self.context.overlaps):
+            if together[0] in in_subtiles:
+                self._through_subtiles(together, free)
+            else:
+                self._from_registers(together, True)
 
-    def _in_subtiles(self, stores: list[ResultStore]) -> set[ResultStore]:
+    def _in_subtiles(
+        self, stores: list[ResultStore], transposed: list[ResultStore]
+    ) -> set[ResultStore]:
         """Those of accumulators' stores that go through shared memory. A warpgroup stores its rows
         when it has written them: not to memory to which another warpgroup's threads may have stored
         before.
         """
-        others = [op for op in self.large if op not in stores]
+        fitting = [*stores, *filter(adds_transpose, transposed)]
+        others = [op for op in self.large if op not in fitting]
         return {
             op
-            for op in stores
+            for op in fitting
             if self.plan.epilogue == "tma"
             and is_stored_by_map(op)
             and not any(may_meet(op, other, self.context.overlaps) for other in others)
@@ -123,20 +129,21 @@ class _Stores:
         part's loads are issued before the part before it is stored, where registers allow.
         """
         plan, anchor, t = self.plan, stores[-1], tile_type(stores[0].value)
-        rows, columns = size = subtile_of(stores[0], self.groups, plan.columns)
+        size = subtile_of(stores[0], self.groups, plan.columns)
         m, n = t.extents
-        in_turn = n // columns
+        places = offsets_of_parts((m, n), size)
+        in_turn = len(places)
         if plan.subtiles:
             in_turn = subtile_buffers(stores[0], self.groups, plan.columns, plan.subtiles)
         reuse = plan.reuse_operand_stages
         buffers = [
             _panels(free[op], size, op) if reuse else _alternate(size, in_turn, op) for op in stores
         ]
+        columns = size[0] if adds_transpose(stores[0]) else size[1]
         loads = load_registers(list(self.parts.loads), columns)
         registers = t.size // (128 * self.groups) + 2 * loads + columns // 4
         limit = EPILOGUE_REGISTERS_PER_THREAD - LONG_EPILOGUE_REGISTERS
         ahead = plan.split_k == 1 and registers <= limit
-        places = offsets_of_parts((m, n), size)
         for i, at in enumerate(places):
             for place in places[i : i + 1 + ahead]:
                 for op in stores:
@@ -197,7 +204,7 @@ def _part_of(
 def _alternate(shape: tuple[int, int], count: int, store: ResultStore) -> list[SSAValue]:
     """Buffers for parts of a store's tile."""
     element = element_of(store.value.type)
-    swizzle = shape[1] * bits(element) // 8
+    swizzle = min(max(SWIZZLE_BYTES), shape[1] * bits(element) // 8)
     t = SharedType(1, shape, element, SharedLayout(shape, bits(element), swizzle))
     return [before(store, shared.Alloc(t)).result for _ in range(count)]
 

@@ -10,6 +10,9 @@ wide, each computed, written to shared memory and stored before the next.
     tile.copy_out …
   and so on for the next 64.
 
+What is added to memory and is the transpose of what warpgroups hold leaves likewise, by lines of
+memory: so many columns of the accumulator, all of its rows.
+
 `subtile` and `subtile_bytes` are the geometry, for the plan and for swizzle-shared. `Parts` makes a
 subtile's part of a result: the slice moves through element-wise operations, broadcasts and loads up
 to where a tile must be whole, so that a warpgroup holds its accumulator and one subtile of whatever
@@ -56,8 +59,9 @@ REGISTER_HUNGRY = {"tile.erf"}
 
 
 def subtile(store: ResultStore, groups: int, widest: int) -> tuple[int, int] | None:
-    """Rows and columns (at most the widest) of the subtiles of a store's tile, where warpgroups
-    share its rows; None if it is stored from registers.
+    """Rows and columns of the subtiles of a store's tile, where warpgroups share its rows (then at
+    most the widest columns) or, of a transpose, its columns (then at most so many rows); None if it
+    is stored from registers.
     """
     t = store.value.type
     if not isinstance(t, TileType) or t.rank != 2:
@@ -66,9 +70,28 @@ def subtile(store: ResultStore, groups: int, widest: int) -> tuple[int, int] | N
     if not is_float(t.element) or bits(t.element) not in widths_in_bits:
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
+    if adds_transpose(store):
+        lines = next((c for c in (64, 32, 16, 8) if c <= widest and m % c == 0), 0)
+        return (lines, rows) if lines and n % rows == 0 else None
     widths = (8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES)
     columns = next((c for c in widths if c <= widest and n % c == 0), 0)
     return (rows, columns) if columns and m % rows == 0 else None
+
+
+def adds_transpose(store: ResultStore) -> bool:
+    """Whether a block that is added to memory is the transpose of another tile, or computed from
+    one element by element. (From registers its elements would be added one by one.)
+    """
+    return isinstance(store, tile.AtomicBlock) and _is_transpose(store.value)
+
+
+def _is_transpose(value: SSAValue) -> bool:
+    op = value.owner
+    if isinstance(op, tile.Transpose):
+        return tile_type(op.arg).rank == 2
+    return isinstance(op, POINTWISE) and any(
+        _is_transpose(v) for v in op.operands if isinstance(v.type, TileType)
+    )
 
 
 def subtile_of(store: ResultStore, groups: int, widest: int) -> tuple[int, int]:
@@ -178,6 +201,8 @@ def reusable_loads(
 def _fits(store: ResultStore, subtiles: tuple[int, int], load: tile.Load) -> bool:
     """Whether the subtiles of a store have the layout of a load's block in shared memory."""
     (rows, columns), block, stored = subtiles, tile_type(load.result), tile_type(store.value)
+    if adds_transpose(store):
+        return False
     if not block.extents[0] == stored.extents[0] == rows:
         return False
     if block.extents[1] < stored.extents[1] or block.element != stored.element:

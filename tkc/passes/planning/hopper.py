@@ -62,6 +62,7 @@ from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     ResultStore,
+    adds_transpose,
     epilogue_registers,
     reusable_loads,
     subtile,
@@ -429,15 +430,18 @@ def _roles(
         in_all,
         options,
     )
-    columns = min(columns, widest)
-    subtiles = {
-        in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
-        for in_turn in {1, 2, options.subtiles or 1}
-    }
-    fitting = {
-        in_turn: stages_of(rings, room - taken, options.num_stages, members)
-        for in_turn, taken in subtiles.items()
-    }
+    # narrower subtiles where wider ones leave no room for the rings
+    for columns in [c for c in (64, 32, 16, 8) if c <= min(columns, widest)]:
+        subtiles = {
+            in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
+            for in_turn in {1, 2, options.subtiles or 1}
+        }
+        fitting = {
+            in_turn: stages_of(rings, room - taken, options.num_stages, members)
+            for in_turn, taken in subtiles.items()
+        }
+        if options.store_columns or columns <= 16 or any(n for n, _ in fitting.values()):
+            break
     through, occupied = _through(leaving, rings, lone, groups, columns, room, members, options)
     if through:
         subtiles[0], fitting[0] = 0, stages_of(rings, room, options.num_stages, members)
@@ -1269,7 +1273,7 @@ def subtile_stores(kernel: tile.Kernel, heights: Set[int], groups: int) -> list[
         op
         for op in stores
         if subtile(op, groups, 64)
-        and tile_type(op.value).extents[0] in heights
+        and tile_type(op.value).extents[adds_transpose(op)] in heights
         and is_stored_by_map(op)
     ]
 

@@ -24,7 +24,9 @@ stage it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from xdsl.dialects import scf
@@ -42,10 +44,17 @@ from tkc.passes.analysis.values import in_workspace
 from tkc.passes.warpgroups.maps import Maps
 
 
+class _Part(NamedTuple):
+    """So many elements along an axis of a tile, of each warpgroup."""
+
+    axis: int
+    extent: int
+
+
 def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps: Overlaps) -> None:
     """Buffers that a role's block has just written, to global memory; by each warpgroup its own
-    rows, where it wrote those and no other one reads them: then none waits for another. Buffers of
-    their own are stored together; those that results take in turn, one after the other.
+    rows or columns, where it wrote those and no other one reads them: then none waits for another.
+    Buffers of their own are stored together; those that results take in turn, one after the other.
     """
     loads = [op for op in block.walk() if reads(op) and not _of_workspace(op)]
     alone = (
@@ -57,10 +66,10 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
     met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
     for group in [outs] if alone else [[out] for out in outs]:
         writes = [_write_of(out) for out in group]
-        shares = {_own_rows(tile_type(write.value).register_layout) for write in writes}
-        share = shares.pop() if len(shares) == 1 else 0
-        if any(_of_other_rows(out, load, share, overlaps) for out in group for load in loads):
-            share = 0
+        shares = {_own_part(tile_type(write.value).register_layout) for write in writes}
+        share = shares.pop() if len(shares) == 1 else None
+        if share and any(_of_others(out, load, share, overlaps) for out in group for load in loads):
+            share = None
         each = "warpgroup" if share else None
         if not all(stage_of(out) for out in group):
             before(
@@ -80,7 +89,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         for out in group:
             box = [max(n, 1) for n in out.extents.get_values()]
             if share:
-                box[next(a for a, n in enumerate(box) if n > 1)] = share
+                box[_axis_of(out.extents.get_values(), share)] = share.extent
             map, place = maps.of(
                 out.array, list(out.offsets), box, shared_type(out.buffer).memory.swizzle
             )
@@ -92,11 +101,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
                     out.buffer,
                     reduce=None if out.reduce is None else out.reduce.data,
                     each=each,
-                    axis=(
-                        next(a for a, n in enumerate(type_of(map, MapType).extents) if n > 1)
-                        if share
-                        else None
-                    ),
+                    axis=(_axis_of(type_of(map, MapType).extents, share) if share else None),
                 ),
             )
         before(end, threads.BulkCommit(each))
@@ -132,17 +137,22 @@ def _of_workspace(load: Operation) -> bool:
     return isinstance(load, tile.Load) and in_workspace(load)
 
 
-def _of_other_rows(out: shared.CopyOut, load: Operation, rows: int, overlaps: Overlaps) -> bool:
-    """Whether a warpgroup that stores its own rows of a result, so many, may store what another one
-    reads: of the same memory, and not the rows that it reads itself.
+def _axis_of(extents: Sequence[int], share: _Part) -> int:
+    """The axis of a block, with such extents, that is a tile's axis which warpgroups share."""
+    return [a for a, n in enumerate(extents) if n > 1][share.axis]
+
+
+def _of_others(out: shared.CopyOut, load: Operation, share: _Part, overlaps: Overlaps) -> bool:
+    """Whether a warpgroup that stores its own part of a result may store what another one reads: of
+    the same memory, and not the part that it reads itself.
     """
     if not may_meet(out, load, overlaps):
         return False
     if not isinstance(load, tile.Load) or load.array is not out.array:
         return True
-    axis = next(a for a, n in enumerate(out.extents.get_values()) if n > 1)
-    own = _own_rows(tile_type(load.result).register_layout)
-    return own != rows or _place(load.offsets[axis]) != _place(out.offsets[axis])
+    axis = _axis_of(out.extents.get_values(), share)
+    own = _own_part(tile_type(load.result).register_layout)
+    return own != share or _place(load.offsets[axis]) != _place(out.offsets[axis])
 
 
 def _meet(a: shared.CopyOut, b: shared.CopyOut, overlaps: Overlaps) -> bool:
@@ -234,13 +244,16 @@ def _write_of(out: shared.CopyOut) -> shared.Write:
     return write
 
 
-def _own_rows(held: Layout | None) -> int:
-    """The rows of a tile that each of several warpgroups holds, if contiguous; else 0."""
-    if held is None:
-        return 0
-    groups = held.num_warps // 4
-    rows, rest = divmod(held.shape[0], max(groups, 1))
-    if groups < 2 or rest or rows % 8:
-        return 0
-    holds = held.table()[..., 0].reshape(groups, -1) // rows
-    return rows if (holds == np.arange(groups)[:, None]).all() else 0
+def _own_part(held: Layout | None) -> _Part | None:
+    """What each of several warpgroups holds of a tile, if it is contiguous."""
+    groups = 0 if held is None else held.num_warps // 4
+    if held is None or groups < 2:
+        return None
+    for axis, whole in enumerate(held.shape):
+        extent, rest = divmod(whole, groups)
+        if rest or extent % 8:
+            continue
+        holds = held.table()[..., axis].reshape(groups, -1) // extent
+        if (holds == np.arange(groups)[:, None]).all():
+            return _Part(axis, extent)
+    return None
