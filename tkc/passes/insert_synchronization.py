@@ -227,13 +227,7 @@ def _synchronized(
     """The accesses in flight after a barrier, or a commit or wait of copies."""
     match op:
         case threads.BlockBarrier():
-            # a barrier of each warpgroup orders nothing between them
-            apart = op.each is not None
-            return frozenset(
-                a
-                for a in state
-                if a.is_flying or _is_far(a.place) or apart and not _is_of_warpgroups(a.place)
-            )
+            return frozenset(a for a in state if a.is_flying or not _is_ordered(op, a.place))
         case threads.ClusterWait():
             arrived_here = isinstance(op.prev_op, threads.ClusterArrive)
             return frozenset(a for a in state if a.is_flying or not a.start and not arrived_here)
@@ -266,6 +260,13 @@ def _check(op: Operation, new: Access, old: Access) -> None:
     if new.own is not None and new.own == old.own:
         return
     raise _Conflict(op, _is_far(new.place), old.start)
+
+
+def _is_ordered(barrier: threads.BlockBarrier, place: Place) -> bool:
+    """Whether a barrier orders what was done there. One of each warpgroup orders nothing between
+    them.
+    """
+    return not _is_far(place) and (barrier.each is None or _is_of_warpgroups(place))
 
 
 def _is_of_warpgroups(place: Place) -> bool:

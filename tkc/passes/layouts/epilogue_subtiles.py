@@ -71,11 +71,15 @@ def subtile(store: ResultStore, groups: int, widest: int) -> tuple[int, int] | N
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
     if adds_transpose(store):
-        lines = next((c for c in (64, 32, 16, 8) if c <= widest and m % c == 0), 0)
+        lines = _widest((64, 32, 16, 8), widest, m)
         return (lines, rows) if lines and n % rows == 0 else None
-    widths = (8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES)
-    columns = next((c for c in widths if c <= widest and n % c == 0), 0)
+    columns = _widest([8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES], widest, n)
     return (rows, columns) if columns and m % rows == 0 else None
+
+
+def _widest(sizes: Sequence[int], most: int, whole: int) -> int:
+    """The first of these sizes, of at most so many, that divides the whole; 0 if none does."""
+    return next((size for size in sizes if size <= most and whole % size == 0), 0)
 
 
 def adds_transpose(store: ResultStore) -> bool:
