@@ -2,6 +2,7 @@
 of axes, ragged batches, the log-sum-exp's own gradient; compiled for GPUs.
 """
 
+import importlib
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,8 @@ from tests.kernels.checks import double, launches, numbers
 from tests.kernels.test_attention import attention, operands, zeros
 from tkc import kernels
 from tkc.codegen.ptx.ptxas import find
+
+module = importlib.import_module("tkc.kernels.attention_backward")
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 0.003}
 
@@ -121,6 +124,38 @@ VARIANTS = [
 )
 def test_variants(shape, options):
     near(*both(*operands(*shape), **options))
+
+
+@pytest.fixture
+def adding(monkeypatch):
+    """dQ is added up in memory, as on Hopper with D = 128."""
+    chosen = module._blocks
+    monkeypatch.setattr(
+        module, "_blocks", lambda *given: chosen(*given)._replace(adds_queries=True)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES[:6] + SHAPES[8:], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(
+    "options", VARIANTS, ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full"
+)
+def test_sums_in_memory(shape, options, adding):
+    near(*both(*operands(*shape), **options))
+
+
+@pytest.mark.parametrize("lengths, lengths_k", [((5, 0, 130, 64, 1), None), ((1, 9), (129, 0))])
+def test_sums_in_memory_of_ragged_batches(lengths, lengths_k, adding):
+    test_ragged(lengths, lengths_k, dict(causal=True))
+
+
+def test_who_asks_for_equal_bits_gets_no_sums_in_memory(adding):
+    arrays = operands(1, 2, 2, 70, 90, 32, 32)
+    out, lse = kernels.attention(*arrays, with_lse=True)
+    for deterministic, name in ((False, "_scaled_queries"), (True, "_queries")):
+        with launches() as found:
+            kernels.attention_backward(out, *arrays, out, lse, deterministic=deterministic)
+        names = {kernel.__name__ for kernel, _, _ in found}
+        assert names == {"_row_terms", "_keys_and_values", name}
 
 
 OF_HEADS = {
@@ -364,25 +399,42 @@ SPILLS = {("float32", 256, "sm_89")}
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a"])
-@pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("name", FORMS)
-def test_it_assembles(name, d, target, monkeypatch):
+@pytest.mark.parametrize(
+    "name, d, target, deterministic",
+    [
+        (name, d, target, deterministic)
+        for name in FORMS
+        for d in (64, 128, 256)
+        for target in ("sm_80", "sm_89", "sm_90a")
+        for deterministic in (True, False)
+        if deterministic or (d == 128 and target == "sm_90a")
+    ],
+)
+def test_it_assembles(name, d, target, deterministic, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    monkeypatch.setattr(module, "_wants_equal_bits", lambda x, asked: deterministic)
     with launches() as found:
         FORMS[name](d)
-    names = [kernel.__name__ for kernel, *_ in found]
-    assert [n for n in names if n != "_sink_gradients"][:2] == ["_row_terms", "_queries"]
-    assert names[-1] == "_keys_and_values"
+    names = [kernel.__name__ for kernel, *_ in found if kernel.__name__ != "_sink_gradients"]
+    adds = "_scaled_queries" in names
+    if adds:
+        assert target == "sm_90a" and not deterministic
+        assert names == ["_row_terms", "_keys_and_values", "_scaled_queries"]
+    else:
+        assert deterministic or name in ("float32", "soft cap")
+        assert names[:2] == ["_row_terms", "_queries"]
+        assert names[-1] == "_keys_and_values"
     for kernel, args, options in found:
         compiled = kernel.compile(*args, target=target, **options)
         if (name, d, target) not in SPILLS:
             assert compiled.resources.clean, f"{kernel.__name__}: {compiled.resources.log}"
         if (
-            kernel.__name__ in ("_row_terms", "_sink_gradients")
+            kernel.__name__ in ("_row_terms", "_sink_gradients", "_scaled_queries")
             or target != "sm_90a"
             or name == "float32"
         ):
             continue
         assert "wgmma" in compiled.ptx, compiled.decisions
         assert any("roles: a producer" in line for line in compiled.decisions), compiled.decisions
+        if adds:
+            assert "cp.reduce.async.bulk.tensor" in compiled.ptx

@@ -354,6 +354,7 @@ def dense(
     sums: bool = True,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
     """attention's result, in memory as q is, and its log-sum-exp (with `sums`)."""
     check(q, k, v)
@@ -485,6 +486,7 @@ def ragged(
     max_seqlen_k: int | None = None,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
     """attention of sequences that lie one after the other."""
     check(q, k, v)

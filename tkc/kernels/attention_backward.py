@@ -1,4 +1,4 @@
-"""Gradients of attention, from three plain block programs without a schedule.
+"""Gradients of attention, from plain block programs without a schedule.
 
 With P = softmax(S), S = Q Kᵀ · scale, and the log-sum-exp L of each row of S (Dao et al., 2022):
 
@@ -8,9 +8,13 @@ With P = softmax(S), S = Q Kᵀ · scale, and the log-sum-exp L of each row of S
     dK = dSᵀ Q · scale, dV = Pᵀ dO  `_keys_and_values`, a program a block of columns, which walks
                                     over the rows of all heads of Q that share a head of K and V
 
-Scores are computed twice, and nothing is added up in memory: no atomics, no zeroed arrays, no
+Then scores are computed twice, and nothing is added up in memory: no atomics, no zeroed arrays, no
 conversion afterwards. So equal arguments give equal bits, whatever else the GPU does. What a launch
 needs besides its results is two float32 of each row, allocated by the call.
+
+Where the tensor cores have room for dQ beside dK and dV, and nobody asks for equal bits, scores are
+computed once: `_keys_and_values` adds its part of dQ to float32 sums in memory, which `_row_terms`
+has zeroed and `_scaled_queries` then scales and rounds.
 
 The two float32 of a row lie padded to a multiple of `PAD` rows (of each sequence, in ragged
 batches). Rows that are only padding, and rows that see nothing, have L = +∞, so that P is 0 there
@@ -19,6 +23,7 @@ without a mask.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from math import e, inf, log2, prod
 from types import SimpleNamespace
@@ -71,24 +76,26 @@ def _row_terms(
     log_sums,
     sinks,
     sink_parts,
+    dq_sums,
     cu_seqlens,
+    D: tkc.constexpr,
     DV: tkc.constexpr,
     BM: tkc.constexpr,
 ):
     """Of each row rowsum(dO ∘ O) − dL, and L in powers of two, in padded rows; where there are
-    sinks, what a block of rows adds to their gradient.
+    sinks, what a block of rows adds to their gradient; zeros where dQ is added up.
     """
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:
         start, queries, _, _ = bounds_of(b, cu_seqlens, None)
         at = _padded(start, b)
         out, grad, lse = out[:, h], grad[:, h], lse[h]
-        terms, log_sums = terms[h], log_sums[h]
+        terms, log_sums, dq_sums = terms[h], log_sums[h], _part(dq_sums, h)
         lse_grad = _part(lse_grad, h)
     else:
         start, at, queries = 0, 0, out.shape[2]
         out, grad, lse = out[b, h], grad[b, h], lse[b, h]
-        terms, log_sums = terms[b, h], log_sums[b, h]
+        terms, log_sums, dq_sums = terms[b, h], log_sums[b, h], _part(dq_sums, b, h)
         lse_grad = _part(lse_grad, b, h)
     inside = m + tkc.arange(BM) < queries
     o, do = (tkc.load(x, (start + m, 0), (BM, DV)).to(tkc.float32) for x in (out, grad))
@@ -101,6 +108,8 @@ def _row_terms(
     term, log_sum = tkc.where(seen, term, 0.0), tkc.where(seen, row * LOG2E, inf)
     tkc.store(terms, (at + m,), term, mask=padded)
     tkc.store(log_sums, (at + m,), log_sum, mask=padded)
+    if dq_sums is not None:
+        tkc.store(dq_sums, (at + m, 0), tkc.zeros((BM, D)), mask=padded)
     if sinks is not None:  # the sink's dS, of a column whose value is 0
         part = tkc.sum(tkc.exp2(sinks[h] * LOG2E - log_sum) * -term, axis=0)
         i = b * tkc.num_programs(0) + tkc.program_id(0)
@@ -114,6 +123,20 @@ def _sink_gradients(parts, out, N: tkc.constexpr):
     for i in tkc.range(0, parts.shape[1], N):
         total = total + tkc.load(parts[h], (i,), (N,))
     tkc.store(out, (h,), tkc.full((1,), 0.0) + tkc.sum(total, axis=0))
+
+
+@tkc.jit
+def _scaled_queries(dq_sums, dq, cu_seqlens, scale, D: tkc.constexpr, BM: tkc.constexpr):
+    """dQ of a block of rows, of its sums."""
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    if cu_seqlens is not None:
+        start, queries, _, _ = bounds_of(b, cu_seqlens, None)
+        at, end = _padded(start, b), queries
+        dq_sums, dq = dq_sums[h], dq[:, h]
+    else:
+        start, at, end = 0, 0, None
+        dq_sums, dq = dq_sums[b, h], dq[b, h]
+    write_rows(dq, start, m, tkc.load(dq_sums, (at + m, 0), (BM, D)) * scale, end)
 
 
 @tkc.jit
@@ -186,6 +209,7 @@ def _keys_and_values(
     terms,
     dk,
     dv,
+    dq_sums,
     cu_seqlens,
     cu_seqlens_k,
     slopes,
@@ -202,7 +226,7 @@ def _keys_and_values(
     BN: tkc.constexpr,
 ):
     """dK and dV of a block of columns, or one of them where the other is None: a loop over the rows
-    that see them, of each head of Q.
+    that see them, of each head of Q. Their parts of dQ are added to its sums, if there are any.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
@@ -217,6 +241,7 @@ def _keys_and_values(
         k, v = k[b, h], v[b, h]
         dk, dv = _part(dk, b, h), _part(dv, b, h)
         q, grad, log_sums, terms = q[b], grad[b], log_sums[b], terms[b]
+        dq_sums = _part(dq_sums, b)
     cols = n + tkc.arange(BN) - shift
     ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
@@ -240,7 +265,10 @@ def _keys_and_values(
             dvi = tkc.dot(p.to(grad.dtype), doi, dvi)
         if dk is not None:
             ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
-            dki = tkc.dot((ds * (1 - t * t) if CAP else ds).to(q.dtype), qi, dki)
+            ds = (ds * (1 - t * t) if CAP else ds).to(q.dtype)
+            if dq_sums is not None:
+                tkc.atomic_add(dq_sums[g], (at + m, 0), tkc.dot(ds.T, ki))
+            dki = tkc.dot(ds, qi, dki)
     end = None if cu_seqlens is None else keys
     write_rows(dk, key, n, dki * scale, end)
     write_rows(dv, key, n, dvi, end)
@@ -254,13 +282,14 @@ class _Block(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """The blocks of `_queries` and of `_keys_and_values`, and whether the latter has registers for
-    dK and dV at once, or is launched for each of them.
+    """The blocks of `_queries` and of `_keys_and_values`; whether the latter has registers for dK
+    and dV at once, or is launched for each of them; and whether it has some for dQ too.
     """
 
     queries: _Block
     keys: _Block
     together: bool = True
+    adds_queries: bool = False
 
 
 def _holds_wide_rows(target: str) -> bool:
@@ -283,7 +312,9 @@ def _blocks(d: int, d_v: int, kind: str, softcap: bool, target: str) -> _Blocks:
     if wide > 192 or d + d_v > 320:
         return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
     narrow = d + d_v > 256 or softcap and wide > 64
-    return _Blocks(_Block(128, 64), _Block(32 if narrow else 64, 128))
+    # warpgroups share dQᵀ, whose rows are dQ's columns, as they share the rows of dK and dV
+    adds_queries = not narrow and width_of(d) == 128
+    return _Blocks(_Block(128, 64), _Block(32 if narrow else 64, 128), adds_queries=adds_queries)
 
 
 class Batch(NamedTuple):
@@ -304,9 +335,11 @@ def row_terms(
     sinks: Array | None,
     dsinks: Array,
     batch: Batch,
-) -> tuple[Array, Array]:
-    """(rowsum(dO ∘ O) − dL, L in powers of two) of each row, float32, in padded rows. sums: the
-    log-sum-exp and its gradient; dsinks: where the gradient of sinks is written.
+    columns: int = 0,
+) -> tuple[Array, Array, Array | None]:
+    """(rowsum(dO ∘ O) − dL, L in powers of two, zeros) of each row, float32, in padded rows. sums:
+    the log-sum-exp and its gradient; dsinks: where the gradient of sinks is written; columns: of
+    the zeros, of which there are none where it is 0.
     """
     heads, cu_seqlens = out.shape[1], batch.cu_seqlens
     padded: tuple[int, ...]
@@ -316,15 +349,18 @@ def row_terms(
         sequences = cu_seqlens.shape[0] - 1
         padded = (heads, (out.shape[0] // PAD + sequences + 1) * PAD)
     terms, log_sums = (empty(out, padded, "float32") for _ in range(2))
+    dq_sums = empty(out, (*padded, columns), "float32") if columns else None
     programs = tkc.cdiv(batch.queries, PAD) * (PAD // ROWS)
     some = sequences if prod(out.shape[:-1]) else 0
     parts = None if sinks is None else empty(out, (heads, some * programs), "float32")
     if some:
         given, width = (out, grad, *sums, terms, log_sums), width_of(out.shape[-1])
-        _row_terms[programs, heads, sequences](*given, sinks, parts, cu_seqlens, DV=width, BM=ROWS)
+        _row_terms[programs, heads, sequences](
+            *given, sinks, parts, dq_sums, cu_seqlens, D=width_of(columns), DV=width, BM=ROWS
+        )
     if sinks is not None and heads:
         _sink_gradients[heads](parts, dsinks, N=256)
-    return terms, log_sums
+    return terms, log_sums, dq_sums
 
 
 def _launch(
@@ -334,8 +370,9 @@ def _launch(
     gradients: tuple[Array, Array, Array, Array],
     batch: Batch,
     options: dict,
+    deterministic: bool,
 ) -> None:
-    """The three kernels. given: dO, Q, K, V and O of [batch, heads, rows, D] or, in ragged batches,
+    """The kernels. given: dO, Q, K, V and O of [batch, heads, rows, D] or, in ragged batches,
     [tokens, heads, D]; sums: the log-sum-exp and its gradient; of_heads: sinks and
     slopes.
     """
@@ -343,21 +380,49 @@ def _launch(
     sinks, slopes = of_heads
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    terms, log_sums = row_terms(grad, out, sums, sinks, dsinks, batch)
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
     blocks = _blocks(d, d_v, dtype_of(q), options["CAP"], tkc.target_of(q))
+    adds = blocks.adds_queries and not _wants_equal_bits(q, deterministic)
+    columns_added = d if adds else 0
+    terms, log_sums, dq_sums = row_terms(grad, out, sums, sinks, dsinks, batch, columns_added)
     others = cu_seqlens, batch.cu_seqlens_k, slopes
-    if sequences and prod(q.shape[:-1]):
+    has_queries = sequences and prod(q.shape[:-1])
+    if has_queries and not adds:
         rows, columns = blocks.queries
         _queries[tkc.cdiv(batch.queries, rows), heads, sequences](
             q, k, v, grad, log_sums, terms, dq, *others, BM=rows, BN=columns, **common
         )
+    if adds and batch.cu_seqlens_k is None:
+        # where keys begin is read, not remembered: dQ leaves no registers for it
+        others = cu_seqlens, cu_seqlens, slopes
     if prod(k.shape[:-1]) and sequences:
         rows, columns = blocks.keys
         for pair in ((dk, dv),) if blocks.together else ((dk, None), (None, dv)):
             _keys_and_values[tkc.cdiv(batch.keys, columns), shared, sequences](
-                q, k, v, grad, log_sums, terms, *pair, *others, BM=rows, BN=columns, **common
+                q,
+                k,
+                v,
+                grad,
+                log_sums,
+                terms,
+                *pair,
+                dq_sums,
+                *others,
+                BM=rows,
+                BN=columns,
+                **common,
             )
+    if has_queries and adds:
+        _scaled_queries[tkc.cdiv(batch.queries, ROWS), heads, sequences](
+            dq_sums, dq, cu_seqlens, options["scale"], D=width_of(d), BM=ROWS
+        )
+
+
+def _wants_equal_bits(x: Array, deterministic: bool) -> bool:
+    """Whether equal arguments must give equal bits: so asked, or of all of torch."""
+    if deterministic or library(x) != "torch":
+        return deterministic
+    return sys.modules["torch"].are_deterministic_algorithms_enabled()
 
 
 def check_results(
@@ -407,6 +472,7 @@ def of_dense(
     heads_first: bool = True,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array, Array, Array]]:
     """The gradients of attention's q, k, v and sinks (without these, an array of none)."""
     check(q, k, v)
@@ -430,6 +496,7 @@ def of_dense(
         (*map(turn, found[:3]), found[3]),
         Batch(queries, given[2].shape[2]),
         options,
+        deterministic,
     )
 
 
@@ -452,6 +519,7 @@ def of_ragged(
     max_seqlen_k: int | None = None,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array, Array, Array]]:
     """The gradients of attention's q, k, v and sinks, of sequences one after the other."""
     check(q, k, v)
@@ -469,6 +537,7 @@ def of_ragged(
         found,
         Batch(max_seqlen, longest, cu_seqlens, cu_seqlens_k),
         options,
+        deterministic,
     )
 
 
@@ -491,7 +560,7 @@ def _by_parameter(op: Operator, saved: SimpleNamespace, found: tuple) -> tuple[A
 
 
 @dense.backward(
-    saves="q k v result causal scale window softcap heads_first sinks alibi_slopes",
+    saves="q k v result causal scale window softcap heads_first sinks alibi_slopes deterministic",
     without="q_scale k_scale v_scale alibi_slopes",
     zeros=False,
 )
@@ -510,13 +579,14 @@ def _(saved, grad, lse_grad):
         saved.heads_first,
         saved.sinks,
         saved.alibi_slopes,
+        saved.deterministic,
     )
     return _by_parameter(dense, saved, found)
 
 
 @ragged.backward(
     saves="q k v result cu_seqlens max_seqlen causal scale window softcap"
-    " cu_seqlens_k max_seqlen_k sinks alibi_slopes",
+    " cu_seqlens_k max_seqlen_k sinks alibi_slopes deterministic",
     without="q_scale k_scale v_scale alibi_slopes",
     zeros=False,
 )
@@ -540,5 +610,6 @@ def _(saved, grad, lse_grad):
         saved.max_seqlen_k,
         saved.sinks,
         saved.alibi_slopes,
+        saved.deterministic,
     )
     return _by_parameter(ragged, saved, found)

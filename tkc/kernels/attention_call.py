@@ -174,6 +174,7 @@ def attention(
     bias: Array | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    deterministic: bool = False,
 ) -> Array | tuple[Array, Array]:
     """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16
     or float32); of float8_e4m3 bfloat16.
@@ -206,7 +207,8 @@ def attention(
     these is for ragged batches or float8.
 
     Differentiable in torch with respect to q, k, v, sinks, bias and what score_mod captured,
-    through both results (`attention_backward`; not for float8). Raises LaunchError where shapes,
+    through both results (`attention_backward`, whose `deterministic` may be given here; not for
+    float8). Raises LaunchError where shapes,
     types or options do not fit. Algorithms: Dao et al., "FlashAttention" (2022); Dong et al., "Flex
     Attention" (2024).
     """
@@ -249,11 +251,13 @@ def attention(
         masks, sums = (causal, scale, window, softcap), with_lse or wants_gradient(q, k, v, sinks)
         heads = sinks, alibi_slopes
         if cu_seqlens is None:
-            out = dense(q, k, v, *masks, heads_first, rows, columns, *scales, sums, *heads)
+            out = dense(
+                q, k, v, *masks, heads_first, rows, columns, *scales, sums, *heads, deterministic
+            )
         else:
             lengths = cu_seqlens_k, max_seqlen_k
             given = q, k, v, cu_seqlens, max_seqlen
-            out = ragged(*given, *masks, *scales, sums, *lengths, *heads)
+            out = ragged(*given, *masks, *scales, sums, *lengths, *heads, deterministic)
         return out if with_lse else out[0]
     except tkc.Error as error:
         tkc.hide_own_frames(error)
@@ -285,6 +289,7 @@ def attention_backward(
     bias: Array | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    deterministic: bool = False,
 ) -> tuple[Any, ...]:
     """The gradients of q, k and v, of their element type, and (where they are given) of sinks and
     bias, for `out, lse = attention(q, k, v, …, with_lse=True)`; where score_mod is given also a
@@ -292,12 +297,14 @@ def attention_backward(
     `tkc.lambda_lift` finds them. The gradients of bias and of captured arrays are float32.
 
     grad: of out, of its shape and element type; lse_grad: of lse, float32, None where nothing
-    depends on lse. The other arguments are those of `attention`. What is summed is summed in one
-    order, in float32: the same arguments give the same bits; but the gradients of bias and of
-    captured arrays are added up in memory, in any order. dK and dV of a shared head are sums over
-    its heads of Q. Besides the results the call allocates two float32 for each row of Q. Raises
-    LaunchError where shapes, types or options do not fit. Algorithm: Dao et al., "FlashAttention"
-    (2022), with the scores computed twice instead of adding up dQ in memory.
+    depends on lse. The other arguments are those of `attention`. What is summed is summed in
+    float32. deterministic: in one order, so that the same arguments give the same bits; else, of
+    bfloat16 and float16 with D = 128 on Hopper, dQ is added up in memory in any order, which is
+    faster (torch.use_deterministic_algorithms counts as asking, too). The gradients of bias and of
+    captured arrays always are. dK and dV of a shared head are sums over its heads of Q. Besides the
+    results the call allocates two float32 for each row of Q, and D more where dQ is added up.
+    Raises LaunchError where shapes, types or options do not fit. Algorithm: Dao et al.,
+    "FlashAttention" (2022); in one order, the scores are computed twice instead.
     """
     try:
         check_together(cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k)
@@ -326,11 +333,11 @@ def attention_backward(
             return _gradients(given, lse_grad, call, score_mod)
         heads = sinks, alibi_slopes
         if cu_seqlens is None:
-            found = backward.of_dense(*given, lse_grad, *masks, heads_first, *heads)
+            found = backward.of_dense(*given, lse_grad, *masks, heads_first, *heads, deterministic)
         else:
             lengths = cu_seqlens_k, max_seqlen_k
             found = backward.of_ragged(
-                *given, cu_seqlens, max_seqlen, lse_grad, *masks, *lengths, *heads
+                *given, cu_seqlens, max_seqlen, lse_grad, *masks, *lengths, *heads, deterministic
             )
         return found if sinks is not None else found[:3]
     except tkc.Error as error:

@@ -575,7 +575,7 @@ def modified_backward(
         )
     grad, q, k, v, out = (turn(x) for x in (dense_memory(grad), q, k, v, out))
     padded = Batch(queries, k.shape[2])
-    terms, log_sums = row_terms(grad, out, (lse, lse_grad), sinks, found[3], padded)
+    terms, log_sums, _ = row_terms(grad, out, (lse, lse_grad), sinks, found[3], padded)
     numbers, flags = _masks(window, ahead)
     share, drop = _drawn(dropout)
     call = _Call(
