@@ -300,3 +300,26 @@ def test_a_place_inside_another_loop_is_left_alone():
 @assembler
 def test_it_assembles_clean():
     assembles_clean(compiled()[0][LAST])
+
+
+def upper_triangular(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """The other half of a square: rows begin at the diagonal, the loop counts its steps."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for i in tkc.range(tkc.cdiv(a.shape[1] - m // BK * BK, BK)):
+        k = m // BK * BK + i * BK
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (m, n), acc)
+
+
+@pytest.mark.parametrize("rows, columns", [(10, 3), (2, 4), (1, 3)])
+def test_falling_programs_run_from_the_first_on(rows, columns, small, ran):
+    constants = dict(zip(("BM", "BN", "BK"), BLOCK, strict=False))
+    traced_kernel = traced(upper_triangular, ARRAY, ARRAY, ARRAY, **constants)
+    modules, _ = stages.compiled(traced_kernel, cluster=(1, 1))
+    size, few = 64 * rows, -(-rows // 5)
+    arrays = [np.zeros((size, n), BF16) for n in (size, 64 * columns, 64 * columns)]
+    run(modules["schedule-programs"], arrays, (rows, columns, 1))
+    assert ran == [(m, n) for n in range(columns) for m in range(rows - few)] + [
+        (m, n) for n in range(columns) for m in range(rows - few, rows)
+    ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.values import index_of, yielded_by
+from tkc.ir.elementwise import Cast, Elementwise
+from tkc.ir.values import defining_op, index_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
 
@@ -23,6 +25,36 @@ def program_axes(
     return {
         op.axis.value.data for op in sources(values, ends, given) if isinstance(op, tile.ProgramId)
     }
+
+
+def direction(value: SSAValue, axis: int) -> int | None:
+    """1 where an integer only grows with a program's place on a grid axis, -1 where it only falls,
+    0 where it does not depend on it; None where that is not seen.
+    """
+    if axis not in program_axes([value]):
+        return 0
+    op = value.owner
+    if isinstance(op, tile.ProgramId):
+        return 1
+    if not isinstance(op, (Elementwise, Cast)):
+        return None
+    first, *others = (direction(v, axis) for v in op.operands)
+    name = op.name.removeprefix("tile.")
+    if name in ("add", "max", "min", "cast"):
+        return _joined([first, *others])
+    if name in ("sub", "neg"):
+        ways = [first, *others] if name == "sub" else [0, first]
+        return _joined([ways[0], None if ways[1] is None else -ways[1]])
+    if name in ("mul", "floordiv") and first is not None:
+        by = defining_op(op.operands[1], tile.Constant)
+        return first * int(np.sign(by.number)) if by is not None else None
+    return None
+
+
+def _joined(ways: list[int | None]) -> int | None:
+    """Of integers that are added, or of which one is taken."""
+    found = {way for way in ways if way != 0}
+    return found.pop() if len(found) == 1 else None
 
 
 def from_memory(values: Iterable[SSAValue]) -> bool:

@@ -28,7 +28,7 @@ from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
 from tkc.ir.values import array_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
+from tkc.passes.analysis.program_axes import direction, from_memory, program_axes, sources
 from tkc.passes.programs.tile_groups import Grid, TileGroups
 
 SECTION_DIVISOR = 2  # a section's arrays take one part in so many of the L2 cache
@@ -163,7 +163,7 @@ def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
 
 
 def _grows(loop: scf.ForOp) -> bool:
-    """Whether a loop's end moves with axis 0, and its beginning does not."""
+    """Whether a loop's end moves with axis 0 (up or down), and its beginning does not."""
     return (
         0 in program_axes([loop.ub])
         and 0 not in program_axes([loop.lb])
@@ -194,8 +194,8 @@ def _slides(loop: scf.ForOp) -> bool:
 @dataclass(frozen=True)
 class LongestFirst:
     """Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of
-    axis 0 run last to first, the longest early (longest processing time first), next to the same
-    row of neighbours along the other axes:
+    axis 0 run last to first (or first to last, where the end is seen to fall along it), the longest
+    early (longest processing time first), next to the same row of neighbours along the other axes:
 
         5 rows, 4 neighbours, sections of two       row 4     0  1    8  9
                                                     row 3     2  3   10 11
@@ -213,10 +213,12 @@ class LongestFirst:
     which costs short axes more than it balances.
 
     few: rows that come last. whole: how many programs come before them. rows, sections: how many
-    rows, and neighbours of a section, before and behind that.
+    rows, and neighbours of a section, before and behind that. falls: rows are counted from the
+    other end.
     """
 
     grid: Grid
+    falls: bool
     few: SSAValue
     whole: SSAValue
     rows: tuple[SSAValue, SSAValue]
@@ -230,6 +232,7 @@ class LongestFirst:
         whole, most = build.mul(most, grid.others), build.max(most, 1)
         return LongestFirst(
             grid,
+            direction(loop.ub, 0) == -1,
             few,
             whole,
             (most, least),
@@ -243,6 +246,8 @@ class LongestFirst:
         neighbour, turn = in_groups(build, number, grid.others, rows, section, joined=True)
         layer = grid.layer(build, neighbour)
         row = build.sub(build.sub(build.select(early, grid.rows, self.few), 1), turn)
+        if self.falls:
+            row = build.sub(build.sub(grid.rows, 1), row)
         return [row, grid.column(build, neighbour, layer), *layer]
 
 
@@ -255,12 +260,10 @@ def _section(
     rows: SSAValue | None = None,
 ) -> SSAValue:
     """How many neighbours along the other axes have their arrays in a cache of so many bytes: those
-    a loop loads from, or of these what the first `few` rows of programs of all may read.
+    a loop loads from or adds to, or of these what the first `few` rows of programs of all may read.
     """
-    sizes = [
-        _bytes(build, array)
-        for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))
-    ]
+    accesses = (op for op in loop.walk() if isinstance(op, (tile.Load, tile.AtomicBlock)))
+    sizes = [_bytes(build, array) for array in dict.fromkeys(op.array for op in accesses)]
     if not sizes:
         return others
     each, available = reduce(build.add, sizes), build.number(room, i64)
