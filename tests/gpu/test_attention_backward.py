@@ -102,9 +102,18 @@ def test_as_exact_as_cudnn(d, causal):
         assert mine <= 1.1 * other
 
 
-def test_the_same_bits_beside_other_work():
-    q, k, v, grad = arrays(8, 2, 1000, 1000, 128, 128)
-    out, side = kernels.attention(q, k, v, causal=True), torch.cuda.Stream()
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("of_all", [False, True], ids=["this call", "all of torch"])
+def test_the_same_bits_beside_other_work(d, of_all, request):
+    q, k, v, grad = arrays(8, 2, 1000, 1000, d, d)
+    if of_all:
+        torch.use_deterministic_algorithms(True)
+        request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    out = kernels.attention(q, k, v, causal=True, deterministic=not of_all)
+    side = torch.cuda.Stream()
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    assert "_queries" in {event.key for event in profile.key_averages()}
     load = torch.randn(4096, 4096, device="cuda")
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
     for i in range(100):

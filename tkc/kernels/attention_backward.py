@@ -382,7 +382,7 @@ def _launch(
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
     blocks = _blocks(d, d_v, dtype_of(q), options["CAP"], tkc.target_of(q))
-    adds = blocks.adds_queries and not _wants_equal_bits(q, deterministic)
+    adds = blocks.adds_queries and not deterministic
     columns_added = d if adds else 0
     terms, log_sums, dq_sums = row_terms(grad, out, sums, sinks, dsinks, batch, columns_added)
     others = cu_seqlens, batch.cu_seqlens_k, slopes
@@ -418,8 +418,8 @@ def _launch(
         )
 
 
-def _wants_equal_bits(x: Array, deterministic: bool) -> bool:
-    """Whether equal arguments must give equal bits: so asked, or of all of torch."""
+def wants_equal_bits(x: Array, deterministic: bool) -> bool:
+    """Whether equal arguments must give equal bits: asked for here, or of all of torch."""
     if deterministic or library(x) != "torch":
         return deterministic
     return sys.modules["torch"].are_deterministic_algorithms_enabled()
@@ -579,7 +579,7 @@ def _(saved, grad, lse_grad):
         saved.heads_first,
         saved.sinks,
         saved.alibi_slopes,
-        saved.deterministic,
+        wants_equal_bits(saved.q, saved.deterministic),
     )
     return _by_parameter(dense, saved, found)
 
@@ -610,6 +610,6 @@ def _(saved, grad, lse_grad):
         saved.max_seqlen_k,
         saved.sinks,
         saved.alibi_slopes,
-        saved.deterministic,
+        wants_equal_bits(saved.q, saved.deterministic),
     )
     return _by_parameter(ragged, saved, found)

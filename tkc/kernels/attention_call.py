@@ -329,6 +329,7 @@ def attention_backward(
             sides=sides,
         )
         given, masks = (grad, q, k, v, out, lse), (causal, scale, window, softcap)
+        deterministic = backward.wants_equal_bits(q, deterministic)
         if (call := _modified(q, k, options, ones)) is not None:
             return _gradients(given, lse_grad, call, score_mod)
         heads = sinks, alibi_slopes

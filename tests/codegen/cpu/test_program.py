@@ -5,6 +5,7 @@ prints and asserts.
 import json
 import platform
 import threading
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -420,3 +421,22 @@ def test_a_program_whose_memory_newgvn_numbered_twice():
     """An LLVM with assertions aborted, and the process with it."""
     text = (Path(__file__).parent / "memory_numbered_twice.mlir").read_text()
     compile(parse(text))
+
+
+def test_a_program_is_linked_once_however_many_threads_begin_with_it(monkeypatch):
+    """Of two libraries one was unmapped while a thread ran in it (a crash from Python 3.12 on)."""
+    linked, link = [], running.link
+
+    def slow(*given):
+        linked.append(given)
+        time.sleep(0.05)
+        return link(*given)
+
+    monkeypatch.setattr(running, "link", slow)
+    program, entries = compile(add(64)), set()
+    threads = [threading.Thread(target=lambda: entries.add(id(program._entry))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(linked) == len(entries) == 1

@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +23,9 @@ from tkc.codegen.cpu.arguments import words_of
 from tkc.codegen.cpu.host import host, link
 from tkc.codegen.cpu.signals import PERIOD_S, empty_context, handles_signals, stop, ticker
 from tkc.errors import CompileError, LaunchError, Location, PeerError, TrapError
+
+if TYPE_CHECKING:
+    from llvmlite.binding import ResourceTracker
 
 MAX_PROGRAMS = (1 << 31) - 1
 WORKSPACE_ALIGN = 64  # bytes
@@ -52,6 +54,7 @@ class CpuProgram:
     def __init__(self, object: bytes, metadata: dict[str, Any], llvm: str = ""):
         self.object, self.metadata, self.llvm = object, metadata, llvm
         self._careful: CpuProgram | None = None
+        self._linked: tuple[ResourceTracker, Callable[[int, int, int, int], None]] | None = None
         self._lock = threading.Lock()
 
     @classmethod
@@ -68,10 +71,15 @@ class CpuProgram:
         """As named bytes for a disk cache; `unpack` reads them."""
         return {"object": self.object, "program": json.dumps(self.metadata).encode()}
 
-    @cached_property
+    @property
     def _entry(self) -> Callable[[int, int, int, int], None]:
-        self._library = link(self.object, ["run"])
-        return ENTRY(self._library["run"])
+        # linked once, whichever thread is the first: of two libraries one would be unmapped under
+        # the thread that runs it
+        with self._lock:
+            if self._linked is None:
+                library = link(self.object, ["run"])
+                self._linked = library, ENTRY(library["run"])
+            return self._linked[1]
 
     # ----------------------------------------------------------------------------------------------
     def run(
