@@ -58,6 +58,12 @@ def _padded(start, b):
     return (start + b * PAD) // PAD * PAD
 
 
+def _capped(s, scale, cap):
+    """Capped scores, before they are scaled, and the hyperbolic tangent in them."""
+    t = tkc.tanh(s * (scale / cap))
+    return t * (cap / scale), t
+
+
 def _seen(s, rows, cols, window, causal: bool, windowed: bool):
     """Scores, −∞ where a row does not see a column."""
     if not causal:
@@ -185,9 +191,7 @@ def _queries(
         cols = n + tkc.arange(BN)
         ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
         s = tkc.dot(qi, ki.T)
-        if CAP:
-            t = tkc.tanh(s * (scale / cap))
-            s = t * (cap / scale)
+        s, t = _capped(s, scale, cap) if CAP else (s, None)
         s = biased(s * (scale * LOG2E), rows[:, None], cols[None, :], slopes, h, LOG2E)
         s = s - sums[:, None]
         if not CAUSAL:
@@ -240,8 +244,8 @@ def _keys_and_values(
         shift = keys - queries
         k, v = k[b, h], v[b, h]
         dk, dv = _part(dk, b, h), _part(dv, b, h)
-        q, grad, log_sums, terms = q[b], grad[b], log_sums[b], terms[b]
-        dq_sums = _part(dq_sums, b)
+        q, grad, dq_sums = q[b], grad[b], _part(dq_sums, b)
+        log_sums, terms = log_sums[b], terms[b]
     cols = n + tkc.arange(BN) - shift
     ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
@@ -255,9 +259,7 @@ def _keys_and_values(
         qg, dog = (q[g], grad[g]) if cu_seqlens is None else (q[:, g], grad[:, g])
         qi, doi = tkc.load(qg, (start + m, 0), (BM, D)), tkc.load(dog, (start + m, 0), (BM, DV))
         s = tkc.dot(ki, qi.T)
-        if CAP:
-            t = tkc.tanh(s * (scale / cap))
-            s = t * (cap / scale)
+        s, t = _capped(s, scale, cap) if CAP else (s, None)
         s = biased(s * (scale * LOG2E), rows[None, :], cols[:, None], slopes, g, LOG2E)
         s = s - tkc.load(log_sums[g], (at + m,), (BM,))[None, :]
         p = tkc.exp2(_seen(s, rows[None, :], cols[:, None], window, CAUSAL, WINDOW))
@@ -269,9 +271,8 @@ def _keys_and_values(
             if dq_sums is not None:
                 tkc.atomic_add(dq_sums[g], (at + m, 0), tkc.dot(ds.T, ki))
             dki = tkc.dot(ds, qi, dki)
-    end = None if cu_seqlens is None else keys
-    write_rows(dk, key, n, dki * scale, end)
-    write_rows(dv, key, n, dvi, end)
+    for x, value in ((dk, dki * scale), (dv, dvi)):
+        write_rows(x, key, n, value, None if cu_seqlens is None else keys)
 
 
 class _Block(NamedTuple):
