@@ -198,7 +198,7 @@ def _queries(
             s = tkc.where(cols[None, :] < keys, s, -inf)
         p = tkc.exp2(_seen(s, rows[:, None], cols[None, :], window, CAUSAL, WINDOW))
         ds = p * (tkc.dot(doi, vi.T) - term[:, None])
-        ds = ds * (1 - t * t) if CAP else ds
+        ds = ds if t is None else ds * (1 - t * t)
         acc = tkc.dot(ds.to(k.dtype), ki, acc)
     write_rows(dq, start, m, acc * scale, None if cu_seqlens is None else queries)
 
@@ -267,7 +267,7 @@ def _keys_and_values(
             dvi = tkc.dot(p.to(grad.dtype), doi, dvi)
         if dk is not None:
             ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
-            ds = (ds * (1 - t * t) if CAP else ds).to(q.dtype)
+            ds = (ds if t is None else ds * (1 - t * t)).to(q.dtype)
             if dq_sums is not None:
                 tkc.atomic_add(dq_sums[g], (at + m, 0), tkc.dot(ds.T, ki))
             dki = tkc.dot(ds, qi, dki)
