@@ -14,8 +14,8 @@ networks", 2025; Kimi team, "Kimi linear", 2025):
     U  = M Diag(β) (V - (E∘K) S),   or V
     O  = scale · (E∘Q) S + P U,     S' = Diag(exp G_last) S + (F∘K)ᵀ U
 
-P and M do not depend on the state: `_pairs` computes them for all chunks at once. `_walk` then
-walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient of the state
+P and M do not depend on the state: `_pairs` and `_invert` compute them for all chunks at once.
+`_walk` then walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient of the state
 after a chunk, `_walk_back` walks them in reverse,
 
     Y  = Mᵀ (Pᵀ dO + (F∘K) dS'),    dV = Diag(β) Y
@@ -60,36 +60,52 @@ BASE = 16  # rows that substitution inverts
 CHUNK, BLOCK = 64, 64
 
 
-def _substituted(lower, C, BASE):
-    """(I + lower)^-1 of the diagonal blocks of BASE rows, 0 elsewhere."""
-    n = C // BASE
-    block, i, j = tkc.arange(n), tkc.arange(BASE)[None, :, None], tkc.arange(BASE)[None, None, :]
-    diagonal = (block[:, None] == block[None, :])[:, None, :, None]
-    within = tkc.sum(tkc.where(diagonal, lower.reshape(n, BASE, n, BASE), 0.0), axis=2)
-    inverse = tkc.where(i == j, 1.0, 0.0) + tkc.zeros((n, BASE, BASE))
-    for row in tkc.range(1, BASE):
-        factors = tkc.sum(tkc.where(i == row, within, 0.0), axis=1)
-        change = tkc.sum(factors[:, :, None] * inverse, axis=1)
-        inverse = tkc.where(i == row, inverse - change[:, None, :], inverse)
-    return tkc.where(diagonal, inverse[:, :, None, :], 0.0).reshape(C, C)
+def _substituted(lower, BASE):
+    """(I + lower)^-1 of tiles [n, BASE, BASE] that are 0 on and above their diagonals.
+
+    In one tile: before a step, columns before `row` are of the inverse, the others of `lower`.
+    """
+    i, j = tkc.arange(BASE)[None, :, None], tkc.arange(BASE)[None, None, :]
+    for row in tkc.range(0, BASE - 1):
+        factors = tkc.sum(tkc.where(j == row, lower, 0.0), axis=2)[:, :, None]
+        solved = tkc.sum(tkc.where(i == row, lower, 0.0), axis=1)[:, None, :]
+        lower = tkc.where(j == row, -factors, lower - factors * solved)
+    return tkc.where(i == j, 1.0, lower)
 
 
-def unit_inverse(lower: Any, C: Any, BASE: Any) -> Any:
-    """(I + lower)^-1 for a C x C tile that is 0 on and above the diagonal, in float32."""
-    if C == BASE:
-        return _substituted(lower, C, BASE)
-    if C == 2 * BASE:  # both halves are substituted at once
-        halves = _substituted(lower, C, BASE)
-        i = tkc.arange(C)
-        apart = tkc.where((i[:, None] >= BASE) & (i[None, :] < BASE), lower, 0.0)
-        between = tkc.dot(halves, apart, precision="tf32x3")
-        return halves - tkc.dot(between, halves, precision="tf32x3")
-    h = C // 2
-    first, second = (unit_inverse(lower[x, x], h, BASE) for x in (slice(0, h), slice(h, C)))
-    between = tkc.dot(second, lower[h:C, 0:h], precision="tf32x3")
-    corner = tkc.dot(between, first, precision="tf32x3")
-    upper = tkc.cat(first, tkc.zeros((h, h)), axis=1)
-    return tkc.cat(upper, tkc.cat(-corner, second, axis=1), axis=0)
+def _blocks(lower, t, head, n, s, apart):
+    """[n, s, s]: the diagonal blocks of s rows of a chunk, or, where they are `apart` from the
+    diagonal, of each 2 s rows what the second half has in the first one's columns."""
+    first = tkc.arange(n)[:, None, None] * (2 * s if apart else s)
+    row = t + first + tkc.arange(s)[None, :, None] + (s if apart else 0)
+    column = first + tkc.arange(s)[None, None, :]
+    at = lower.ptr + row * lower.strides[0] + head * lower.strides[1] + column
+    return tkc.load(at, mask=row < lower.shape[0], other=0.0)
+
+
+@tkc.jit
+def _invert(lower, starts, inverses, C: tkc.constexpr, BASE: tkc.constexpr):
+    """inverses: (I + lower)^-1 of each chunk, in float32.
+
+    Apart from what makes `lower`: steps of a few numbers that wait for each other need few
+    registers and many programs at once, dots of wide tiles need many and a few.
+    """
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    lower, inverses = sequence(lower, starts, z), sequence(inverses, starts, z)
+    if t < lower.shape[0]:
+        n, s = C // BASE, BASE
+        inverse = _substituted(_blocks(lower, t, head, n, s, False), s)
+        while n > 1:
+            n = n // 2
+            halves = inverse.reshape(n, 2, s, s)
+            first, second = halves[:, 0], halves[:, 1]
+            between = tkc.dot(_blocks(lower, t, head, n, s, True), first, precision="tf32x3")
+            corner = tkc.dot(second, between, precision="tf32x3")
+            upper = tkc.cat(first, tkc.zeros((n, s, s)), axis=2)
+            inverse = tkc.cat(upper, tkc.cat(-corner, second, axis=2), axis=1)
+            s = 2 * s
+        inverse = inverse.reshape(C, C).to(inverses.dtype)
+        tkc.store(inverses, (t, head, 0), inverse[:, None, :])
 
 
 def _length_factor(tile):
@@ -134,17 +150,15 @@ def _pairs(
     starts,
     lengths,
     scores,
-    inverses,
+    lower,
     scale,
     GROUPS: tkc.constexpr,
     C: tkc.constexpr,
-    BASE: tkc.constexpr,
     K: tkc.constexpr,
 ):
+    """scores: P. lower: with the rule, what is below the diagonal of the matrix that M inverts."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    q, k, g, beta, scores, inverses = (
-        sequence(x, starts, z) for x in (q, k, g, beta, scores, inverses)
-    )
+    q, k, g, beta, scores, lower = (sequence(x, starts, z) for x in (q, k, g, beta, scores, lower))
     if t < k.shape[0]:
         i = tkc.arange(C)
         queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
@@ -164,9 +178,8 @@ def _pairs(
         tkc.store(scores, (t, head, 0), (asked * scale).to(scores.dtype)[:, None, :])
         if beta is not None:
             each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
-            lower = tkc.where(i[:, None] > i[None, :], alike, 0.0) * each[:, None]
-            inverse = unit_inverse(lower, C, BASE)
-            tkc.store(inverses, (t, head, 0), inverse.to(inverses.dtype)[:, None, :])
+            below = tkc.where(i[:, None] > i[None, :], alike, 0.0) * each[:, None]
+            tkc.store(lower, (t, head, 0), below[:, None, :])
 
 
 @tkc.jit
@@ -636,28 +649,19 @@ def _prepare(n: Recurrence) -> _Prepared:
     row = tuple(n.v.shape[:3])
     lengths = empty(n.v, (2, *row), "float32") if n.normalize else None
     scores = empty(n.v, (*row, n.chunk))
-    inverses = None if n.beta is None else empty(n.v, (*row, n.chunk))
-    _pairs[row[2], n.chunks, n.sequences](
-        n.q,
-        n.k,
-        n.g,
-        n.beta,
-        n.starts,
-        lengths,
-        scores,
-        inverses,
-        n.scale,
-        BASE=BASE,
-        **n.common,
-    )
+    lower = inverses = None
+    if n.beta is not None:
+        lower, inverses = empty(n.v, scores.shape, "float32"), empty(n.v, scores.shape)
+    grid = row[2], n.chunks, n.sequences
+    _pairs[grid](n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower, n.scale, **n.common)
+    if lower is not None:
+        _invert[grid](lower, n.starts, inverses, C=n.chunk, BASE=BASE)
     if not n.channels:
         return _Prepared(lengths, scores, inverses, n.q, n.k, None, n.g, None, n.groups)
     shape = (*row, n.q.shape[3])
     asking, reading, writing = (empty(n.v, shape) for _ in range(3))
     ends = empty(n.v, (n.slots, *shape[2:]), "float32")
-    _raise[row[2], n.chunks, n.sequences](
-        n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common
-    )
+    _raise[grid](n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common)
     return _Prepared(lengths, scores, inverses, asking, reading, writing, None, ends, (1, 1))
 
 
