@@ -15,8 +15,8 @@ networks", 2025; Kimi team, "Kimi linear", 2025):
     O  = scale · (E∘Q) S + P U,     S' = Diag(exp G_last) S + (F∘K)ᵀ U
 
 P and M do not depend on the state: `_pairs` and `_invert` compute them for all chunks at once.
-`_walk` then walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient of the state
-after a chunk, `_walk_back` walks them in reverse,
+`_walk` then walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient
+of the state after a chunk, `_walk_back` walks them in reverse,
 
     Y  = Mᵀ (Pᵀ dO + (F∘K) dS'),    dV = Diag(β) Y
     dS = Diag(exp G_last) dS' + scale · (E∘Q)ᵀ dO - (E∘K)ᵀ dV
@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, empty, power
