@@ -7,7 +7,9 @@ import pytest
 
 import tkc
 from tests.kernels.checks import assembles, close, double, numbers
+from tests.runtime.test_arrays_without_maps import failures
 from tkc import kernels
+from tkc.kernels.recurrences import _invert
 
 
 def recurrence(q, k, v, beta, g, state, scale):
@@ -142,6 +144,36 @@ def test_backward(name):
     got = kernels.delta_rule_backward(grad, *given, None, None, None, False, last)
     for part, want in zip(got, wanted_gradients(grad, last, given), strict=True):
         close(part, want, ulps=4096)
+
+
+def triangles(length, chunk):
+    """What is below the diagonals of the chunks of keys that are alike, [1, length, 2, chunk], and
+    the inverses with ones on the diagonal, in float64."""
+    keys = unit(0.3 * numbers((length, 2, 32)) + numbers((1, 2, 32), seed=1))
+    lower, inverses = np.zeros((2, 1, length, 2, chunk))
+    for t, head in ((t, head) for t in range(0, length, chunk) for head in range(2)):
+        here = keys[t : t + chunk, head]
+        rows, n = slice(t, t + chunk), len(here)
+        lower[0, rows, head, :n] = np.tril(here @ here.T, -1)
+        whole = np.eye(chunk)
+        whole[:n, :n] += lower[0, rows, head, :n]
+        inverses[0, rows, head] = np.linalg.inv(whole)[:n]
+    return lower.astype(np.float32), inverses
+
+
+@pytest.mark.parametrize("length,chunk", [(16, 16), (75, 32), (150, 64)])
+def test_inverses(length, chunk):
+    lower, wanted = triangles(length, chunk)
+    got = np.full(lower.shape, np.nan, np.float32)
+    _invert[2, tkc.cdiv(length, chunk), 1](lower, None, got, C=chunk, BASE=16)
+    close(got, wanted, ulps=64)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_inverses_by_the_text_for_gpus(target):
+    lower, _ = triangles(75, 64)
+    args = (lower, None, np.zeros(lower.shape, np.float32), 64, 16)
+    assert not failures(_invert, *args, target=target, grid=(2, 2, 1))
 
 
 def test_steep_channels_do_not_overflow():
