@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tkc
-from tests.tokens import count
+from tests.tokens import at_most, count
 from tkc.ir import elementwise, shared, threads, tile
 from tkc.ir.text import parse, show
 from tkc.ir.verify import verify
@@ -186,8 +186,8 @@ def private(path: Path) -> list[str]:
     _y`, `x._y` of a module x.
     """
     ours, found = set(), []
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree(path)))
+    for node in nodes:
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tkc"):
             continue
         found += [
@@ -208,7 +208,7 @@ def private(path: Path) -> list[str]:
 
     return found + [
         f"{node.value.id}.{node.attr}"
-        for node in ast.walk(tree)
+        for node in nodes
         if named(node) and node.attr.startswith("_") and not node.attr.startswith("__")
     ]
 
@@ -295,7 +295,8 @@ def test_a_file_is_one_idea(folder, limit):
     """Counted in tokens, so that nothing is gained by packing. The limits are those of the largest
     files that are one idea today.
     """
-    sizes = {str(p.relative_to(ROOT)): count(p.read_text()) for p in (ROOT / folder).rglob("*.py")}
+    texts = {str(p.relative_to(ROOT)): p.read_text() for p in (ROOT / folder).rglob("*.py")}
+    sizes = {name: count(text) for name, text in texts.items() if at_most(text) > limit}
     assert not {name: size for name, size in sizes.items() if size > limit}
 
 

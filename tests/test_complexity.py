@@ -6,6 +6,7 @@ too.
 """
 
 import tomllib
+from functools import cache
 from pathlib import Path
 
 from radon.complexity import cc_visit
@@ -25,6 +26,7 @@ def _functions(blocks):
             yield from _functions(block.closures)
 
 
+@cache
 def _complex_functions():
     """`path:function` to complexity, of the functions over the limit."""
     found = {}
