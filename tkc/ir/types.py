@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -311,6 +312,7 @@ class ArrayFacts:
         )
 
     @staticmethod
+    @lru_cache(maxsize=4096)  # every question about a block asks for the facts of its array
     def parse(text: str, rank: int) -> ArrayFacts:
         facts: dict[str, list[Fact]] = {"shape": [], "strides": [], "align": []}
         key: str | None = None

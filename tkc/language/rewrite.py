@@ -37,7 +37,8 @@ _cache: defaultdict[tuple[str, str], weakref.WeakKeyDictionary[CodeType, CodeTyp
     defaultdict(weakref.WeakKeyDictionary)
 )
 _made: weakref.WeakSet[CodeType] = weakref.WeakSet()
-_files: dict[str, tuple[str, ast.Module | None]] = {}
+# of each file: its text, and the definitions in it by their first lines
+_files: dict[str, tuple[str, dict[int, list[ast.FunctionDef | ast.Lambda]]]] = {}
 
 
 def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
@@ -130,15 +131,19 @@ def _mark(code: CodeType) -> None:
             _mark(c)
 
 
-def _tree(file: str) -> ast.Module | None:
-    """The syntax of a file as it is now."""
+def _definitions(file: str) -> dict[int, list[ast.FunctionDef | ast.Lambda]]:
+    """The definitions in a file as it is now, lambdas included, by their first lines."""
     text = "".join(linecache.getlines(file))
-    if _files.get(file, (None, None))[0] != text:
+    if _files.get(file, (None, {}))[0] != text:
         try:
-            tree = ast.parse(text) if text else None
+            nodes = ast.walk(ast.parse(text))
         except (SyntaxError, ValueError):
-            tree = None
-        _files[file] = text, tree
+            nodes = iter(())
+        found: dict[int, list[ast.FunctionDef | ast.Lambda]] = {}
+        for node in nodes:
+            if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+                found.setdefault(_first_line(node), []).append(node)
+        _files[file] = text, found
     return _files[file][1]
 
 
@@ -150,22 +155,13 @@ def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
 
 def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """The definition of a code object in its file; None of one of several lambdas in a line."""
-    tree = _tree(code.co_filename)
-    if tree is None:
-        return None
-    is_lambda = code.co_name == "<lambda>"
     found = [
-        n
-        for n in ast.walk(tree)
-        if (isinstance(n, ast.Lambda) if is_lambda else _defines(n, code.co_name))
-        and isinstance(n, (ast.Lambda, ast.FunctionDef))
-        and _first_line(n) == code.co_firstlineno
+        node
+        for node in _definitions(code.co_filename).get(code.co_firstlineno, ())
+        if code.co_name == ("<lambda>" if isinstance(node, ast.Lambda) else node.name)
     ]
+    is_lambda = code.co_name == "<lambda>"
     return copy.deepcopy(found[0]) if found and not (is_lambda and len(found) > 1) else None
-
-
-def _defines(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == name
 
 
 # --------------------------------------------------------------------------------------------------

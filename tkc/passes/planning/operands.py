@@ -82,30 +82,26 @@ class Sides:
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
         m, n = tile_type(dot.acc).extents[-2:]
-        thin = (
-            m % 64
-            and n % 64 == 0
-            and source(dot.a) is not None
-            and source(dot.b) is not None
-            and simple(dot)
-        )
-        swapped = (
-            thin
-            or source(dot.b) is None
-            and source(dot.a) is not None
-            and simple(dot)
-            and n % 64 == 0
-            or simple(dot)
-            and n % 64 == 0
-            and _turned(dot.b, 0)
-            and not _turned(dot.a, 1)
-            if options.swap_dots is None
-            else options.swap_dots
-        )
+        a_is_loaded, b_is_loaded = source(dot.a) is not None, source(dot.b) is not None
+        swapped = options.swap_dots
+        if swapped is None:
+            swapped = (
+                n % 64 == 0
+                and simple(dot)
+                and (
+                    a_is_loaded
+                    and (not b_is_loaded or bool(m % 64))
+                    or _turned(dot.b, 0)
+                    and not _turned(dot.a, 1)
+                )
+            )
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        written = source(left) is None and _is_turned_result(left), source(right) is None
+        left_is_loaded, right_is_loaded = (
+            (b_is_loaded, a_is_loaded) if swapped else (a_is_loaded, b_is_loaded)
+        )
+        written = not left_is_loaded and _is_turned_result(left), not right_is_loaded
         held = not written[0] and (
-            source(left) is None
+            not left_is_loaded
             or options.left_operand == "registers"
             or options.left_operand is None
             and _turned(left, 0 if swapped else 1)
@@ -121,14 +117,10 @@ def _turned(value: SSAValue, k: int) -> bool:
     """Whether a loaded operand of 32 bits is not K-major: wgmma does not read it in shared memory,
     and a thread's registers take it either way round.
     """
-    load = source(value)
-    return (
-        bits(tile_type(value).element) == 32
-        and tile_type(value).rank == 2
-        and load is not None
-        and not unmapped(load)
-        and dense_of_operand(value) != k
-    )
+    t = tile_type(value)
+    if bits(t.element) != 32 or t.rank != 2 or (load := source(value)) is None:
+        return False
+    return not unmapped(load) and dense_of_operand(value) != k
 
 
 def _is_turned_result(value: SSAValue) -> bool:

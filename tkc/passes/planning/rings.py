@@ -197,15 +197,13 @@ def stages_of(
         isinstance(loop := ring[0].parent_op(), scf.ForOp) and loop not in round_others
         for ring in rings
     ]
+    stages = [stage_bytes(ring) for ring in rings]
     for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
         for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):
             chosen = tuple(count if i else outer * members for i in inner)
-            if sum(n * stage_bytes(ring) for n, ring in zip(chosen, rings, strict=False)) <= room:
+            if sum(n * stage for n, stage in zip(chosen, stages, strict=True)) <= room:
                 return chosen, ""
     return (
         (),
-        (
-            f"two stages of {' and '.join(str(stage_bytes(r)) for r in rings)} bytes do not fit"
-            " shared memory"
-        ),
+        (f"two stages of {' and '.join(map(str, stages))} bytes do not fit shared memory"),
     )
