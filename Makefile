@@ -16,16 +16,21 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
+# Workers and the Python processes that tests start share bytecode, in out/, whether or not the user
+# has Python write any: without it each of them compiles tkc anew.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/out/bytecode
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: docs ptx-record demo test test-all test-matrix coverage trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n $(JOBS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test-all: $(VENV)/.installed
-	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -n $(JOBS)
+	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test-matrix:
 	$(PYTHON) -m tests.matrix -n $(JOBS) $(TESTS)

@@ -10,7 +10,7 @@ them.
     TKC_TEST_SEED=all   every test (`make test-all`)
 
 Tests of messages, and those that hold a list to the code, always run; so do the language, the
-runtime and whatever is in no folder below.
+runtime but for three files, and whatever is in no folder below.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ DAYS = 7
 
 # Folders, and files, that are sampled, and what takes long there
 SAMPLED = {
+    "tests/benchmarks/test_breadth.py": "shares over random kernels",
+    "tests/benchmarks/test_campaign.py": "stages of a campaign",
+    "tests/benchmarks/test_harness.py": "trials of the harness, in processes of their own",
     "tests/codegen/": "forms of instructions, random programs of the CPU back end",
     "tests/examples/": "sizes of the examples, and their IR after every pass",
     "tests/fuzz/": "seeds of random kernels",
@@ -35,8 +38,14 @@ SAMPLED = {
     "tests/operations/": "element types and shapes of every operation",
     "tests/passes/": "forms of kernels: levels, lengths, texts, mutants",
     "tests/ptx_record/": "parts of the recorded kernels",
+    "tests/runtime/test_autotune.py": "kernels that are tuned",
+    "tests/runtime/test_cache.py": "processes that share a cache, under several hash seeds",
+    "tests/runtime/test_export.py": "kernels that are exported, by target",
     "tests/sim/": "programs of the simulators and their mutants",
     "tests/test_growth.py": "kinds of programs, at several lengths",
+    "tests/test_reliability.py": "commands of a document",
+    "tests/tools/": "commands, in processes of their own",
+    "tests/triton/": "operations and element types of another language",
 }
 MESSAGES = re.compile(r"error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE)
 # tests that hold a list to the code: whoever adds an operation, a kernel or an option must enter it
