@@ -4,6 +4,7 @@ Imports inside functions and under TYPE_CHECKING count: a reader follows them to
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,7 @@ def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
     return found
 
 
+@cache
 def _cycles() -> set[frozenset[str]]:
     """The largest sets of files each of which reaches each other one."""
     imports = {name: _imported(path) for name, path in FILES.items()}

@@ -59,8 +59,6 @@ from tkc.passes.analysis.own import own_layout, private
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 # Of arguments that share memory, the one that stands for all; set while a kernel is looked at
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
-# what operations touch, which barriers do not change: it is asked after each barrier that is put in
-_KNOWN: ContextVar[dict[Operation, tuple[Access, ...]]] = ContextVar("_KNOWN")
 
 Loop = scf.ForOp | scf.WhileOp
 
@@ -123,13 +121,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
         ]
         blocks = roles or [kernel.body.block]
         _STAND_IN.set(_stand_ins(kernel, context.overlaps))
-        _KNOWN.set({})
         barriers = sum(len(_with_barriers(block)) for block in blocks)
         far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
         if barriers or far:
             of_cluster = f", {far} of the cluster" if far else ""
             context.decisions.append(f"insert-synchronization: {barriers} barriers{of_cluster}")
-    _KNOWN.set({})
 
 
 def _stand_ins(kernel: tile.Kernel, overlaps: Overlaps) -> dict[SSAValue, SSAValue]:
@@ -196,38 +192,31 @@ def _flow(block: Block, state: State) -> State:
     """The accesses in flight after the block; raises _Conflict at the first operation that needs a
     barrier before it.
     """
-    known = _KNOWN.get()
     for op in block.ops:
-        if (touched := known.get(op)) is None:
-            match op:
-                case scf.ForOp():
-                    state = _loop(op, state)
-                    continue
-                case scf.WhileOp():
-                    state = _while(op, state)
-                    continue
-                case scf.IfOp():
-                    yes = _flow(op.true_region.block, state)
-                    no = _flow(op.false_region.block, state) if op.false_region.blocks else state
-                    state = yes | no
-                    continue
-                case (
-                    threads.BlockBarrier()
-                    | threads.ClusterWait()
-                    | threads.CpCommit()
-                    | threads.CpWait()
-                ):
-                    state = _synchronized(op, state)
-                    continue
-            touched = known[op] = tuple(_accesses(op))
-        if not touched:
-            continue
-        if isinstance(op, tile.Atomic) and _publishes(op) and any(a.stored for a in state):
-            raise _Conflict(op, False, False)
-        for access in touched:
-            for earlier in state:
-                _check(op, access, earlier)
-        state |= frozenset(touched)
+        match op:
+            case scf.ForOp():
+                state = _loop(op, state)
+            case scf.WhileOp():
+                state = _while(op, state)
+            case scf.IfOp():
+                yes = _flow(op.true_region.block, state)
+                no = _flow(op.false_region.block, state) if op.false_region.blocks else state
+                state = yes | no
+            case (
+                threads.BlockBarrier()
+                | threads.ClusterWait()
+                | threads.CpCommit()
+                | threads.CpWait()
+            ):
+                state = _synchronized(op, state)
+            case tile.Atomic() if _publishes(op) and any(a.stored for a in state):
+                raise _Conflict(op, False, False)
+            case _:
+                new = list(_accesses(op))
+                for access in new:
+                    for earlier in state:
+                        _check(op, access, earlier)
+                state |= frozenset(new)
     return state
 
 
