@@ -31,12 +31,13 @@ def main() -> int:
         ]
         parts = pool.map(part, jobs, chunksize=1)
     found = {name: value for one in parts for name, value in one.items()}
+    whole = not given.only and given.every == 1
     if given.update:
-        RECORD.write_text(json.dumps(dict(sorted(found.items())), indent=0) + "\n")
+        kept = {} if whole else json.loads(RECORD.read_text())
+        RECORD.write_text(json.dumps(dict(sorted((kept | found).items())), indent=0) + "\n")
         print(f"{len(found)} kernels recorded")
         return 0
     record = json.loads(RECORD.read_text())
-    whole = not given.only and given.every == 1
     missing = sorted(set(record) - set(found)) if whole else []
     differ = sorted(name for name, value in found.items() if record.get(name) != value)
     for name in missing:
