@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--only",
     multiple=True,
     type=click.Choice(list(CAMPAIGNS)),
-    help="This campaign; may be given more than once. All by default.",
+    help="This campaign; may be given more than once. All but devices by default.",
 )
 @click.option(
     "--share",
@@ -88,7 +88,7 @@ def main(
     wanted = {
         c: max(1, round(share * (c.size() if c.size else c.wanted)))
         for c in CAMPAIGNS.values()
-        if not only or c.name in only
+        if (c.name in only if only else c.by_default)
     }
     done, version = State.read(path), package_hash()[:12]
     if version not in done.sources:

@@ -7,6 +7,7 @@ again:
               finding, right values
     kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to
               the bit
+    devices   a random kernel on the GPU of this machine, only where asked for: level 0's results
     hosts     a program of the host that changes what a kernel reads: the bits of Python itself
     texts     a broken text of IR: read, or refused in a sentence, within two seconds
     mutants   a program of `runs` with one change of its synchronisation: found, unless declared
@@ -34,12 +35,14 @@ from pathlib import Path
 BATCH = 50  # items that a process gets at once
 # seconds that a process may take more for its first item: it imports, and compiles what it runs
 START_SECONDS = 60.0
+DEVICE_LOST = 3  # the status of a process whose device takes no launches any more
 
 
 @dataclass(frozen=True)
 class Campaign:
     """`one(number)` runs an item: the faults it has, and what else is counted. deadline: seconds
-    after which an item hangs; size: how many there are (None: as many as one asks for).
+    after which an item hangs; size: how many there are (None: as many as one asks for);
+    by_default: whether it runs where no campaign is named.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Campaign:
     deadline: float
     one: Callable[[int], tuple[list[str], Counter[str]]]
     size: Callable[[], int] | None = None
+    by_default: bool = True
 
 
 Found = tuple[list[str], Counter[str]]  # of an item: its faults, and what else is counted
@@ -77,6 +81,22 @@ def kernel(number: int) -> Found:
     from tkc.fuzz.productions import kernel as written
 
     failures = check(written(number))
+    return [f"{f}" for f in failures if f.kind != "refused"], Counter(
+        refused=any(f.kind == "refused" for f in failures)
+    )
+
+
+def device(number: int) -> Found:
+    """A random kernel on this machine's GPU. An error of the driver ends the process: nothing else
+    can be launched from it.
+    """
+    from tkc.fuzz.device import check
+    from tkc.fuzz.productions import kernel as written
+
+    failures = check(written(number))
+    if any(f.kind in ("DeviceError", "TrapError") for f in failures):
+        print(f"random kernel {number}: {failures[0]}", flush=True)
+        os._exit(DEVICE_LOST)
     return [f"{f}" for f in failures if f.kind != "refused"], Counter(
         refused=any(f.kind == "refused" for f in failures)
     )
@@ -138,6 +158,7 @@ CAMPAIGNS = {
     for c in (
         Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
         Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
+        Campaign("devices", "random kernels on a GPU", 2_000, 120, device, by_default=False),
         Campaign("hosts", "hosts that change between launches", 5_000, 120, host),
         Campaign("texts", "broken texts of IR", 100_000, 30, text),
         Campaign("mutants", "changes of synchronisation", 0, 600, mutant, _count),

@@ -230,6 +230,11 @@ class Comparison:
         level0.run(self.module, list(self._arguments.values()), self.grid)
         self.want = _copied(self._arguments)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the arguments, in order."""
+        return list(self._arguments)
+
     def run(self, stage: str, how: Callable[[list], object]) -> Failure | None:
         """What is wrong with a way to run the module, which changes arguments in place."""
         for name, a in self._arguments.items():
