@@ -325,6 +325,47 @@ def test_bias(shape):
     np.testing.assert_allclose(of_bias.reshape(shape), want_bias, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", BIASES[1:], ids=str)
+def test_who_asks_for_equal_bits_gets_no_bias_that_is_added_to_in_any_order(shape):
+    arrays, bias = operands(2, 2, 1, 33, 40, 32, 16), numbers(shape, seed=8)
+    out, lse = kernels.attention(*arrays, bias=bias, deterministic=True, with_lse=True)
+    given = out, *arrays, out, lse
+    with pytest.raises(tkc.LaunchError, match=r"no fixed order .* expand bias to \[batch") as error:
+        kernels.attention_backward(*given, bias=bias, deterministic=True)
+    assert "\n" not in str(error.value)
+    wide = np.broadcast_to(bias, (2, 2, 33, 40))
+    got = kernels.attention_backward(*given, bias=wide, deterministic=True)
+    want = kernels.attention_backward(*given, bias=bias)
+    axes = tuple(i for i in range(4) if ([1] * (4 - bias.ndim) + [*shape])[i] == 1)
+    summed = got[3].sum(axes).reshape(shape)
+    np.testing.assert_allclose(summed, want[3].reshape(shape), rtol=1e-4, atol=1e-4)
+
+
+def test_who_asks_for_equal_bits_gets_no_gradients_of_what_score_mod_captured():
+    arrays, table = operands(1, 2, 2, 33, 40, 32, 16), numbers((2,))
+    places = np.arange(2, dtype=np.int32)
+    out, lse = kernels.attention(*arrays, with_lse=True)
+    given = out, *arrays, out, lse
+
+    def of_floats(s, b, h, i, j):
+        return s * table[h]
+
+    def of_integers(s, b, h, i, j):
+        return s * places[h]
+
+    how = dict(deterministic=True)
+    with pytest.raises(tkc.LaunchError, match="no fixed order"):
+        kernels.attention_backward(*given, score_mod=of_floats, **how)
+    kernels.attention_backward(*given, score_mod=of_integers, **how)
+    full = numbers((1, 2, 33, 40))
+
+    def beside(s, b, h, i, j):
+        return s + full[b, h, j % 33, i]
+
+    with pytest.raises(tkc.LaunchError, match="no fixed order"):
+        kernels.attention_backward(*given, score_mod=beside, bias=full, **how)
+
+
 def test_masks_beside_modifiers():
     """Windows, soft caps, slopes and sinks are those of a call without modifiers."""
     q, k, v = operands(2, 4, 2, 60, 90, 32, 16)

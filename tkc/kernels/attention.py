@@ -356,7 +356,9 @@ def dense(
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
-    """attention's result, in memory as q is, and its log-sum-exp (with `sums`)."""
+    """attention's result, in memory as q is, and its log-sum-exp (with `sums`). deterministic:
+    whether equal arguments give gradients of equal bits; the result itself always has them.
+    """
     check(q, k, v)
     if len(q.shape) != 4:
         raise tkc.LaunchError(
@@ -488,7 +490,7 @@ def ragged(
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
-    """attention of sequences that lie one after the other."""
+    """attention of sequences that lie one after the other. deterministic: as of `dense`."""
     check(q, k, v)
     check_sequences(q, k, cu_seqlens, cu_seqlens_k)
     (tokens, heads, d), dv = q.shape, v.shape[-1]

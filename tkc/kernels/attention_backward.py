@@ -313,9 +313,10 @@ def _blocks(d: int, d_v: int, kind: str, softcap: bool, target: str) -> _Blocks:
     if wide > 192 or d + d_v > 320:
         return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
     narrow = d + d_v > 256 or softcap and wide > 64
+    keys = _Block(32 if narrow else 64, 128)
     # warpgroups share dQᵀ, whose rows are dQ's columns, as they share the rows of dK and dV
-    adds_queries = not narrow and width_of(d) == 128
-    return _Blocks(_Block(128, 64), _Block(32 if narrow else 64, 128), adds_queries=adds_queries)
+    adds_queries = not narrow and width_of(d) == keys.columns
+    return _Blocks(_Block(128, 64), keys, adds_queries=adds_queries)
 
 
 class Batch(NamedTuple):

@@ -66,44 +66,68 @@ def _sides(causal: bool, window: Any) -> tuple[bool, int | None, tuple | None]:
 
 
 def _modified(
-    q: Array, k: Array, options: dict[str, Any], ones: dict[str, Any]
+    q: Array,
+    k: Array,
+    masks: tuple[bool, float | None, int | None, float],
+    of_heads: tuple[Array | None, Array | None],
+    functions: tuple[Callable | None, Callable | None, Any, Array | None],
+    dropped: tuple[float, int],
+    sides: tuple | None,
+    heads_first: bool,
+    cu_seqlens: Array | None,
+    deterministic: bool,
 ) -> _Modified | None:
-    """The call by modifiers; None where it has none. options: those that other kernels have too;
-    ones: those that need modifiers, or two sides of a window. Raises LaunchError where options do
-    not go together.
+    """The call by modifiers; None where it has none. masks: causal, scale, window, softcap;
+    of_heads: sinks and slopes; functions: score_mod, mask_mod, block_mask and bias; dropped:
+    dropout and seed; sides: of `_sides`. Raises LaunchError where options do not go together.
     """
-    functions = [x for name, x in ones.items() if name not in ("dropout", "seed")]
-    if not ones["dropout"] and all(x is None for x in functions):
+    (score_mod, mask_mod, block_mask, bias), (dropout, seed) = functions, dropped
+    if not dropout and sides is None and all(x is None for x in functions):
         return None
-    _check_modified(q, options, ones["dropout"])
-    places = (0, 1, 2) if options["heads_first"] else (0, 2, 1)
+    _check_modified(q, cu_seqlens, dropout)
+    places = (0, 1, 2) if heads_first else (0, 2, 1)
     extents = *(q.shape[i] for i in places), k.shape[places[2]]
-    names = "causal", "window", "softcap", "scale"
-    masks = masks_of(**{name: options[name] for name in names}, d=q.shape[-1])
-    bias, sides = ones["bias"], ones["sides"]
+    (causal, scale, window, softcap), (sinks, slopes) = masks, of_heads
+    numbers = masks_of(causal, window, softcap, scale, q.shape[-1])
     if bias is not None:
         _check_bias(bias, extents)
         bias = bias if len(bias.shape) else bias.reshape((1,))
     if sides is None:
-        sides = options["window"], 0 if options["causal"] else None
-    ours = _our_score_mods(masks, options["alibi_slopes"], bias, extents)
-    mask_mod, block, lists = blocks_of(ones["mask_mod"], ones["block_mask"], extents)
-    found = modifiers(composed(ours, ones["score_mod"]), mask_mod)
+        sides = window, 0 if causal else None
+    ours = _our_score_mods(numbers, slopes, bias, extents)
+    mask_mod, block, lists = blocks_of(mask_mod, block_mask, extents)
+    found = modifiers(composed(ours, score_mod), mask_mod)
     arguments = dict(
         mods=found.name,
-        scale=masks["scale"],
+        scale=numbers["scale"],
         rows=block[0],
         columns=block[1],
         window=sides[0],
         ahead=sides[1],
-        dropout=float(ones["dropout"]),
-        seed=ones["seed"],
-        heads_first=options["heads_first"],
-        sinks=options["sinks"],
+        dropout=float(dropout),
+        seed=seed,
+        heads_first=heads_first,
+        sinks=sinks,
+        deterministic=deterministic,
+        unordered=_unordered(found.captured, score_mod, bias, extents),
         **lists,
         **{f"x{i}": x for i, x in enumerate(found.captured)},
     )
     return _Modified(found, arguments, bias)
+
+
+def _unordered(
+    captured: tuple[Array, ...],
+    score_mod: Callable | None,
+    bias: Array | None,
+    extents: tuple[int, ...],
+) -> int:
+    """The bits of captured arrays to whose gradients' elements more than one score may add: all but
+    a bias that has an element for each score, which score_mod does not read besides.
+    """
+    own = () if score_mod is None else tkc.lambda_lift(score_mod)[1]
+    alone = bias is not None and tuple(bias.shape) == extents and all(x is not bias for x in own)
+    return sum(1 << i for i, x in enumerate(captured) if not (alone and x is bias))
 
 
 def _our_score_mods(
@@ -117,8 +141,8 @@ def _our_score_mods(
     return found + ([] if bias is None else [with_bias(bias)])
 
 
-def _check_modified(q: Array, options: dict[str, Any], dropout: float) -> None:
-    if options["cu_seqlens"] is not None:
+def _check_modified(q: Array, cu_seqlens: Array | None, dropout: float) -> None:
+    if cu_seqlens is not None:
         raise tkc.LaunchError(
             "attention: score_mod, mask_mod, block_mask, bias, dropout and windows of two sides are"
             " not for cu_seqlens; compare numbers of documents in mask_mod"
@@ -219,26 +243,11 @@ def attention(
                 "attention: rows and columns are not for ragged batches; leave them out"
             )
         causal, window, sides = _sides(causal, window)
-        options = dict(
-            causal=causal,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            heads_first=heads_first,
-            cu_seqlens=cu_seqlens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-        )
-        ones = dict(
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            block_mask=block_mask,
-            bias=bias,
-            dropout=dropout,
-            seed=seed,
-            sides=sides,
-        )
-        if (call := _modified(q, k, options, ones)) is not None:
+        masks, of_heads = (causal, scale, window, softcap), (sinks, alibi_slopes)
+        functions, dropped = (score_mod, mask_mod, block_mask, bias), (dropout, seed)
+        how = sides, heads_first, cu_seqlens, deterministic
+        call = _modified(q, k, masks, of_heads, functions, dropped, *how)
+        if call is not None:
             sums = with_lse or wants_gradient(q, k, v, sinks, *call.mods.captured)
             out = mods.modified(q, k, v, sums=sums, **call.arguments)
             return out if with_lse else out[0]
@@ -249,15 +258,14 @@ def attention(
             v.shape[-2 if cu_seqlens is not None or not heads_first else -3],
         )
         masks, sums = (causal, scale, window, softcap), with_lse or wants_gradient(q, k, v, sinks)
-        heads = sinks, alibi_slopes
         if cu_seqlens is None:
             out = dense(
-                q, k, v, *masks, heads_first, rows, columns, *scales, sums, *heads, deterministic
+                q, k, v, *masks, heads_first, rows, columns, *scales, sums, *of_heads, deterministic
             )
         else:
             lengths = cu_seqlens_k, max_seqlen_k
             given = q, k, v, cu_seqlens, max_seqlen
-            out = ragged(*given, *masks, *scales, sums, *lengths, *heads, deterministic)
+            out = ragged(*given, *masks, *scales, sums, *lengths, *of_heads, deterministic)
         return out if with_lse else out[0]
     except tkc.Error as error:
         tkc.hide_own_frames(error)
@@ -300,8 +308,9 @@ def attention_backward(
     depends on lse. The other arguments are those of `attention`. What is summed is summed in
     float32. deterministic: in one order, so that the same arguments give the same bits; else, of
     bfloat16 and float16 with D = 128 on Hopper, dQ is added up in memory in any order, which is
-    faster (torch.use_deterministic_algorithms counts as asking, too). The gradients of bias and of
-    captured arrays always are. dK and dV of a shared head are sums over its heads of Q. Besides the
+    faster (torch.use_deterministic_algorithms counts as asking, too). The gradients of captured
+    arrays, and of a bias that broadcasts, are added up in no fixed order: these deterministic
+    refuses. dK and dV of a shared head are sums over its heads of Q. Besides the
     results the call allocates two float32 for each row of Q, and D more where dQ is added up.
     Raises LaunchError where shapes, types or options do not fit. Algorithm: Dao et al.,
     "FlashAttention" (2022); in one order, the scores are computed twice instead.
@@ -309,36 +318,22 @@ def attention_backward(
     try:
         check_together(cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k)
         causal, window, sides = _sides(causal, window)
-        options = dict(
-            causal=causal,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            heads_first=heads_first,
-            cu_seqlens=cu_seqlens,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-        )
-        ones = dict(
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            block_mask=block_mask,
-            bias=bias,
-            dropout=dropout,
-            seed=seed,
-            sides=sides,
-        )
-        given, masks = (grad, q, k, v, out, lse), (causal, scale, window, softcap)
         deterministic = backward.wants_equal_bits(q, deterministic)
-        if (call := _modified(q, k, options, ones)) is not None:
+        masks, of_heads = (causal, scale, window, softcap), (sinks, alibi_slopes)
+        functions, dropped = (score_mod, mask_mod, block_mask, bias), (dropout, seed)
+        how = sides, heads_first, cu_seqlens, deterministic
+        call = _modified(q, k, masks, of_heads, functions, dropped, *how)
+        given = grad, q, k, v, out, lse
+        if call is not None:
             return _gradients(given, lse_grad, call, score_mod)
-        heads = sinks, alibi_slopes
         if cu_seqlens is None:
-            found = backward.of_dense(*given, lse_grad, *masks, heads_first, *heads, deterministic)
+            found = backward.of_dense(
+                *given, lse_grad, *masks, heads_first, *of_heads, deterministic
+            )
         else:
             lengths = cu_seqlens_k, max_seqlen_k
             found = backward.of_ragged(
-                *given, cu_seqlens, max_seqlen, lse_grad, *masks, *lengths, *heads, deterministic
+                *given, cu_seqlens, max_seqlen, lse_grad, *masks, *lengths, *of_heads, deterministic
             )
         return found if sinks is not None else found[:3]
     except tkc.Error as error:

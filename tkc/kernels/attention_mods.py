@@ -7,7 +7,8 @@ Both are functions of elements that become a part of three kernels: forward, and
 dQ and dK with dV, as in attention_backward.py. They see whole tiles: b and h are scalars, q_idx a
 column or a row of integers, kv_idx the other one. Arrays that they captured are arguments of the
 kernels (`tkc.lambda_lift`); what they read of these has a gradient, which `_queries` adds up in
-memory (`tkc.vjp`), in float32 and in no fixed order.
+memory (`tkc.vjp`), in float32 and in no fixed order: `deterministic` refuses it but where each
+element is added to once.
 
 A block mask (block_mask.py) lists, for each block of rows, the blocks of columns that rows of it
 see: those that are seen whole, where the mask is not evaluated, and others. A program walks over
@@ -34,6 +35,7 @@ from tkc.kernels.attention_backward import (
     empty_gradients,
     gradients_of,
     row_terms,
+    wants_equal_bits,
 )
 from tkc.kernels.attention_blocks import has_wgmma, width_of
 from tkc.kernels.attention_checks import check, check_heads, group_of
@@ -468,6 +470,8 @@ def modified(
     heads_first: bool = True,
     sums: bool = True,
     sinks: Array | None = None,
+    deterministic: bool = False,
+    unordered: int = 0,
     kv_counts: Array | None = None,
     kv_places: Array | None = None,
     full_kv_counts: Array | None = None,
@@ -486,7 +490,8 @@ def modified(
     x7: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
     """attention's result by modifiers, and its log-sum-exp (with `sums`). rows, columns: of a block
-    of the lists, which are those of BlockMask.
+    of the lists, which are those of BlockMask. deterministic, unordered: of the gradients, as
+    `modified_backward` has them.
     """
     check(q, k, v)
     out = empty(q, (*q.shape[:-1], v.shape[-1]))
@@ -532,6 +537,8 @@ def modified_backward(
     seed: int = 0,
     heads_first: bool = True,
     sinks: Array | None = None,
+    deterministic: bool = False,
+    unordered: int = 0,
     kv_counts: Array | None = None,
     kv_places: Array | None = None,
     full_kv_counts: Array | None = None,
@@ -552,9 +559,17 @@ def modified_backward(
     tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]
 ]:
     """The gradients of modified's q, k, v, sinks and, in float32, of the captured arrays whose bits
-    `wanted` has; of others an array of none.
+    `wanted` has; of others an array of none. unordered: the bits of those to whose elements several
+    programs may add, which is in no fixed order. Raises LaunchError where one of these is wanted
+    and `deterministic`.
     """
     check(q, k, v)
+    if deterministic and wanted & unordered:
+        raise tkc.LaunchError(
+            "attention: gradients of a bias that broadcasts, or of what score_mod captured, are"
+            " added up in no fixed order and so not deterministic; expand bias to [batch, heads,"
+            " queries, keys], detach what needs no gradient, or leave deterministic out"
+        )
     turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
     batch, heads, queries = (q.shape[i] for i in ((0, 1, 2) if heads_first else (0, 2, 1)))
     check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), (batch, heads, queries))
@@ -630,8 +645,8 @@ def _launch_keys_and_values(call: _Call, dk: Array, dv: Array, lists: tuple) -> 
 
 @modified.backward(
     saves="q k v result mods scale rows columns window ahead dropout seed heads_first sinks"
-    " kv_counts kv_places full_kv_counts full_kv_places q_counts q_places full_q_counts"
-    " full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
+    " deterministic unordered kv_counts kv_places full_kv_counts full_kv_places q_counts q_places"
+    " full_q_counts full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
     zeros=False,
 )
 def _(saved, grad, lse_grad):
@@ -641,6 +656,7 @@ def _(saved, grad, lse_grad):
     given = dict(vars(saved))
     for name in ("needs", "result"):
         del given[name]
+    given["deterministic"] = wants_equal_bits(saved.q, saved.deterministic)
     found = modified_backward(
         grad=grad, out=out, lse=lse, lse_grad=lse_grad, wanted=wanted, **given
     )
