@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.harness import example
 from tests.gpu.sanitized import examples, library, numbers
-from tests.kernels import test_attention, test_matmul
+from tests.kernels import test_attention, test_attention_backward, test_matmul
 from tests.kernels.checks import launches
 from tests.passes import kernels as pass_kernels
 from tests.passes import test_product_types
@@ -53,19 +53,25 @@ def _of_library() -> Cases:
         yield from _of_launches(f"kernels.{name}", lambda c=call: c(numbers), TARGETS)
 
 
-def _of_attention() -> Cases:
+def _chosen_for(name: str, call: Callable[[], object], target: str) -> Cases:
+    """What the library launches for arrays on a GPU, as which it takes those of NumPy."""
     import tkc
 
+    saved = tkc.target_of
+    tkc.target_of = lambda x: target
+    try:
+        yield from list(_of_launches(name, call, (target,)))
+    finally:
+        tkc.target_of = saved
+
+
+def _of_attention() -> Cases:
     for name, call in test_attention.FORMS.items():
         for target in ("sm_80", "sm_90a"):
-            if target == "sm_80" and "warpgroups" in name:
-                continue
-            saved = tkc.target_of
-            tkc.target_of = lambda x, t=target: t
-            try:
-                yield from list(_of_launches(f"attention/{name}", call, (target,)))
-            finally:
-                tkc.target_of = saved
+            if target == "sm_90a" or "warpgroups" not in name:
+                yield from _chosen_for(f"attention/{name}", call, target)
+    for name, of_width in test_attention_backward.FORMS.items():
+        yield from _chosen_for(f"attention backward/{name}", lambda f=of_width: f(128), "sm_90a")
 
 
 def _of_tables() -> Cases:
