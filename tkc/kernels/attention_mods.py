@@ -517,6 +517,23 @@ def modified(
     )
 
 
+def _check_gradients(refused: int, kv_counts: Array | None, q_counts: Array | None) -> None:
+    """Raises LaunchError where gradients are asked for that there are none of. refused: the bits of
+    captured arrays whose gradients would be added up in no fixed order.
+    """
+    if refused:
+        raise tkc.LaunchError(
+            "attention: gradients of a bias that broadcasts, or of what score_mod captured, are"
+            " added up in no fixed order and so not deterministic; expand bias to [batch, heads,"
+            " queries, keys], detach what needs no gradient, or leave deterministic out"
+        )
+    if kv_counts is not None and q_counts is None:
+        raise tkc.LaunchError(
+            "attention: a block mask without q_indices has no gradient; make it with"
+            " create_block_mask, or compute_q_blocks=True"
+        )
+
+
 @operator(name="attention_modified_backward", varies="seed")
 def modified_backward(
     grad: Array,
@@ -564,12 +581,7 @@ def modified_backward(
     and `deterministic`.
     """
     check(q, k, v)
-    if deterministic and wanted & unordered:
-        raise tkc.LaunchError(
-            "attention: gradients of a bias that broadcasts, or of what score_mod captured, are"
-            " added up in no fixed order and so not deterministic; expand bias to [batch, heads,"
-            " queries, keys], detach what needs no gradient, or leave deterministic out"
-        )
+    _check_gradients(wanted & unordered if deterministic else 0, kv_counts, q_counts)
     turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
     batch, heads, queries = (q.shape[i] for i in ((0, 1, 2) if heads_first else (0, 2, 1)))
     check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), (batch, heads, queries))
@@ -583,11 +595,6 @@ def modified_backward(
     yield (*found, *of_captured)
     lists = kv_counts, kv_places, full_kv_counts, full_kv_places
     turned = q_counts, q_places, full_q_counts, full_q_places
-    if kv_counts is not None and q_counts is None:
-        raise tkc.LaunchError(
-            "attention: a block mask without q_indices has no gradient; make it with"
-            " create_block_mask, or compute_q_blocks=True"
-        )
     grad, q, k, v, out = (turn(x) for x in (dense_memory(grad), q, k, v, out))
     padded = Batch(queries, k.shape[2])
     terms, log_sums, _ = row_terms(grad, out, (lse, lse_grad), sinks, found[3], padded)
