@@ -13,14 +13,23 @@ def origin(value: SSAValue) -> BlockArgument | None:
     """The array argument of the kernel that an array, a pointer or a tile of pointers is made from;
     None where that is not one.
     """
+    made = root(value)
+    if not isinstance(made, BlockArgument) or not isinstance(made.type, ArrayType):
+        return None
+    return made if isinstance(made.owner.parent_op(), tile.Kernel) else None
+
+
+def root(value: SSAValue) -> SSAValue:
+    """What an array, a pointer or a tile of pointers is made from: an argument of the kernel or of
+    a loop, or the result of an operation that takes no array or pointer, takes several, or loads
+    them.
+    """
     for _ in range(100):
         if isinstance(value, BlockArgument):
             holder = value.owner.parent_op()
-            if isinstance(holder, tile.Kernel):
-                return value if isinstance(value.type, ArrayType) else None
             carried = getattr(holder, "iter_args", ())
-            if not 0 < value.index <= len(carried):
-                return None
+            if isinstance(holder, tile.Kernel) or not 0 < value.index <= len(carried):
+                return value
             value = carried[value.index - 1]
             continue
         owner = owner_op(value)
@@ -32,6 +41,6 @@ def origin(value: SSAValue) -> BlockArgument | None:
             and isinstance(v.type.element, PointerType)
         ]
         if len(sources) != 1 or isinstance(owner, tile.LoadPointers):
-            return None
+            return value
         value = sources[0]
-    return None
+    return value

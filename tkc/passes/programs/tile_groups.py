@@ -31,9 +31,10 @@ from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs.clusters import place_in
 
-# atomic operations have one role, which has no padding tiles
+# atomic operations by pointers have one role, which has no padding tiles
 EFFECTS = (
     tile.Store,
+    tile.AtomicBlock,
     tile.StorePointers,
     tile.Print,
     tile.Assert,
@@ -130,10 +131,11 @@ def guard_effects(
 ) -> None:
     """What a program does has no effect where it is a padding tile, and reads nothing by address:
     that may lie outside of everything. padded: program ids that may be outside the grid; of arrays
-    that they index, a padding tile has the first, of which it reads nothing into registers where
-    the program that has it, too, writes it meanwhile.
+    that they index, a padding tile has the first. Of that, and of blocks that every program reads,
+    it reads nothing into registers where a program of the grid writes it meanwhile.
     """
-    for read in dict.fromkeys(_loads_of_the_first(body, real, padded)):
+    reads = [*_loads_of_the_first(body, real, padded), *_loads_by_all(body, padded)]
+    for read in dict.fromkeys(reads):
         in_registers = context.plan is None or context.plan.load(read).path == "registers"
         if in_registers and not unwritten(read, context.overlaps):
             _masked(read, real)
@@ -164,6 +166,12 @@ def _loads_of_the_first(
                 view.operands[1 + i] = build.select(real, index, zero)
                 found += _loads_of(view)
     return found
+
+
+def _loads_by_all(body: Block, padded: Collection[SSAValue]) -> list[tile.Load]:
+    """The loads of blocks that stand at one place for all programs of these ids."""
+    loads = [op for op in body.walk() if isinstance(op, tile.Load)]
+    return [op for op in loads if not any(_depends_on(v, padded) for v in op.offsets)]
 
 
 def _loads_of(array: tile.View) -> Iterator[tile.Load]:

@@ -36,11 +36,20 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
+from tkc.ir.origin import root
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
-from tkc.passes.analysis.alias import Overlaps, ancestor, is_before, is_of_programs, may_meet, reads
-from tkc.passes.analysis.values import in_workspace
+from tkc.passes.analysis.alias import (
+    WRITES,
+    Overlaps,
+    ancestor,
+    is_before,
+    is_of_programs,
+    may_meet,
+    reads,
+)
+from tkc.passes.analysis.alias import apart as are_apart
 from tkc.passes.warpgroups.maps import Maps
 
 
@@ -54,13 +63,20 @@ class _Part(NamedTuple):
 def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps: Overlaps) -> None:
     """Buffers that a role's block has just written, to global memory; by each warpgroup its own
     rows or columns, where it wrote those and no other one reads them: then none waits for another.
-    Buffers of their own are stored together; those that results take in turn, one after the other.
+    Buffers of their own are stored together, where nothing between them observes or changes what
+    is stored; others, and those that results take in turn, one after the other.
     """
-    loads = [op for op in block.walk() if reads(op) and not _of_workspace(op)]
+    accesses = [
+        op
+        for op in block.walk()
+        if reads(op) or isinstance(op, WRITES) and not all(_is_alternative(op, out) for out in outs)
+    ]
+    accesses = [op for op in accesses if not _of_workspace(op)]
     alone = (
         len({out.buffer for out in outs}) == len(outs)
         and len({out.parent for out in outs}) == 1
         and not any(_meet(a, b, overlaps) for a, b in combinations(outs, 2))
+        and not any(_is_passed(op, outs, overlaps) for op in accesses)
     )
     sent: list[tuple[shared.CopyOut, str | None]] = []
     met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
@@ -68,7 +84,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         writes = [_write_of(out) for out in group]
         shares = {_own_part(tile_type(write.value).register_layout) for write in writes}
         share = shares.pop() if len(shares) == 1 else None
-        if share and any(_of_others(out, load, share, overlaps) for out in group for load in loads):
+        if share and any(_of_others(out, op, share, overlaps) for out in group for op in accesses):
             share = None
         each = "warpgroup" if share else None
         if not all(stage_of(out) for out in group):
@@ -106,9 +122,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
             )
         before(end, threads.BulkCommit(each))
         if any(
-            may_meet(out, load, overlaps) and _may_follow(load, end)
-            for out in group
-            for load in loads
+            may_meet(out, op, overlaps) and _may_follow(op, end) for out in group for op in accesses
         ):
             before(
                 end,
@@ -121,20 +135,49 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         erase(out)
 
 
-def _may_follow(load: Operation, store: shared.CopyOut) -> bool:
-    """Whether a program may load after it has stored: in a loop of its own it may load again."""
+def _is_passed(access: Operation, outs: Sequence[shared.CopyOut], overlaps: Overlaps) -> bool:
+    """Whether copies that wait for the last of them would pass an access between them that meets
+    one, or that says which accesses it orders.
+    """
+    place = ancestor(access, block_of(outs[0]))
+    if place is None or not is_before(outs[0], place) or not is_before(place, outs[-1]):
+        return False
+    return not all(is_before(place, out) or are_apart(access, out, overlaps) for out in outs)
+
+
+def _may_follow(access: Operation, store: shared.CopyOut) -> bool:
+    """Whether a program may access memory after it has stored: in a loop of its own it may do so
+    again.
+    """
     block = block_of(store)
     around = block.parent_op()
-    place = ancestor(load, block)
+    place = ancestor(access, block)
     if around is None or place is None:
         return True
     is_own = isinstance(around, (scf.ForOp, scf.WhileOp)) and not is_of_programs(around)
     return is_own or not is_before(place, store)
 
 
-def _of_workspace(load: Operation) -> bool:
-    """Whether a load is of memory that no result is stored to."""
-    return isinstance(load, tile.Load) and in_workspace(load)
+def _of_workspace(access: Operation) -> bool:
+    """Whether an access is to memory of the launch, to which no result is stored."""
+    match access:
+        case tile.Load() | tile.Store() | tile.AtomicBlock():
+            place = access.array
+        case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
+            place = access.pointers
+        case _:
+            return False
+    return isinstance(root(place).owner, threads.Workspace)
+
+
+def _is_alternative(op: Operation, other: Operation) -> bool:
+    """Whether a branch has one of two operations and the other branch the other one."""
+    region = other.parent_region()
+    while region is not None and (around := region.parent) is not None:
+        if isinstance(around, scf.IfOp) and around.is_ancestor(op):
+            return not region.is_ancestor(op)
+        region = around.parent_region()
+    return False
 
 
 def _axis_of(extents: Sequence[int], share: _Part) -> int:

@@ -1,0 +1,164 @@
+"""What single checks of passes are for: each program is one that such a check refuses to change.
+
+The names of the checks stand in docs/reliability.md, under the mutants of the compiler.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+
+
+def whole(*shape, dtype=BF16, seed=0):
+    """Small whole numbers, of which sums are exact."""
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(dtype)
+
+
+def product(a, b):
+    return a.astype(np.float32) @ b.astype(np.float32)
+
+
+@tkc.jit
+def read_between(a, b, c, d, N: tkc.constexpr):
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    stored = tkc.load(c, (0, 0), (N, N)).to(tkc.float32)
+    tkc.store(d, (0, 0), (total + stored).to(d.dtype))
+
+
+@pytest.mark.parametrize("n", [64, 128])
+def test_parts_of_two_results_do_not_pass_a_load_between_them(n):
+    a, b, c, d = whole(n, 128), whole(128, n, seed=1), whole(n, n, seed=2), whole(n, n)
+    a[np.abs(a) > 1] = 0
+    read_between[1](a, b, c, d, n)
+    want = product(a, b).astype(BF16)
+    assert (c == want).all()
+    assert (d == (product(a, b) + want.astype(np.float32)).astype(BF16)).all()
+
+
+@tkc.jit
+def written_over(a, b, c, d, N: tkc.constexpr, FIRST: tkc.constexpr):
+    """Pointers write to c between the stores of two results; before the store of c, or behind."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    diagonal = c.ptr + tkc.arange(N) * (N + 1)
+    if FIRST:
+        tkc.store(diagonal, tkc.full((N,), 77, c.dtype))
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    if not FIRST:
+        tkc.store(diagonal, tkc.full((N,), 77, c.dtype))
+    tkc.store(d, (0, 0), (total * 2).to(d.dtype))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("n", [64, 128])
+def test_results_do_not_pass_stores_by_pointers(n, first):
+    a, b, c, d = whole(n, 128), whole(128, n, seed=1), whole(n, n, seed=2), whole(n, n)
+    written_over[1](a, b, c, d, n, first)
+    want = product(a, b).astype(BF16)
+    if not first:
+        want[range(n), range(n)] = 77
+    assert (c == want).all()
+    assert (d == (2 * product(a, b)).astype(BF16)).all()
+
+
+@tkc.jit
+def added_between(a, b, c, d, N: tkc.constexpr):
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    tkc.atomic_add(c, (0, 0), tkc.full((N, N), 1, c.dtype))
+    tkc.store(d, (0, 0), (total * 2).to(d.dtype))
+
+
+@pytest.mark.parametrize("n", [64, 128])
+def test_results_do_not_pass_atomics(n):
+    a, b, c, d = whole(n, 128), whole(128, n, seed=1), whole(n, n, seed=2), whole(n, n)
+    a[np.abs(a) > 1] = 0
+    added_between[1](a, b, c, d, n)
+    want = product(a, b).astype(BF16)
+    assert (c == (want.astype(np.float32) + 1).astype(BF16)).all()
+    assert (d == (2 * product(a, b)).astype(BF16)).all()
+
+
+@tkc.jit
+def some_rows(a, b, c, N: tkc.constexpr, ROWS: tkc.constexpr):
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total[:ROWS].to(c.dtype))
+
+
+@pytest.mark.parametrize(("n", "rows"), [(64, 32), (64, 16), (128, 64), (128, 32)])
+def test_a_few_rows_of_an_accumulator_are_stored(n, rows):
+    a, b, c = whole(n, 128), whole(128, n, seed=1), whole(rows, n)
+    some_rows[1](a, b, c, n, rows)
+    assert (c == product(a, b)[:rows].astype(BF16)).all()
+
+
+@tkc.jit
+def padded_with_ones(a, b, c, N: tkc.constexpr):
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (0, k), (N, 64), other=1)
+        total = tkc.dot(left, tkc.load(b, (0, k), (N, 64), other=1).T, total)
+    tkc.store(c, (0, 0), total)
+
+
+def test_what_is_read_outside_of_an_array_is_not_zero_where_it_is_said():
+    n, k = 64, 104
+    a, b, c = whole(n, k), whole(n, k, seed=1), np.zeros((n, n), np.float32)
+    padded_with_ones[1](a, b, c, n)
+    assert (c == product(a, b.T) + (128 - k)).all()
+
+
+@tkc.jit
+def claimed(counter, a, b, c, N: tkc.constexpr):
+    row = tkc.atomic_add(counter.ptr, 1)
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (row * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (row * N, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_from_a_counter(dtype):
+    n = 64
+    a, b, c = whole(3 * n, 64), whole(64, n, seed=1), whole(3 * n, n)
+    counter = np.zeros(1, dtype)
+    claimed[3](counter, a, b, c, n)
+    assert counter[0] == 3
+    assert (c == product(a, b).astype(BF16)).all()
+
+
+@tkc.jit
+def added_by_all(a, b, c, N: tkc.constexpr):
+    """Every program of axis 0 adds its product to the same block."""
+    m = tkc.program_id(0) * N
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (m, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.atomic_add(c, (0, 0), total + 1)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+def test_a_padding_tile_adds_nothing(cluster):
+    n, programs = 64, 3
+    a, b = whole(programs * n, 64), whole(64, n, seed=1)
+    c = np.zeros((n, n), np.float32)
+    added_by_all[programs](a, b, c, n, cluster=cluster)
+    assert (c == product(a, b).reshape(programs, n, n).sum(0) + programs).all()
