@@ -3,8 +3,9 @@ check of legality of the passes, and says which mutants nothing finds.
 
 A *site* is a condition: of an `if` that refuses (returns nothing, False or a reason, continues, or
 raises), each operand of its `or`; of a predicate that returns `a and b`, each operand; `return not
-a`, `return all(…)`. At an active site the condition never refuses. Where a loop does nothing but
-look for a reason to refuse, what skips the rest of it is none: without it more is refused.
+a`, `return all(…)`; what a predicate of what must not be returns (`DANGERS`). At an active site the
+condition never refuses. Where a loop does nothing but look for a reason to refuse, what skips the
+rest of it is none: without it more is refused.
 
 Not every site is a check of legality. `no_legality` says by rules which are not: guards of types,
 of None and of lengths, without which programs stop with errors of Python; what ends a walk over
@@ -13,11 +14,11 @@ thresholds; and the modules that weigh times (`CHOOSING`).
 
 First the random kernels and the tests run once without a mutant, in a process of its own, and what
 refuses in each is written to a file (`--reached`), by the names of sites, so that it outlives
-edits. A mutant is then run on these alone, the quickest tests first, in a child process with a
-deadline that has compiled nothing before: it is caught where a kernel computes something else,
-races, or fails, or where a test fails. Of a mutant that survives it is said whether any kernel was
-compiled to another program. What was caught is kept in `--out`: the next run of the same file goes
-on with the rest.
+edits. A mutant is then run on these alone, in a child process with a deadline that has compiled
+nothing before: on the tests that are named as its module is, then on the kernels, then on other
+tests, the quickest first. It is caught where a kernel computes something else, races, or fails, or
+where a test fails. Of a mutant that survives it is said whether any kernel was compiled to another
+program. What was caught is kept in `--out`: the next run of the same file goes on with the rest.
 """
 
 from __future__ import annotations
@@ -76,6 +77,17 @@ CHOOSING = (
 # of what was asked for, planned or is the target's: both answers give right programs
 ASKED = {"options", "plan", "asked", "roles", "fp8", "wgmma"}
 SEEN = {"seen", "known", "found", "done", "alive", "made", "search", "wanted", "ops", "axes"}
+# predicates that say what must not be: there True refuses, and one that is never True is the mutant
+DANGERS = (
+    "_bound",
+    "_is_far",
+    "_is_part",
+    "_is_passed",
+    "_is_written",
+    "_meet",
+    "_overlap",
+    "meets",
+)
 LARGEST_NUMBER = 2  # greater ones are sizes
 BITS_OF_A_NUMBER = 31  # but not where a range of integers ends
 LIMITS = ("MAX", "MIN", "MOST", "LINE")  # names of constants
@@ -278,6 +290,10 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
         self.generic_visit(node)
+        if self.functions[-1] in DANGERS:
+            if node.value is not None and not isinstance(node.value, ast.Constant):
+                node.value = self._site(node.value, True)
+            return node
         match node.value:
             case ast.BoolOp(op=ast.And()):
                 node.value = self._operands(node.value, ast.And, False)
@@ -406,31 +422,41 @@ def caught(
 ) -> str | None:
     """What finds a mutant; None if nothing does."""
     SITES.active = number
+    stem = Path(SITES.all[number].file).stem
+    near = [name for _, name in tests if stem in name]
+    far = [name for _, name in tests if stem not in name]
+    return failing_test(near) or failing_kernel(kernels) or failing_test(far)
+
+
+def failing_kernel(kernels: Sequence[tuple[str, int, int]]) -> str | None:
+    """The first random kernel that fails, and how."""
     for policy, seed, variant in kernels:
         comparison, how = runs_of(policy, seed)[variant]
         for failure in comparison.passes(how):
             if failure.kind != "refused":
                 return f"kernel {policy} {seed}: {failure}"[:300]
-    if tests:
-        import pytest
-
-        failed: list[str] = []
-
-        class Failed:
-            def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
-                if report.failed:
-                    failed.append(report.nodeid)
-
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = pytest.main(
-                ["-x", "-q", "-p", "no:cacheprovider", *(name for _, name in tests)],
-                plugins=[Failed()],
-            )
-        if status == 1:
-            return f"test {failed[0]}"
     return None
 
 
+def failing_test(tests: Sequence[str]) -> str | None:
+    """The first test that fails."""
+    if not tests:
+        return None
+    import pytest
+
+    failed: list[str] = []
+
+    class Failed:
+        def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
+            if report.failed:
+                failed.append(report.nodeid)
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[Failed()])
+    return f"test {failed[0]}" if status == 1 else None
+
+
+# ---- which mutants, and how they are run
 def unlike(number: int, kernels: Sequence[tuple[str, int, int]]) -> str:
     """How many of the kernels a mutant compiles to another program."""
     from tkc.ir.text import show
