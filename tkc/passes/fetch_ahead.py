@@ -31,8 +31,8 @@ Which loads, and when, is the plan's choice:
 `prefetch`: in a program without dots every load, at the start of an iteration: memory is busy while
 the iteration computes.
 
-roles: beside dots what is small, a scale or a bias, and no tensor map copies. It comes straight
-from global memory, and instructions wait in order, so that the next dot would be issued late. The
+roles: beside dots what is small, a scale or a bias, and no tensor map copies, unless the plan finds
+no registers for it (`early_small_loads`). It comes straight from global memory, and instructions wait in order, so that the next dot would be issued late. The
 next one is loaded during the dots of this iteration, when what is small has been computed from the
 old one, in whose registers it then arrives; the last iteration loads its own again.
 
@@ -117,7 +117,8 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
     if plan.prefetch:
         return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
     return (
-        "number" in op.attributes
+        plan.early_small_loads
+        and "number" in op.attributes
         and plan.load(op).path in ("registers", "broadcast")
         and _bytes(op.result) <= MAX_HELD_BYTES
     )

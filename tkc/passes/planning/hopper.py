@@ -102,6 +102,7 @@ from tkc.passes.planning.rings import (
     loads_beside,
     operand_loads,
     rings_of,
+    small_load_registers,
     stage_bytes,
     stages_of,
 )
@@ -242,7 +243,7 @@ def _roles(
             else ""
         )
     )
-    groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
+    groups = 1 if not alone or members > 1 else _warpgroups(m, dots, options)
     # warpgroups of consumers, among which a block's registers are divided
     in_all = members if members > 1 else groups
     if not groups:
@@ -553,6 +554,10 @@ def _roles(
         )
         for op, load in zip(program.loads, plan.loads, strict=False)
     )
+    small = small_load_registers(loops, which.keys() | broadcast.keys(), groups)
+    scores = _scores([dot for dot in dots if not summed(dot) and not partial(dot)], late, groups)
+    busy = each + scores + ADDRESS_REGISTERS
+    early = not small or busy + small <= MAX_LIVE_REGISTERS[in_all]
     shared_by = sorted({prod(cluster[axis] for axis in axes) for *_, axes in cut.values()})
     why_claimed = "their steps are long"
     if options.dynamic_schedule:
@@ -629,6 +634,11 @@ def _roles(
         said.append(
             f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy"
             f" {copied}, and the producer broadcasts {len(posted)}"
+        )
+    if not early:
+        said.append(
+            f"plan: small blocks are loaded where they are used: beside {busy} registers a thread"
+            f" there are none for {small} more an iteration early"
         )
     said += [
         f"plan: ring {i}: {n} stages of {stage_bytes(ring)} bytes"
@@ -708,6 +718,7 @@ def _roles(
             stages=max(stages),
             dots=planned,
             loads=loads,
+            early_small_loads=early,
             roles=kind,
             programs=copies,
             registers=registers,
@@ -760,14 +771,16 @@ def is_conditional(loop: scf.ForOp) -> bool:
     return False
 
 
-def _warpgroups(m: int, dots: int, options) -> int:
+def _warpgroups(m: int, dots: Sequence[tile.Dot], options: LaunchOptions) -> int:
     """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so,
-    three where a loop of several dots has 192; 0 where they do not divide as asked.
+    three of 192 where several dots or a large accumulator are too much for one; 0 where they do not
+    divide as asked.
     """
     asked = (options.num_warps or 0) // 4
     if asked > 2:
         return asked if m % (64 * asked) == 0 else 0
-    if dots > 1 and m == 192 and not asked:
+    alone = operand_registers(dots, False, [(1, 1)] * len(dots), 1, options)
+    if m == 192 and not asked and (len(dots) > 1 or alone > MAX_OPERAND_REGISTERS[1]):
         return 3
     return 1 if m % 128 or asked == 1 else 2
 
@@ -921,7 +934,7 @@ def _split(program, dots, m: int, options, waiting) -> tuple[int, str]:
     if waiting:
         return 1, "programs wait for others"
     each = dots[0].acc.type.size // (
-        128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, len(dots), options))
+        128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, dots, options))
     )
     reason = undivided(program.kernel, dots)
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]):
@@ -938,7 +951,7 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
         return 0, "a program has two parts or more" if asked else ""
     loop, groups, t = (
         dots[0].parent_op(),
-        1 if options.roles == "pingpong" else max(1, _warpgroups(m, len(dots), options)),
+        1 if options.roles == "pingpong" else max(1, _warpgroups(m, dots, options)),
         dots[0].acc.type,
     )
     each, piece = (

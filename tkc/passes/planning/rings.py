@@ -4,10 +4,10 @@ how many stages each ring has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
@@ -18,10 +18,12 @@ from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.values import POINTWISE, VIEWS
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import by_block, computed_from, source, summed
 
 MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
+THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
@@ -93,6 +95,44 @@ def loads_beside(
         return {}
     numbers = [op for op in loads if _is_number(op)]
     return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
+
+
+def small_load_registers(
+    loops: Sequence[scf.ForOp], copied: Set[Operation], warpgroups: int
+) -> int:
+    """Registers that a consumer's thread holds of the small tiles that loops load beside their dots
+    and no role copies.
+    """
+    return sum(
+        _spread_registers(op.result, warpgroups)
+        for loop in loops
+        for op in loop.body.block.ops
+        if isinstance(op, tile.Load)
+        and op not in copied
+        and isinstance(op.result.type, TileType)
+        and op.result.type.bytes <= MAX_BESIDE_BYTES
+    )
+
+
+def _spread_registers(value: SSAValue, warpgroups: int) -> int:
+    """Registers of a thread for a small tile in the layout of an accumulator, in which a thread has
+    two rows of 64, and a quarter of each: as many as the first use takes that says along which axis
+    the tile is spread.
+    """
+    left = [value]
+    while left:
+        found = left.pop(0)
+        t = tile_type(found)
+        if t.rank >= 2:
+            rows, columns = t.extents[-2:]
+            mine = columns // THREADS_OF_A_ROW if columns > 1 else 1
+            return max(1, 2 * rows // (64 * warpgroups)) * mine * bits(t.element) // 32
+        left += [
+            use.operation.results[0]
+            for use in found.uses
+            if isinstance(use.operation, (*VIEWS, *POINTWISE))
+        ]
+    return 0
 
 
 def _is_small_block(op: tile.Load) -> bool:
