@@ -148,6 +148,9 @@ class Costs(_SharedMemory):
     overlap: float
     staged_load: float  # clocks of a warp's instruction that loads what goes to shared memory
     async_load: float  # clocks of a warp's instruction that copies to shared memory
+    # clocks of a warp's instruction that loads a part of a dot's operand straight into its layout
+    # in registers: eight rows, a line of the cache each
+    fragment_load: float
     # clocks in which a tensor map copies 128 bytes of a row; where rows begin amid 32 bytes
     map_line: float
     map_cut_line: float

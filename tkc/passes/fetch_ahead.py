@@ -32,9 +32,10 @@ Which loads, and when, is the plan's choice:
 the iteration computes.
 
 roles: beside dots what is small, a scale or a bias, and no tensor map copies, unless the plan finds
-no registers for it (`early_small_loads`). It comes straight from global memory, and instructions wait in order, so that the next dot would be issued late. The
-next one is loaded during the dots of this iteration, when what is small has been computed from the
-old one, in whose registers it then arrives; the last iteration loads its own again.
+no registers for it (`early_small_loads`). It comes straight from global memory, and instructions
+wait in order, so that the next dot would be issued late. The next one is loaded during the dots of
+this iteration, when what is small has been computed from the old one, in whose registers it then
+arrives; the last iteration loads its own again.
 
 Before:
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -25,11 +26,9 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
-    Walk,
     defining_op,
     extents_of,
     tile_type,
-    without_recursion,
     yielded_by,
 )
 from tkc.passes.analysis.access import (
@@ -65,6 +64,7 @@ from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.operands import dense_of_operand
 
 T = TypeVar("T")
+Derive = Callable[[Layout], Layout]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Relation:
 
     source: SSAValue
     target: SSAValue
-    derive: Callable[[Layout], Layout]
+    derive: Derive
 
 
 Members = dict[SSAValue, list[int]]
@@ -196,8 +196,11 @@ class Groups:
         self.tie(op.result, op.acc)
         self._relate(op.result, op.acc)
         for operand, layout in zip((op.a, op.b), self.dots[op].layouts[:2], strict=True):
-            if layout is not None:
-                without_recursion(self._follow_sunk(operand, layout, tile_type(operand).size))
+            if layout is None:
+                continue
+            for load, derive in self._small_loads(operand, tile_type(operand).size):
+                with suppress(LayoutError):
+                    self.wanted.append((load, derive(layout)))
 
     def _enter_reduction(self, op: tile.Reduce) -> None:
         self.tie(*op.args)
@@ -235,6 +238,8 @@ class Groups:
             self._relate(result, v)
             if isinstance(v.owner, tile.Transpose):
                 self.viewing.append((result, v))
+            for load, derive in self._small_loads(v, result.type.size):
+                self.relations.append(Relation(result, load, derive))
 
     def _gathers(self, op: BlockAccess) -> None:
         """Offsets that are tiles follow the block they address."""
@@ -269,34 +274,28 @@ class Groups:
             view = view_of(value)
             steps.append(view)
             value = view.arg
-        if not self.kinds.data(value):
-            return
+        if self.kinds.data(value):
+            self.relations.append(Relation(result, value, partial(through_views, steps)))
 
-        def derive(layout: Layout) -> Layout:
-            for op in steps:
-                layout = backward(op, layout)
-            return layout
-
-        self.relations.append(Relation(result, value, derive))
-
-    def _follow_sunk(self, value: SSAValue, layout: Layout, whole: int) -> Walk[None]:
-        """Small loads that are broadcast into a dot's operand are made in the layout it needs."""
-        if not isinstance(value.type, TileType) or self.kinds.cheap(value):
-            return
-        op = value.owner
-        if self.kinds.view(value):
-            view = view_of(value)
-            try:
-                yield self._follow_sunk(view.arg, backward(view, layout), whole)
-            except LayoutError:
-                return
-        elif isinstance(op, Operation) and self.kinds.sunk(value):
-            for v in op.operands:
-                yield self._follow_sunk(v, layout, whole)
-        elif isinstance(op, LOADS) and value.has_one_use():
-            t = value.type
-            if t.size < whole and t.bytes <= CACHED_TILE_BYTES:
-                self.wanted.append((value, layout))
+    def _small_loads(self, value: SSAValue, whole: int) -> Iterator[tuple[SSAValue, Derive]]:
+        """Small loads, of less than `whole` elements, from which a tile alone is computed, each
+        with how its layout follows from the tile's: what is broadcast into a dot's operand is
+        loaded in the layout that it needs.
+        """
+        left: list[tuple[SSAValue, tuple[View, ...]]] = [(value, ())]
+        while left:
+            found, views = left.pop()
+            op, t = found.owner, found.type
+            if not isinstance(t, TileType) or self.kinds.cheap(found):
+                continue
+            if self.kinds.view(found):
+                left.append((view_of(found).arg, (*views, view_of(found))))
+            elif isinstance(op, Operation) and self.kinds.sunk(found):
+                left += [(v, views) for v in reversed(op.operands)]
+                continue
+            alone = isinstance(op, LOADS) and found.has_one_use()
+            if alone and t.size < whole and t.bytes <= CACHED_TILE_BYTES:
+                yield found, partial(through_views, views)
 
     # ---- deciding
     def assign(self) -> None:
@@ -625,6 +624,13 @@ def _is_spilled(op: tile.Slice) -> bool:
         isinstance(use.operation, tile.Store) and in_workspace(use.operation)
         for use in op.result.uses
     )
+
+
+def through_views(views: Sequence[View], layout: Layout) -> Layout:
+    """The layout of what views are of, from that of the last one, which comes first."""
+    for view in views:
+        layout = backward(view, layout)
+    return layout
 
 
 def backward(op: View, layout: Layout) -> Layout:

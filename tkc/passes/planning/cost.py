@@ -450,7 +450,14 @@ def _copied(part: Part, plan: Plan, target: Target, active: float) -> Copies:
         if load is None or mapped:
             continue
         instructions = x.bytes / (32 * max(1, load.vector))
-        units += instructions * (costs.async_load if load.path == "async" else costs.staged_load)
+        into_layout = load.path == "registers" and x.fed
+        units += instructions * (
+            costs.async_load
+            if load.path == "async"
+            else costs.fragment_load
+            if into_layout
+            else costs.staged_load
+        )
     return Copies(fabric, units, cut_clocks)
 
 
