@@ -449,16 +449,15 @@ def _copied(part: Part, plan: Plan, target: Target, active: float) -> Copies:
             cut_clocks += x.bytes / LINE * line / sharing
         if load is None or mapped:
             continue
-        instructions = x.bytes / (32 * max(1, load.vector))
-        into_layout = load.path == "registers" and x.fed
-        units += instructions * (
-            costs.async_load
-            if load.path == "async"
-            else costs.fragment_load
-            if into_layout
-            else costs.staged_load
-        )
+        units += x.bytes / (32 * max(1, load.vector)) * _instruction(load.path, x.fed, costs)
     return Copies(fabric, units, cut_clocks)
+
+
+def _instruction(path: str, fed: bool, costs: Costs) -> float:
+    """Clocks of a warp's instruction that loads what no tensor map copies. fed: it feeds a dot."""
+    if path == "async":
+        return costs.async_load
+    return costs.fragment_load if path == "registers" and fed else costs.staged_load
 
 
 def _resident(work: Work, plan: Plan, target: Target) -> int:
