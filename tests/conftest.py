@@ -1,5 +1,8 @@
-"""What all tests share: a cache of their own, and the marker `gpu`."""
+"""What all tests share: a cache of their own, the marker `gpu`, and how often Python looks for
+cycles.
+"""
 
+import gc
 import os
 import sys
 
@@ -68,6 +71,21 @@ def _no_gpu() -> str | None:
         return None if driver.count() else "no GPU in this machine"
     except DeviceError as e:
         return str(e)
+
+
+# Collecting makes a few objects for each of 20,000 cases, none of which ends before the tests do:
+# walking them again and again finds nothing.
+gc.disable()
+# objects that are made between two walks of the youngest; Python's own number is 700
+GC_THRESHOLD = 20_000
+
+
+def pytest_collection_finish():
+    """Later walks are of what the tests make, and leave out what was collected and imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    gc.enable()
 
 
 def pytest_report_header():
