@@ -1,13 +1,14 @@
 """A verification that remembers what was sound sees every change since."""
 
 import pytest
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, f32, i64
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, f32, i32, i64
 from xdsl.ir import Block
 
 from tkc.errors import VerifyError
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.text import parse
 from tkc.ir.types import TileType
-from tkc.ir.verify import Verified, verify
+from tkc.ir.verify import SOUND, Verified, verify
 
 TEXT = """tile.kernel @k(%i: i32, %t: !tile.tile<4xf32>, %m: !tile.tile<4x8xf32>) {
   %y = tile.slice %t {offsets = array<i64: 0>} : (!tile.tile<4xf32>) -> !tile.tile<2xf32>
@@ -63,6 +64,7 @@ def test_every_change_is_seen(change):
 
 
 def test_what_did_not_change_is_not_asked_again(monkeypatch):
+    SOUND.clear()
     module, verified, asked = parse(TEXT), Verified(), []
     add = next(op for op in module.walk() if op.name == "tile.add")
     monkeypatch.setattr(type(add), "verify_", lambda self: asked.append(self))
@@ -72,3 +74,80 @@ def test_what_did_not_change_is_not_asked_again(monkeypatch):
     add.attributes["note"] = StringAttr("new")
     verify(module, "sound", verified)
     assert asked == [add, add]
+    verify(parse(TEXT), "another module")
+    assert asked == [add, add]
+
+
+LOOP = """tile.kernel @k(%n: i32, %x: f32, %c: i1) {
+  %y = scf.for %j = %n to %n step %n iter_args(%s = %x) -> (f32) : i32 {
+    %z = tile.add %s, %s : f32
+    scf.yield %z : f32
+  }
+  scf.if %c {
+    scf.yield
+  }
+  tile.return
+}"""
+
+
+def loop_changes():
+    def yielded(ops):
+        ops["scf.yield"].operands[0] = ops["scf.for"].body.block.args[0]
+
+    def carried(ops):
+        ops["scf.for"].body.block.args[1]._type = i32
+
+    def counted(ops):
+        ops["scf.for"].operands[0] = ops["tile.kernel"].body.block.args[1]
+
+    def not_last(ops):
+        ops["scf.yield"].detach()
+        ops["scf.for"].body.block.insert_op_before(ops["scf.yield"], ops["tile.add"])
+
+    def elsewhere(ops):
+        ops["scf.yield"].detach()
+        block = ops["tile.kernel"].body.block
+        block.insert_op_before(ops["scf.yield"], block.last_op)
+
+    def from_inside(ops):
+        new = type(ops["tile.add"])(*ops["tile.add"].results * 2)
+        ops["tile.kernel"].body.block.insert_op_after(new, ops["scf.for"])
+
+    def no_argument(ops):
+        block = ops["scf.for"].body.block
+        block.erase_arg(block.args[0])
+
+    return yielded, carried, counted, not_last, elsewhere, from_inside, no_argument
+
+
+@pytest.mark.parametrize("change", loop_changes(), ids=lambda f: f.__name__)
+def test_changes_round_and_in_a_loop_are_seen(change):
+    """Though each of its operations is like one that was sound."""
+    module, verified = parse(LOOP), Verified()
+    for given in (module, parse(LOOP)):
+        verify(given, "sound", verified)
+    ops = {}
+    for op in module.walk():
+        ops.setdefault(op.name, op)
+    change(ops)
+    for remembered in (None, verified, verified):
+        with pytest.raises(VerifyError):
+            verify(module, "broken", remembered)
+
+
+VOTE = """tile.kernel @k(%t: !tile.tile<4xi1>) {
+  %c = tile.vote %t : (!tile.tile<4xi1>) -> i1
+  scf.if %c {
+    scf.yield
+  }
+  tile.return
+}"""
+
+
+def test_what_asks_a_vote_is_looked_at_each_time():
+    module, verified = parse(VOTE), Verified()
+    verify(module, "sound", verified)
+    vote = next(op for op in module.walk() if op.name == "tile.vote")
+    vote.parent.insert_op_after(CLASSES["and"](vote.result, vote.result), vote)
+    with pytest.raises(VerifyError, match="only branches"):
+        verify(module, "broken", verified)

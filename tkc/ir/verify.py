@@ -7,17 +7,18 @@ the user's source line.
 
 After each of some twenty passes most operations are what they were: `Verified` remembers what each
 was made of when it was found sound, and xDSL's rules, which depend only on an operation's operands,
-types and properties, are not checked again.
+types and properties, are not checked again. Nor are those of an operation like another that was
+found sound, in whatever module (`SOUND`).
 """
 
 from __future__ import annotations
 
-from operator import is_
+from collections.abc import Iterable
 from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -65,6 +66,11 @@ LEVELS = (LEVEL_0, LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4)
 NAMES = ("tile", "layout", "shared", "async", "roles")
 
 
+# operations whose rules look at more than `_description` has: names of kernels, uses of results
+LOOK_AROUND = {ModuleOp, threads.Vote}
+MAX_SOUND = 1 << 14  # descriptions that are remembered
+
+
 class Verified(dict[Operation, tuple[Any, ...]]):
     """Operations that were found sound, and of what: their operands, types, properties and
     attributes, none of which changes in itself. It holds them, so no other object takes their
@@ -74,36 +80,85 @@ class Verified(dict[Operation, tuple[Any, ...]]):
     def new(self, op: Operation) -> bool:
         """Whether the operation is not remembered as it is now; it is from here on."""
         now = (
-            *op.operands,
-            *(v.type for v in op.operands),
-            *(r.type for r in op.results),
-            *op.properties,
-            *op.properties.values(),
-            *op.attributes,
-            *op.attributes.values(),
+            op._operands,
+            [v._type for v in op._operands],
+            [r._type for r in op.results],
+            op.properties.copy(),
+            op.attributes.copy(),
         )
-        before, self[op] = self.get(op), now
-        return before is None or len(before) != len(now) or not all(map(is_, before, now))
+        if self.get(op) == now:
+            return False
+        self[op] = now
+        return True
+
+
+class _Sound(set[tuple[Any, ...]]):
+    """Descriptions of operations that kept every rule: many operations have the same."""
+
+    def remember(self, description: tuple[Any, ...]) -> None:
+        if len(self) >= MAX_SOUND:
+            self.clear()
+        self.add(description)
+
+
+SOUND = _Sound()
+# operations that are not remembered as they are, with their descriptions (None: they look around)
+Changed = dict[Operation, tuple[Any, ...] | None]
+
+
+def _types(values: Iterable[SSAValue]) -> tuple[Attribute, ...]:
+    return tuple(v._type for v in values)
+
+
+def _regions(op: Operation) -> tuple[Any, ...]:
+    """What the rules of an operation ask of its regions: arguments and ends of their blocks."""
+    return tuple(
+        tuple(
+            (_types(block.args), type(last), () if last is None else _types(last._operands))
+            for block in region.blocks
+            for last in (block.last_op,)
+        )
+        for region in op.regions
+    )
+
+
+def _description(op: Operation, block: Block | None) -> tuple[Any, ...]:
+    """All that the rules of an operation depend on, but for those that LOOK_AROUND."""
+    region = None if block is None else block.parent
+    return (
+        type(op),
+        _types(op._operands),
+        _types(op.results),
+        tuple(op.properties.items()),
+        tuple(op.attributes.items()),
+        _regions(op) if op.regions else (),
+        op._next_op is None,
+        None if region is None else (type(region.parent), len(region.blocks)),
+    )
 
 
 def verify(module: ModuleOp, what: str = "the IR", verified: Verified | None = None) -> None:
     """Raises VerifyError if the module, or a kernel in it at its own level, breaks a rule.
     verified: what a verification of the same module before this one found; this one adds to it.
     """
+    verified = Verified() if verified is None else verified
     try:
-        _verify_operation(module, Verified() if verified is None else verified)
-    except VerifyException as e:
-        raise VerifyError(f"{what}: {str(e).strip().splitlines()[0]}") from None
-    except (
-        AttributeError,
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-    ) as e:  # a rule that met operands of a kind it cannot even look at
-        raise VerifyError(
-            f"{what}: an operation has operands or properties of the wrong kind ({e})"
-        ) from None
+        _verify_all(module, what, verified)
+    except Exception as e:
+        verified.clear()
+        if isinstance(e, VerifyException):
+            raise VerifyError(f"{what}: {str(e).strip().splitlines()[0]}") from None
+        # a rule that met operands of a kind it cannot even look at
+        if isinstance(e, (AttributeError, KeyError, IndexError, TypeError, ValueError)):
+            raise VerifyError(
+                f"{what}: an operation has operands or properties of the wrong kind ({e})"
+            ) from None
+        raise
+
+
+def _verify_all(module: ModuleOp, what: str, verified: Verified) -> None:
+    changed: Changed = {}
+    _verify_operation(module, None, verified, changed)
     for op in module.body.block.ops:
         if not isinstance(op, tile.Kernel):
             raise VerifyError(f"{what}: a module holds kernels, not '{op.name}'")
@@ -113,39 +168,42 @@ def verify(module: ModuleOp, what: str = "the IR", verified: Verified | None = N
                 f"{what}: kernel @{op.sym_name.data} says level {level}; there are 0 to"
                 f" {len(LEVELS) - 1}"
             )
-        try:
-            _verify_block(op.body.block, set(), level, what)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as e:
-            raise VerifyError(
-                f"{what}: an operation has operands or properties of the wrong kind ({e})"
-            ) from None
+        _verify_block(op.body.block, set(), level, what, changed)
         if not isinstance(op.body.block.last_op, tile.Return):
             _fail(op, what, "a kernel ends with tile.return")
+    for description in changed.values():
+        if description is not None:
+            SOUND.remember(description)
 
 
-def _verify_operation(op: Operation, verified: Verified) -> None:
-    """xDSL's rules, of an operation and those in it. One with regions, and the last of a block,
-    have rules about what is round them: they are always asked.
+def _verify_operation(
+    op: Operation, block: Block | None, verified: Verified, changed: Changed
+) -> None:
+    """xDSL's rules, of an operation in a block and those in it. One with regions, and the last of a
+    block, have rules about what is round them: that they did not change is not enough.
     """
     for region in op.regions:
-        for block in region.blocks:
-            if block.parent is not region:
+        only = region._first_block is region._last_block
+        for inside in region.blocks:
+            if inside.parent is not region:
                 raise ValueError("a block is not in the region that holds it")
-            if (
-                block.first_op is None
-                and len(region.blocks) == 1
-                and not op.has_trait(NoTerminator)
-            ):
+            if inside._first_op is None and only and not op.has_trait(NoTerminator):
                 raise VerifyException(
                     f"Operation {op.name} contains empty block in single-block region that expects"
                     " at least a terminator"
                 )
-            for inner in block.ops:
-                if inner.parent is not block:
+            inner = inside._first_op
+            while inner is not None:
+                if inner.parent is not inside:
                     raise ValueError("an operation is not in the block that holds it")
-                _verify_operation(inner, verified)
-    if op.regions or op.next_op is None or verified.new(op):
+                round_it = inner.regions or inner._next_op is None or type(inner) in LOOK_AROUND
+                if round_it or verified.new(inner):
+                    _verify_operation(inner, inside, verified, changed)
+                inner = inner._next_op
+    description = None if type(op) in LOOK_AROUND else _description(op, block)
+    if description not in SOUND:
         op.verify(verify_nested_ops=False)
+        changed[op] = description
 
 
 def _fail(op: Operation, what: str, message: str) -> None:
@@ -153,34 +211,51 @@ def _fail(op: Operation, what: str, message: str) -> None:
     raise VerifyError(f"{what}: {f'{place}: ' if place else ''}'{op.name}': {message}")
 
 
-def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -> None:
+def _verify_block(block: Block, visible: set[int], level: int, what: str, changed: Changed) -> None:
     """Every operand is defined earlier in this block or in a block round it; the level permits
-    every operation. No tile enters a role: it is spread over the warps of whoever makes it."""
-    if isinstance(block.parent_op(), threads.Role):
-        visible = {v for v in visible if not isinstance(v.type, TileType)}
-    visible = visible | set(block.args)
-    for op in block.ops:
-        for i, operand in enumerate(op.operands):
-            if operand not in visible:
-                _fail(
-                    op,
-                    what,
-                    f"operand {i} ({operand.name_hint or 'unnamed'}) is used before, or outside the"
-                    " region of, its definition",
-                )
-        if type(op) not in LEVELS[level]:
+    every operation; what changed keeps its rules. No tile enters a role: it is spread over the
+    warps of whoever makes it. visible: values, by `id`.
+    """
+    permitted = LEVELS[level]
+    visible = visible | set(map(id, block.args))
+    op = block._first_op
+    while op is not None:
+        if not visible.issuperset(map(id, op._operands)):
+            _fail_on_operands(op, visible, what)
+        if type(op) not in permitted:
             _fail(op, what, f"is not permitted at level {level} ({NAMES[level]})")
-        if problem := rules.broken(op) or _without_layout(op, level):
+        if op in changed and (problem := rules.broken(op)):
+            _fail(op, what, problem)
+        if level and (problem := _without_layout(op, level)):
             _fail(op, what, problem)
         for region in op.regions:
+            seen = visible if not isinstance(op, threads.Role) else visible - _tiles(op)
             for inner in region.blocks:
-                _verify_block(inner, visible, level, what)
-        visible.update(op.results)
+                _verify_block(inner, seen, level, what, changed)
+        visible.update(map(id, op.results))
+        op = op._next_op
+
+
+def _fail_on_operands(op: Operation, visible: set[int], what: str) -> None:
+    for i, operand in enumerate(op.operands):
+        if id(operand) not in visible:
+            _fail(
+                op,
+                what,
+                f"operand {i} ({operand.name_hint or 'unnamed'}) is used before, or outside the"
+                " region of, its definition",
+            )
+
+
+def _tiles(op: Operation) -> set[int]:
+    """Of the operands inside an operation those that are tiles, by `id`."""
+    return {id(v) for inner in op.walk() for v in inner._operands if isinstance(v.type, TileType)}
 
 
 def _without_layout(op: Operation, level: int) -> str | None:
     """The tile among the results that has no layout, where it must have one."""
-    for t in op.result_types if level else ():
-        if isinstance(t, TileType) and t.register_layout is None and t.shared_layout is None:
+    for result in op.results:
+        t = result._type
+        if type(t) is TileType and t.register_layout is None and t.shared_layout is None:
             return f"result {t} has no layout at level {level}"
     return None
