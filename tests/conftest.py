@@ -16,9 +16,14 @@ from tests import sampling  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """No test reads or fills the user's cache, nor goes without one because the user does."""
+    """No test reads or fills the user's cache, nor goes without one because the user does. Workers
+    of one session share it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     os.environ.pop("TKC_CACHE", None)
-    os.environ["TKC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["TKC_CACHE_DIR"] = str(folder / "cache")
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +91,12 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     gc.enable()
+
+
+def pytest_sessionfinish():
+    """pytest collects five times at its end, for errors in destructors: once finds them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header():

@@ -1,6 +1,8 @@
 """The list of steps: what comes out, and what is said when a step of ours breaks."""
 
+import gc
 import re
+from threading import Thread
 
 import pytest
 
@@ -42,6 +44,33 @@ def test_every_target(described, target):
 
 def test_the_same_bytes_every_time(described):
     assert len({compile(add.fn, described, "sm_90a").ptx for _ in range(3)}) == 1
+
+
+def test_the_collector_is_paused_and_resumes(described):
+    """However many compile at once, and also where one fails; not where it was off before."""
+    seen, rounds = [], 3
+
+    def observe(step, module):
+        seen.append(gc.isenabled())
+        if step == "trace" and len(threads) < rounds:
+            threads.append(Thread(target=compile, args=(add.fn, described, "sm_80", observe)))
+            threads[-1].start()
+
+    threads = []
+    was = gc.isenabled()
+    try:
+        for on in (True, False):
+            (gc.enable if on else gc.disable)()
+            threads.clear()
+            compile(add.fn, described, "sm_80", observe)
+            while alive := [t for t in threads if t.is_alive()]:
+                alive[0].join()
+            with pytest.raises(CompileError):
+                compile(add.fn, described, "sm_1")
+            assert len(threads) == rounds and gc.isenabled() == on
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert seen and not any(seen)
 
 
 def test_a_target_that_there_is_not(described):

@@ -9,10 +9,13 @@ them.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +34,26 @@ if TYPE_CHECKING:
 
 Observer = Callable[[str, "ModuleOp"], None]  # called with a step's name and the IR after it
 
+_pauses = threading.Lock()
+_compiling: list[bool] = []  # for each compilation in progress: whether it found the collector on
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Python looks for no garbage meanwhile: all of a module is in cycles and in use until its
+    compilation ends, and each look walks whatever the program round it holds.
+    """
+    with _pauses:
+        _compiling.append(gc.isenabled())
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _pauses:
+            # the first of those that run beside one another is popped by the last to end
+            if _compiling.pop():
+                gc.enable()
+
 
 def compile(
     fn: Callable, signature: Signature, target: str, observe: Observer | None = None
@@ -39,7 +62,7 @@ def compile(
 
     Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
     """
-    with progress(f"compiling {fn.__name__} for {target}") as line:
+    with progress(f"compiling {fn.__name__} for {target}") as line, _collector_paused():
         return _compiled(fn, signature, target, Steps(fn.__name__, observe, line))
 
 
