@@ -509,28 +509,26 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
     array, extents = m[op.array], op.extents.get_values()
     shape = [n for n in extents if n >= 0]
     at: np.ndarray | np.int64 = np.int64(array.pointer)
-    live = np.broadcast_to(True if op.mask is None else m[op.mask], shape)
+    live: np.ndarray | bool = True if op.mask is None else m[op.mask]
     lost: np.ndarray | bool = False
     axis = 0
-
-    def placed(x: np.ndarray, extent: int) -> np.ndarray:
-        """Along the block's axis that `axis` says."""
-        return (
-            np.reshape(x, [-1 if a == axis else 1 for a in range(len(shape))]) if extent >= 0 else x
-        )
-
     for offset, extent, bound, stride in zip(
         op.offsets, extents, array.shape, array.strides, strict=True
     ):
-        start, wrapped = m.offsets(offset)
-        index = placed(start if start.ndim or extent < 0 else start + np.arange(extent), extent)
-        at = at + index * stride * array.dtype.itemsize
+        index, wrapped = m.offsets(offset)
+        if extent >= 0:
+            along = [1] * axis + [-1] + [1] * (len(shape) - axis - 1)
+            axis += 1
+            index = np.reshape(index if index.ndim else index + np.arange(extent), along)
+            wrapped = np.reshape(wrapped, along)
+        at = at + index * (stride * array.dtype.itemsize)
         live = live & (index >= 0) & (index < bound)
-        lost = lost | placed(wrapped, extent)
-        axis += extent >= 0
+        if wrapped.any():
+            lost = lost | wrapped
+    live = np.broadcast_to(live, shape)
     if array.fault and live.any():
         raise SimulationError(f"an access through a view that does not exist: {array.fault}")
-    return np.broadcast_to(np.where(lost, WRAPPED, at), live.shape), np.asarray(live)
+    return np.broadcast_to(at if lost is False else np.where(lost, WRAPPED, at), shape), live
 
 
 class PointerAccess(Protocol):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ def embed(value: float, width: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=4096)
 def retype(t: Attribute) -> Attribute:
     """A type with integers for floats."""
     if is_float(t):

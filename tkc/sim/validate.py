@@ -135,9 +135,12 @@ class Validator:
         elif self.last and self.spent > self.seconds * SEPARATE_PART and name != self.last:
             self.skipped.append(name)
             return
-        elif not module.is_structurally_equivalent(self.before):
+        changed = self.before is None or not module.is_structurally_equivalent(self.before)
+        if changed and self.before is not None:
             self._compare(name, self.before, module)
-        self.before, self.before_unordered = module.clone(), self.unordered(name)
+        if changed:
+            self.before = module.clone()
+        self.before_unordered = self.unordered(name)
         if self.skipped:
             self.notes.append(
                 f"{', '.join(self.skipped)} and {name} were compared together, for want of time"
