@@ -55,6 +55,7 @@ from tkc.kernels.fused_losses import linear_cross_entropy
 from tkc.kernels.gated_scan import hgrn, hgrn_backward, hgrn_step
 from tkc.kernels.group_norm import group_norm, group_norm_backward
 from tkc.kernels.grouped import grouped_matmul, grouped_outer
+from tkc.kernels.latent_attention import attention_latent
 from tkc.kernels.linear_attention import (
     linear_attention,
     linear_attention_backward,
@@ -101,6 +102,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_decode",
+    "attention_latent",
     "beam_gather",
     "causal_conv1d",
     "causal_conv1d_backward",

@@ -31,7 +31,7 @@ from math import e, inf, log, log2, prod
 from typing import Any
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
+from tkc.kernels.arrays import Array, dtype_of, empty, library
 from tkc.kernels.attention_blocks import (
     FLOAT8,
     block_of,
@@ -43,6 +43,8 @@ from tkc.kernels.attention_blocks import (
 from tkc.kernels.attention_checks import (
     check,
     check_heads,
+    check_lengths,
+    check_pages,
     check_scales,
     check_sequences,
     group_of,
@@ -171,13 +173,26 @@ def _attention(
             tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
 
 
-def _paged(x, h, page, n, inside, width: int, size: int, block: int):
-    """Rows from n on of a head, in pages of `size` rows: `page` is a page's number where a block is
-    part of one page, else the pool's row of each.
+def page_of(table: Any, n: Any, size: int, block: int) -> Any:
+    """Where the `block` rows from n on of a sequence lie: the page's number where they are part of
+    one page of `size` rows, else the pool's row of each.
     """
     if size % block == 0:
-        return tkc.load(x[page, :, h], (n % size, 0), (block, width), mask=inside)
-    return tkc.load(x[:, h], (page, 0), (block, width), mask=inside)
+        return table[n // size]
+    rows = n + tkc.arange(block)
+    return tkc.load(table, (rows // size,), (block,)) * size + rows % size
+
+
+def paged_block(
+    x: Any, page: Any, at: tuple[Any, Any], inside: Any, shape: tuple[int, int], size: int
+) -> Any:
+    """The block at row and column `at` of a head. x: of that head, [pages, size, D] where `page`
+    is a page's number, else [rows of the pool, D]; inside: which rows are there.
+    """
+    n, column = at
+    if size % shape[0] == 0:
+        return tkc.load(x[page], (n % size, column), shape, mask=inside)
+    return tkc.load(x, (page, column), shape, mask=inside)
 
 
 def _part_and_row(blocks: int, rows: int) -> tuple[Any, Any]:
@@ -261,18 +276,16 @@ def _decode(
     held = tkc.float16 if short else v.dtype
     if table is None:
         k, v = k[b, h], v[b, h]
+    else:
+        k, v = (x[:, :, h] if PAGE % BN == 0 else x[:, h] for x in (k, v))
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
         keep = _visible(m, n, (BM, BN), keys, last, QUERIES, window if WINDOW else None)
         if table is not None:
-            cols = n + tkc.arange(BN)
-            page = (
-                table[b, n // PAGE]
-                if PAGE % BN == 0
-                else tkc.load(table[b], (cols // PAGE,), (BN,)) * PAGE + cols % PAGE
-            )
+            page = page_of(table[b], n, PAGE, BN)
+            inside = (n + tkc.arange(BN) < last)[:, None]
             ki, vi = (
-                _paged(x, h, page, n, (cols < last)[:, None], width, PAGE, BN)
+                paged_block(x, page, (n, 0), inside, (BN, width), PAGE)
                 for x, width in ((k, D), (v, DV))
             )
         s = tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(qi.dtype).T)
@@ -435,7 +448,7 @@ def _decoded(
     bm = max(16, tkc.cdiv(rows if queries == 1 else min(rows, MAX_DECODE_ROWS), 16) * 16)
     blocks = tkc.cdiv(rows, bm)
     if size % bn:
-        k, v = _rows(k), _rows(v)
+        k, v = pages_as_rows(k), pages_as_rows(v)
     programs = batch * shared * blocks
     count = max(1, min(tkc.cdiv(keys, MIN_KEYS_PER_PART), tkc.cdiv(MAX_DECODE_PARTS * 4, programs)))
     each = max(1, tkc.cdiv(tkc.cdiv(keys, count), bn)) * bn
@@ -460,11 +473,27 @@ def _decoded(
         BM=bm,
         BN=bn,
     )
+    combine(acc, top, total, o, lse, sinks)
+
+
+def combine(
+    acc: Array,
+    top: Array,
+    total: Array,
+    o: Array,
+    lse: Array | None,
+    sinks: Array | None = None,
+) -> None:
+    """Adds up the parts of sums. acc: [batch, shared heads, parts, rows, DV], top and total:
+    without the last axis; rows: of each head of a group its queries. o: [batch, heads, queries,
+    DV].
+    """
+    (batch, shared, count, rows, dv), queries = acc.shape, o.shape[2]
     _combine[rows, shared, batch](
         *(acc, top, total, o, lse, sinks),
         MAX_DECODE_PARTS=1 << (count - 1).bit_length(),
         DV=width_of(dv),
-        GROUP=group,
+        GROUP=rows // queries,
         QUERIES=queries,
     )
 
@@ -543,14 +572,14 @@ def ragged(
     )
 
 
-def _rows(pool: Array) -> Array:
+def pages_as_rows(pool: Array, name: str = "attention_decode") -> Array:
     """A pool's pages as one array of rows. Raises LaunchError where they do not lie one after the
-    other.
+    other. name: the function's.
     """
     steps = pool.stride() if library(pool) == "torch" else getattr(pool, "strides", None)
     if steps is not None and pool.shape[0] > 1 and steps[0] != steps[1] * pool.shape[1]:
         raise tkc.LaunchError(
-            f"attention_decode: pages of {pool.shape[1]} rows are read row by row and must lie one"
+            f"{name}: pages of {pool.shape[1]} rows are read row by row and must lie one"
             " after the other in the pool; copy it, or make pages of a multiple of 64 rows"
         )
     return pool.reshape((pool.shape[0] * pool.shape[1], *pool.shape[2:]))
@@ -574,25 +603,12 @@ def _step(
 ) -> Iterator[tuple[Array, Array]]:
     """The last queries of each batch, and as many keys as `lengths` says."""
     check(q, k, v, mixed=True)
-    if pages is not None and (
-        len(pages.shape) != 2
-        or dtype_of(pages) != "int32"
-        or len(q.shape) == 4
-        and pages.shape[0] != q.shape[0]
-    ):
-        raise tkc.LaunchError(
-            "attention_decode: pages is int32 of [batch, pages of a sequence], got"
-            f" {dtype_of(pages)} {list(pages.shape)}"
-        )
+    check_pages(q, pages, "attention_decode")
     if len(q.shape) != 4:
         raise tkc.LaunchError(
             f"attention_decode: expected q of [batch, heads, queries, D], got {list(q.shape)}"
         )
-    expect(lengths, q.shape[:1], "lengths")
-    if dtype_of(lengths) != "int32":
-        raise tkc.LaunchError(
-            f"attention_decode: lengths are int32, got {dtype_of(lengths)}; convert them"
-        )
+    check_lengths(q, lengths, "attention_decode")
     shared = k.shape[1 if pages is None else 2]
     group_of(q.shape[1], shared)
     check_heads(q.shape[1], sinks=sinks)

@@ -187,6 +187,31 @@ def check_heads(heads: int, **arrays: Array | None) -> None:
             raise tkc.LaunchError(f"attention: {name} is float32, got {dtype_of(x)}; convert it")
 
 
+def check_pages(q: Array, pages: Array | None, name: str) -> None:
+    """Raises LaunchError unless pages (None: none) is a table of pages, a row for each of q's
+    batches. name: the function's.
+    """
+    if pages is not None and (
+        len(pages.shape) != 2
+        or dtype_of(pages) != "int32"
+        or len(q.shape) == 4
+        and pages.shape[0] != q.shape[0]
+    ):
+        raise tkc.LaunchError(
+            f"{name}: pages is int32 of [batch, pages of a sequence], got"
+            f" {dtype_of(pages)} {list(pages.shape)}"
+        )
+
+
+def check_lengths(q: Array, lengths: Array, name: str) -> None:
+    """Raises LaunchError unless lengths are int32, one for each of q's batches. name: the
+    function's.
+    """
+    expect(lengths, q.shape[:1], "lengths")
+    if dtype_of(lengths) != "int32":
+        raise tkc.LaunchError(f"{name}: lengths are int32, got {dtype_of(lengths)}; convert them")
+
+
 def wants_gradient(*arrays: Array | None) -> bool:
     """Whether autograd of torch records a call with these arrays. Raises LaunchError for float8."""
     torch = sys.modules.get("torch")

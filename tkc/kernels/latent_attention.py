@@ -1,0 +1,279 @@
+"""Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024) in its absorbed form: all heads of
+a token attend to one cache of latents, which are the keys, and whose first columns are the values.
+
+    q       [batch, queries, heads, rank + rotary]
+    cache   [batch, capacity, rank + rotary]        one row a token: the latent, and a rotated key
+    s       q cacheᵀ · scale
+    out     softmax(s) cache[:, :rank]              [batch, queries, heads, rank]
+
+The heads of one sequence are the rows of a block, those of a token after those of the one before.
+Sums of all `rank` columns are more than a program's registers hold, so PARTS programs have a part
+of the columns each. Each reads whole rows, its own columns as a block apart: one copy of it is the
+right factor of both dots, along the columns in one and along the rows in the other. As in decoding
+(`attention.py`), the keys are dealt out over programs too, and `combine` adds their parts up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import tkc
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
+from tkc.kernels.attention import LOG2E, combine, page_of, paged_block, pages_as_rows
+from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
+from tkc.kernels.attention_checks import check_lengths, check_pages
+from tkc.kernels.operator import operator
+
+# columns of a sum that a program holds at most: wgmma's largest N
+MAX_COLUMNS = 256
+# programs among which keys are dealt out where the device is not known
+PROGRAMS = 128
+# keys in whose time a program begins and ends: it loads its queries and stores sums
+KEYS_OF_A_PROGRAM = 96
+
+
+class Block(NamedTuple):
+    """A program's block: rows of queries, keys of a step, in how many parts the columns of the
+    result are, and options of the launch.
+    """
+
+    rows: int
+    keys: int
+    parts: int
+    options: dict[str, int]
+
+
+def _keep(m: Any, n: Any, block: tuple[int, int], ends: tuple[Any, Any], span: tuple) -> Any:
+    """Which columns from n on rows from m on see. ends: of the part, and of the keys; span:
+    queries, which are the last positions, and heads of each.
+    """
+    cols, (last, keys), (queries, heads) = (n + tkc.arange(block[1]))[None, :], ends, span
+    if queries == 1:
+        return cols < last
+    place = (m + tkc.arange(block[0])) // heads + (keys - queries)
+    return (cols < last) & (place[:, None] >= cols)
+
+
+@tkc.jit
+def _latent(
+    q,
+    cache,
+    acc,
+    top,
+    total,
+    lengths,
+    table,
+    latent_scale,
+    scale,
+    QUERIES: tkc.constexpr,
+    HEADS: tkc.constexpr,
+    PAGE: tkc.constexpr,
+    EACH: tkc.constexpr,
+    PARTS: tkc.constexpr,
+    RANK: tkc.constexpr,
+    ROTARY: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
+    """Rows from m on against a part of the keys: some columns of a sum, and what it is relative to.
+    What is kept in 8 bits is multiplied in 16, which hold it exactly.
+    """
+    i, part, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
+    own, m, width = i % PARTS, i // PARTS * BM, RANK // PARTS
+    keys, first, c = lengths[b], part * EACH, scale * LOG2E
+    last = tkc.minimum(keys, first + EACH)
+    if QUERIES > 1:  # what the block's last row sees
+        last = tkc.minimum(last, keys - QUERIES + (m + BM - 1) // HEADS + 1)
+    if latent_scale is not None:
+        c = c * latent_scale[0]
+    # its own columns, the others, and behind them the rotated ones
+    places = [((own + j) % PARTS * width, width) for j in range(PARTS)]
+    places += [(RANK, ROTARY)] if ROTARY else []
+    queries = [tkc.load(q[b], (m, at), (BM, size)) for at, size in places]
+    x = cache[b] if table is None else cache
+    high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, width))
+    for n in tkc.range(first, last, BN):
+        inside = (n + tkc.arange(BN) < last)[:, None]
+        if table is None:
+            blocks = [tkc.load(x, (n, at), (BN, size), mask=inside) for at, size in places]
+        else:
+            page = page_of(table[b], n, PAGE, BN)
+            blocks = [
+                paged_block(x, page, (n, at), inside, (BN, size), PAGE) for at, size in places
+            ]
+        blocks, s = [y.to(q.dtype) for y in blocks], tkc.zeros((BM, BN))
+        for query, block in zip(queries[::-1], blocks[::-1], strict=True):
+            s = tkc.dot(query, block.T, s)
+        s = tkc.where(_keep(m, n, (BM, BN), (last, keys), (QUERIES, HEADS)), s, -inf)
+        new = tkc.maximum(high, tkc.max(s, axis=1) * c)
+        base = tkc.where(new == -inf, 0, new) if QUERIES > 1 else new  # nothing seen yet
+        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(high - base)
+        sums, high = sums * shrink + tkc.sum(p, axis=1), new
+        out = tkc.dot(p.to(q.dtype), blocks[0], out * shrink[:, None])
+    out = out if latent_scale is None else out * latent_scale[0]
+    tkc.store(acc[b, 0, part], (m, own * width), out)
+    if own == 0:
+        tkc.store(top[b, 0, part], (m,), high)
+        tkc.store(total[b, 0, part], (m,), sums)
+
+
+def _block(rows: int, rank: int, target: str) -> Block:
+    """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync."""
+    parts = tkc.cdiv(rank, MAX_COLUMNS)
+    if rows <= 16:
+        return Block(16, 32, 1, {})
+    if has_wgmma(target):
+        return Block(64, 64, parts, {}) if rows <= 64 else Block(128, 32, parts, {})
+    return Block(32, 32, parts, {} if target == "cpu" else {"num_warps": 8})
+
+
+def _count(programs: int, keys: int, step: int, target: str) -> int:
+    """In how many parts keys are dealt out: those with which the last program is done first."""
+    places = PROGRAMS if target == "cpu" else tkc.target(target).multiprocessors
+    most = max(1, min(tkc.cdiv(keys, step), tkc.cdiv(4 * places, programs)))
+
+    def time(count: int) -> float:
+        turns = tkc.cdiv(programs * count, places)
+        return turns * (tkc.cdiv(keys, count) + KEYS_OF_A_PROGRAM)
+
+    return min(range(1, most + 1), key=time)
+
+
+def _check(q: Array, cache: Array, rank: int, lengths: Array, pages: Array | None) -> None:
+    """Raises LaunchError where shapes or types do not fit together."""
+    name = "attention_latent"
+    if library(q) != library(cache):
+        raise tkc.LaunchError(
+            f"{name}: q and cache are arrays of different libraries; convert them to one"
+        )
+    kinds = dtype_of(q), dtype_of(cache)
+    if kinds[0] not in ("bfloat16", "float16") or kinds[1] not in (kinds[0], FLOAT8):
+        raise tkc.LaunchError(
+            f"{name}: expected q of bfloat16 or float16, and a cache of the same or of {FLOAT8},"
+            f" got {kinds[0]} and {kinds[1]}; convert them"
+        )
+    if len(q.shape) != 4 or len(cache.shape) != 3:
+        raise tkc.LaunchError(
+            f"{name}: expected q of [batch, queries, heads, D] and a cache of [batch, capacity, D],"
+            f" or [pages, page size, D] beside pages, got {list(q.shape)} and {list(cache.shape)}"
+        )
+    if q.shape[-1] != cache.shape[-1]:
+        raise tkc.LaunchError(
+            f"{name}: rows of q have {q.shape[-1]} elements, those of the cache"
+            f" {cache.shape[-1]}; they must have as many"
+        )
+    if pages is None and q.shape[0] != cache.shape[0]:
+        raise tkc.LaunchError(
+            f"{name}: q has {q.shape[0]} batches and the cache {cache.shape[0]}; they must be as"
+            " many, or pass pages"
+        )
+    if not 32 <= rank <= q.shape[-1] or rank % 32:
+        raise tkc.LaunchError(
+            f"{name}: rank is a multiple of 32 up to {q.shape[-1]}, the columns of q, got {rank};"
+            " pad the latents with zeros"
+        )
+    check_pages(q, pages, name)
+    check_lengths(q, lengths, name)
+
+
+@operator(name="attention_latent")
+def _attend(
+    q: Array,
+    cache: Array,
+    lengths: Array,
+    rank: int,
+    scale: float,
+    pages: Array | None = None,
+    latent_scale: Array | None = None,
+    sums: bool = True,
+) -> Iterator[tuple[Array, Array]]:
+    """attention_latent's result and its log-sum-exp (with `sums`)."""
+    _check(q, cache, rank, lengths, pages)
+    if not scale > 0:
+        raise tkc.LaunchError(
+            f"attention_latent: scale is positive, got {scale}; negate q for a negative one"
+        )
+    if latent_scale is not None:
+        expect(latent_scale, (1,), "latent_scale")
+    (batch, queries, heads, d), rows = q.shape, q.shape[1] * q.shape[2]
+    out = empty(q, (batch, queries, heads, rank))
+    lse = empty(q, (batch, queries, heads) if sums else (0,), "float32")
+    yield out, lse
+    if not prod(out.shape):
+        return
+    size = 0 if pages is None else cache.shape[1]
+    keys = cache.shape[1] if pages is None else pages.shape[1] * size
+    target = tkc.target_of(q)
+    block = _block(rows, rank, target)
+    if size % block.keys:
+        cache = pages_as_rows(cache, "attention_latent")
+    programs = tkc.cdiv(rows, block.rows) * block.parts
+    count = _count(programs * batch, keys, block.keys, target)
+    each = max(1, tkc.cdiv(tkc.cdiv(keys, count), block.keys)) * block.keys
+    count = max(1, tkc.cdiv(keys, each))
+    acc = empty(q, (batch, 1, count, rows, rank), "float32")
+    top, total = (empty(q, (batch, 1, count, rows), "float32") for _ in range(2))
+    _latent[programs, count, batch](
+        q.reshape((batch, rows, d)),
+        *(cache, acc, top, total, lengths, pages, latent_scale, scale),
+        QUERIES=queries,
+        HEADS=heads,
+        PAGE=size,
+        EACH=each,
+        PARTS=block.parts,
+        RANK=rank,
+        ROTARY=width_of(d - rank) if d > rank else 0,
+        BM=block.rows,
+        BN=block.keys,
+        **block.options,
+    )
+    one_query = out.reshape((batch, rows, 1, rank)), lse.reshape((batch, rows, 1)) if sums else None
+    combine(acc, top, total, *one_query)
+
+
+def attention_latent(
+    q: Array,
+    cache: Array,
+    lengths: Array,
+    rank: int,
+    scale: float | None = None,
+    with_lse: bool = False,
+    pages: Array | None = None,
+    latent_scale: Array | float | None = None,
+) -> Array | tuple[Array, Array]:
+    """Multi-head latent attention (MLA) to a cache of latents: a step of decoding, several tokens
+    at once (speculative decoding), or a part of a prompt (chunked prefill).
+
+    q: bfloat16 or float16 [batch, queries, heads, D], the first `rank` columns multiplied by the
+    heads' key projection already (absorbed), the others rotated. cache: of q's type or float8_e4m3,
+    [batch, capacity, D]: each token's latent of `rank` columns (a multiple of 32), then its rotated
+    key, which all heads share; the values are the latents. lengths: int32 [batch], how many tokens
+    a sequence has, those of the queries included, which are the last ones: query i of n sees the
+    first lengths − n + i + 1 rows; what stands behind the lengths does not matter, NaN neither.
+    scale: D ** -0.5 by default; models have that of a head before absorption (DeepSeek: 192 **
+    -0.5). pages: the cache is a pool of [pages, page size, D], and pages, int32 of [batch, pages of
+    a sequence], says which are a sequence's, in order; what stands behind its length is not read.
+    latent_scale: what a float8 cache is to be multiplied by, a number or float32 of [1].
+
+    The result is [batch, queries, heads, rank], of q's type; with_lse: also the natural log-sum-exp
+    of each row's scores, float32 [batch, queries, heads], −∞ where a row sees nothing. The same
+    arguments give the same bits. Raises LaunchError where shapes or types do not fit. Source:
+    DeepSeek-AI, "DeepSeek-V2" (2024); parts of the keys are combined as in "Flash-Decoding" (Dao et
+    al., 2023).
+    """
+    try:
+        if latent_scale is not None and dtype_of(cache) != FLOAT8:
+            raise tkc.LaunchError(
+                f"attention_latent: latent_scale is for a cache of {FLOAT8}, and this one is"
+                f" {dtype_of(cache)}; multiply by it before the call"
+            )
+        if isinstance(latent_scale, (int, float)):
+            latent_scale = full(q, (1,), latent_scale, "float32")
+        scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
+        out = _attend(q, cache, lengths, rank, scale, pages, latent_scale, with_lse)
+        return out if with_lse else out[0]
+    except tkc.Error as error:
+        tkc.hide_own_frames(error)
+        raise
