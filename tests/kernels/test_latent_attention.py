@@ -2,12 +2,13 @@
 pages, float8; with the threads of GPUs simulated, and compiled for them.
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import tkc
 from tests.kernels.checks import assembles, double, numbers
-from tests.kernels.test_attention import near, zeros
+from tests.kernels.test_attention import near
 from tkc import kernels
 
 LENGTHS = (7, 900, 513, 0)
@@ -127,11 +128,11 @@ def test_threads(heads, queries, page, target, monkeypatch):
 @pytest.mark.parametrize("cached", ["bfloat16", "float8_e4m3fn"])
 def test_it_assembles(queries, heads, page, cached, target, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target)
-    cache, pages = zeros(64, 8192, 576, dtype=cached), None
+    kind = getattr(ml_dtypes, cached)
+    cache, pages = np.zeros((64, 8192, 576), kind), None
     if page:
-        cache = zeros(64, page, 576, dtype=cached)
-        pages = np.zeros((64, 8192 // page), np.int32)
-    q, lengths = zeros(64, queries, heads, 576), np.zeros(64, np.int32)
+        cache, pages = np.zeros((64, page, 576), kind), np.zeros((64, 8192 // page), np.int32)
+    q, lengths = np.zeros((64, queries, heads, 576), ml_dtypes.bfloat16), np.zeros(64, np.int32)
     assembles(
         lambda: kernels.attention_latent(q, cache, lengths, 512, pages=pages, with_lse=True),
         [target],

@@ -119,14 +119,16 @@ def _latent(
         tkc.store(total[b, 0, part], (m,), sums)
 
 
-def _block(rows: int, rank: int, target: str) -> Block:
-    """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync."""
-    parts = tkc.cdiv(rank, MAX_COLUMNS)
+def _block(rows: int, rank: int, short: bool, target: str) -> Block:
+    """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync. short: the
+    cache is float8, which threads convert: more of them, and fewer keys, for want of registers.
+    """
+    parts, warps = tkc.cdiv(rank, MAX_COLUMNS), {} if target == "cpu" else {"num_warps": 8}
     if rows <= 16:
-        return Block(16, 32, 1, {})
-    if has_wgmma(target):
+        return Block(16, 32, parts, warps) if short else Block(16, 32, 1, {})
+    if has_wgmma(target) and not short:
         return Block(64, 64, parts, {}) if rows <= 64 else Block(128, 32, parts, {})
-    return Block(32, 32, parts, {} if target == "cpu" else {"num_warps": 8})
+    return Block(32, 16, parts, warps)
 
 
 def _count(programs: int, keys: int, step: int, target: str) -> int:
@@ -206,7 +208,7 @@ def _attend(
     size = 0 if pages is None else cache.shape[1]
     keys = cache.shape[1] if pages is None else pages.shape[1] * size
     target = tkc.target_of(q)
-    block = _block(rows, rank, target)
+    block = _block(rows, rank, dtype_of(cache) == FLOAT8, target)
     if size % block.keys:
         cache = pages_as_rows(cache, "attention_latent")
     programs = tkc.cdiv(rows, block.rows) * block.parts
