@@ -153,6 +153,7 @@ STAGES = {
     "attention": race("attention", seconds=170),
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
+    "attention_serving": race("attention_serving", seconds=110),
     "attention_blocks": race("attention_blocks", seconds=250),
     "attention_backward": race("attention_backward", seconds=250),
     "vector_add": race("vector_add", "softmax", seconds=60),

@@ -464,6 +464,15 @@ CASES = {
         lambda q, k, v: attend(q, k, v, enable_gqa=True),
         of((4, 16, 1, 128), (4, 4, 2048, 128), (4, 4, 2048, 128)),
     ),
+    "attention_latent": Case(
+        lambda q, cache: kernels.attention_latent(
+            q, cache, torch().full((4,), 2048, device="cuda", dtype=torch().int32), 512
+        ),
+        lambda q, cache: attend(
+            q.transpose(1, 2), cache[:, None], cache[:, None, :, :512], enable_gqa=True
+        ),
+        of((4, 1, 16, 576), (4, 2048, 576)),
+    ),
 }
 
 

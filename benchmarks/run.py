@@ -43,6 +43,7 @@ RACES = (
     "plain_recurrences",
     "attention",
     "attention_variants",
+    "attention_serving",
     "attention_backward",
     "attention_blocks",
     "launch",

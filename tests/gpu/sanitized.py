@@ -233,6 +233,12 @@ def library() -> dict[str, Callable[[Give], object]]:
             *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)),
             g((2,), "int32", 3, low=1, high=600),
         ),
+        "attention_latent": lambda g: t.attention_latent(
+            g((2, 3, 24, 80), "bfloat16"),
+            g((2, 300, 80), "bfloat16", 1),
+            g((2,), "int32", 2, low=1, high=300),
+            64,
+        ),
         **recurrences.library(),
         **models.library(),
     }

@@ -326,6 +326,12 @@ CALLS = {
         *(randn(2, 2, 70, 16, seed=s + i) for i in (1, 2)),
         torch.tensor([70, 3 + s], device=DEVICE, dtype=torch.int32),
     ),
+    "attention_latent": lambda s: kernels.attention_latent(
+        randn(2, 1, 4, 80, seed=s).bfloat16(),
+        randn(2, 70, 80, seed=s + 1).bfloat16(),
+        torch.tensor([70, 3 + s], device=DEVICE, dtype=torch.int32),
+        64,
+    ),
     "grouped_matmul": lambda s: kernels.grouped_matmul(
         randn(33, 16, seed=s),
         randn(3, 16, 32, seed=s + 1),

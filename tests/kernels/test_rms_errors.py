@@ -225,6 +225,7 @@ LOOSER = {
 EXACT = {
     "add_rms_norm",
     "attention_decode",
+    "attention_latent",
     "create_block_mask",
     "cross_entropy_",
     "dropout",
