@@ -1,0 +1,83 @@
+"""What serving needs of attention beside attention_variants.py: steps of decoding by latents (MLA).
+
+The bound is the larger one of two times: of the cache's bytes at the speed of a copy that only
+reads, and of the dots at the rate of tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks import harness
+from benchmarks.harness import Contest, Contestant, Runner
+
+# what the shares of `latent` are of: bytes and operations a second
+READ_RATE, DOT_RATES = 4.24e12, {16: 700e12, 8: 1300e12}
+
+
+def contests(seed: int) -> Iterator[Contest]:
+    for heads in (128, 64, 16):
+        yield latent(seed, heads)
+    yield latent(seed, 128, page=64)
+    yield latent(seed, 128, page=64, bits=8)
+
+
+def latent(
+    seed: int,
+    heads: int,
+    page: int = 0,
+    bits: int = 16,
+    batch: int = 64,
+    keys: int = 8192,
+    rank: int = 512,
+    d: int = 576,
+) -> Contest:
+    """page: the cache lies in shuffled pages of so many rows; bits: 8: it is float8."""
+    import torch
+
+    from tkc import kernels
+
+    made = torch.Generator("cuda").manual_seed(seed)
+    kind = torch.bfloat16 if bits == 16 else torch.float8_e4m3fn
+    q = torch.randn(batch, 1, heads, d, device="cuda", dtype=torch.bfloat16, generator=made)
+    cache = torch.randn(batch, keys, d, device="cuda", generator=made).to(kind)
+    lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+    store, pages = cache, None
+    if page:
+        count = batch * keys // page
+        pages = torch.randperm(count, device="cuda", generator=made).int().view(batch, -1)
+        store = torch.empty(count, page, d, device="cuda", dtype=kind)
+        rows = cache.view(torch.uint8).view(count, -1)
+        store.view(torch.uint8).view(count, -1)[pages.long().flatten()] = rows
+    half = torch.empty_like(cache[: batch // 2])
+
+    def ours() -> Runner:
+        return Runner(lambda: kernels.attention_latent(q, store, lengths, rank, pages=pages), None)
+
+    def copy() -> Runner:
+        # reads half of the bytes and writes half
+        return Runner(lambda: half.copy_(cache[: batch // 2]), None)
+
+    def reference():
+        wide = cache.float()
+        p = torch.softmax(torch.einsum("bqhd,bkd->bqhk", q.float(), wide) * d**-0.5, -1)
+        return torch.einsum("bqhk,bkd->bqhd", p, wide[..., :rank])
+
+    flops = 2 * batch * heads * keys * (d + rank)
+    bound = max(cache.numel() * cache.element_size() / READ_RATE, flops / DOT_RATES[bits])
+    asked = harness.time_at_most(
+        "tkc", bound / 0.75, f"0.75 of the bound's speed, {bound / 0.75e-3:.4g} ms, at most"
+    )
+    where = f", pages of {page}" if page else ""
+    return Contest(
+        f"attention-latent-{heads}{f'-paged-{page}' if page else ''}{'-float8' * (bits == 8)}",
+        f"A step of decoding by latents (MLA): batch {batch}, {heads} heads, {keys} keys{where}, D"
+        f" = {d}, {rank} of them values, {'float8_e4m3' if bits == 8 else 'bfloat16'}",
+        (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
+        harness.gpu_timer,
+        harness.GPU_TIMING,
+        reference,
+        amount=flops / 1e12,
+        unit="TFLOP/s",
+        figures=(asked,) if heads == 128 else (),
+    )
