@@ -56,6 +56,19 @@ def _keep(m: Any, n: Any, block: tuple[int, int], ends: tuple[Any, Any], span: t
     return (cols < last) & (place[:, None] >= cols)
 
 
+def _blocks(
+    x: Any, row: Any, n: Any, last: Any, places: list[tuple[Any, int]], size: int, step: int
+) -> list:
+    """Rows n to n + step of a sequence, up to `last`: a block for each of `places`, (first column,
+    columns). row: the sequence's pages, of `size` rows, or None.
+    """
+    inside = (n + tkc.arange(step) < last)[:, None]
+    if row is None:
+        return [tkc.load(x, (n, at), (step, width), mask=inside) for at, width in places]
+    page = page_of(row, n, size, step)
+    return [paged_block(x, page, (n, at), inside, (step, width), size) for at, width in places]
+
+
 @tkc.jit
 def _latent(
     q,
@@ -92,18 +105,11 @@ def _latent(
     places = [((own + j) % PARTS * width, width) for j in range(PARTS)]
     places += [(RANK, ROTARY)] if ROTARY else []
     queries = [tkc.load(q[b], (m, at), (BM, size)) for at, size in places]
-    x = cache[b] if table is None else cache
+    x, row = (cache[b], None) if table is None else (cache, table[b])
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, width))
     for n in tkc.range(first, last, BN):
-        inside = (n + tkc.arange(BN) < last)[:, None]
-        if table is None:
-            blocks = [tkc.load(x, (n, at), (BN, size), mask=inside) for at, size in places]
-        else:
-            page = page_of(table[b], n, PAGE, BN)
-            blocks = [
-                paged_block(x, page, (n, at), inside, (BN, size), PAGE) for at, size in places
-            ]
-        blocks, s = [y.to(q.dtype) for y in blocks], tkc.zeros((BM, BN))
+        blocks, s = _blocks(x, row, n, last, places, PAGE, BN), tkc.zeros((BM, BN))
+        blocks = [block.to(q.dtype) for block in blocks]
         for query, block in zip(queries[::-1], blocks[::-1], strict=True):
             s = tkc.dot(query, block.T, s)
         s = tkc.where(_keep(m, n, (BM, BN), (last, keys), (QUERIES, HEADS)), s, -inf)
