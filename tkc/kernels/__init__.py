@@ -30,6 +30,7 @@ from tkc.kernels.attention import attention_decode
 from tkc.kernels.attention_call import attention, attention_backward
 from tkc.kernels.block_mask import BlockMask as BlockMask
 from tkc.kernels.block_mask import create_block_mask
+from tkc.kernels.cache import append_to_cache_
 from tkc.kernels.convolution import (
     causal_conv1d,
     causal_conv1d_backward,
@@ -98,6 +99,7 @@ __all__ = [
     "adam_variant_",
     "add_layer_norm",
     "add_rms_norm",
+    "append_to_cache_",
     "argmax",
     "attention",
     "attention_backward",
