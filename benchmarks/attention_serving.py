@@ -1,7 +1,8 @@
-"""What serving needs of attention beside attention_variants.py: steps of decoding by latents (MLA).
+"""What serving needs of attention beside attention_variants.py: steps of decoding by latents (MLA),
+and new keys and values into a cache.
 
-The bound is the larger one of two times: of the cache's bytes at the speed of a copy that only
-reads, and of the dots at the rate of tensor cores.
+By latents the bound is the larger one of two times: of the cache's bytes at the speed of a copy
+that only reads, and of the dots at the rate of tensor cores.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def contests(seed: int) -> Iterator[Contest]:
         yield latent(seed, heads)
     yield latent(seed, 128, page=64)
     yield latent(seed, 128, page=64, bits=8)
+    yield append(seed, 64, 1)
+    yield append(seed, 4, 2048)
 
 
 def latent(
@@ -80,4 +83,63 @@ def latent(
         amount=flops / 1e12,
         unit="TFLOP/s",
         figures=(asked,) if heads == 128 else (),
+    )
+
+
+def append(
+    seed: int, batch: int, tokens: int, heads: int = 8, d: int = 128, page: int = 64
+) -> Contest:
+    """Keys turned and written with the values into shuffled pages; the rival in torch's own
+    operations, by torch.compile.
+    """
+    import torch
+
+    from tkc import kernels
+
+    made = torch.Generator("cuda").manual_seed(seed)
+    k, v = (
+        torch.randn(batch, tokens, heads, d, device="cuda", dtype=torch.bfloat16, generator=made)
+        for _ in range(2)
+    )
+    room = 4096
+    count = batch * room // page
+    pages = torch.randperm(count, device="cuda", generator=made).int().view(batch, -1)
+    pools = [
+        torch.zeros(count, page, heads, d, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    ]
+    lengths = torch.full((batch,), room, device="cuda", dtype=torch.int32)
+    angles = torch.arange(room, device="cuda")[:, None] * 1e4 ** (
+        -torch.arange(0, d, 2, device="cuda") / d
+    )
+    cos, sin = angles.cos(), angles.sin()
+
+    def theirs(k, v, keys, values, lengths, cos, sin, pages):
+        at = lengths[:, None].long() - tokens + torch.arange(tokens, device="cuda")
+        c, s = cos[at][:, :, None], sin[at][:, :, None]
+        a, b = k.float().chunk(2, -1)
+        place = torch.gather(pages.long(), 1, at // page), at % page
+        keys[place] = torch.cat([a * c - b * s, b * c + a * s], -1).to(k.dtype)
+        values[place] = v
+
+    given = k, v, *pools, lengths, cos, sin, pages
+
+    def ours() -> Runner:
+        return Runner(lambda: kernels.append_to_cache_(*given), None)
+
+    def rival() -> Runner:
+        compiled = torch.compile(theirs)
+        return Runner(lambda: compiled(*given), None)
+
+    bytes_ = 4 * k.numel() * k.element_size()
+    return Contest(
+        f"append-to-cache-{batch}x{tokens}",
+        f"Keys turned and written with values into pages of {page}: {batch} sequences, {tokens} new"
+        f" tokens, {heads} heads, D = {d}, bfloat16",
+        (Contestant("tkc", ours, "ours"), Contestant("torch.compile", rival)),
+        harness.gpu_timer,
+        harness.GPU_TIMING,
+        None,
+        amount=bytes_ / 1e9,
+        unit="GB/s",
+        figures=(harness.speed_ratio("tkc", "torch.compile", 1.0),),
     )

@@ -27,6 +27,7 @@ EXACT = {"argmax", "create_block_mask", "dropout", "embedding", "histogram", "so
 EXACT |= {"transpose"}
 # torch has no function for them; tests/kernels holds them to their recurrences in float64
 WITHOUT_RIVAL = {
+    "append_to_cache_",
     "fft",
     "fft_conv",
     "fft_conv_backward",

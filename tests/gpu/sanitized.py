@@ -70,6 +70,16 @@ def step(give: Give):
     return p, m, v
 
 
+def append(give: Give):
+    from tkc import kernels
+
+    k, v = (give((2, 3, 2, 32), "bfloat16", i) for i in range(2))
+    caches = [give((2, 2, 50, 32), "bfloat16", i) for i in (2, 3)]
+    lengths, angles = give((2,), "int32", 4, low=1, high=50), [give((50, 16), seed=5)] * 2
+    kernels.append_to_cache_(k, v, *caches, lengths, *angles)
+    return tuple(caches)
+
+
 def entropy(give: Give):
     from tkc import kernels
 
@@ -233,6 +243,7 @@ def library() -> dict[str, Callable[[Give], object]]:
             *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)),
             g((2,), "int32", 3, low=1, high=600),
         ),
+        "append_to_cache_": append,
         "attention_latent": lambda g: t.attention_latent(
             g((2, 3, 24, 80), "bfloat16"),
             g((2, 300, 80), "bfloat16", 1),

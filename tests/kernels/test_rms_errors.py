@@ -226,6 +226,7 @@ EXACT = {
     "add_rms_norm",
     "attention_decode",
     "attention_latent",
+    "append_to_cache_",
     "create_block_mask",
     "cross_entropy_",
     "dropout",

@@ -150,7 +150,7 @@ def _appended(
 ) -> Iterator[None]:
     """append_to_cache_ with scales as arrays."""
     _check(k, k_cache, lengths, pages, "k")
-    if v is not None:
+    if v is not None and v_cache is not None:
         _check(v, v_cache, lengths, pages, "v")
         both = (k.shape[:3], v.shape[:3]), (k_cache.shape[:3], v_cache.shape[:3])
         if any(tuple(a) != tuple(b) for a, b in both):
