@@ -48,10 +48,17 @@ SHORT = {
 }
 RATES = ("fabric", "l2")
 COSTS = (
-    *("copy_latency", "launch_clocks", "restart_clocks", "store_tma", "store_subtile"),
+    *(
+        "copy_latency",
+        "shared_copy_latency",
+        "launch_clocks",
+        "restart_clocks",
+        "store_tma",
+        "store_subtile",
+    ),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
-    *("free_shared", "max_shared", "shared_slowing", "partial_swizzle", "step"),
-    *("overlap", "map_line", "map_cut_line", "heat", "work", "traffic"),
+    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step", "store_row"),
+    *("overlap", "heat", "work", "traffic"),
 )
 TOP = 20  # plans of a product whose times are to be right
 CLOSE = 0.01  # of the first plan's time: the model cannot tell less apart

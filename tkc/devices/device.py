@@ -108,6 +108,9 @@ class Costs(_SharedMemory):
     """Of the closed-form model."""
 
     copy_latency: float  # clocks from issuing a copy by a tensor map to its arrival
+    # … how much longer where blocks of a cluster share copies: each waits for the others' halves,
+    # and until all of them have read a stage
+    shared_copy_latency: float
     load_latency: float  # … a load or a copy by threads
     launch_clocks: float  # … before the first step and after the last store
     launch_seconds: float  # around the kernel
@@ -117,6 +120,8 @@ class Costs(_SharedMemory):
     # subtiles or in one, through shared memory, from registers
     store_tma: float
     store_subtile: float
+    # … of each row, of at most 64 elements, that leaves by a tensor map: the wider the fewer
+    store_row: float
     store_shared: float
     store_direct: float
     odd_rows: float  # how much longer stores from registers take of rows that start at odd elements
@@ -132,7 +137,7 @@ class Costs(_SharedMemory):
     free_shared: float
     max_shared: float
     shared_slowing: float
-    partial_swizzle: float
+    copied_line: float  # clocks in which a tensor map copies of one line of 128 bytes, all or less
     mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
     one_role: float  # how much longer a plan of one role takes than the model says, likewise
@@ -151,11 +156,6 @@ class Costs(_SharedMemory):
     # clocks of a warp's instruction that loads a part of a dot's operand straight into its layout
     # in registers: eight rows, a line of the cache each
     fragment_load: float
-    # clocks in which a tensor map copies 128 bytes of a row; where rows begin amid 32 bytes
-    map_line: float
-    map_cut_line: float
-    busy: float  # part of the device for which those clocks hold: all blocks share the L2 cache
-    shallow_ring: float  # how much slower with few stages behind the one in use
     # clocks in which a role relays 8-bit operands: of a step, and of each byte
     relayout: float
     relayout_byte: float

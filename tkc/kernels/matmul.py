@@ -24,7 +24,7 @@ import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.operator import operator
-from tkc.kernels.tiles import tiles
+from tkc.kernels.tiles import Product, tiles
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = MappingProxyType(
@@ -108,8 +108,13 @@ def _fits_tensor_cores(args: dict) -> bool:
 def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
     """The tiles that a closed form puts first."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
-    dense_rows = strides_of(args["b"])[-1] == 1
+    steps = [strides_of(args[name]) for name in ("a", "b")]
+    pitches = tuple(2 * max(s[-2:]) for s in steps)
+    product = Product(m, n, k, prod(batch), steps[1][-1] == 1, pitches)
+    # b is read once, where few blocks have all rows, which stand side by side: where not all fits
+    # the cache anyway, it need not displace what others have there
     once = len(args["b"].shape) == len(args["c"].shape)
+    once = once and product.bytes > tkc.target(target).cache
     back = {"serpentine": True} if _walks_back(args, 2) else {}
     return [
         tkc.Config(
@@ -117,7 +122,7 @@ def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
             **back,
             **({"retain": True} if once and m <= BESIDE * tile.rows else {}),
         )
-        for tile in tiles(m, n, k, prod(batch), dense_rows, target, TILES_RANKED)
+        for tile in tiles(product, target, TILES_RANKED)
     ]
 
 

@@ -1,7 +1,7 @@
 """Blocks for a product on Hopper's tensor cores: every legal one with its schedule, estimated in
 closed form from the device's numbers, the best few kept for the compiler's model to choose among.
 
-    tiles(4096, 4096, 4096, target="sm_90a", rows_of_b=True)      Tile(BM=128, BN=256, …), …
+    tiles(Product(4096, 4096, 4096, 1, True, (8192, 8192)), "sm_90a", 12)   Tile(128, 256, …), …
 
 One number for each: the time of the busiest multiprocessor, at the clock that power allows,
 
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 import tkc
+from tkc.ir.target import LINE
+from tkc.passes.planning.cost import lines_of_row
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a dot
@@ -72,7 +74,7 @@ class Tile:
 @dataclass(frozen=True)
 class Product:
     """What a launch computes: extents, batches; whether rows of b are dense, so that a block's
-    columns are rows of shared memory; how many bytes of the arrays.
+    columns are rows of shared memory; bytes from one row (or column) of a and b to the next.
     """
 
     m: int
@@ -80,6 +82,12 @@ class Product:
     k: int
     batches: int
     dense_rows: bool
+    pitches: tuple[int, int]
+
+    @property
+    def bytes(self) -> int:
+        """Of the operands and the result, 16 bits an element."""
+        return 2 * self.batches * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def steps(self, tile: Tile) -> int:
         """Of a program that has all of k."""
@@ -92,13 +100,11 @@ class Product:
         return ceil(ceil(self.m / tile.rows) / across) * across * columns * self.batches
 
 
-def tiles(
-    m: int, n: int, k: int, batches: int, dense_rows: bool, target: str, count: int
-) -> list[Tile]:
+def tiles(product: Product, target: str, count: int) -> list[Tile]:
     """The `count` tiles that the estimate puts first, on a target whose tensor cores take operands
     from shared memory (wgmma).
     """
-    product, machine = Product(m, n, k, batches, dense_rows), tkc.target(target)
+    machine = tkc.target(target)
     ranked = sorted(
         _legal(product, machine),
         key=lambda tile: (_nanoseconds(product, tile, machine), repr(tile)),
@@ -109,9 +115,13 @@ def tiles(
 def _legal(product: Product, machine: Any) -> Iterator[Tile]:
     """Every tile that registers allow and that is not all padding."""
     for rows in ROWS:
-        # few rows pay where there are few, many where they are not mostly padding
-        if rows < WARPGROUP_ROWS and product.m > 2 * rows or rows >= max(128, 2 * product.m):
+        # many rows pay where they are not mostly padding, few where there are few, or few blocks
+        if rows >= max(128, 2 * product.m):
             continue
+        if rows < WARPGROUP_ROWS and product.m > 2 * rows:
+            blocks = product.programs(Tile(rows, WHOLE_SWIZZLE))
+            if blocks > machine.multiprocessors:
+                continue
         for columns in _columns(product, rows):
             for in_turn in (False, True):
                 if not _fits_registers(rows, columns, in_turn):
@@ -142,8 +152,7 @@ def _fits_registers(rows: int, columns: int, in_turn: bool) -> bool:
 def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
     """A tile in clusters, in parts of k, with the last wave's programs in parts."""
     programs, places = product.programs(tile), machine.multiprocessors
-    # blocks of a cluster wait for one another: that pays where there are waves of them
-    shared = programs > places and tile.columns % WHOLE_SWIZZLE == 0
+    shared = not product.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
     for cluster in CLUSTERS if shared else CLUSTERS[:1]:
         yield replace(tile, cluster=cluster)
     if tile.in_turn:
@@ -165,7 +174,8 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
     sums = tile.rows * tile.columns
-    leaving = costs.restart_clocks + costs.store_tma * sums
+    row = costs.store_row / gcd(WHOLE_SWIZZLE, tile.columns)
+    leaving = costs.restart_clocks + (costs.store_tma + row) * sums
     step, tensor, copied = _step(product, tile, min(programs, places), machine)
     looping = steps * step
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
@@ -174,7 +184,10 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     clocks = waves * each + leaving * tile.in_turn + met * (parts > 1)
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     shared = programs / places * steps / clocks
-    return float(clocks / machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied))
+    clock = machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied)
+    memory = product.bytes / machine.memory
+    computing = clocks / clock
+    return float(max(computing, memory) + costs.overlap * min(computing, memory))
 
 
 def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[float, float, float]:
@@ -184,18 +197,21 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     costs = machine.costs
     rows = max(tile.rows, WARPGROUP_ROWS)
     tensor = 2 * rows * tile.columns * tile.depth / machine.tensor
-    if tile.columns > WHOLE_SWIZZLE and tile.columns % WHOLE_SWIZZLE and product.dense_rows:
-        tensor *= 1 + costs.partial_swizzle / tile.columns**2
     across, down = tile.cluster
     shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
     copied = 2 * tile.depth * shares
-    fabric = copied / min(machine.fabric, machine.l2 / active)
+    width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else WHOLE_SWIZZLE
+    of_a = lines_of_row(LINE, product.pitches[0]) / WHOLE_SWIZZLE
+    of_b = lines_of_row(2 * width, product.pitches[1]) / width
+    lines = tile.depth * (tile.rows / down * of_a + tile.columns / across * of_b)
+    fabric = max(copied / min(machine.fabric, machine.l2 / active), lines * costs.copied_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
     read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * tile.columns)
     tensor = tensor * costs.slowed((read + stage) / tensor) + costs.step
     stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
-    latency = costs.copy_latency / max(1, stages - 1)
+    shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
+    latency = (costs.copy_latency + shared) / max(1, stages - 1)
     return max(tensor, fabric, latency), tensor, copied
 
 

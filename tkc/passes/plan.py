@@ -57,7 +57,7 @@ from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
-from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
+from tkc.passes.planning.cost import Cost, Sizes, Work, cost, is_cut
 from tkc.passes.planning.hopper import has_small_accumulators, roles
 from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
@@ -154,7 +154,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     further: dict[str, tuple] = {}
     if sizes is not None:
         further["split_k"] = (1, *_parts(work, context.target))
-    if sizes is not None and any(map(cut, program.loads)):
+    if sizes is not None and any(map(is_cut, program.loads)):
         further["cluster"] = CUT_SECTOR_CLUSTERS
     if _several(program):
         further["programs"] = CO_RESIDENT_PROGRAMS
@@ -274,7 +274,7 @@ def _realised(
         made = _plan(program, replace(context, options=replace(context.options, **names)))
         if context.options.cluster is None and (
             any(load.boxes > 1 for load in made.loads)
-            and not (sized and any(map(cut, program.loads)))
+            and not (sized and any(map(is_cut, program.loads)))
             or made.cluster != (1, 1)
             and has_small_accumulators(program.dots)
         ):

@@ -225,12 +225,13 @@ def facts(info: Any) -> tuple:
 
 
 def _fact(n: int, itemsize: int) -> tuple:
-    """Exactly 0 or 1, or the largest interesting divisor: 128, 64, 16, or what makes 16 bytes; of a
-    negative number, that it is one.
+    """Exactly 0 or 1, or the largest interesting divisor: 128, 64, 16, or what makes 16, 8 or 4
+    bytes, which one access can move; of a negative number, that it is one.
     """
     if 0 <= n <= 1:
         return 1, n
-    divisor = next(d for d in (128, 64, 16, max(16 // itemsize, 1), 1) if n % d == 0)
+    widths = [max(size // itemsize, 1) for size in (16, 8, 4)]
+    divisor = next(d for d in (128, 64, 16, *widths, 1) if n % d == 0)
     return (divisor, None, True) if n < 0 else (divisor, None)
 
 

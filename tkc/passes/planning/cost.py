@@ -9,7 +9,8 @@ A step of a loop takes a multiprocessor as long as the slowest of
     tensor        dots at the rate of the planned instruction; wgmma reads shared memory itself,
                   2 KiB and 32 N bytes for each 64 x N x 16, and shares it with the copies
     l2            bytes that its loads bring from the L2 cache (shared copies of a cluster once)
-    cut sectors   tensor-map copies of rows that begin between sectors of 32 bytes
+    lines         of 128 bytes that tensor maps ask for: narrow rows take one each, rows that begin
+                  amid a line two
     latency       of a copy, divided by the stages that run ahead of the one in use
     units         copies that pass through registers
     relayout      of 8-bit operands: a role of its own reads and writes shared memory again
@@ -23,7 +24,7 @@ trip count take ASSUMED_TRIPS steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import cast
 
 from xdsl.dialects import scf
@@ -34,10 +35,11 @@ from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import LINE, Target
-from tkc.ir.types import bits, element_of
+from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
 from tkc.passes.analysis.alias import accessed
+from tkc.passes.analysis.mapped import dense_of_block
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, feeding_dots
@@ -69,7 +71,7 @@ class Dot:
 @dataclass(frozen=True)
 class Moved:
     """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program
-    axes it depends on, whether it feeds a dot, and whether its rows cut sectors.
+    axes it depends on, whether it feeds a dot, and lines of the cache that a tensor map asks for.
     """
 
     number: int
@@ -77,7 +79,7 @@ class Moved:
     inside: int
     axes: frozenset[int]
     fed: bool
-    cut: bool = False
+    lines: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Part:
 class Work:
     """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of
     the arrays read; stored, results: bytes and elements of results of one program; of these
-    odd_rows: elements in rows that start at odd elements, columns: in dense columns.
+    odd_rows: elements in rows that start at odd elements, columns: in dense columns. width: the
+    elements of a result's row, or what divides those of all.
     """
 
     grid: tuple[int, int, int] | None
@@ -105,6 +108,7 @@ class Work:
     footprint: int
     odd_rows: int = 0
     columns: int = 0
+    width: int = 0
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -131,7 +135,7 @@ class Work:
                     known.inside(load),
                     frozenset(program_axes([*load.operands, *around], ends=False)),
                     load.results[0] in feeding,
-                    cut(load),
+                    lines(load),
                 )
             )
         stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
@@ -155,6 +159,7 @@ class Work:
             footprint=sum(known.bytes(argument) for argument in read if argument is not None),
             odd_rows=sum(t.size for op, t in stored if scattered(op) == "odd rows"),
             columns=sum(t.size for op, t in stored if scattered(op) == "columns"),
+            width=gcd(*(t.extents[-1] for _, t in stored if t.rank)),
         )
 
 
@@ -298,7 +303,8 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
         return costs.store_direct * (work.results + odd)
     if plan.epilogue == "shared":
         return costs.store_shared * work.results
-    return (costs.store_subtile if plan.subtiles == 1 else costs.store_tma) * work.results
+    row = costs.store_row / gcd(work.width, plan.columns)
+    return (row + (costs.store_subtile if plan.subtiles == 1 else costs.store_tma)) * work.results
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
@@ -353,7 +359,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
     """One trip of a loop's body. active: multiprocessors that have programs, 0 if not known."""
     costs = target.costs
     tensor, reads, relaid = _multiplied(part, plan, target)
-    copies = _copied(part, plan, target, active)
+    copies = _copied(part, plan, target)
     if reads:
         moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
         tensor = tensor * costs.slowed((reads + moved) / tensor) + costs.step
@@ -371,7 +377,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
         "l2": fabric * resident,
         "latency": latency,
         "units": copies.units * resident,
-        "cut sectors": copies.cut * resident,
+        "lines": copies.lines * resident,
         "an operand relaid": costs.relayout + costs.relayout_byte * relaid if relaid else 0.0,
     }
     why = max(times, key=lambda part: times[part])
@@ -381,7 +387,9 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
 def _latency(part: Part, plan: Plan, costs: Costs) -> float:
     """Clocks from asking for a step's operands to having them."""
     paths = [plan.loads[x.number].path for x in part.moved if 0 <= x.number < len(plan.loads)]
-    return costs.copy_latency if "tma" in paths else costs.load_latency
+    if "tma" not in paths:
+        return costs.load_latency
+    return costs.copy_latency + costs.shared_copy_latency * (prod(plan.cluster) > 1)
 
 
 def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, float]:
@@ -398,8 +406,7 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
             tensor += 2 * m * n * k / costs.fma
         elif chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            partial = n > 64 and n % (1024 // d.bits)
-            tensor += 2 * rows * n * k / rate * (1 + costs.partial_swizzle / n**2 * bool(partial))
+            tensor += 2 * rows * n * k / rate
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
             relaid += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
@@ -410,13 +417,13 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes that a step brings from the L2 cache; clocks of copies that pass through registers, and
-    of tensor-map copies where rows cut sectors.
+    """Bytes that a step brings from the L2 cache; clocks of copies that pass through registers, of
+    the lines that tensor maps ask for.
     """
 
     bytes: float
     units: float
-    cut: float
+    lines: float
 
 
 def _sharing(load: LoadPlan | None, plan: Plan) -> int:
@@ -431,31 +438,29 @@ def _load_of(moved: Moved, plan: Plan) -> LoadPlan | None:
     return plan.loads[moved.number] if 0 <= moved.number < len(plan.loads) else None
 
 
-def _copied(part: Part, plan: Plan, target: Target, active: float) -> Copies:
-    """What a step copies. active: multiprocessors that have programs, 0 if not known."""
+def _copied(part: Part, plan: Plan, target: Target) -> Copies:
+    """What a step copies."""
     costs = target.costs
-    fabric = units = cut_clocks = 0.0
-    loads = [_load_of(x, plan) for x in part.moved]
-    by_map = [load is not None and load.path == "tma" for load in loads]
-    sectors = any(x.cut and mapped for x, mapped in zip(part.moved, by_map, strict=True))
-    busy = active / (target.multiprocessors * costs.busy) if active else 1.0
-    shallow = 1 + costs.shallow_ring / max(1, plan.stages - 1) ** 2
-    for x, load, mapped in zip(part.moved, loads, by_map, strict=True):
+    fabric = units = asked = 0.0
+    for x in part.moved:
+        load = _load_of(x, plan)
+        mapped = load is not None and load.path == "tma"
         filled = x.bytes - x.inside if mapped else 0
         sharing = _sharing(load, plan)
         fabric += (x.inside + costs.filled * filled) / sharing
-        if mapped and sectors:
-            line = costs.map_cut_line * busy * shallow if x.cut else costs.map_line
-            cut_clocks += x.bytes / LINE * line / sharing
-        if load is None or mapped:
+        if load is None:
             continue
-        units += x.bytes / (32 * max(1, load.vector)) * _instruction(load.path, x.fed, costs)
-    return Copies(fabric, units, cut_clocks)
+        if mapped:
+            asked += x.lines * costs.copied_line / sharing
+        else:
+            instructions = x.bytes / (32 * max(1, load.vector))
+            units += instructions * _instruction(load.path, x.fed, costs)
+    return Copies(fabric, units, asked)
 
 
 def _instruction(path: str, fed: bool, costs: Costs) -> float:
     """Clocks of a warp's instruction that loads what no tensor map copies. fed: it feeds a dot."""
-    if path == "async":
+    if path in ("async", "cp_async"):
         return costs.async_load
     return costs.fragment_load if path == "registers" and fed else costs.staged_load
 
@@ -567,16 +572,42 @@ def scattered(op: Operation) -> str:
     return "columns"
 
 
-def cut(op: Operation) -> bool:
+def lines_of_row(row: int, pitch: int) -> float:
+    """Lines of 128 bytes that a row of at most as many touches on average, where rows are some
+    multiple of `pitch` bytes apart.
+    """
+    offsets = range(0, LINE, gcd(pitch, LINE))
+    return 1 + sum(at + row > LINE for at in offsets) / len(offsets)
+
+
+def lines(op: Operation) -> float:
+    """Lines of the L2 cache that a tensor map asks for to copy a block, a swizzle's row at a time:
+    a narrow row takes a line like a wide one, one that begins amid a line takes two.
+    """
+    if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType):
+        return bytes_of(op) / LINE
+    size, dense = bits(op.result.type.element) // 8, dense_of_block(op)
+    extents = op.result.type.extents
+    row = gcd(LINE, (extents[dense] if dense < len(extents) else 1) * size)
+    return bytes_of(op) / row * lines_of_row(row, _pitch(op))
+
+
+def is_cut(op: Operation) -> bool:
     """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory
     moves.
     """
-    if not isinstance(op, tile.Load):
-        return False
-    size, extents = bits(array_type(op.array).element) // 8, op.extents.get_values()
-    return any(
-        s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1
-        for s, n in zip(array_type(op.array).facts.strides, extents, strict=False)
+    return isinstance(op, tile.Load) and _pitch(op) % 32 != 0
+
+
+def _pitch(op: tile.Load) -> int:
+    """Bytes of which a block's rows begin at multiples."""
+    size, facts = bits(array_type(op.array).element) // 8, array_type(op.array).facts.strides
+    return gcd(
+        *(
+            (s.exact if s.exact is not None else s.divisor) * size
+            for s, n in zip(facts, op.extents.get_values(), strict=False)
+            if s.exact != 1 and n > 1
+        )
     )
 
 

@@ -33,7 +33,7 @@ COPIER_WARPS = 4  # of the role that copies by cp.async
 BY_CONSUMERS = "by_consumers"
 # what threads compute again: a reshape may need what others have
 RECOMPUTED = (*POINTWISE, tile.Load, tile.Broadcast, tile.Transpose)
-MIN_VECTOR_BYTES, MAX_VECTOR_BYTES = 4, 16  # of one thread's copy
+VECTOR_BYTES = 16, 8, 4  # of one thread's copy by cp.async
 
 
 def uncopied(load: tile.Load) -> str:
@@ -65,7 +65,7 @@ def why_by_consumers(load: tile.Load | tile.LoadPointers) -> str:
 
 def copier_layout(memory: SharedLayout) -> Layout:
     """Which thread of the role copies what of a block: 16 bytes each, coalesced."""
-    elements = max(MAX_VECTOR_BYTES * 8 // memory.bits, 1)
+    elements = max(VECTOR_BYTES[0] * 8 // memory.bits, 1)
     return blocked(memory.shape, elements, COPIER_WARPS, memory.order)
 
 
@@ -83,7 +83,7 @@ def _unreachable(load: tile.Load) -> str:
         return "neither rows nor columns are dense"
     if t.rank != 2 or extents[dense] * bits(t.element) // 8 % MIN_SWIZZLE_BYTES:
         return "its rows are narrower than a swizzle"
-    if not _is_aligned(load, dense):
+    if not copied_bytes(load):
         return "its rows do not start and end at multiples of 4 bytes"
     return ""
 
@@ -108,17 +108,22 @@ def is_recomputed(value: SSAValue, kinds: Kinds) -> bool:
     return memo[value]
 
 
-def _is_aligned(load: tile.Load, dense: int) -> bool:
-    """Whether a thread may move 4 bytes of a row at once, wherever in the block."""
-    facts = array_type(load.array).facts
-    least = max(MIN_VECTOR_BYTES * 8 // bits(tile_type(load.result).element), 1)
+def copied_bytes(load: tile.Load) -> int:
+    """Bytes of a row that a thread may copy at once, wherever in the block: 16, 8, 4, or 0 where
+    that is less.
+    """
+    facts, dense = array_type(load.array).facts, dense_axis(load.array)
     steps = [s for axis, s in enumerate(facts.strides) if axis != dense]
-    return (
-        facts.align % MIN_VECTOR_BYTES == 0
-        and divisor(load.offsets[dense]) % least == 0
-        and facts.shape[dense].divisible(least)
-        and all(step.divisible(least) for step in steps)
-    )
+    for size in VECTOR_BYTES:
+        count = max(size * 8 // bits(tile_type(load.result).element), 1)
+        if (
+            facts.align % size == 0
+            and divisor(load.offsets[dense]) % count == 0
+            and facts.shape[dense].divisible(count)
+            and all(step.divisible(count) for step in steps)
+        ):
+            return size
+    return 0
 
 
 def _is_zero(value: object) -> bool:

@@ -74,6 +74,7 @@ from tkc.passes.planning.bodies import WarpCosts, best_stages, shape
 from tkc.passes.planning.gathers import (
     BY_CONSUMERS,
     copied_by_threads,
+    copied_bytes,
     loaded_by_consumers,
     why_by_consumers,
 )
@@ -536,7 +537,7 @@ def _roles(
         (
             LoadPlan(
                 "cp_async" if op in by_threads else "tma",
-                16,
+                copied_bytes(op) if op in by_threads else 16,
                 (share := shares.get(op, (-1, 1, (0,))))[0],
                 share[2],
                 which[op],
