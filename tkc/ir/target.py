@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 from tkc.devices import Costs, Device, Engines, resolved
 from tkc.errors import DeviceError
@@ -93,6 +94,14 @@ class Target:
     def clustered(self, size: int) -> int:
         """Multiprocessors that clusters of so many blocks, one on each, can use at once."""
         return sum(n // size * size for n in self.device.multiprocessors_of_gpcs)
+
+    @staticmethod
+    def lines_of_row(row: int, pitch: int) -> float:
+        """Lines that a row of at most a line's bytes touches on average, where rows are some
+        multiple of `pitch` bytes apart.
+        """
+        offsets = range(0, LINE, gcd(pitch, LINE))
+        return 1 + sum(at + row > LINE for at in offsets) / len(offsets)
 
     def at_entry(self, threads: int) -> int:
         """32-bit registers that ptxas gives each of so many threads, which fill a multiprocessor.

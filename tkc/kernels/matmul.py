@@ -108,9 +108,8 @@ def _fits_tensor_cores(args: dict) -> bool:
 def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
     """The tiles that a closed form puts first."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
-    steps = [strides_of(args[name]) for name in ("a", "b")]
-    pitches = tuple(2 * max(s[-2:]) for s in steps)
-    product = Product(m, n, k, prod(batch), steps[1][-1] == 1, pitches)
+    of_a, of_b = (strides_of(args[name])[-2:] for name in ("a", "b"))
+    product = Product(m, n, k, prod(batch), of_b[-1] == 1, (2 * max(of_a), 2 * max(of_b)))
     # b is read once, where few blocks have all rows, which stand side by side: where not all fits
     # the cache anyway, it need not displace what others have there
     once = len(args["b"].shape) == len(args["c"].shape)

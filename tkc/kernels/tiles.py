@@ -19,8 +19,6 @@ from math import ceil, gcd, prod
 from typing import Any
 
 import tkc
-from tkc.ir.target import LINE
-from tkc.passes.planning.cost import lines_of_row
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a dot
@@ -201,8 +199,8 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
     copied = 2 * tile.depth * shares
     width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else WHOLE_SWIZZLE
-    of_a = lines_of_row(LINE, product.pitches[0]) / WHOLE_SWIZZLE
-    of_b = lines_of_row(2 * width, product.pitches[1]) / width
+    of_a = machine.lines_of_row(2 * WHOLE_SWIZZLE, product.pitches[0]) / WHOLE_SWIZZLE
+    of_b = machine.lines_of_row(2 * width, product.pitches[1]) / width
     lines = tile.depth * (tile.rows / down * of_a + tile.columns / across * of_b)
     fabric = max(copied / min(machine.fabric, machine.l2 / active), lines * costs.copied_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)

@@ -572,14 +572,6 @@ def scattered(op: Operation) -> str:
     return "columns"
 
 
-def lines_of_row(row: int, pitch: int) -> float:
-    """Lines of 128 bytes that a row of at most as many touches on average, where rows are some
-    multiple of `pitch` bytes apart.
-    """
-    offsets = range(0, LINE, gcd(pitch, LINE))
-    return 1 + sum(at + row > LINE for at in offsets) / len(offsets)
-
-
 def lines(op: Operation) -> float:
     """Lines of the L2 cache that a tensor map asks for to copy a block, a swizzle's row at a time:
     a narrow row takes a line like a wide one, one that begins amid a line takes two.
@@ -589,7 +581,7 @@ def lines(op: Operation) -> float:
     size, dense = bits(op.result.type.element) // 8, dense_of_block(op)
     extents = op.result.type.extents
     row = gcd(LINE, (extents[dense] if dense < len(extents) else 1) * size)
-    return bytes_of(op) / row * lines_of_row(row, _pitch(op))
+    return bytes_of(op) / row * Target.lines_of_row(row, _pitch(op))
 
 
 def is_cut(op: Operation) -> bool:
