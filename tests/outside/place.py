@@ -41,8 +41,11 @@ def load_modules(given: str) -> None:
 
 
 def _on_host(device: Any) -> Any:
-    """A device of torch, with the host in a GPU's place."""
-    return "cpu" if str(device).partition(":")[0] == "cuda" else device
+    """A device of torch, with the host in a GPU's place; what is no device is as it was."""
+    import torch
+
+    named = isinstance(device, (torch.device, str))
+    return torch.device("cpu") if named and str(device).partition(":")[0] == "cuda" else device
 
 
 def without_gpu() -> None:
@@ -58,10 +61,11 @@ def without_gpu() -> None:
             if "device" in given:
                 given["device"] = _on_host(given["device"])
             if func is torch.Tensor.to:
-                args = (args[0], *(_on_host(a) if isinstance(a, str) else a for a in args[1:]))
+                args = (args[0], *map(_on_host, args[1:]))
             return func(*args, **given)
 
     Host().__enter__()
+    torch.nn.Module.cuda = lambda module, device=None: module  # type: ignore[method-assign]
     chip = properties()
     cuda = torch.cuda
     cuda.synchronize = lambda device=None: None
@@ -69,8 +73,17 @@ def without_gpu() -> None:
     cuda.device = lambda device=None: contextlib.nullcontext()
     cuda.get_device_capability = lambda device=None: (9, 0)
     cuda.get_device_name = lambda device=None: "NVIDIA H100"
-    found = type("Properties", (), {"multi_processor_count": chip["multiprocessor_count"]})
+    numbers = {
+        "name": "NVIDIA H100",
+        "major": 9,
+        "minor": 0,
+        "multi_processor_count": chip["multiprocessor_count"],
+        "shared_memory_per_block_optin": chip["max_shared_mem"],
+        "total_memory": 80 << 30,
+    }
+    found = type("Properties", (), numbers)
     cuda.get_device_properties = lambda device=None: found
+    cuda.device_count = lambda: 1
     active.get_current_target = lambda: GPUTarget("cuda", 90, 32)  # type: ignore[method-assign]
 
 

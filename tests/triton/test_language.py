@@ -276,6 +276,21 @@ def towards_zero(x):
 
 
 @triton.jit
+def to_nearest(x):
+    return tl.cast(x, tl.bfloat16, fp_downcast_rounding="rtne")
+
+
+@triton.jit
+def to_its_own(x):
+    return x.to(tl.float32, fp_downcast_rounding="rtne")
+
+
+@triton.jit
+def widened_by_rounding(x):
+    return x.to(tl.float64, fp_downcast_rounding="rtne")
+
+
+@triton.jit
 def bits(x):
     return x.to(tl.int32, bitcast=True)
 
@@ -286,6 +301,11 @@ def test_casts():
     assert run(unary, by_method, [("fp32", [3.5, 4.0])], "int32").tolist() == [2, 2]
     found = run(unary, towards_zero, [("fp32", [1.0078124, -1.0078124])], "bf16")
     assert found.astype(np.float32).tolist() == [1.0, -1.0]
+    found = run(unary, to_nearest, [("fp32", [1.0078124, -1.00390625, 1.01171875])], "bf16")
+    assert found.astype(np.float32).tolist() == [1.0078125, -1.0, 1.015625]
+    assert run(unary, to_its_own, [("fp32", [1.0078124])], "fp32") == np.float32(1.0078124)
+    with pytest.raises(CompileError, match="casts to a narrower floating type, got fp32 to fp64"):
+        run(unary, widened_by_rounding, [("fp32", [1.0])], "fp64")
     assert run(unary, bits, [("fp32", [1.0])], "int32").tolist() == [0x3F800000]
 
 
@@ -647,6 +667,59 @@ def selected(x):
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def tanh_of_pairs(x):
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f16x2 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def power_of_pairs(x):
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.bf16x2 $0, $1;", "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def fused_pairs(x):
+    return tl.inline_asm_elementwise(
+        "fma.rn.relu.f16x2 $0, $1, $1, $1;", "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+    )
+
+
+SOFTPLUS = tl.constexpr(
+    " ".join(
+        f"{{ .reg .pred p; setp.gt.f32 p, ${i}, 20.; @p mov.f32 ${o}, ${i};"
+        f" @!p mul.f32 ${o}, ${i}, 1.4426950408889634; @!p ex2.approx.ftz.f32 ${o}, ${o};"
+        f" @!p add.f32 ${o}, ${o}, 1.0; @!p lg2.approx.ftz.f32 ${o}, ${o};"
+        f" @!p mul.f32 ${o}, ${o}, 0.6931471805599453; }}"
+        for o, i in ((0, 2), (1, 3))
+    )
+)
+
+
+@triton.jit
+def softplus(x):
+    return tl.inline_asm_elementwise(
+        SOFTPLUS, "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+def test_packed_ptx_has_a_meaning_on_the_cpu():
+    x = np.linspace(-3, 3, N)
+    for function, expected, t, eps in [
+        (tanh_of_pairs, np.tanh, "fp16", 2**-10),
+        (power_of_pairs, np.exp2, "bf16", 2**-7),
+        (fused_pairs, lambda x: np.maximum(x * x + x, 0), "fp16", 2**-10),
+        (softplus, lambda x: np.log1p(np.exp(x)), "fp32", 2**-20),
+    ]:
+        given = x.astype(DTYPES[t]).astype(np.float64)
+        found = run(unary, function, [(t, x)], t).astype(np.float64)
+        np.testing.assert_allclose(found, expected(given), rtol=eps, atol=eps / 64)
+    assert run(unary, softplus, [("fp32", [40.0])], "fp32").tolist() == [40.0]
 
 
 def test_ptx_runs_on_the_cpu():

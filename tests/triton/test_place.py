@@ -11,6 +11,7 @@ import tkc.triton as triton
 import tkc.triton.language as tl
 from tests.triton import kernels
 from tkc.errors import LaunchError, TuningError
+from tkc.triton.errors import Unsupported
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "from tkc.tools.cli import main; main()"
@@ -99,3 +100,49 @@ def test_install_takes_triton_s_place_and_gives_it_back():
     finally:
         triton.uninstall()
     assert "triton" not in sys.modules
+
+
+@triton.jit
+def log2_of_a_number(out, N: tl.constexpr):
+    tl.store(out, tl.standard._log2(N))
+    tl.store(out + 1, tl.standard._log2(tl.arange(0, N).shape[0]))
+    tl.store(out + 2, tl.standard._is_power_of_two(N - 1))
+
+
+def test_helpers_of_tl_standard():
+    out = np.zeros(3, np.int32)
+    log2_of_a_number[(1,)](out, N=64)
+    assert out.tolist() == [6, 6, 0]
+    assert tl.standard._log2(100) == 6 and tl.standard._is_power_of_two(8)
+
+
+def test_programs_speak_to_the_profiler_and_nothing_is_recorded():
+    from tkc.triton import profiler
+    from tkc.triton.profiler import viewer
+
+    session = profiler.start("name", hook="triton")
+    profiler.activate(session)
+    with profiler.scope("part", {"flops": 2}), profiler.cpu_timed_scope("copy"):
+        pass
+    assert profiler.scope("whole")(lambda: 7)() == 7
+    profiler.finalize(session)
+    with pytest.raises(Unsupported, match="records nothing for Triton's profiler"):
+        viewer.parse(["time/ms"], "name.hatchet")
+
+
+def test_parts_of_triton_s_own_compiler_are_refused_when_used():
+    from tkc.triton._C.libtriton import ir, nvidia
+
+    assert nvidia.cublas.CublasLt(None).matmul
+    with pytest.raises(Unsupported, match=r"libtriton\.ir\.context"):
+        _ = ir.context
+
+
+def test_the_driver_names_the_cpu_when_told_to():
+    from tkc.triton.runtime import driver
+
+    driver.set_active_to_cpu()
+    try:
+        assert driver.active.get_current_target().backend == "cpu"
+    finally:
+        driver.reset_active()

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES
+from tkc.sim.ptx.faults import Unknown
+from tkc.sim.ptx.kinds import FLOATS, KIND_BYTES, KIND_TYPES, PAIRS
 from tkc.sim.ptx.machine import ClusterMachine, rule
 from tkc.sim.ptx.text import Instruction
 
@@ -38,6 +40,39 @@ LOGIC: dict[str, Callable[..., np.ndarray]] = {
 u64 = np.uint64
 
 
+def numbers(m: ClusterMachine, operand: str, i: Instruction) -> np.ndarray:
+    """What an instruction reads: a number a thread, or two of each, the lower half first; without
+    subnormal floats where it flushes them.
+    """
+    if i.kind in PAIRS:
+        words = np.ascontiguousarray(m.read(operand, "b32"))
+        return flushed(words.view(KIND_TYPES[PAIRS[i.kind]]), i)
+    return flushed(m.read(operand, i.kind), i)
+
+
+def flushed(x: np.ndarray, i: Instruction) -> np.ndarray:
+    """Floats, subnormal ones as zeros of their sign under `.ftz`."""
+    if "ftz" not in i.parts:
+        return x
+    small = np.abs(x) < ml_dtypes.finfo(x.dtype).smallest_normal
+    return np.where(small, np.copysign(0, x), x).astype(x.dtype, copy=False)
+
+
+def as_words(x: np.ndarray, i: Instruction) -> np.ndarray:
+    """A result as the register takes it: pairs as words."""
+    x = flushed(x, i)
+    if i.kind not in PAIRS:
+        return x
+    return np.ascontiguousarray(x.astype(KIND_TYPES[PAIRS[i.kind]], copy=False)).view(np.uint32)
+
+
+def clipped(x: np.ndarray, parts: list[str]) -> np.ndarray:
+    """A float result under `.sat` (0 to 1, NaN as 0) and `.relu` (no less than 0)."""
+    if "sat" in parts:
+        return np.where(np.isnan(x), 0, np.clip(x, 0, 1))
+    return np.maximum(x, 0) if "relu" in parts else x
+
+
 def arithmetic(head: str) -> Callable[[Compute], Compute]:
     """Registers the rule that a function of operands makes; of predicates, the one of LOGIC."""
 
@@ -46,8 +81,10 @@ def arithmetic(head: str) -> Callable[[Compute], Compute]:
             (into, *operands), kind = i.operands, i.kind
             if kind == "pred":
                 return m.write(into, LOGIC[head](*map(m.predicate, operands)), mask)
-            result = np.asarray(fn([m.read(o, kind) for o in operands], i.parts, kind))
-            m.write(into, result.astype(KIND_TYPES[kind], copy=False), mask)
+            each = PAIRS.get(kind, kind)
+            given = [numbers(m, o, i) for o in operands]
+            result = np.asarray(fn(given, i.parts, each)).astype(KIND_TYPES[each], copy=False)
+            m.write(into, as_words(result, i), mask)
 
         rule(head)(compute)
         return fn
@@ -63,7 +100,6 @@ ELEMENTWISE: dict[str, Callable[[Numbers], Any]] = {
     "neg": lambda x: -x[0],
     "abs": lambda x: np.abs(x[0]),
     "copysign": lambda x: np.copysign(x[1], x[0]),
-    "add": lambda x: x[0] + x[1],
     "rcp": lambda x: 1 / x[0],
     "sqrt": lambda x: np.sqrt(x[0]),
 }
@@ -92,21 +128,46 @@ for name, function in TRANSCENDENTAL.items():
     arithmetic(name)(_transcendental(function))
 
 
-@arithmetic("min")
-def smaller(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
-    return (np.fmin if kind[0] == "f" and "NaN" not in parts else np.minimum)(*x)
+def extreme(dropping: Callable, keeping: Callable) -> Compute:
+    """The smaller or larger of two; of NaN and a number the number, or NaN under `.NaN`."""
+
+    def compute(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+        if "xorsign" in parts:
+            raise Unknown(".xorsign")
+        drops = kind in FLOATS and "NaN" not in parts
+        return clipped((dropping if drops else keeping)(*x), parts)
+
+    return compute
 
 
-@arithmetic("max")
-def larger(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
-    return (np.fmax if kind[0] == "f" and "NaN" not in parts else np.maximum)(*x)
+arithmetic("min")(extreme(np.fmin, np.minimum))
+arithmetic("max")(extreme(np.fmax, np.maximum))
 
 
-@arithmetic("sub")
-def sub(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
-    if "sat" in parts and kind == "s32":
-        return np.clip(x[0].astype(np.int64) - x[1].astype(np.int64), -1 << 31, (1 << 31) - 1)
-    return x[0] - x[1]
+def saturating(fn: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Compute:
+    """A sum or difference, which `.sat` keeps within 32 bits, a float between 0 and 1."""
+
+    def compute(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
+        if kind in FLOATS:
+            return clipped(fn(*x), parts)
+        if "sat" in parts:
+            wide = fn(x[0].astype(np.int64), x[1].astype(np.int64))
+            return np.clip(wide, -1 << 31, (1 << 31) - 1)
+        return fn(*x)
+
+    return compute
+
+
+arithmetic("add")(saturating(np.add))
+arithmetic("sub")(saturating(np.subtract))
+
+
+def product_of_floats(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """mul of floats; mad of floats is fma by another name."""
+    given = [numbers(m, o, i) for o in i.operands[1:]]
+    each = PAIRS.get(i.kind, i.kind)
+    found = fma(given, i.parts, each) if len(given) == 3 else clipped(given[0] * given[1], i.parts)
+    m.write(i.operands[0], as_words(found.astype(KIND_TYPES[each]), i), mask)
 
 
 @rule("mul", "mad")
@@ -115,6 +176,8 @@ def product(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     width.
     """
     kind, ops = i.kind, i.operands
+    if kind in PAIRS or kind in FLOATS:
+        return product_of_floats(m, i, mask)
     a, b, bits = m.read(ops[1], kind), m.read(ops[2], kind), 8 * KIND_BYTES[kind]
     double = f"{kind[0]}{2 * bits}"
     if "wide" in i.parts:
@@ -169,8 +232,7 @@ def fma(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
         found = found.astype(np.float64)
         for i in np.flatnonzero(np.abs(found) < np.abs(x[2]) / 16):
             found[i] = cancelled(*(float(v[i]) for v in x))
-    if "sat" in parts:
-        found = np.where(np.isnan(found), 0, np.clip(found, 0, 1))
+    found = clipped(found, parts)
     if "rm" not in parts:
         return found
     rounded = found.astype(np.float32)
@@ -267,6 +329,17 @@ def count(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
         "brev": lambda x: int(f"{x:0{bits}b}"[::-1], 2),
     }[i.parts[0]]
     m.write(i.operands[0], np.array([one(int(x)) for x in a], u64), mask)
+
+
+@rule("lop3")
+def lop3(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """Any function of three bits, given as its table."""
+    a, b, c = (m.read(o, "u32") for o in i.operands[1:4])
+    table, found = int(i.operands[4], 0), np.zeros(m.n, np.uint32)
+    for row in range(8):
+        if table >> row & 1:
+            found |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+    m.write(i.operands[0], found, mask)
 
 
 @rule("prmt")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from tkc.sim.ptx.faults import Unknown
-from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES, tf32_bits
+from tkc.sim.ptx.kinds import BITS_OF_BYTES, FLOATS, KIND_BYTES, KIND_TYPES, tf32_bits
 from tkc.sim.ptx.machine import ClusterMachine, rule
 from tkc.sim.ptx.text import Instruction
 
@@ -28,7 +29,7 @@ def cvt(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     target, source = i.parts[-2:]
     if target in PAIRS and source == "f32":
         high, low = (m.read(o, "f32") for o in operands)
-        return m.write(into, packed_pair(high, low, target[:-2]), mask)
+        return m.write(into, packed_pair(high, low, target[:-2], i.parts), mask)
     if target == "f16x2":
         return m.write(into, widened_pair(m.read(operands[0], "u16"), source[:-2]), mask)
     if target not in KIND_TYPES or source not in KIND_TYPES:
@@ -36,17 +37,28 @@ def cvt(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     m.write(into, converted(m.read(operands[0], source), source, target, i.parts[1]), mask)
 
 
-def packed_pair(high: np.ndarray, low: np.ndarray, kind: str) -> np.ndarray:
+def packed_pair(high: np.ndarray, low: np.ndarray, kind: str, parts: list[str]) -> np.ndarray:
     """Two float32 as a pair of shorter floats in one word; float8 saturates."""
     t, bits = KIND_TYPES[kind], 8 * KIND_BYTES[kind]
 
     def shortened(x: np.ndarray) -> np.ndarray:
-        if bits == 8:
+        if bits == 8 or "satfinite" in parts:
             largest = float(ml_dtypes.finfo(t).max)
             x = np.clip(x, -largest, largest)
-        return x.astype(t).view(f"u{bits // 8}").astype(np.uint32)
+        if "relu" in parts:
+            x = np.maximum(x, 0)
+        short = towards_zero(x, t) if "rz" in parts else x.astype(t)
+        return short.view(f"u{bits // 8}").astype(np.uint32)
 
     return shortened(high) << np.uint32(bits) | shortened(low)
+
+
+def towards_zero(x: np.ndarray, t: type[Any]) -> np.ndarray:
+    """A shorter float: the nearest, or the one before it where that is beyond the number."""
+    near = x.astype(t)
+    beyond = np.abs(near.astype(np.float64)) > np.abs(x.astype(np.float64))
+    word = BITS_OF_BYTES[near.dtype.itemsize]
+    return (near.view(word) - beyond.astype(word)).view(t)
 
 
 def widened_pair(pair: np.ndarray, kind: str) -> np.ndarray:
@@ -68,6 +80,8 @@ def converted(x: np.ndarray, source: str, target: str, rounding: str) -> np.ndar
         return saturated(TO_WHOLE[rounding](x.astype(np.float64)), t)
     if source == target and source[0] == "f":
         return TO_WHOLE[rounding](x)
+    if "rz" in rounding and source in FLOATS and KIND_BYTES[source] > KIND_BYTES[target]:
+        return towards_zero(x, t)
     return x.astype(t)
 
 

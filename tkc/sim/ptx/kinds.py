@@ -28,6 +28,9 @@ KIND_TYPES: dict[str, type[Any]] = {
     "e4m3": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
 }
+FLOATS = ("f16", "bf16", "f32", "f64")  # that instructions compute with
+# two floats in a word, the first in its lower half
+PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 KIND_BYTES = {kind: np.dtype(t).itemsize for kind, t in KIND_TYPES.items()}
 # unsigned integers by their bytes: what a register holds
 BITS_OF_BYTES: dict[int, type[Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

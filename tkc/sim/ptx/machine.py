@@ -11,7 +11,7 @@ import numpy as np
 
 from tkc.ir.interface import RECORD, Interface
 from tkc.sim.ptx.faults import Fault, Trapped, Unknown, require, shortened
-from tkc.sim.ptx.kinds import BITS_OF_BYTES, KIND_BYTES, KIND_TYPES
+from tkc.sim.ptx.kinds import BITS_OF_BYTES, FLOATS, KIND_BYTES, KIND_TYPES
 from tkc.sim.ptx.memory import Memory, Shared
 from tkc.sim.ptx.tensor_maps import TensorMap
 from tkc.sim.ptx.text import Instruction, Program
@@ -284,6 +284,8 @@ class ClusterMachine:
         """[threads]: an operand as a kind of number. Raises Fault for a register without a value,
         Unknown for what is no operand.
         """
+        if kind not in KIND_TYPES:
+            raise Unknown(f"the type .{kind}")
         t, size = KIND_TYPES[kind], KIND_BYTES[kind]
         raw = self.registers.get(text)
         if raw is not None:
@@ -300,15 +302,7 @@ class ClusterMachine:
             text not in self.program.holds and text[0] not in "%$",
             f"{text} is read before it is written",
         )
-        if text.startswith("0f"):
-            return np.full(self.n, int(text[2:], 16), np.uint32).view(t)
-        if text.startswith("0d"):
-            return np.full(self.n, int(text[2:], 16), np.uint64).view(t)
-        try:
-            number = int(text, 0)
-        except ValueError:
-            raise Unknown(f"the operand {text}") from None
-        return np.full(self.n, number & (1 << size * 8) - 1, f"u{size}").view(t)
+        return np.full(self.n, literal(text, kind))
 
     def predicate(self, text: str) -> np.ndarray:
         """[threads]: a predicate register. Raises Fault where nobody wrote it."""
@@ -342,6 +336,31 @@ class ClusterMachine:
         return self.read(
             base, "s64" if self.program.holds.get(base) is np.uint64 else "u32"
         ).astype(np.int64) + int(offset or 0)
+
+
+def literal(text: str, kind: str) -> np.generic:
+    """A number as an instruction spells it. Raises Unknown for what is none."""
+    t, size = KIND_TYPES[kind], KIND_BYTES[kind]
+    for prefix, bits, exact in (("0f", np.uint32, np.float32), ("0d", np.uint64, np.float64)):
+        if text[:2].lower() == prefix:
+            number = bits(int(text[2:], 16))
+            return number.view(exact).astype(t) if kind in FLOATS else number.view(t)
+    try:
+        whole = int(text.rstrip("U"), 0)
+    except ValueError:
+        return _decimal(text, kind)
+    return np.dtype(f"u{size}").type(whole & (1 << size * 8) - 1).view(t)
+
+
+def _decimal(text: str, kind: str) -> np.generic:
+    """A float in decimal digits, rounded to its type."""
+    try:
+        number = np.float64(text)
+    except ValueError:
+        raise Unknown(f"the operand {text}") from None
+    if np.dtype(KIND_TYPES[kind]).kind in "iu":
+        raise Unknown(f"the operand {text} of type .{kind}")
+    return number.astype(KIND_TYPES[kind])
 
 
 # ---- control

@@ -8,7 +8,10 @@ from typing import Any
 # module -> names; `ours=theirs` where the name in the module differs, because it is also a
 # builtin's
 _WHERE = {
-    "constants": "constexpr const constexpr_type tuple=tuple_ CONSTEXPR_0",
+    "constants": (
+        "constexpr const constexpr_type tuple=tuple_ CONSTEXPR_0 _log2=log2"
+        " _is_power_of_two=is_power_of_two"
+    ),
     "control": "range=loop_range static_range",
     "creation": (
         "TRITON_MAX_TENSOR_NUMEL arange assume cdiv full full_like num_programs program_id"

@@ -194,3 +194,18 @@ class tuple_(builtin_tuple):
 
 
 CONSTEXPR_0 = constexpr(0)
+
+
+def log2(n: Any) -> Any:
+    """The whole part of the logarithm of a positive compile-time integer, to base 2."""
+    return _as_given(n, int(unwrap(n)).bit_length() - 1)
+
+
+def is_power_of_two(n: Any) -> Any:
+    """Whether a compile-time integer is a power of two."""
+    value = int(unwrap(n))
+    return _as_given(n, value > 0 and not value & (value - 1))
+
+
+def _as_given(given: Any, found: Any) -> Any:
+    return constexpr(found) if isinstance(given, constexpr) else found

@@ -459,10 +459,10 @@ def cast(
 ) -> tensor:
     """A tensor in another type, by value or (bitcast) by bits."""
     x, into, rounding = to_tensor(input), known_type(dtype).scalar, unwrap(fp_downcast_rounding)
-    if rounding is not None:
-        _check_rounding(x.dtype, into, rounding)
     if x.dtype == into:
         return x
+    if rounding is not None:
+        _check_rounding(x.dtype, into, rounding)
     if x.dtype.is_ptr() or into.is_ptr():
         return _cast_pointer(x, into)
     if unwrap(bitcast) and not _same_truths(x.dtype, into):

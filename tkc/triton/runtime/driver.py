@@ -59,9 +59,12 @@ def properties(device: int = 0) -> dict[str, int]:
 
 
 class Driver:
-    """The active driver: tkc's own."""
+    """The active driver: tkc's own. on_host: it was asked to be the CPU's; launches still run
+    where their arrays are.
+    """
 
     utils = _Utils()
+    on_host = False
 
     def get_current_device(self) -> int:
         torch = framework()
@@ -72,19 +75,19 @@ class Driver:
         return torch.cuda.current_stream(device).cuda_stream if torch.cuda.is_available() else 0
 
     def get_current_target(self) -> GPUTarget:
-        if tkc_driver.available():
+        if tkc_driver.available() and not self.on_host:
             return GPUTarget("cuda", tkc_driver.capability(self.get_current_device()), 32)
         return GPUTarget("cpu", 0, 0)
 
     def get_active_torch_device(self) -> Any:
         torch = framework()
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and not self.on_host:
             return torch.device("cuda", self.get_current_device())
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
         torch = framework()
-        return torch.cuda if torch.cuda.is_available() else torch.cpu
+        return torch.cuda if torch.cuda.is_available() and not self.on_host else torch.cpu
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
         arch = int(self.get_current_target().arch)  # of no GPU: (0, 0)
@@ -116,8 +119,19 @@ class _Switch:
     def set_active(self, other: Any) -> None:
         raise DeviceError("tkc launches through its own driver; no other one can be made active")
 
+    def set_active_to_cpu(self) -> None:
+        """The driver names the CPU from now on, as that of Triton's CPU back end does."""
+        active.on_host = True
+
+    def set_active_to_gpu(self) -> None:
+        """The driver names the GPU again, where there is one. Raises DeviceError where not."""
+        if not tkc_driver.available():
+            raise DeviceError("no GPU is there to make active; the driver stays the CPU's")
+        active.on_host = False
+
     def reset_active(self) -> None:
-        """Nothing: there is one."""
+        """The driver names what is there again."""
+        active.on_host = False
 
 
 driver = _Switch()
