@@ -5,6 +5,10 @@ tests.outside.place`.
                        case that fails where it reads the text that Triton's compiler makes, or the
                        words of its errors, is "text" in place of "failed".
     OUTSIDE_MODULES    name=file, …: modules of a checkout that its tests import, and tkc lacks
+    OUTSIDE_BARE       name=folder: a package whose `__init__` is not run
+    OUTSIDE_EACH       cases of each test function that run (0: all), chosen by their names
+    OUTSIDE_COLLECTED  a file for the names of all cases, before that choice
+    OUTSIDE_TRITON     1: Triton itself stays in its place, to see what it passes
 
 On a machine without a GPU, tests that were written for one run in host memory: what they allocate
 on "cuda" is there, and they are told that kernels compile for Hopper.
@@ -19,15 +23,19 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import tkc.runtime.driver
 import tkc.triton
+from tests.outside.cases import chosen_of_each
 from tkc.triton.runtime.driver import GPUTarget, active, properties
 
-tkc.triton.install()
+ITSELF = os.environ.get("OUTSIDE_TRITON") == "1"
+if not ITSELF:
+    tkc.triton.install()
 
 
 def load_modules(given: str) -> None:
@@ -38,6 +46,13 @@ def load_modules(given: str) -> None:
         assert spec is not None and spec.loader is not None, pair
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+
+
+def bare_package(given: str) -> None:
+    """A package that has its modules, and nothing of its own."""
+    name, _, folder = given.partition("=")
+    module = sys.modules[name] = ModuleType(name)
+    module.__path__ = [folder]
 
 
 def _on_host(device: Any) -> Any:
@@ -89,7 +104,51 @@ def without_gpu() -> None:
 
 if not tkc.runtime.driver.available():
     without_gpu()
-load_modules(os.environ.get("OUTSIDE_MODULES", ""))
+if os.environ.get("OUTSIDE_BARE"):
+    bare_package(os.environ["OUTSIDE_BARE"])
+if not ITSELF:
+    load_modules(os.environ.get("OUTSIDE_MODULES", ""))
+
+
+# ---- which cases run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps OUTSIDE_EACH cases of each function, and writes down the names of all."""
+    names = [item.nodeid for item in items]
+    listing = os.environ.get("OUTSIDE_COLLECTED")
+    if listing and _worker(config) in ("", "gw0"):
+        Path(listing).write_text("".join(f"{name}\n" for name in names))
+    each = int(os.environ.get("OUTSIDE_EACH", "0"))
+    if each:
+        kept = set(chosen_of_each(names, each))
+        items[:] = [item for item in items if item.nodeid in kept]
+
+
+# ---- processes that share the cases (pytest-xdist)
+def _worker(config: pytest.Config) -> str:
+    """The name of the process that runs cases for another one; "" where there is one alone."""
+    return getattr(config, "workerinput", {}).get("workerid", "")
+
+
+_lost: list[str] = []  # cases after which this process's GPU context is of no more use
+LOST_CONTEXT = re.compile(r"CUDA error|CUDA_ERROR|TrapError|illegal memory access")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _worker(config):
+        config.pluginmanager.register(_Worker(), "tests-outside-worker")
+        os.environ.pop("OUTSIDE_OUTCOMES", None)  # the process in charge writes them
+
+
+class _Worker:
+    """Ends a process whose GPU context an access has broken: xdist starts another."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and LOST_CONTEXT.search(str(report.longrepr)):
+            _lost.append(report.nodeid)
+
+    def pytest_runtest_logfinish(self) -> None:
+        if _lost:
+            os._exit(3)
 
 
 # Lines of tests that read what Triton's own compiler writes
@@ -110,21 +169,30 @@ def _read_text(report: pytest.TestReport) -> str:
     return ""
 
 
-def _reason(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     text = str(report.longrepr).strip().splitlines() if report.longrepr else [""]
     errors = [line[2:].strip() for line in text if line.startswith("E  ")]
     return (errors or text[-1:])[0][:200]
 
 
+def _write(outcome: str, case: str, reason: str) -> None:
+    if path := os.environ.get("OUTSIDE_OUTCOMES"):
+        with open(path, "a") as file:
+            file.write("\t".join((outcome, case, reason)).rstrip("\t") + "\n")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    path = os.environ.get("OUTSIDE_OUTCOMES")
-    if not path or report.when != "call" and report.outcome == "passed":
+    if report.when != "call" and report.outcome == "passed":
         return
     outcome, reason = report.outcome, ""
     if outcome == "failed" and (reason := _read_text(report)):
         outcome = "text"
     elif outcome != "passed":
         reason = _reason(report)
-    with open(path, "a") as file:
-        file.write("\t".join((outcome, report.nodeid, reason)).rstrip("\t") + "\n")
-        file.flush()
+    _write(outcome, report.nodeid, reason)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file whose tests cannot be read counts as a failed case."""
+    if report.failed:
+        _write("failed", f"{report.nodeid}::", _reason(report))

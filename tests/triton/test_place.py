@@ -85,6 +85,15 @@ def test_a_kernel_is_compiled_without_arrays():
     assert set(compiled.asm) >= {"ttir", "ttgir"}
 
 
+def test_a_program_learns_how_many_blocks_fit():
+    given = {"BLOCK": 1024, "grid": (1,)}
+    plain = kernels.add.warmup(tl.float32, tl.float32, tl.float32, 9000, **given)
+    asked = kernels.add.warmup(tl.float32, tl.float32, tl.float32, 9000, num_warps=16, **given)
+    block = plain.n_regs * plain.compiled_for("sm_90a").interface.threads
+    assert 0 <= asked.n_regs * 32 * 16 - block < 32 * 16  # the same block, by more threads
+    assert asked.metadata.shared > 0 and plain.n_spills == 0
+
+
 def test_what_is_not_an_option_is_refused():
     x = np.zeros(4, np.float32)
     with pytest.raises(LaunchError, match="num_wraps is neither a parameter nor an option"):

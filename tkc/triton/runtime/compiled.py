@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 # Options of a launch that tkc's planner may overrule; under strict=True it keeps them
 HINTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 ON_GPU = ("ptx", "cubin", "sass")
+WARP = 32
+SHARED_GRANULE = 128  # bytes in which a GPU deals out shared memory
+
+
+def _for_gpu(compiled: Compiled, compiled_for: Callable[[str], Compiled]) -> Compiled:
+    """The code of a GPU: of a launch in host memory, for TKC_TARGET, or sm_90a."""
+    if compiled.target != "cpu":
+        return compiled
+    return compiled_for(os.environ.get("TKC_TARGET", "sm_90a"))
 
 
 class Assembly(Mapping):
@@ -28,9 +37,7 @@ class Assembly(Mapping):
 
     @cached_property
     def _on_gpu(self) -> Compiled:
-        if self._compiled.target != "cpu":
-            return self._compiled
-        return self._compiled_for(os.environ.get("TKC_TARGET", "sm_90a"))
+        return _for_gpu(self._compiled, self._compiled_for)
 
     def __getitem__(self, name: str) -> Any:
         match name:
@@ -107,21 +114,37 @@ class CompiledKernel:
     def decisions(self) -> list[str]:
         return self.decisions_for()
 
+    @cached_property
+    def _on_gpu(self) -> Compiled:
+        return _for_gpu(self.compiled, self.compiled_for)
+
     @property
     def metadata(self) -> SimpleNamespace:
         hints = {"num_warps": 4, "num_stages": 3, "num_ctas": 1} | self.options
-        on_gpu = self.compiled.target != "cpu"
-        shared = self.compiled.resources.static_shared if on_gpu else 0
-        return SimpleNamespace(name=self.name, shared=shared, **hints)
+        return SimpleNamespace(name=self.name, shared=self.shared, **hints)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a block takes: its own and, without any, the least that
+        programs may divide by.
+        """
+        own = self._on_gpu.interface.shared_bytes + self._on_gpu.resources.static_shared
+        return max(own, SHARED_GRANULE)
 
     @property
     def n_regs(self) -> int:
-        return self.compiled.resources.registers
+        """Registers of a block, per thread of the num_warps that were asked for: programs multiply
+        the two to learn how many blocks fit, and tkc's planner may have chosen other warps.
+        """
+        taken, warps = self._on_gpu.resources.registers, self.options.get("num_warps")
+        if not warps or self.options.get("strict"):
+            return taken
+        return -(-taken * self._on_gpu.interface.threads // (WARP * warps))
 
     @property
     def n_spills(self) -> int:
         """Of bytes that are spilled, how many words."""
-        return self.compiled.resources.spill_stores // 4
+        return self._on_gpu.resources.spill_stores // 4
 
     def _init_handles(self) -> None:
         """Nothing: a kernel is loaded when it is first launched."""
