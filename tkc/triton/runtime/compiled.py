@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
+    from tkc.ir.interface import Interface
     from tkc.runtime.jit import JitFunction
 
 # Options of a launch that tkc's planner may overrule; under strict=True it keeps them
@@ -119,6 +120,12 @@ class CompiledKernel:
         return _for_gpu(self.compiled, self.compiled_for)
 
     @property
+    def _interface(self) -> Interface:
+        found = self._on_gpu.interface
+        assert found is not None  # of a GPU's code there is one
+        return found
+
+    @property
     def metadata(self) -> SimpleNamespace:
         hints = {"num_warps": 4, "num_stages": 3, "num_ctas": 1} | self.options
         return SimpleNamespace(name=self.name, shared=self.shared, **hints)
@@ -128,7 +135,7 @@ class CompiledKernel:
         """Bytes of shared memory that a block takes: its own and, without any, the least that
         programs may divide by.
         """
-        own = self._on_gpu.interface.shared_bytes + self._on_gpu.resources.static_shared
+        own = self._interface.shared_bytes + self._on_gpu.resources.static_shared
         return max(own, SHARED_GRANULE)
 
     @property
@@ -139,7 +146,7 @@ class CompiledKernel:
         taken, warps = self._on_gpu.resources.registers, self.options.get("num_warps")
         if not warps or self.options.get("strict"):
             return taken
-        return -(-taken * self._on_gpu.interface.threads // (WARP * warps))
+        return -(-taken * self._interface.threads // (WARP * warps))
 
     @property
     def n_spills(self) -> int:
