@@ -234,9 +234,9 @@ def test_every_level(form):
 
 
 ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE, *TOGETHER))
-PAIR = Form((128, 128, 32), options=(("num_stages", 3), *TOGETHER))
+PAIR = Form((128, 128, 32), options=(("num_stages", 3), ("cluster", (2, 1)), *TOGETHER))
 TURNS = Form((64, 64, 32), options=(("num_stages", 3), *ALONE))
-TURNED_PAIR = Form((128, 128, 32), options=(("num_stages", 3),))
+TURNED_PAIR = Form((128, 128, 32), options=(("num_stages", 3), ("cluster", (2, 1))))
 SMALL = {"alone": ONE, "cluster": PAIR, "ping-pong": TURNS, "ping-pong in a cluster": TURNED_PAIR}
 EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 

@@ -133,6 +133,19 @@ def _check_angles(x: Array, cos: Array | None, sin: Array | None, room: int, fir
         )
 
 
+def _check_values(
+    k: Array, v: Array, k_cache: Array, v_cache: Array, lengths: Array, pages: Array | None
+) -> None:
+    """Raises LaunchError where values and their cache do not go with the keys'."""
+    _check(v, v_cache, lengths, pages, "v")
+    both = (k.shape[:3], v.shape[:3]), (k_cache.shape[:3], v_cache.shape[:3])
+    if any(tuple(a) != tuple(b) for a, b in both):
+        raise tkc.LaunchError(
+            f"{NAME}: k is {list(k.shape)} and v {list(v.shape)}, their caches"
+            f" {list(k_cache.shape)} and {list(v_cache.shape)}; all but D must agree"
+        )
+
+
 @operator(name="append_to_cache_", mutates="k_cache v_cache")
 def _appended(
     k: Array,
@@ -151,13 +164,7 @@ def _appended(
     """append_to_cache_ with scales as arrays."""
     _check(k, k_cache, lengths, pages, "k")
     if v is not None and v_cache is not None:
-        _check(v, v_cache, lengths, pages, "v")
-        both = (k.shape[:3], v.shape[:3]), (k_cache.shape[:3], v_cache.shape[:3])
-        if any(tuple(a) != tuple(b) for a, b in both):
-            raise tkc.LaunchError(
-                f"{NAME}: k is {list(k.shape)} and v {list(v.shape)}, their caches"
-                f" {list(k_cache.shape)} and {list(v_cache.shape)}; all but D must agree"
-            )
+        _check_values(k, v, k_cache, v_cache, lengths, pages)
     size = 0 if pages is None else k_cache.shape[1]
     room = k_cache.shape[2] if pages is None else pages.shape[1] * size
     _check_angles(k, cos, sin, room, first)
