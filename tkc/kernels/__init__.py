@@ -86,6 +86,7 @@ from tkc.kernels.packed import (
 from tkc.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_rows
 from tkc.kernels.rotary import rotary
 from tkc.kernels.rows import dyt, dyt_backward, sparsemax, sparsemax_backward
+from tkc.kernels.rwkv import rwkv7, rwkv7_backward, rwkv7_step
 from tkc.kernels.sampling import argmax, beam_gather, sample, sort
 from tkc.kernels.scaled import scaled_matmul
 from tkc.kernels.scans import cumsum, sum
@@ -173,6 +174,9 @@ __all__ = [
     "rotary",
     "route",
     "route_backward",
+    "rwkv7",
+    "rwkv7_backward",
+    "rwkv7_step",
     "sample",
     "scaled_matmul",
     "silu",

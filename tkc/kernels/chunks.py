@@ -163,6 +163,35 @@ def level(total: Any, n: Any, C: Any) -> Any:
     return tkc.where(pairs, 1.0, tkc.zeros((C, C))), tkc.exp2(-tkc.abs(total - at))
 
 
+def _at_middle(total: Any, middle: Any) -> Any:
+    return tkc.gather(total, tkc.broadcast_to(middle[:, None], total.shape), 0)
+
+
+def short_factors(total: Any, before: Any, SHORT: Any, C: Any) -> Any:
+    """The part of `level_factors` in which i and j are in one block of SHORT positions, with factors
+    relative to G at the block's middle: so few positions that none of them overflows. With blocks
+    of one position there are only the first weights."""
+    i = tkc.arange(C)
+    zero = tkc.zeros((C, C))
+    if SHORT == 1:
+        return tkc.where(i[:, None] == i[None, :], 1.0, zero), None, None, None, None
+    block = i // SHORT
+    here = block[:, None] == block[None, :]
+    at = _at_middle(total, block * SHORT + SHORT // 2 - 1)
+    to = tkc.where(here & (i[:, None] >= i[None, :]), 1.0, zero)
+    below = tkc.where(here & (i[:, None] > i[None, :]), 1.0, zero)
+    return to, below, tkc.exp2(total - at), tkc.exp2(before - at), tkc.exp2(at - total)
+
+
+def level_factors(total: Any, before: Any, n: Any, C: Any) -> Any:
+    """(weights, weights below the diagonal, factor of rows, factor of rows read before their
+    position, factor of columns): the parts of level n of D_ijc = exp(G_ic - G_jc), j <= i, and of
+    exp(G_{i-1,c} - G_jc), j < i; before: G_{i-1}. See `level`."""
+    weights, factor = level(total, n, C)
+    middle = ((tkc.arange(C) >> (n + 1)) << (n + 1)) + (1 << n) - 1
+    return weights, weights, factor, tkc.exp2(-tkc.abs(before - _at_middle(total, middle))), factor
+
+
 @tkc.jit
 def _add_heads(x, out, GROUP: tkc.constexpr, K: tkc.constexpr):
     """Gradients of the heads that share one of q or k."""

@@ -229,6 +229,7 @@ def _walk(
     q,
     k,
     writing,
+    erasing,
     v,
     g,
     ends,
@@ -252,8 +253,9 @@ def _walk(
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(v.shape[1], C), C)
-    q, k, writing, v, g, beta, scores, inverses, out, fresh = (
-        sequence(x, starts, z) for x in (q, k, writing, v, g, beta, scores, inverses, out, fresh)
+    q, k, writing, erasing, v, g, beta, scores, inverses, out, fresh = (
+        sequence(x, starts, z)
+        for x in (q, k, writing, erasing, v, g, beta, scores, inverses, out, fresh)
     )
     state = tkc.zeros((K, V))
     if initial is not None:
@@ -278,9 +280,11 @@ def _walk(
             result = times(tkc.dot(queries, short), up, of_queries, scale)
             result = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)), new, result)
             tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
-        if writing is not None:
-            keys = tkc.load(writing, (t, head, 0), (C, None, K))
-        state = tkc.dot(keys.T, scaled(new, _of_rows(down, of_keys)), _decayed(state, end))
+        written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
+        state = tkc.dot(written.T, scaled(new, _of_rows(down, of_keys)), _decayed(state, end))
+        if erasing is not None:
+            known = tkc.dot(keys, short).to(keys.dtype)
+            state = tkc.dot(tkc.load(erasing, (t, head, 0), (C, None, K)).T, known, state)
     if final is not None:
         tkc.store(final[z, head], (0, column), state.to(final.dtype))
 
@@ -291,6 +295,7 @@ def _walk_back(
     q,
     k,
     writing,
+    erasing,
     g,
     ends,
     beta,
@@ -312,8 +317,9 @@ def _walk_back(
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C)
-    grad, q, k, writing, g, beta, scores, inverses, slopes = (
-        sequence(x, starts, z) for x in (grad, q, k, writing, g, beta, scores, inverses, slopes)
+    grad, q, k, writing, erasing, g, beta, scores, inverses, slopes = (
+        sequence(x, starts, z)
+        for x in (grad, q, k, writing, erasing, g, beta, scores, inverses, slopes)
     )
     state = tkc.zeros((K, V))
     if last is not None:
@@ -340,6 +346,9 @@ def _walk_back(
             slope = tkc.dot(inverse.T, slope.to(keys.dtype))
             change = times(slope * -each[:, None], up, of_keys).to(keys.dtype)
             state = tkc.dot(keys.T, change, state)
+        if erasing is not None:
+            change = tkc.dot(tkc.load(erasing, (t, head, 0), (C, None, K)), short)
+            state = tkc.dot(keys.T, change.to(keys.dtype), state)
         tkc.store(slopes, (t, head, column), slope.to(slopes.dtype)[:, None, :])
     if first is not None:
         tkc.store(first[z, head], (0, column), state.to(first.dtype))
@@ -571,6 +580,7 @@ class Recurrence(NamedTuple):
     longest: int | None
     scale: float
     normalize: bool = False
+    positions: int | None = None  # of a chunk, where another number than `chunk` chooses is meant
 
     @property
     def sequences(self) -> int:
@@ -589,6 +599,8 @@ class Recurrence(NamedTuple):
     @property
     def chunk(self) -> int:
         """Positions: fewer where tiles of decays stand beside those of keys."""
+        if self.positions is not None:
+            return self.positions
         return CHUNK // 2 if self.channels else CHUNK
 
     @property
@@ -626,7 +638,7 @@ class Recurrence(NamedTuple):
         return empty(self.v, (self.slots, self.v.shape[2], self.q.shape[3], self.v.shape[3]))
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """What does not depend on states; what a walk asks, reads and writes with, and decays by."""
 
     lengths: Array | None
@@ -638,6 +650,7 @@ class _Prepared(NamedTuple):
     g: Array | None
     ends: Array | None
     groups: tuple[int, int]
+    erasing: Array | None = None
 
     @property
     def unraised_lengths(self) -> Array | None:
@@ -645,7 +658,14 @@ class _Prepared(NamedTuple):
         return self.lengths if self.ends is None else None
 
 
-def _prepare(n: Recurrence) -> _Prepared:
+def inverted(n: Recurrence, lower: Array, inverses: Array) -> None:
+    """inverses [batch, T, heads, C]: (I + lower)^-1 of each chunk, lower being float32 and 0 on and
+    above the diagonals."""
+    grid = n.v.shape[2], n.chunks, n.sequences
+    _invert[grid](lower, n.starts, inverses, C=n.chunk, BASE=BASE)
+
+
+def _prepare(n: Recurrence) -> Prepared:
     row = tuple(n.v.shape[:3])
     lengths = empty(n.v, (2, *row), "float32") if n.normalize else None
     scores = empty(n.v, (*row, n.chunk))
@@ -655,23 +675,24 @@ def _prepare(n: Recurrence) -> _Prepared:
     grid = row[2], n.chunks, n.sequences
     _pairs[grid](n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower, n.scale, **n.common)
     if lower is not None:
-        _invert[grid](lower, n.starts, inverses, C=n.chunk, BASE=BASE)
+        inverted(n, lower, inverses)
     if not n.channels:
-        return _Prepared(lengths, scores, inverses, n.q, n.k, None, n.g, None, n.groups)
+        return Prepared(lengths, scores, inverses, n.q, n.k, None, n.g, None, n.groups)
     shape = (*row, n.q.shape[3])
     asking, reading, writing = (empty(n.v, shape) for _ in range(3))
     ends = empty(n.v, (n.slots, *shape[2:]), "float32")
     _raise[grid](n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common)
-    return _Prepared(lengths, scores, inverses, asking, reading, writing, None, ends, (1, 1))
+    return Prepared(lengths, scores, inverses, asking, reading, writing, None, ends, (1, 1))
 
 
-def _walked(n: Recurrence, p: _Prepared, *results: Array | None) -> None:
+def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:
     """results: initial state, out, final state, states of chunks, U."""
     initial, *written = results
     _walk[n.v.shape[2] * n.blocks, n.sequences](
         p.q,
         p.k,
         p.writing,
+        p.erasing,
         n.v,
         p.g,
         p.ends,
@@ -689,6 +710,41 @@ def _walked(n: Recurrence, p: _Prepared, *results: Array | None) -> None:
     )
 
 
+def walked_back(
+    n: Recurrence,
+    p: Prepared,
+    grad: Array,
+    last: Array | None,
+    after: Array,
+    slopes: Array,
+    first: Array | None,
+) -> None:
+    """Writes after: the gradient of the state after each chunk; slopes: Y; first: the gradient of
+    the initial state."""
+    _walk_back[n.v.shape[2] * n.blocks, n.sequences](
+        grad,
+        p.q,
+        p.k,
+        p.writing,
+        p.erasing,
+        p.g,
+        p.ends,
+        n.beta,
+        p.unraised_lengths,
+        p.scores,
+        p.inverses,
+        n.starts,
+        last,
+        after,
+        slopes,
+        first,
+        n.scale,
+        V=n.block,
+        BLOCKS=n.blocks,
+        **{**n.common, "GROUPS": p.groups},
+    )
+
+
 def _inner_products(n: Recurrence, states: Array, after: Array) -> Array:
     """Of the states before each chunk and their gradients behind it, [slots, heads, 1 or K]."""
     slots, heads, width, _ = states.shape
@@ -698,7 +754,7 @@ def _inner_products(n: Recurrence, states: Array, after: Array) -> Array:
 def forward(n: Recurrence, initial: Array | None, out: Array, final: Array) -> None:
     """out [batch, T, heads, V] and the last state."""
     if n.sequences and n.v.shape[2] and n.v.shape[3]:
-        _walked(n, _prepare(n), initial, out, final, None, None)
+        walked(n, _prepare(n), initial, out, final, None, None)
 
 
 class Gradients(NamedTuple):
@@ -722,28 +778,8 @@ def backward(
     p, states, after = _prepare(n), n.states(), n.states()
     # without the rule U is V, and Y is dV
     fresh, slopes = (n.v, to.dv) if n.beta is None else (empty(n.v), empty(n.v))
-    _walked(n, p, initial, None, None, states, None if n.beta is None else fresh)
-    _walk_back[heads * n.blocks, n.sequences](
-        grad,
-        p.q,
-        p.k,
-        p.writing,
-        p.g,
-        p.ends,
-        n.beta,
-        p.unraised_lengths,
-        p.scores,
-        p.inverses,
-        n.starts,
-        last,
-        after,
-        slopes,
-        to.first,
-        n.scale,
-        V=n.block,
-        BLOCKS=n.blocks,
-        **{**n.common, "GROUPS": p.groups},
-    )
+    walked(n, p, initial, None, None, states, None if n.beta is None else fresh)
+    walked_back(n, p, grad, last, after, slopes, to.first)
     dq, dk = by_head(to.dq, heads), by_head(to.dk, heads)
     row = (*n.v.shape[:3], n.chunk)
     asked, rules = empty(n.v, row), None if n.beta is None else empty(n.v, row)
