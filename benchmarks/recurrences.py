@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from math import exp
 from typing import Any
 
 from benchmarks import harness
@@ -16,6 +17,7 @@ from benchmarks.harness import Contest, Contestant, Runner
 from benchmarks.memory_bound import first, normal_of
 from benchmarks.vector_add import copy
 
+LEAST = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
 RIVALS = {"ssd": "mamba", "ssd_backward": "mamba"}  # where it is another library than fla
 
@@ -162,6 +164,40 @@ def kda_backward(normal, batch, length, heads):
     )
 
 
+def _of_rwkv(normal, batch, length, heads, width):
+    """r, w, k, v, a and b as RWKV-7 makes them: w from -exp(-½) to 0, a of length 1."""
+    r, k, v, a = (normal(batch, length, heads, width) for _ in range(4))
+    w, rate = (normal(*r.shape).float().sigmoid() for _ in range(2))
+    toward = a.float() / a.float().norm(dim=-1, keepdim=True)
+    a, b = -toward.to(r.dtype), (toward * rate).to(r.dtype)
+    return r, (w * LEAST).to(r.dtype), k * width**-0.5, v, a, b
+
+
+def rwkv7(normal, batch, length, heads, width):
+    from tkc import kernels
+
+    given = _of_rwkv(normal, batch, length, heads, width)
+    rival = _rival("fla.ops.rwkv7.chunk_rwkv7")
+    return (
+        14 * given[0].numel(),
+        lambda: kernels.rwkv7(*given, least=LEAST),
+        rival and (lambda: rival(*given)),
+    )
+
+
+def rwkv7_backward(normal, batch, length, heads, width):
+    from tkc import kernels
+
+    given = _of_rwkv(normal, batch, length, heads, width)
+    grad = normal(*given[3].shape)
+    rival = _rival("fla.ops.rwkv7.chunk_rwkv7")
+    return (
+        26 * given[0].numel(),
+        lambda: kernels.rwkv7_backward(grad, *given, least=LEAST),
+        _backward(rival, given, grad),
+    )
+
+
 def _scanned(normal, batch, length, heads):
     """x, dt, A, B, C of Mamba-2 2.7B's widths, and what moves forward."""
     x, dt = normal(batch, length, heads, 64), normal(batch, length, heads).float()
@@ -223,6 +259,8 @@ OPERATIONS = (
     ("gla_backward", SHAPES, gla_backward),
     ("kda", SHAPES, kda),
     ("kda_backward", SHAPES, kda_backward),
+    ("rwkv7", ((4, 2048, 32, 64), (4, 2048, 16, 128)), rwkv7),
+    ("rwkv7_backward", ((4, 2048, 32, 64), (4, 2048, 16, 128)), rwkv7_backward),
     ("ssd", ((8, 2048, 80), (2, 8192, 80)), ssd),
     ("ssd_backward", ((8, 2048, 80), (2, 8192, 80)), ssd_backward),
     ("hgrn", ((8, 2048, 2048), (1, 32768, 4096)), hgrn),

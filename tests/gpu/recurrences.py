@@ -81,6 +81,24 @@ def delta_backward(give: Give):
     return t.delta_rule_backward(grad, q, k, v, beta, -beta, last, None, None, None, True, last)
 
 
+def rwkv(give: Give):
+    from tkc import kernels as t
+
+    shape = (1, 70, 2, 32)
+    q, k, v, a, b, grad = (give(shape, "bfloat16", seed) for seed in range(6))
+    g, last = -abs(give(shape, seed=6)), give((1, 2, 32, 32), seed=7)
+    given = (q, g, k, v, a, b, last)
+    return *t.rwkv7(*given), *t.rwkv7_backward(grad, *given, grad_final=last)
+
+
+def rwkv_step(give: Give):
+    from tkc import kernels as t
+
+    q, g, k, v, a, b = (give((1, 2, 32), "bfloat16", seed) for seed in range(6))
+    state = give((1, 2, 32, 32), seed=6)
+    return t.rwkv7_step(q, -abs(g), k, v, a, b, state), state
+
+
 def gated_scan(give: Give):
     from tkc import kernels as t
 
@@ -141,6 +159,8 @@ def library() -> dict[str, Callable[[Give], object]]:
         "linear_cross_entropy": linear_loss,
         "hgrn + hgrn_backward": gated_scan,
         "hgrn_step": gated_scan_step,
+        "rwkv7 + rwkv7_backward": rwkv,
+        "rwkv7_step": rwkv_step,
         "ssd + ssd_backward": scan,
         "ssd_step": scan_step,
     }

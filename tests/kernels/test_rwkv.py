@@ -75,9 +75,7 @@ def wanted_gradients(grad, last, given, starts=None, scale=1.0):
     found, firsts = [np.zeros(x.shape) for x in given[:6]], []
     for z, at in enumerate(places(given, starts)):
         rows = [double(x)[at] for x in given[:6]]
-        *d, first = gradients(
-            double(grad)[at], double(last)[z], *rows, double(given[6])[z], scale
-        )
+        *d, first = gradients(double(grad)[at], double(last)[z], *rows, double(given[6])[z], scale)
         for whole, part in zip(found, d, strict=True):
             whole[at] = part
         firsts.append(first)

@@ -22,7 +22,7 @@ Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q + (Q ⊙ B
     d(E'∘A) = Mᵀ dW,   d(A ⊘ K) = Mᵀ dT,   d(A ⊘ B) = d(E'∘A) Wᵀ + d(A ⊘ K) Tᵀ
     d(Q ⊙ K) = dP,   d(Q ⊙ B) = dQ̂ Wᵀ + dP Tᵀ
 
-of `_factor_gradients`, from which `_row_gradients` (of q and a) and `_column_gradients` (of k, b and
+of `_outer_gradients`, `_asked_gradients` and `_solved_gradients`, from which `_row_gradients` (of q and a) and `_column_gradients` (of k, b and
 g) are sums over the pairs of a chunk, and dG_t = (q dq - k dk - b db)_t + (a da)_{t+1}.
 """
 
@@ -49,7 +49,8 @@ from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Prepared, Recurrence, inverted, walked, walked_back
 
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
-WIDE_POSITIONS, POSITIONS = 64, 32  # of a chunk, of keys of up to 64 channels or more
+# of a chunk: wide, where keys have as few channels and a chunk's decays are one product
+WIDE_POSITIONS, POSITIONS = 64, 32
 # What exponentials inside a short block may reach (of the base e), so that products of theirs and of
 # numbers of ordinary size are in the range of the element type
 RANGE = {"float16": 14.0}
@@ -173,42 +174,28 @@ def _below(tile, C):
 
 
 @tkc.jit
-def _factor_gradients(
+def _outer_gradients(
     grad,
     v,
-    asked,
-    inverses,
-    reading,
-    erasing,
-    solved,
     starts,
     states,
     after,
     dasking,
-    dreading,
     dwriting,
-    derasing,
     dseen,
-    dasked,
-    dread,
-    dlower,
+    outer,
     inner,
     scale,
     C: tkc.constexpr,
     K: tkc.constexpr,
     V: tkc.constexpr,
 ):
-    """dasking: dQ̂; dreading: d(E'∘A); dwriting: dK̂; derasing: d(F∘B); dseen, dasked, dread, dlower:
-    of Q ⊙ K, Q ⊙ B, A ⊘ K, A ⊘ B; inner: the diagonal of H."""
+    """dasking: dQ̂; dwriting: dK̂; dseen: dP; outer: H; inner: its diagonal."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C) + tkc.program_id(1)
-    grad, v, asked, inverses, reading, erasing, solved = (
-        sequence(x, starts, z) for x in (grad, v, asked, inverses, reading, erasing, solved)
+    grad, v, dasking, dwriting, dseen = (
+        sequence(x, starts, z) for x in (grad, v, dasking, dwriting, dseen)
     )
-    dasking, dreading, dwriting, derasing = (
-        sequence(x, starts, z) for x in (dasking, dreading, dwriting, derasing)
-    )
-    dseen, dasked, dread, dlower = (sequence(x, starts, z) for x in (dseen, dasked, dread, dlower))
     if t < grad.shape[0]:
         i, c = tkc.arange(C), tkc.arange(K)
         pairs, both = tkc.zeros((C, C)), tkc.zeros((K, K))
@@ -220,26 +207,85 @@ def _factor_gradients(
             of_queries = tkc.dot(grads, state.T, of_queries)
             of_keys = tkc.dot(values, behind.T, of_keys)
             both = tkc.dot(state, behind.T, both)
+        _put(dseen, t, head, tkc.where(i[:, None] >= i[None, :], pairs * scale, 0.0))
+        _put(dasking, t, head, of_queries * scale)
+        _put(dwriting, t, head, of_keys)
+        tkc.store(outer[slot, head], (0, 0), both.to(outer.dtype))
         diagonal = tkc.sum(tkc.where(c[:, None] == c[None, :], both, 0.0), axis=0)
         tkc.store(inner[slot], (head, 0), diagonal[None, :])
-        both = both.to(grad.dtype)
-        pairs = tkc.where(i[:, None] >= i[None, :], pairs * scale, 0.0).to(grad.dtype)
-        of_queries, of_keys = (of_queries * scale).to(grad.dtype), of_keys.to(grad.dtype)
-        _put(dseen, t, head, pairs)
-        _put(dasking, t, head, of_queries)
-        _put(dwriting, t, head, of_keys)
-        apart, erased = (_rows(x, t, head, C, K) for x in (reading, erasing))
-        by, known, inverse = (_rows(x, t, head, C, C) for x in (asked, solved, inverses))
-        _put(derasing, t, head, tkc.dot(apart, both, tkc.dot(known, of_keys)))
-        _put(dasked, t, head, tkc.dot(of_queries, apart.T, tkc.dot(pairs, known.T)))
-        of_reads = tkc.dot(erased, both.T, tkc.dot(by.T, of_queries)).to(grad.dtype)
-        of_reads = tkc.dot(inverse.T, of_reads).to(grad.dtype)
-        _put(dreading, t, head, of_reads)
-        of_known = tkc.dot(by.T, pairs, tkc.dot(erased, of_keys.T)).to(grad.dtype)
-        of_known = _below(tkc.dot(inverse.T, of_known), C).to(grad.dtype)
-        _put(dread, t, head, of_known)
-        of_lower = tkc.dot(of_reads, apart.T, tkc.dot(of_known, known.T))
-        _put(dlower, t, head, _below(of_lower, C))
+
+
+@tkc.jit
+def _asked_gradients(
+    reading,
+    solved,
+    starts,
+    dasking,
+    dwriting,
+    dseen,
+    outer,
+    derasing,
+    dasked,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    """derasing: d(F∘B); dasked: d(Q ⊙ B)."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(reading.shape[1], C), C) + tkc.program_id(1)
+    reading, solved, dasking, dwriting, dseen, derasing, dasked = (
+        sequence(x, starts, z)
+        for x in (reading, solved, dasking, dwriting, dseen, derasing, dasked)
+    )
+    if t < reading.shape[0]:
+        apart, known = _rows(reading, t, head, C, K), _rows(solved, t, head, C, C)
+        found = tkc.dot(known, _rows(dwriting, t, head, C, K))
+        both = tkc.load(outer[slot, head], (0, 0), (K, K))
+        _put(derasing, t, head, tkc.dot(apart, both, found))
+        found = tkc.dot(_rows(dseen, t, head, C, C), known.T)
+        _put(dasked, t, head, tkc.dot(_rows(dasking, t, head, C, K), apart.T, found))
+
+
+@tkc.jit
+def _solved_gradients(
+    asked,
+    inverses,
+    reading,
+    erasing,
+    solved,
+    starts,
+    dasking,
+    dwriting,
+    dseen,
+    outer,
+    dreading,
+    dread,
+    dlower,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    """dreading: d(E'∘A); dread: d(A ⊘ K); dlower: d(A ⊘ B)."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(reading.shape[1], C), C) + tkc.program_id(1)
+    asked, inverses, reading, erasing, solved = (
+        sequence(x, starts, z) for x in (asked, inverses, reading, erasing, solved)
+    )
+    dasking, dwriting, dseen, dreading, dread, dlower = (
+        sequence(x, starts, z) for x in (dasking, dwriting, dseen, dreading, dread, dlower)
+    )
+    if t < reading.shape[0]:
+        by, inverse = _rows(asked, t, head, C, C), _rows(inverses, t, head, C, C)
+        erased, dtype = _rows(erasing, t, head, C, K), asked.dtype
+        both = tkc.load(outer[slot, head], (0, 0), (K, K))
+        reads = tkc.dot(by.T, _rows(dasking, t, head, C, K), tkc.dot(erased, both.T)).to(dtype)
+        reads = tkc.dot(inverse.T, reads).to(dtype)
+        _put(dreading, t, head, reads)
+        known = tkc.dot(erased, _rows(dwriting, t, head, C, K).T)
+        known = tkc.dot(by.T, _rows(dseen, t, head, C, C), known).to(dtype)
+        known = _below(tkc.dot(inverse.T, known), C).to(dtype)
+        _put(dread, t, head, known)
+        lower = tkc.dot(reads, _rows(reading, t, head, C, K).T)
+        lower = tkc.dot(known, _rows(solved, t, head, C, C).T, lower)
+        _put(dlower, t, head, _below(lower, C))
 
 
 def _weighed(by, weights):
@@ -442,10 +488,11 @@ class _Call:
         q, g, k, v, a, b = (contiguous(x) for x in operands)
         self.v, self.g, self.starts, self.scale = v, g, starts, scale
         self.operands = (q, k, a, b, g, starts)  # of most kernels
-        positions = WIDE_POSITIONS if q.shape[3] <= 64 else POSITIONS
+        wide = q.shape[3] <= WIDE_POSITIONS
+        self.short = _short(least, WIDE_POSITIONS if wide else POSITIONS, dtype_of(v))
+        positions = max(POSITIONS, self.short)
         self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, positions)
         self.tiles = {name: self.walk.common[name] for name in ("C", "K", "num_warps")}
-        self.short = _short(least, positions, dtype_of(v))
         self.grid = v.shape[2], self.walk.chunks, self.walk.sequences
         self.empty = not (self.walk.sequences and v.shape[2] and v.shape[3])
 
@@ -488,6 +535,52 @@ class _Call:
             None, scores, inverses, asking, reading, writing, None, ends, (1, 1), erasing
         )
         return factors, asked, solved
+
+    def factor_gradients(
+        self,
+        grad: Array,
+        states: Array,
+        after: Array,
+        factors: Prepared,
+        asked: Array,
+        solved: Array | None,
+    ) -> tuple[tuple, tuple, tuple, Array]:
+        """Those of Q̂ and E'∘A; of K̂ and F∘B; of the numbers of pairs; and the diagonal of H."""
+        dasking, dreading, dwriting, derasing = (self.of_keys() for _ in range(4))
+        dseen, dasked, dread, dlower = (self.of_pairs() for _ in range(4))
+        inner, width = self.of_chunks(), self.g.shape[3]
+        outer = empty(self.v, (*inner.shape[:2], width, width))
+        _outer_gradients[self.grid](
+            grad,
+            self.v,
+            self.starts,
+            states,
+            after,
+            dasking,
+            dwriting,
+            dseen,
+            outer,
+            inner,
+            self.scale,
+            V=self.walk.block,
+            **self.tiles,
+        )
+        from_outer = (self.starts, dasking, dwriting, dseen, outer)
+        _asked_gradients[self.grid](factors.k, solved, *from_outer, derasing, dasked, **self.tiles)
+        _solved_gradients[self.grid](
+            asked,
+            factors.inverses,
+            factors.k,
+            factors.erasing,
+            solved,
+            *from_outer,
+            dreading,
+            dread,
+            dlower,
+            **self.tiles,
+        )
+        pairs = (dseen, dasked, dread, dlower)
+        return (dasking, dreading), (dwriting, derasing), pairs, inner
 
 
 @operator
@@ -564,31 +657,11 @@ def rwkv7_backward(
     walked(call.walk, factors, initial, None, None, states, None)
     first = None if initial is None else ds
     walked_back(call.walk, factors, grad, last, after, dv, first)
-    of_keys, of_pairs = [call.of_keys() for _ in range(4)], [call.of_pairs() for _ in range(4)]
-    inner = call.of_chunks()
-    _factor_gradients[call.grid](
-        grad,
-        call.v,
-        asked,
-        factors.inverses,
-        factors.k,
-        factors.erasing,
-        solved,
-        cu_seqlens,
-        states,
-        after,
-        *of_keys,
-        *of_pairs,
-        inner,
-        scale,
-        V=call.walk.block,
-        **call.tiles,
-    )
-    options = {"SHORT": call.short, **call.tiles}
-    _row_gradients[call.grid](*call.operands, *of_keys[:2], *of_pairs, dq, da, dg, **options)
-    _column_gradients[call.grid](
-        *call.operands, *of_keys[2:], *of_pairs, inner, dk, db, dg, **options
-    )
+    slopes = call.factor_gradients(grad, states, after, factors, asked, solved)
+    of_rows, of_columns, of_pairs, inner = slopes
+    given, options = call.operands, {"SHORT": call.short, **call.tiles}
+    _row_gradients[call.grid](*given, *of_rows, *of_pairs, dq, da, dg, **options)
+    _column_gradients[call.grid](*given, *of_columns, *of_pairs, inner, dk, db, dg, **options)
 
 
 @rwkv7.backward(saves="q g k v a b initial cu_seqlens max_seqlen scale least", zeros=False)
