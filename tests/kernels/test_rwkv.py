@@ -7,9 +7,7 @@ import pytest
 
 import tkc
 from tests.kernels.checks import assembles, close, double, numbers
-from tests.runtime.test_arrays_without_maps import failures
 from tkc import kernels
-from tkc.kernels import rwkv
 
 LEAST = -np.exp(-0.5)  # of RWKV-7's g
 

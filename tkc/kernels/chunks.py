@@ -168,9 +168,9 @@ def _at_middle(total: Any, middle: Any) -> Any:
 
 
 def short_factors(total: Any, before: Any, SHORT: Any, C: Any) -> Any:
-    """The part of `level_factors` in which i and j are in one block of SHORT positions, with factors
-    relative to G at the block's middle: so few positions that none of them overflows. With blocks
-    of one position there are only the first weights."""
+    """The part of `level_factors` in which i and j are in one block of SHORT positions, with
+    factors relative to G at the block's middle: so few positions that none of them overflows. With
+    blocks of one position there are only the first weights."""
     i = tkc.arange(C)
     zero = tkc.zeros((C, C))
     if SHORT == 1:

@@ -281,9 +281,9 @@ def _walk(
             result = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)), new, result)
             tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
+        known = None if erasing is None else tkc.dot(keys, short).to(keys.dtype)
         state = tkc.dot(written.T, scaled(new, _of_rows(down, of_keys)), _decayed(state, end))
         if erasing is not None:
-            known = tkc.dot(keys, short).to(keys.dtype)
             state = tkc.dot(tkc.load(erasing, (t, head, 0), (C, None, K)).T, known, state)
     if final is not None:
         tkc.store(final[z, head], (0, column), state.to(final.dtype))
@@ -580,7 +580,8 @@ class Recurrence(NamedTuple):
     longest: int | None
     scale: float
     normalize: bool = False
-    positions: int | None = None  # of a chunk, where another number than `chunk` chooses is meant
+    positions: int | None = None  # of a chunk, where it is not `chunk` that chooses
+    columns: int = BLOCK  # of V of a program, at most
 
     @property
     def sequences(self) -> int:
@@ -612,7 +613,7 @@ class Recurrence(NamedTuple):
     @property
     def block(self) -> int:
         """Columns of V of a program."""
-        widest = 16 if self.common["K"] > 128 else BLOCK
+        widest = 16 if self.common["K"] > 128 else self.columns
         return max(16, min(widest, power(self.v.shape[3])))
 
     @property

@@ -1,29 +1,32 @@
-"""The recurrence of RWKV-7, a state that decays by channels and changes by one more rank, in chunks:
-forward, backward and one step of decoding.
+"""The recurrence of RWKV-7, a state that decays by channels and changes by one more rank, in
+chunks: forward, backward and one step of decoding.
 
     S_t = (Diag(exp g_t) + b_t a_tᵀ) S_{t-1} + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
-(Peng et al., "RWKV-7 Goose", 2025; DPLR of flash-linear-attention. The delta rule of a channel's
-decay is the case a = exp(g) ∘ k, b = -β k, with β k for k.) In a chunk, with S the state before it,
-G the sum of g from the chunk's start to and with a position, E = exp G, E' = exp(G - g), F =
-exp(G_last - G), x ⊙ y the C x C numbers Σ_c x_ic y_jc exp(G_ic - G_jc) for j <= i, else 0, and a ⊘ y
-those of exp(G_{i-1,c} - G_jc) for j < i,
+(Peng et al., "RWKV-7 Goose", 2025; DPLR of flash-linear-attention. The delta rule with a decay of
+each channel is the case a = exp(g) ∘ k, b = -β k, with β k for k.) In a chunk, with S the state
+before it, G the sum of g from the chunk's start to and with a position, E = exp G, E' = exp(G - g),
+F = exp(G_last - G), x ⊙ y the C x C numbers Σ_c x_ic y_jc exp(G_ic - G_jc) for j <= i, else 0, and
+a ⊘ y those of exp(G_{i-1,c} - G_jc) for j < i,
 
     M  = (I - A ⊘ B)^-1,   W = M (E'∘A),   T = M (A ⊘ K)
     O  = scale · ((E∘Q + (Q ⊙ B) W) S + (Q ⊙ K + (Q ⊙ B) T) V)
     S' = Diag(exp G_last) S + (F∘B)ᵀ W S + (F∘K + Tᵀ (F∘B))ᵀ V
 
 so that all but two products do not depend on the state. `_pairs`, `_invert` of recurrences.py and
-`_combine` compute these factors for all chunks at once, and the walks of recurrences.py do the rest.
-Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q + (Q ⊙ B) W, K̂ = F∘K + Tᵀ (F∘B)):
+`_combine` compute these factors for all chunks at once, and the walks of recurrences.py do the
+rest. Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q + (Q ⊙ B) W, K̂ = F∘K +
+Tᵀ (F∘B)),
 
-    dQ̂ = scale · dO Sᵀ,   dP = scale · dO Vᵀ for j <= i,   dK̂ = V dS'ᵀ
-    dW = (F∘B) Hᵀ + (Q ⊙ B)ᵀ dQ̂,   d(F∘B) = W H + T dK̂,   dT = (Q ⊙ B)ᵀ dP + (F∘B) dK̂ᵀ
-    d(E'∘A) = Mᵀ dW,   d(A ⊘ K) = Mᵀ dT,   d(A ⊘ B) = d(E'∘A) Wᵀ + d(A ⊘ K) Tᵀ
-    d(Q ⊙ K) = dP,   d(Q ⊙ B) = dQ̂ Wᵀ + dP Tᵀ
+    dQ̂ = scale · dO Sᵀ,   d(Q ⊙ K) = scale · dO Vᵀ for j <= i,   dK̂ = V dS'ᵀ
+    d(F∘B) = W H + T dK̂,   d(Q ⊙ B) = dQ̂ Wᵀ + d(Q ⊙ K) Tᵀ
+    d(E'∘A) = Mᵀ ((F∘B) Hᵀ + (Q ⊙ B)ᵀ dQ̂)
+    d(A ⊘ K) = Mᵀ ((Q ⊙ B)ᵀ d(Q ⊙ K) + (F∘B) dK̂ᵀ)
+    d(A ⊘ B) = d(E'∘A) Wᵀ + d(A ⊘ K) Tᵀ
 
-of `_outer_gradients`, `_asked_gradients` and `_solved_gradients`, from which `_row_gradients` (of q and a) and `_column_gradients` (of k, b and
-g) are sums over the pairs of a chunk, and dG_t = (q dq - k dk - b db)_t + (a da)_{t+1}.
+of `_outer_gradients`, `_asked_gradients` and `_solved_gradients`. From them `_row_gradients` (of q
+and a) and `_column_gradients` (of k, b and g) sum over the pairs of a chunk; dg is the sum from the
+end of dG_t = (q dq - k dk - b db)_t + (a da)_{t+1}.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ from tkc.kernels.recurrences import Prepared, Recurrence, inverted, walked, walk
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
 # of a chunk: wide, where keys have as few channels and a chunk's decays are one product
 WIDE_POSITIONS, POSITIONS = 64, 32
-# What exponentials inside a short block may reach (of the base e), so that products of theirs and of
-# numbers of ordinary size are in the range of the element type
+# What exponents inside a short block may reach (of the base e), so that products of exponentials
+# and of numbers of ordinary size are in the range of the element type
 RANGE = {"float16": 14.0}
 WIDE_RANGE = 60.0
 
@@ -438,7 +441,7 @@ def _check(q: Array, g: Array, k: Array, v: Array, a: Array, b: Array, axes: int
     floats(q, g, k, v, a, b)
     if len(q.shape) != axes or len(v.shape) != axes or not 1 <= q.shape[-1] <= WIDEST_KEYS:
         raise tkc.LaunchError(
-            f"rwkv7: q and v are [batch, positions, heads, width] (a step has no positions), and q's"
+            "rwkv7: q and v are [batch, positions, heads, width] (a step has no positions), and q's"
             f" width is 1 to {WIDEST_KEYS}; got {list(q.shape)} and {list(v.shape)}"
         )
     for name, x in ("g", g), ("k", k), ("a", a), ("b", b):
@@ -491,7 +494,9 @@ class _Call:
         wide = q.shape[3] <= WIDE_POSITIONS
         self.short = _short(least, WIDE_POSITIONS if wide else POSITIONS, dtype_of(v))
         positions = max(POSITIONS, self.short)
-        self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, positions)
+        # short chunks have little work for a program that waits for each: more programs then
+        columns = positions if wide else WIDE_POSITIONS
+        self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, positions, columns)
         self.tiles = {name: self.walk.common[name] for name in ("C", "K", "num_warps")}
         self.grid = v.shape[2], self.walk.chunks, self.walk.sequences
         self.empty = not (self.walk.sequences and v.shape[2] and v.shape[3])
@@ -597,16 +602,16 @@ def rwkv7(
     scale: float = 1.0,
     least: float | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """S_t = (Diag(exp g_t) + b_t a_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = scale · S_tᵀ q_t: o of v's shape and
-    element type, and the last state, float32 [sequences, heads, K, V].
+    """S_t = (Diag(exp g_t) + b_t a_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = scale · S_tᵀ q_t: o of v's shape
+    and element type, and the last state, float32 [sequences, heads, K, V].
 
     q (RWKV's r), g (its w: the natural logarithm of the decay, not above 0), k, a (-κ), b (κ times
     the learning rate): [batch, T, heads, K], K up to 128; v: [batch, T, heads, V]. g may have an
-    element type of its own. initial: the state before. cu_seqlens: the batch is one row of sequences
-    that begin at these positions, int32 [sequences + 1]; max_seqlen: the longest, where it is known.
-    least: a number that no g is below (RWKV-7: -exp(-½)), which asks for fewer products; without it
-    every g is exact. State and sums are float32; products have v's element type. Raises LaunchError
-    where a shape or type does not fit.
+    element type of its own. initial: the state before. cu_seqlens: the batch is one row of
+    sequences that begin at these positions, int32 [sequences + 1]; max_seqlen: the longest, where
+    it is known. least: a number that no g is below (RWKV-7: -exp(-½)), which asks for fewer
+    products; without it every g is exact. State and sums are float32; products have v's element
+    type. Raises LaunchError where a shape or type does not fit.
     """
     operands = (q, g, k, v, a, b)
     sequences = _checked(operands, initial, cu_seqlens, least)
@@ -686,9 +691,9 @@ def rwkv7_step(
     state: Array,
     scale: float = 1.0,
 ) -> Iterator[Array]:
-    """One position of each sequence: the state, [batch, heads, K, V], becomes the next one in place,
-    and o is [batch, heads, V]. q, g, k, a, b: [batch, heads, K]; v: [batch, heads, V]. The rest is as
-    in rwkv7.
+    """One position of each sequence: the state, [batch, heads, K, V], becomes the next one in
+    place, and o is [batch, heads, V]. q, g, k, a, b: [batch, heads, K]; v: [batch, heads, V]. The
+    rest is as in rwkv7.
     """
     _check(q, g, k, v, a, b, 3)
     floats(state)
