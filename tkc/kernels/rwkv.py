@@ -436,8 +436,9 @@ def _step(q, g, k, v, a, b, state, out, scale, K: tkc.constexpr, V: tkc.constexp
     tkc.store(out, (z, head, column), result.to(out.dtype)[None, None, :])
 
 
-def _check(q: Array, g: Array, k: Array, v: Array, a: Array, b: Array, axes: int) -> None:
+def _check(operands: tuple, axes: int) -> None:
     """Raises LaunchError for what does not fit; axes: that v has."""
+    q, g, k, v, a, b = operands
     floats(q, g, k, v, a, b)
     if len(q.shape) != axes or len(v.shape) != axes or not 1 <= q.shape[-1] <= WIDEST_KEYS:
         raise tkc.LaunchError(
@@ -455,7 +456,7 @@ def _checked(
     operands: tuple, initial: Array | None, starts: Array | None, least: float | None
 ) -> int:
     """How many sequences there are. Raises LaunchError for what does not fit."""
-    _check(*operands, 4)
+    _check(operands, 4)
     floats(initial)
     q, v = operands[0], operands[3]
     if starts is not None and v.shape[0] != 1:
@@ -695,7 +696,7 @@ def rwkv7_step(
     place, and o is [batch, heads, V]. q, g, k, a, b: [batch, heads, K]; v: [batch, heads, V]. The
     rest is as in rwkv7.
     """
-    _check(q, g, k, v, a, b, 3)
+    _check((q, g, k, v, a, b), 3)
     floats(state)
     expect(state, (*q.shape, v.shape[-1]), "state")
     batch, heads, columns = v.shape
