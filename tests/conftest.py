@@ -81,22 +81,28 @@ def _no_gpu() -> str | None:
 # Collecting makes a few objects for each of 20,000 cases, none of which ends before the tests do:
 # walking them again and again finds nothing.
 gc.disable()
-# objects that are made between two walks of the youngest; Python's own number is 700
-GC_THRESHOLD = 20_000
+# objects that are made between two walks of the youngest (Python's own number is 700), and how
+# many such walks there are between two of those that survived one
+GC_THRESHOLD, GC_ROUNDS = 50_000, 50
+
+
+def settle():
+    """No later walk is of what is there now: what was collected and imported, and what tests keep,
+    which is programs after each pass.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_finish():
-    """Later walks are of what the tests make, and leave out what was collected and imported."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    settle()
+    gc.set_threshold(GC_THRESHOLD, GC_ROUNDS, 1 << 20)
     gc.enable()
 
 
-def pytest_sessionfinish():
-    """pytest collects five times at its end, for errors in destructors: once finds them."""
-    gc.collect()
-    gc.freeze()
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        settle()
 
 
 def pytest_report_header():

@@ -13,7 +13,7 @@ import tkc
 from tests.language.kernels import add, array, attention, f32, i32, inf, mamba2, matmul, traced
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
-from tkc.ir.verify import verify
+from tkc.ir.verify import Verified, verify
 from tkc.language.signature import ArrayArgument
 from tkc.passes import Free, PassContext
 from tkc.passes.pipeline import PIPELINE, module_of
@@ -322,10 +322,10 @@ def through(
     module, last: str, given: PassContext | None = None, each: Callable | None = None
 ) -> PassContext:
     """Runs the passes up to and with `last`, verifying after each."""
-    given = given or context()
+    given, verified = given or context(), Verified()
     for name in PIPELINE[: PIPELINE.index(last) + 1]:
         module_of(name).run(module, given)
-        verify(module, f"after {name}")
+        verify(module, f"after {name}", verified)
         if each:
             each(name, module)
     return given

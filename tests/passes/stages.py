@@ -25,24 +25,23 @@ assembler = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not
 
 
 def compiled(module, machine: str = "sm_90a", **options) -> tuple[dict, PassContext]:
-    """(the module after every pass by the pass's name, the context)."""
-    stages = {}
-    return stages, through(
-        module,
-        LAST,
-        context(machine, **options),
-        lambda name, after: stages.setdefault(name, after.clone()),
-    )
+    """(the module after every pass by the pass's name, the context); behind a pass that leaves it
+    as it was, the same object.
+    """
+    stages, last = {}, None
+
+    def observe(name, after):
+        nonlocal last
+        if last is None or not after.is_structurally_equivalent(last):
+            last = after.clone()
+        stages.setdefault(name, last)
+
+    return stages, through(module, LAST, context(machine, **options), observe)
 
 
 def distinct(stages: dict) -> list:
     """The modules that are not as the one before: what a pass left as it was is tested once."""
-    modules = list(stages.values())
-    return modules[:1] + [
-        module
-        for before, module in zip(modules, modules[1:], strict=False)
-        if not module.is_structurally_equivalent(before)
-    ]
+    return list({id(module): module for module in stages.values()}.values())
 
 
 def parses_back(module) -> None:

@@ -1184,7 +1184,7 @@ def counted(x, out, counter, N: tkc.constexpr):
 def test_effects_that_are_alike_in_all_programs_happen_in_each(persistent, monkeypatch):
     monkeypatch.setenv("TKC_SIM", "1")
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
-    rows = 300  # more than there are multiprocessors
+    rows = 140  # more than there are multiprocessors
     x = np.random.default_rng(0).uniform(1, 2, (rows, 1024)).astype(np.float32)
     out, counter = np.zeros_like(x), np.zeros(1, np.int32)
     counted[rows](x, out, counter, 1024, persistent=persistent)
