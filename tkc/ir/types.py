@@ -249,12 +249,8 @@ class TileType(_Shaped, TypeAttribute):
             printer.print_string_literal(str(self.shared_layout or self.register_layout))
 
 
-@irdl_attr_definition
-class PointerType(ParametrizedAttribute, TypeAttribute):
-    """An address of an element in global memory."""
-
-    name = "tile.ptr"
-    element: Attribute
+class _OfType(ParametrizedAttribute):
+    """Base of what has one parameter, a type: its text is that type's."""
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
@@ -263,7 +259,15 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
-            printer.print_attribute(self.element)
+            printer.print_attribute(*self.parameters)
+
+
+@irdl_attr_definition
+class PointerType(_OfType, TypeAttribute):
+    """An address of an element in global memory."""
+
+    name = "tile.ptr"
+    element: Attribute
 
 
 @dataclass(frozen=True)
@@ -467,20 +471,11 @@ class TokenType(ParametrizedAttribute, TypeAttribute):
 
 
 @irdl_attr_definition
-class PendingType(ParametrizedAttribute, TypeAttribute):
+class PendingType(_OfType, TypeAttribute):
     """A tile whose value an asynchronous dot has yet to deliver: only `wait` makes it readable."""
 
     name = "tile.pending"
     tile: TileType
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            return [parser.parse_type()]
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_attribute(self.tile)
 
 
 @irdl_attr_definition

@@ -7,6 +7,9 @@ thread that they stay in registers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tkc.kernels.arrays import power
 
 ELEMENTS = 4096  # of a program that holds short rows, or a strip
@@ -21,6 +24,16 @@ def row_block(rows: int, columns: int) -> tuple[int, int]:
     step = 64 if columns <= 16384 else 16384 if columns <= 65536 else 32768
     block = power(columns) if columns < 1024 else -(-columns // step) * step
     return max(1, min(power(rows), ELEMENTS // block)), block
+
+
+def grid_of(name: str) -> Callable[[dict[str, Any]], tuple[int, int]]:
+    """A program for each block of BM x BN elements of the matrix that is the argument `name`."""
+
+    def grid(args: dict[str, Any]) -> tuple[int, int]:
+        rows, columns = args[name].shape
+        return -(-rows // args["BM"]), -(-columns // args["BN"])
+
+    return grid
 
 
 def row_programs(blocks: int) -> int:

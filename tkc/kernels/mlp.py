@@ -26,6 +26,7 @@ from tkc.kernels.arrays import (
     matrix,
     power,
 )
+from tkc.kernels.blocks import grid_of
 from tkc.kernels.experts import gate_backward
 from tkc.kernels.grouped import multiply_gated
 from tkc.kernels.matmul import matmul
@@ -132,8 +133,7 @@ def _configs(args: dict) -> list[tkc.Config]:
     return [tkc.Config(BM=bm, BN=bn, BK=64, BR=line) for bm, bn in dict.fromkeys([host, *tiles])]
 
 
-def _grid(args: dict) -> tuple[int, int]:
-    return tkc.cdiv(args["y"].shape[0], args["BM"]), tkc.cdiv(args["y"].shape[1], args["BN"])
+_grid = grid_of("y")
 
 
 @tkc.autotune(_configs, measure=False)

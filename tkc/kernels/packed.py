@@ -30,6 +30,7 @@ from tkc.kernels.arrays import (
     matrix,
     power,
 )
+from tkc.kernels.blocks import grid_of
 from tkc.kernels.matmul import BESIDE, matmul
 from tkc.kernels.operator import operator
 
@@ -108,8 +109,7 @@ def _configs(args: dict) -> list[tkc.Config]:
     return [tkc.Config(BM=bm, BN=bn, BK=bk, **retain) for bm, bn, bk in dict.fromkeys([host, *fit])]
 
 
-def _grid(args: dict) -> tuple[int, int]:
-    return tkc.cdiv(args["y"].shape[0], args["BM"]), tkc.cdiv(args["y"].shape[1], args["BN"])
+_grid = grid_of("y")
 
 
 @tkc.autotune(_configs, measure=False)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power
+from tkc.kernels.blocks import grid_of
 from tkc.kernels.matmul import ACTIVATIONS, BESIDE, fitting, narrow, summed
 from tkc.kernels.operator import operator
 
@@ -59,10 +60,6 @@ def _configs(args: dict) -> list[tkc.Config]:
     ]
 
 
-def _grid(args: dict) -> tuple[int, int]:
-    return tkc.cdiv(args["c"].shape[0], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
-
-
 def _stored(acc, bias, c, m, n, rows, columns, activation):
     """activation(acc + bias), to its place. bias: [N], or [M, 1] of a transpose."""
     if bias is not None:
@@ -74,6 +71,9 @@ def _stored(acc, bias, c, m, n, rows, columns, activation):
     if activation is not None:
         acc = ACTIVATIONS[activation](acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+_grid = grid_of("c")
 
 
 @tkc.autotune(_configs, measure=False)

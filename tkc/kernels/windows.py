@@ -93,6 +93,16 @@ def _target(image, places, out, S):
     return _row(image, [p * move + first for p, first, move in moved], out)
 
 
+def _finished(acc, bias, y, m, n, of, S, activation):
+    """activation(acc + bias), to where results of positions are; of: as `_target` takes it."""
+    if bias is not None:
+        acc = acc + tkc.load(bias, (n,), (acc.shape[1],)).to(tkc.float32)[None, :]
+    if activation is not None:
+        acc = ACTIVATIONS[activation](acc)
+    at = m if S.out_move == (1, 1, 1) else _target(*of, S)
+    tkc.store(y, (at, n), acc.to(y.dtype))
+
+
 def _configs(args: dict) -> list[tkc.Config]:
     """A first one for the CPU, then those of which the model takes its choice."""
     w, back = args["w"], args["BACK"]
@@ -146,12 +156,7 @@ def _windows(
         else:
             weights = tkc.load(w, (n, tap, k), (BN, None, BK)).T
         acc = tkc.dot(tkc.load(x, (row, k), (BM, BK)), weights, acc)
-    if bias is not None:
-        acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
-    if ACTIVATION is not None:
-        acc = ACTIVATIONS[ACTIVATION](acc)
-    at = m if S.out_move == (1, 1, 1) else _target(image, places, (od, oh, ow), S)
-    tkc.store(y, (at, n), acc.to(y.dtype))
+    _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
 
 
 @tkc.jit
@@ -182,12 +187,7 @@ def _each(
         row, tap = _seen(image, places, (sd, sh, sw), t, S)
         block = tkc.load(x, (row, n), (BM, BN)).to(tkc.float32)
         acc = acc + block * tkc.load(w, (tap, n), (None, BN)).to(tkc.float32)[None, :]
-    if bias is not None:
-        acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
-    if ACTIVATION is not None:
-        acc = ACTIVATIONS[ACTIVATION](acc)
-    at = m if S.out_move == (1, 1, 1) else _target(image, places, (od, oh, ow), S)
-    tkc.store(y, (at, n), acc.to(y.dtype))
+    _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
 
 
 @tkc.jit
