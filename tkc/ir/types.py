@@ -82,24 +82,22 @@ def is_float(t: Attribute) -> bool:
 
 
 def is_integer(t: Attribute) -> bool:
-    return isinstance(t, IntegerType) and t.width.data > 1
+    return type(t) is IntegerType and t.width.data > 1
 
 
 def is_bool(t: Attribute) -> bool:
-    return isinstance(t, IntegerType) and t.width.data == 1
+    return type(t) is IntegerType and t.width.data == 1
 
 
 def is_unsigned(t: Attribute) -> bool:
-    return isinstance(t, IntegerType) and t.signedness.data is Signedness.UNSIGNED
+    return type(t) is IntegerType and t.signedness.data is Signedness.UNSIGNED
 
 
 def bits(t: Attribute) -> int:
     """Storage width of an element type in bits (i1 is stored in a byte; a pointer has 64)."""
-    if isinstance(t, PointerType):
-        return 64
-    if isinstance(t, IntegerType):
+    if type(t) is IntegerType:
         return max(8, t.width.data)
-    return next(n for kind, n in _FLOAT_BITS.items() if type(t) is kind)
+    return 64 if type(t) is PointerType else _FLOAT_BITS[type(t)]
 
 
 @irdl_attr_definition

@@ -68,12 +68,12 @@ def results_of_dots(kernel: tile.Kernel) -> int:
 def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
     """The results of dots, and what is computed of them element by element, or carried by loops."""
     made: set[SSAValue] = set()
-    before = -1
+    before, every = -1, list(kernel.walk())
     while len(made) > before:  # once more for what a loop carries back
         before = len(made)
-        for op in kernel.walk():
-            if isinstance(op, tile.Dot) or (
-                isinstance(op, POINTWISE) and not made.isdisjoint(op.operands)
+        for op in every:
+            if type(op) is tile.Dot or (
+                not made.isdisjoint(op.operands) and isinstance(op, POINTWISE)
             ):
                 made.update(op.results)
             elif isinstance(op, scf.ForOp):
