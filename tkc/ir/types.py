@@ -67,7 +67,7 @@ f8e4m3, f8e5m2 = Float8E4M3FNType(), Float8E5M2Type()
 FLOATS = (f16, bf16, f32, f64, f8e4m3, f8e5m2)
 SIGNED, UNSIGNED = (i8, i16, i32, i64), (ui8, ui16, ui32, ui64)
 SCALARS = (i1, *SIGNED, *UNSIGNED, *FLOATS)
-_FLOAT_BITS = {
+_FLOAT_BITS: dict[type[Attribute], int] = {
     Float16Type: 16,
     BFloat16Type: 16,
     Float32Type: 32,

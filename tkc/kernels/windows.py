@@ -99,7 +99,8 @@ def _finished(acc, bias, y, m, n, of, S, activation):
         acc = acc + tkc.load(bias, (n,), (acc.shape[1],)).to(tkc.float32)[None, :]
     if activation is not None:
         acc = ACTIVATIONS[activation](acc)
-    at = m if S.out_move == (1, 1, 1) else _target(*of, S)
+    image, places, out = of
+    at = m if S.out_move == (1, 1, 1) else _target(image, places, out, S)
     tkc.store(y, (at, n), acc.to(y.dtype))
 
 
