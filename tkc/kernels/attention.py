@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import e, inf, log, log2, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, library
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
 from tkc.kernels.attention_blocks import (
     FLOAT8,
     block_of,
@@ -307,6 +307,12 @@ def _decode(
     tkc.store(total[b, h, part], (m,), sums)
 
 
+def _relative(top: Any, g: Any, most: int) -> Any:
+    """What the parts of row g are relative to; −∞ behind the last part."""
+    inside = tkc.arange(most) < top.shape[0]
+    return tkc.where(inside, tkc.load(top[:, g], (0,), (most,)), -inf)
+
+
 @tkc.jit
 def _combine(
     acc,
@@ -315,30 +321,43 @@ def _combine(
     o,
     lse,
     sinks,
+    prefix_acc,
+    prefix_top,
+    prefix_total,
     MAX_DECODE_PARTS: tkc.constexpr,
+    MAX_PREFIX_PARTS: tkc.constexpr,
     DV: tkc.constexpr,
     GROUP: tkc.constexpr,
     QUERIES: tkc.constexpr,
 ):
     """The parts of one head's query, each scaled to the largest maximum; in one order, so that the
-    same arguments give the same bits.
+    same arguments give the same bits. Those of a prefix have all sequences' rows one after the
+    other.
     """
     g, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     head, t = (h * GROUP + g, 0) if QUERIES == 1 else (h * GROUP + g // QUERIES, g % QUERIES)
-    parts = tkc.arange(MAX_DECODE_PARTS)
-    inside = parts < acc.shape[2]
-    tops = tkc.where(inside, tkc.load(top[b, h, :, g], (0,), (MAX_DECODE_PARTS,)), -inf)
-    high = tkc.max(tops, axis=0)
+    rows = [(acc[b, h], top[b, h], total[b, h], g, MAX_DECODE_PARTS)]
+    if prefix_acc is not None:
+        found = (x[0, h] for x in (prefix_acc, prefix_top, prefix_total))
+        rows.append((*found, b * (GROUP * QUERIES) + g, MAX_PREFIX_PARTS))
+    relative = [_relative(of, i, most) for _, of, _, i, most in rows]
+    high = tkc.max(relative[0], axis=0)
+    for other in relative[1:]:
+        high = tkc.maximum(high, tkc.max(other, axis=0))
     if sinks is not None:
         high = tkc.maximum(high, sinks[head] * LOG2E)
-    weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
-    sums = tkc.sum(tkc.load(total[b, h, :, g], (0,), (MAX_DECODE_PARTS,)) * weights, axis=0)
+    sums = None
+    for (_, _, of, i, most), tops in zip(rows, relative, strict=True):
+        weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
+        found = tkc.sum(tkc.load(of[:, i], (0,), (most,)) * weights, axis=0)
+        sums = found if sums is None else sums + found
     if sinks is not None:
         sums = sums + tkc.exp2(sinks[head] * LOG2E - high)
     out = tkc.zeros((DV,))
-    for i in tkc.range(acc.shape[2]):
-        weight = tkc.where(top[b, h, i, g] == -inf, 0, tkc.exp2(top[b, h, i, g] - high))
-        out = out + tkc.load(acc[b, h, i, g], (0,), (DV,)) * weight
+    for part, of, _, row, _ in rows:
+        for i in tkc.range(part.shape[0]):
+            weight = tkc.where(of[i, row] == -inf, 0, tkc.exp2(of[i, row] - high))
+            out = out + tkc.load(part[i, row], (0,), (DV,)) * weight
     tkc.store(o[b, head, t], (0,), tkc.where(sums > 0, out / sums, 0).to(o.dtype))
     if lse is not None:
         tkc.store(
@@ -426,26 +445,37 @@ def dense(
     )
 
 
-def _decoded(
+class Parts(NamedTuple):
+    """Sums of parts of the keys, and what they are relative to: [batch, shared heads, parts, rows]
+    each, of float32, `acc` with an axis of columns. rows: of each head of a group its queries.
+    """
+
+    acc: Array
+    top: Array
+    total: Array
+
+    def most(self) -> int:
+        """A power of two that is no less than the number of parts."""
+        return 1 << (self.acc.shape[2] - 1).bit_length()
+
+
+def _parts(
     q: Array,
     k: Array,
     v: Array,
-    o: Array,
-    lse: Array | None,
+    queries: int,
     lengths: Array | None,
     table: Array | None,
     scales: tuple[Array | None, Array | None, Array | None],
-    sinks: Array | None,
     options: dict,
-) -> None:
-    """Launches decoding. scales: of float8 q, k and v; options: scale, cap, window and flags."""
-    (batch, heads, queries, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
-    shared, keys = (
-        (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
-    )
-    group = heads // shared
-    rows, bn = group * queries, 64
-    bm = max(16, tkc.cdiv(rows if queries == 1 else min(rows, MAX_DECODE_ROWS), 16) * 16)
+    most_rows: int,
+) -> Parts:
+    """Launches decoding of q, [batch, shared heads, rows, D], of each head `queries`, in blocks of
+    `most_rows` at most. scales: of float8 q, k and v; options: scale, cap, window and flags.
+    """
+    (batch, shared, rows, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
+    keys, bn = v.shape[2] if table is None else table.shape[1] * size, 64
+    bm = max(16, tkc.cdiv(min(rows, most_rows), 16) * 16)
     blocks = tkc.cdiv(rows, bm)
     if size % bn:
         k, v = pages_as_rows(k), pages_as_rows(v)
@@ -453,14 +483,12 @@ def _decoded(
     count = max(1, min(tkc.cdiv(keys, MIN_KEYS_PER_PART), tkc.cdiv(MAX_DECODE_PARTS * 4, programs)))
     each = max(1, tkc.cdiv(tkc.cdiv(keys, count), bn)) * bn
     count = max(1, tkc.cdiv(keys, each))
-    acc, (top, total) = (
-        empty(q, (batch, shared, count, rows, dv), "float32"),
-        (empty(q, (batch, shared, count, rows), "float32") for _ in range(2)),
-    )
+    acc = empty(q, (batch, shared, count, rows, dv), "float32")
+    top, total = (empty(q, (batch, shared, count, rows), "float32") for _ in range(2))
     qs, *others = scales
     _decode[count * blocks, shared, batch](
-        *(q.reshape((batch, shared, rows, d)), k, v, acc, top, total, lengths, table),
-        *(qs if qs is None else qs.reshape((shared, group)), *others),
+        *(q, k, v, acc, top, total, lengths, table),
+        *(qs if qs is None else qs.reshape((shared, rows // queries)), *others),
         *(options[name] for name in ("scale", "cap", "window")),
         QUERIES=queries,
         BLOCKS=blocks,
@@ -473,25 +501,52 @@ def _decoded(
         BM=bm,
         BN=bn,
     )
-    combine(acc, top, total, o, lse, sinks)
+    return Parts(acc, top, total)
+
+
+def _decoded(
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array | None,
+    lengths: Array | None,
+    table: Array | None,
+    scales: tuple[Array | None, Array | None, Array | None],
+    sinks: Array | None,
+    options: dict,
+    prefix: tuple[Array, Array, Array | None, Array | None] | None = None,
+) -> None:
+    """Launches decoding, and what adds up its parts. prefix: keys, values, lengths and pages that
+    all sequences have before their own, as those of one.
+    """
+    (batch, heads, queries, d), shared = q.shape, v.shape[1 if table is None else 2]
+    rows = heads // shared * queries
+    q = q.reshape((batch, shared, rows, d))
+    most = rows if queries == 1 else MAX_DECODE_ROWS
+    parts, before = _parts(q, k, v, queries, lengths, table, scales, options, most), None
+    if prefix is not None:  # all rows see all of it: queries of heads of their own
+        q = q.swapaxes(0, 1).reshape((1, shared, batch * rows, d))
+        before = _parts(q, *prefix[:2], 1, *prefix[2:], scales, options, MAX_DECODE_ROWS)
+    combine(parts, o, lse, sinks, before)
 
 
 def combine(
-    acc: Array,
-    top: Array,
-    total: Array,
+    parts: Parts,
     o: Array,
     lse: Array | None,
     sinks: Array | None = None,
+    prefix: Parts | None = None,
 ) -> None:
-    """Adds up the parts of sums. acc: [batch, shared heads, parts, rows, DV], top and total:
-    without the last axis; rows: of each head of a group its queries. o: [batch, heads, queries,
-    DV].
+    """Adds up the parts of sums into o, [batch, heads, queries, DV]. prefix: more parts, of a batch
+    of one that has the rows of all.
     """
-    (batch, shared, count, rows, dv), queries = acc.shape, o.shape[2]
+    (batch, shared, _, rows, dv), queries = parts.acc.shape, o.shape[2]
     _combine[rows, shared, batch](
-        *(acc, top, total, o, lse, sinks),
-        MAX_DECODE_PARTS=1 << (count - 1).bit_length(),
+        *(*parts, o, lse, sinks),
+        *((None, None, None) if prefix is None else prefix),
+        MAX_DECODE_PARTS=parts.most(),
+        MAX_PREFIX_PARTS=1 if prefix is None else prefix.most(),
         DV=width_of(dv),
         GROUP=rows // queries,
         QUERIES=queries,
@@ -600,6 +655,10 @@ def _step(
     window: int | None = None,
     softcap: float = 0.0,
     sinks: Array | None = None,
+    prefix_k: Array | None = None,
+    prefix_v: Array | None = None,
+    prefix_pages: Array | None = None,
+    prefix_length: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
     """The last queries of each batch, and as many keys as `lengths` says."""
     check(q, k, v, mixed=True)
@@ -616,6 +675,12 @@ def _step(
     check_scales(
         (q, k, v), q.shape[1], shared, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     )
+    prefix = _prefix((k, v, pages), prefix_k, prefix_v, prefix_pages, prefix_length)
+    if prefix is not None and (window is not None or q_scale is not None):
+        raise tkc.LaunchError(
+            "attention_decode: beside a prefix there is no window, and q_scale is a number; leave"
+            " window out, or multiply q"
+        )
     out, lse = (
         empty(q, (*q.shape[:-1], v.shape[-1]), result_type(q)),
         empty(q, q.shape[:-1] if sums else (0,), "float32"),
@@ -623,7 +688,47 @@ def _step(
     yield out, lse
     if prod(out.shape):
         given, scales = (q, k, v, out, lse if sums else None), (q_scale, k_scale, v_scale)
-        _decoded(*given, lengths, pages, scales, sinks, options)
+        _decoded(*given, lengths, pages, scales, sinks, options, prefix)
+
+
+def _prefix(
+    cache: tuple[Array, Array, Array | None],
+    k: Array | None,
+    v: Array | None,
+    pages: Array | None,
+    length: Array | None,
+) -> tuple[Array, Array, Array | None, Array | None] | None:
+    """A prefix as keys, values, lengths and pages of a batch of one; None where there is none.
+    cache: keys, values and pages of the sequences. Raises LaunchError where it does not fit these.
+    """
+    if all(x is None for x in (k, v, pages, length)):
+        return None
+    if (
+        (k is None) != (v is None)
+        or (pages is None) != (length is None)
+        or (k is None) == (pages is None)
+    ):
+        raise tkc.LaunchError(
+            "attention_decode: a prefix is prefix_k and prefix_v, or prefix_pages and prefix_length"
+        )
+    if pages is not None:
+        if cache[2] is None:
+            raise tkc.LaunchError(
+                "attention_decode: prefix_pages are pages of the pools k and v, which come with"
+                " pages; pass prefix_k and prefix_v"
+            )
+        check_pages(pages.reshape((1, -1)), pages.reshape((1, -1)), "attention_decode: prefix")
+        check_lengths(pages.reshape((1, -1)), length, "attention_decode: prefix")
+        return *cache[:2], length, pages.reshape((1, -1))
+    for x, of, name in ((k, cache[0], "prefix_k"), (v, cache[1], "prefix_v")):
+        heads = of.shape[1 if cache[2] is None else 2]
+        if len(x.shape) != 3 or dtype_of(x) != dtype_of(of) or x.shape[0] != heads:
+            raise tkc.LaunchError(
+                f"attention_decode: {name} is {dtype_of(of)} of [{heads} shared heads, length, D],"
+                f" got {dtype_of(x)} {list(x.shape)}"
+            )
+        expect(x, (heads, k.shape[1], of.shape[-1]), name)
+    return k.reshape((1, *k.shape)), v.reshape((1, *v.shape)), None, None
 
 
 def attention_decode(
@@ -640,6 +745,10 @@ def attention_decode(
     window: int | None = None,
     softcap: float = 0.0,
     sinks: Array | None = None,
+    prefix_k: Array | None = None,
+    prefix_v: Array | None = None,
+    prefix_pages: Array | None = None,
+    prefix_length: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """Attention to a cache of keys: a step of decoding (one query a head), several tokens at once
     (speculative decoding), or a part of a prompt (chunked prefill).
@@ -653,7 +762,14 @@ def attention_decode(
     of a sequence], says which are a sequence's, in order; what stands behind its length is not
     read. k and v may be float8_e4m3 beside a q of bfloat16 or float16, or all three (then the
     result is bfloat16); q_scale, k_scale, v_scale: what they are to be multiplied by, a number or
-    float32 of [heads] (k, v: [shared heads]). The keys are dealt out over many programs and their
+    float32 of [heads] (k, v: [shared heads]).
+
+    A prefix that all sequences share is read once for all of them: prefix_k and prefix_v, [shared
+    heads, length, D], or pages of the pools, prefix_pages, int32 of [pages], with prefix_length,
+    int32 of [1]. Every query sees it, before its sequence's own keys, which alone `lengths` counts.
+    There is no window then, and no q_scale of heads.
+
+    The keys are dealt out over many programs and their
     parts added up in one order, so that the same arguments give the same bits. Raises LaunchError
     where shapes or types do not fit.
     """
@@ -664,8 +780,8 @@ def attention_decode(
             dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
             k.shape[-3 if pages is None else -2],
         )
-        masks = window, softcap, sinks
-        out = _step(q, k, v, lengths, scale, pages, *scales, with_lse, *masks)
+        masks, prefix = (window, softcap, sinks), (prefix_k, prefix_v, prefix_pages, prefix_length)
+        out = _step(q, k, v, lengths, scale, pages, *scales, with_lse, *masks, *prefix)
         return out if with_lse else out[0]
     except tkc.Error as error:
         tkc.hide_own_frames(error)

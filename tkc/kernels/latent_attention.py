@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
-from tkc.kernels.attention import LOG2E, combine, page_of, paged_block, pages_as_rows
+from tkc.kernels.attention import LOG2E, Parts, combine, page_of, paged_block, pages_as_rows
 from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
 from tkc.kernels.attention_checks import check_lengths, check_pages
 from tkc.kernels.operator import operator
@@ -221,11 +221,13 @@ def _attend(
     count = _count(programs * batch, keys, block.keys, target)
     each = max(1, tkc.cdiv(tkc.cdiv(keys, count), block.keys)) * block.keys
     count = max(1, tkc.cdiv(keys, each))
-    acc = empty(q, (batch, 1, count, rows, rank), "float32")
-    top, total = (empty(q, (batch, 1, count, rows), "float32") for _ in range(2))
+    parts = Parts(
+        empty(q, (batch, 1, count, rows, rank), "float32"),
+        *(empty(q, (batch, 1, count, rows), "float32") for _ in range(2)),
+    )
     _latent[programs, count, batch](
         q.reshape((batch, rows, d)),
-        *(cache, acc, top, total, lengths, pages, latent_scale, scale),
+        *(cache, *parts, lengths, pages, latent_scale, scale),
         QUERIES=queries,
         HEADS=heads,
         PAGE=size,
@@ -238,7 +240,7 @@ def _attend(
         **block.options,
     )
     one_query = out.reshape((batch, rows, 1, rank)), lse.reshape((batch, rows, 1)) if sums else None
-    combine(acc, top, total, *one_query)
+    combine(parts, *one_query)
 
 
 def attention_latent(
