@@ -1,5 +1,5 @@
-"""What serving needs of attention beside attention_variants.py: steps of decoding by latents (MLA),
-and new keys and values into a cache.
+"""What serving needs of attention beside attention_variants.py: steps of decoding by latents (MLA)
+and with a prefix that sequences share, and new keys and values into a cache.
 
 By latents the bound is the larger one of two times: of the cache's bytes at the speed of a copy
 that only reads, and of the dots at the rate of tensor cores.
@@ -21,6 +21,8 @@ def contests(seed: int) -> Iterator[Contest]:
         yield latent(seed, heads)
     yield latent(seed, 128, page=64)
     yield latent(seed, 128, page=64, bits=8)
+    yield prefix(seed, 64, 8192, 512)
+    yield prefix(seed, 64, 2048, 512)
     yield append(seed, 64, 1)
     yield append(seed, 4, 2048)
 
@@ -83,6 +85,61 @@ def latent(
         amount=flops / 1e12,
         unit="TFLOP/s",
         figures=(asked,) if heads == 128 else (),
+    )
+
+
+def prefix(
+    seed: int,
+    batch: int,
+    length: int,
+    keys: int,
+    heads: int = 32,
+    shared: int = 8,
+    d: int = 128,
+) -> Contest:
+    """Beside the same with a copy of the prefix before each sequence's own keys."""
+    import torch
+
+    from tkc import kernels
+
+    made = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=made)
+
+    q = normal(batch, heads, 1, d)
+    before, own = [
+        [normal(*shape, d) for _ in range(2)] for shape in ((shared, length), (batch, shared, keys))
+    ]
+    whole = [
+        torch.cat([a.expand(batch, -1, -1, -1), b], 2) for a, b in zip(before, own, strict=True)
+    ]
+    lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+
+    def ours() -> Runner:
+        given = dict(prefix_k=before[0], prefix_v=before[1])
+        return Runner(lambda: kernels.attention_decode(q, *own, lengths, **given), None)
+
+    def copied() -> Runner:
+        return Runner(lambda: kernels.attention_decode(q, *whole, lengths + length), None)
+
+    def reference():
+        wide = (x.float().repeat_interleave(heads // shared, 1) for x in whole)
+        return torch.nn.functional.scaled_dot_product_attention(q.float(), *wide)
+
+    # each sequence's own bytes, and the prefix's once
+    bytes_ = 4 * (batch * keys + length) * shared * d
+    return Contest(
+        f"attention-prefix-{length}-{keys}",
+        f"A step of decoding: batch {batch}, {heads} query heads, {shared} shared, {length} keys"
+        f" that all sequences share before {keys} of their own, D = {d}, bfloat16",
+        (Contestant("tkc", ours, "ours"), Contestant("tkc, prefix in each", copied, "bound")),
+        harness.gpu_timer,
+        harness.GPU_TIMING,
+        reference,
+        amount=bytes_ / 1e9,
+        unit="GB/s",
+        figures=(harness.speed_ratio("tkc", "tkc, prefix in each", 1.0),),
     )
 
 

@@ -37,6 +37,7 @@ from tkc.kernels.attention_blocks import (
     block_of,
     check_block,
     choose_block,
+    has_wgmma,
     options_of,
     width_of,
 )
@@ -336,17 +337,17 @@ def _combine(
     """
     g, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     head, t = (h * GROUP + g, 0) if QUERIES == 1 else (h * GROUP + g // QUERIES, g % QUERIES)
-    rows = [(acc[b, h], top[b, h], total[b, h], g, MAX_DECODE_PARTS)]
+    rows: Any = [(acc[b, h], top[b, h], total[b, h], g, MAX_DECODE_PARTS)]
     if prefix_acc is not None:
         found = (x[0, h] for x in (prefix_acc, prefix_top, prefix_total))
         rows.append((*found, b * (GROUP * QUERIES) + g, MAX_PREFIX_PARTS))
     relative = [_relative(of, i, most) for _, of, _, i, most in rows]
-    high = tkc.max(relative[0], axis=0)
+    high: Any = tkc.max(relative[0], axis=0)
     for other in relative[1:]:
         high = tkc.maximum(high, tkc.max(other, axis=0))
     if sinks is not None:
         high = tkc.maximum(high, sinks[head] * LOG2E)
-    sums = None
+    sums: Any = None
     for (_, _, of, i, most), tops in zip(rows, relative, strict=True):
         weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
         found = tkc.sum(tkc.load(of[:, i], (0,), (most,)) * weights, axis=0)
@@ -527,7 +528,8 @@ def _decoded(
     parts, before = _parts(q, k, v, queries, lengths, table, scales, options, most), None
     if prefix is not None:  # all rows see all of it: queries of heads of their own
         q = q.swapaxes(0, 1).reshape((1, shared, batch * rows, d))
-        before = _parts(q, *prefix[:2], 1, *prefix[2:], scales, options, MAX_DECODE_ROWS)
+        most = MAX_DECODE_ROWS if has_wgmma(tkc.target_of(q)) else MAX_DECODE_ROWS // 2
+        before = _parts(q, *prefix[:2], 1, *prefix[2:], scales, options, most)
     combine(parts, o, lse, sinks, before)
 
 
@@ -703,32 +705,41 @@ def _prefix(
     """
     if all(x is None for x in (k, v, pages, length)):
         return None
-    if (
-        (k is None) != (v is None)
-        or (pages is None) != (length is None)
-        or (k is None) == (pages is None)
-    ):
+    if pages is not None and length is not None and k is None and v is None:
+        return _paged_prefix(cache, pages, length)
+    if k is None or v is None or pages is not None or length is not None:
         raise tkc.LaunchError(
             "attention_decode: a prefix is prefix_k and prefix_v, or prefix_pages and prefix_length"
         )
-    if pages is not None:
-        if cache[2] is None:
-            raise tkc.LaunchError(
-                "attention_decode: prefix_pages are pages of the pools k and v, which come with"
-                " pages; pass prefix_k and prefix_v"
-            )
-        check_pages(pages.reshape((1, -1)), pages.reshape((1, -1)), "attention_decode: prefix")
-        check_lengths(pages.reshape((1, -1)), length, "attention_decode: prefix")
-        return *cache[:2], length, pages.reshape((1, -1))
+    heads = cache[0].shape[1 if cache[2] is None else 2]
     for x, of, name in ((k, cache[0], "prefix_k"), (v, cache[1], "prefix_v")):
-        heads = of.shape[1 if cache[2] is None else 2]
-        if len(x.shape) != 3 or dtype_of(x) != dtype_of(of) or x.shape[0] != heads:
-            raise tkc.LaunchError(
-                f"attention_decode: {name} is {dtype_of(of)} of [{heads} shared heads, length, D],"
-                f" got {dtype_of(x)} {list(x.shape)}"
-            )
-        expect(x, (heads, k.shape[1], of.shape[-1]), name)
+        _check_prefix(x, of, heads, k.shape[1:2], name)
     return k.reshape((1, *k.shape)), v.reshape((1, *v.shape)), None, None
+
+
+def _check_prefix(x: Array, cache: Array, heads: int, length: tuple[int, ...], name: str) -> None:
+    """Raises LaunchError unless x, keys or values of a prefix, is of the cache's type and heads."""
+    if len(x.shape) != 3 or dtype_of(x) != dtype_of(cache) or x.shape[0] != heads:
+        raise tkc.LaunchError(
+            f"attention_decode: {name} is {dtype_of(cache)} of [{heads} shared heads, length, D],"
+            f" got {dtype_of(x)} {list(x.shape)}"
+        )
+    expect(x, (heads, *length, cache.shape[-1]), name)
+
+
+def _paged_prefix(
+    cache: tuple[Array, Array, Array | None], pages: Array, length: Array
+) -> tuple[Array, Array, Array, Array]:
+    """`_prefix` in pages of the pools."""
+    if cache[2] is None:
+        raise tkc.LaunchError(
+            "attention_decode: prefix_pages are pages of the pools k and v, which come with pages;"
+            " pass prefix_k and prefix_v"
+        )
+    table = pages.reshape((1, -1))
+    check_pages(table, table, "attention_decode: prefix")
+    check_lengths(table, length, "attention_decode: prefix")
+    return *cache[:2], length, table
 
 
 def attention_decode(
