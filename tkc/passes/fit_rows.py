@@ -43,7 +43,7 @@ from tkc.ir.types import TileType
 from tkc.ir.values import block_of, owner_op, terminator_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
-from tkc.passes.analysis.values import POINTWISE, VIEWS
+from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
@@ -180,7 +180,7 @@ def _is_long_load_before(op: Operation, loop: scf.ForOp) -> bool:
 def _load_in_loop(load: Operation, loop: scf.ForOp, overlaps: Overlaps) -> bool:
     """Moves a load, and what is made of it before the loop, to its first use. Whether it could."""
     made, uses = _made_before(load, loop)
-    if not uses or not all(isinstance(op, (*POINTWISE, *VIEWS)) for op in made - {load}):
+    if not uses or not all(is_computed_by(op.__class__) for op in made - {load}):
         return False
     places = [ancestor(use.operation, loop.body.block) for use in uses]
     if not all(place is not None and unseen(load, place, overlaps) for place in places):

@@ -24,7 +24,7 @@ from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import Fact, TileType, bits, element_of
 from tkc.ir.values import array_type
-from tkc.passes.analysis.values import POINTWISE, VIEWS, WRITES, BlockAccess, PointerAccess
+from tkc.passes.analysis.values import WRITES, BlockAccess, PointerAccess, is_computed_by
 
 # Bytes of a tile that caches hold in whatever order they are requested.
 CACHED_TILE_BYTES = 4096
@@ -62,7 +62,7 @@ def addresses(value: SSAValue) -> bool:
             op = use.operation
             if isinstance(op, (tile.Load, tile.View)) and use.index > 0:
                 return True
-            if isinstance(op, (*POINTWISE, *VIEWS)) and op.results[0] not in seen:
+            if is_computed_by(op.__class__) and op.results[0] not in seen:
                 seen.add(op.results[0])
                 left.append(op.results[0])
     return False

@@ -21,7 +21,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.alias import unchanged
-from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS
+from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS, is_computed_by
 from tkc.passes.planning import demands
 from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
 
@@ -115,7 +115,7 @@ class LoopGraph:
             tiles = [v.owner for v in reads if isinstance(v.type, TileType)]
             if (
                 isinstance(op, LEAVES)
-                or isinstance(op, (*VIEWS, *POINTWISE))
+                or is_computed_by(op.__class__)
                 and all(owner in cheap for owner in tiles)
             ):
                 cheap.add(op)

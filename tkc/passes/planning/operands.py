@@ -42,7 +42,7 @@ from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, owner_of, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
-from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
+from tkc.passes.analysis.values import LOADS, POINTWISE, is_computed_by
 from tkc.passes.layouts.relayout import fits
 from tkc.passes.planning.gathers import loaded_by_consumers, uncopied
 from tkc.passes.planning.pressure import demand
@@ -137,7 +137,7 @@ def _is_turned_result(value: SSAValue) -> bool:
         if isinstance(owner, (tile.Dot, Block)):
             if turned:
                 return True
-        elif isinstance(owner, (*POINTWISE, *VIEWS)):
+        elif is_computed_by(owner.__class__):
             turned = turned or isinstance(owner, tile.Transpose)
             work += [(v, turned) for v in owner.operands]
     return False
@@ -178,10 +178,11 @@ def _blocks_behind(operand: SSAValue) -> set[Operation]:
         if value in seen or not isinstance(value.type, TileType):
             continue
         seen.add(value)
-        if isinstance(value.owner, LOADS) and value.type.size == tile_type(operand).size:
-            found.add(value.owner)
-        elif isinstance(value.owner, (*POINTWISE, *VIEWS)):
-            work += value.owner.operands
+        owner = value.owner
+        if isinstance(owner, LOADS) and value.type.size == tile_type(operand).size:
+            found.add(owner)
+        elif isinstance(owner, Operation) and is_computed_by(owner.__class__):
+            work += owner.operands
     return found
 
 

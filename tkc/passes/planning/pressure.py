@@ -21,7 +21,7 @@ from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_bool
 from tkc.ir.values import only_user, owner_op, yielded_by
 from tkc.passes import PassContext
-from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
+from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
 
 MAX_REGISTERS_PER_THREAD = 255
 TILE_REGISTER_SHARE = 3 / 4  # of a thread's registers; with more, ptxas spills
@@ -109,7 +109,7 @@ def _end_of_use(load: Operation, position: dict[Operation, int]) -> int:
                 user = user.parent_op()
             around = use.operation if user is None else user
             end = max([end, *(position[op] for op in around.walk())])
-            if isinstance(use.operation, (*VIEWS, *POINTWISE)):
+            if is_computed_by(use.operation.__class__):
                 new = set(use.operation.results) - seen
                 seen |= new
                 left += new

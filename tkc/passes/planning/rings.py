@@ -18,7 +18,7 @@ from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.values import POINTWISE, VIEWS
+from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import by_block, computed_from, source, summed
 
@@ -130,7 +130,7 @@ def _spread_registers(value: SSAValue, warpgroups: int) -> int:
         left += [
             use.operation.results[0]
             for use in found.uses
-            if isinstance(use.operation, (*VIEWS, *POINTWISE))
+            if is_computed_by(use.operation.__class__)
         ]
     return 0
 
