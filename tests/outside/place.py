@@ -95,6 +95,10 @@ def without_gpu() -> None:
         "multi_processor_count": chip["multiprocessor_count"],
         "shared_memory_per_block_optin": chip["max_shared_mem"],
         "total_memory": 80 << 30,
+        "regs_per_multiprocessor": chip["max_num_regs"],
+        "max_threads_per_multi_processor": 2048,
+        "warp_size": chip["warpSize"],
+        "gcnArchName": "",
     }
     found = type("Properties", (), numbers)
     cuda.get_device_properties = lambda device=None: found
