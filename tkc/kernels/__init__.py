@@ -91,6 +91,11 @@ from tkc.kernels.sampling import argmax, beam_gather, sample, sort
 from tkc.kernels.scaled import scaled_matmul
 from tkc.kernels.scans import cumsum, sum
 from tkc.kernels.selection import histogram, topk
+from tkc.kernels.selective_scan import (
+    selective_scan,
+    selective_scan_backward,
+    selective_scan_step,
+)
 from tkc.kernels.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from tkc.kernels.state_space import ssd, ssd_backward, ssd_step
 from tkc.kernels.windows import conv, conv_backward
@@ -179,6 +184,9 @@ __all__ = [
     "rwkv7_step",
     "sample",
     "scaled_matmul",
+    "selective_scan",
+    "selective_scan_backward",
+    "selective_scan_step",
     "silu",
     "silu_backward",
     "softmax",

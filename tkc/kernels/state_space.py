@@ -25,7 +25,7 @@ from tkc.kernels.operator import operator
 ROWS = 64  # positions of a program that sums over them
 
 
-def _softplus(x):
+def softplus_of(x):
     """log(1 + exp x), without overflow."""
     return tkc.maximum(x, 0.0) + tkc.log1p(tkc.exp2(-tkc.abs(x) * LOG2E))
 
@@ -35,7 +35,7 @@ def _steps(dt, bias, row, head, SOFTPLUS, R, H):
     x = tkc.load(dt, (row, head), (R, H)).to(tkc.float32)
     if bias is not None:
         x = x + tkc.load(bias, (head,), (H,)).to(tkc.float32)[None, :]
-    return x, _softplus(x) if SOFTPLUS else x
+    return x, softplus_of(x) if SOFTPLUS else x
 
 
 @tkc.jit
@@ -157,7 +157,7 @@ def _step(
     if bias is not None:
         step = step + bias[head].to(tkc.float32)
     if SOFTPLUS:
-        step = _softplus(step)
+        step = softplus_of(step)
     keys = tkc.load(b, (row, head // GROUP, 0), (None, None, N)).to(tkc.float32)
     queries = tkc.load(c, (row, head // GROUP, 0), (None, None, N)).to(tkc.float32)
     values = tkc.load(x, (row, head, column), (None, None, P)).to(tkc.float32)
@@ -218,7 +218,7 @@ def _spread_steps(
     _spread[grid](*arrays, SOFTPLUS=softplus, **block)
 
 
-def _sum_of_parts(parts: Array, out: Array) -> None:
+def sum_of_parts(parts: Array, out: Array) -> None:
     _add_parts[tkc.cdiv(out.shape[0], 64)](parts, out, N=64)
 
 
@@ -319,14 +319,14 @@ def ssd_backward(
         _finish_backward[grid](*arrays, None if skip is None else sums, **block)
     _finish_launches(recurrence)
     if skip is not None:
-        _sum_of_parts(sums, dskip)
+        sum_of_parts(sums, dskip)
         _add_skip[grid](_rows(dx), _rows(dr), skip, **block)
     grid, block = _per_position(dt)
     parts = empty(x, (2, grid[0], *of_heads), "float32")
     arrays = (_rows(dt), dt_bias, a, _rows(dg), _rows(dw), _rows(ddt), parts)
     _steps_backward[grid](*arrays, SOFTPLUS=softplus, **block)
     for part, out in zip((0, 1), (da, dbias), strict=True):
-        _sum_of_parts(parts[part], out)
+        sum_of_parts(parts[part], out)
 
 
 @ssd.backward(saves="x dt a b c skip z dt_bias softplus initial cu_seqlens result", zeros=False)
