@@ -231,6 +231,34 @@ def ssd_backward(normal, batch, length, heads):
     )
 
 
+def _selected(normal, batch, length, channels):
+    """x, dt, A, B, C, D, z and the bias of dt of Mamba-1, with 16 numbers a channel."""
+    x, dt, z = (normal(batch, length, channels) for _ in range(3))
+    b, c = (normal(batch, length, 16) for _ in range(2))
+    rate = -normal(channels, 16).float().abs()
+    skip, bias = (normal(channels).float() for _ in range(2))
+    return x, dt - 2, rate, b, c, skip, z, bias
+
+
+def selective_scan(normal, batch, length, channels):
+    from tkc import kernels
+
+    given = _selected(normal, batch, length, channels)
+    return 8 * given[0].numel(), lambda: kernels.selective_scan(*given, softplus=True), None
+
+
+def selective_scan_backward(normal, batch, length, channels):
+    from tkc import kernels
+
+    given = _selected(normal, batch, length, channels)
+    grad = normal(*given[0].shape)
+    return (
+        14 * grad.numel(),
+        lambda: kernels.selective_scan_backward(grad, *given, softplus=True),
+        None,  # mamba's is CUDA, which has to be built
+    )
+
+
 def hgrn(normal, batch, length, channels):
     from tkc import kernels
 
@@ -263,6 +291,8 @@ OPERATIONS = (
     ("rwkv7_backward", ((4, 2048, 32, 64), (4, 2048, 16, 128)), rwkv7_backward),
     ("ssd", ((8, 2048, 80), (2, 8192, 80)), ssd),
     ("ssd_backward", ((8, 2048, 80), (2, 8192, 80)), ssd_backward),
+    ("selective_scan", ((8, 2048, 5120), (1, 16384, 4096)), selective_scan),
+    ("selective_scan_backward", ((8, 2048, 5120), (1, 16384, 4096)), selective_scan_backward),
     ("hgrn", ((8, 2048, 2048), (1, 32768, 4096)), hgrn),
     ("conv1d", ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024)), conv1d),
 )

@@ -138,6 +138,30 @@ def scan_step(give: Give):
     return t.ssd_step(x, dt, rate, b, c, state, skip, z, bias, True), state
 
 
+def _selective(give: Give, row: tuple) -> tuple:
+    """Operands of the selective scan for rows of positions."""
+    x, dt, z = (give((*row, 70), seed=seed) for seed in range(3))
+    b, c = (give((*row, 16), seed=seed) for seed in (3, 4))
+    return x, dt, -abs(give((70, 16), seed=5)), b, c, give((70,), seed=6), z, give((70,), seed=7)
+
+
+def selective(give: Give):
+    from tkc import kernels as t
+
+    given, last = (*_selective(give, (2, 21)), True), give((2, 70, 16), seed=8)
+    grad = give((2, 21, 70), seed=9)
+    y = t.selective_scan(*given, last)
+    return *y, *t.selective_scan_backward(grad, *given, last, None, last)
+
+
+def selective_step(give: Give):
+    from tkc import kernels as t
+
+    x, dt, a, b, c, *others = _selective(give, (2,))
+    state = give((2, 70, 16), seed=8)
+    return t.selective_scan_step(x, dt, a, b, c, state, *others, True), state
+
+
 def linear_loss(give: Give):
     from tkc import kernels as t
 
@@ -161,6 +185,8 @@ def library() -> dict[str, Callable[[Give], object]]:
         "hgrn_step": gated_scan_step,
         "rwkv7 + rwkv7_backward": rwkv,
         "rwkv7_step": rwkv_step,
+        "selective_scan + selective_scan_backward": selective,
+        "selective_scan_step": selective_step,
         "ssd + ssd_backward": scan,
         "ssd_step": scan_step,
     }

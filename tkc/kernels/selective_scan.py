@@ -6,7 +6,7 @@ position; forward, backward and one step of decoding.
 
 (Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023.) A program
 holds the states of a strip of channels, [channels, N], and reads the rows of its positions ahead of
-the chain of products. For the gradients the states before every ROWS positions are kept, and those
+the chain of products. For the gradients the states before every KEPT_ROWS positions are kept, and those
 between computed again; with G the gradient of the state, from the last position to the first,
 
     dr = dy · silu(z),   dz = dy · r · silu'(z) with r = S_t C_t + D x_t
@@ -26,8 +26,10 @@ from tkc.kernels.chunks import LOG2E, sequence
 from tkc.kernels.operator import operator
 from tkc.kernels.state_space import softplus_of, sum_of_parts
 
-STRIP = 64  # channels of a program
+STATES = 1024  # numbers of a program's states, [channels, N]
 ROWS = 16  # positions of a step
+# for the gradients, which hold the states of a step's positions at once
+KEPT_STATES, KEPT_ROWS = 512, 8
 WIDEST_STATE = 64  # of N
 
 
@@ -51,9 +53,12 @@ def _steps(x, dt, bias, t, length, channel, SOFTPLUS, ROWS, D):
 
 
 def _moved(state, rate, step, values, keys):
-    """(the decay, the next state)."""
-    decay = tkc.exp2(step[:, None] * rate)
-    return decay, state * decay + (step * values)[:, None] * keys[None, :]
+    """The next state."""
+    return state * tkc.exp2(step[:, None] * rate) + (step * values)[:, None] * keys[None, :]
+
+
+def _gated(result, gate):
+    return result * gate * tkc.sigmoid(gate)
 
 
 @tkc.jit
@@ -92,12 +97,11 @@ def _scan(
             tkc.store(kept[row, t // ROWS], (channel, 0), state)
         for r in range(ROWS):
             values, _, step = rows[r]
-            _, state = _moved(state, rate, step, values, keys[r])
-            result = tkc.sum(state * queries[r][None, :], axis=1) + skipped * values
-            if z is not None:
-                gate = _row(z, t + r, channel, D)
-                result = result * gate * tkc.sigmoid(gate)
-            tkc.store(out, (t + r, channel), result.to(out.dtype)[None, :])
+            state = _moved(state, rate, step, values, keys[r])
+            if out is not None:
+                result = tkc.sum(state * queries[r][None, :], axis=1) + skipped * values
+                result = result if z is None else _gated(result, _row(z, t + r, channel, D))
+                tkc.store(out, (t + r, channel), result.to(out.dtype)[None, :])
     if final is not None:
         tkc.store(final[row], (channel, 0), state)
 
@@ -149,7 +153,7 @@ def _scan_backward(
         keys = [_row(b, t + r, 0, N) for r in range(ROWS)]
         states = [tkc.load(kept[row, t // ROWS], (channel, 0), (D, N))]
         for r in range(ROWS):
-            states.append(_moved(states[r], rate, rows[r][2], rows[r][0], keys[r])[1])
+            states.append(_moved(states[r], rate, rows[r][2], rows[r][0], keys[r]))
         for r in reversed(range(ROWS)):
             values, raw, step = rows[r]
             queries, slopes = _row(c, t + r, 0, N), _row(grad, t + r, channel, D)
@@ -207,13 +211,11 @@ def _step(
     if SOFTPLUS:
         step = softplus_of(step)
     here = tkc.load(state[row], (channel, 0), (D, N)).to(tkc.float32)
-    _, here = _moved(here, rate, step, values, _row(b, row, 0, N))
+    here = _moved(here, rate, step, values, _row(b, row, 0, N))
     tkc.store(state[row], (channel, 0), here.to(state.dtype))
     result = tkc.sum(here * _row(c, row, 0, N)[None, :], axis=1)
     result = result + _channels(skip, channel, D) * values
-    if z is not None:
-        gate = _row(z, row, channel, D)
-        result = result * gate * tkc.sigmoid(gate)
+    result = result if z is None else _gated(result, _row(z, row, channel, D))
     tkc.store(out, (row, channel), result.to(out.dtype)[None, :])
 
 
@@ -255,8 +257,8 @@ def _each(*arrays: Array | None) -> list:
     return [None if x is None else contiguous(x) for x in arrays]
 
 
-def _tiles(channels: int, width: int, softplus: bool) -> dict:
-    strip = max(1, min(STRIP * 16 // power(width), STRIP, power(channels)))
+def _tiles(channels: int, width: int, softplus: bool, states: int = STATES) -> dict:
+    strip = min(states // max(16, power(width)), power(channels))
     return {"SOFTPLUS": softplus, "D": strip, "N": power(width)}
 
 
@@ -274,9 +276,9 @@ def selective_scan(
     initial: Array | None = None,
     cu_seqlens: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Mamba-1's scan, S_t = exp(δ_t A) ∘ S_{t-1} + δ_t x_t B_tᵀ, y_t = (S_t C_t + D x_t) · silu(z_t)
-    with δ = dt + dt_bias, or its softplus: y of x's shape and element type, and the last state,
-    float32 [sequences, channels, N].
+    """Mamba-1's scan, S_t = exp(δ_t A) ∘ S_{t-1} + δ_t x_t B_tᵀ, y_t = (S_t C_t + D x_t) ·
+    silu(z_t) with δ = dt + dt_bias, or its softplus: y of x's shape and element type, and the last
+    state, float32 [sequences, channels, N].
 
     x, dt, z: [batch, T, channels] (mamba_ssm's with its last axes swapped); a (A, below 0):
     [channels, N], N up to 64; b, c: [batch, T, N]; skip (D), dt_bias: [channels]. initial: the
@@ -324,13 +326,14 @@ def selective_scan_backward(
     )
     yield dx, ddt, da, db, dc, dskip, dz, dbias, ds
     channels, width = a.shape
-    tiles = _tiles(channels, width, softplus)
-    strips, count = tkc.cdiv(channels, tiles["D"]), db.size
-    kept = empty(x, (sequences, max(1, tkc.cdiv(x.shape[1], ROWS)), channels, width), "float32")
+    tiles = _tiles(channels, width, softplus, KEPT_STATES)
+    strips, count = tkc.cdiv(channels, tiles["D"]), b.shape[0] * b.shape[1] * width
+    steps = max(1, tkc.cdiv(x.shape[1], KEPT_ROWS))
+    kept = empty(x, (sequences, steps, channels, width), "float32")
     operands = tuple(_each(*operands))
     grad, initial, last = _each(grad, initial, grad_final)
     _scan[strips, sequences](
-        *operands, initial, cu_seqlens, empty(x), None, kept, ROWS=ROWS, **tiles
+        *operands, initial, cu_seqlens, None, None, kept, ROWS=KEPT_ROWS, **tiles
     )
     parts = empty(x, (2, strips, *b.shape), "float32")
     rates = empty(x, (sequences, channels, width), "float32")
@@ -349,7 +352,8 @@ def selective_scan_backward(
         skips,
         biases,
         parts,
-        ROWS=ROWS,
+        ROWS=KEPT_ROWS,
+        num_warps=8,
         **tiles,
     )
     for i, out in enumerate((db, dc)):
