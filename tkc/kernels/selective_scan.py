@@ -6,8 +6,8 @@ position; forward, backward and one step of decoding.
 
 (Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023.) A program
 holds the states of a strip of channels, [channels, N], and reads the rows of its positions ahead of
-the chain of products. For the gradients the states before every KEPT_ROWS positions are kept, and those
-between computed again; with G the gradient of the state, from the last position to the first,
+the chain of products. For the gradients the states before every KEPT_ROWS positions are kept, and
+those between computed again; with G the gradient of the state, from the last position to the first,
 
     dr = dy · silu(z),   dz = dy · r · silu'(z) with r = S_t C_t + D x_t
     G += dr C_tᵀ,   dC_t = Σ dr S_t,   dB_t = Σ δ x G,   dx = δ G B_t + D dr
@@ -290,7 +290,7 @@ def selective_scan(
     sequences = _sequences(operands, initial, cu_seqlens)
     out, final = empty(x), empty(x, (sequences, *a.shape), "float32")
     yield out, final
-    tiles = _tiles(*a.shape, softplus)
+    tiles = _tiles(x.shape[-1], a.shape[1], softplus)
     _scan[tkc.cdiv(x.shape[2], tiles["D"]), sequences](
         *_each(*operands, initial), cu_seqlens, out, final, None, ROWS=ROWS, **tiles
     )
@@ -399,7 +399,7 @@ def selective_scan_step(
     expect(state, (x.shape[0], *a.shape), "state")
     out = empty(x)
     yield out
-    tiles = _tiles(*a.shape, softplus)
+    tiles = _tiles(x.shape[-1], a.shape[1], softplus)
     x, dt, a, b, c, skip, z, dt_bias = _each(*operands)
     _step[tkc.cdiv(x.shape[1], tiles["D"]), x.shape[0]](
         x, dt, a, b, c, state, skip, z, dt_bias, out, **tiles

@@ -15,6 +15,7 @@ kernels here, whose sums over positions are partial sums of programs, added up i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
@@ -25,7 +26,7 @@ from tkc.kernels.operator import operator
 ROWS = 64  # positions of a program that sums over them
 
 
-def softplus_of(x):
+def softplus_of(x: Any) -> Any:
     """log(1 + exp x), without overflow."""
     return tkc.maximum(x, 0.0) + tkc.log1p(tkc.exp2(-tkc.abs(x) * LOG2E))
 
@@ -219,6 +220,7 @@ def _spread_steps(
 
 
 def sum_of_parts(parts: Array, out: Array) -> None:
+    """out [n]: the sums of parts [rows, n] over their rows, in one order."""
     _add_parts[tkc.cdiv(out.shape[0], 64)](parts, out, N=64)
 
 
