@@ -106,6 +106,26 @@ def _scan(
         tkc.store(final[row], (channel, 0), state)
 
 
+def _ungated(slopes, result, z, dz, t, channel, D):
+    """dr; stores dz."""
+    if z is None:
+        return slopes
+    gate = _row(z, t, channel, D)
+    s = tkc.sigmoid(gate)
+    of_gate = slopes * result * (s * (1 + gate * (1 - s)))
+    tkc.store(dz, (t, channel), of_gate.to(dz.dtype)[None, :])
+    return slopes * gate * s
+
+
+def _of_step(change, raw, SOFTPLUS):
+    """The gradient of dt from that of δ."""
+    return change * tkc.sigmoid(raw) if SOFTPLUS else change
+
+
+def _put_sum(x, t, tile):
+    tkc.store(x, (t, 0), tkc.sum(tile, axis=0)[None, :])
+
+
 @tkc.jit
 def _scan_backward(
     grad,
@@ -134,12 +154,11 @@ def _scan_backward(
     N: tkc.constexpr,
 ):
     """da, dskip, dbias: of each sequence; parts: dB and dC of each strip."""
-    strip, row = tkc.program_id(0), tkc.program_id(1)
-    channel = strip * D
+    channel, row = tkc.program_id(0) * D, tkc.program_id(1)
     grad, x, dt, b, c, z, dx, ddt, dz = (
         sequence(v, starts, row) for v in (grad, x, dt, b, c, z, dx, ddt, dz)
     )
-    of_b, of_c = (sequence(parts[i, strip], starts, row) for i in (0, 1))
+    of_b, of_c = (sequence(parts[i, tkc.program_id(0)], starts, row) for i in (0, 1))
     rate = tkc.load(a, (channel, 0), (D, N)).to(tkc.float32) * LOG2E
     skipped, biased = _channels(skip, channel, D), _channels(bias, channel, D)
     slope, of_rate = tkc.zeros((D, N)), tkc.zeros((D, N))
@@ -157,28 +176,19 @@ def _scan_backward(
         for r in reversed(range(ROWS)):
             values, raw, step = rows[r]
             queries, slopes = _row(c, t + r, 0, N), _row(grad, t + r, channel, D)
-            if z is not None:
-                result = tkc.sum(states[r + 1] * queries[None, :], axis=1) + skipped * values
-                gate = _row(z, t + r, channel, D)
-                s = tkc.sigmoid(gate)
-                of_gate = slopes * result * (s * (1 + gate * (1 - s)))
-                tkc.store(dz, (t + r, channel), of_gate.to(dz.dtype)[None, :])
-                slopes = slopes * gate * s
+            result = tkc.sum(states[r + 1] * queries[None, :], axis=1) + skipped * values
+            slopes = _ungated(slopes, result, z, dz, t + r, channel, D)
             of_skip = of_skip + slopes * values
             slope = slope + slopes[:, None] * queries[None, :]
-            of_queries = tkc.sum(slopes[:, None] * states[r + 1], axis=0)
-            tkc.store(of_c, (t + r, 0), of_queries[None, :])
-            of_keys = tkc.sum(slope * (step * values)[:, None], axis=0)
-            tkc.store(of_b, (t + r, 0), of_keys[None, :])
+            _put_sum(of_c, t + r, slopes[:, None] * states[r + 1])
+            _put_sum(of_b, t + r, slope * (step * values)[:, None])
             along = tkc.sum(slope * keys[r][None, :], axis=1)
             tkc.store(dx, (t + r, channel), (along * step + slopes * skipped).to(dx.dtype)[None, :])
             slope = slope * tkc.exp2(step[:, None] * rate)
             decayed = slope * states[r]
             of_rate = of_rate + decayed * step[:, None]
             change = along * values + tkc.sum(decayed * rate, axis=1) * (1 / LOG2E)
-            if SOFTPLUS:
-                change = change * tkc.sigmoid(raw)
-            change = tkc.where(t + r < x.shape[0], change, 0.0)
+            change = tkc.where(t + r < x.shape[0], _of_step(change, raw, SOFTPLUS), 0.0)
             tkc.store(ddt, (t + r, channel), change.to(ddt.dtype)[None, :])
             of_bias = of_bias + change
     if first is not None:
