@@ -222,8 +222,8 @@ LOOSER = {
     "rms_norm": 1.2,
     "sum": 3.5,
 }
-# they round nothing, are the kernels above, or are held to float64 in their own tests; what torch has
-# no rival for stands in benchmarks/errors.py
+# they round nothing, are the kernels above, or are held to float64 in their own tests; what torch
+# has no rival for stands in benchmarks/errors.py
 HELD_ELSEWHERE = {
     *errors.EXACT,
     *errors.WITHOUT_RIVAL,
