@@ -155,3 +155,15 @@ def test_the_driver_names_the_cpu_when_told_to():
         assert driver.active.get_current_target().backend == "cpu"
     finally:
         driver.reset_active()
+
+
+@triton.jit
+def never_right(x, N: tl.constexpr):
+    tl.static_assert(N == 3, "three of them")
+
+
+def test_errors_have_triton_s_names():
+    from tkc.triton.errors import CompileTimeAssertionFailure
+
+    with pytest.raises(CompileTimeAssertionFailure, match="three of them"):
+        never_right[(1,)](np.zeros(4, np.int32), N=4)

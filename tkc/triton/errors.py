@@ -8,6 +8,9 @@ from tkc.errors import CompileError, LaunchError
 CompilationError = CompileError
 TritonError = CompileError
 InterpreterError = CompileError
+# a `tl.static_assert` that does not hold, and a statement that kernels cannot have
+CompileTimeAssertionFailure = CompileError
+UnsupportedLanguageConstruct = CompileError
 
 
 class OutOfResources(LaunchError):
