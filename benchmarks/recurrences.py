@@ -181,7 +181,7 @@ def rwkv7(normal, batch, length, heads, width):
     return (
         14 * given[0].numel(),
         lambda: kernels.rwkv7(*given, least=LEAST),
-        rival and (lambda: rival(*given)),
+        rival and (lambda: rival(*given, lower_bound=LEAST)),
     )
 
 
@@ -194,7 +194,7 @@ def rwkv7_backward(normal, batch, length, heads, width):
     return (
         26 * given[0].numel(),
         lambda: kernels.rwkv7_backward(grad, *given, least=LEAST),
-        _backward(rival, given, grad),
+        _backward(rival, given, grad, lower_bound=LEAST),
     )
 
 
