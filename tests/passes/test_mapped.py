@@ -1,5 +1,6 @@
 """Which blocks a tensor map can describe, and why others it cannot."""
 
+import numpy as np
 import pytest
 
 import tkc
@@ -7,6 +8,7 @@ from tests.language.kernels import traced
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
+from tkc.passes.analysis import mapped
 from tkc.passes.analysis.mapped import unmapped
 
 
@@ -51,3 +53,52 @@ def test_rows_that_are_gathered_are_no_box():
     module = traced(scattered, described(16, 8), described(16, 8), ROWS=64, COLUMNS=64)
     (load,) = [op for op in module.walk() if isinstance(op, tile.Load)]
     assert unmapped(load)
+
+
+def shifted(x, y, o, c, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    acc = tkc.zeros((ROWS, ROWS))
+    for k in tkc.range(0, 64, COLUMNS):
+        left = tkc.load(x, (0, k + c), (ROWS, COLUMNS))
+        acc = tkc.dot(left, tkc.load(y, (0, k), (ROWS, COLUMNS)).T, acc)
+    tkc.store(o, (0, 0), acc.to(o.dtype))
+
+
+def stored(x, y, o, c, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    acc = tkc.zeros((ROWS, ROWS))
+    for k in tkc.range(0, 64, COLUMNS):
+        left = tkc.load(x, (0, k), (ROWS, COLUMNS))
+        acc = tkc.dot(left, tkc.load(y, (0, k), (ROWS, COLUMNS)).T, acc)
+    tkc.store(o, (0, c), acc.to(o.dtype))
+
+
+def simulated(fn, c: int, monkeypatch):
+    """(what a launch stores, what it should), of integers that sums keep exact."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(c)
+    x, y = (rng.integers(-2, 3, (64, 128)).astype(np.float16) for _ in range(2))
+    o = np.zeros((64, 128), np.float16)
+    tkc.jit(fn)[1](x, y, o, c, ROWS=64, COLUMNS=32)
+    want = np.zeros_like(o)
+    first = c if fn is shifted else 0
+    found = x[:, first : first + 64].astype(np.float64) @ y[:, :64].T.astype(np.float64)
+    at = 0 if fn is shifted else c
+    want[:, at : at + 64] = found.astype(np.float16)
+    return o, want
+
+
+@pytest.mark.parametrize("c", (1, 2, 4, 8, 16))
+@pytest.mark.parametrize("fn", (shifted, stored))
+def test_blocks_that_begin_anywhere_in_a_row(fn, c, monkeypatch):
+    """Random kernels that did raised an illegal instruction on an H200: an accelerator's box begins
+    at a multiple of 16 bytes.
+    """
+    got, want = simulated(fn, c, monkeypatch)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("fn", (shifted, stored))
+def test_the_simulator_knows_where_boxes_begin(fn, monkeypatch):
+    monkeypatch.setattr(mapped, "divisor", lambda value: 16)
+    with pytest.raises(tkc.Error, match="multiple of 16 bytes of a row, not at element 3"):
+        simulated(fn, 3, monkeypatch)

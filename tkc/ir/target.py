@@ -18,6 +18,9 @@ from tkc.errors import DeviceError
 
 RESERVED_BYTES_OF_BLOCK = 1024  # of shared memory, by the hardware
 LINE = 128  # bytes of a line of the caches of every GPU here
+# bytes, of which rows of an array that a tensor map describes are multiples, and where a box begins
+# in its rows: elsewhere the accelerator raises an illegal instruction
+ROW_ALIGNMENT = 16
 
 
 def half_of(shared_bytes: int) -> int:

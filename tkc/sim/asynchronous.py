@@ -22,6 +22,7 @@ from tkc.ir.fragments import matrix_access
 from tkc.ir.host_values import argument_number
 from tkc.ir.layout import Layout, LayoutError
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.ir.values import defining_op, tile_type, type_of
 from tkc.sim import level0
@@ -67,6 +68,12 @@ def box(
             "alignment",
             f"a box of a map with panels starts at a multiple of {t.panel} columns, not at"
             f" {starts[-1]}",
+        )
+    if starts[-1] * source.dtype.itemsize % ROW_ALIGNMENT:
+        raise Violation(
+            "alignment",
+            f"a box begins at a multiple of {ROW_ALIGNMENT} bytes of a row, not at element"
+            f" {starts[-1]}: the accelerator raises an illegal instruction",
         )
     at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
     inside = [

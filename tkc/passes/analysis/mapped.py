@@ -12,7 +12,9 @@ from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
+from tkc.ir.ranges import divisor
 from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import ArrayFacts, Fact, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
 from tkc.passes.analysis.values import BlockAccess
@@ -20,7 +22,6 @@ from tkc.passes.analysis.values import BlockAccess
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
 BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
-ROW_ALIGNMENT = 16  # bytes, of each row of an array in global memory
 MIN_SWIZZLE_BYTES = 32
 
 
@@ -141,4 +142,9 @@ def _unmapped_shape(op: BlockAccess, facts: ArrayFacts, dense: int, inner: int) 
         return unencoded
     if extents[dense] * itemsize % MIN_SWIZZLE_BYTES:
         return "rows of a block narrower than a swizzle"
+    if divisor(op.offsets[dense]) * itemsize % ROW_ALIGNMENT:
+        return (
+            "an offset along rows that is not known to be a multiple of 16 bytes (tkc.multiple_of"
+            " tells it)"
+        )
     return ""

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tkc.ir.target import ROW_ALIGNMENT
 from tkc.sim.ptx.barriers import deliver, mbarrier
 from tkc.sim.ptx.faults import Fault, Unknown, require
 from tkc.sim.ptx.kinds import tf32_bits
@@ -83,6 +84,10 @@ def box_of(m: ClusterMachine, i: Instruction, operand: str, thread: int) -> Box:
     require(
         not found.swizzle or found.box[0] * found.size == found.swizzle,
         f"a row of {found.box[0] * found.size} bytes under a swizzle of {found.swizzle}",
+    )
+    require(
+        starts[0] * found.size % ROW_ALIGNMENT == 0,
+        f"a box begins at a multiple of {ROW_ALIGNMENT} bytes of a row, not at element {starts[0]}",
     )
     # innermost first, which varies fastest
     index = np.indices(found.box[::-1]).reshape(dims, -1)[::-1] + np.array(starts)[:, None]
