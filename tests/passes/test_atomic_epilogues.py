@@ -50,7 +50,7 @@ def twice(a, b, c, SPLIT: tkc.constexpr, KIND: tkc.constexpr):
 
 
 def aligned(dtype) -> ArrayArgument:
-    return ArrayArgument(dtype, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))
+    return ArrayArgument(dtype, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
 
 
 def operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 free of races, and without a register spilled.
 """
 
+from dataclasses import replace
 from functools import cache
 from math import erf, pi, sqrt
 
@@ -13,7 +14,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import i32, traced
 from tests.passes import stages
 from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, without_threads
-from tests.passes.test_roles import NUMPY, array, integers
+from tests.passes.test_roles import NUMPY, array, integers, result
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -123,30 +124,28 @@ EVERY = pytest.mark.parametrize("epilogue", EPILOGUES)
 @cache
 def compiled(block, epilogue, options: tuple = (), known: bool = False):
     BM, BN, BK = block
-    make = (
-        (
-            lambda t, rank=2: ArrayArgument(
-                t, ArrayFacts((Fact(16),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16)
-            )
-        )
-        if known
-        else array
-    )
     kinds = [
-        (tkc.bfloat16, 2),
-        (tkc.bfloat16, 2),
+        *[(tkc.bfloat16, 2)] * 2,
         (tkc.bfloat16, 1),
         (tkc.float32, 1),
         *[(tkc.bfloat16, 2)] * 3,
         (tkc.float32, 2),
     ]
+    arguments = [array(*kind) for kind in kinds]
+    arguments[4:7] = [result(tkc.bfloat16)] * 3
+    if known:
+        arguments = [
+            replace(one, facts=replace(one.facts, shape=(Fact(16),) * len(one.facts.shape)))
+            for one in arguments
+        ]
     return stages.compiled(
-        traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue),
+        traced(fused, *arguments, BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue),
         **dict(options),
     )
 
 
 def check(module, block, epilogue, m, n, k, run=run, **how) -> None:
+    n = -(-n // 8) * 8  # rows of results end at multiples of 16 bytes
     a, b, r, c, d = (
         integers(*shape, dtype=tkc.bfloat16, seed=i)
         for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n)))
@@ -379,7 +378,7 @@ def check_stored_again(module, apart: int, shift: int = 0, run=run, **how) -> No
 def test_two_results_for_one_array(apart, waits, options):
     """What two copies write nothing orders but a wait for the first one's end."""
     module, given = stages.compiled(
-        traced(stored_again, *(array(tkc.bfloat16),) * 3, i32(), APART=apart), **options
+        traced(stored_again, *(result(tkc.bfloat16),) * 3, i32(), APART=apart), **options
     )
     assert given.plan.roles == options["roles"] and given.plan.epilogue == "tma", given.decisions
     found = [

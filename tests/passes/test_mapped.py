@@ -71,6 +71,33 @@ def stored(x, y, o, c, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     tkc.store(o, (0, c), acc.to(o.dtype))
 
 
+def beside(n: int, monkeypatch) -> tuple[np.ndarray, np.ndarray]:
+    """A result whose rows end after n columns of a wider array: (the array, what it should be)."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(n)
+    x, y = (rng.integers(-2, 3, (64, 64)).astype(np.float16) for _ in range(2))
+    whole = np.full((64, 80), 7, np.float16)
+    tkc.jit(stored)[1](x, y, whole[:, :n], 0, ROWS=64, COLUMNS=32)
+    want = np.full_like(whole, 7)
+    want[:, : min(n, 64)] = (x.astype(np.float64) @ y.T.astype(np.float64))[:, :n]
+    return whole, want
+
+
+@pytest.mark.parametrize("n", (1, 7, 8, 15, 63, 64, 79))
+def test_what_lies_behind_a_row_stays(n, monkeypatch):
+    """A random kernel wrote to it on an H200: a store by a tensor map ends with 16 bytes."""
+    got, want = beside(n, monkeypatch)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_simulator_writes_16_bytes(monkeypatch):
+    """Behind the last row, whatever is there."""
+    monkeypatch.setattr(Fact, "divisible", lambda self, n: True)
+    with pytest.raises(tkc.Error, match="tma_store.*which has bytes 0 to"):
+        beside(15, monkeypatch)
+
+
 def simulated(fn, c: int, monkeypatch):
     """(what a launch stores, what it should), of integers that sums keep exact."""
     monkeypatch.setenv("TKC_SIM", "1")

@@ -76,9 +76,13 @@ def box(
             f" {starts[-1]}: the accelerator raises an illegal instruction",
         )
     at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
+    ends = list(source.shape)
+    if isinstance(op, threads.TmaStore):  # to the end of 16 bytes in which a row ends
+        unit = ROW_ALIGNMENT // source.dtype.itemsize
+        ends[-1] = -(-ends[-1] // unit) * unit
     inside = [
         (min(max(-start, 0), n), max(min(bound - start, n), 0))
-        for start, n, bound in zip(starts, t.extents, source.shape, strict=False)
+        for start, n, bound in zip(starts, t.extents, ends, strict=False)
     ]
     return at.reshape(lands.shape), existing(t.extents, tuple(inside)).reshape(lands.shape), lands
 

@@ -142,6 +142,10 @@ def _unmapped_shape(op: BlockAccess, facts: ArrayFacts, dense: int, inner: int) 
         return unencoded
     if extents[dense] * itemsize % MIN_SWIZZLE_BYTES:
         return "rows of a block narrower than a swizzle"
+    if not isinstance(op, tile.Load) and not facts.shape[inner].divisible(
+        max(ROW_ALIGNMENT // itemsize, 1)
+    ):
+        return "rows whose ends are not known to be multiples of 16 bytes, up to which it writes"
     if divisor(op.offsets[dense]) * itemsize % ROW_ALIGNMENT:
         return (
             "an offset along rows that is not known to be a multiple of 16 bytes (tkc.multiple_of"

@@ -43,12 +43,14 @@ BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
 @dataclass(frozen=True)
 class Box:
     """Bytes of a box: where each element lies in global memory (where it is inside the array), and
-    in shared memory from the box's first byte on.
+    in shared memory from the box's first byte on. written: elements that a store writes, which go
+    on to a multiple of 16 bytes behind the end of a row.
     """
 
     map: TensorMap
     source: np.ndarray
     inside: np.ndarray
+    written: np.ndarray
 
     def places(self, m: ClusterMachine, at: int) -> np.ndarray:
         """[elements, bytes]: indices of shared memory, for a box that begins at an address."""
@@ -91,8 +93,13 @@ def box_of(m: ClusterMachine, i: Instruction, operand: str, thread: int) -> Box:
     )
     # innermost first, which varies fastest
     index = np.indices(found.box[::-1]).reshape(dims, -1)[::-1] + np.array(starts)[:, None]
-    inside = ((index >= 0) & (index < np.array(found.extents)[:, None])).all(0)
-    return Box(found, found.address + (index * np.array(found.strides)[:, None]).sum(0), inside)
+    ends = np.array(found.extents)[:, None]
+    inside = ((index >= 0) & (index < ends)).all(0)
+    unit = ROW_ALIGNMENT // found.size
+    ends[0] = -(-ends[0] // unit) * unit
+    written = ((index >= 0) & (index < ends)).all(0)
+    source = found.address + (index * np.array(found.strides)[:, None]).sum(0)
+    return Box(found, source, inside, written)
 
 
 # ---- from global memory
@@ -225,11 +232,11 @@ def store(m: ClusterMachine, i: Instruction, thread: int) -> None:
     )
     if update and box.map.element not in REDUCED_TYPES:
         raise Unknown(f"a reduction of {box.map.element}")
-    places = box.places(m, at)
+    places, written = box.places(m, at), box.written
 
     def reads() -> Write:
-        data = m.shared.bytes[places[box.inside]]
-        index = box.source[box.inside][:, None] + np.arange(box.map.size)
+        data = m.shared.bytes[places[written]]
+        index = box.source[written][:, None] + np.arange(box.map.size)
 
         def writes() -> None:
             memory = m.launch.memory.bytes
