@@ -303,3 +303,25 @@ def test_beside_dots_in_turn():
     compiled = state_of_rows.compile("f16[64, 256]", "f16[256, 64]", "f32[64, 64]", target="sm_90a")
     assert any("copies a block of 64x64" in line for line in compiled.decisions)
     assert not compiled.resources.spill_stores
+
+
+def read_again(a, b, y, z, rows):
+    there = (tkc.arange(64) < rows)[:, None]
+    left = tkc.load(a, (0, 0), (64, 32), mask=there)
+    acc = tkc.dot(left, tkc.load(b, (0, 0), (32, 64)), tkc.zeros((64, 64)))
+    tkc.store(y, (0, 0), acc.to(y.dtype))
+    tkc.store(z, (0, 0), left, mask=left >= 1)
+
+
+@pytest.mark.parametrize("rows", (0, 47, 64))
+def test_a_masked_block_that_threads_read_too_is_copied_once(rows, monkeypatch):
+    """A random kernel hung on an H200: copies for all readers took more stages than there are."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(rows)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float16) for shape in ((64, 32), (32, 64)))
+    y, z = np.zeros((64, 64), np.float16), np.full((64, 32), 7, np.float16)
+    tkc.jit(read_again)[1](a, b, y, z, rows)
+    left = np.where(np.arange(64)[:, None] < rows, a, 0)
+    np.testing.assert_array_equal(y, left.astype(np.float64) @ b.astype(np.float64))
+    np.testing.assert_array_equal(z, np.where(left >= 1, left, 7))

@@ -250,7 +250,7 @@ def _copied_already(op: tile.Load, memory: SharedLayout) -> SSAValue | None:
             isinstance(other, shared.Copy)
             and other.engine is not None
             and place_of(other) == place_of(op)
-            and list(other.operands[: len(op.operands)]) == [op.array, *op.offsets]
+            and [other.array, *other.offsets, other.mask] == [op.array, *op.offsets, op.mask]
             and shared_type(other.buffer).memory == memory
         ):
             return other.buffer
