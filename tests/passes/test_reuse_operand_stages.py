@@ -26,7 +26,7 @@ from tests.passes.stages import (
 )
 from tests.passes.test_co_resident import co_resident
 from tests.passes.test_forced import is_forced, is_refused
-from tests.passes.test_roles import array, integers
+from tests.passes.test_roles import array, integers, result
 from tests.passes.test_roles_attention import Form, check, compiled, last
 from tkc.ir import shared, threads
 from tkc.sim.mutants import mutants
@@ -195,7 +195,7 @@ def other(kernel, *options):
         traced(
             kernel,
             *(array(tkc.bfloat16),) * 6,
-            *(array(tkc.float32 if kernel is another else tkc.bfloat16),) * 2,
+            *(result(tkc.float32 if kernel is another else tkc.bfloat16),) * 2,
             i32(),
             BN=32,
         ),
