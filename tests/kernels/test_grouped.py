@@ -10,7 +10,7 @@ import tkc
 from tests.kernels.checks import close, double, numbers
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
-from tests.passes.test_roles import array, integers, role
+from tests.passes.test_roles import array, integers, result, role
 from tkc import kernels
 from tkc.ir import threads
 from tkc.kernels.grouped import _grid, _grouped, table
@@ -143,7 +143,7 @@ def test_ragged_groups_on_hoppers_engines(block):
         _grouped.kernel.fn,
         *(array(tkc.bfloat16, rank) for rank in (2, 3)),
         array(tkc.int32),
-        array(tkc.bfloat16),
+        result(tkc.bfloat16),
         BM=BM,
         BN=BN,
         BK=BK,

@@ -30,7 +30,7 @@ from tests.passes.stages import (
     run,
     survivors,
 )
-from tests.passes.test_roles import array, integers
+from tests.passes.test_roles import array, integers, result
 from tests.passes.test_roles_sums import gated
 from tkc.ir import threads, tile
 from tkc.ir.target import TARGETS
@@ -128,7 +128,13 @@ EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 def compiled(form: Form):
     BM, BN, BK = form.block
     return stages.compiled(
-        traced(form.kernel, *(array(tkc.bfloat16) for _ in range(5)), BM=BM, BN=BN, BK=BK),
+        traced(
+            form.kernel,
+            *(make(tkc.bfloat16) for make in (*[array] * 3, *[result] * 2)),
+            BM=BM,
+            BN=BN,
+            BK=BK,
+        ),
         cluster=form.cluster,
         roles=form.roles,
         num_stages=form.stages,
@@ -145,16 +151,19 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
         integers(*shape, dtype=tkc.bfloat16, seed=i)
         for i, shape in enumerate(((m, k), (k, n), (k, n if form.kernel is gated else BN)))
     )
-    c, d = (integers(m, n, dtype=tkc.bfloat16, seed=3) for _ in "cd")
+    wide = -(-n // 8) * 8  # columns of results, of which the last ones have no columns of b
+    c, d = (integers(m, wide, dtype=tkc.bfloat16, seed=3) for _ in "cd")
     c[...] = d[...] = np.nan
     run(module, [a, b, w, c, d], (-(-m // BM), -(-n // BN), 1), **how)
     x, y, z = map(np.float64, (a, b, w))
+    y = np.pad(y, ((0, 0), (0, wide - n)))
     if form.kernel is gated:
+        z = np.pad(z, ((0, 0), (0, wide - n)))
         one, two = np.maximum(x @ y, x @ z), x @ y - x @ z
     else:
         one, two = x @ y, None
     if form.kernel is projected:
-        one = one - np.tile(x @ z, (1, -(-n // BN)))[:, :n]
+        one = one - np.tile(x @ z, (1, -(-wide // BN)))[:, :wide]
     if form.kernel is triangular:
         one = np.concatenate(
             [

@@ -206,7 +206,7 @@ def array(dtype, turned: bool = False, exact: bool = True) -> ArrayArgument:
 def result(dtype) -> ArrayArgument:
     """Rows end at multiples of 16 bytes too: a store by a tensor map ends there."""
     given = array(dtype)
-    return replace(given, facts=replace(given.facts, shape=(Fact(), Fact(16))))
+    return replace(given, facts=replace(given.facts, shape=(Fact(), Fact(128 // dtype.bits))))
 
 
 @cache
@@ -561,7 +561,7 @@ def compiled_factor(case: Computed):
         array(case.a, "a" in case.turned),
         array(case.b, "b" in case.turned),
         loose,
-        array(BF),
+        result(BF),
         BM=BM,
         BN=BN,
         BK=BK,
@@ -583,7 +583,8 @@ def compare_factor(case: Computed, m: int, n: int, k: int, launch) -> None:
         .integers(-2, 3, (n if "grouped" in case.form else m, max(-(-k // BK), 1)))
         .astype(np.float32)
     )
-    c = integers((m, n), BF, 5)
+    wide = -(-n // 16) * 16
+    c = integers((m, wide), BF, 5)
     c[...] = 77
     launch([a, b, s, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1))
     x, y = (
@@ -596,7 +597,7 @@ def compare_factor(case: Computed, m: int, n: int, k: int, launch) -> None:
         x = x * np.repeat(s, BK, 1)[:, :k]
     if "grouped" in case.form:
         y = y * np.repeat(s, BK, 1)[:, :k].T
-    np.testing.assert_array_equal(c, (x @ y).astype(c.dtype))
+    np.testing.assert_array_equal(c, np.pad(x @ y, ((0, 0), (0, wide - n))).astype(c.dtype))
 
 
 def last_factor(case):

@@ -558,7 +558,7 @@ def _roles(
     small = small_load_registers(loops, which.keys() | broadcast.keys(), groups)
     scores = _scores([dot for dot in dots if not summed(dot) and not partial(dot)], late, groups)
     busy = each + scores + ADDRESS_REGISTERS
-    early = not small or busy + small <= MAX_LIVE_REGISTERS[in_all]
+    early = not small or busy + small <= MAX_OPERAND_REGISTERS[in_all]
     shared_by = sorted({prod(cluster[axis] for axis in axes) for *_, axes in cut.values()})
     why_claimed = "their steps are long"
     if options.dynamic_schedule:
