@@ -29,6 +29,7 @@ from tests.passes.stages import (
     role,
     run,
     survivors,
+    without_threads,
 )
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
@@ -143,14 +144,16 @@ def result(dtype) -> ArrayArgument:
 
 
 @cache
-def compiled(form: Form):
+def compiled(form: Form, whole: bool = True):
+    """whole: rows of results end at multiples of 16 bytes."""
     (BM, BN, BK), out = form.block, form.out or form.dtype
+    made = result if whole else array
     module = traced(
         product,
         *(array(form.dtype) for _ in "ab"),
         array(form.dtype, 1),
-        result(out),
-        result(form.dtype),
+        made(out),
+        made(form.dtype),
         BM=BM,
         BN=BN,
         BK=BK,
@@ -172,7 +175,7 @@ def integers(*shape, dtype, seed) -> np.ndarray:
     return around[front]
 
 
-def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
+def check(module, form: Form, m: int, n: int, k: int, run=run, whole: bool = True, **how) -> None:
     def turned(shape, major):
         return shape[::-1] if major == "t" else shape
 
@@ -181,7 +184,8 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
         for i, (shape, major) in enumerate(zip(((m, k), (k, n)), form.majors, strict=False))
     )
     bias = integers(n, dtype=form.dtype, seed=2)
-    wide = -(-n // 8) * 8  # columns of results, of which the last ones are sums of nothing
+    # columns of results, of which the last ones are sums of nothing
+    wide = -(-n // 8) * 8 if whole else n
     c, d = (integers(m, wide, dtype=t, seed=3) for t in (form.out or form.dtype, form.dtype))
     c[...] = d[...] = np.nan
     run(module, [a, b, bias, c, d], (-(-m // form.block[0]), -(-n // form.block[1]), 1), **how)
@@ -260,6 +264,19 @@ def test_trip_counts(form, steps):
 @RAGGED
 def test_ragged_shapes_and_odd_grids(form, shape):
     stages.ragged(last(form), form, check, shape)
+
+
+@EACH
+def test_results_whose_rows_end_anywhere(form):
+    """They leave from registers: a store by a tensor map would write on to the next 16 bytes."""
+    modules, _ = compiled(form, whole=False)
+    consumer = role(modules[LAST], "consumer")
+    assert not any(isinstance(op, threads.TmaStore) for op in consumer.walk())
+    BM, BN, BK = form.block
+    for module in without_threads(modules):
+        check(module, form, BM + 5, BN - 7, 2 * BK - 7, whole=False)
+    for seed, shape in enumerate(((BM + 5, BN + 9, 3 * BK - 7), (1, 1, 1), (7, 13, 31))):
+        check(modules[LAST], form, *shape, whole=False, seed=seed)
 
 
 SPELLED = [

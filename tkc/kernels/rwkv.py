@@ -142,8 +142,9 @@ def _combine(
     C: tkc.constexpr,
     K: tkc.constexpr,
 ):
-    """asking: Q̂; reading: W; writing: K̂; erasing: F∘B; scores: what is multiplied by V; solved: T;
-    ends: the logarithm of each chunk's decay."""
+    """asking: Q̂; reading: W; writing: K̂; erasing: F∘B; scores: what is multiplied by V; solved:
+    T; ends: the logarithm of each chunk's decay.
+    """
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
     q, k, a, b, g = (sequence(x, starts, z) for x in (q, k, a, b, g))
