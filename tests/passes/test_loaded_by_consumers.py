@@ -228,3 +228,27 @@ def test_nothing_to_copy():
     c = np.empty((ROWS, COLUMNS), np.float16)
     said = at_odd_elements.compile(a, b, c, target="sm_90a").decisions
     assert any("no role can copy an operand" in line for line in said)
+
+
+def read_twice(x, y, o, p):
+    acc, other = tkc.zeros((128, 24)), tkc.zeros((128, 24))
+    for k in tkc.range(0, x.shape[1], 32):
+        rows = tkc.load(x, (0, k), (128, 32))
+        acc = tkc.dot(rows, tkc.load(y, (k, 0), (32, 24)), acc)
+        other = tkc.dot(rows, tkc.load(y, (k, 0), (32, 24)), other)
+    tkc.store(o, (0, 0), acc)
+    tkc.store(p, (0, 0), other)
+
+
+def test_a_block_is_written_again_when_both_warpgroups_have_read_it(monkeypatch):
+    """A barrier between a dot and its wait orders nothing: each warpgroup waits for its own dots.
+    Found by random kernel 280.
+    """
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-2, 3, s).astype(np.float16) for s in ((128, 160), (160, 24)))
+    o, p = np.zeros((2, 128, 24), np.float32)
+    tkc.jit(read_twice)[1](x, y, o, p, num_warps=8)
+    np.testing.assert_array_equal(o, x.astype(np.float32) @ y.astype(np.float32))
+    np.testing.assert_array_equal(p, o)

@@ -8,7 +8,8 @@ derived from what may touch the same bytes.
 A forward data-flow analysis carries the accesses to memory since the last barrier. An access that
 conflicts with one of them (same bytes, at least one writes) gets a barrier before it; a barrier
 clears them. A cp.async write counts until it was waited for *and* a barrier followed, since a
-thread's wait says nothing of the other threads' copies.
+thread's wait says nothing of the other threads' copies; so do the reads of an asynchronous dot, for
+one warpgroup waits for its own dots.
 
 Stages of a ring are distinguished by arithmetic: a stage is a base value plus a step modulo the
 number of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the
@@ -61,6 +62,8 @@ MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
 
 Loop = scf.ForOp | scf.WhileOp
+Commit = threads.CpCommit | threads.DotCommit
+Wait = threads.CpWait | threads.DotWait
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Access:
 
     place: Place
     writes: bool
-    age: int | None = None  # cp.async: groups committed since its own (-1: not yet committed)
+    # cp.async, or an asynchronous dot: groups committed since its own (-1: not yet committed)
+    age: int | None = None
     waited: bool = False
     own: tuple[object, ...] | None = None  # what identifies the thread's own bytes
     start: bool = False  # of other blocks, before they have begun
@@ -95,8 +99,13 @@ class Access:
 
     @property
     def is_flying(self) -> bool:
-        """Whether it is a cp.async that was not waited for."""
+        """Whether it is a copy, or a dot's read, that was not waited for."""
         return self.age is not None and not self.waited
+
+    @property
+    def is_dots(self) -> bool:
+        """Whether it is the read of an asynchronous dot: no copy reads."""
+        return self.age is not None and not self.writes
 
 
 class _Conflict(Exception):
@@ -207,6 +216,8 @@ def _flow(block: Block, state: State) -> State:
                 | threads.ClusterWait()
                 | threads.CpCommit()
                 | threads.CpWait()
+                | threads.DotCommit()
+                | threads.DotWait()
             ):
                 state = _synchronized(op, state)
             case tile.Atomic() if _publishes(op) and any(a.stored for a in state):
@@ -221,25 +232,25 @@ def _flow(block: Block, state: State) -> State:
 
 
 def _synchronized(
-    op: threads.BlockBarrier | threads.ClusterWait | threads.CpCommit | threads.CpWait,
-    state: State,
+    op: threads.BlockBarrier | threads.ClusterWait | Commit | Wait, state: State
 ) -> State:
-    """The accesses in flight after a barrier, or a commit or wait of copies."""
+    """The accesses in flight after a barrier, or a commit or wait of copies or dots."""
     match op:
         case threads.BlockBarrier():
             return frozenset(a for a in state if a.is_flying or not _is_ordered(op, a.place))
         case threads.ClusterWait():
             arrived_here = isinstance(op.prev_op, threads.ClusterArrive)
             return frozenset(a for a in state if a.is_flying or not a.start and not arrived_here)
-    copies = frozenset(a for a in state if a.age is not None)
-    return (state - copies) | frozenset(_aged(op, a, a.age) for a in copies if a.age is not None)
+    dots = isinstance(op, threads.DotCommit | threads.DotWait)
+    flying = frozenset(a for a in state if a.age is not None and a.is_dots == dots)
+    return (state - flying) | frozenset(_aged(op, a, a.age) for a in flying if a.age is not None)
 
 
-def _aged(op: threads.CpCommit | threads.CpWait, copy: Access, age: int) -> Access:
-    """A copy after a commit, or a wait."""
-    if isinstance(op, threads.CpCommit):
-        return replace(copy, age=min(age + 1, MAX_GROUP_AGE))
-    return replace(copy, waited=True) if age >= op.pending.value.data else copy
+def _aged(op: Commit | Wait, access: Access, age: int) -> Access:
+    """A copy, or a dot's read, after a commit, or a wait."""
+    if isinstance(op, threads.CpCommit | threads.DotCommit):
+        return replace(access, age=min(age + 1, MAX_GROUP_AGE))
+    return replace(access, waited=True) if age >= op.pending.value.data else access
 
 
 def _publishes(op: tile.Atomic) -> bool:
@@ -255,7 +266,8 @@ def _check(op: Operation, new: Access, old: Access) -> None:
         return
     if old.is_flying:
         raise VerifyError(
-            f"{location_of(op) or ''}: '{op.name}' touches bytes that a copy in flight still writes"
+            f"{location_of(op) or ''}: '{op.name}' touches bytes that"
+            f" {'a dot in flight still reads' if old.is_dots else 'a copy in flight still writes'}"
         )
     if new.own is not None and new.own == old.own:
         return
@@ -436,7 +448,7 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(_buffer(op.buffer), True)
         case threads.DotAsync():
             for place in _operands_in_buffers(op):
-                yield Access(place, False)
+                yield Access(place, False, age=-1)
         case threads.BroadcastStore() | threads.BroadcastLoad():
             yield Access(_buffer(op.box), isinstance(op, threads.BroadcastStore))
         case threads.CpAsync() if op.engine is not None:
