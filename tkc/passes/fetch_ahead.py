@@ -80,8 +80,7 @@ from tkc.ir.values import block_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged
-
-MAX_HELD_BYTES = 1024  # bytes of a tile that registers hold through an iteration with dots
+from tkc.passes.planning.rings import MAX_BESIDE_BYTES
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -121,14 +120,14 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
         plan.early_small_loads
         and "number" in op.attributes
         and plan.load(op).path in ("registers", "broadcast")
-        and _bytes(op.result) <= MAX_HELD_BYTES
+        and _bytes(op.result) <= MAX_BESIDE_BYTES
     )
 
 
 def _bytes(value: SSAValue) -> int:
     """Of registers: an array takes none, and is never moved for them."""
     if isinstance(value.type, ArrayType):
-        return MAX_HELD_BYTES + 1
+        return MAX_BESIDE_BYTES + 1
     return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
@@ -222,7 +221,7 @@ def _used_early(body: Block, fetched: set[SSAValue]) -> None:
             or not is_side_effect_free(op)
             or len(op.results) != 1
             or op is body.last_op
-            or _bytes(op.results[0]) > MAX_HELD_BYTES
+            or _bytes(op.results[0]) > MAX_BESIDE_BYTES
         ):
             continue
         if not any(v in known for v in op.operands) or any(

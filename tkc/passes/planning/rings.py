@@ -22,7 +22,8 @@ from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import by_block, computed_from, source, summed
 
-MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
+# of a small tile beside a dot: copied with its operands, or held by registers through an iteration
+MAX_BESIDE_BYTES = 1024
 THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
