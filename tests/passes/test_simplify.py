@@ -509,3 +509,24 @@ def test_what_reads_or_changes_memory_stays_in_its_loop():
     x, o = np.ones(4, np.float32), np.zeros(2, np.int32)
     level0.run(simplified(module), [x, o, 3], (1, 1, 1))
     assert (x == 8).all() and list(o) == [9, 6]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_block_whose_unit_axis_is_dropped_keeps_what_lies_outside(axis):
+    """`other` loses the axis too."""
+    block = (1, 16, 8) if axis == 0 else (16, 1, 8)
+
+    def kernel_(x, o):
+        v = tkc.load(x, (3, 0, 2), block, other=-2.0)
+        tkc.store(o, (0, 0), tkc.min(v, axis=axis))
+
+    module = traced(kernel_, array(tkc.float32, 3), array(tkc.float32, 2))
+    x = np.random.default_rng(0).standard_normal((10, 12, 7)).astype(np.float32)
+    want, got = np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
+    level0.run(module, [x, want], (1,))
+    module = simplified(module)
+    level0.run(module, [x, got], (1,))
+    np.testing.assert_array_equal(got, want)
+    assert -2.0 in want
+    loads = [op for op in module.walk() if isinstance(op, tile.Load)]
+    assert list(loads[0].result.type.extents) == [16, 8]

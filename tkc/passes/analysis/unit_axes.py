@@ -57,7 +57,10 @@ def _of_load(op: tile.Load) -> bool:
     extents = _without(op.extents.get_values(), extents_of(reshape.result))
     if extents is None or any(isinstance(o.type, TileType) for o in op.offsets):
         return False
-    new = tile.Load(op.array, op.offsets, extents, None, op.other)
+    other = op.other
+    if other is not None:
+        other = before(op, tile.Reshape(other, reshape.result.type)).result
+    new = tile.Load(op.array, op.offsets, extents, None, other)
     new.result.name_hint = reshape.result.name_hint
     new.attributes |= op.attributes
     replace(reshape, [before(op, new).result])
