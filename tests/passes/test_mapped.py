@@ -68,7 +68,7 @@ def stored(x, y, o, c, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     for k in tkc.range(0, 64, COLUMNS):
         left = tkc.load(x, (0, k), (ROWS, COLUMNS))
         acc = tkc.dot(left, tkc.load(y, (0, k), (ROWS, COLUMNS)).T, acc)
-    tkc.store(o, (0, c), acc.to(o.dtype))
+    tkc.store(o, (0, tkc.maximum(c, 0)), acc.to(o.dtype))
 
 
 def beside(n: int, monkeypatch) -> tuple[np.ndarray, np.ndarray]:
@@ -129,3 +129,43 @@ def test_the_simulator_knows_where_boxes_begin(fn, monkeypatch):
     monkeypatch.setattr(mapped, "divisor", lambda value: 16)
     with pytest.raises(tkc.Error, match="multiple of 16 bytes of a row, not at element 3"):
         simulated(fn, 3, monkeypatch)
+
+
+def before(x, o, ROW: tkc.constexpr, COLUMN: tkc.constexpr, ADD: tkc.constexpr):
+    acc = tkc.zeros((64, 64))
+    for k in tkc.range(0, 64, 32):
+        left = tkc.load(x, (0, k), (64, 32))
+        acc = tkc.dot(left, tkc.load(x, (0, k), (64, 32)).T, acc)
+    if ADD:
+        tkc.atomic_add(o, (ROW, COLUMN), acc.to(o.dtype))
+    else:
+        tkc.store(o, (ROW, COLUMN), acc.to(o.dtype))
+
+
+def stored_before(row: int, column: int, add: bool, monkeypatch) -> tuple[np.ndarray, np.ndarray]:
+    """What a launch makes of a block that begins before its array, and what it should."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x = np.random.default_rng(0).integers(-2, 3, (64, 64)).astype(np.float16)
+    o = np.zeros((64, 128), np.float16)
+    tkc.jit(before)[1](x, o, ROW=row, COLUMN=column, ADD=add)
+    want, block = np.zeros_like(o), x.astype(np.float64) @ x.T.astype(np.float64)
+    want[: 64 + row, : max(64 + column, 0)] = block[-row:, -column:]
+    return o, want
+
+
+@pytest.mark.parametrize("add", (False, True))
+@pytest.mark.parametrize("row, column", ((-16, 0), (0, -16), (0, -64), (-5, -32)))
+def test_blocks_that_begin_before_their_array(row, column, add, monkeypatch):
+    """Random kernel 1137 raised an illegal instruction on an H200: a box may be read there, but not
+    written.
+    """
+    got, want = stored_before(row, column, add, monkeypatch)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("add", (False, True))
+def test_the_simulator_knows_what_is_before_an_array(add, monkeypatch):
+    monkeypatch.setattr(mapped, "begins_inside", lambda op: True)
+    with pytest.raises(tkc.Error, match="before its array"):
+        stored_before(-16, 0, add, monkeypatch)

@@ -205,6 +205,7 @@ def _grouped(
     group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
     tkc.assume(group >= 0)
     tkc.assume(end >= 0)
+    m, column = tkc.maximum(m, 0), tkc.maximum(column, 0)
     w, n, at = b[group], column * BN, _rows_of(order, m, BM, EACH)
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
@@ -238,6 +239,7 @@ def _gated(
     group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
     tkc.assume(group >= 0)
     tkc.assume(end >= 0)
+    m, column = tkc.maximum(m, 0), tkc.maximum(column, 0)
     w, n, half, at = b[group], column * BN, c.shape[1], _rows_of(order, m, BM, EACH)
     gate, up = tkc.zeros((BM, BN), summed(a.dtype)), tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):

@@ -34,7 +34,7 @@ from itertools import pairwise, product
 from math import prod
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, UnitAttr, i64
 from xdsl.ir import Operation, SSAValue
 
 from tkc.errors import CompileError, VerifyError
@@ -52,6 +52,7 @@ from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
+from tkc.passes.analysis.mapped import BEGINS_INSIDE, begins_inside
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
@@ -95,6 +96,14 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for roles, lack in context.lack.items()
     ]
     number(kernel)
+    mark_stores(kernel)
+
+
+def mark_stores(kernel: tile.Kernel) -> None:
+    """Writes on every store of a block what is known of its beginning."""
+    for op in kernel.walk():
+        if isinstance(op, (tile.Store, tile.AtomicBlock)) and begins_inside(op):
+            op.attributes[BEGINS_INSIDE] = UnitAttr()
 
 
 def number(kernel: tile.Kernel) -> None:

@@ -75,6 +75,12 @@ def box(
             f"a box begins at a multiple of {ROW_ALIGNMENT} bytes of a row, not at element"
             f" {starts[-1]}: the accelerator raises an illegal instruction",
         )
+    if isinstance(op, threads.TmaStore) and min(starts) < 0:
+        raise Violation(
+            "bounds",
+            f"a box is written to {starts}, before its array: the accelerator raises an illegal"
+            " instruction",
+        )
     at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
     ends = list(source.shape)
     if isinstance(op, threads.TmaStore):  # to the end of 16 bytes in which a row ends

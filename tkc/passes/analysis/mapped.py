@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
-from tkc.ir.ranges import divisor
+from tkc.ir.ranges import Ranges, divisor
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import ArrayFacts, Fact, TileType, bits
@@ -23,6 +23,9 @@ MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
 BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
 MIN_SWIZZLE_BYTES = 32
+# The attribute of a store of which `plan` knew that it begins inside its array: in the order that
+# schedule-programs gives them, programs are harder to bound.
+BEGINS_INSIDE = "begins_inside"
 
 
 def dense_axis(array: SSAValue) -> int:
@@ -99,7 +102,25 @@ def unmapped(op: BlockAccess) -> str:
     if any(isinstance(o.type, TileType) for o in op.offsets):
         return "a gather"
     facts, dense = array_type(whole).facts, dense_axis(op.array)
-    return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense))
+    return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense)) or _unmapped_start(
+        op
+    )
+
+
+def begins_inside(op: BlockAccess) -> bool:
+    """Whether a block is known to begin at no negative element of its array."""
+    ranges = Ranges()
+    return all(ranges.known(offset).lo >= 0 for offset in op.offsets)
+
+
+def _unmapped_start(op: BlockAccess) -> str:
+    """Why a tensor map cannot move a block to where it begins; empty if it can. What lies outside
+    an array reads as zero on every side of it, but only behind its end is it not written: the copy
+    engine raises an illegal instruction for a store or reduction that begins before an array.
+    """
+    if isinstance(op, tile.Load) or BEGINS_INSIDE in op.attributes or begins_inside(op):
+        return ""
+    return "a block that may begin before its array (tkc.maximum with 0 tells that it does not)"
 
 
 def _unencoded(facts: ArrayFacts, inner: int, itemsize: int) -> str:

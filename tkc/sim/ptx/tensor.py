@@ -91,6 +91,10 @@ def box_of(m: ClusterMachine, i: Instruction, operand: str, thread: int) -> Box:
         starts[0] * found.size % ROW_ALIGNMENT == 0,
         f"a box begins at a multiple of {ROW_ALIGNMENT} bytes of a row, not at element {starts[0]}",
     )
+    require(
+        "mbarrier::complete_tx::bytes" in i.parts or min(starts) >= 0,
+        f"a box is written to {starts}, before its array",
+    )
     # innermost first, which varies fastest
     index = np.indices(found.box[::-1]).reshape(dims, -1)[::-1] + np.array(starts)[:, None]
     ends = np.array(found.extents)[:, None]
