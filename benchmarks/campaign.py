@@ -160,6 +160,7 @@ STAGES = {
     "memory_bound": race("memory_bound", seconds=420),
     "memory_plans": race("memory_plans", seconds=150),
     "plain_programs": race("plain_programs", seconds=120),
+    "plain_layers": race("plain_layers", seconds=120),
     "plain_recurrences": race("plain_recurrences", seconds=60),
     "recurrences": race("recurrences", seconds=250),
     "models": race("models", seconds=200),

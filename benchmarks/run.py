@@ -40,6 +40,7 @@ RACES = (
     "recurrences",
     "models",
     "plain_programs",
+    "plain_layers",
     "plain_recurrences",
     "attention",
     "attention_variants",
