@@ -15,7 +15,7 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.values import Tile, carrier, element_count, packing
 from tkc.codegen.ptx.writer import Integer, Operand, braced
-from tkc.ir.types import TileType, bits, is_bool
+from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
 MAX_ACCESS_BYTES = 16  # of one thread
 
@@ -130,7 +130,7 @@ class _Load:
             absent = self._absent(at, i, packed=moved != t.element)
             found.append(_load_element(self.e, at, moved, absent, self.name))
         as_moved = TileType(t.shape, moved, t.layout)
-        return Tile.of(t, self.e.build(as_moved, found, self.into).registers)
+        return Tile.of(t, self.e.build(as_moved, found, self.into, exact=True).registers)
 
     def vectors(self, n: int, vector: int) -> Tile:
         """Elements that fill whole registers."""
@@ -258,6 +258,10 @@ def _load_element(e: Emitter, at: Group, element: Attribute, other: Operand, nam
     if at.held is False:
         return other
     w, width = e.w, bits(element)
+    if at.held is True and width == 8 and not is_bool(element) and not is_float(element):
+        raw = w.new()
+        w.emit(f"{name}.{'u8' if is_unsigned(element) else 's8'} {raw}, {at.text}")
+        return raw
     raw = w.new("b64" if width == 64 else "b32")
     target = w.new("b16") if width == 16 else raw
     if isinstance(at.held, str):

@@ -33,7 +33,7 @@ from tkc.codegen.ptx.values import (
 from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.ranges import Overflow, inverse
+from tkc.ir.ranges import Overflow, bounds, inverse
 from tkc.ir.types import (
     PointerType,
     TileType,
@@ -429,7 +429,10 @@ class Run:
         if isinstance(op, ew.Elementwise) and op.fn.name == "sub" and element == i32:
             self._record_differences(op, first, elements)
         if into is None:
-            return e.owned(e.packed(elements, element))
+            raw = e.owned(e.packed(elements, element))
+            if p > 1 and not is_float(element) and _stays_in_range(e, op):
+                e.remember(raw, elements, element)
+            return raw
         if p > 1:
             return e.packed(elements, element, into)
         e.w.deliver(into, e.packed(elements, element), since)
@@ -484,6 +487,25 @@ class Run:
             return None
         raw = self.tiles[op.arg].registers[first // per_register]
         return (raw, source, first % per_register // 2) if isinstance(raw, str) else None
+
+
+def _stays_in_range(e: Emitter, op: Fusable) -> bool:
+    """Whether what is computed of an integer operation's widened operands is its result, extended
+    as its narrow type has it.
+    """
+    match op:
+        case ew.Select():
+            return True
+        case ew.Cast():
+            found, whole = e.ranges.of(op.arg), bounds(tile_type(op.result).element)
+            if found is None or whole is None:
+                return False
+            return whole.lo <= found.lo and found.hi <= whole.hi
+        case ew.Elementwise() if op.fn.name in ("and", "or", "xor", "min", "max", "shr"):
+            return True
+        case ew.Elementwise() if op.fn.name in ("add", "sub", "mul"):
+            return e.ranges.overflow(op) is Overflow.NEVER
+    return False
 
 
 def _origin(e: Emitter, op: Fusable) -> tuple[Integer, bool] | None:

@@ -39,7 +39,7 @@ from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
 from tkc.ir.tile import Kernel
-from tkc.ir.types import ArrayType, Fact, TileType, bits, is_bool
+from tkc.ir.types import ArrayType, Fact, TileType, bits, is_bool, is_float
 
 EMITTERS: dict[type[Operation], Callable[[Emitter, Any], None]] = {}
 
@@ -101,6 +101,9 @@ class Emitter:
         self.coalesced: set[str] = set()
         # registers that are another operand plus a constant
         self.sums: dict[str, tuple[Integer, int]] = {}
+        # elements of packed integers in registers of their own, by register and type: what is
+        # computed of them needs no unpacking, and ptxas drops a packing that nobody reads
+        self.widened: dict[tuple[str, Attribute], list[Operand]] = {}
         self.parameters: dict[Parameter, str] = {}
         self.notes: list[str] = []
         self.threads = 32 * kernel.warps  # of the block; roles add theirs
@@ -247,7 +250,16 @@ class Emitter:
         """Part `part` of a 32-bit register of narrow elements, widened."""
         if is_bool(element) or bits(element) >= 32:
             return raw
+        known = self.widened.get((raw, element))
+        if known is not None and isinstance(known[part], str):
+            return str(known[part])
         return elements.widen(self, raw, element, part)
+
+    def remember(self, raw: Integer, values: Sequence[Operand], element: Attribute) -> None:
+        """Notes the elements of a packed register, extended as their integer type has them."""
+        narrow = not is_bool(element) and not is_float(element) and bits(element) < 32
+        if narrow and isinstance(raw, str) and raw not in self.coalesced:
+            self.widened[raw, element] = list(values)
 
     def packed(
         self, values: Sequence[Operand], element: Attribute, into: str | None = None
@@ -256,14 +268,21 @@ class Emitter:
         return elements.narrow(self, values, element, into)
 
     def build(
-        self, t: TileType, values: Sequence[Operand], into: Sequence[str] | None = None
+        self,
+        t: TileType,
+        values: Sequence[Operand],
+        into: Sequence[str] | None = None,
+        exact: bool = False,
     ) -> Tile:
-        """A tile from widened elements."""
+        """A tile from widened elements; exact: they are extended as their type has them."""
         p = packing(t.element, len(values))
         registers = [
             self.packed(values[i : i + p], t.element, into[i // p] if into else None)
             for i in range(0, len(values), p)
         ]
+        if exact and not into:
+            for i, raw in enumerate(registers):
+                self.remember(raw, values[i * p : (i + 1) * p], t.element)
         return Tile.of(t, registers)
 
     def nonnegative(self, value: SSAValue) -> bool:

@@ -15,7 +15,7 @@ from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_from
 from tkc.codegen.ptx.integers import add
 from tkc.codegen.ptx.values import Tile, element_count, layout_of, packing
-from tkc.codegen.ptx.writer import Integer
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir import tile
 from tkc.ir.layout import Layout, register_map
 from tkc.ir.types import TileType, bits
@@ -32,7 +32,19 @@ def chosen(e: Emitter, t: TileType, sources: Sequence[Source]) -> Tile:
     if p == 1 and all(s.pack == 1 for s, _ in sources):
         return Tile.of(t, [s.registers[i] for s, i in sources])
     width = bits(t.element)
-    return Tile.of(t, [_gather(e, sources[i : i + p], width) for i in range(0, len(sources), p)])
+    found = [_gather(e, sources[i : i + p], width) for i in range(0, len(sources), p)]
+    for i, raw in enumerate(found):
+        known = [_known(e, source, at) for source, at in sources[i * p : (i + 1) * p]]
+        if None not in known:
+            e.remember(raw, [x for x in known if x is not None], t.element)
+    return Tile.of(t, found)
+
+
+def _known(e: Emitter, source: Tile, at: int) -> Operand | None:
+    """An element of a tile, if it is in a register of its own already."""
+    raw = source.registers[at // source.pack]
+    known = e.widened.get((raw, source.element)) if isinstance(raw, str) else None
+    return None if known is None else known[at % source.pack]
 
 
 def _gather(e: Emitter, sources: Sequence[Source], width: int) -> Integer:

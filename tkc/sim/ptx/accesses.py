@@ -57,9 +57,10 @@ def move(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     registers = registers if isinstance(registers, list) else [registers]
     space, at = place(m, i.name, m.address(where), size * len(registers), mask)
     index = at[:, None] + np.arange(size)
+    held = f"{'i' if i.kind[0] == 's' else 'u'}{size}"  # a wider register has the sign, or zeros
     for r in registers:
         if loads:
-            m.write(r, space[index].view(f"u{size}")[:, 0], mask)
+            m.write(r, space[index].view(held)[:, 0], mask)
         else:
             space[index[mask]] = (
                 np.ascontiguousarray(m.read(r, f"u{8 * size}"))[mask]
