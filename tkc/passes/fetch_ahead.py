@@ -80,7 +80,7 @@ from tkc.ir.values import block_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged
-from tkc.passes.planning.rings import MAX_BESIDE_BYTES
+from tkc.passes.planning.operands import MAX_BESIDE_BYTES
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

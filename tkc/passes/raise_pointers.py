@@ -17,6 +17,8 @@ An access is raised in kernels with dots, where its address is affine (analysis/
             else it says stays a mask of the block
   modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
             reads as zeros then
+  quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
+            the rows once, and what was loaded is repeated
 
 An axis without a bound has an extent that no access reaches. What is left of the address becomes
 outer axes of the array (batches, heads), or its offset in the argument where the host knows it.
@@ -36,11 +38,13 @@ from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.host_values import UNBOUNDED
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, bits
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
+from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import run as simplify
@@ -83,6 +87,7 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
     accesses = _accesses(kernel)
     if not accesses:
         return 0
+    _divide_apart(kernel)
     forms, blocks = Forms.of(kernel), []
     for op in accesses:
         try:
@@ -96,6 +101,27 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
     for block in blocks:
         writer.write(block)
     return len(blocks)
+
+
+def _divide_apart(kernel: tile.Kernel) -> None:
+    """(%k + i) // 8 becomes %k // 8 + i // 8 where 8 divides the scalar %k."""
+    ranges = Ranges()
+    for op in list(kernel.walk()):
+        if not isinstance(op, ew.Elementwise) or op.fn.name != "floordiv":
+            continue
+        whole, count = op.args[0].owner, constant(op.args[1])
+        if not isinstance(whole, ew.Elementwise) or whole.fn.name != "add" or not count:
+            continue
+        for scalar, rest in (whole.args, tuple(reversed(whole.args))):
+            number = scalar.owner.arg if isinstance(scalar.owner, tile.Splat) else None
+            if number is None or isinstance(rest.owner, tile.Splat):
+                continue
+            if count > 1 and ranges.known(number).divisor % count == 0:
+                build = Builder(op)
+                first = build(tile.Splat(build.floordiv(number, int(count)), tile_type(op.result)))
+                behind = build(ew.CLASSES["floordiv"](rest, op.args[1]))
+                replace(op, [build.add(first, behind)])
+                break
 
 
 # ---- what an access addresses
@@ -120,7 +146,8 @@ class Condition:
 @dataclass
 class Block:
     """What an access addresses: a block of an array that begins `offset` elements behind an
-    argument's first, where the conditions hold. assumed: divisors taken to be positive.
+    argument's first, where the conditions hold. repeated: how many elements along each of the
+    tile's axes are one of the block. assumed: divisors taken to be positive.
     """
 
     op: PointerBlock
@@ -128,6 +155,7 @@ class Block:
     offset: Polynomial
     axes: list[Axis]
     conditions: list[Condition]
+    repeated: dict[int, int] = field(default_factory=dict)
     assumed: set[SSAValue] = field(default_factory=set)
 
 
@@ -206,12 +234,14 @@ class _Recognition:
         if prod(self.extents) == 1:
             raise NotABlock("it is one element")
         self._unwrap(form)
+        self._repeat(form)
         strides = self._strides(form)
         starts, bounds, rest = self._starts(form.offset, strides)
         offset = self.scalars.host_part(rest)
         outer = self._outer(rest - offset)
         inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
-        block = Block(self.op, form.base, offset, [*outer, *inner], self.left)
+        repeated = dict(form.repeated)
+        block = Block(self.op, form.base, offset, [*outer, *inner], self.left, repeated)
         for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
             bounded = a is not None and self.bounds.get(a, Bounds()).low
             if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
@@ -229,6 +259,17 @@ class _Recognition:
                 raise NotABlock("its indices are taken modulo something")
             always = Condition(results[0], {})
             self.bounds.setdefault(axis, Bounds()).high.insert(0, (end, always))
+
+    def _repeat(self, form: Affine) -> None:
+        """Axes along which neighbours are one element: the block has it once."""
+        repeated = dict(form.repeated)
+        if not repeated:
+            return
+        if not isinstance(self.op, tile.LoadPointers) or self.op.other is not None:
+            raise NotABlock("neighbours along an axis have one address")
+        if repeated.keys() & {*self.bounds, *(a for c in self.left for a in c.axes.values())}:
+            raise NotABlock("a mask bounds an axis along which neighbours have one address")
+        self.extents = tuple(n // repeated.get(a, 1) for a, n in enumerate(self.extents))
 
     def _strides(self, form: Affine) -> dict[int, Polynomial]:
         found = form.by_axis
@@ -418,7 +459,9 @@ class _Writer:
         if isinstance(op, tile.LoadPointers):
             other = None if op.other is None else _reshaped(op.other, kept, build)
             loaded = build(tile.Load(array, offsets, extents, mask, other))
-            replace(op, [_reshaped(loaded, list(tile_type(op.result).extents), build)])
+            whole = list(tile_type(op.result).extents)
+            once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
+            replace(op, [_repeated(_reshaped(loaded, once, build), block.repeated, build)])
         else:
             value = _reshaped(op.value, kept, build)
             build.do(tile.Store(array, offsets, value, extents, mask))
@@ -431,7 +474,8 @@ class _Writer:
 
     def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:
         """What is left of the mask, for a block of these extents."""
-        whole = list(tile_type(block.op.pointers).extents)
+        each = block.repeated  # no condition is about such an axis
+        whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
         mask: SSAValue | None = None
         for condition in block.conditions:
             value = condition.value
@@ -532,6 +576,17 @@ def _reshaped(value: SSAValue, extents: list[int], build: Builder) -> SSAValue:
     if list(t.extents) == extents:
         return value
     return build(tile.Reshape(value, TileType(extents, t.element)))
+
+
+def _repeated(value: SSAValue, repeated: dict[int, int], build: Builder) -> SSAValue:
+    """A tile with each of its elements along some axes so many times, one behind the other."""
+    for axis, count in repeated.items():
+        t = tile_type(value)
+        before, n, behind = t.extents[:axis], t.extents[axis], t.extents[axis + 1 :]
+        apart = _reshaped(value, [*before, n, 1, *behind], build)
+        several = build(tile.Broadcast(apart, TileType([*before, n, count, *behind], t.element)))
+        value = _reshaped(several, [*before, n * count, *behind], build)
+    return value
 
 
 def _fact(scalars: Scalars, polynomial: Polynomial) -> Fact:

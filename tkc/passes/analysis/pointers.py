@@ -3,8 +3,9 @@
     base + offset + stride_0 * i_0 + stride_1 * i_1 + ...          `Affine`
 
 i_a counts along axis a of the tile; base is an array argument (None of a tile of indices); offset
-and strides are polynomials of scalars (polynomials.py). What a loop carries and moves by the same
-amount in each iteration is its first value and that amount times the iterations so far.
+and strides are polynomials of scalars (polynomials.py). Along a *repeated* axis so many neighbours
+are alike: i_a // 8 stands where i_a does (`Affine.repeated`). What a loop carries and moves by the
+same amount in each iteration is its first value and that amount times the iterations so far.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Affine:
-    """A tile (or scalar) of pointers or indices. strides: of the axes along which it changes."""
+    """A tile (or scalar) of pointers or indices. strides: of the axes along which it changes;
+    repeated: of those along which that is once in so many elements, how many.
+    """
 
     offset: Polynomial = Polynomial()
     strides: tuple[tuple[int, Polynomial], ...] = ()
     base: SSAValue | None = None
     wrapped: tuple[tuple[int, Wrapped], ...] = ()
+    repeated: tuple[tuple[int, int], ...] = ()
 
     @property
     def by_axis(self) -> dict[int, Polynomial]:
@@ -53,16 +57,22 @@ class Affine:
             tuple(sorted((axes[a], stride) for a, stride in self.strides)),
             self.base,
             tuple(sorted(((axes[a], w) for a, w in self.wrapped), key=lambda pair: pair[0])),
+            tuple(sorted((axes[a], count) for a, count in self.repeated)),
         )
 
     def plus(self, other: Affine, sign: int = 1) -> Affine | None:
-        """The sum or difference; None of two bases, and where both are wrapped along an axis."""
+        """The sum or difference; None of two bases, and where both are wrapped along an axis, or
+        change along it at different elements.
+        """
         if self.base is not None and other.base is not None:
             return None
         if {a for a, _ in self.wrapped} & {a for a, _ in other.wrapped}:
             return None
         one = Polynomial.number(sign)
         mine, its = self.by_axis, other.by_axis
+        repeated = dict(self.repeated)
+        if any(repeated.get(a, 1) != dict(other.repeated).get(a, 1) for a in {*mine} & {*its}):
+            return None
         strides = {
             a: mine.get(a, Polynomial()) + one * its.get(a, Polynomial()) for a in {*mine, *its}
         }
@@ -71,12 +81,13 @@ class Affine:
             tuple(sorted((a, s) for a, s in strides.items() if s.terms)),
             self.base if self.base is not None else other.base,
             (*self.wrapped, *other.wrapped),
+            tuple(sorted((repeated | dict(other.repeated)).items())),
         )
 
     def times(self, factor: Polynomial) -> Affine:
         """Each element times a scalar."""
         strides = tuple((a, s * factor) for a, s in self.strides)
-        return Affine(self.offset * factor, strides, self.base, self.wrapped)
+        return Affine(self.offset * factor, strides, self.base, self.wrapped, self.repeated)
 
 
 def is_index(value: SSAValue) -> bool:
@@ -179,6 +190,7 @@ class Forms:
             tuple((a, s) for a, s in form.strides if a in axes),
             form.base,
             form.wrapped,
+            tuple((a, count) for a, count in form.repeated if a in axes),
         ).renumbered(axes)
 
     def _function(self, op: ew.Elementwise) -> Affine | None:
@@ -196,13 +208,25 @@ class Forms:
                 return None if b.strides else a.times(b.offset)
             case "mod" | "rem_trunc":
                 return self._wrapped(*map(self.get, op.args))
+            case "floordiv":
+                return self._divided(tile_type(op.result), *map(self.get, op.args))
         return None
+
+    def _divided(self, t: TileType, a: Affine | None, b: Affine | None) -> Affine | None:
+        """`(count * start + i) // count` is start + i // count."""
+        if a is None or b is None or b.strides or a.wrapped or a.repeated or len(a.strides) != 1:
+            return None
+        ((axis, stride),), count = a.strides, b.offset.exact
+        if stride.exact != 1 or not count or count < 2 or t.extents[axis] % count:
+            return None
+        start, rest = a.offset.divided(b.offset)
+        return None if rest.terms else Affine(start, a.strides, repeated=((axis, count),))
 
     def _wrapped(self, a: Affine | None, b: Affine | None) -> Affine | None:
         """`(start + i) % modulus` counts as start + i: where that is not the remainder, it is up to
         who asks.
         """
-        if a is None or b is None or b.strides or a.wrapped or len(a.strides) != 1:
+        if a is None or b is None or b.strides or a.wrapped or a.repeated or len(a.strides) != 1:
             return None
         ((axis, stride),) = a.strides
         if stride.exact != 1:

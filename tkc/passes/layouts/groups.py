@@ -20,7 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import InlinePtx
-from tkc.ir.layout import Layout
+from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
@@ -77,11 +77,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Relation:
-    """The layout of group `source` suggests one for the group of `target`."""
+    """The layout of group `source` suggests one for the group of `target`; suits: only where the
+    target's loads and stores can be made so.
+    """
 
     source: SSAValue
     target: SSAValue
     derive: Derive
+    suits: bool = False
 
 
 Members = dict[SSAValue, list[int]]
@@ -152,6 +155,7 @@ class Groups:
                 self._enter_dot(op)
             case tile.Concat():
                 self.concats.append(op)
+                self._enter_parts(op)
             case tile.Slice() if _is_spilled(op):
                 self.spilled_parts.append(op)
             case tile.Reduce():
@@ -201,6 +205,18 @@ class Groups:
             for load, derive in self._small_loads(operand, tile_type(operand).size):
                 with suppress(LayoutError):
                     self.wanted.append((load, derive(layout)))
+
+    def _enter_parts(self, op: tile.Concat) -> None:
+        """What is joined has the layout in which the whole is a choice of its registers."""
+        axis, offset = op.axis.value.data, 0
+        for value in op.args:
+            extents = extents_of(value)
+            steps, shown = self._views_of(value)
+            part = partial(_part_of, axis, offset, extents)
+            offset += extents[axis]
+            if self.kinds.data(shown):
+                derive = partial(_through_part, part, steps)
+                self.relations.append(Relation(op.result, shown, derive, suits=True))
 
     def _enter_reduction(self, op: tile.Reduce) -> None:
         self.tie(*op.args)
@@ -268,19 +284,23 @@ class Groups:
         """Where an operand is a view of data, the layout of that data follows from the result's."""
         if not isinstance(operand.type, TileType) or not self.kinds.view(operand):
             return
+        steps, value = self._views_of(operand)
+        if self.kinds.data(value):
+            self.relations.append(Relation(result, value, partial(through_views, steps)))
+
+    def _views_of(self, value: SSAValue) -> tuple[list[View], SSAValue]:
+        """The views that show a value, the last one first, and what they are of."""
         steps: list[View] = []
-        value = operand
         while isinstance(value.type, TileType) and self.kinds.view(value):
             view = view_of(value)
             steps.append(view)
             value = view.arg
-        if self.kinds.data(value):
-            self.relations.append(Relation(result, value, partial(through_views, steps)))
+        return steps, value
 
     def _small_loads(self, value: SSAValue, whole: int) -> Iterator[tuple[SSAValue, Derive]]:
-        """Small loads, of less than `whole` elements, from which a tile alone is computed, each
-        with how its layout follows from the tile's: what is broadcast into a dot's operand is
-        loaded in the layout that it needs.
+        """Loads of less than `whole` elements, small or copied by another role, from which a tile
+        alone is computed, each with how its layout follows from the tile's: what is broadcast into
+        a dot's operand is loaded in the layout that it needs.
         """
         left: list[tuple[SSAValue, tuple[View, ...]]] = [(value, ())]
         while left:
@@ -293,8 +313,9 @@ class Groups:
             elif isinstance(op, Operation) and self.kinds.sunk(found):
                 left += [(v, views) for v in reversed(op.operands)]
                 continue
-            alone = isinstance(op, LOADS) and found.has_one_use()
-            if alone and t.size < whole and t.bytes <= CACHED_TILE_BYTES:
+            if not isinstance(op, LOADS) or not found.has_one_use() or t.size >= whole:
+                continue
+            if t.bytes <= CACHED_TILE_BYTES or self._is_copied(op):
                 yield found, partial(through_views, views)
 
     # ---- deciding
@@ -426,8 +447,12 @@ class Groups:
         except LayoutError:
             return False
         # a group that is no smaller, and has loads or stores, chooses for itself
-        follows = tile_type(target).size < tile_type(source).size or all(
-            self.accesses[op].fits(derived, self.plan.warps) for op in self.anchors.get(target, ())
+        smaller = tile_type(target).size < tile_type(source).size and not relation.suits
+        follows = smaller or all(
+            relation.suits
+            and self._is_copied(op)
+            or self.accesses[op].fits(derived, self.plan.warps)
+            for op in self.anchors.get(target, ())
         )
         if follows:
             self.chosen[target] = derived
@@ -589,6 +614,8 @@ class Groups:
                 axis = op.axis.value.data
                 if op in self.joined:
                     return [self.layout(a) for a in op.args], self.layout(op.result)
+                if (parts := self._parts(op)) is not None:
+                    return parts, Layout.concat(parts, op.axis.value.data)[0]
                 extents = [extents_of(a) for a in op.args]
                 periods = {axis: gcd(*(e[axis] for e in extents))}
                 parts = [stretched(e, bits(element_of(t)), periods, warps) for e in extents]
@@ -604,6 +631,19 @@ class Groups:
             case tile.Sort():
                 layout = one_warp(t.extents, t.rank - 1, warps)
         return [layout], layout
+
+    def _parts(self, op: tile.Concat) -> list[Layout] | None:
+        """The layouts that a concat's operands have, if its result is a choice of their registers
+        and each thread has what is wanted of it.
+        """
+        if not self.kinds.data(op.result):
+            return None
+        parts = [self.layout(a) for a in op.args]
+        with suppress(LayoutError):
+            joined = Layout.concat(parts, op.axis.value.data)[0]
+            if movement(joined, self.layout(op.result)) in ("none", "registers"):
+                return parts
+        return None
 
 
 # ---- views
@@ -631,6 +671,18 @@ def through_views(views: Sequence[View], layout: Layout) -> Layout:
     for view in views:
         layout = backward(view, layout)
     return layout
+
+
+def _part_of(axis: int, offset: int, extents: Sequence[int], layout: Layout) -> Layout:
+    """The layout of a part of a tile along an axis, as threads have it of the whole."""
+    offsets = [0] * len(extents)
+    offsets[axis] = offset
+    return layout.slice(offsets, extents)[0]
+
+
+def _through_part(part: Derive, views: Sequence[View], layout: Layout) -> Layout:
+    """The layout of what is shown as a part of a tile, from that of the tile."""
+    return through_views(views, part(layout))
 
 
 def backward(op: View, layout: Layout) -> Layout:

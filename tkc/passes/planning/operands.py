@@ -57,6 +57,8 @@ def source(value: SSAValue) -> tile.Load | None:
 
 # of a thread that reads a block from which an operand is computed
 ADDRESS_REGISTERS = 16
+# of a small tile beside a dot: copied with its operands, or held by registers through an iteration
+MAX_BESIDE_BYTES = 1024
 # of a consumer's thread, for all tiles that are live at once, where no dot runs late: by consumer
 # warpgroups
 MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
@@ -171,7 +173,9 @@ def made_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.Lo
 
 
 def _blocks_behind(operand: SSAValue) -> set[Operation]:
-    """The loads of whole operands from which one is computed element by element."""
+    """The loads of blocks from which an operand is computed: those of all its elements, and those
+    of fewer (packed ones, or rows of which each is read for several) that are not small beside it.
+    """
     found, seen, work = set[Operation](), set[SSAValue](), [operand]
     while work:
         value = work.pop()
@@ -179,9 +183,13 @@ def _blocks_behind(operand: SSAValue) -> set[Operation]:
             continue
         seen.add(value)
         owner = value.owner
-        if isinstance(owner, LOADS) and value.type.size == tile_type(operand).size:
-            found.add(owner)
-        elif isinstance(owner, Operation) and is_computed_by(owner.__class__):
+        if isinstance(owner, LOADS):
+            whole = value.type.size == tile_type(operand).size
+            if whole or value.type.rank > 1 and value.type.bytes > MAX_BESIDE_BYTES:
+                found.add(owner)
+        elif isinstance(owner, tile.Concat) or (
+            isinstance(owner, Operation) and is_computed_by(owner.__class__)
+        ):
             work += owner.operands
     return found
 
@@ -208,9 +216,27 @@ def untransposed(value: SSAValue) -> SSAValue:
 
 def is_read_again(load: tile.Load) -> bool:
     """Whether a block of a loop has more readers than one dot: other dots, or threads that compute
-    something of it.
+    something of it. Threads that compute one operand of it read it once.
     """
-    return len(list(leaves(load.result))) > 1
+    uses = [use for use, _ in leaves(load.result)]
+    return len(uses) > 1 and not _makes_one_operand(uses)
+
+
+def _makes_one_operand(uses: Sequence[Use]) -> bool:
+    """Whether all that is computed in these uses of a block ends in one operand of one dot."""
+    ends, seen, work = set[tuple[Operation, int]](), set[Operation](), list(uses)
+    while work:
+        use = work.pop()
+        op = use.operation
+        if isinstance(op, tile.Dot):
+            ends.add((op, use.index))
+        elif isinstance(op, tile.Concat) or is_computed_by(op.__class__):
+            if op not in seen:
+                seen.add(op)
+                work += op.results[0].uses
+        else:
+            return False
+    return len(ends) == 1 and all(not isinstance(use.operation, tile.Dot) for use in uses)
 
 
 def _share_blocks(sums: list[list[tile.Dot]]) -> bool:

@@ -20,10 +20,14 @@ from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.planning.gathers import copied_by_threads
-from tkc.passes.planning.operands import by_block, computed_from, source, summed
+from tkc.passes.planning.operands import (
+    MAX_BESIDE_BYTES,
+    by_block,
+    computed_from,
+    source,
+    summed,
+)
 
-# of a small tile beside a dot: copied with its operands, or held by registers through an iteration
-MAX_BESIDE_BYTES = 1024
 THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
