@@ -7,6 +7,8 @@ tests.outside.place`.
     OUTSIDE_MODULES    name=file, …: modules of a checkout that its tests import, and tkc lacks
     OUTSIDE_BARE       name=folder: a package whose `__init__` is not run
     OUTSIDE_EACH       cases of each test function that run (0: all), chosen by their names
+    OUTSIDE_MIXED      1: cases run in an order by their names' hashes, so that the first ones of a
+                       run that is stopped are a sample of all
     OUTSIDE_COLLECTED  a file for the names of all cases, before that choice
     OUTSIDE_TRITON     1: Triton itself stays in its place, to see what it passes
 
@@ -30,7 +32,7 @@ import pytest
 
 import tkc.runtime.driver
 import tkc.triton
-from tests.outside.cases import chosen_of_each
+from tests.outside.cases import chosen, chosen_of_each
 from tkc.triton.runtime.driver import GPUTarget, active, properties
 
 ITSELF = os.environ.get("OUTSIDE_TRITON") == "1"
@@ -110,8 +112,7 @@ if not tkc.runtime.driver.available():
     without_gpu()
 if os.environ.get("OUTSIDE_BARE"):
     bare_package(os.environ["OUTSIDE_BARE"])
-if not ITSELF:
-    load_modules(os.environ.get("OUTSIDE_MODULES", ""))
+load_modules(os.environ.get("OUTSIDE_MODULES", ""))
 
 
 # ---- which cases run
@@ -125,6 +126,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if each:
         kept = set(chosen_of_each(names, each))
         items[:] = [item for item in items if item.nodeid in kept]
+    if os.environ.get("OUTSIDE_MIXED") == "1":
+        places = {name: i for i, name in enumerate(chosen(names, len(names)))}
+        items.sort(key=lambda item: places[item.nodeid])
 
 
 # ---- processes that share the cases (pytest-xdist)

@@ -1,27 +1,30 @@
 """Runs other projects' tests of their Triton kernels with tkc in Triton's place; prints a table.
 
     python -m tests.outside.run SUITE CHECKOUT [--each N] [--seconds S] [--only WORD]
-                                [--workers N] [--timeout S] [--triton]
+                                [--workers N] [--timeout S] [--triton] [--keep FOLDER]
 
 SUITE: a row of SUITES. CHECKOUT: where the developer fetched that project; nothing of it is kept
 here. Each file of tests runs in a process of its own, so that a crash costs one file. each: N cases
 of each test function, chosen by their names; the table is then an estimate of all of a file's
 cases, each function's outcomes in proportion to how many cases it has. workers: so many processes
 share all files' cases (pytest-xdist), for `seconds` in all; timeout: seconds of a case
-(pytest-timeout). triton: Triton itself stays in its place, to see what it passes. On a machine
-without a GPU the tests run in host memory. Cases that fail only where they read the text of
-Triton's own compiler are counted apart. `tests/outside/triton.md` has the last tables.
+(pytest-timeout). triton: Triton itself stays in its place, to see what it passes. keep: a folder
+for a file of outcomes, one a line, written as cases end, so that a run that is stopped loses none.
+On a machine without a GPU the tests run in host memory. Cases that fail only where they read the
+text of Triton's own compiler are counted apart. `tests/outside/triton.md` has the last tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Suite:
-    """Files of tests of a project. path: what is put on Python's path of its checkout. modules:
-    names that its tests import -> files of the checkout that are not tests of kernels. bare: a
-    package whose own code is not run, since it wants extensions that were not built.
+    """Files of tests of a project: patterns, apart by spaces. path: what is put on Python's path of
+    its checkout. modules: names that its tests import -> files of the checkout that are not tests
+    of kernels. bare: a package whose own code is not run, since it wants extensions that were not
+    built.
     """
 
     files: str
@@ -45,9 +49,14 @@ class Suite:
 
 
 COLUMNS = ("passed", "text", "failed", "skipped", "not run")
+# Triton's tests of its language; the others are of its texts, its debugger, its AMD back end
+OF_TRITON = (
+    *("core", "standard", "random", "conversions", "matmul", "block_pointer"),
+    *("tensor_descriptor", "pipeliner", "tuple", "libdevice"),
+)
 SUITES = {
     "triton": Suite(
-        "python/test/unit/language/test_*.py",
+        " ".join(f"python/test/unit/language/test_{name}.py" for name in OF_TRITON),
         modules=(
             ("triton._internal_testing", "python/triton/_internal_testing.py"),
             ("triton.tools.mxfp", "python/triton/tools/mxfp.py"),
@@ -63,7 +72,8 @@ SUITES = {
 class Choice:
     """How a suite runs. each: cases of each test function (0: all). seconds: of a run; timeout: of
     a case, where there are workers. workers: processes that share the cases of all files (0: each
-    file has a process of its own). itself: Triton stays in its place.
+    file has a process of its own). itself: Triton stays in its place. keep: a folder for outcomes
+    and for the log of a run; "": one that is removed at its end.
     """
 
     each: int
@@ -71,6 +81,18 @@ class Choice:
     workers: int
     timeout: float
     itself: bool
+    keep: str = ""
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Where the files of a run are; those of an earlier run are emptied."""
+        with contextlib.ExitStack() as stack:
+            name = self.keep or stack.enter_context(tempfile.TemporaryDirectory())
+            folder = Path(name).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in ("outcomes", "collected", "log"):
+                (folder / file).write_text("")
+            yield folder
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,7 @@ def environment(suite: Suite, checkout: Path, folder: Path, choice: Choice) -> d
         "OUTSIDE_OUTCOMES": str(folder / "outcomes"),
         "OUTSIDE_COLLECTED": str(folder / "collected"),
         "OUTSIDE_EACH": str(choice.each),
+        "OUTSIDE_MIXED": str(int(choice.workers > 0)),
         "OUTSIDE_TRITON": str(int(choice.itself)),
         "OUTSIDE_BARE": f"{suite.bare}={checkout / suite.bare}" if suite.bare else "",
         "OUTSIDE_MODULES": os.pathsep.join(f"{n}={checkout / p}" for n, p in suite.modules),
@@ -121,7 +144,7 @@ def environment(suite: Suite, checkout: Path, folder: Path, choice: Choice) -> d
 
 def pytest_command(choice: Choice, files: list[Path]) -> list[str]:
     shared = (
-        *("-n", str(choice.workers), "--max-worker-restart", "1000"),
+        *("-n", str(choice.workers), "--max-worker-restart", "1000", "--maxschedchunk", "2"),
         *("--timeout", str(choice.timeout), "--timeout-method", "thread"),
     )
     return [
@@ -135,10 +158,7 @@ def pytest_command(choice: Choice, files: list[Path]) -> list[str]:
 
 def run(suite: Suite, checkout: Path, files: list[Path], choice: Choice) -> Found:
     """The cases of some files that ran within the time."""
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as log:
-        folder = Path(name)
-        for file in ("outcomes", "collected"):
-            (folder / file).touch()
+    with choice.folder() as folder, open(folder / "log", "r+") as log:
         started = subprocess.Popen(
             pytest_command(choice, [f.relative_to(checkout) for f in files]),
             cwd=checkout,
@@ -180,20 +200,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--triton", action="store_true")
+    parser.add_argument("--keep", default="")
     given = parser.parse_args()
-    choice = Choice(given.each, given.seconds, given.workers, given.timeout, given.triton)
+    choice = Choice(
+        given.each, given.seconds, given.workers, given.timeout, given.triton, given.keep
+    )
     suite, checkout = SUITES[given.suite], given.checkout.resolve()
-    files = [f for f in sorted(checkout.glob(suite.files)) if given.only in f.name]
+    found = {f for pattern in suite.files.split() for f in checkout.glob(pattern)}
+    files = sorted(f for f in found if given.only in f.name)
     print("| file | cases | of which ran | passed | text | failed | skipped | not run |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     total: collections.Counter = collections.Counter()
     every = Found([], {})
     for group in [files] if choice.workers else [[f] for f in files]:
-        found = run(suite, checkout, group, choice)
-        for name, part in found.by_file().items():
+        ran = run(suite, checkout, group, choice)
+        for name, part in ran.by_file().items():
             total += show(name, part)
-        every.cases.extend(found.cases)
-        every.outcomes.update(found.outcomes)
+        every.cases.extend(ran.cases)
+        every.outcomes.update(ran.outcomes)
     shown = " | ".join(str(total[k]) for k in COLUMNS)
     print(f"| **all** | {sum(total.values())} | {len(every.outcomes)} | {shown} |")
     failed = {c: r for c, (outcome, r) in every.outcomes.items() if outcome in ("failed", "text")}
