@@ -4,6 +4,7 @@ on Hopper compiles clean.
 
 import itertools
 import json
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -262,7 +263,7 @@ def whole(m, n, k):
     ],
 )
 def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
-    from tkc.kernels.matmul import _is_short_of_blocks, _parted
+    from tkc.kernels.matmul import MIN_PART_K, _is_short_of_blocks, _parted
 
     m, n, k = shape
     one = whole(*shape).seconds
@@ -270,15 +271,16 @@ def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
     assert (
         (two < one) == parts
         and 0.85 < min(one, two) * 1e6 / us < 1.1
-        and (_is_short_of_blocks(m, n, k) or not parts)
+        and (_is_short_of_blocks(m, n, k, MIN_PART_K) or not parts)
     )
 
 
 def test_k_is_left_whole_where_blocks_fill_the_device():
     """64 x 8192 x 8192 has 128 blocks of 64 x 64: in parts it took 51 us on an H200, whole 43."""
-    from tkc.kernels.matmul import _is_short_of_blocks
+    from tkc.kernels.matmul import MIN_PART_K, _is_short_of_blocks
 
-    assert not _is_short_of_blocks(64, 8192, 8192) and _is_short_of_blocks(64, 256, 8192)
+    short = partial(_is_short_of_blocks, part=MIN_PART_K)
+    assert not short(64, 8192, 8192) and short(64, 256, 8192)
 
 
 # in two parts 18.6 and 38.3

@@ -477,3 +477,22 @@ def test_a_choice_is_made_once(tmp_path):
     del kept
     gc.collect()
     assert gone() is None
+
+
+def test_a_function_of_configurations_that_was_edited_chooses_anew(tmp_path, monkeypatch):
+    """What is on disk was chosen of the candidates that its file gave then."""
+    calls, path = times(monkeypatch, lambda n: [2.0, 1.0][:n]), tmp_path / "candidates.py"
+
+    def choice(first):
+        text = "import tkc\n\n\ndef configs(args, target):\n    return [\n"
+        for m in (first, 64):
+            text += f"        tkc.Config(BM={m}, BN=32, BK=32),\n"
+        path.write_text(text + "    ]\n")
+        names = {"__name__": "candidates"}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        return tuned(names["configs"]).choose(*arrays(), grid=grid)
+
+    assert choice(32).config.constants["BM"] == 64 and calls == [2]
+    assert choice(32).source == "measured" and calls == [2]
+    choice(16)
+    assert calls == [2, 2]

@@ -83,7 +83,10 @@ TRANSPOSE_BLOCK = 64, 128
 # transpose
 ALONG, DOWN, ACROSS = range(3)
 PROGRAMS = 132  # multiprocessors of a large device
-MIN_PART_K = 256  # k of a part, at least
+MIN_PART_K = 128  # k of a part, at least
+HOST_PART_K = 256  # likewise where the CPU multiplies
+# blocks of parts, where each multiprocessor has several
+SMALL_TILES = ((16, 32), (32, 32), (32, 64))
 REPRESENTATIVE_K = 1 << 14  # k that stands for all parts
 MAX_CLUSTER_ROW = 1 << 17  # elements of a row that the blocks of a cluster hold
 MAX_BLOCK_ROW = 1 << 13  # elements of a row that one block does best
@@ -245,22 +248,28 @@ def _product(
 
 def _depths(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product in parts, and k of a part: so that there are about as many programs as
-    multiprocessors, or twice as many.
+    multiprocessors, or twice as many; of small blocks up to three times.
     """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
-    for config in _by_rule(args):
-        blocks = tkc.cdiv(m, config.constants["BM"]) * tkc.cdiv(n, config.constants["BN"])
+    blocks = [config.constants for config in _by_rule(args)]
+    line, least, small = 128 // BYTES[dtype_of(args["a"])], MIN_PART_K, SMALL_TILES
+    if target == "cpu":
+        line, least, small = HOST_PART_K, HOST_PART_K, ()
+    for most, constants in (
+        *((2, c) for c in blocks),
+        *((3, {"BM": bm, "BN": bn, "BK": line}) for bm, bn in small),
+    ):
+        programs = tkc.cdiv(m, constants["BM"]) * tkc.cdiv(n, constants["BN"])
         counts = dict.fromkeys(
-            min(programs // blocks, k // MIN_PART_K) for programs in (PROGRAMS, 2 * PROGRAMS)
+            min(waves * PROGRAMS // programs, k // least) for waves in range(1, most + 1)
         )
         found += [
-            tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * MIN_PART_K) * MIN_PART_K)
+            tkc.Config(**constants, DEPTH=tkc.cdiv(k, count * line) * line)
             for count in counts
             if count > 1
         ]
     return found or [
-        tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, MIN_PART_K) * MIN_PART_K)
-        for config in _by_rule(args)
+        tkc.Config(**constants, DEPTH=tkc.cdiv(k, least) * least) for constants in blocks
     ]
 
 
@@ -676,7 +685,8 @@ def _launch_plan(
             return _of_transposes(a, b, None, activation, c)
         if m == 1 and (vectors := _vectors(b, n, k, activation)):
             return vectors
-    small = _floats(a) and _is_short_of_blocks(m, n, k)
+    part = HOST_PART_K if _host(a) else MIN_PART_K
+    small = _floats(a) and _is_short_of_blocks(m, n, k, part)
     if not small and narrow(c):
         # neighbours in a column that a thread holds could only be stored one by one: of the
         # transpose it holds whole runs
@@ -789,12 +799,12 @@ def _later_launch(target: str, size: int, doing: str) -> float:
     return float(device.costs.later_launch_seconds + size / reached)
 
 
-def _is_short_of_blocks(m: int, n: int, k: int) -> bool:
+def _is_short_of_blocks(m: int, n: int, k: int, part: int) -> bool:
     """Whether blocks of C may be too few to give every multiprocessor a program, and k is long
-    enough to be cut.
+    enough to be cut in several parts of so much.
     """
     side = 64 if m <= 64 else 128
-    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * MIN_PART_K
+    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * part
 
 
 def _text(x: Array, columns: bool | None = None) -> str:

@@ -54,6 +54,7 @@ from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.mapped import BEGINS_INSIDE, begins_inside
 from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.remembered import unchanged
 from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
@@ -120,6 +121,7 @@ def kernel_of(module: ModuleOp) -> tile.Kernel:
     return kernels[0]
 
 
+@unchanged()
 def plan(module: ModuleOp, context: PassContext) -> Plan:
     """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that
     is legal.
@@ -145,6 +147,7 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     return replace(chosen, decisions=(*chosen.decisions, said))
 
 
+@unchanged()
 def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> list[Plan]:
     """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would
     take first, or with sizes the cheapest first. Raises CompileError like `plan`.

@@ -33,6 +33,7 @@ measures, 1 measures also where measure=False.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -334,7 +335,9 @@ class Autotuned(Launchable):
         found = fingerprint.Fingerprint(self.kernel.fn)
         if found.unstable:
             return None
-        own = found.fields
+        own, configs = found.fields, self._spelled_configs()
+        if configs is None:
+            return None
         return fingerprint.digest(
             [
                 ("autotune", b"measured" if measure else b"model"),
@@ -342,11 +345,22 @@ class Autotuned(Launchable):
                 ("device", device.encode()),
                 ("target", target.encode()),
                 ("key", name.encode()),
-                ("configs", repr(None if callable(self._configs) else self._configs).encode()),
+                ("configs", configs),
                 *fingerprint.toolchain(),
                 *fingerprint.environment(),
             ]
         )
+
+    def _spelled_configs(self) -> bytes | None:
+        """What the candidates are made by: their text, or the file of the function that gives them.
+        None where that has no file: what it gives cannot be told from what it gave.
+        """
+        if not callable(self._configs):
+            return repr(self._configs).encode()
+        try:
+            return Path(inspect.getfile(self._configs)).read_bytes()
+        except (OSError, TypeError):
+            return None
 
     def _make(
         self,

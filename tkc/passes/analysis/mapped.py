@@ -17,6 +17,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import ArrayFacts, Fact, TileType, bits
 from tkc.ir.values import array_type, defining_op, extents_of, tile_type
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import BlockAccess
 
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
@@ -92,6 +93,7 @@ def _is_part(array: SSAValue) -> bool:
     )
 
 
+@remembered
 def unmapped(op: BlockAccess) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
     whole = whole_of(op.array)

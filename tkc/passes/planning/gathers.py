@@ -25,6 +25,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import array_type, operands_first, owner_op, tile_type
 from tkc.passes.analysis.mapped import MIN_SWIZZLE_BYTES, dense_axis, unmapped
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
 
 COPIER_WARPS = 4  # of the role that copies by cp.async
@@ -69,6 +70,7 @@ def copier_layout(memory: SharedLayout) -> Layout:
     return blocked(memory.shape, elements, COPIER_WARPS, memory.order)
 
 
+@remembered
 def _unreachable(load: tile.Load) -> str:
     """Why threads of another role cannot copy a block."""
     t, kinds = tile_type(load.result), Kinds()
@@ -108,6 +110,7 @@ def is_recomputed(value: SSAValue, kinds: Kinds) -> bool:
     return memo[value]
 
 
+@remembered
 def copied_bytes(load: tile.Load) -> int:
     """Bytes of a row that a thread may copy at once, wherever in the block: 16, 8, 4, or 0 where
     that is less.
