@@ -252,9 +252,10 @@ def _depths(args: dict, target: str) -> list[tkc.Config]:
     """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
     blocks = [config.constants for config in _by_rule(args)]
-    line, least, small = 128 // BYTES[dtype_of(args["a"])], MIN_PART_K, SMALL_TILES
-    if target == "cpu":
-        line, least, small = HOST_PART_K, HOST_PART_K, ()
+    on_host = target == "cpu"
+    line = HOST_PART_K if on_host else 128 // BYTES[dtype_of(args["a"])]
+    least = HOST_PART_K if on_host else MIN_PART_K
+    small = () if on_host else SMALL_TILES
     for most, constants in (
         *((2, c) for c in blocks),
         *((3, {"BM": bm, "BN": bn, "BK": line}) for bm, bn in small),
