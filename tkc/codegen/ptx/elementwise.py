@@ -37,6 +37,7 @@ from tkc.ir.ranges import Overflow, bounds, inverse
 from tkc.ir.types import (
     PointerType,
     TileType,
+    bf16,
     bits,
     element_of,
     f8e4m3,
@@ -51,6 +52,7 @@ from tkc.ir.values import defining_op, owner_op, tile_type
 
 Fusable = ew.Elementwise | ew.Select | ew.Cast | ew.PointerAdd
 MAX_GROUP_ELEMENTS = 4  # the most that share a register
+BF16_ARITHMETIC = 90  # from which capability on there are sums and products of bfloat16
 
 
 # ---- one element
@@ -425,6 +427,8 @@ class Run:
         into = destination[first // p] if destination else None
         if (pair := self._float8_pair(op, first, p)) is not None:
             return widen_pair(e, *pair, into)
+        if (found := self._halves(op, first, p, into)) is not None:
+            return found
         elements = [self._compute(op, i) for i in range(first, first + p)]
         if isinstance(op, ew.Elementwise) and op.fn.name == "sub" and element == i32:
             self._record_differences(op, first, elements)
@@ -472,6 +476,33 @@ class Run:
                 continue
             (left, more), (right, less) = sums
             e.sums[x] = _shared_difference(e, "difference", "sub.s32", left, right), more - less
+
+    def _halves(self, op: Fusable, first: int, p: int, into: str | None) -> Integer | None:
+        """Two sums, differences or products of 16-bit floats by one instruction. By way of float32,
+        which has more than twice their digits and two more, they would be rounded alike.
+        """
+        e = self.e
+        if not isinstance(op, ew.Elementwise) or op.fn.name not in ("add", "sub", "mul") or p != 2:
+            return None
+        element = tile_type(op.result).element
+        if element not in (f16, bf16) or element == bf16 and e.target.capability < BF16_ARITHMETIC:
+            return None
+        found = [self._register(v, first // p) for v in op.args]
+        pairs = [raw for raw in found if isinstance(raw, str)]
+        if len(pairs) < len(found):
+            return None
+        if element == bf16:
+            e.need("7.8")
+        name = f"{op.fn.name}.rn.{'bf16x2' if element == bf16 else 'f16x2'}"
+        raw = e.w.op(name, "b32", *pairs, into=into)
+        return raw if into else e.owned(raw)
+
+    def _register(self, v: SSAValue, i: int) -> Integer | None:
+        """A register of a tile of which two elements share one."""
+        if v not in self.tiles and v not in self.results:
+            return None
+        found = self.tiles.get(v) or Tile.of(tile_type(v), self.results[v])
+        return found.registers[i] if found.pack == 2 else None
 
     def _float8_pair(self, op: Fusable, first: int, p: int) -> tuple[str, Attribute, int] | None:
         """The register, type and half of it that two elements of a cast from float8 to float16 come
