@@ -80,6 +80,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.alias import source_unchanged, unchanged
 from tkc.passes.analysis.own import own_layout, users
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, WRITES
+from tkc.passes.planning.rings import shared_places
 from tkc.passes.warpgroups.carried import Carried
 
 FEW = 32  # elements of a tile that is no block of memory
@@ -496,13 +497,28 @@ class Ring(Carried):
         self.buffers: dict[tuple[int | None, int], SSAValue] = {}
 
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
-        """Before everything: a buffer for each load, and the first stage."""
+        """Before everything: a buffer for each load (loads at different places that are alike have
+        the same), and the first stage.
+        """
         anchor = next(
             op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk())
         )
-        for copy in sorted(self.copies, key=place_of):
-            if place_of(copy) not in self.buffers:
-                self.buffers[place_of(copy)] = _ring(anchor, self.stages, copy.buffer)
+        blocks: dict[tuple[int | None, int], set[Block]] = {}
+        kinds: dict[tuple[int | None, int], SSAValue] = {}
+        for copy in [
+            op
+            for op in kernel.walk()
+            if isinstance(op, (shared.Copy, shared.Write)) and op in self.copies
+        ]:
+            blocks.setdefault(place_of(copy), set()).add(block_of(copy))
+            kinds.setdefault(place_of(copy), copy.buffer)
+        order = sorted(blocks)
+        numbers = shared_places([(blocks[at], kinds[at].type) for at in order])
+        made: dict[int, SSAValue] = {}
+        for at, number in zip(order, numbers, strict=True):
+            if number not in made:
+                made[number] = _ring(anchor, self.stages, kinds[at])
+            self.buffers[at] = made[number]
         zero = before(anchor, tile.Constant(0, i32)).result
         return [zero, zero]
 

@@ -4,16 +4,16 @@ how many stages each ring has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import tile_type
+from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
@@ -24,6 +24,7 @@ from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
     by_block,
     computed_from,
+    leaves,
     source,
     summed,
 )
@@ -44,19 +45,109 @@ def rings_of(
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
     them the rings of what is relaid, each of one load. A block that several dots read is in the
     ring of the first. What a late dot's left operand is computed from is read an iteration before
-    its right one is, and comes in registers."""
+    its right one is, and comes in registers. Loads that are made one after the other, in loops and
+    behind them, share a ring where their blocks are alike (`_joined`)."""
     rings: list[list[tile.Load]] = []
-    groups = [
-        group
-        for here in by_block(dots)
-        for group in ([here] if summed(here[0]) else [[dot] for dot in here])
-    ]
-    for group in groups:
+    for group in _issued_together(dots):
         taken = {load for dot in group if dot in late for load in computed_from(dot, options)}
         taken.update(load for ring in rings for load in ring)
         loads = [load for load in operand_loads(group, options) if load not in taken]
         rings += _rings_of_group(loads, group[0].parent_op(), relaid)
+    if not late:
+        rings = _joined(rings, {block_of(dot) for dot in dots})
     return rings + [[load] for load in relaid]
+
+
+def _issued_together(dots: Sequence[tile.Dot]) -> list[list[tile.Dot]]:
+    """The dots of a block that all add up in its loop, or each of them."""
+    return [
+        group
+        for here in by_block(dots)
+        for group in ([here] if summed(here[0]) else [[dot] for dot in here])
+    ]
+
+
+def _joined(rings: list[list[tile.Load]], places: Set[Block]) -> list[list[tile.Load]]:
+    """With one ring for several whose stages hold blocks of the same kinds, or fewer of them, and
+    of which each is read before the next is filled. places: the blocks of operations that dots
+    are in; what is loaded round a dot's loop keeps a ring of its own.
+
+        for k:  x[m, k], w[k, n]      6 stages of x and w        for k:  x[m, k], w[k, n]
+        b[0, n]                       2 stages of b          ->  b[0, n] in the place of w
+    """
+    found: list[list[tile.Load]] = []
+    for ring in rings:
+        other = next((o for o in found if _may_join(o, ring, places)), None)
+        if other is None:
+            found.append(list(ring))
+        else:
+            other += ring
+    return found
+
+
+def _may_join(ring: list[tile.Load], other: list[tile.Load], places: Set[Block]) -> bool:
+    """Whether two rings may be one: of tensor maps or of threads, alike, and apart in time."""
+    blocks, others = ({block_of(load) for load in loads} for loads in (ring, other))
+    if not blocks | others <= places or len({copied_by_threads(op) for op in (*ring, *other)}) > 1:
+        return False
+    if not all(_are_apart(ring, a, other, b) for a in blocks for b in others):
+        return False
+    most = max(stage_bytes(ring), stage_bytes(other))
+    return stage_bytes([*ring, *other]) == most
+
+
+def _are_apart(ring: list[tile.Load], a: Block, other: list[tile.Load], b: Block) -> bool:
+    """Whether the loads of one ring in a block of operations, and all that reads them there, come
+    before, or behind, those of another ring in another block. Dots of a loop may still read their
+    stage when its next iteration begins: what is loaded in loops in it has another ring.
+    """
+    if a is b:
+        return False
+    for loads, outer, inner in ((ring, a, b), (other, b, a)):
+        around = ancestor(first_of(inner), outer)
+        if around is None:
+            continue
+        if isinstance(outer.parent_op(), (scf.ForOp, scf.WhileOp)):
+            return False
+        mine = [load for load in loads if load.parent is outer]
+        ends = {op for load in mine for op in _readers(load, outer)}
+        behind = all(around.is_before_in_block(load) for load in mine)
+        if around in ends or not (behind or all(op.is_before_in_block(around) for op in ends)):
+            return False
+    return True
+
+
+def _readers(load: tile.Load, block: Block) -> Iterator[Operation]:
+    """The operations of a block that read what is loaded in it, or hold such."""
+    for use, _ in leaves(load.result):
+        if (op := ancestor(use.operation, block)) is not None:
+            yield op
+            if is_computed_by(op.__class__):
+                yield from (
+                    found
+                    for later in following(op, block.ops)
+                    if (found := ancestor(later, block)) is not None
+                )
+
+
+def shared_places(items: Sequence[tuple[Set[Block], Hashable]]) -> list[int]:
+    """For each load of a ring the number of its buffer in a stage: loads that stand in different
+    blocks of operations and have the same kind of buffer may have the same. items: the blocks and
+    the kind.
+    """
+    places: list[tuple[Hashable, set[Block]]] = []
+    found = []
+    for blocks, kind in items:
+        at = next(
+            (i for i, (k, taken) in enumerate(places) if k == kind and taken.isdisjoint(blocks)),
+            None,
+        )
+        if at is None:
+            at = len(places)
+            places.append((kind, set()))
+        places[at][1].update(blocks)
+        found.append(at)
+    return found
 
 
 def _rings_of_group(
@@ -88,7 +179,7 @@ def loads_beside(
     Otherwise registers would wait for memory, and the computation of an address would stand between
     the dots.
     """
-    inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
+    inner = [i for i, ring in enumerate(rings) if any(load.parent_op() is loop for load in ring)]
     if not inner:
         return {}
     places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
@@ -222,8 +313,14 @@ def operand_loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile
 
 def stage_bytes(ring: list[tile.Load]) -> int:
     """Of a stage."""
-    types = [(tile_type(load.result), of_block(load)) for load in ring]
-    return sum(SharedType(1, t.extents, t.element, layout).bytes for t, layout in types)
+    types = [
+        SharedType(1, t.extents, t.element, of_block(load))
+        for load in ring
+        for t in (tile_type(load.result),)
+    ]
+    numbers = shared_places([({block_of(op)}, t) for op, t in zip(ring, types, strict=True)])
+    first = {number: t for number, t in reversed([*zip(numbers, types, strict=True)])}
+    return sum(t.bytes for t in first.values())
 
 
 def stages_of(

@@ -28,6 +28,7 @@ from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     arrived,
+    bytes_of,
     group_of,
     is_by_threads,
     origin,
@@ -76,7 +77,7 @@ def produce(
             ),
         )
         broadcasts.move_behind(previous_of(head), stage)
-        before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
+        before(head, threads.MbarrierExpect(ring.full, stage, bytes_of(copies)))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)
         if multicast:

@@ -23,7 +23,6 @@ class RingBarriers:
     full: SSAValue
     empty: SSAValue
     stages: int
-    bytes: int
     read: bool  # by threads, not by dots alone
     # each program's own has no stage beside it for the next one's: it is released as soon as can
     # be
@@ -48,6 +47,12 @@ def group_of(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
     joined = defining_op(wait.tokens[0], shared.JoinTokens)
     tokens = wait.tokens if joined is None else joined.tokens
     return [owner_of(token, shared.CopyAsync) for token in tokens]
+
+
+def bytes_of(copies: Sequence[shared.CopyAsync]) -> int:
+    """What copies bring to a stage."""
+    types = [shared_type(copy.buffer) for copy in copies]
+    return sum(t.size * bits(t.element) // 8 for t in types)
 
 
 def stage_of(buffer: SSAValue) -> shared.Stage:
@@ -89,7 +94,9 @@ def barriers_of(
     freed: int,
     single: bool = False,
 ) -> RingBarriers:
-    """filled, freed: the arrivals after which a stage is full, and free."""
+    """Of all that fills a ring. filled, freed: the arrivals after which a stage is full, and
+    free.
+    """
     stages = shared_type(ring_of(copies[0])).stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
@@ -98,7 +105,6 @@ def barriers_of(
         full,
         empty,
         stages,
-        sum(shared_type(c.buffer).size * bits(shared_type(c.buffer).element) // 8 for c in copies),
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
         single,
     )

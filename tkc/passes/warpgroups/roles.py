@@ -183,8 +183,9 @@ class _Rings:
         self.relaid = [op for op in kernel.walk() if relayouts(op)]
         self.raw = {ring_of(origin(write)) for write in self.relaid}
         self.by_threads = False
-        for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
-            self._filled_by(group_of(wait), first)
+        waits = [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]
+        for copies in _filling_together([group_of(wait) for wait in waits]):
+            self._filled_by(copies, first)
         for write in self.relaid:
             if ring_of(write) not in self.barriers:
                 made = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
@@ -193,8 +194,6 @@ class _Rings:
     def _filled_by(self, copies: list[shared.CopyAsync], first: Operation) -> None:
         """The barriers of the rings that some copies fill together."""
         ring = ring_of(copies[0])
-        if ring in self.barriers:
-            return
         threads_copy = is_by_threads(copies[0])
         self.by_threads |= threads_copy
         filled = COPIER_WARPS if threads_copy else 1
@@ -208,6 +207,18 @@ class _Rings:
             return RELAYOUT_WARPS
         blocks = self.multicast.size if self.multicast else self.instances.readers_of(ring)
         return self.plan.warps * blocks
+
+
+def _filling_together(sites: list[list[shared.CopyAsync]]) -> list[list[shared.CopyAsync]]:
+    """The copies of several sites, those together that fill the same rings."""
+    found: list[list[shared.CopyAsync]] = []
+    for copies in sites:
+        rings = set(map(ring_of, copies))
+        same = [group for group in found if not rings.isdisjoint(map(ring_of, group))]
+        whole = [*(copy for group in same for copy in group), *copies]
+        found = [whole if same and group is same[0] else group for group in found]
+        found = [group for group in found if group not in same[1:]] if same else [*found, whole]
+    return found
 
 
 @dataclass(frozen=True)
