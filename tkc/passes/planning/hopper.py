@@ -356,8 +356,6 @@ def _roles(
         relax = False
     rings = rings_of(dots, relaid, late, options)
     by_consumers = _loaded_by_consumers(dots, options)
-    if not rings:
-        return None, f"no role can copy an operand: {by_consumers[0]}"
     if len(rings) > MAX_RINGS:
         return None, (
             f"the operands of its dots take {len(rings)} rings, of which threads would carry more"
@@ -442,7 +440,7 @@ def _roles(
             in_turn: stages_of(rings, room - taken, options.num_stages, members)
             for in_turn, taken in subtiles.items()
         }
-        if options.store_columns or columns <= 16 or any(n for n, _ in fitting.values()):
+        if options.store_columns or columns <= 16 or not all(why for _, why in fitting.values()):
             break
     through, occupied = _through(leaving, rings, lone, groups, columns, room, members, options)
     if through:
@@ -462,7 +460,7 @@ def _roles(
     if in_turn:
         through = []
     stages, reason = fitting[in_turn]
-    if not stages:
+    if reason:
         return None, reason
     uneven = any(
         program_axes([op.lb, op.ub, op.step])
@@ -513,7 +511,7 @@ def _roles(
         and not third
         and (not kept or each + kept <= LARGE_ACCUMULATOR_REGISTERS)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
-        and min(stages) > 1
+        and min(stages, default=1) > 1
         # the next program's first dot is issued with its operands alone
         and {load for ring in rings for load in ring} <= set(operand_loads(dots, options))
     )
@@ -716,7 +714,7 @@ def _roles(
         replace(
             plan,
             warps=4 * groups,
-            stages=max(stages),
+            stages=max(stages, default=options.num_stages or 1),
             dots=planned,
             loads=loads,
             early_small_loads=early,
