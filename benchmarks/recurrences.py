@@ -1,8 +1,8 @@
 """Recurrences against flash-linear-attention or mamba and a copy of the bytes that have to move.
 
 Shapes are those that the other library's own tables have. `contests` yields one race an operation
-and shape; BENCH_ONLY=simple_gla,conv1d in the environment picks some. Without that library the race
-is against the copy alone.
+and shape; BENCH_ONLY=conv1d,kda-1x8192x96 in the environment picks some. Without that library the
+race is against the copy alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from benchmarks.vector_add import copy
 
 LEAST = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
+STRIPS = ((8, 2048, 2048), (1, 32768, 4096))
+CONVOLVED = ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024))
 RIVALS = {"ssd": "mamba", "ssd_backward": "mamba"}  # where it is another library than fla
 
 
@@ -68,6 +70,74 @@ def simple_gla(normal, batch, length, heads):
         8 * q.numel(),
         lambda: kernels.linear_attention(q, k, v, g),
         rival and (lambda: rival(q, k, v, g)),
+    )
+
+
+def simple_gla_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, g = _operands(normal, batch, length, heads)
+    grad = normal(*v.shape)
+    return (
+        14 * q.numel(),
+        lambda: kernels.linear_attention_backward(grad, q, k, v, g),
+        _backward(_rival("fla.ops.simple_gla.chunk_simple_gla"), (q, k, v, g), grad),
+    )
+
+
+def linear_attention(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    rival = _rival("fla.ops.linear_attn.chunk_linear_attn")
+    return (
+        8 * q.numel(),
+        lambda: kernels.linear_attention(q, k, v),
+        rival and (lambda: rival(q, k, v, normalize=False)),
+    )
+
+
+def linear_attention_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    grad = normal(*v.shape)
+    rival = _rival("fla.ops.linear_attn.chunk_linear_attn")
+    return (
+        14 * q.numel(),
+        lambda: kernels.linear_attention_backward(grad, q, k, v),
+        _backward(rival, (q, k, v), grad, normalize=False),
+    )
+
+
+def _ruled(normal, batch, length, heads):
+    """q, k of length 1, v and beta."""
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    q, k = (x / x.float().norm(dim=-1, keepdim=True).to(x.dtype) for x in (q, k))
+    return q, k, v, normal(batch, length, heads).float().sigmoid()
+
+
+def delta_rule(normal, batch, length, heads):
+    from tkc import kernels
+
+    given = _ruled(normal, batch, length, heads)
+    rival = _rival("fla.ops.delta_rule.chunk_delta_rule")
+    return (
+        8 * given[0].numel(),
+        lambda: kernels.delta_rule(*given),
+        rival and (lambda: rival(*given)),
+    )
+
+
+def delta_rule_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    given = _ruled(normal, batch, length, heads)
+    grad = normal(*given[2].shape)
+    return (
+        14 * grad.numel(),
+        lambda: kernels.delta_rule_backward(grad, *given),
+        _backward(_rival("fla.ops.delta_rule.chunk_delta_rule"), given, grad),
     )
 
 
@@ -267,6 +337,105 @@ def hgrn(normal, batch, length, channels):
     return 6 * x.numel(), lambda: kernels.hgrn(x, g), rival and (lambda: rival(x, g))
 
 
+def hgrn_backward(normal, batch, length, channels):
+    from tkc import kernels
+
+    x, g = normal(batch, length, channels), -normal(batch, length, channels).abs()
+    h, grad = kernels.hgrn(x, g)[0], normal(*x.shape)
+    return (
+        10 * x.numel(),
+        lambda: kernels.hgrn_backward(grad, g, h),
+        _backward(_rival("fla.ops.hgrn.chunk_hgrn"), (x, g), grad),
+    )
+
+
+def conv1d_backward(normal, batch, length, channels):
+    from tkc import kernels
+
+    x, weight, bias = normal(batch, length, channels), normal(channels, 4), normal(channels)
+    grad = normal(*x.shape)
+    return (
+        6 * x.numel(),
+        lambda: kernels.causal_conv1d_backward(grad, x, weight, bias),
+        _backward(
+            _rival("fla.modules.convolution.causal_conv1d"),
+            (x, weight, bias),
+            grad,
+            activation="silu",
+        ),
+    )
+
+
+def _stepped(normal, batch, heads, width):
+    """q, k, v of one position, a number a channel of decays, and the state."""
+    q, k, v = (normal(batch, heads, width) for _ in range(3))
+    g, state = -normal(*q.shape).float().abs() / 10, normal(*q.shape, width).float()
+    return q, k, v, g, state
+
+
+def gated_delta_rule_step(normal, batch, heads, width):
+    from tkc import kernels
+
+    q, k, v, g, state = _stepped(normal, batch, heads, width)
+    g, beta = g[..., 0].contiguous(), normal(batch, heads).float().sigmoid()
+    rival = _rival("fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule")
+    row = [x[:, None] for x in (q, k, v, g, beta)]
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return (
+        8 * state.numel(),
+        lambda: kernels.delta_rule_step(q, k, v, beta, state, g, normalize=True),
+        rival and (lambda: rival(*row, initial_state=state, **options)),
+    )
+
+
+def kda_step(normal, batch, heads, width):
+    from tkc import kernels
+
+    q, k, v, g, state = _stepped(normal, batch, heads, width)
+    beta, rival = normal(batch, heads).float().sigmoid(), _rival("fla.ops.kda.fused_recurrent_kda")
+    row = [x[:, None] for x in (q, k, v, g, beta)]
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return (
+        8 * state.numel(),
+        lambda: kernels.delta_rule_step(q, k, v, beta, state, g, normalize=True),
+        rival and (lambda: rival(*row, initial_state=state, **options)),
+    )
+
+
+def simple_gla_step(normal, batch, heads, width):
+    from tkc import kernels
+
+    q, k, v, g, state = _stepped(normal, batch, heads, width)
+    g, rival = g[..., 0].contiguous(), _rival("fla.ops.simple_gla.fused_recurrent_simple_gla")
+    row = [x[:, None] for x in (q, k, v, g)]
+    return (
+        8 * state.numel(),
+        lambda: kernels.linear_attention_step(q, k, v, state, g),
+        rival and (lambda: rival(*row, initial_state=state, output_final_state=True)),
+    )
+
+
+def rwkv7_step(normal, batch, heads, width):
+    from tkc import kernels
+
+    given = [x[:, 0] for x in _of_rwkv(normal, batch, 1, heads, width)]
+    state = normal(batch, heads, width, width).float()
+    return 8 * state.numel(), lambda: kernels.rwkv7_step(*given, state), None
+
+
+def selective_scan_step(normal, batch, channels):
+    from tkc import kernels
+
+    x, dt, rate, b, c, skip, z, bias = _selected(normal, batch, 1, channels)
+    x, dt, b, c, z = (v[:, 0] for v in (x, dt, b, c, z))
+    state = normal(batch, channels, 16).float()
+    return (
+        8 * state.numel(),
+        lambda: kernels.selective_scan_step(x, dt, rate, b, c, state, skip, z, bias, softplus=True),
+        None,
+    )
+
+
 def conv1d(normal, batch, length, channels):
     from tkc import kernels
 
@@ -281,6 +450,11 @@ def conv1d(normal, batch, length, channels):
 
 OPERATIONS = (
     ("simple_gla", SHAPES, simple_gla),
+    ("simple_gla_backward", SHAPES, simple_gla_backward),
+    ("linear_attention", SHAPES, linear_attention),
+    ("linear_attention_backward", SHAPES, linear_attention_backward),
+    ("delta_rule", SHAPES, delta_rule),
+    ("delta_rule_backward", SHAPES, delta_rule_backward),
     ("gated_delta_rule", SHAPES, gated_delta_rule),
     ("gated_delta_rule_backward", SHAPES, gated_delta_rule_backward),
     ("gla", SHAPES, gla),
@@ -293,8 +467,15 @@ OPERATIONS = (
     ("ssd_backward", ((8, 2048, 80), (2, 8192, 80)), ssd_backward),
     ("selective_scan", ((8, 2048, 5120), (1, 16384, 4096)), selective_scan),
     ("selective_scan_backward", ((8, 2048, 5120), (1, 16384, 4096)), selective_scan_backward),
-    ("hgrn", ((8, 2048, 2048), (1, 32768, 4096)), hgrn),
-    ("conv1d", ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024)), conv1d),
+    ("hgrn", STRIPS, hgrn),
+    ("hgrn_backward", STRIPS, hgrn_backward),
+    ("conv1d", CONVOLVED, conv1d),
+    ("conv1d_backward", CONVOLVED, conv1d_backward),
+    ("simple_gla_step", ((64, 32, 128),), simple_gla_step),
+    ("gated_delta_rule_step", ((64, 32, 128),), gated_delta_rule_step),
+    ("kda_step", ((64, 32, 128),), kda_step),
+    ("rwkv7_step", ((64, 32, 64), (64, 32, 128)), rwkv7_step),
+    ("selective_scan_step", ((64, 5120),), selective_scan_step),
 )
 
 
@@ -303,8 +484,9 @@ def contests(seed: int) -> Iterator[Contest]:
 
     only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
     for name, shapes, build in OPERATIONS:
-        if only and name not in only:
-            continue
         for shape in shapes:
+            full = f"{name}-{'x'.join(map(str, shape))}"
+            if only and not only & {name, full}:
+                continue
             torch.cuda.empty_cache()
-            yield _race(f"{name}-{'x'.join(map(str, shape))}", *build(normal_of(seed), *shape))
+            yield _race(full, *build(normal_of(seed), *shape))
