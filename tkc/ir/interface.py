@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any
 
 # An integer that the host computes of the arguments of a launch:
@@ -127,6 +128,19 @@ class Site:
     column: int = 0
 
 
+def blocks_with_work(
+    grid: Sequence[int], size: int, cluster_programs: tuple[int, int], split: int
+) -> int:
+    """Blocks of a persistent launch that have work, whole clusters of `size`. split: blocks that
+    can work on one program.
+    """
+    padded = [
+        -(-n // together) * together
+        for n, together in zip(grid, (*cluster_programs, 1), strict=False)
+    ]
+    return -(-prod(padded) * split // size) * size
+
+
 @dataclass(frozen=True)
 class Interface:
     """How to launch one compiled kernel. debug: seconds that a wait may take in a kernel with the
@@ -138,7 +152,8 @@ class Interface:
     threads: int
     shared_bytes: int = 0
     cluster: tuple[int, int] = (1, 1)
-    persistent: bool = False  # the physical grid is min(programs, resident blocks), one-dimensional
+    # the physical grid is one-dimensional: min(blocks_with_work(grid), resident blocks)
+    persistent: bool = False
     parameters: tuple[Parameter, ...] = field(default=())
     debug: int = 0
     sites: tuple[Site, ...] = ()
@@ -146,6 +161,15 @@ class Interface:
     # persistent: blocks wait for one another, so that none may begin before all can
     together: bool = False
     nonzero: tuple[int, ...] = ()  # arguments that may not be 0: steps of ranges
+    # persistent: programs that a cluster takes at once, along the first two axes of the grid
+    cluster_programs: tuple[int, int] = (1, 1)
+
+    def blocks_with_work(self, grid: Sequence[int]) -> int:
+        """Blocks of a persistent launch that have a program or a part of one, whole clusters: where
+        the grid ends inside a cluster, blocks have padding tiles.
+        """
+        size = self.cluster[0] * self.cluster[1]
+        return blocks_with_work(grid, size, self.cluster_programs, self.split)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -163,6 +187,7 @@ class Interface:
                 "parameters": parameters,
                 "sites": tuple(Site(**s) for s in data.get("sites", ())),
                 "nonzero": tuple(data.get("nonzero", ())),
+                "cluster_programs": tuple(data.get("cluster_programs", (1, 1))),
             }
         )
 

@@ -100,7 +100,7 @@ SEGMENTED = (AttrSizedOperandSegments(as_property=True),)
 class Kernel(TileOperation):
     """A kernel: one block, ended by tile.return. Attributes: `warps` (compute warps of a program),
     `level` (0–4), `target`, `argument_names`, at level 4 also `cluster` ([x, y]), `persistent`,
-    `shared_bytes`; whatever a pass wants to record.
+    `cluster_programs` ([x, y]), `shared_bytes`; whatever a pass wants to record.
     """
 
     name = "tile.kernel"
@@ -143,6 +143,14 @@ class Kernel(TileOperation):
     def cluster(self) -> tuple[int, int]:
         """Blocks of a cluster along the first two axes of the grid."""
         x, y = self.integers("cluster") or (1, 1)
+        return x, y
+
+    @property
+    def cluster_programs(self) -> tuple[int, int]:
+        """Programs that a cluster of a persistent kernel takes at once, along the first two axes of
+        the grid.
+        """
+        x, y = self.integers("cluster_programs") or (1, 1)
         return x, y
 
     @property

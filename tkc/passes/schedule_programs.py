@@ -65,7 +65,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def _in_clusters(kernel: tile.Kernel, size: int) -> None:
-    kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (size, 1)])
+    kernel.attributes["cluster"] = _integers(size, 1)
+
+
+def _integers(*numbers: int) -> ArrayAttr[IntegerAttr]:
+    return ArrayAttr([IntegerAttr(n, i64) for n in numbers])
 
 
 def _raster(kernel: tile.Kernel, group: int) -> None:
@@ -206,6 +210,7 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         )
     if plan.cluster != (1, 1):
         _in_clusters(kernel, plan.cluster[0] * plan.cluster[1])
+        kernel.attributes["cluster_programs"] = _integers(*plan.cluster)
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel):
         kernel.attributes["together"] = UnitAttr()

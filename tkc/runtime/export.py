@@ -523,8 +523,12 @@ def _load(i: Interface, workspace: str) -> str:
 
 def _persistent(i: Interface) -> str:
     size, parts = i.cluster[0] * i.cluster[1], f" * {i.split}u" if i.split > 1 else ""
+    padded = " * ".join(
+        f"((grid[{axis}] + {n - 1}u) / {n}u * {n}u)" if n > 1 else f"grid[{axis}]"
+        for axis, n in enumerate((*i.cluster_programs, 1))
+    )
     return (
-        f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs{parts} + {size - 1}u) /"
+        f"unsigned programs = {padded}, gx = (programs{parts} + {size - 1}u) /"
         f" {size}u * {size}u, gy = 1, gz = 1;\n    if (gx > (unsigned)kernel->resident) gx ="
         f" (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;"
     )

@@ -548,8 +548,7 @@ def physical_grid(
     x, y = interface.cluster
     if not interface.persistent:
         return grid[0] * x, grid[1] * y, grid[2]
-    size = x * y
-    wanted = -(-math.prod(grid) * interface.split // size) * size
+    size, wanted = x * y, interface.blocks_with_work(grid)
     return (
         max(
             size,

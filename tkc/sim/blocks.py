@@ -12,6 +12,7 @@ import numpy as np
 from xdsl.ir import Operation
 
 from tkc.ir import shared, threads, tile
+from tkc.ir.interface import blocks_with_work
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, SharedType
 from tkc.sim.barriers import Mbarrier, ThreadBarrier
@@ -239,8 +240,10 @@ class LaunchState:
     def _number_of_clusters(self) -> int:
         if not self.persistent:
             return clusters_of(self.grid, (1, 1) if self.spread else self.cluster_shape)
-        programs = prod(self.grid) * self.kernel.integer("split", 1)
-        return min(self.resident, -(-programs // self.size))
+        blocks = blocks_with_work(
+            self.grid, self.size, self.kernel.cluster_programs, self.kernel.integer("split", 1)
+        )
+        return min(self.resident, blocks // self.size)
 
     def program_of(self, block: BlockState) -> tuple[int, ...]:
         """The program of a block: neighbours along the first axes share a cluster, or the blocks of

@@ -154,6 +154,7 @@ def _program(e: Emitter) -> PtxProgram:
         kernel.integer("split", 1),
         "together" in kernel.attributes,
         e.nonzero,
+        kernel.cluster_programs,
     )
     text = "\n".join(
         [

@@ -63,7 +63,7 @@ def physical_grid(interface: Interface, grid: Sequence[int], resident: int) -> t
     x, y = interface.cluster
     if not interface.persistent:
         return grid[0] * x, grid[1] * y, grid[2]
-    needed = -(-prod(grid) * interface.split // (x * y))
+    needed = interface.blocks_with_work(grid) // (x * y)
     return min(resident, needed) * x * y, 1, 1
 
 
