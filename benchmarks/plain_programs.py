@@ -146,6 +146,15 @@ def stream(a, b, c) -> None:
     stream_k[(BLOCKS,)](a, b, c, steps, tkc.cdiv(steps, BLOCKS), 128)
 
 
+def stream_in_phase(a, b, c) -> None:
+    """Each program has a whole part of a tile's steps: those of a row or column of tiles are at the
+    same k, and read the same operands at the same time.
+    """
+    tiles = tkc.cdiv(a.shape[0], BM) * tkc.cdiv(b.shape[1], 256)
+    steps, parts = tkc.cdiv(a.shape[1], BK), max(1, BLOCKS // tiles)
+    stream_k[(tiles * parts,)](a, b, c, tiles * steps, tkc.cdiv(steps, parts), 256)
+
+
 def counter(columns: int) -> Launch:
     """The counter is set back by torch: its kernel is counted."""
     import torch
@@ -168,6 +177,7 @@ FORMS = (
     ("tutorial-4000", (4000, 4000, 4000), lambda: (tutorial, "float16")),
     ("split-k", (1024, 1024, 16384), lambda: (split, "float32")),
     ("stream-k", (1024, 1024, 16384), lambda: (stream, "float32")),
+    ("stream-k-in-phase", (1024, 1024, 16384), lambda: (stream_in_phase, "float32")),
     ("counter-1024", (1024, 1024, 16384), lambda: (counter(128), "float16")),
     ("counter-4096", (4096, 4096, 4096), lambda: (counter(256), "float16")),
 )
