@@ -101,17 +101,34 @@ class Clock:
         return statistics.median(b.elapsed_time(e) for b, e in marks) / 1e3
 
 
-def compile_only() -> None:
-    """Makes tuning run each configuration once, so that it only compiles."""
+def tune(measure: Callable) -> None:
+    """Makes tuning measure configurations so."""
     from triton.runtime.driver import active
 
+    with contextlib.suppress(AttributeError):  # Triton's driver is a stand-in until it is asked
+        type(active).get_benchmarker = lambda self: measure  # type: ignore[attr-defined]
+    active.get_benchmarker = lambda: measure
+
+
+def shared_out(number: int, count: int) -> Callable:
+    """Measures nothing: of configurations that are tried, every count-th is compiled here, the
+    others by other processes.
+    """
+    tried = iter(range(1 << 62))
+
     def once(fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
-        fn()
+        if next(tried) % count == number:
+            fn()
         return [1.0] * len(quantiles) if quantiles else 1.0
 
-    type(active).get_benchmarker = lambda self: once  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError):
-        active.get_benchmarker = lambda: once
+    return once
+
+
+def briefly(fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
+    """As tuning measures by default, for less time: every configuration of every case is tried."""
+    from triton.testing import do_bench
+
+    return do_bench(fn, warmup=3, rep=12, quantiles=quantiles)
 
 
 class Side:
@@ -168,8 +185,7 @@ def serve(options: argparse.Namespace) -> None:
         import tkc.triton
 
         tkc.triton.install()
-    if options.warm:
-        compile_only()
+    tune(shared_out(options.share, options.warm) if options.warm else briefly)
     side = Side(Path(options.checkouts).resolve(), options.device, options.scale)
     for line in sys.stdin:
         name, *args = json.loads(line)
@@ -200,8 +216,9 @@ class Lost(Exception):
 class Worker:
     """A side's process, started again after it was lost."""
 
-    def __init__(self, side: str, options: argparse.Namespace, warm: bool = False):
-        self.side, self.options, self.warm = side, options, warm
+    def __init__(self, side: str, options: argparse.Namespace, share: int | None = None):
+        """share: which configurations it compiles, where it only compiles."""
+        self.side, self.options, self.share = side, options, share
         self.process: subprocess.Popen | None = None
 
     def _started(self) -> subprocess.Popen:
@@ -211,7 +228,8 @@ class Worker:
                 [
                     *(sys.executable, "-m", "benchmarks.triton_kernels", given.checkouts),
                     *("--side", self.side, "--device", given.device),
-                    *("--scale", str(given.scale), "--warm", str(int(self.warm))),
+                    *("--scale", str(given.scale), "--share", str(self.share or 0)),
+                    *("--warm", str(0 if self.share is None else given.warm)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -257,26 +275,30 @@ class Worker:
 
 
 def warm_up(cases: list[Case], options: argparse.Namespace, seconds: float) -> None:
-    """Compiles every case of both sides, in several processes."""
-    began = time.monotonic()
-    workers = [Worker(s, options, warm=True) for _ in range(options.warm) for s in SIDES]
-    queues = {s: list(reversed(cases)) for s in SIDES}
+    """Compiles every case of both sides. Each process makes all cases, and compiles a share of the
+    configurations of what is tuned.
+    """
+    ends = time.monotonic() + seconds
+    workers = [Worker(s, options, i) for i in range(options.warm) for s in SIDES]
+    left = {id(w): list(reversed(cases)) for w in workers}
     busy: dict[int, Worker] = {}
 
     def next_case(worker: Worker) -> None:
-        if queues[worker.side]:
-            worker.tell("make", queues[worker.side].pop().title)
+        if left[id(worker)]:
+            worker.tell("make", left[id(worker)].pop().title)
             assert worker.process is not None and worker.process.stdout is not None
             busy[worker.process.stdout.fileno()] = worker
 
     for worker in workers:
         next_case(worker)
-    while busy and time.monotonic() - began < seconds:
+    while busy and time.monotonic() < ends:
         for file in select.select(list(busy), [], [], 1.0)[0]:
             worker = busy.pop(file)
             with contextlib.suppress(Lost):
                 worker.answer(1.0)
             next_case(worker)
+    unmade = {s: max(len(left[id(w)]) for w in workers if w.side == s) for s in SIDES}
+    print(f"not compiled: {unmade}", file=sys.stderr, flush=True)
     for worker in workers:
         worker.end()
 
@@ -360,7 +382,7 @@ def run_all(options: argparse.Namespace) -> None:
     chosen = [c for c in CASES if any(w in c.title for w in options.only.split("|"))]
     cases = in_turn(chosen)
     if options.warm:
-        warm_up(cases, options, options.seconds * 0.45)
+        warm_up(cases, options, options.seconds * options.warming)
         print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     workers = {s: Worker(s, options) for s in SIDES}
     print("| case | tkc, µs | Triton, µs | ratio | host: tkc, µs | Triton | difference | |")
@@ -395,6 +417,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=int, default=1, help="what extents are divided by")
     parser.add_argument("--loud", action="store_true", help="shows what the sides print")
+    parser.add_argument("--warming", type=float, default=0.55, help="share of the time for that")
+    parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.side:

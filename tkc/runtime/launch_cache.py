@@ -56,8 +56,8 @@ from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 # limits of one call
-MAX_KEY_WORDS = 512
-MAX_ARGUMENTS = 32
+MAX_KEY_WORDS = 1024
+MAX_ARGUMENTS = 96
 MAX_PARAMETER_BYTES = 4096
 MAX_PARAMETERS = 256
 MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared first
@@ -239,6 +239,7 @@ def _is_constant(value) -> bool:
         type(value) in (bool, int, float, str, type(None), FunctionType)
         or (type(value) is tuple and all(map(_is_constant, value)))
         or type(value).__module__ in ("tkc.ir.dtypes", "tkc.runtime.peers")
+        or getattr(type(value), "never_changes", False) is True
     )
 
 

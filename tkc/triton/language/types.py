@@ -41,6 +41,8 @@ _CODE_NAMES = {"bf16": "bfloat16"}
 class dtype:
     """An element type."""
 
+    never_changes = True  # so launches are remembered by which one is given
+
     SINT_TYPES = ["int8", "int16", "int32", "int64"]
     UINT_TYPES = ["int1", "uint8", "uint16", "uint32", "uint64"]
     FP_TYPES = list(_FLOATS)

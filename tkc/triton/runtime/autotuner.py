@@ -87,6 +87,7 @@ class Autotuner(KernelInterface):
         **options: Any,
     ):
         self.fn, self.arg_names, self.keys = fn, arg_names, key
+        self._names = [k for k in key if k in arg_names]
         self.configs = list(configs) or [Config({})]
         self.cache: dict[tuple, Config] = {}
         self.configs_timings: dict[Config, list[float]] = {}
@@ -158,9 +159,9 @@ class Autotuner(KernelInterface):
 
     def _key_of(self, args: Mapping[str, Any]) -> tuple:
         """What the choice depends on: the named arguments, and element types."""
-        found = {n: v for n, v in args.items() if n in self.arg_names}
-        types = [str(v.dtype) for v in found.values() if hasattr(v, "dtype")]
-        return (*(_hashable(found[k]) for k in self.keys if k in found), *types)
+        found = [args[n] for n in self.arg_names if n in args]
+        types = [_hashable(v.dtype) for v in found if hasattr(v, "dtype")]
+        return (*[_hashable(args[k]) for k in self._names if k in args], *types)
 
     def _measures(self, args: Mapping[str, Any]) -> bool:
         asked = os.environ.get("TKC_AUTOTUNE")
@@ -246,6 +247,8 @@ def _apart(configs: Iterable[Config]) -> list[Config]:
 
 
 def _hashable(value: Any) -> Any:
+    if type(value) is int:
+        return value
     value = unwrap(value)
     try:
         hash(value)

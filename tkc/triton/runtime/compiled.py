@@ -68,13 +68,16 @@ class CompiledKernel:
         self,
         function: Any,
         kernel: JitFunction,
-        values: Mapping[str, Any],
-        options: Mapping[str, Any],
-        given: Mapping[str, Any],
+        given: dict[str, Any],
+        options: dict[str, Any],
     ):
         self.function, self.kernel = function, kernel
-        self._values, self._given = dict(values), dict(given)
-        self.options = dict(options)
+        self._given, self.options = given, options
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """The arguments as tkc's kernel takes them."""
+        return self.function.prepared(self._given, self.options)[1]
 
     @property
     def form(self) -> tuple:

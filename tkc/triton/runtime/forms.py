@@ -8,6 +8,7 @@ tuples and descriptors, as a form that can be compared, and the flat arguments t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -88,12 +89,12 @@ def _reinterpreted(value: Wrapped) -> ArrayInfo:
     return ArrayInfo(inner.data_ptr(), (inner.numel(),), (1,), name, device, owner=inner)
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
     """A compile-time value; dtypes of other libraries as the language's."""
     found = unwrap(value)
     if (of_library := types.of_library(found)) is not None:
         return of_library
-    return tuple(map(_constant, found)) if isinstance(found, list) else found
+    return tuple(map(constant, found)) if isinstance(found, list) else found
 
 
 def _number(value: Any, parameter: Parameter) -> Any:
@@ -108,10 +109,10 @@ def _number(value: Any, parameter: Parameter) -> Any:
 def form_of(value: Any, p: Parameter, into: dict[str, Any]) -> Form:
     """The form of an argument; what is launched goes into a dictionary. Raises LaunchError."""
     if p.is_constexpr:
-        into[p.name] = _constant(value)
+        into[p.name] = constant(value)
         return Constant(p.name, True)
     if isinstance(value, constexpr):
-        into[p.name] = _constant(value)
+        into[p.name] = constant(value)
         return Constant(p.name, True)
     if isinstance(value, (bool, int, float)):
         into[p.name] = _number(value, p)
@@ -134,7 +135,7 @@ def form_of(value: Any, p: Parameter, into: dict[str, Any]) -> Form:
 def _other(value: Any, p: Parameter, into: dict[str, Any]) -> Form:
     """None, a dtype, a function, a number of NumPy."""
     if value is None or _is_constant(value):
-        into[p.name] = _constant(value)
+        into[p.name] = constant(value)
         return Constant(p.name, False)
     if isinstance(value, ArrayInfo):
         into[p.name] = value
@@ -154,6 +155,20 @@ def _is_constant(value: Any) -> bool:
         or types.of_library(value) is not None
         or hasattr(type(value), "__triton_call__")
     )
+
+
+def is_plain_array(value: Any) -> bool:
+    """Whether a kernel takes it as it is: a tensor, not one that is described or reinterpreted."""
+    return not isinstance(value, (Wrapped, ArrayInfo)) and is_array(value)
+
+
+def view(value: TensorDescriptor) -> Any:
+    """The array of a descriptor, of a kind that launches are remembered of where there is one."""
+    as_strided = getattr(value.base, "as_strided", None)
+    if as_strided is not None:
+        with suppress(RuntimeError):  # extents beyond what is allocated
+            return as_strided(tuple(value.shape), tuple(value.strides))
+    return _of_descriptor(value)
 
 
 def _of_descriptor(value: TensorDescriptor) -> ArrayInfo:

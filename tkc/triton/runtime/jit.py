@@ -19,7 +19,7 @@ from tkc.language.tracer import tracer, tracing
 from tkc.runtime.jit import JitFunction
 from tkc.triton.errors import InvalidOption
 from tkc.triton.language import import_all
-from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
+from tkc.triton.language.constants import constexpr, tuple_, unwrap_all
 from tkc.triton.language.context import Settings, using
 from tkc.triton.language.control import take_part, traced
 from tkc.triton.language.memory import tensor_descriptor
@@ -29,6 +29,7 @@ from tkc.triton.runtime import forms
 from tkc.triton.runtime.arguments import MockTensor, TensorWrapper, reinterpret
 from tkc.triton.runtime.compiled import HINTS, CompiledKernel
 from tkc.triton.runtime.forms import Form, Parameter
+from tkc.triton.runtime.launching import MAX_OF_A_KIND, Quick, extents, kind, quick_launch
 
 __all__ = [
     "JITFunction",
@@ -52,6 +53,7 @@ IGNORED = (
     "enable_reflect_ftz",
 )
 OWN = ("strict", "debug")
+OWN_OPTIONS = frozenset(OWN)
 # how tkc takes an argument of a form
 _MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
 FORM = "_triton_form"  # a compile-time argument that tells kernels of other forms apart
@@ -142,7 +144,9 @@ class JITFunction(KernelInterface):
         self.do_not_specialize, self.launch_metadata = do_not_specialize or (), launch_metadata
         self.debug, self.strict = debug, strict
         self.pre_run_hooks: list[Callable] = []
-        self.kernels: dict[tuple, JitFunction] = {}
+        # by form: the kernel, and what tells its form apart in caches
+        self.kernels: dict[tuple, tuple[JitFunction, str]] = {}
+        self._quick: dict[tuple, list[Quick]] = {}
         self._source: str | None = None
         self._marked = {p.name for p in self.params if p.is_constexpr}
         self._parameters = {
@@ -195,6 +199,7 @@ class JITFunction(KernelInterface):
         fn.__module__, fn.__qualname__ = self.fn.__module__, self.fn.__qualname__
         self.fn, self._source = fn, text
         self.kernels.clear()
+        self._quick.clear()
         take_part(fn)
 
     def add_pre_run_hook(self, hook: Callable) -> None:
@@ -226,6 +231,12 @@ class JITFunction(KernelInterface):
         self, given: Mapping[str, Any], options: Mapping[str, Any]
     ) -> tuple[JitFunction, dict[str, Any]]:
         """The kernel of tkc for these arguments, and its arguments by name."""
+        return self._formed(given, options)[:2]
+
+    def _formed(
+        self, given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[JitFunction, dict[str, Any], tuple[tuple[str, Form], ...]]:
+        """The same, with the form of each parameter."""
         flat: dict[str, Any] = {}
         found = tuple(
             (name, forms.form_of(given[name], p, flat)) for name, p in self._parameters.items()
@@ -235,15 +246,14 @@ class JITFunction(KernelInterface):
             bool(options.get("debug") or self.debug or _debugging()),
         )
         key = found, settings
-        kernel = self.kernels.get(key)
-        if kernel is None:
-            kernel = self.kernels[key] = self._kernel(found, settings)
-        flat[FORM] = f"{found} {settings}"
+        if key not in self.kernels:
+            self.kernels[key] = self._kernel(found, settings), f"{found} {settings}"
+        kernel, flat[FORM] = self.kernels[key]
         if settings.strict:
             flat |= {n: options[n] for n in HINTS if options.get(n) is not None}
         if settings.debug:
             flat["debug"] = True
-        return kernel, flat
+        return kernel, flat, found
 
     def _kernel(self, found: tuple[tuple[str, Form], ...], settings: Settings) -> JitFunction:
         """tkc's kernel of one form of arguments."""
@@ -277,13 +287,24 @@ class JITFunction(KernelInterface):
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> CompiledKernel:
         """Launches on a grid, or only compiles."""
+        of = kind(args, kwargs)
+        plain = not (warmup or _observers or self.pre_run_hooks)
+        for launch in self._quick.get(of, ()) if plain else ():
+            if (done := launch(args, kwargs, grid)) is not None:
+                return done
+        return self._long_run(of, args, kwargs, grid, warmup)
+
+    def _long_run(
+        self, of: tuple, args: tuple, kwargs: dict[str, Any], grid: Any, warmup: bool
+    ) -> CompiledKernel:
+        """`run` for calls that are unlike earlier ones. of: their kind."""
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
         given, options = self.bound(args, kwargs)
         if warmup:
             given = {n: v.described() if isinstance(v, MockTensor) else v for n, v in given.items()}
-        kernel, flat = self.prepared(given, options)
-        launched = CompiledKernel(self, kernel, flat, options, given)
+        kernel, flat, found = self._formed(given, options)
+        launched = CompiledKernel(self, kernel, given, options)
         for observer in _observers:
             observer(launched)
         if warmup:
@@ -291,8 +312,29 @@ class JITFunction(KernelInterface):
             return launched
         if callable(grid):
             grid = grid(given | {n: v for n, v in options.items() if n in HINTS})
-        kernel[_extents(grid)](**flat)
+        kernel[extents(grid)](*[flat[n] for n in kernel.names], **_options_in(flat, kernel))
+        self._remember(of, kernel, found, (args, kwargs), given, flat)
         return launched
+
+    def _remember(
+        self,
+        of: tuple,
+        kernel: JitFunction,
+        found: tuple[tuple[str, Form], ...],
+        call: tuple[tuple, dict[str, Any]],
+        given: dict[str, Any],
+        flat: dict[str, Any],
+    ) -> None:
+        """Makes calls like this one quick from now on."""
+        known = self._quick.setdefault(of, [])
+        if (
+            len(known) < MAX_OF_A_KIND
+            and not _options_in(flat, kernel)
+            and not OWN_OPTIONS & {*call[1]}
+        ):
+            checks = _debugging()
+            made = quick_launch(self, kernel, found, call, given, flat[FORM], (_debugging, checks))
+            known += [] if made is None else [made]
 
     @property
     def constexpr_names(self) -> set[str]:
@@ -349,11 +391,9 @@ def _debugging() -> bool:
     return os.environ.get("TRITON_DEBUG", "0") not in ("", "0")
 
 
-def _extents(grid: Any) -> Any:
-    """A grid of integers of any kind."""
-    if isinstance(grid, (tuple, list)):
-        return tuple(int(unwrap(n)) for n in grid)
-    return int(unwrap(grid))
+def _options_in(flat: Mapping[str, Any], kernel: JitFunction) -> dict[str, Any]:
+    """What is given besides the kernel's parameters: options of tkc's launch."""
+    return {n: v for n, v in flat.items() if n not in kernel.names}
 
 
 def _seen(form: Any, values: Mapping[str, Any]) -> Any:

@@ -1,0 +1,120 @@
+"""Launches like one that was made before: the same results with less work, and what makes a call
+one of another form.
+"""
+
+import numpy as np
+import pytest
+
+import tkc.triton as triton
+import tkc.triton.language as tl
+from tkc.errors import LaunchError
+from tkc.triton.errors import InvalidOption
+from tkc.triton.runtime.jit import JITFunction
+from tkc.triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@triton.jit
+def shifted(x, o, n, shift, BLOCK: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n) + shift // 2
+    tl.store(o + i, value.to(DTYPE), mask=i < n)
+
+
+@pytest.fixture
+def formed(monkeypatch):
+    """Counts launches that take the long way."""
+    found, formed = [], JITFunction._formed
+    monkeypatch.setattr(
+        JITFunction, "_formed", lambda self, *a: (found.append(self), formed(self, *a))[1]
+    )
+    return found
+
+
+def launch(x, shift, **options):
+    o = np.zeros_like(x)
+    done = shifted[lambda meta: (triton.cdiv(len(x), meta["BLOCK"]),)](
+        x, o, len(x), shift, BLOCK=options.pop("BLOCK", 64), **options
+    )
+    return o, done
+
+
+def test_a_launch_like_an_earlier_one_takes_the_short_way(formed):
+    x = np.arange(100, dtype=np.float32)
+    launch(x, 6)
+    first = len(formed)
+    for shift in (7, 1000, 1 << 40):
+        o, done = launch(x, shift)
+        assert (o == x + np.float32(shift // 2)).all()
+    assert len(formed) == first
+    assert done.options == {} and "tile.load_pointers" in done.asm["ttir"]
+
+
+def test_a_sign_makes_another_form(formed):
+    x = np.arange(100, dtype=np.float32)
+    for shift in (7, -7, 7, -7):
+        o, _ = launch(x, shift)
+        assert (o == x + int(shift / 2)).all()  # towards zero, as Triton divides
+    assert len(formed) <= 2
+
+
+def test_options_and_dtypes(formed):
+    x = np.arange(100, dtype=np.float32)
+    launch(x, 3, num_warps=4)
+    with pytest.raises(InvalidOption, match="power of 2"):
+        launch(x, 3, num_warps=3)
+    o, done = launch(x, 3, num_warps=8)
+    assert (o == x + 1).all() and done.options == {"num_warps": 8}
+    launch(x, 3, DTYPE=tl.int32)
+    o, _ = launch(x + 0.5, 3, DTYPE=tl.int32)
+    assert (o == x + 1).all()
+    with pytest.raises(LaunchError, match="neither a parameter nor an option"):
+        launch(x, 3, warps=3)
+
+
+def test_checks_are_asked_for_at_any_launch(monkeypatch):
+    x = np.arange(100, dtype=np.float32)
+    launch(x, 3)
+    assert "debug" not in launch(x, 3)[1]._values
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    assert launch(x, 3)[1]._values["debug"]
+
+
+def test_hooks_are_called_at_every_launch():
+    calls = []
+    shifted.add_pre_run_hook(lambda *args, **kwargs: calls.append(kwargs))
+    x = np.arange(100, dtype=np.float32)
+    try:
+        launch(x, 3)
+        launch(x, 3)
+    finally:
+        shifted.pre_run_hooks.clear()
+    assert len(calls) == 2
+
+
+@triton.jit
+def doubled(a, o, BLOCK: tl.constexpr):
+    o.store([0, 0], a.load([0, 0]) * 2)
+
+
+def test_blocks_of_descriptors_make_another_form(formed):
+    x = np.arange(64, dtype=np.float32).reshape(4, 16)
+    for rows in (2, 4, 2, 4):
+        o = np.zeros_like(x)
+        given = (TensorDescriptor.from_tensor(t, [rows, 16]) for t in (x, o))
+        doubled[(1,)](*given, BLOCK=rows)
+        assert (o[:rows] == 2 * x[:rows]).all() and not o[rows:].any()
+    assert len(formed) <= 2
+
+
+@triton.jit
+def chosen(x, o, num_stages: tl.constexpr):
+    tl.store(o, tl.load(x) + num_stages)
+
+
+def test_a_parameter_may_have_an_options_name():
+    x, o = np.ones(1, np.int32), np.zeros(1, np.int32)
+    for stages in (2, 3, 2):
+        chosen[(1,)](x, o, num_stages=stages)
+        assert o[0] == 1 + stages
+        chosen[(1,)](x, o, stages)
+        assert o[0] == 1 + stages
