@@ -124,8 +124,15 @@ def _legal(product: Product, machine: Any) -> Iterator[Tile]:
             for in_turn in (False, True):
                 if not _fits_registers(rows, columns, in_turn):
                     continue
-                for depth in (BK, 2 * BK) if rows < WARPGROUP_ROWS else (BK,):
+                for depth in _depths(product, rows):
                     yield from _schedules(product, Tile(rows, columns, in_turn, depth), machine)
+
+
+def _depths(product: Product, rows: int) -> tuple[int, ...]:
+    """k of a step: half a swizzle where there is no more, two where a step of few rows is short."""
+    if product.k <= BK // 2:
+        return (BK // 2,)
+    return (BK, 2 * BK) if rows < WARPGROUP_ROWS else (BK,)
 
 
 def _columns(product: Product, rows: int) -> Iterator[int]:
@@ -198,8 +205,9 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     across, down = tile.cluster
     shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
     copied = 2 * tile.depth * shares
-    width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else WHOLE_SWIZZLE
-    of_a = machine.lines_of_row(2 * WHOLE_SWIZZLE, product.pitches[0]) / WHOLE_SWIZZLE
+    along_k = min(WHOLE_SWIZZLE, tile.depth)
+    width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
+    of_a = machine.lines_of_row(2 * along_k, product.pitches[0]) / along_k
     of_b = machine.lines_of_row(2 * width, product.pitches[1]) / width
     lines = tile.depth * (tile.rows / down * of_a + tile.columns / across * of_b)
     fabric = max(copied / min(machine.fabric, machine.l2 / active), lines * costs.copied_line)
