@@ -275,6 +275,20 @@ def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
     )
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "cpu"])
+@pytest.mark.parametrize(
+    "shape", [(832, 192, 4736), (237, 58, 1494), (16, 64, 4032), (64, 64, 65536)]
+)
+def test_parts_end_where_steps_do(shape, target):
+    """Parts of 320 in steps of 128 counted 64 of k twice: 832 x 192 x 4736 was wrong on an H200."""
+    from tkc.kernels.matmul import _depths
+
+    m, n, k = shape
+    a, b, c = (np.empty(s, ml_dtypes.bfloat16) for s in ((m, k), (k, n), (m, n)))
+    configs = _depths({"a": a, "b": b, "c": c}, target)
+    assert configs and all(x.constants["DEPTH"] % x.constants["BK"] == 0 for x in configs)
+
+
 def test_k_is_left_whole_where_blocks_fill_the_device():
     """64 x 8192 x 8192 has 128 blocks of 64 x 64: in parts it took 51 us on an H200, whole 43."""
     from tkc.kernels.matmul import MIN_PART_K, _is_short_of_blocks

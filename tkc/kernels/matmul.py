@@ -69,8 +69,9 @@ TILES = (
     (64, 64),
     (128, 64),
 )
-# multiply-adds from which aligned copies of an operand pay
+# multiply-adds from which aligned copies of an operand pay, and from which they are weighed
 MIN_WORK = 1 << 28
+MIN_WEIGHED_WORK = 1 << 23
 # rows or columns that share an operand, from which they do
 MIN_SHARED = 16
 MAX_REMEMBERED_SHAPES = 4096  # shapes
@@ -264,8 +265,9 @@ def _depths(args: dict, target: str) -> list[tkc.Config]:
         counts = dict.fromkeys(
             min(waves * PROGRAMS // programs, k // least) for waves in range(1, most + 1)
         )
+        whole = max(line, constants["BK"])  # a part ends where a step does
         found += [
-            tkc.Config(**constants, DEPTH=tkc.cdiv(k, count * line) * line)
+            tkc.Config(**constants, DEPTH=tkc.cdiv(k, count * whole) * whole)
             for count in counts
             if count > 1
         ]
@@ -537,11 +539,13 @@ def _unfit(x: Array, inner: int) -> bool:
     )
 
 
-def _odd(a: Array, b: Array) -> list[bool]:
-    """Which of two factors are worth a copy that Hopper's engines take as it lies."""
+def _odd(a: Array, b: Array, work: int) -> list[bool]:
+    """Which of two factors are worth a copy that Hopper's engines take as it lies. work:
+    multiply-adds, at least.
+    """
     (m, k), n = a.shape, b.shape[1]
     return [
-        shared >= MIN_SHARED and m * n * k >= MIN_WORK and _unfit(x, inner)
+        shared >= MIN_SHARED and m * n * k >= work and _unfit(x, inner)
         for x, shared, inner in ((a, n, 1), (b, m, 0))
     ]
 
@@ -550,7 +554,7 @@ def fitting(a: Array, b: Array) -> list[Array]:
     """Two factors, or where it is worth while copies that Hopper's engines take as they lie, made
     in one launch.
     """
-    odd = _odd(a, b)
+    odd = _odd(a, b, MIN_WORK)
     given = [(x, _columns(x, inner)) for x, o, inner in zip((a, b), odd, (1, 0), strict=False) if o]
     made = iter(_copier(*zip(*given, strict=False))(*(x for x, _ in given))) if given else iter(())
     return [next(made) if o else x for x, o in zip((a, b), odd, strict=False)]
@@ -692,7 +696,7 @@ def _launch_plan(
         # neighbours in a column that a thread holds could only be stored one by one: of the
         # transpose it holds whole runs
         return _of_transposes(a, b, bias, activation, c)
-    if not any(_odd(a, b)) and not small:
+    if not any(_odd(a, b, MIN_WEIGHED_WORK)) and not small:
         return _whole(activation)
     return _best_of_copies_and_parts(a, b, activation, c, small)
 
@@ -715,7 +719,7 @@ def _best_of_copies_and_parts(
     """The quickest, by the cost model: with or without copies of operands whose rows are not
     aligned, whole or, where `in_parts`, in parts of k.
     """
-    (m, n), k, odd = c.shape, a.shape[1], _odd(a, b)
+    (m, n), k, odd = c.shape, a.shape[1], _odd(a, b, MIN_WEIGHED_WORK)
     columns = [_columns(a, 1), _columns(b, 0)]
     target = tkc.target_of(a)
     if target == "cpu":
