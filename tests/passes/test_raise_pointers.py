@@ -110,6 +110,20 @@ def wrapped(a, b, c, M, N, K):
     tkc.store(cp, acc.to(c.dtype), mask=(cm[:, None] < M) & (cn[None, :] < N))
 
 
+def first_row_beyond(a, b, c, M, N, K):
+    """Rows and columns behind the last are the first: another form of Triton's tutorials."""
+    rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
+    wm, wn, rk = tkc.where(rm < M, rm, 0), tkc.where(rn < N, rn, 0), tkc.arange(BK)
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        ap = a.ptr + (wm[:, None] * a.strides[0] + (k + rk)[None, :])
+        bp = b.ptr + ((k + rk)[:, None] * b.strides[0] + wn[None, :])
+        av = tkc.load(ap, mask=(k + rk < K)[None, :])
+        acc = tkc.dot(av, tkc.load(bp, mask=(k + rk < K)[:, None]), acc)
+    cp = c.ptr + (rm[:, None] * c.strides[0] + rn[None, :])
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
 def batched(a, b, c, heads, M, N, K):
     """A batch and a head in one program id: two outer axes, one of them a quotient."""
     rm, rn = tkc.arange(BM), tkc.arange(BN)
@@ -221,6 +235,20 @@ class Form:
         return traced(self.fn, *arrays, *others, *sizes, **self.constants)
 
 
+def heads(a, b, c, H, M, N, K):
+    """No masks; the first element of a batch and head is added to a row of stride 1; a block whose
+    first row is what is left of a whole number of steps.
+    """
+    z = tkc.program_id(2)
+    ap, bp, cp = (x.ptr + ((z // H) * x.strides[0] + z % H * x.strides[1]) for x in (a, b, c))
+    end = tkc.program_id(1) * BN
+    rm, rk = tkc.program_id(0) * BM + tkc.arange(BM), tkc.arange(BK)
+    rn = end + (end - end // 16 * 16) + tkc.arange(BN)
+    av = tkc.load(ap + (rm[:, None] * a.strides[2] + rk[None, :]))
+    bv = tkc.load(bp + (rn[None, :] * b.strides[2] + rk[:, None]))
+    tkc.store(cp + (rm[:, None] * c.strides[2] + rn[None, :]), tkc.dot(av, bv).to(c.dtype))
+
+
 def blocks(m: int, n: int) -> tuple[int, int]:
     return -(-m // BM), -(-n // BN)
 
@@ -272,6 +300,9 @@ FORMS = {
         constants={"GROUP": 2},
     ),
     "wrapped": Form(wrapped, product_data, lambda m, n, k: blocks(m, n), matrices),
+    "first_row_beyond": Form(
+        first_row_beyond, product_data, lambda m, n, k: blocks(m, n), matrices
+    ),
     "indexed": Form(indexed, product_data, lambda m, n, k: blocks(m, n), matrices),
     "split": Form(
         split,
@@ -304,6 +335,20 @@ FORMS = {
         lambda m, n, k: blocks(m, n),
         of_taps,
         constants={"TAPS": 3},
+    ),
+    "heads": Form(
+        heads,
+        lambda m, n, k: [
+            numbers(2, 3, blocks(m, n)[0] * BM, BK),
+            numbers(2, 3, blocks(m, n)[1] * BN, BK, seed=1),
+            np.zeros((2, 3, blocks(m, n)[0] * BM, blocks(m, n)[1] * BN), np.float16),
+            3,
+            m,
+            n,
+            k,
+        ],
+        lambda m, n, k: (*blocks(m, n), 6),
+        lambda given: wide(given[0]) @ wide(given[1]).swapaxes(-1, -2),
     ),
     "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
 }
@@ -445,9 +490,10 @@ def test_a_block_that_begins_before_its_first_row_keeps_its_offset():
     np.testing.assert_array_equal(given[2], wide(given[0]) @ wide(given[1]))
 
 
-def wrapped_rows_matter(a, b, c, M, N, K, ROW_MASK: tkc.constexpr):
+def wrapped_rows_matter(a, b, c, M, N, K, ROW_MASK: tkc.constexpr, WHERE: tkc.constexpr):
     """As `wrapped`, but what lies beyond is stored, or added up."""
-    rm = (tkc.program_id(0) * BM + tkc.arange(BM)) % M
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    rm = tkc.where(rm < M, rm, 0) if WHERE else rm % M
     rk, rn = tkc.arange(BK), tkc.arange(BN)
     x = tkc.load(a.ptr + rm[:, None] * a.strides[0] + rk[None, :])
     y = tkc.load(b, (0, 0), (BK, BN))
@@ -460,10 +506,12 @@ def wrapped_rows_matter(a, b, c, M, N, K, ROW_MASK: tkc.constexpr):
         tkc.store(cp, made, mask=(rn < N)[None, :])
 
 
+@pytest.mark.parametrize("where", (True, False))
 @pytest.mark.parametrize("row_mask", (True, False))
-def test_wrapped_rows_that_matter_stay(row_mask):
+def test_wrapped_rows_that_matter_stay(row_mask, where):
     args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))] * 3
-    module = traced(wrapped_rows_matter, *args, i32(), i32(), i32(), ROW_MASK=row_mask)
+    constants = {"ROW_MASK": row_mask, "WHERE": where}
+    module = traced(wrapped_rows_matter, *args, i32(), i32(), i32(), **constants)
     given = context("sm_90a")
     through(module, "raise-pointers", given)
     assert any("modulo" in d for d in given.decisions)

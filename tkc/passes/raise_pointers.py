@@ -16,7 +16,7 @@ An access is raised in kernels with dots, where its address is affine (analysis/
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
   modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
-            reads as zeros then
+            reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
             the rows once, and what was loaded is repeated
 
@@ -295,10 +295,26 @@ class _Recognition:
             if axis in starts:
                 offset = offset - starts[axis] * stride
         for axis in sorted(set(strides) - set(starts), key=lambda a: _coarseness(strides[a])):
-            start, offset = offset.divided(strides[axis])
+            start, offset = self._divided(offset, strides[axis])
             host = self.scalars.host_part(start)  # the array itself can begin there
             starts[axis], offset = start - host, offset + host * strides[axis]
         return starts, bounds, offset
+
+    def _divided(self, offset: Polynomial, stride: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Start along an axis, and the rest of the offset. A stride that is a number divides all
+        terms: those in which numbers of the kernel count strides of the host (`batch * %stride`)
+        are outer axes, unless all together are known to be a place along this one.
+        """
+        start, rest = offset.divided(stride)
+        if stride.exact is None or self.scalars.is_never_negative(start, set()):
+            return start, rest
+        apart = Polynomial.of({m: c for m, c in offset.terms if self._counts_strides(m)})
+        start, rest = (offset - apart).divided(stride)
+        return start, rest + apart
+
+    def _counts_strides(self, monomial: tuple[int, ...]) -> bool:
+        known = {self.scalars.is_host(Polynomial((((a,), 1),))) for a in monomial}
+        return known == {True, False}
 
     def _by_mask(
         self, axis: int, starts: dict[int, Polynomial], bounds: dict[int, Polynomial | None]

@@ -165,6 +165,8 @@ class Forms:
                 return None if form is None else form.renumbered(axes)
             case ew.PointerAdd():
                 return self._sum(op.pointer, op.offset, 1)
+            case ew.Select() if isinstance(op.result.type, TileType):
+                return self._selected(op)
             case ew.Elementwise() if isinstance(op.result.type, TileType):
                 return self._function(op)
         return None
@@ -232,6 +234,18 @@ class Forms:
         if stride.exact != 1:
             return None
         return Affine(a.offset, a.strides, a.base, ((axis, Wrapped(a.offset, b.offset)),))
+
+    def _selected(self, op: ew.Select) -> Affine | None:
+        """`where(start + i < bound, start + i, 0)` counts as start + i too, and the bound as what
+        it is modulo: below it both are the number itself, and what lies beyond must not matter.
+        """
+        test = op.condition.owner
+        if not isinstance(test, ew.Elementwise) or test.fn.name != "lt":
+            return None
+        other = self.get(op.if_false)
+        if test.args[0] is not op.if_true or other is None or other.strides or other.base:
+            return None
+        return self._wrapped(self.get(op.if_true), self.get(test.args[1]))
 
     # ---- loops
     def _loop(self, loop: scf.ForOp) -> None:

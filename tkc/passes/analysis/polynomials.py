@@ -22,6 +22,7 @@ from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import is_inside
+from tkc.passes.analysis.folding import constant
 
 Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twice
 MAX_TERMS = 16
@@ -180,6 +181,10 @@ class Scalars:
                     if isinstance(op, tile.Multiple) and isinstance(op.arg, BlockArgument):
                         self._promised.setdefault(op.arg, value)
                     return found
+                case Elementwise() if count := _whole_divisor(op):
+                    quotient, rest = self._known[op.args[0]].divided(Polynomial.number(count))
+                    if not rest.terms:
+                        return quotient
                 case Elementwise() if _parts(value):
                     a, b = (self._known[x] for x in (op.args[0], op.args[-1]))
                     match op.fn.name:
@@ -317,7 +322,17 @@ def _parts(value: SSAValue) -> list[SSAValue]:
             return [op.arg]
         case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
             return list(op.args) if value.type in (i32, i64) else []
+        case Elementwise() if _whole_divisor(op):
+            return [op.args[0]]
     return []
+
+
+def _whole_divisor(op: Elementwise) -> int:
+    """The number that integers are divided by, if it is positive; else 0."""
+    if op.fn.name not in ("floordiv", "div_trunc") or op.result.type not in (i32, i64):
+        return 0
+    count = constant(op.args[1])
+    return int(count) if isinstance(count, int) and count > 0 else 0
 
 
 def counted_loop(value: SSAValue) -> scf.ForOp | None:
