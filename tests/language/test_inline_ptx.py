@@ -172,6 +172,21 @@ def test_instructions_that_are_not_simulated_are_refused():
     assert e.value.location.file == __file__
 
 
+@tkc.jit
+def commented(x, out):
+    text = "mov.b32 $0, $1; // the number\nadd.s32 $0, $0, $1; // and once more"
+    tkc.store(out, 0, tkc.inline_ptx(text, tkc.load(x, 0, 32), result=tkc.int32))
+
+
+@pytest.mark.skipif(not find("ptxas"), reason="no ptxas")
+def test_a_comment_ends_with_its_line():
+    given = np.arange(32, dtype=np.int32)
+    assert commented.compile("i32[32]", "i32[32]", target="sm_90a").resources.cubin
+    out = np.zeros_like(given)
+    commented[1](given, out)
+    assert (out == 2 * given).all()
+
+
 @pytest.mark.skipif(not find("ptxas"), reason="no ptxas")
 def test_text_that_is_no_ptx_is_ptxas_to_refuse():
     @tkc.jit

@@ -61,7 +61,9 @@ def _once(e: Emitter, op: InlinePtx, args: Sequence[list[Operand]]) -> list[list
     ).strip()
     if (place := location_of(op)) is not None:
         w.comment(f"tkc.inline_ptx, {text.count(chr(10)) + 1} lines of {place}")
-    w.raw("\t{" + text + ("" if text.endswith((";", "}")) else ";") + "}")
+    code = re.sub(r"//[^\n]*", "", text).rstrip()
+    end = "}" if code.endswith((";", "}")) else ";}"
+    w.raw("\t{" + text + ("\n\t" if "//" in text.rpartition("\n")[2] else "") + end)
     return [_taken(e, held, t, pack) for held, t in zip(results, types, strict=True)]
 
 
