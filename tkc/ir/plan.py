@@ -123,6 +123,9 @@ class Plan:
     stream_k: int = 0
     # stages of each ring that a producer fills
     rings: tuple[int, ...] = ()
+    # of each operand that several warpgroups write and read in a loop: two let each write its part
+    # of the next one while others still read this one
+    written_stages: int = 1
     # numbers of the dots that run one iteration late, with what needs them there
     rotate: tuple[int, ...] = ()
     # the first dot of a block's next program is issued before this one's epilogue

@@ -298,8 +298,13 @@ def _holds_wide_rows(target: str) -> bool:
     return target == "cpu" or tkc.target(target).shared_bytes > 2 * (32 + 16) * 256 * 4 + (16 << 10)
 
 
-def _blocks(d: int, d_v: int, kind: str, softcap: bool, target: str) -> _Blocks:
-    """What registers and shared memory hold: the gradients of a block stay in registers."""
+def _blocks(
+    d: int, d_v: int, kind: str, options: dict, target: str, is_ragged: bool = False
+) -> _Blocks:
+    """What registers and shared memory hold: the gradients of a block stay in registers. options:
+    CAUSAL, CAP and WINDOW, of which each needs some.
+    """
+    softcap = options["CAP"]
     wide = max(d, d_v)
     if kind == "float32":
         if wide <= 64:
@@ -310,10 +315,20 @@ def _blocks(d: int, d_v: int, kind: str, softcap: bool, target: str) -> _Blocks:
         if wide > 192:
             return _Blocks(_Block(64, 16), _Block(32, 32))
         return _Blocks(_Block(64, 32), _Block(32, 64))
+    return _wgmma_blocks(d, d_v, softcap, not (options["CAUSAL"] or is_ragged))
+
+
+def _wgmma_blocks(d: int, d_v: int, softcap: bool, is_whole: bool) -> _Blocks:
+    """The same on Hopper, in 16 bits. is_whole: rows see all columns, of one sequence."""
+    wide = max(d, d_v)
     if wide > 192 or d + d_v > 320:
         return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
     narrow = d + d_v > 256 or softcap and wide > 64
     keys = _Block(32 if narrow else 64, 128)
+    if width_of(d) == width_of(d_v) == 64 and is_whole and not softcap:
+        # warpgroups share the rows of dQ as they share those of dK and dV; causal, where the mask
+        # takes registers, two kernels were not slower
+        return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True)
     # warpgroups share dQᵀ, whose rows are dQ's columns, as they share the rows of dK and dV
     adds_queries = not narrow and width_of(d) == keys.columns
     return _Blocks(_Block(128, 64), keys, adds_queries=adds_queries)
@@ -383,7 +398,8 @@ def _launch(
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
-    blocks = _blocks(d, d_v, dtype_of(q), options["CAP"], tkc.target_of(q))
+    is_ragged = cu_seqlens is not None
+    blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), is_ragged)
     adds = blocks.adds_queries and not deterministic
     columns_added = d if adds else 0
     terms, log_sums, dq_sums = row_terms(grad, out, sums, sinks, dsinks, batch, columns_added)

@@ -14,7 +14,8 @@ one warpgroup waits for its own dots.
 Stages of a ring are distinguished by arithmetic: a stage is a base value plus a step modulo the
 number of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the
 iteration before by what the base became. So a ring of n stages costs one barrier an iteration,
-found rather than put there.
+found rather than put there. An mbarrier at which all warps of a role arrive and for which all wait
+orders what they did before they arrived and what they do when they have waited.
 
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the
 cluster's barrier alone, before the first write too: a block may be written to once it has begun.
@@ -96,6 +97,8 @@ class Access:
     own: tuple[object, ...] | None = None  # what identifies the thread's own bytes
     start: bool = False  # of other blocks, before they have begun
     stored: bool = False  # global: an ordinary store
+    # the mbarriers, with the index of each, at which all threads of the role have arrived since
+    told: frozenset[tuple[SSAValue, SSAValue]] = frozenset()
 
     @property
     def is_flying(self) -> bool:
@@ -220,6 +223,8 @@ def _flow(block: Block, state: State) -> State:
                 | threads.DotWait()
             ):
                 state = _synchronized(op, state)
+            case threads.MbarrierArrive() | threads.MbarrierWait() if _is_of_role(op):
+                state = _told(op, state)
             case tile.Atomic() if _publishes(op) and any(a.stored for a in state):
                 raise _Conflict(op, False, False)
             case _:
@@ -229,6 +234,31 @@ def _flow(block: Block, state: State) -> State:
                         _check(op, access, earlier)
                 state |= frozenset(new)
     return state
+
+
+def _is_of_role(op: threads.MbarrierArrive | threads.MbarrierWait) -> bool:
+    """Whether all warps of one role arrive at an mbarrier, and all of them then wait for it."""
+    users = [use.operation for use in op.barriers.uses]
+    arrivals = [user for user in users if isinstance(user, threads.MbarrierArrive)]
+    waits = [user for user in users if isinstance(user, threads.MbarrierWait)]
+    return (
+        bool(arrivals)
+        and len(users) == 1 + len(arrivals) + len(waits)  # it is made, too
+        and all(arrival.each is not None and arrival.when is None for arrival in arrivals)
+        and {(arrival.parent, arrival.index[0]) for arrival in arrivals}
+        == {(wait.parent, wait.index[0]) for wait in waits if wait.unless is None}
+        and len(arrivals) == len(waits)
+    )
+
+
+def _told(op: threads.MbarrierArrive | threads.MbarrierWait, state: State) -> State:
+    """The accesses in flight after an arrival at an mbarrier of the role, or after the wait for
+    it: what each thread did before it arrived is over for all that have waited.
+    """
+    key = op.barriers, op.index[0]
+    if isinstance(op, threads.MbarrierWait):
+        return frozenset(a for a in state if key not in a.told or _is_far(a.place))
+    return frozenset(a if a.is_flying else replace(a, told=a.told | {key}) for a in state)
 
 
 def _synchronized(
@@ -387,15 +417,16 @@ def _is_base(argument: BlockArgument, alloc: shared.Alloc) -> bool:
 def _again(access: Access, loop: Loop) -> Access:
     """An access as the next iteration sees it."""
     left, buffer, stage = _leave(access, loop), access.place.buffer, access.place.stage
+    left = replace(left, told=frozenset())  # the next iteration's arrivals are others
     if buffer is None or stage is None:
         return left
     for argument, _, following in _carried(loop):
-        if argument is stage[0]:
-            base, step = _stage_of(following)
-            if base is stage[0]:
-                place = replace(access.place, stage=(base, (stage[1] - step) % _stages(buffer)))
-                return replace(left, place=place)
-            break
+        base, step = _stage_of(following)
+        if base is stage[0] and base is not None:
+            place = replace(access.place, stage=(argument, (stage[1] - step) % _stages(buffer)))
+            return replace(left, place=place)
+    if stage[0] is not None and is_inside(stage[0], loop):
+        return replace(left, place=replace(access.place, stage=None))
     return left
 
 
@@ -405,8 +436,21 @@ def _leave(access: Access, loop: Loop) -> Access:
     if own is not None and any(isinstance(v, SSAValue) and is_inside(v, loop) for v in own):
         own = None
     if stage is not None and stage[0] is not None and is_inside(stage[0], loop):
-        stage = None
+        stage = _stage_behind(loop, stage)
     return replace(access, own=own, place=replace(access.place, stage=stage))
+
+
+def _stage_behind(
+    loop: Loop, stage: tuple[SSAValue | None, int]
+) -> tuple[SSAValue | None, int] | None:
+    """A stage of a loop's last iteration, counted from what the loop hands on; None where it is
+    not known.
+    """
+    for result, (_, _, following) in zip(loop.results, _carried(loop), strict=False):
+        base, step = _stage_of(following)
+        if base is stage[0]:
+            return result, stage[1] - step
+    return None
 
 
 def _while(loop: scf.WhileOp, state: State) -> State:

@@ -45,16 +45,20 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES
-from tkc.ir.plan import number_of
+from tkc.ir.elementwise import CLASSES, Cast
+from tkc.ir.plan import Plan, number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
-from tkc.ir.values import owner_op, terminator_of
+from tkc.ir.types import TileType, is_float
+from tkc.ir.values import owner_op, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
+from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS
 from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
 from tkc.passes.planning.operands import MAX_LIVE_REGISTERS, live_registers, running_sums
-from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
+from tkc.passes.planning.stages import MAX_SEARCH_STEPS, Body, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
+# of a consumer's thread, for what its loop carries and makes of dots: more leave none for addresses
+MAX_HELD_REGISTERS = 216
 # live at once in a consumer's thread, for an order that keeps more alive than the program's own
 MAX_PAIRED_ORDER_REGISTERS = 160
 
@@ -120,17 +124,29 @@ def _order_loop(
     in_place = _before_added_to(graph, dots)
     if body is None or is_circular(set(body.edges) | in_place, len(graph.groups)):
         return
-    body = dataclasses.replace(body, free=True, edges=body.edges | in_place)
+    free = dataclasses.replace(body, free=True, edges=body.edges | in_place)
+    body = dataclasses.replace(free, edges=free.edges | _exchanged_last(free, graph, plan))
     order, clocks = ordered(body, frozenset(), [MAX_SEARCH_STEPS])
     as_it_was = list(loop.body.block.ops)
     live = live_registers(kernel, dots, warpgroups, context.options)
     _arrange(graph, order)
+    before_rounded, fits = _before_rounded(graph, dots), False
+    rounded_last = body.edges | before_rounded
+    if (
+        before_rounded
+        and not is_circular(set(rounded_last), len(graph.groups))
+        and held_registers(loop, warpgroups) > MAX_HELD_REGISTERS
+    ):
+        body = dataclasses.replace(body, edges=rounded_last)
+        order, clocks = ordered(body, frozenset(), [MAX_SEARCH_STEPS])
+        _arrange(graph, order)
+        fits = held_registers(loop, warpgroups) <= MAX_HELD_REGISTERS
     then_live = live_registers(kernel, dots, warpgroups, context.options)
     most = MAX_LIVE_REGISTERS[warpgroups * plan.programs]
     if plan.blocks == 2:
         # of two blocks, one has its dots while the other waits: no order is worth a spill
         most = MAX_PAIRED_ORDER_REGISTERS
-    if then_live > max(live, most):
+    if then_live > max(live, most) and not fits:
         _stand(as_it_was)
         return
     said = ", ".join(shape(op) for op in loop.body.block.ops if isinstance(op, tile.Dot))
@@ -138,6 +154,97 @@ def _order_loop(
         f"rotate-loops: dots in the order {said}: {clocks:.0f} clocks an iteration, of a"
         f" warpgroup alone; {then_live} registers a thread"
     )
+
+
+def _before_rounded(graph: LoopGraph, dots: list[tile.Dot]) -> set[tuple[int, int, int]]:
+    """What else reads a tile comes before the dot whose left operand is that tile, rounded: the
+    operand then takes the tile's registers, where it would have some of its own.
+    """
+    edges = graph.edges()
+    found = set[tuple[int, int, int]]()
+    for dot in dots:
+        rounded = dot.a.owner
+        if not isinstance(rounded, Cast) or rounded not in graph.group_of:
+            continue
+        end, source = graph.group_of[dot], graph.group_of[rounded]
+        behind = {end, source}
+        while more := {b for a, b, d in edges if a in behind - {source} and not d} - behind:
+            behind |= more
+        users = {graph.group_of.get(use.operation) for use in rounded.operands[0].uses}
+        found |= {(i, source, 0) for i in users if i is not None and i not in behind}
+    return found
+
+
+def held_registers(loop: scf.ForOp, warpgroups: int) -> int:
+    """Registers of a thread for what a loop carries and what its body makes of dots, in the order
+    in which it stands: a left operand is held until the dots that were issued up to its own are
+    waited for.
+    """
+    ops = list(loop.body.block.ops)
+    ends = _ends_of_use(ops)
+    returned = {v for v in yielded_by(loop.body.block) if isinstance(v.owner, tile.Dot)}
+    made = [(i, v) for i, op in enumerate(ops) for v in op.results if _is_held(v)]
+    matrices = [v for v in loop.iter_args if isinstance(v.type, TileType)]
+    carried = sum(tile_type(v).bytes for v in matrices)
+    others = [(i, v) for i, v in made if v not in returned]
+    most = max(
+        sum(tile_type(v).bytes for start, v in others if start <= i < ends.get(v, -1))
+        for i in range(len(ops))
+    )
+    return (carried + most) // (512 * warpgroups)
+
+
+def _ends_of_use(ops: Sequence[Operation]) -> dict[SSAValue, int]:
+    """The place of the last of a block's operations that needs each value."""
+    place = {op: i for i, op in enumerate(ops)}
+    ends = {v: place[op] for op in ops for inner in op.walk() for v in inner.operands}
+    waited = [
+        max(
+            (
+                place[v.owner]
+                for v in op.operands
+                if isinstance(v.owner, tile.Dot) and v.owner in place
+            ),
+            default=-1,
+        )
+        for op in ops
+    ]
+    for i, op in enumerate(ops):
+        if isinstance(op, tile.Dot):
+            over = (j for j in range(i + 1, len(ops)) if waited[j] >= i)
+            ends[op.a] = max(ends[op.a], next(over, len(ops)))
+    return ends
+
+
+def _is_held(value: SSAValue) -> bool:
+    """Whether a value is a matrix that threads hold: the result of a dot, or computed."""
+    t = value.type
+    return (
+        isinstance(t, TileType)
+        and t.rank == 2
+        and min(t.extents) > 1
+        and is_float(t.element)
+        and not isinstance(value.owner, (*LOADS, *LEAVES, *VIEWS, tile.Broadcast))
+    )
+
+
+def _exchanged_last(body: Body, graph: LoopGraph, plan: Plan) -> set[tuple[int, int, int]]:
+    """What warpgroups write for one another a dot reads behind all that does not need the dot:
+    until then none of them waits for the others, and one computes while another multiplies.
+    """
+    if plan.written_stages < 2:
+        return set()
+    last = {i for i, ops in enumerate(graph.groups) if _is_exchanged(ops[0], plan)}
+    dots = set(last)
+    while more := {b for a, b, d in body.edges if a in last and not d} - last:
+        last |= more
+    return {(i, dot, 0) for dot in dots for i in range(len(body.groups)) if i not in last}
+
+
+def _is_exchanged(op: Operation, plan: Plan) -> bool:
+    """Whether a dot reads an operand that warpgroups write."""
+    chosen = plan.dot(op) if isinstance(op, tile.Dot) else None
+    return chosen is not None and "written" in (chosen.a, chosen.b)
 
 
 def _before_added_to(graph: LoopGraph, dots: list[tile.Dot]) -> set[tuple[int, int, int]]:

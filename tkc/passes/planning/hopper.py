@@ -100,6 +100,9 @@ from tkc.passes.planning.operands import (
 from tkc.passes.planning.order import acquiring_loops, why_not_claimed, work_claims
 from tkc.passes.planning.rings import (
     MAX_RINGS,
+    exchanged_bytes,
+    fitted,
+    least_stages,
     loads_beside,
     operand_loads,
     rings_of,
@@ -430,18 +433,18 @@ def _roles(
         in_all,
         options,
     )
-    # narrower subtiles where wider ones leave no room for the rings
-    for columns in [c for c in (64, 32, 16, 8) if c <= min(columns, widest)]:
-        subtiles = {
-            in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
-            for in_turn in {1, 2, options.subtiles or 1}
-        }
-        fitting = {
-            in_turn: stages_of(rings, room - taken, options.num_stages, members)
-            for in_turn, taken in subtiles.items()
-        }
-        if options.store_columns or columns <= 16 or not all(why for _, why in fitting.values()):
-            break
+    widths = [c for c in (64, 32, 16, 8) if c <= min(columns, widest)]
+    columns, subtiles, fitting = fitted(
+        leaving, rings, groups, widths, copies, room, members, options
+    )
+    # a second stage of what warpgroups write for one another, where no loop's ring has fewer for it
+    written_stages = 1
+    sharing = groups if copies == 1 else 1
+    if more := exchanged_bytes(in_memory, loops, sharing, context.target, overlaps):
+        both = fitted(leaving, rings, groups, widths, 1, room - more, 1, options)
+        if least_stages(rings, loops, both[2]) >= max(1, least_stages(rings, loops, fitting)):
+            written_stages, room, largest = 2, room - more, largest - more
+            columns, subtiles, fitting = both
     through, occupied = _through(leaving, rings, lone, groups, columns, room, members, options)
     if through:
         subtiles[0], fitting[0] = 0, stages_of(rings, room, options.num_stages, members)
@@ -618,6 +621,11 @@ def _roles(
             f"plan: {blocks} blocks share a multiprocessor: one has its vector work during the"
             " other's dots"
         )
+    if written_stages > 1:
+        said.append(
+            f"plan: {written_stages} stages of what warpgroups write for one another: each waits"
+            " for the others' parts where it needs them, not where it has written its own"
+        )
     if relax != plan.relax:
         said.append(
             f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores"
@@ -734,6 +742,7 @@ def _roles(
             subtiles=in_turn,
             reuse_operand_stages=tuple(program.loads.index(load) for load in through),
             rings=stages,
+            written_stages=written_stages,
             rotate=tuple(i for i, dot in enumerate(dots) if dot in late),
             cross_tile_prologue=fuse,
             relax=relax,

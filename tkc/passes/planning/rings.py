@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
+from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import LaunchOptions
@@ -19,6 +20,8 @@ from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchang
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
+from tkc.passes.layouts.epilogue_subtiles import ResultStore, subtile_bytes
+from tkc.passes.planning.bodies import WarpCosts, vector_share
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
@@ -33,6 +36,9 @@ THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
+# of clocks of vector work by those of dots: with less, warpgroups lose less where they meet than
+# where results leave late (attention backward on an H200: D = 128, at 0.43, took longer)
+MIN_VECTOR_SHARE = 0.5
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
 
@@ -348,4 +354,67 @@ def stages_of(
     return (
         (),
         (f"two stages of {' and '.join(map(str, stages))} bytes do not fit shared memory"),
+    )
+
+
+def fitted(
+    leaving: list[ResultStore],
+    rings: list[list[tile.Load]],
+    groups: int,
+    widths: Sequence[int],
+    copies: int,
+    room: int,
+    members: int,
+    options: LaunchOptions,
+) -> tuple[int, dict[int, int], dict[int, tuple[tuple[int, ...], str]]]:
+    """Columns of the subtiles of results, narrower ones where wider ones leave no room for the
+    rings; and, by how many buffers each result has in turn, their bytes, and the stages of rings
+    beside them with why there are none.
+    """
+    for columns in widths:
+        subtiles = {
+            in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
+            for in_turn in {1, 2, options.subtiles or 1}
+        }
+        fitting = {
+            in_turn: stages_of(rings, room - taken, options.num_stages, members)
+            for in_turn, taken in subtiles.items()
+        }
+        if options.store_columns or columns <= 16 or not all(why for _, why in fitting.values()):
+            break
+    return columns, subtiles, fitting
+
+
+def least_stages(
+    rings: list[list[tile.Load]],
+    loops: Collection[Operation],
+    fitting: dict[int, tuple[tuple[int, ...], str]],
+) -> int:
+    """The fewest stages of a loop's ring, where results have the number of buffers that leaves
+    most of them; 0 where none fit.
+    """
+    of_loops = [i for i, ring in enumerate(rings) if ring[0].parent_op() in loops]
+    found = [stages for stages, why in fitting.values() if not why]
+    return max((min((s[i] for i in of_loops), default=1) for s in found), default=0)
+
+
+def exchanged_bytes(
+    in_memory: Sequence[SSAValue],
+    loops: Collection[scf.ForOp],
+    groups: int,
+    target: Target,
+    overlaps: Overlaps,
+) -> int:
+    """Of the operands that so many warpgroups write in loops, a stage each; 0 where one does, or
+    where there is too little vector work that could run under another's dots.
+    """
+    if groups < 2 or not in_memory:
+        return 0
+    costs, around = WarpCosts(target, 4 * groups, True), tuple(overlaps)
+    if all(vector_share(op, costs, around) < MIN_VECTOR_SHARE for op in loops):
+        return 0
+    return sum(
+        tile_type(value).bytes
+        for value in in_memory
+        if isinstance(value.owner, Operation) and value.owner.parent_op() in loops
     )

@@ -106,9 +106,13 @@ def consume(
 def _stages_read(
     dot: tile.Dot, rings: dict[SSAValue, RingBarriers]
 ) -> list[tuple[RingBarriers, SSAValue, Block]]:
-    """The rings' stages that a dot reads, each once, and the block in which each is waited for."""
+    """The rings' stages that a dot reads and others fill, each once, and the block in which each is
+    waited for.
+    """
     found: dict[tuple[SSAValue, SSAValue], tuple[RingBarriers, SSAValue, Block]] = {}
     for stage in filter(None, map(_shown, (dot.a, dot.b))):
+        if stage.ring not in rings:
+            continue  # consumers write it
         ring, index = rings[stage.ring], stage.index[0]
         found.setdefault((ring.full, index), (ring, index, block_of(stage)))
     return list(found.values())
@@ -249,7 +253,10 @@ def _carried_results(block: Block) -> set[SSAValue]:
 def _written(dot: tile.Dot) -> list[SSAValue]:
     """The buffers that a dot reads and that threads write."""
     return [
-        buffer for buffer in map(_whole, (dot.a, dot.b)) if isinstance(buffer.owner, shared.Alloc)
+        buffer
+        for buffer in map(_whole, (dot.a, dot.b))
+        if isinstance(buffer.owner, shared.Alloc)
+        or any(isinstance(use.operation, shared.Write) for use in buffer.uses)
     ]
 
 

@@ -113,7 +113,7 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
     for op in [
         op
         for op in block.walk()
-        if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice))
+        if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice, shared.SharedTranspose))
         or any(isinstance(r.type, TileType) for r in op.results)
     ][::-1]:
         if not op.regions and not any(r.first_use for r in op.results):

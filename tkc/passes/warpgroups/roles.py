@@ -84,6 +84,7 @@ from tkc.passes.warpgroups.rings import (
     shared_along,
 )
 from tkc.passes.warpgroups.tails import straighten
+from tkc.passes.warpgroups.written_operands import exchange_operands
 
 PRODUCER_WARPS = 4
 
@@ -123,6 +124,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     instances.part(consumer, {ring: barriers.full for ring, barriers in rings.barriers.items()})
     peers = multicast.mask if multicast else None
     turns = bool(plan.rotate) and plan.warps >= 8
+    exchange_operands(consumer.body.block, plan, group.roles)
     consume(consumer.body.block, rings.barriers, maps, peers, turns, context.overlaps)
     _finish(kernel, plan, context, group, instances)
     context.decisions.append(_said(plan, group, len(set(rings.barriers.values()))))
