@@ -154,6 +154,19 @@ def test_steep_decay_does_not_overflow():
     close(kernels.linear_attention(*case.given)[0], case.results()[0], ulps=64)
 
 
+@pytest.mark.parametrize("steep", [0.02, 1.0, 8.0, 300.0])
+def test_channels_decay_as_steeply_as_they_like(steep):
+    """One product of a chunk, of its short blocks, or none: of channels that are alike in this."""
+    case = Case((1, 100, 2, 40, 16), "channels")
+    g = case.given[3]
+    g[..., :32] *= steep
+    case.rows = (*case.rows[:3], double(g), case.rows[4])
+    close(kernels.linear_attention(*case.given)[0], case.results()[0], ulps=512)
+    got = kernels.linear_attention_backward(case.grad, *case.given, None, None, case.grad_final)
+    for part, expected in zip(got[:4], list(case.gradients())[:4], strict=True):
+        close(part, expected, ulps=4096)
+
+
 @pytest.mark.parametrize("name", ["simple GLA", "retention", "shared heads", "linear", "GLA"])
 def test_steps_are_the_recurrence(name):
     case = CASES[name]

@@ -16,6 +16,10 @@ from tkc.kernels.arrays import Array, contiguous, empty, power
 LOG2E = log2(e)
 CHUNK = 64  # positions
 WIDEST = 256  # of K and V
+# What a decay inside a short block may reach (of the base e), so that products of exponentials and
+# of numbers of ordinary size are in the range of the element type
+RANGE = {"float16": 14.0}
+WIDE_RANGE = 60.0
 
 
 def sequence(array: Any, starts: Any, z: Any) -> Any:
@@ -133,38 +137,72 @@ def has_channels(total: Any) -> bool:
 
 
 def own_weights(total: Any, C: Any) -> Any:
-    """D_ij = exp(G_i - G_j) for j <= i, else 0; with a decay a channel its diagonal: the rest is in
-    the levels 0 to log2 C - 1."""
-    i, one = tkc.arange(C), tkc.full((C, C), 1.0)
-    if has_channels(total):
-        return tkc.where(i[:, None] == i[None, :], one, 0.0)
-    return seen_scores(one, total, False, C)
+    """D_ij = exp(G_i - G_j) for j <= i, else 0, with a decay a head or none."""
+    return seen_scores(tkc.full((C, C), 1.0), total, False, C)
 
 
-def levels(C: Any) -> Any:
-    """The numbers that `level` takes."""
-    return tkc.range(0, C.bit_length() - 1)
-
-
-def level(total: Any, n: Any, C: Any) -> Any:
-    """(weights [C, C], factor [C, K]): the part of level n of D_ijc = exp(G_ic - G_jc), j < i, is
-    weights_ij · factor_ic · factor_jc.
+def level_exponents(total: Any, n: Any, C: Any) -> Any:
+    """(pairs, exponents of rows, which are those of columns): of D_ijc = exp(G_ic - G_jc), j < i,
+    the part of level n.
 
     No product of exp(G_i) and exp(-G_j) gives D: the second one overflows. So blocks of 2^(n+1)
     positions are taken; between a position i of the second half and j of the first stands the first
     half's last position m, and exp(G_i - G_m) exp(G_m - G_j) has no exponent above 0. Each pair of
     positions is in one level.
     """
-    i = tkc.arange(C)
-    half = i >> n
+    half = tkc.arange(C) >> n
     pairs = (half[:, None] == half[None, :] + 1) & (half[:, None] % 2 == 1)
-    middle = ((i >> (n + 1)) << (n + 1)) + (1 << n) - 1
-    at = tkc.gather(total, tkc.broadcast_to(middle[:, None], total.shape), 0)
-    return tkc.where(pairs, 1.0, tkc.zeros((C, C))), tkc.exp2(-tkc.abs(total - at))
+    return pairs, -tkc.abs(total - _at_middle(total, _middle(n, C)))
+
+
+def _middle(n: Any, C: Any) -> Any:
+    """Of each position's block of level n, the first half's last position."""
+    return ((tkc.arange(C) >> (n + 1)) << (n + 1)) + (1 << n) - 1
+
+
+def short_levels(steps: Any, most: Any, C: Any) -> Any:
+    """How many of the levels one product can do: log2 of the positions of the longest blocks in
+    which these logarithms of decays (base 2) reach no more than `most` (of the base e)."""
+    steepest, count = tkc.min(steps) * (1 / LOG2E), 0
+    for s in range(1, C.bit_length()):
+        count = count + (steepest * (1 << s) >= -most).to(tkc.int32)
+    return count
+
+
+def block_exponents(total: Any, s: Any, C: Any) -> Any:
+    """(pairs, exponents of rows, those of columns being their negatives) of exp(G_ic - G_jc), j <=
+    i, where i and j are in one block of 2^s positions: relative to G at its middle, see
+    `short_levels`."""
+    i = tkc.arange(C)
+    block = i >> s
+    seen = (block[:, None] == block[None, :]) & (i[:, None] >= i[None, :])
+    return seen, total - _at_middle(total, (block << s) + (((1 << s) - 1) >> 1))
 
 
 def _at_middle(total: Any, middle: Any) -> Any:
     return tkc.gather(total, tkc.broadcast_to(middle[:, None], total.shape), 0)
+
+
+def _alike(
+    of_columns: Any, found: list[Any], queries: Any, keys: Any, seen: Any, exponent: Any
+) -> list[Any]:
+    """Adds to Q ⊙ K and, if wanted, K ⊙ K a part of them: of the pairs `seen`, whose rows have this
+    exponent, and whose columns have it times of_columns."""
+    near, up = scaled(keys, tkc.exp2(of_columns * exponent)).T, tkc.exp2(exponent)
+    rows = [queries, keys][: len(found)]
+    return [
+        sums + tkc.where(seen, tkc.dot(scaled(tile, up), near), 0.0)
+        for sums, tile in zip(found, rows, strict=True)
+    ]
+
+
+def alike_by_channels(found: list[Any], queries: Any, keys: Any, steps: Any, C: Any) -> list[Any]:
+    """Adds to Q ⊙ K and K ⊙ K what a block of channels has, whose decays are these."""
+    total, short = tkc.cumsum(steps), short_levels(steps, RANGE.get(keys.dtype.name, WIDE_RANGE), C)
+    found = _alike(-1.0, found, queries, keys, *block_exponents(total, short, C))
+    for n in tkc.range(short, C.bit_length() - 1):
+        found = _alike(1.0, found, queries, keys, *level_exponents(total, n, C))
+    return found
 
 
 def short_factors(total: Any, before: Any, SHORT: Any, C: Any) -> Any:
@@ -186,10 +224,11 @@ def short_factors(total: Any, before: Any, SHORT: Any, C: Any) -> Any:
 def level_factors(total: Any, before: Any, n: Any, C: Any) -> Any:
     """(weights, weights below the diagonal, factor of rows, factor of rows read before their
     position, factor of columns): the parts of level n of D_ijc = exp(G_ic - G_jc), j <= i, and of
-    exp(G_{i-1,c} - G_jc), j < i; before: G_{i-1}. See `level`."""
-    weights, factor = level(total, n, C)
-    middle = ((tkc.arange(C) >> (n + 1)) << (n + 1)) + (1 << n) - 1
-    return weights, weights, factor, tkc.exp2(-tkc.abs(before - _at_middle(total, middle))), factor
+    exp(G_{i-1,c} - G_jc), j < i; before: G_{i-1}. See `level_exponents`."""
+    pairs, exponents = level_exponents(total, n, C)
+    weights, factor = tkc.where(pairs, 1.0, tkc.zeros((C, C))), tkc.exp2(exponents)
+    of_reads = tkc.exp2(-tkc.abs(before - _at_middle(total, _middle(n, C))))
+    return weights, weights, factor, of_reads, factor
 
 
 @tkc.jit

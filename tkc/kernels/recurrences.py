@@ -6,9 +6,10 @@ and backward. delta_rule.py and linear_attention.py are its callers.
 
 In a chunk, with S the state before it, G the sum of g from the chunk's start to and with a
 position, E = exp G, F = exp(G_last - G), and x ⊙ y the C x C numbers Σ_c x_ic y_jc exp(G_ic - G_jc)
-for j <= i (chunks.level says how), else 0 (Yang et al., "Parallelizing linear transformers with the
-delta rule over sequence length", 2024; "Gated linear attention transformers", 2024; "Gated delta
-networks", 2025; Kimi team, "Kimi linear", 2025):
+for j <= i, else 0 (how: chunks.level_exponents, and chunks.block_exponents where decays
+are not steep; Yang et al., "Parallelizing linear transformers with the delta rule over sequence
+length", 2024; "Gated linear attention transformers", 2024; "Gated delta networks", 2025; Kimi team,
+"Kimi linear", 2025):
 
     P  = scale · Q ⊙ K,    M = (I + the part of Diag(β) (K ⊙ K) below the diagonal)^-1
     U  = M Diag(β) (V - (E∘K) S),   or V
@@ -40,24 +41,30 @@ from typing import NamedTuple
 import tkc
 from tkc.kernels.arrays import Array, empty, power
 from tkc.kernels.chunks import (
+    LOG2E,
+    RANGE,
+    WIDE_RANGE,
     add_heads,
+    alike_by_channels,
+    block_exponents,
     by_head,
     decay_of_chunk,
     first_slot,
     from_end,
     has_channels,
     inner_products,
-    level,
-    levels,
+    level_exponents,
     own_weights,
     power_of_two,
     scaled,
     sequence,
+    short_levels,
     times,
 )
 
 BASE = 16  # rows that substitution inverts
 CHUNK, BLOCK = 64, 64
+CHANNELS = 32  # of a decay each, whose pairs are taken at once
 
 
 def _substituted(lower, BASE):
@@ -108,10 +115,10 @@ def _invert(lower, starts, inverses, C: tkc.constexpr, BASE: tkc.constexpr):
         tkc.store(inverses, (t, head, 0), inverse[:, None, :])
 
 
-def _length_factor(tile):
-    """What rows are multiplied by to have the length 1."""
+def _squares(tile):
+    """The square of each row's length."""
     wide = tile.to(tkc.float32)
-    return tkc.rsqrt(tkc.sum(wide * wide, axis=1) + 1e-6)
+    return tkc.sum(wide * wide, axis=1)
 
 
 def _lengths_of(lengths, starts, z, t, head, C):
@@ -134,11 +141,10 @@ def _decayed(state, end):
     return state * (tkc.exp2(end) if len(end.shape) == 0 else tkc.exp2(end)[:, None])
 
 
-def _alike(queries, keys, rule, weights, factor):
-    """A level's part of Q ⊙ K and, with the rule, of K ⊙ K."""
-    near = scaled(keys, factor)
-    asked = weights * tkc.dot(scaled(queries, factor), near.T)
-    return asked, weights * tkc.dot(near, near.T) if rule else tkc.zeros(weights.shape)
+def _normalized(found, of_keys, of_queries):
+    """Products of rows as they are, as those of rows of length 1."""
+    rows = [of_queries, of_keys][: len(found)]
+    return [sums * each[:, None] * of_keys[None, :] for sums, each in zip(found, rows, strict=True)]
 
 
 @tkc.jit
@@ -155,30 +161,40 @@ def _pairs(
     GROUPS: tkc.constexpr,
     C: tkc.constexpr,
     K: tkc.constexpr,
+    WIDTH: tkc.constexpr,
 ):
-    """scores: P. lower: with the rule, what is below the diagonal of the matrix that M inverts."""
+    """scores: P. lower: with the rule, what is below the diagonal of the matrix that M inverts.
+    WIDTH: channels that are added at once."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     q, k, g, beta, scores, lower = (sequence(x, starts, z) for x in (q, k, g, beta, scores, lower))
     if t < k.shape[0]:
-        i = tkc.arange(C)
-        queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
-        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
-        total, _ = decay_of_chunk(g, None, t, head, k.shape[0], C, K)
-        asked, alike = _alike(queries, keys, beta is not None, own_weights(total, C), None)
-        if has_channels(total):
-            for n in levels(C):
-                more = _alike(queries, keys, beta is not None, *level(total, n, C))
-                asked, alike = asked + more[0], alike + more[1]
+        i, rule = tkc.arange(C), beta is not None
+        found = [tkc.zeros((C, C)) for _ in range(1 + rule)]
+        squares = tkc.zeros((C,)), tkc.zeros((C,))
+        for column in tkc.range(0, K, WIDTH):
+            queries = tkc.load(q, (t, head // GROUPS[0], column), (C, None, WIDTH))
+            keys = tkc.load(k, (t, head // GROUPS[1], column), (C, None, WIDTH))
+            if g is not None and len(g.shape) == 3:
+                steps = tkc.load(g, (t, head, column), (C, None, WIDTH)).to(tkc.float32) * LOG2E
+                found = alike_by_channels(found, queries, keys, steps, C)
+            else:
+                rows = [queries, keys][: 1 + rule]
+                found = [tkc.dot(x, keys.T, sums) for x, sums in zip(rows, found, strict=True)]
+            if lengths is not None:
+                squares = squares[0] + _squares(keys), squares[1] + _squares(queries)
+        if g is None or len(g.shape) == 2:
+            total, _ = decay_of_chunk(g, None, t, head, k.shape[0], C)
+            weights = own_weights(total, C)
+            found = [weights * sums for sums in found]
         if lengths is not None:
-            of_keys, of_queries = _length_factor(keys), _length_factor(queries)
-            asked = asked * of_queries[:, None] * of_keys[None, :]
-            alike = alike * of_keys[:, None] * of_keys[None, :]
+            of_keys, of_queries = (tkc.rsqrt(x + 1e-6) for x in squares)
+            found = _normalized(found, of_keys, of_queries)
             tkc.store(sequence(lengths[0], starts, z), (t, head), of_keys[:, None])
             tkc.store(sequence(lengths[1], starts, z), (t, head), of_queries[:, None])
-        tkc.store(scores, (t, head, 0), (asked * scale).to(scores.dtype)[:, None, :])
-        if beta is not None:
+        tkc.store(scores, (t, head, 0), (found[0] * scale).to(scores.dtype)[:, None, :])
+        if rule:
             each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
-            below = tkc.where(i[:, None] > i[None, :], alike, 0.0) * each[:, None]
+            below = tkc.where(i[:, None] > i[None, :], found[1], 0.0) * each[:, None]
             tkc.store(lower, (t, head, 0), below[:, None, :])
 
 
@@ -372,19 +388,36 @@ def _decayed_pairs(by, total, C):
     return by if has_channels(total) else by * own_weights(total, C)
 
 
-def _pulled(found, by, tile, total, C, transposed):
-    """found + Σ_j by_ij exp(G_i - G_j) x_j, or transposed Σ_i by_ij exp(G_i - G_j) x_i; with a
-    decay a head, by is of `_decayed_pairs`."""
+def _pulled(found, pulls, decays, C, transposed):
+    """found + Σ_j by_ij exp(G_i - G_j) x_j, or transposed Σ_i by_ij exp(G_i - G_j) x_i, of each
+    (by, x) of pulls; with a decay a head, by is of `_decayed_pairs`. decays: of `_with_short`."""
+    total, short = decays
     if not has_channels(total):
-        return tkc.dot(by.T if transposed else by, tile, found)
-    i, wide = tkc.arange(C), by.to(tkc.float32)
-    own = tkc.sum(tkc.where(i[:, None] == i[None, :], wide, 0.0), axis=1)
-    found = found + times(tile.to(tkc.float32), own)
-    for n in levels(C):
-        weights, factor = level(total, n, C)
-        near = (wide * weights).to(tile.dtype)
-        found = found + tkc.dot(near.T if transposed else near, scaled(tile, factor)) * factor
+        for by, tile in pulls:
+            found = tkc.dot(by.T if transposed else by, tile, found)
+        return found
+
+    def added(of_columns, found, seen, exponent):
+        # exponents, so that of factors only those that are used next take registers
+        inside = tkc.exp2(exponent if transposed else of_columns * exponent)
+        part = tkc.zeros(found.shape)
+        for by, tile in pulls:
+            near = tkc.where(seen, by, 0.0)
+            part = tkc.dot(near.T if transposed else near, scaled(tile, inside), part)
+        return found + part * tkc.exp2(of_columns * exponent if transposed else exponent)
+
+    found = added(-1.0, found, *block_exponents(total, short, C))
+    for n in tkc.range(short, C.bit_length() - 1):
+        found = added(1.0, found, *level_exponents(total, n, C))
     return found
+
+
+def _with_short(total, g, t, head, dtype, C, K):
+    """total, and with a decay a channel the levels that one product can do."""
+    if not has_channels(total):
+        return total, None
+    steps = tkc.load(g, (t, head, 0), (C, None, K)).to(tkc.float32) * LOG2E
+    return total, short_levels(steps, RANGE.get(dtype.name, WIDE_RANGE), C)
 
 
 @tkc.jit
@@ -426,12 +459,14 @@ def _query_gradients(
         total, _ = decay_of_chunk(g, None, t, head, grad.shape[0], C, K)
         of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        decays = _with_short(total, g, t, head, keys.dtype, C, K)
         asked = _decayed_pairs(asked * scale, total, C).to(keys.dtype)
         tkc.store(asked_by, (t, head, 0), asked[:, None, :])
         if rules is not None:
             rule = _decayed_pairs(_below(rule, C), total, C)
             tkc.store(rules, (t, head, 0), rule.to(keys.dtype)[:, None, :])
-        found = _pulled(times(found, power_of_two(total), scale), asked, keys, total, C, False)
+        found = times(found, power_of_two(total), scale)
+        found = _pulled(found, [(asked, keys)], decays, C, False)
         rows = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), of_queries)
         if dg is not None:
             _store_gate(dg, t, head, found * rows.to(tkc.float32))
@@ -497,8 +532,9 @@ def _read_gradients(
         total, _ = decay_of_chunk(g, None, t, head, slopes.shape[0], C, K)
         of_keys, _ = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        decays = _with_short(total, g, t, head, keys.dtype, C, K)
         rule = tkc.load(rules, (t, head, 0), (C, None, C))
-        read = _pulled(times(read, power_of_two(total)), rule, keys, total, C, False)
+        read = _pulled(times(read, power_of_two(total)), [(rule, keys)], decays, C, False)
         dots = dots - tkc.sum(keys.to(tkc.float32) * read, axis=1)
         tkc.store(dbeta, (t, head), dots[:, None])
         tkc.store(reads, (t, head, 0), (read * -each[:, None]).to(reads.dtype)[:, None, :])
@@ -545,15 +581,17 @@ def _key_gradients(
         total, end = decay_of_chunk(g, None, t, head, fresh.shape[0], C, K)
         of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
+        decays = _with_short(total, g, t, head, keys.dtype, C, K)
         written = times(written, from_end(total, end))
         ends = tkc.sum(keys.to(tkc.float32) * written, axis=0)
         rows = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), of_queries)
         asked = tkc.load(asked_by, at, (C, None, C))
-        written = _pulled(written, asked, rows, total, C, True)
+        pulls = [(asked, rows)]
         if beta is not None:
             each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
             rule = tkc.load(rules, at, (C, None, C))
-            written = _pulled(written, rule, scaled(keys, -each), total, C, True)
+            pulls.append((rule, scaled(keys, -each)))
+        written = _pulled(written, pulls, decays, C, True)
         slope = -written
         if reads is not None:
             read = tkc.load(reads, at, (C, None, K)).to(tkc.float32)
@@ -599,10 +637,8 @@ class Recurrence(NamedTuple):
 
     @property
     def chunk(self) -> int:
-        """Positions: fewer where tiles of decays stand beside those of keys."""
-        if self.positions is not None:
-            return self.positions
-        return CHUNK // 2 if self.channels else CHUNK
+        """Positions."""
+        return CHUNK if self.positions is None else self.positions
 
     @property
     def common(self) -> dict:
@@ -674,7 +710,9 @@ def _prepare(n: Recurrence) -> Prepared:
     if n.beta is not None:
         lower, inverses = empty(n.v, scores.shape, "float32"), empty(n.v, scores.shape)
     grid = row[2], n.chunks, n.sequences
-    _pairs[grid](n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower, n.scale, **n.common)
+    given = n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower, n.scale
+    width = min(n.common["K"], CHANNELS) if n.channels else n.common["K"]
+    _pairs[grid](*given, **n.common, WIDTH=width)
     if lower is not None:
         inverted(n, lower, inverses)
     if not n.channels:
@@ -776,6 +814,8 @@ def backward(
     heads = n.v.shape[2]
     if not n.sequences or not heads or not n.v.shape[3]:
         return
+    if n.channels:
+        n = n._replace(positions=CHUNK // 2)  # tiles of decays, keys and gradients at once
     p, states, after = _prepare(n), n.states(), n.states()
     # without the rule U is V, and Y is dV
     fresh, slopes = (n.v, to.dv) if n.beta is None else (empty(n.v), empty(n.v))

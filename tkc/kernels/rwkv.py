@@ -38,6 +38,8 @@ import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
 from tkc.kernels.chunks import (
     LOG2E,
+    RANGE,
+    WIDE_RANGE,
     decay_of_chunk,
     decayed_step,
     first_slot,
@@ -54,10 +56,6 @@ from tkc.kernels.recurrences import Prepared, Recurrence, inverted, walked, walk
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
 # of a chunk: wide, where keys have as few channels and a chunk's decays are one product
 WIDE_POSITIONS, POSITIONS = 64, 32
-# What exponents inside a short block may reach (of the base e), so that products of exponentials
-# and of numbers of ordinary size are in the range of the element type
-RANGE = {"float16": 14.0}
-WIDE_RANGE = 60.0
 
 
 def _rows(x, t, head, C, N):
