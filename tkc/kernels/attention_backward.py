@@ -235,7 +235,7 @@ def _keys_and_values(
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
         start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
-        at = tkc.maximum(_padded(start, b), 0)
+        at = _padded(start, b)
         shift, queries = keys - queries, tkc.where(n < keys, queries, 0)
         k, v = k[:, h], v[:, h]
         dk, dv = _part(dk, slice(None), h), _part(dv, slice(None), h)
@@ -254,7 +254,7 @@ def _keys_and_values(
     steps = tkc.maximum(tkc.cdiv(last - first, BM), 0)
     for i in tkc.range(GROUP * steps):
         g = h if GROUP == 1 else h * GROUP + i // steps
-        m = first + (i if GROUP == 1 else i % tkc.maximum(steps, 1)) * BM
+        m = first + (i if GROUP == 1 else i % steps) * BM
         rows = m + tkc.arange(BM)
         qg, dog = (q[g], grad[g]) if cu_seqlens is None else (q[:, g], grad[:, g])
         qi, doi = tkc.load(qg, (start + m, 0), (BM, D)), tkc.load(dog, (start + m, 0), (BM, DV))
@@ -269,7 +269,7 @@ def _keys_and_values(
             ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
             ds = (ds if t is None else ds * (1 - t * t)).to(q.dtype)
             if dq_sums is not None:
-                tkc.atomic_add(dq_sums[g], (at + m, 0), tkc.dot(ds.T, ki))
+                tkc.atomic_add(dq_sums[g], (tkc.maximum(at + m, 0), 0), tkc.dot(ds.T, ki))
             dki = tkc.dot(ds, qi, dki)
     for x, value in ((dk, dki * scale), (dv, dvi)):
         write_rows(x, key, n, value, None if cu_seqlens is None else keys)
