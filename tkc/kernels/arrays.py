@@ -150,6 +150,11 @@ def contiguous(x: Array) -> Array:
     )  # of jax every array is, and views are of results
 
 
+def all_contiguous(*arrays: Array | None) -> list:
+    """`contiguous` of each that is given."""
+    return [None if x is None else contiguous(x) for x in arrays]
+
+
 def last(x: Array, axis: int) -> Array:
     """The array with `axis` swapped to the end. Raises LaunchError where there is no such axis."""
     library(x)

@@ -29,6 +29,19 @@ def sequence(array: Any, starts: Any, z: Any) -> Any:
     return array[z] if starts is None else array[0, starts[z] : starts[z + 1]]
 
 
+def sequences_of(x: Array, starts: Array | None, name: str) -> int:
+    """How many sequences x, [batch, positions, …], has: of a batch, or of one ragged row. Raises
+    LaunchError where `starts` is given and the batch is not one row; name: the function's."""
+    batch = x.shape[0]
+    if starts is None:
+        return batch
+    if batch != 1:
+        raise tkc.LaunchError(
+            f"{name}: with cu_seqlens the batch is one row of all positions, got {batch}"
+        )
+    return starts.shape[0] - 1
+
+
 def extent(length: Any, segment: Any, SEGMENTS: Any, C: Any) -> Any:
     """The first position of a segment, and how many chunks it has."""
     chunks = tkc.cdiv(length, C)

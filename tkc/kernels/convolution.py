@@ -15,8 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.chunks import LOG2E, sequence
+from tkc.kernels.arrays import (
+    Array,
+    all_contiguous,
+    contiguous,
+    dtype_of,
+    empty,
+    expect,
+    floats,
+    power,
+)
+from tkc.kernels.chunks import LOG2E, sequence, sequences_of
 from tkc.kernels.operator import operator
 
 STRIP = 1024  # channels of a program
@@ -216,12 +225,11 @@ def _strip(channels: int) -> int:
 
 def _count(x: Array, starts: Array | None) -> int:
     """How many sequences there are. Raises LaunchError where x does not fit."""
-    if len(x.shape) != 3 or starts is not None and x.shape[0] != 1:
+    if len(x.shape) != 3:
         raise tkc.LaunchError(
-            "causal_conv1d: x is [batch, positions, channels], and batch is 1 with cu_seqlens; got"
-            f" {list(x.shape)}"
+            f"causal_conv1d: x is [batch, positions, channels], got {list(x.shape)}"
         )
-    return x.shape[0] if starts is None else starts.shape[0] - 1
+    return sequences_of(x, starts, "causal_conv1d")
 
 
 @operator
@@ -253,8 +261,7 @@ def causal_conv1d(
     _convolve[tkc.cdiv(x.shape[2], strip), max(1, tkc.cdiv(longest, ROWS)), sequences](
         x,
         weight,
-        None if bias is None else contiguous(bias),
-        None if state is None else contiguous(state),
+        *all_contiguous(bias, state),
         cu_seqlens,
         out,
         final,
@@ -289,8 +296,8 @@ def causal_conv1d_backward(
     db = empty(x, x.shape[2:], dtype_of(weight if bias is None else bias))
     ds = empty(x, (0,) if state is None else before)
     yield dx, dw, db, ds
-    grad, grad_final, x, weight, bias, state = (
-        None if a is None else contiguous(a) for a in (grad, grad_final, x, weight, bias, state)
+    grad, grad_final, x, weight, bias, state = all_contiguous(
+        grad, grad_final, x, weight, bias, state
     )
     # two tiles of rows are held: shorter strips
     strip, longest = min(256, _strip(x.shape[2])), max_seqlen or x.shape[1]

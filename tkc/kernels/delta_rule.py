@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.chunks import WIDEST, decayed_step
+from tkc.kernels.arrays import Array, all_contiguous, dtype_of, empty, expect, floats, power
+from tkc.kernels.chunks import WIDEST, decayed_step, sequences_of
 from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Gradients, Recurrence, backward, forward
 
@@ -89,18 +89,10 @@ def _checked(
 ) -> float:
     """The scale. Raises LaunchError for what does not fit."""
     _check(q, k, v, beta, g, tuple(v.shape[:-1]))
-    batch, _, heads, columns = v.shape
-    if starts is not None and batch != 1:
-        raise tkc.LaunchError(
-            f"delta rule: with cu_seqlens the batch is one row of all positions, got {batch}"
-        )
-    sequences = batch if starts is None else starts.shape[0] - 1
+    heads, columns = v.shape[2:]
+    sequences = sequences_of(v, starts, "delta rule")
     expect(initial, (sequences, heads, q.shape[3], columns), "initial")
     return q.shape[3] ** -0.5 if scale is None else scale
-
-
-def _each(*arrays: Array | None) -> list:
-    return [None if x is None else contiguous(x) for x in arrays]
 
 
 @operator
@@ -129,10 +121,10 @@ def delta_rule(
     shape or type does not fit.
     """
     factor = _checked(q, k, v, beta, g, initial, cu_seqlens, scale)
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequences_of(v, cu_seqlens, "delta rule")
     out, final = empty(v), empty(v, (sequences, v.shape[2], q.shape[3], v.shape[3]), "float32")
     yield out, final
-    q, k, v, beta, g, initial = _each(q, k, v, beta, g, initial)
+    q, k, v, beta, g, initial = all_contiguous(q, k, v, beta, g, initial)
     given = Recurrence(q, k, v, g, beta, cu_seqlens, max_seqlen, factor, normalize)
     forward(given, initial, out, final)
 
@@ -162,7 +154,9 @@ def delta_rule_backward(
         empty(v, (0,) if x is None else x.shape, "float32") for x in (beta, g, initial)
     )
     yield dq, dk, dv, dbeta, dg, ds
-    grad, q, k, v, beta, g, initial, last = _each(grad, q, k, v, beta, g, initial, grad_final)
+    grad, q, k, v, beta, g, initial, last = all_contiguous(
+        grad, q, k, v, beta, g, initial, grad_final
+    )
     given = Recurrence(q, k, v, g, beta, cu_seqlens, max_seqlen, factor, normalize)
     to = Gradients(dq, dk, dv, None if g is None else dg, dbeta, None if initial is None else ds)
     backward(given, grad, initial, last, to)
@@ -205,7 +199,7 @@ def delta_rule_step(
     width = power(q.shape[-1])
     block = min(power(columns), max(1, 8192 // width))
     _step[tkc.cdiv(columns, block), heads, batch](
-        *_each(q, k, v, beta, g),
+        *all_contiguous(q, k, v, beta, g),
         state,
         out,
         q.shape[-1] ** -0.5 if scale is None else scale,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, power
-from tkc.kernels.chunks import LOG2E, sequence
+from tkc.kernels.arrays import Array, all_contiguous, contiguous, empty, expect, floats, power
+from tkc.kernels.chunks import LOG2E, sequence, sequences_of
 from tkc.kernels.operator import operator
 
 STRIP = 128  # channels of a program: few, so that there are many programs
@@ -98,23 +98,16 @@ def _scan_step(x, g, state, out, N: tkc.constexpr):
 def _sequences(x: Array, g: Array, initial: Array | None, starts: Array | None) -> int:
     """How many there are. Raises LaunchError for what does not fit."""
     floats(x, g, initial)
-    if len(x.shape) != 3 or starts is not None and x.shape[0] != 1:
-        raise tkc.LaunchError(
-            "hgrn: x is [batch, positions, channels], and batch is 1 with cu_seqlens; got"
-            f" {list(x.shape)}"
-        )
+    if len(x.shape) != 3:
+        raise tkc.LaunchError(f"hgrn: x is [batch, positions, channels], got {list(x.shape)}")
     expect(g, x.shape, "g")
-    sequences = x.shape[0] if starts is None else starts.shape[0] - 1
+    sequences = sequences_of(x, starts, "hgrn")
     expect(initial, (sequences, x.shape[2]), "initial")
     return sequences
 
 
 def _strip(channels: int) -> int:
     return max(1, min(STRIP, power(channels)))
-
-
-def _each(*arrays: Array | None) -> list:
-    return [None if x is None else contiguous(x) for x in arrays]
 
 
 @operator
@@ -133,7 +126,7 @@ def hgrn(
     out, final = empty(x), empty(x, (sequences, channels), "float32")
     yield out, final
     strip = _strip(channels)
-    x, g, initial = _each(x, g, initial)
+    x, g, initial = all_contiguous(x, g, initial)
     _scan[tkc.cdiv(channels, strip), sequences](
         x, g, initial, cu_seqlens, out, final, ROWS=ROWS, N=strip
     )
@@ -158,7 +151,7 @@ def hgrn_backward(
     ds = empty(h, (0,) if initial is None else initial.shape, "float32")
     yield dx, dg, ds
     strip = _strip(channels)
-    given = _each(grad, g, h, initial, grad_final)
+    given = all_contiguous(grad, g, h, initial, grad_final)
     _scan_backward[tkc.cdiv(channels, strip), sequences](
         *given, cu_seqlens, dx, dg, None if initial is None else ds, ROWS=ROWS, N=strip
     )

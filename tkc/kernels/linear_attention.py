@@ -33,7 +33,7 @@ import tkc
 from tkc.kernels import recurrences
 from tkc.kernels.arrays import (
     Array,
-    contiguous,
+    all_contiguous,
     dtype_of,
     empty,
     expect,
@@ -58,6 +58,7 @@ from tkc.kernels.chunks import (
     scaled_rows,
     seen_scores,
     sequence,
+    sequences_of,
 )
 from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Recurrence
@@ -288,7 +289,7 @@ def _shape(
     q: Array, k: Array, v: Array, starts: Array | None, heads: int, beside: Array, block: int
 ) -> _Shape:
     batch, length = q.shape[:2]
-    sequences = batch if starts is None else starts.shape[0] - 1
+    sequences = sequences_of(v, starts, "linear attention")
     chunks = tkc.cdiv(batch * length, max(sequences, 1) * CHUNK)
     programs = sequences * heads * tkc.cdiv(v.shape[3], block)
     segments = max(1, min(PROGRAMS // max(programs, 1), chunks // CHUNKS_OF_A_SEGMENT))
@@ -396,11 +397,7 @@ def _checked(
     expect(decays.rate, (heads,), "rate")
     if decays.g is not None and decays.rate is not None:
         raise tkc.LaunchError("linear attention: give g or rate, not both")
-    if decays.starts is not None and batch != 1:
-        raise tkc.LaunchError(
-            f"linear attention: with cu_seqlens the batch is one row of all positions, got {batch}"
-        )
-    sequences = batch if decays.starts is None else decays.starts.shape[0] - 1
+    sequences = sequences_of(v, decays.starts, "linear attention")
     expect(initial, (sequences, heads, q.shape[3], columns), "initial")
     return q.shape[3] ** -0.5 if scale is None else scale
 
@@ -426,10 +423,6 @@ def _check_operands(q: Array, k: Array, v: Array) -> None:
         )
     if len({dtype_of(x) for x in (q, k, v)}) > 1:
         raise tkc.LaunchError("linear attention: q, k and v have one element type; convert them")
-
-
-def _each(*arrays: Array | None) -> list:
-    return [None if x is None else contiguous(x) for x in arrays]
 
 
 @operator
@@ -460,10 +453,10 @@ def linear_attention(
     decays = _Decays(g, rate, weight, cu_seqlens)
     factor = _checked(q, k, v, decays, initial, scale)
     out = empty(v)
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequences_of(v, cu_seqlens, "linear attention")
     final = empty(v, (sequences, v.shape[2], q.shape[3], v.shape[3]), "float32")
     yield out, final
-    q, k, v, initial, g, rate, weight = _each(q, k, v, initial, g, rate, weight)
+    q, k, v, initial, g, rate, weight = all_contiguous(q, k, v, initial, g, rate, weight)
     decays = _Decays(g, rate, weight, cu_seqlens)
     if _has_channels(decays):
         given = Recurrence(q, k, v, g, None, cu_seqlens, None, factor)
@@ -497,7 +490,7 @@ def linear_attention_backward(
     dq, dk, dv = empty(q), empty(k), empty(v)
     dg, dw, ds = (empty(v, (0,) if x is None else x.shape, "float32") for x in (g, weight, initial))
     yield dq, dk, dv, dg, dw, ds
-    grad, q, k, v, initial, after, g, rate, weight = _each(
+    grad, q, k, v, initial, after, g, rate, weight = all_contiguous(
         grad, q, k, v, initial, grad_final, g, rate, weight
     )
     decays = _Decays(g, rate, weight, cu_seqlens)
@@ -609,7 +602,7 @@ def linear_attention_step(
     yield out
     block = min(power(columns), max(1, 8192 // power(width)))
     _step[tkc.cdiv(columns, block), heads, batch](
-        *_each(q, k, v, g, rate, weight),
+        *all_contiguous(q, k, v, g, rate, weight),
         state,
         out,
         width**-0.5 if scale is None else scale,

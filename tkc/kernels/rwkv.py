@@ -35,7 +35,16 @@ from collections.abc import Iterator
 from math import log2
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
+from tkc.kernels.arrays import (
+    Array,
+    all_contiguous,
+    contiguous,
+    dtype_of,
+    empty,
+    expect,
+    floats,
+    power,
+)
 from tkc.kernels.chunks import (
     LOG2E,
     RANGE,
@@ -47,6 +56,7 @@ from tkc.kernels.chunks import (
     level_factors,
     scaled,
     sequence,
+    sequences_of,
     short_factors,
     times,
 )
@@ -458,13 +468,9 @@ def _checked(
     _check(operands, 4)
     floats(initial)
     q, v = operands[0], operands[3]
-    if starts is not None and v.shape[0] != 1:
-        raise tkc.LaunchError(
-            f"rwkv7: with cu_seqlens the batch is one row of all positions, got {v.shape[0]}"
-        )
     if least is not None and not least <= 0:
         raise tkc.LaunchError(f"rwkv7: least bounds g, which is at most 0; got {least}")
-    sequences = v.shape[0] if starts is None else starts.shape[0] - 1
+    sequences = sequences_of(v, starts, "rwkv7")
     expect(initial, (sequences, v.shape[2], q.shape[3], v.shape[3]), "initial")
     return sequences
 
@@ -654,9 +660,7 @@ def rwkv7_backward(
     call = _Call(operands, cu_seqlens, max_seqlen, scale, least)
     if call.empty:
         return
-    grad, initial, last = (
-        None if x is None else contiguous(x) for x in (grad, initial, grad_final)
-    )
+    grad, initial, last = all_contiguous(grad, initial, grad_final)
     factors, asked, solved = call.prepare(True)
     states, after = call.walk.states(), call.walk.states()
     walked(call.walk, factors, initial, None, None, states, None)

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, power
-from tkc.kernels.chunks import LOG2E, sequence
+from tkc.kernels.arrays import Array, all_contiguous, empty, expect, floats, power
+from tkc.kernels.chunks import LOG2E, sequence, sequences_of
 from tkc.kernels.operator import operator
 from tkc.kernels.state_space import softplus_of, sum_of_parts
 
@@ -253,18 +253,9 @@ def _sequences(operands: tuple, initial: Array | None, starts: Array | None) -> 
     x, a = operands[0], operands[2]
     _check(operands, tuple(x.shape[:2]))
     floats(initial)
-    if starts is not None and x.shape[0] != 1:
-        raise tkc.LaunchError(
-            f"selective_scan: with cu_seqlens the batch is one row of all positions, got"
-            f" {x.shape[0]}"
-        )
-    sequences = x.shape[0] if starts is None else starts.shape[0] - 1
+    sequences = sequences_of(x, starts, "selective_scan")
     expect(initial, (sequences, *a.shape), "initial")
     return sequences
-
-
-def _each(*arrays: Array | None) -> list:
-    return [None if x is None else contiguous(x) for x in arrays]
 
 
 def _tiles(channels: int, width: int, softplus: bool, states: int = STATES) -> dict:
@@ -302,7 +293,7 @@ def selective_scan(
     yield out, final
     tiles = _tiles(x.shape[-1], a.shape[1], softplus)
     _scan[tkc.cdiv(x.shape[2], tiles["D"]), sequences](
-        *_each(*operands, initial), cu_seqlens, out, final, None, ROWS=ROWS, **tiles
+        *all_contiguous(*operands, initial), cu_seqlens, out, final, None, ROWS=ROWS, **tiles
     )
 
 
@@ -340,8 +331,8 @@ def selective_scan_backward(
     strips, count = tkc.cdiv(channels, tiles["D"]), b.shape[0] * b.shape[1] * width
     steps = max(1, tkc.cdiv(x.shape[1], KEPT_ROWS))
     kept = empty(x, (sequences, steps, channels, width), "float32")
-    operands = tuple(_each(*operands))
-    grad, initial, last = _each(grad, initial, grad_final)
+    operands = tuple(all_contiguous(*operands))
+    grad, initial, last = all_contiguous(grad, initial, grad_final)
     _scan[strips, sequences](
         *operands, initial, cu_seqlens, None, None, kept, ROWS=KEPT_ROWS, **tiles
     )
@@ -410,7 +401,7 @@ def selective_scan_step(
     out = empty(x)
     yield out
     tiles = _tiles(x.shape[-1], a.shape[1], softplus)
-    x, dt, a, b, c, skip, z, dt_bias = _each(*operands)
+    x, dt, a, b, c, skip, z, dt_bias = all_contiguous(*operands)
     _step[tkc.cdiv(x.shape[1], tiles["D"]), x.shape[0]](
         x, dt, a, b, c, state, skip, z, dt_bias, out, **tiles
     )

@@ -18,7 +18,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
+from tkc.kernels.arrays import (
+    Array,
+    all_contiguous,
+    contiguous,
+    dtype_of,
+    empty,
+    expect,
+    floats,
+    power,
+)
 from tkc.kernels.chunks import LOG2E, WIDEST
 from tkc.kernels.linear_attention import linear_attention, linear_attention_backward
 from tkc.kernels.operator import operator
@@ -255,9 +264,7 @@ def ssd(
     y, final = next(recurrence)
     out = y if skip is None and z is None else empty(x)
     yield out, final
-    a, skip, dt_bias = (
-        None if array is None else contiguous(array) for array in (a, skip, dt_bias)
-    )
+    a, skip, dt_bias = all_contiguous(a, skip, dt_bias)
     _spread_steps(dt, a, dt_bias, softplus, g, weight)
     _finish_launches(recurrence)
     if out is not y:
@@ -304,9 +311,7 @@ def ssd_backward(
     dskip = empty(x, (0,) if skip is None else of_heads, "float32")
     dz = empty(x, (0,) if z is None else x.shape)
     yield dx, ddt, da, db, dc, dskip, dz, dbias, ds
-    a, skip, dt_bias = (
-        None if array is None else contiguous(array) for array in (a, skip, dt_bias)
-    )
+    a, skip, dt_bias = all_contiguous(a, skip, dt_bias)
     _spread_steps(dt, a, dt_bias, softplus, g, weight)
     grid, block = _per_channel(x)
     sums = empty(x, (grid[0], *of_heads), "float32")
@@ -371,9 +376,7 @@ def ssd_step(
     out = empty(x)
     yield out
     block = min(power(columns), max(1, 8192 // power(width)))
-    x, dt, a, b, c, skip, z, dt_bias = (
-        None if array is None else contiguous(array) for array in (x, dt, a, b, c, skip, z, dt_bias)
-    )
+    x, dt, a, b, c, skip, z, dt_bias = all_contiguous(x, dt, a, b, c, skip, z, dt_bias)
     _step[tkc.cdiv(columns, block), heads, batch](
         x,
         dt,
