@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import e, inf, log2, prod
+from types import MappingProxyType
 from typing import Any
 
 import tkc
@@ -18,7 +19,7 @@ CHUNK = 64  # positions
 WIDEST = 256  # of K and V
 # What a decay inside a short block may reach (of the base e), so that products of exponentials and
 # of numbers of ordinary size are in the range of the element type
-RANGE = {"float16": 14.0}
+RANGE = MappingProxyType({"float16": 14.0})
 WIDE_RANGE = 60.0
 
 
