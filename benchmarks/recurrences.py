@@ -374,25 +374,23 @@ def _stepped(normal, batch, heads, width):
 
 
 def gated_delta_rule_step(normal, batch, heads, width):
-    from tkc import kernels
-
-    q, k, v, g, state = _stepped(normal, batch, heads, width)
-    g, beta = g[..., 0].contiguous(), normal(batch, heads).float().sigmoid()
     rival = _rival("fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule")
-    row = [x[:, None] for x in (q, k, v, g, beta)]
-    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    return (
-        8 * state.numel(),
-        lambda: kernels.delta_rule_step(q, k, v, beta, state, g, normalize=True),
-        rival and (lambda: rival(*row, initial_state=state, **options)),
-    )
+    return _delta_rule_step(normal, batch, heads, width, rival, by_channels=False)
 
 
 def kda_step(normal, batch, heads, width):
+    rival = _rival("fla.ops.kda.fused_recurrent_kda")
+    return _delta_rule_step(normal, batch, heads, width, rival, by_channels=True)
+
+
+def _delta_rule_step(normal, batch, heads, width, rival, by_channels):
+    """by_channels: each has a decay of its own, not each head."""
     from tkc import kernels
 
     q, k, v, g, state = _stepped(normal, batch, heads, width)
-    beta, rival = normal(batch, heads).float().sigmoid(), _rival("fla.ops.kda.fused_recurrent_kda")
+    if not by_channels:
+        g = g[..., 0].contiguous()
+    beta = normal(batch, heads).float().sigmoid()
     row = [x[:, None] for x in (q, k, v, g, beta)]
     options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
     return (

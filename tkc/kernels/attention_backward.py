@@ -315,7 +315,7 @@ def _blocks(
         if wide > 192:
             return _Blocks(_Block(64, 16), _Block(32, 32))
         return _Blocks(_Block(64, 32), _Block(32, 64))
-    return _wgmma_blocks(d, d_v, softcap, not (options["CAUSAL"] or is_ragged))
+    return _wgmma_blocks(d, d_v, softcap, not (options["CAUSAL"] or options["WINDOW"] or is_ragged))
 
 
 def _wgmma_blocks(d: int, d_v: int, softcap: bool, is_whole: bool) -> _Blocks:

@@ -202,10 +202,7 @@ def _grouped(
     """EACH: row r is of a's row order[r] // EACH, if not 0; factors: its result is multiplied by
     factors[order[r]].
     """
-    group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
-    tkc.assume(group >= 0)
-    tkc.assume(end >= 0)
-    m, column = tkc.maximum(m, 0), tkc.maximum(column, 0)
+    group, m, end, steps, column = _place(places)
     w, n, at = b[group], column * BN, _rows_of(order, m, BM, EACH)
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
@@ -236,10 +233,7 @@ def _gated(
     EACH: tkc.constexpr = 0,
 ):
     """c = silu(a @ first half of b) · (a @ second half of b); kept: both halves as they were."""
-    group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
-    tkc.assume(group >= 0)
-    tkc.assume(end >= 0)
-    m, column = tkc.maximum(m, 0), tkc.maximum(column, 0)
+    group, m, end, steps, column = _place(places)
     w, n, half, at = b[group], column * BN, c.shape[1], _rows_of(order, m, BM, EACH)
     gate, up = tkc.zeros((BM, BN), summed(a.dtype)), tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
@@ -254,6 +248,15 @@ def _gated(
         _put(kept[:, :half], m, n, end, gate)
         _put(kept[:, half:], m, n, end, up)
     _put(c, m, n, end, FUNCTIONS["silu"](gate, False) * up)
+
+
+def _place(places):
+    """Of this program: the group, its first row, the group's end, k, and which columns."""
+    group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
+    tkc.assume(group >= 0)
+    tkc.assume(end >= 0)
+    # what is known to begin inside c is stored by tensor maps
+    return group, tkc.maximum(m, 0), end, steps, tkc.maximum(column, 0)
 
 
 def _rows_of(order, m, BM, EACH):

@@ -36,9 +36,6 @@ THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
-# of clocks of vector work by those of dots: with less, warpgroups lose less where they meet than
-# where results leave late (attention backward on an H200: D = 128, at 0.43, took longer)
-MIN_VECTOR_SHARE = 0.5
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
 
@@ -411,7 +408,7 @@ def exchanged_bytes(
     if groups < 2 or not in_memory:
         return 0
     costs, around = WarpCosts(target, 4 * groups, True), tuple(overlaps)
-    if all(vector_share(op, costs, around) < MIN_VECTOR_SHARE for op in loops):
+    if all(vector_share(op, costs, around) < target.costs.exchanged_share for op in loops):
         return 0
     return sum(
         tile_type(value).bytes

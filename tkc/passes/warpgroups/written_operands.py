@@ -40,18 +40,16 @@ from tkc.passes.warpgroups.carried import Carried
 VIEWS = (shared.SharedTranspose, shared.SharedSlice)
 
 
-def exchange_operands(block: Block, plan: Plan, anchor: Operation) -> int:
+def exchange_operands(block: Block, plan: Plan, anchor: Operation) -> None:
     """Makes the buffers of operands that a role's warpgroups write in its loops stages of rings,
-    before their tokens become waits. anchor: where buffers and barriers of all roles stand. Returns
-    how many.
+    before their tokens become waits. anchor: where buffers and barriers of all roles stand.
     """
     if plan.written_stages < 2 or plan.warps < 8:
-        return 0
+        return
     written = [op for op in block.walk() if isinstance(op, shared.Alloc) and can_exchange(op)]
     for alloc in written:
         ring = _WrittenRing(alloc, plan.written_stages)
         ring.thread(block, ring.start(anchor, block, plan.warps))
-    return len(written)
 
 
 def can_exchange(alloc: shared.Alloc) -> bool:
