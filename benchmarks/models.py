@@ -149,6 +149,24 @@ def distilled(normal, rows, classes):
     return 20 * rows * classes, ours, {"torch": theirs}
 
 
+def fused_loss(normal, rows, width, classes):
+    import torch
+    import torch.nn.functional as F
+
+    from tkc import kernels
+
+    x, w = normal(rows, width), normal(classes, width) / 50
+    target = torch.randint(0, classes, (rows,), device="cuda")
+    leaves = [t.detach().requires_grad_() for t in (x, w)]
+
+    def theirs():
+        loss = F.cross_entropy(F.linear(*leaves), target)
+        return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+    moved = 4 * (x.numel() + w.numel())
+    return moved, lambda: kernels.linear_cross_entropy(x, w, target), {"torch": theirs}
+
+
 def grouped_norm(normal, images, channels, size):
     import torch.nn.functional as F
 
@@ -210,6 +228,7 @@ OPERATIONS: tuple = (
     ("packed", PACKED, packed),
     ("conv", CONVOLUTIONS, conv),
     ("distilled", ((4096, 128256),), distilled),
+    ("fused_loss", ((8192, 4096, 128256),), fused_loss),
     ("grouped_norm", ((16, 320, 64), (4, 512, 128), (2, 256, 256)), grouped_norm),
     ("low_rank", ((8192, 4096, 14336, 16), (8192, 4096, 14336, 64)), low_rank),
     ("long_convolution", ((16, 1024, 1024), (16, 1024, 4096), (8, 768, 16384)), long_convolution),
