@@ -3,8 +3,13 @@ driver call, tkc, and others. Host time of calls of the library on small tensors
 own.
 """
 
+import ast
 import itertools
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import tkc
 from benchmarks import harness
@@ -75,6 +80,20 @@ def bare(x, y, out):
     return run
 
 
+@cache
+def rivals_by_tkc() -> Any:
+    """The kernels in Triton, with tkc in its place."""
+    import tkc.triton
+
+    tree = ast.parse((Path(__file__).parent / "rivals_triton.py").read_text())
+    module = ModuleType("rivals_by_tkc")
+    module.__file__ = str(Path(__file__).parent / "rivals_triton.py")
+    module.__dict__.update(triton=tkc.triton, tl=tkc.triton.language)
+    rest = [s for s in tree.body if not isinstance(s, ast.Import)]
+    exec(compile(ast.Module(rest, []), module.__file__, "exec"), module.__dict__)
+    return module
+
+
 def contest(seed: int, n: int = N) -> Contest:
     import torch
 
@@ -114,6 +133,9 @@ def contest(seed: int, n: int = N) -> Contest:
 
         return Runner(lambda: rivals_triton.add(x, y, out), out)
 
+    def unmodified() -> Runner:
+        return Runner(lambda: rivals_by_tkc().add(x, y, out), out)
+
     return Contest(
         "launch",
         "Host time of one launch, 3 tensors",
@@ -124,6 +146,7 @@ def contest(seed: int, n: int = N) -> Contest:
             Contestant("bare cuLaunchKernel", lambda: Runner(bare(x, y, out), out), "bound"),
             Contestant("torch.add(out=)", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
             Contestant("triton", triton),
+            Contestant("tkc, Triton's kernel", unmodified, "ours", risky=True),
         ),
         lambda run: harness.launch_timer(run, torch.cuda.synchronize),
         TIMING,
@@ -139,6 +162,7 @@ def contest(seed: int, n: int = N) -> Contest:
                 0.5e-6,
                 "prepared at most 0.5 us beyond the bare call",
             ),
+            harness.speed_ratio("tkc, Triton's kernel", "tkc", 1 / 1.1),
         ),
     )
 
@@ -162,6 +186,9 @@ def many(seed: int, n: int = N) -> Contest:
 
         return Runner(lambda: rivals_triton.blend(*arguments), out)
 
+    def unmodified() -> Runner:
+        return Runner(lambda: rivals_by_tkc().blend(*arguments), out)
+
     def prepared() -> Runner:
         launch = blend.prepare(*arguments, grid=blocks)
         return Runner(lambda: (launch(), out)[1], out)
@@ -184,6 +211,7 @@ def many(seed: int, n: int = N) -> Contest:
             Contestant("tkc prepared", prepared, "ours", risky=True),
             Contestant("bare cuLaunchKernel", bare_blend, "bound"),
             Contestant("triton", triton),
+            Contestant("tkc, Triton's kernel", unmodified, "ours", risky=True),
         ),
         lambda run: harness.launch_timer(run, torch.cuda.synchronize),
         TIMING,
@@ -199,6 +227,7 @@ def many(seed: int, n: int = N) -> Contest:
                 0.5e-6,
                 "prepared at most 0.5 us beyond the bare call",
             ),
+            harness.speed_ratio("tkc, Triton's kernel", "tkc", 1 / 1.1),
         ),
     )
 

@@ -25,6 +25,11 @@ PATHS = {
     "fla": "fla",
     "mamba": "mamba",
 }
+# Packages that most cases of a suite import
+PACKAGES = {
+    "liger": ("liger_kernel.transformers.functional",),
+    "fla": ("fla.ops", "fla.modules"),
+}
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ CHECKOUTS: a folder with checkouts of `triton`, `liger`, `fla` and `mamba` (trit
 what is read of them); nothing of them is kept here. Each side has a process of its own, in which
 the name `triton` means Triton, or tkc; this process tells them in turn what to do, so that one
 kernel runs at a time. Both tune as the kernels' authors say. First, `warm` processes a side compile
-every case, so that what follows finds kernels in each side's own cache on disk. Then, case by case:
-each side makes it and runs it once, results are compared, and in shuffled rounds each side times
-some runs; a ratio is taken inside a round, and its quartiles are reported.
+the cases, those that are tuned in shares, so that what follows finds kernels in each side's own
+cache on disk; what takes longer than `patience` is given up. Then, case by case: each side makes it
+and runs it once, results are compared, and in shuffled rounds each side times some runs; a ratio is
+taken inside a round, and its quartiles are reported.
 
 A time is the GPU's, by events round a call, after L2 was flushed and with the GPU held back until
 the host has launched everything. Beside it stands the host's time of a call. `difference` is
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
@@ -31,13 +33,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import benchmarks.triton_packages  # noqa: F401  # adds its cases
 from benchmarks.harness import Quartiles
-from benchmarks.triton_cases import CASES, Case, Operands, Run
+from benchmarks.triton_cases import CASES, PACKAGES, Case, Operands, Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = ("tkc", "triton")
@@ -101,27 +104,43 @@ class Clock:
         return statistics.median(b.elapsed_time(e) for b, e in marks) / 1e3
 
 
+_measure: list[Callable] = []  # what tuning measures by
+
+
 def tune(measure: Callable) -> None:
-    """Makes tuning measure configurations so."""
-    from triton.runtime.driver import active
+    """Makes tuning measure configurations so, from the start: what was chosen is forgotten."""
+    _measure[:] = [measure]
+    from triton.runtime import driver
 
+    active = driver.active
     with contextlib.suppress(AttributeError):  # Triton's driver is a stand-in until it is asked
-        type(active).get_benchmarker = lambda self: measure  # type: ignore[attr-defined]
-    active.get_benchmarker = lambda: measure
+        type(active).get_benchmarker = lambda self: _measured
+    active.get_benchmarker = lambda: _measured
+    for found in gc.get_objects():
+        if type(found).__name__ == "Autotuner":
+            found.cache.clear()
 
 
-def shared_out(number: int, count: int) -> Callable:
-    """Measures nothing: of configurations that are tried, every count-th is compiled here, the
-    others by other processes.
+def _measured(*args: Any, **options: Any) -> Any:
+    return _measure[0](*args, **options)
+
+
+class Share:
+    """In tuning's place: measures nothing, and of the configurations that are tried compiles every
+    count-th, from one of this number on. left: how many it leaves to others.
     """
-    tried = iter(range(1 << 62))
 
-    def once(fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
-        if next(tried) % count == number:
+    def __init__(self, number: int, count: int):
+        self.number, self.count, self.tried, self.left = number, count, 0, 0
+
+    def __call__(self, fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
+        mine = self.tried % self.count == self.number
+        self.tried += 1
+        if mine:
             fn()
+        else:
+            self.left += 1
         return [1.0] * len(quantiles) if quantiles else 1.0
-
-    return once
 
 
 def briefly(fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
@@ -150,6 +169,27 @@ class Side:
             self.clock = self.clock or Clock()
             self.clock.torch.cuda.synchronize()
         return {"seconds": time.perf_counter() - began}
+
+    def compile(self, title: str, number: int, count: int) -> dict[str, Any]:
+        """Compiles a share of a case's configurations, and says how many are left."""
+        share = Share(number, count)
+        tune(share)
+        made = self.make(title)
+        self.run = None
+        self.first = []
+        return made | {"left": share.left}
+
+    def prepare(self, suites: list[str]) -> dict[str, Any]:
+        """Imports what the cases of some suites will."""
+        tune(briefly)
+        operands = Operands(self.root, self.device, self.scale)
+        for suite in suites:
+            for name in PACKAGES.get(suite, ()):
+                with contextlib.suppress(ImportError):
+                    operands.package(name, suite)
+        if self.device == "cuda":
+            self.clock = Clock()
+        return {}
 
     def save(self, path: str) -> dict[str, Any]:
         import torch
@@ -185,7 +225,6 @@ def serve(options: argparse.Namespace) -> None:
         import tkc.triton
 
         tkc.triton.install()
-    tune(shared_out(options.share, options.warm) if options.warm else briefly)
     side = Side(Path(options.checkouts).resolve(), options.device, options.scale)
     for line in sys.stdin:
         name, *args = json.loads(line)
@@ -216,9 +255,8 @@ class Lost(Exception):
 class Worker:
     """A side's process, started again after it was lost."""
 
-    def __init__(self, side: str, options: argparse.Namespace, share: int | None = None):
-        """share: which configurations it compiles, where it only compiles."""
-        self.side, self.options, self.share = side, options, share
+    def __init__(self, side: str, options: argparse.Namespace):
+        self.side, self.options = side, options
         self.process: subprocess.Popen | None = None
 
     def _started(self) -> subprocess.Popen:
@@ -228,8 +266,7 @@ class Worker:
                 [
                     *(sys.executable, "-m", "benchmarks.triton_kernels", given.checkouts),
                     *("--side", self.side, "--device", given.device),
-                    *("--scale", str(given.scale), "--share", str(self.share or 0)),
-                    *("--warm", str(0 if self.share is None else given.warm)),
+                    *("--scale", str(given.scale)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -274,33 +311,63 @@ class Worker:
             self.process.wait()
 
 
-def warm_up(cases: list[Case], options: argparse.Namespace, seconds: float) -> None:
-    """Compiles every case of both sides. Each process makes all cases, and compiles a share of the
-    configurations of what is tuned.
+class Compiling:
+    """A process that compiles for a side what is left to do, one piece after another.
+    pieces: (title, number, count), the next one first.
     """
+
+    def __init__(self, worker: Worker, pieces: deque[tuple[str, int, int]], patience: float):
+        self.worker, self.pieces, self.patience = worker, pieces, patience
+        self.piece: tuple[str, int, int] | None = None
+        self.ends = 0.0
+
+    def begin(self) -> None:
+        """Begins the next piece, if there is one and none is under way."""
+        if self.piece is None and self.pieces:
+            self.piece = self.pieces.popleft()
+            self.worker.tell("compile", *self.piece)
+            self.ends = time.monotonic() + self.patience
+
+    def finish(self) -> None:
+        """Reads the answer. Of what is tuned the other shares follow."""
+        assert self.piece is not None
+        (title, number, count), self.piece = self.piece, None
+        try:
+            left = self.worker.answer(0.1)["left"]
+        except Lost as e:
+            print(f"{self.worker.side}, {title}: {e}", file=sys.stderr, flush=True)
+            return
+        if left and number == 0:
+            self.pieces.extendleft((title, i, count) for i in range(1, count))
+
+    @property
+    def file(self) -> Any:
+        assert self.worker.process is not None
+        return self.worker.process.stdout
+
+
+def warm_up(cases: list[Case], options: argparse.Namespace, seconds: float) -> None:
+    """Compiles the cases of both sides, by `warm` processes a side."""
     ends = time.monotonic() + seconds
-    workers = [Worker(s, options, i) for i in range(options.warm) for s in SIDES]
-    left = {id(w): list(reversed(cases)) for w in workers}
-    busy: dict[int, Worker] = {}
-
-    def next_case(worker: Worker) -> None:
-        if left[id(worker)]:
-            worker.tell("make", left[id(worker)].pop().title)
-            assert worker.process is not None and worker.process.stdout is not None
-            busy[worker.process.stdout.fileno()] = worker
-
-    for worker in workers:
-        next_case(worker)
-    while busy and time.monotonic() < ends:
-        for file in select.select(list(busy), [], [], 1.0)[0]:
-            worker = busy.pop(file)
-            with contextlib.suppress(Lost):
-                worker.answer(1.0)
-            next_case(worker)
-    unmade = {s: max(len(left[id(w)]) for w in workers if w.side == s) for s in SIDES}
-    print(f"not compiled: {unmade}", file=sys.stderr, flush=True)
-    for worker in workers:
-        worker.end()
+    pieces = {s: deque((c.title, 0, options.shares) for c in cases) for s in SIDES}
+    every = [
+        Compiling(Worker(s, options), pieces[s], options.patience)
+        for _ in range(options.warm)
+        for s in SIDES
+    ]
+    while time.monotonic() < ends:
+        for c in every:
+            c.begin()
+        busy = [c for c in every if c.piece is not None]
+        if not busy:
+            break
+        ready = select.select([c.file for c in busy], [], [], 0.2)[0]
+        for c in busy:
+            if c.file in ready or time.monotonic() > c.ends:
+                c.finish()
+    print(f"not compiled: { {s: len(p) for s, p in pieces.items()} }", file=sys.stderr, flush=True)
+    for c in every:
+        c.worker.end()
 
 
 def race(case: Case, workers: dict[str, Worker], options: argparse.Namespace) -> dict[str, Any]:
@@ -381,10 +448,15 @@ def run_all(options: argparse.Namespace) -> None:
     began = time.monotonic()
     chosen = [c for c in CASES if any(w in c.title for w in options.only.split("|"))]
     cases = in_turn(chosen)
+    workers = {s: Worker(s, options) for s in SIDES}
+    for worker in workers.values():
+        worker.tell("prepare", sorted({c.suite for c in cases}))
     if options.warm:
         warm_up(cases, options, options.seconds * options.warming)
         print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    workers = {s: Worker(s, options) for s in SIDES}
+    for worker in workers.values():
+        with contextlib.suppress(Lost):
+            worker.answer(60.0)
     print("| case | tkc, µs | Triton, µs | ratio | host: tkc, µs | Triton | difference | |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |", flush=True)
     every = []
@@ -412,13 +484,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5, help="runs of a turn")
     parser.add_argument("--warm", type=int, default=0, help="processes a side that compile first")
+    parser.add_argument("--shares", type=int, default=4, help="of what is tuned, in compiling")
     parser.add_argument("--out", default="", help="a file for lines of JSON")
     parser.add_argument("--shared", default="/dev/shm", help="a folder for results to compare")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=int, default=1, help="what extents are divided by")
     parser.add_argument("--loud", action="store_true", help="shows what the sides print")
     parser.add_argument("--warming", type=float, default=0.55, help="share of the time for that")
-    parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.side:
