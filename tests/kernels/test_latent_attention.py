@@ -122,6 +122,19 @@ def test_threads(heads, queries, page, target, monkeypatch):
     near(got, attend(q, cache, lengths, RANK), "bfloat16")
 
 
+@pytest.mark.parametrize("cached, page", [("bfloat16", 0), ("float8_e4m3fn", 64)])
+def test_threads_that_share_columns(cached, page, monkeypatch):
+    """Sums of 512 columns are two warpgroups', which both need all probabilities."""
+    lengths = np.array((140, 3), np.int32)
+    q, cache = numbers((2, 1, 70, 576), "bfloat16"), filled((140, 3), cached, 576)
+    store, table = in_pages(cache, (140, 3), page) if page else (cache, None)
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a")
+    got = kernels.attention_latent(q, store, lengths, 512, with_lse=True, pages=table)
+    near(got, attend(q, cache, lengths, 512), "bfloat16")
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize("queries, heads", [(1, 16), (1, 64), (1, 128), (4, 128)])

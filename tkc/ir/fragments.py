@@ -95,9 +95,17 @@ def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) ->
     )
 
 
-def wgmma_accumulator(m: int, n: int, groups: int = 1) -> Layout:
-    """D of wgmma.m64nN: warpgroup i of `groups` has rows 64 i, and every 64 * groups further."""
-    return mma_accumulator(m, n, 4 * groups)
+def wgmma_accumulator(m: int, n: int, groups: int = 1, along_n: int = 1) -> Layout:
+    """D of wgmma.m64nN: warpgroup i of `groups` has rows 64 i, and every 64 * groups further; of
+    `along_n` each has so many columns next to one another.
+    """
+    each = n // along_n
+    return Layout(
+        (m, n),
+        (Digit(2, 1, 1), Digit(2, 0, 8), _repeat(1, each, 8), _repeat(0, m, 64 * groups)),
+        (Digit(4, 1, 2), Digit(8, 0, 1)),
+        (Digit(4 * groups, 0, 16), Digit(along_n, 1, each)),
+    )
 
 
 def wgmma_a(m: int, k: int, groups: int = 1, bits: int = 16) -> Layout:

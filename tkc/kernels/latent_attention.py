@@ -7,9 +7,10 @@ a token attend to one cache of latents, which are the keys, and whose first colu
     out     softmax(s) cache[:, :rank]              [batch, queries, heads, rank]
 
 The heads of one sequence are the rows of a block, those of a token after those of the one before.
-Sums of all `rank` columns are more than a program's registers hold, so PARTS programs have a part
-of the columns each. Each reads whole rows, its own columns as a block apart: one copy of it is the
-right factor of both dots, along the columns in one and along the rows in the other. As in decoding
+Where sums of all `rank` columns are more than a program's registers hold, PARTS programs have a
+part of the columns each, and scores are computed in each. Each reads whole rows, its own columns as
+a block apart: one copy of it is the right factor of both dots, along the columns in one and along
+the rows in the other. As in decoding
 (`attention.py`), the keys are dealt out over programs too, and `combine` adds their parts up.
 """
 
@@ -26,8 +27,10 @@ from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
 from tkc.kernels.attention_checks import check_lengths, check_pages
 from tkc.kernels.operator import operator
 
-# columns of a sum that a program holds at most: wgmma's largest N
+# columns of a sum that a warpgroup holds at most: wgmma's largest N
 MAX_COLUMNS = 256
+# rows of queries of a program whose two warpgroups share the columns of sums, and keys of a step
+SHARED_ROWS, SHARED_KEYS = 64, 64
 # programs among which keys are dealt out where the device is not known
 PROGRAMS = 128
 # keys in whose time a program begins and ends: it loads its queries and stores sums
@@ -125,13 +128,25 @@ def _latent(
         tkc.store(total[b, 0, part], (m,), sums)
 
 
-def _block(rows: int, rank: int, short: bool, target: str) -> Block:
+def _shares_columns(rank: int, rotary: int, target: str) -> bool:
+    """Whether sums of all columns are two warpgroups', and shared memory holds the queries, two
+    steps' keys and the probabilities (of 16 bits) beside barriers.
+    """
+    width = width_of(rank + rotary)
+    needed = 2 * ((SHARED_ROWS + 2 * SHARED_KEYS) * width + SHARED_ROWS * SHARED_KEYS) + (2 << 10)
+    fits = needed <= tkc.target(target).shared_bytes
+    return MAX_COLUMNS < rank <= 2 * MAX_COLUMNS and rank % 128 == 0 and fits
+
+
+def _block(rows: int, rank: int, rotary: int, short: bool, target: str) -> Block:
     """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync. short: the
     cache is float8, which threads convert: more of them, and fewer keys, for want of registers.
     """
     parts, warps = tkc.cdiv(rank, MAX_COLUMNS), {} if target == "cpu" else {"num_warps": 8}
     if rows <= 16:
         return Block(16, 32, parts, warps) if short else Block(16, 32, 1, {})
+    if has_wgmma(target) and _shares_columns(rank, rotary, target):
+        return Block(SHARED_ROWS, SHARED_KEYS, 1, {})
     if has_wgmma(target) and not short:
         return Block(64, 64, parts, {}) if rows <= 64 else Block(128, 32, parts, {})
     return Block(32, 16, parts, warps)
@@ -214,7 +229,7 @@ def _attend(
     size = 0 if pages is None else cache.shape[1]
     keys = cache.shape[1] if pages is None else pages.shape[1] * size
     target = tkc.target_of(q)
-    block = _block(rows, rank, dtype_of(cache) == FLOAT8, target)
+    block = _block(rows, rank, d - rank, dtype_of(cache) == FLOAT8, target)
     if size % block.keys:
         cache = pages_as_rows(cache, "attention_latent")
     programs = tkc.cdiv(rows, block.rows) * block.parts

@@ -91,7 +91,8 @@ class Options:
     # where a dot's left operand is read: "shared" memory, or "registers"
     left_operand: str | None = None
     swap_dots: bool | None = None  # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
-    # warps along m and n that share a dot of mma.sync or of multiply-adds
+    # warps along m and n that share a dot of mma.sync or of multiply-adds; (4, 2) beside roles =
+    # "cooperative": two warpgroups that share the columns of wgmma's
     split_warps: tuple[int, int] | None = None
     # how a dot's results are stored: "tma", by subtiles in shared memory, or "direct", from
     # registers

@@ -305,6 +305,12 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
     return sorted(((cost(work, p, target), p) for p in plans), key=lambda pair: pair[0].seconds)
 
 
+def _shares(dot: DotPlan) -> tuple[int, int]:
+    """The option that has warps share a dot so."""
+    is_by_columns = dot.instruction == "wgmma" and dot.warps[1] > 1
+    return (4 * dot.warps[0], dot.warps[1]) if is_by_columns else dot.warps
+
+
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
     return {
@@ -333,7 +339,7 @@ def keywords(plan: Plan) -> dict:
         ),
         "swap_dots": any(dot.swap for dot in plan.dots),
         "split_warps": (
-            next(iter(shares)) if len(shares := {dot.warps for dot in plan.dots}) == 1 else None
+            next(iter(shares)) if len(shares := {_shares(dot) for dot in plan.dots}) == 1 else None
         ),
         "epilogue": plan.epilogue,
         "store_columns": plan.columns if plan.roles != "one" else None,
@@ -677,7 +683,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
     return prefetch | {
         "left_operand": "it is relaid" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
-        "split_warps": "warpgroups share a dot's rows",
+        "split_warps": "warpgroups share a dot's rows, or as (4, 2) its columns",
         "epilogue": (
             "no result is a matrix of 16-bit floats that has the orientation of its accumulator"
             " and that tensor maps store"

@@ -46,7 +46,8 @@ OTHER_REGISTERS = 32  # that an instruction needs beside its accumulator
 
 class Operands:
     """The descriptors of one operand of a dot in shared memory: low words by their distance from
-    its start. share: the bytes from one warpgroup's rows to the next one's; 0 if all read the same.
+    its start. share: the bytes from one warpgroup's rows (of the right operand: columns) to the
+    next one's; 0 if all read the same.
     """
 
     def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, share: int):
@@ -93,7 +94,9 @@ def fields_of(e: Emitter, view: SharedView, axis: int) -> Descriptor:
 
 @dataclass(frozen=True)
 class Shape:
-    """A dot of rows x k by k x n as instructions of 64 x width x depth, by so many warpgroups."""
+    """A dot of rows x k by k x n as instructions of 64 x width x depth, by so many warpgroups that
+    share its rows, and along_n that share its columns.
+    """
 
     rows: int
     n: int
@@ -101,6 +104,7 @@ class Shape:
     width: int
     depth: int
     groups: int
+    along_n: int
 
     @staticmethod
     def of(e: Emitter, op: threads.DotAsync, fields_b: Descriptor) -> Shape:
@@ -108,7 +112,9 @@ class Shape:
         t, b = accumulator_type(op), e.view(op.b)
         (rows, k), n = _operand_type(op.a).extents, t.extents[1]
         width_bits = bits(_operand_type(op.b).element)
-        groups, depth = e.instance.warps // 4, 256 // width_bits
+        along_n = next((d.extent for d in layout_of(t).warps if d.axis == 1), 1)
+        groups, depth = max(1, e.instance.warps // 4 // along_n), 256 // width_bits
+        n //= along_n
         # columns at which a descriptor may begin
         unit = max(8, b.memory.swizzle * 8 // width_bits) if fields_b.major == "mn" else 8
         most = min(256, 2 * (e.target.at_entry(e.threads) - OTHER_REGISTERS))
@@ -116,12 +122,16 @@ class Shape:
         width = n if n <= most else next(fitting, n)
         if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
             e.fail(
-                f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by"
-                f" 8 and k by {depth}, not {rows}x{n}x{k}"
+                f"wgmma of {e.instance.warps} warps takes rows by {64 * groups}, columns by"
+                f" {8 * along_n} and k by {depth}, not {rows}x{t.extents[1]}x{k}"
             )
-        if layout_of(t) != wgmma_accumulator(rows, n, groups):
-            e.fail(f"a wgmma of {rows}x{n} cannot deliver the layout {layout_of(t)}")
-        return Shape(rows, n, k, width, depth, groups)
+        if layout_of(t) != wgmma_accumulator(rows, t.extents[1], groups, along_n):
+            e.fail(f"a wgmma of {rows}x{t.extents[1]} cannot deliver the layout {layout_of(t)}")
+        return Shape(rows, n, k, width, depth, groups, along_n)
+
+    def share_of_columns(self, b: SharedView) -> int:
+        """The bytes from one warpgroup's columns of the right operand to the next one's."""
+        return b.memory.offset((0, self.n)) if self.along_n > 1 else 0
 
     @property
     def blocks(self) -> int:
@@ -135,7 +145,7 @@ class Shape:
 
     @property
     def columns(self) -> int:
-        """Instructions along n."""
+        """Instructions along n, of one warpgroup."""
         return self.n // self.width
 
 
@@ -164,7 +174,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     if {left_element, right_element} == {i8, ui8}:
         e.need("8.4")
     registers = accumulator(e, op, t)
-    right = Operands(e, b, fields_b, 0)
+    right = Operands(e, b, fields_b, shape.share_of_columns(b))
     left: Operands | list[str]
     if isinstance(a, Tile):
         left = _held_operand(e, op, a, shape)

@@ -49,12 +49,12 @@ def of_dot(dot: tile.Dot, plan: DotPlan) -> Layouts:
     *batch, m, n = acc.extents
     width = bits(a.element)
     if plan.instruction == "wgmma":
-        groups = plan.warps[0]
+        groups, along_n = plan.warps
         left = None
         if plan.a == "registers":
             permuted = plan.permuted
             left = wgmma_a_permuted(m, k, groups) if permuted else wgmma_a(m, k, groups, width)
-        return left, None, wgmma_accumulator(m, n, groups)
+        return left, None, wgmma_accumulator(m, n, groups, along_n)
     if dot.precision.data.startswith("tf32"):
         width = 32
 

@@ -82,6 +82,7 @@ from tkc.passes.planning.operands import (
     ADDRESS_REGISTERS,
     MAX_LIVE_REGISTERS,
     Sides,
+    along_n,
     by_block,
     is_read_again,
     live_registers,
@@ -165,6 +166,9 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
         if value is not None and getattr(context.options, name) == value
     ]
     made, why = _roles(program, context, plan)
+    if made is None and _is_for_one_warpgroup(program, context.options):
+        shared = replace(context.options, roles="cooperative", split_warps=(4, 2))
+        made, _ = _roles(program, replace(context, options=shared), plan)
     if (
         made is None
         and context.lack
@@ -193,6 +197,13 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
     return made, why
 
 
+def _is_for_one_warpgroup(program: Program, options: LaunchOptions) -> bool:
+    """Whether dots have rows for one warpgroup alone, so that two could but share their columns."""
+    free = options.roles is None and options.split_warps is None and options.programs is None
+    heights = {Sides.of(dot, options).m for dot in program.dots}
+    return free and options.num_warps in (None, 8) and len(program.dots) > 1 and heights == {64}
+
+
 def _roles(
     program: Program, context: PassContext, plan: Plan, single: str = ""
 ) -> tuple[Plan | None, str]:
@@ -206,7 +217,7 @@ def _roles(
     if options.num_warps not in (None, 4, 8, 12, 16):
         return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if options.split_warps and options.roles is None:
-        return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
+        return None, f"split_warps = {options.split_warps}: one role, unless roles are asked for"
     if unclaimed := why_not_claimed(program.kernel, context.overlaps):
         return None, unclaimed
     claims, waiting = work_claims(program.kernel), acquiring_loops(program.kernel)
@@ -218,6 +229,7 @@ def _roles(
     loops = [op for here in together if isinstance(op := here[0].parent_op(), scf.ForOp)]
     # the one loop that has all dots
     lone = loops[0] if loops and len(together) == 1 else None
+    by_rows = along_n(options) == 1  # warpgroups share the rows of dots, or their columns
     parts_of_k, whole = _split(program, dots, m, options, waiting)
     relaid = {load: right for dot in dots for load, right in relaid_loads(dot, options)}
     by_threads = [load for load in operand_loads(dots, options) if copied_by_threads(load)]
@@ -295,7 +307,11 @@ def _roles(
     parts = [
         (
             parts_of(d, groups, most)
-            if partial(d) and not late and not relaid_loads(d, options) and options.sum_parts != 1
+            if partial(d)
+            and not late
+            and not relaid_loads(d, options)
+            and options.sum_parts != 1
+            and by_rows
             else (1, 1)
         )
         for d in dots
@@ -394,7 +410,9 @@ def _roles(
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
     leaving = (
         []
-        if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots)
+        if options.epilogue == "direct"
+        or not by_rows
+        or any(Sides.of(dot, options).swapped for dot in dots)
         else subtile_stores(program.kernel, heights, groups)
     )
     again = cache_line_bytes(
@@ -710,7 +728,7 @@ def _roles(
     planned = tuple(
         DotPlan(
             "wgmma",
-            (groups, 1),
+            (groups, 1) if by_rows else (1, groups),
             *_sources(dot, options),
             swap=Sides.of(dot, options).swapped,
             parts=p,
@@ -785,6 +803,8 @@ def _warpgroups(m: int, dots: Sequence[tile.Dot], options: LaunchOptions) -> int
     divide as asked.
     """
     asked = (options.num_warps or 0) // 4
+    if (columns := along_n(options)) > 1:
+        return columns if asked in (0, columns) else 0
     if asked > 2:
         return asked if m % (64 * asked) == 0 else 0
     alone = operand_registers(dots, False, [(1, 1)] * len(dots), 1, options)
@@ -989,6 +1009,8 @@ def _together(program, dots, options) -> str:
     program of its own, in turns. It can if its registers hold the sum and every program has the
     same number of steps, so that it knows which stages are the other's.
     """
+    if along_n(options) > 1:
+        return "they share the columns of each dot"
     if options.roles == "cooperative" or options.programs == 1:
         return "as asked"
     if options.num_warps in (8, 12, 16):

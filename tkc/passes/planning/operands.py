@@ -39,7 +39,7 @@ from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import block_of, index_of, only_user, owner_of, tile_type, yielded_by
+from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, is_computed_by
@@ -59,6 +59,8 @@ def source(value: SSAValue) -> tile.Load | None:
 ADDRESS_REGISTERS = 16
 # of a small tile beside a dot: copied with its operands, or held by registers through an iteration
 MAX_BESIDE_BYTES = 1024
+# of a row of the widest swizzle
+PANEL_BITS = 1024
 # of a consumer's thread, for all tiles that are live at once, where no dot runs late: by consumer
 # warpgroups
 MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
@@ -101,7 +103,8 @@ class Sides:
         left_is_loaded, right_is_loaded = (
             (b_is_loaded, a_is_loaded) if swapped else (a_is_loaded, b_is_loaded)
         )
-        written = not left_is_loaded and _is_turned_result(left), not right_is_loaded
+        each_needs_all = along_n(options) > 1 or _is_turned_result(left)
+        written = not left_is_loaded and each_needs_all, not right_is_loaded
         held = not written[0] and (
             not left_is_loaded
             or options.left_operand == "registers"
@@ -113,6 +116,12 @@ class Sides:
             if swapped
             else Sides(left, right, 1, 0, m, n, False, held, written)
         )
+
+
+def along_n(options: LaunchOptions) -> int:
+    """How many warpgroups share the columns of each dot, whose rows they all have."""
+    warps_m, warps_n = options.split_warps or (4, 1)
+    return warps_n if options.roles == "cooperative" and warps_m == 4 else 1
 
 
 def _turned(value: SSAValue, k: int) -> bool:
@@ -257,9 +266,10 @@ def leaves(value: SSAValue) -> Iterator[tuple[Use, list[tile.Transpose]]]:
 
 
 def dense_of_operand(value: SSAValue) -> int:
-    """The axis of an operand that is dense in memory."""
+    """The axis of an operand that is dense in memory; of a computed one, whose rows are."""
     if not isinstance(value.owner, tile.Transpose):
-        return dense_of_block(owner_of(value, tile.Load))
+        load = value.owner
+        return dense_of_block(load) if isinstance(load, tile.Load) else tile_type(value).rank - 1
     return value.owner.permutation.get_values().index(dense_of_operand(value.owner.arg))
 
 
@@ -405,7 +415,9 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     if acc.rank != 2:
         return "a dot has batch axes"
     both, k = Sides.of(dot, options), a.extents[1]
-    if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k:
+    if reason := _why_not_along_n(dot, both, options):
+        return reason
+    if both.m % 64 or both.m > 256 or both.n // along_n(options) not in form.n or k % form.k:
         return (
             f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x"
             f" {form.k}"
@@ -441,6 +453,24 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
                 f" operand is dense along {'nm'[axis]}, not k; pass its transpose (an array of"
                 f" {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
             )
+    return ""
+
+
+def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
+    """Why warpgroups cannot share a dot's columns as asked; empty if they can."""
+    groups = along_n(options)
+    if groups == 1:
+        return ""
+    if relaid_loads(dot, options):
+        return "an operand is relaid, and warpgroups share its columns"
+    if both.held:
+        return "the left operand is in registers, and warpgroups share columns"
+    # a descriptor begins at eight columns, or where a panel of those that are dense in memory does
+    width = bits(tile_type(both.right).element)
+    is_dense = dense_of_operand(both.right) != both.right_k and (width == 16 or not both.written[1])
+    unit = PANEL_BITS // width if is_dense else 8
+    if both.n % (unit * groups):
+        return f"{both.n} columns do not divide by {unit} among {groups} warpgroups"
     return ""
 
 
