@@ -19,6 +19,7 @@ from benchmarks.vector_add import copy
 
 LEAST = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
+FEATURED = ((16, 4096, 16), (16, 1024, 16))
 STRIPS = ((8, 2048, 2048), (1, 32768, 4096))
 CONVOLVED = ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024))
 RIVALS = {"ssd": "mamba", "ssd_backward": "mamba"}  # where it is another library than fla
@@ -107,6 +108,36 @@ def linear_attention_backward(normal, batch, length, heads):
         14 * q.numel(),
         lambda: kernels.linear_attention_backward(grad, q, k, v),
         _backward(rival, (q, k, v), grad, normalize=False),
+    )
+
+
+def _featured(normal, batch, length, heads):
+    """q, k and v as ThunderKittens ships Based: 16 channels, 64 columns."""
+    return [normal(batch, length, heads, width) for width in (16, 16, 64)]
+
+
+def based(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v = _featured(normal, batch, length, heads)
+    rival = _rival("fla.ops.based.fused_chunk_based")
+    return (
+        4 * (q.numel() + v.numel()),
+        lambda: kernels.based(q, k, v),
+        rival and (lambda: rival(q, k, v)),
+    )
+
+
+def based_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    q, k, v = _featured(normal, batch, length, heads)
+    grad, rival = normal(*v.shape), _rival("fla.ops.based.fused_chunk_based")
+    whole = rival and (lambda *inputs: (rival(*inputs),))
+    return (
+        6 * q.numel() + 6 * v.numel(),
+        lambda: kernels.based_backward(grad, q, k, v),
+        _backward(whole, (q, k, v), grad),
     )
 
 
@@ -451,6 +482,8 @@ OPERATIONS = (
     ("simple_gla_backward", SHAPES, simple_gla_backward),
     ("linear_attention", SHAPES, linear_attention),
     ("linear_attention_backward", SHAPES, linear_attention_backward),
+    ("based", FEATURED, based),
+    ("based_backward", FEATURED, based_backward),
     ("delta_rule", SHAPES, delta_rule),
     ("delta_rule_backward", SHAPES, delta_rule_backward),
     ("gated_delta_rule", SHAPES, gated_delta_rule),

@@ -100,6 +100,21 @@ def rwkv_step(give: Give):
     return t.rwkv7_step(q, -abs(g), k, v, a, b, state), state
 
 
+def based(give: Give):
+    from tkc import kernels as t
+
+    q, k, v, grad = (give((1, 70, 2, 5), "bfloat16", seed) for seed in range(4))
+    return *t.based(q, k, v), *t.based_backward(grad, q, k, v)
+
+
+def based_step(give: Give):
+    from tkc import kernels as t
+
+    q, k, v = (give((1, 2, 5), "bfloat16", seed) for seed in range(3))
+    state = abs(give((1, 2, 32, 21), seed=3))
+    return t.based_step(q, k, v, state), state
+
+
 def gated_scan(give: Give):
     from tkc import kernels as t
 
@@ -173,6 +188,9 @@ def linear_loss(give: Give):
 def library() -> dict[str, Callable[[Give], object]]:
     """Function of tkc.kernels -> a call of it; `+` joins names that one call covers."""
     return {
+        "based + based_backward + taylor_features + taylor_features_backward"
+        " + normalized_linear_attention + normalized_linear_attention_backward": based,
+        "based_step + normalized_linear_attention_step": based_step,
         "delta_rule": delta,
         "delta_rule_backward": delta_backward,
         "delta_rule + delta_rule_backward": delta_channels,

@@ -60,6 +60,12 @@ def turned(x):
     return torch.cat((a * c - b * s, b * c + a * s), -1)
 
 
+def weighted(q, k, v):
+    s = torch.einsum("bthf,bshf->bhts", q, k) * q.shape[-1] ** -0.5
+    weights = (1 + s + s * s / 2).tril()
+    return torch.einsum("bhts,bshv->bthv", weights / weights.sum(-1, keepdim=True), v)
+
+
 CASES = {
     "softmax": (kernels.softmax, lambda x: F.softmax(x, -1), (3, 257)),
     "log_softmax": (kernels.log_softmax, lambda x: F.log_softmax(x, -1), (3, 257)),
@@ -117,6 +123,7 @@ CASES = {
         (2, 2, 33, 16),
         (2, 2, 33, 24),
     ),
+    "based": (lambda q, k, v: kernels.based(q, k, v)[0], weighted, *[(2, 9, 2, 8)] * 3),
     "transpose": (kernels.transpose, lambda x: x.mT.contiguous(), (2, 65, 31)),
     "embedding": (
         lambda t: kernels.embedding(t, TARGET.clamp(0)),

@@ -51,6 +51,16 @@ from tkc.kernels.experts import (
     route_backward,
     sort_by_expert,
 )
+from tkc.kernels.feature_maps import (
+    based,
+    based_backward,
+    based_step,
+    normalized_linear_attention,
+    normalized_linear_attention_backward,
+    normalized_linear_attention_step,
+    taylor_features,
+    taylor_features_backward,
+)
 from tkc.kernels.fourier import fft, fft_conv, fft_conv_backward
 from tkc.kernels.fused_losses import linear_cross_entropy
 from tkc.kernels.gated_scan import hgrn, hgrn_backward, hgrn_step
@@ -111,6 +121,9 @@ __all__ = [
     "attention_backward",
     "attention_decode",
     "attention_latent",
+    "based",
+    "based_backward",
+    "based_step",
     "beam_gather",
     "causal_conv1d",
     "causal_conv1d_backward",
@@ -167,6 +180,9 @@ __all__ = [
     "matmul",
     "mixture_of_experts",
     "mixture_of_experts_backward",
+    "normalized_linear_attention",
+    "normalized_linear_attention_backward",
+    "normalized_linear_attention_step",
     "pack_codes",
     "packed_matmul",
     "preference_loss",
@@ -201,6 +217,8 @@ __all__ = [
     "sum",
     "swiglu",
     "swiglu_backward",
+    "taylor_features",
+    "taylor_features_backward",
     "topk",
     "transpose",
     "unpack_zeros",

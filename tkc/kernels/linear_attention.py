@@ -279,10 +279,17 @@ class _Shape(NamedTuple):
         return tkc.cdiv(self.columns, self.block)
 
 
-def _block(columns: int, fewer: bool) -> int:
+def _wide(width: int) -> int:
+    """K of a program's tiles: wgmma takes the state's rows 64 at a time."""
+    return max(16, power(width)) if width <= 64 else tkc.cdiv(width, 64) * 64
+
+
+def _block(width: int, columns: int, fewer: bool) -> int:
     """Columns of V of a program: as many as registers hold of state and result, fewer where the
     result is also multiplied by a tile, or positions have weights."""
-    return max(16, min(32 if fewer else 64, power(columns)))
+    most = 32 if fewer else 80 if width <= 192 else 64
+    each = tkc.cdiv(columns, tkc.cdiv(max(columns, 1), most))
+    return max(16, tkc.cdiv(each, 16) * 16)
 
 
 def _shape(
@@ -323,10 +330,10 @@ def _launch(
     which `scale` does not multiply. sums: of result · beside over each block of columns."""
     heads = out.shape[2]
     few = not has_wgmma(tkc.target_of(q))  # mma.sync keeps both operands in registers
-    block = _block(v.shape[3], few or sums is not None or decays.weight is not None)
+    block = _block(q.shape[3], v.shape[3], few or sums is not None or decays.weight is not None)
     n = _shape(q, k, v, decays.starts, heads, v if beside is None else beside, block)
     common = {"REVERSE": reverse, "GROUPS": n.groups, "C": CHUNK, "BLOCKS": n.blocks}
-    widths = {"K": max(16, power(n.width)), "V": n.block}
+    widths = {"K": _wide(n.width), "V": n.block}
     before, after = (1.0 / scale, scale) if reverse else (1.0, 1.0)
     if not n.sequences or not heads or not n.columns:
         return
@@ -502,8 +509,10 @@ def linear_attention_backward(
     flipped, after_flipped = (None if x is None else last(x, 2) for x in (initial, after))
     row = (batch, length, heads)
     # over each block of columns, q · dq and v · dv / w, which is k · dk / w
-    queries = empty(q, (tkc.cdiv(q.shape[3], _block(q.shape[3], True)), *row), "float32")
-    values = empty(q, (tkc.cdiv(columns, _block(columns, True)), *row), "float32")
+    queries, values = (
+        empty(q, (tkc.cdiv(n, _block(other, n, True)), *row), "float32")
+        for n, other in ((q.shape[3], columns), (columns, q.shape[3]))
+    )
     of_heads = [by_head(x, heads) for x in (dq, dk)]
     about_g = (None, None) if g is None else (q, queries)
     about_w = (None, None) if g is None and weight is None else (v, values)
