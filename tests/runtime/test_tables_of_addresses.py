@@ -76,3 +76,43 @@ def test_validation_writes_copies_of_them(monkeypatch, capsys):
     doubled[ROWS](table, LENGTH)
     assert "passes change nothing" in capsys.readouterr().err
     assert [x[-1] for x in arrays] == [2 * (4 + 10 * i) for i in range(ROWS)]
+
+
+@tkc.jit
+def summed(x, y, out, n, k):
+    """Every third block of a carried array, which is one of two, or one made of the other half."""
+    a = x if k > 1 else y
+    total = tkc.zeros((4,))
+    for step in tkc.range(k):
+        if step % 2 == 1:
+            a = tkc.array(a.ptr + n, tkc.float32, (n - step, 4), (4, 1))
+        total += tkc.load(a, (step, 0), (1, 4))[0]
+    tkc.store(out, (0,), total)
+    tkc.store(out, (4,), a.shape[0])
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_loops_and_branches_carry_arrays(way, k):
+    n = 8
+    x, y = (np.random.default_rng(i).normal(size=(20, 4)).astype(np.float32) for i in (1, 2))
+    out = np.zeros(5, np.float32)
+    summed[1](x, y, out, n, k)
+    a, total = (x if k > 1 else y).ravel(), np.zeros(4, np.float32)
+    extent = 20
+    for step in range(k):
+        if step % 2 == 1:
+            a, extent = a[n:], n - step
+        total += a.reshape(-1, 4)[step]
+    assert np.allclose(out[:4], total) and out[4] == extent
+
+
+def test_a_loop_carries_arrays_of_one_rank_and_element(way):
+    @tkc.jit
+    def reshaped(x, n):
+        a = x
+        for _k in tkc.range(n):
+            a = tkc.array(x.ptr, tkc.float32, (n,))
+        tkc.store(a, (0,), 1.0)
+
+    with pytest.raises(tkc.CompileError, match="`a`.*array of float32, rank 2.*rank 1"):
+        reshaped[1](np.zeros((4, 4), np.float32), 3)

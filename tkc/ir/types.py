@@ -26,7 +26,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import (
@@ -268,6 +268,9 @@ class PointerType(_OfType, TypeAttribute):
     element: Attribute
 
 
+MOST_DIVISOR = 128  # of an extent or stride that anything asks for
+
+
 @dataclass(frozen=True)
 class Fact:
     """What a specialization knows of an integer: its exact value, or a divisor of it and whether it
@@ -292,6 +295,14 @@ class Fact:
     def divisible(self, n: int) -> bool:
         return (self.exact if self.exact is not None else self.divisor) % n == 0
 
+    def either(self, other: Fact) -> Fact:
+        """What is known of an integer that is known by the one or by the other."""
+        if self.exact is not None and self.exact == other.exact:
+            return self
+        whole = gcd(*(f.divisor if f.exact is None else f.exact for f in (self, other)))
+        below = [f.negative if f.exact is None else f.exact < 0 for f in (self, other)]
+        return Fact(gcd(whole, MOST_DIVISOR), negative=all(below))
+
 
 @dataclass(frozen=True)
 class ArrayFacts:
@@ -306,6 +317,14 @@ class ArrayFacts:
     @staticmethod
     def unknown(rank: int) -> ArrayFacts:
         return ArrayFacts((Fact(),) * rank, (Fact(),) * rank)
+
+    def either(self, other: ArrayFacts) -> ArrayFacts:
+        """What is known of an array of the same rank that is known by the one or by the other."""
+        shape, strides = (
+            tuple(a.either(b) for a, b in zip(mine, theirs, strict=True))
+            for mine, theirs in ((self.shape, other.shape), (self.strides, other.strides))
+        )
+        return ArrayFacts(shape, strides, gcd(self.align, other.align))
 
     def __str__(self):
         return (

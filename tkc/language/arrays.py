@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import PointerAdd, Select
 from tkc.ir.ranges import Ranges, divisor
-from tkc.ir.types import ArrayFacts, ArrayType, Fact
+from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact
 from tkc.ir.values import array_type
 from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
@@ -122,6 +122,33 @@ class Array:
         if fact.exact is not None:
             return fact.exact
         return self._get((op, axis), lambda: op(self.use(), axis, i64 if self.wide else i32))
+
+    def parts(self, facts: ArrayFacts, wide: bool) -> list[SSAValue]:
+        """The address, and what some facts leave open of extents and strides, in 32 or 64 bits."""
+        width = i64 if wide else i32
+        found = [self.ptr.use()]
+        for asked, own, op in (
+            (facts.shape, self.facts.shape, tile.Dim),
+            (facts.strides, self.facts.strides, tile.Stride),
+        ):
+            for axis, fact in enumerate(asked):
+                if fact.exact is not None:
+                    continue
+                if (exact := own[axis].exact) is not None:
+                    found.append(tracer().constant(exact, width))
+                else:
+                    found.append(tracer().emit(op(self.use(), axis, width)).results[0])
+        return found
+
+    @staticmethod
+    def of_parts(t: ArrayType, wide: bool, parts: Iterator[SSAValue]) -> Array:
+        """An array of this type from the next parts."""
+        pointer, width = next(parts), i64 if wide else i32
+        sizes, steps = (
+            [next(parts) if f.exact is None else tracer().constant(f.exact, width) for f in facts]
+            for facts in (t.facts.shape, t.facts.strides)
+        )
+        return Array(tracer().emit(tile.MakeArray(pointer, sizes, steps, t)).result, wide)
 
     def _get(self, key, make) -> Value:
         """A property of the array, computed once where the earlier one is still visible."""
@@ -262,7 +289,6 @@ def _contiguous(extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
     return tuple(strides)
 
 
-MOST_DIVISOR = 128  # of an extent or stride that anything asks for
 MOST_BYTES = 16  # of an alignment
 
 

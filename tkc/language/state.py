@@ -38,10 +38,11 @@ from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
-from xdsl.dialects.builtin import i1, i64
+from xdsl.dialects.builtin import i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from tkc.ir.types import ArrayType, is_float, is_integer
+from tkc.ir.types import ArrayType, PointerType, is_float, is_integer
+from tkc.ir.values import array_type
 from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, frames, is_library, tracer
@@ -467,7 +468,6 @@ class Leaf:
     """A number or value: its IR type."""
 
     type: Attribute
-    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -495,18 +495,28 @@ class Tree:
         )
 
 
-Spec: TypeAlias = Keep | Leaf | Tree
+@dataclass(frozen=True)
+class Parts:
+    """An array, carried as what it is made of: its address, and the extents and strides that its
+    type does not say.
+    """
+
+    type: ArrayType
+    wide: bool = False
+
+
+Spec: TypeAlias = Keep | Leaf | Parts | Tree
 
 
 def _number_type(x) -> Attribute:
     return of_number(x).ir
 
 
-def leaf(x: object) -> Leaf | None:
-    """The leaf a number or value makes."""
+def leaf(x: object) -> Leaf | Parts | None:
+    """The leaf a number, value or array makes."""
     x = unpack(x)
     if isinstance(x, Array):
-        return Leaf(x.ssa.type, x.wide)
+        return Parts(array_type(x.ssa), x.wide)
     if isinstance(x, Value):
         return Leaf(x.ssa.type)
     return Leaf(_number_type(x)) if isinstance(x, Number) else None
@@ -564,11 +574,13 @@ def _get(obj, key):
     return obj[key] if isinstance(obj, (tuple, list, dict)) else getattr(obj, key)
 
 
-def _merge_leaves(old: Any, new: Any, a: Leaf, b: Leaf) -> Leaf:
+def _merge_leaves(old: Any, new: Any, a: Leaf | Parts, b: Leaf | Parts) -> Leaf | Parts:
     if a == b:
         return a
-    found = None
-    if isinstance(old, Number) and isinstance(new, Number):
+    found: Leaf | Parts | None = None
+    if isinstance(a, Parts) or isinstance(b, Parts):
+        found = _either_array(a, b)
+    elif isinstance(old, Number) and isinstance(new, Number):
         if isinstance(old, bool) == isinstance(new, bool):
             found = max(a, b, key=lambda leaf: (is_float(leaf.type), leaf.type == i64))
     elif isinstance(old, Number):
@@ -578,6 +590,16 @@ def _merge_leaves(old: Any, new: Any, a: Leaf, b: Leaf) -> Leaf:
     if found is None:
         raise Mismatch(f"{describe(old)} against {describe(new)}")
     return found
+
+
+def _either_array(a: Leaf | Parts, b: Leaf | Parts) -> Parts | None:
+    """What carries one array or the other; None where nothing does."""
+    if not isinstance(a, Parts) or not isinstance(b, Parts):
+        return None
+    if (a.type.rank, a.type.element) != (b.type.rank, b.type.element):
+        return None
+    facts = a.type.facts.either(b.type.facts)
+    return Parts(ArrayType(a.type.rank, a.type.element, facts), a.wide or b.wide)
 
 
 def _beside(number: Plain, typed: Leaf) -> Leaf | None:
@@ -599,9 +621,9 @@ def flatten(x: Any, spec: Spec) -> list[SSAValue]:
             return []
         case Leaf(t):
             x = unpack(x)
-            if isinstance(x, (Array, Value)):
-                return [_as(x, t)]
-            return [tracer().constant(x, t)]
+            return [_as(x, t) if isinstance(x, Value) else tracer().constant(x, t)]
+        case Parts(t, wide):
+            return unpack(x).parts(t.facts, wide)
         case Tree(like):
             return [
                 v
@@ -632,6 +654,9 @@ def types(spec: Spec) -> list[Attribute]:
             return []
         case Leaf(t):
             return [t]
+        case Parts(t, wide):
+            unknown = sum(f.exact is None for f in (*t.facts.shape, *t.facts.strides))
+            return [PointerType(t.element), *[i64 if wide else i32] * unknown]
         case Tree():
             return [t for p in spec.parts for t in types(p)]
     raise TypeError(f"unknown spec {spec!r}")
@@ -642,8 +667,10 @@ def build(spec: Spec, ssa: Iterator[SSAValue]) -> Any:
     match spec:
         case Keep(value):
             return value
-        case Leaf(t, wide):
-            return Array(next(ssa), wide) if isinstance(t, ArrayType) else wrap(next(ssa))
+        case Leaf():
+            return wrap(next(ssa))
+        case Parts(t, wide):
+            return Array.of_parts(t, wide, ssa)
         case Tree(like):
             made = [build(p, ssa) for p in spec.parts]
             if isinstance(like, tuple):

@@ -13,9 +13,9 @@ from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.entry import give_way, return_if_stopped
 from tkc.codegen.cpu.nest import moves_elements
 from tkc.codegen.cpu.planning import MAX_RECOMPUTED_COST, WRITES, Planning
-from tkc.codegen.cpu.values import ArrayValue, Buffer, tiles
+from tkc.codegen.cpu.values import Buffer, tiles
 from tkc.ir import tile
-from tkc.ir.types import ArrayType, TileType, is_unsigned
+from tkc.ir.types import TileType, is_unsigned
 from tkc.ir.values import block_of, operands_first, owner_op, terminator_of, yielded_by
 
 Registers = list[tuple[str, str]]  # type and name of each
@@ -124,27 +124,12 @@ class Control(Planning):
         ) and not any(self.env.get(x) is b for o in others for x in self.leaves(o))
 
     def flat(self, values: Sequence[SSAValue]) -> Registers:
-        """The registers of scalars and arrays; tiles have none."""
-        out: Registers = []
-        for v in scalars(values):
-            x = self.env[v]
-            if isinstance(x, ArrayValue):
-                out += [("ptr", x.pointer), *(("i64", n) for n in (*x.extents, *x.strides))]
-            else:
-                out.append((numbers.held(v.type), self.env.register(v)))
-        return out
+        """The registers of scalars; tiles have none."""
+        return [(numbers.held(v.type), self.env.register(v)) for v in scalars(values)]
 
     def unflat(self, values: Sequence[SSAValue], names: Sequence[str]) -> None:
-        """The inverse of `flat`: binds scalars and arrays to registers, in their order."""
-        left = iter(names)
-        for v in scalars(values):
-            if isinstance(v.type, ArrayType):
-                pointer, rank = next(left), v.type.rank
-                extents = tuple(next(left) for _ in range(rank))
-                strides = tuple(next(left) for _ in range(rank))
-                self.env[v] = ArrayValue(pointer, extents, strides)
-            else:
-                self.env[v] = next(left)
+        """The inverse of `flat`: binds scalars to registers, in their order."""
+        self.env.update(zip(scalars(values), names, strict=True))
 
     def carry(
         self, values: Sequence[SSAValue], buffers: Sequence[Buffer]

@@ -153,8 +153,6 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
                 self.env[op.result] = Nest(self.f, self.env).result_of(op, ()).base
             case tile.Multiple() | tile.Assume():
                 self.env.update({r: self.env[op.operands[0]] for r in op.results})
-            case ew.Select() if isinstance(op.result.type, ArrayType):
-                self.select_array(op)
             case ew.Elementwise() | ew.Select() | ew.Cast() | ew.Bitcast():
                 operands = [Chunk(self.env.register(v)) for v in op.operands]
                 self.env[op.result] = Nest(self.f, self.env).compute(op, operands).base
@@ -211,23 +209,6 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
         return True
 
     # ----------------------------------------------------------------------------------------------
-    def select_array(self, op: ew.Select) -> None:
-        """One of two arrays."""
-        condition = self.env.register(op.condition)
-        a, b = self.env.array(op.if_true), self.env.array(op.if_false)
-
-        def pick(t: str, x: str, y: str) -> str:
-            return x if x == y else self.f.select(condition, t, x, y)
-
-        def pick_all(xs: Sequence[str], ys: Sequence[str]) -> tuple[str, ...]:
-            return tuple(pick("i64", x, y) for x, y in zip(xs, ys, strict=True))
-
-        self.env[op.result] = ArrayValue(
-            pick("ptr", a.pointer, b.pointer),
-            pick_all(a.extents, b.extents),
-            pick_all(a.strides, b.strides),
-        )
-
     def narrow(self, x: str, t: Attribute) -> str:
         """An i64 as an integer of type t."""
         name = numbers.held(t)
