@@ -225,7 +225,11 @@ def is_library(module: str | None) -> bool:
 
 
 def is_users_frame(frame: FrameType) -> bool:
-    return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))
+    """Of a kernel, wherever it is defined, or of code that is no library's."""
+    code = frame.f_code
+    if is_own(code.co_filename):
+        return False
+    return is_rewritten(code) or not is_library(frame.f_globals.get("__name__"))
 
 
 def is_rewritten(code: CodeType) -> bool:

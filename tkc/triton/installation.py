@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -82,8 +83,16 @@ def install() -> None:
         )
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    _compile_here()
     for name in ("", ".language", ".runtime", ".testing", ".compiler", ".tools"):
         sys.modules[f"triton{name}"] = importlib.import_module(f"{OWN}{name}")
+
+
+def _compile_here() -> None:
+    """Makes Inductor compile in this process: in workers of its own `triton` would be another."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if (settings := sys.modules.get("torch._inductor.config")) is not None:
+        settings.compile_threads = 1  # type: ignore[attr-defined]  # it was read before
 
 
 def uninstall() -> None:

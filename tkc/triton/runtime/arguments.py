@@ -59,10 +59,10 @@ def reinterpret(tensor: Any, dtype: Any) -> Any:
 
 
 class MockTensor:
-    """An element type in place of an array, for `warmup`."""
+    """An element type in place of an array, for `warmup`. device: -1 stands for host memory."""
 
-    def __init__(self, dtype: Any, shape: Any = (1 << 20,)):
-        self.dtype, self.shape = dtype, tuple(shape)
+    def __init__(self, dtype: Any, shape: Any = (1 << 20,), device: int = -1):
+        self.dtype, self.shape, self.device = dtype, tuple(shape), device
 
     @staticmethod
     def wrap_dtype(arg: Any) -> Any:
@@ -80,4 +80,4 @@ class MockTensor:
         element = of_library(self.dtype)
         if element is None:
             raise TypeError(f"expected an element type, got {self.dtype!r}")
-        return ArrayInfo(0, (math.prod(self.shape),), (1,), element.core.name)
+        return ArrayInfo(0, (math.prod(self.shape),), (1,), element.core.name, self.device)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from tkc.runtime.fingerprint import package_hash
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
@@ -73,6 +76,9 @@ class CompiledKernel:
     ):
         self.function, self.kernel = function, kernel
         self._given, self.options = given, options
+        # of `triton.compile`: the ASTSource, and the kind of device it was compiled for
+        self.src: Any = None
+        self.place = ""
 
     @cached_property
     def _values(self) -> dict[str, Any]:
@@ -138,6 +144,8 @@ class CompiledKernel:
         """Bytes of shared memory that a block takes: its own and, without any, the least that
         programs may divide by.
         """
+        if self.place == "cpu":
+            return 0
         own = self._interface.shared_bytes + self._on_gpu.resources.static_shared
         return max(own, SHARED_GRANULE)
 
@@ -146,6 +154,8 @@ class CompiledKernel:
         """Registers of a block, per thread of the num_warps that were asked for: programs multiply
         the two to learn how many blocks fit, and tkc's planner may have chosen other warps.
         """
+        if self.place == "cpu":
+            return 0
         taken, warps = self._on_gpu.resources.registers, self.options.get("num_warps")
         if not warps or self.options.get("strict"):
             return taken
@@ -154,7 +164,39 @@ class CompiledKernel:
     @property
     def n_spills(self) -> int:
         """Of bytes that are spilled, how many words."""
+        if self.place == "cpu":
+            return 0
         return self._on_gpu.resources.spill_stores // 4
+
+    @property
+    def hash(self) -> str:
+        """Of what was compiled: its name, its form and the compiler."""
+        words = f"{self.function.cache_key} {self.form} {package_hash()}"
+        return sha256(words.encode()).hexdigest()
+
+    # ---- as Inductor launches
+    @property
+    def packed_metadata(self) -> SimpleNamespace:
+        return self.metadata
+
+    def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
+        """Nothing: what hooks are told at a launch."""
+
+    def run(
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: Any,
+        function: Any,
+        metadata: Any,
+        launch_metadata: Any,
+        enter: Any,
+        leave: Any,
+        *args: Any,
+    ) -> None:
+        """Launches a function as its compilation said, on the current stream."""
+        function.run(*args, grid=(x, y, z), **self.options)
 
     def _init_handles(self) -> None:
         """Nothing: a kernel is loaded when it is first launched."""

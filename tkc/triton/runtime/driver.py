@@ -66,6 +66,11 @@ class Driver:
     utils = _Utils()
     on_host = False
 
+    @staticmethod
+    def is_active() -> bool:
+        """Whether there is a device of this kind."""
+        return tkc_driver.available()
+
     def get_current_device(self) -> int:
         torch = framework()
         return torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -108,30 +113,49 @@ class Driver:
         cache.zero_()
 
 
+class OfGPU(Driver):
+    """Made active: the driver names the GPU again."""
+
+
+class OfHost(Driver):
+    """Made active: the driver names the CPU, as that of Triton's CPU back end does."""
+
+    on_host = True
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
 active = Driver()
 
 
-class _Switch:
-    """`triton.runtime.driver.driver`, whose `active` is the driver."""
-
-    active = active
-
-    def set_active(self, other: Any) -> None:
+def set_active(other: Any) -> None:
+    """Takes one of tkc's drivers: of the CPU, or of the GPU. Raises DeviceError for others, and
+    where no GPU is there.
+    """
+    if not isinstance(other, Driver):
         raise DeviceError("tkc launches through its own driver; no other one can be made active")
-
-    def set_active_to_cpu(self) -> None:
-        """The driver names the CPU from now on, as that of Triton's CPU back end does."""
-        active.on_host = True
-
-    def set_active_to_gpu(self) -> None:
-        """The driver names the GPU again, where there is one. Raises DeviceError where not."""
-        if not tkc_driver.available():
-            raise DeviceError("no GPU is there to make active; the driver stays the CPU's")
-        active.on_host = False
-
-    def reset_active(self) -> None:
-        """The driver names what is there again."""
-        active.on_host = False
+    if not other.is_active():
+        raise DeviceError("no GPU is there to make active; the driver stays the CPU's")
+    active.on_host = other.on_host
 
 
-driver = _Switch()
+def set_active_to_cpu() -> None:
+    """The driver names the CPU from now on."""
+    set_active(OfHost())
+
+
+def set_active_to_gpu() -> None:
+    """The driver names the GPU again, where there is one. Raises DeviceError where not."""
+    set_active(OfGPU())
+
+
+def reset_active() -> None:
+    """The driver names what is there again."""
+    active.on_host = False
+
+
+# Of Triton an object in the module of its name; importing that module, under whichever name, must
+# not hide it.
+driver: Any = sys.modules[__name__]

@@ -52,7 +52,8 @@ IGNORED = (
     *("default_dot_input_precision", "minRegAutoWS", "maxRegAutoWS", "noinline"),
     "enable_reflect_ftz",
 )
-OWN = ("strict", "debug")
+# assertions: as under debug=True, without tkc's checks of every access
+OWN = ("strict", "debug", "assertions")
 OWN_OPTIONS = frozenset(OWN)
 # how tkc takes an argument of a form
 _MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
@@ -241,9 +242,9 @@ class JITFunction(KernelInterface):
         found = tuple(
             (name, forms.form_of(given[name], p, flat)) for name, p in self._parameters.items()
         )
+        checked = bool(options.get("debug") or self.debug or _debugging())
         settings = Settings(
-            bool(options.get("strict", self.strict)),
-            bool(options.get("debug") or self.debug or _debugging()),
+            bool(options.get("strict", self.strict)), checked or bool(options.get("assertions"))
         )
         key = found, settings
         if key not in self.kernels:
@@ -251,7 +252,7 @@ class JITFunction(KernelInterface):
         kernel, flat[FORM] = self.kernels[key]
         if settings.strict:
             flat |= {n: options[n] for n in HINTS if options.get(n) is not None}
-        if settings.debug:
+        if checked:
             flat["debug"] = True
         return kernel, flat, found
 
