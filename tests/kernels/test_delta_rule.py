@@ -9,7 +9,7 @@ import tkc
 from tests.kernels.checks import assembles, close, double, numbers
 from tests.runtime.test_arrays_without_maps import failures
 from tkc import kernels
-from tkc.kernels.recurrences import _invert
+from tkc.kernels.triangular import _invert
 
 
 def recurrence(q, k, v, beta, g, state, scale):
@@ -122,6 +122,7 @@ CASES = {
     "shared heads": ((1, 65, 4, 16, 70), {"shared": 2}),
     "keys alike": ((1, 128, 1, 32, 16), {"gated": "", "alike": 0.6}),
     "one position": ((1, 1, 1, 1, 1), {}),
+    "more heads than a GPU has multiprocessors": ((1, 66, 67, 16, 128), {}),
 }
 
 

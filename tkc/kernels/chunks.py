@@ -43,6 +43,17 @@ def sequences_of(x: Array, starts: Array | None, name: str) -> int:
     return starts.shape[0] - 1
 
 
+def rows_of(x: Any, starts: Any, z: Any, head: Any) -> Any:
+    """What an array [batch, heads, …, positions] has of a sequence and head."""
+    if x is None:
+        return None
+    if starts is None:
+        return x[z, head]
+    here = x[0, head]
+    first, end = starts[z], starts[z + 1]
+    return here[first:end] if len(here.shape) == 1 else here[:, first:end]
+
+
 def extent(length: Any, segment: Any, SEGMENTS: Any, C: Any) -> Any:
     """The first position of a segment, and how many chunks it has."""
     chunks = tkc.cdiv(length, C)
@@ -132,6 +143,11 @@ def scaled(tile: Any, *factors: Any) -> Any:
     if all(factor is None for factor in factors):
         return tile
     return times(tile.to(tkc.float32), *factors).to(tile.dtype)
+
+
+def across(factor: Any) -> Any:
+    """A number of each column, for `times` and `scaled`; None stays None."""
+    return None if factor is None else factor[None, :]
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -294,4 +310,22 @@ def inner_products(x: Array, y: Array, shape: Sequence[int]) -> Array:
         count = max(1, 2048 // block)
         flats = [contiguous(s).reshape((rows, columns)) for s in (x, y)]
         _inner[tkc.cdiv(rows, count)](*flats, out.reshape((rows,)), ROWS=count, N=block)
+    return out
+
+
+@tkc.jit
+def _inner_of_columns(x, y, out, ROWS: tkc.constexpr, N: tkc.constexpr):
+    which, total = tkc.program_id(0), tkc.zeros((ROWS, N))
+    for row in tkc.range(0, x.shape[1], ROWS):
+        a, b = (tkc.load(m[which], (row, 0), (ROWS, N)).to(tkc.float32) for m in (x, y))
+        total = total + a * b
+    tkc.store(out[which], (0,), tkc.sum(total, axis=0))
+
+
+def inner_products_of_columns(x: Array, y: Array) -> Array:
+    """Of the columns of matrices [n, rows, columns], float32 [n, columns]."""
+    n, rows, columns = x.shape
+    out = empty(x, (n, columns), "float32")
+    if n:
+        _inner_of_columns[n](x, y, out, ROWS=min(16, power(rows)), N=power(columns))
     return out

@@ -15,9 +15,10 @@ length", 2024; "Gated linear attention transformers", 2024; "Gated delta network
     U  = M Diag(β) (V - (E∘K) S),   or V
     O  = scale · (E∘Q) S + P U,     S' = Diag(exp G_last) S + (F∘K)ᵀ U
 
-P and M do not depend on the state: `_pairs` and `_invert` compute them for all chunks at once.
-`_walk` then walks the chunks of a head and a block of V's columns. Backward, with dS' the gradient
-of the state after a chunk, `_walk_back` walks them in reverse,
+P and M do not depend on the state: `_pairs` and triangular.py compute them for all chunks at once.
+`_walk` then walks the chunks of a head and a block of V's columns. It holds Sᵀ, so that in a chain
+of dots what was just computed is each next one's left operand, which stays in registers. Backward,
+with dS' the gradient of the state after a chunk, `_walk_back` walks them in reverse,
 
     Y  = Mᵀ (Pᵀ dO + (F∘K) dS'),    dV = Diag(β) Y
     dS = Diag(exp G_last) dS' + scale · (E∘Q)ᵀ dO - (E∘K)ᵀ dV
@@ -40,10 +41,12 @@ from typing import NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, empty, power
+from tkc.kernels.blocks import PROGRAMS
 from tkc.kernels.chunks import (
     LOG2E,
     RANGE,
     WIDE_RANGE,
+    across,
     add_heads,
     alike_by_channels,
     block_exponents,
@@ -53,66 +56,21 @@ from tkc.kernels.chunks import (
     from_end,
     has_channels,
     inner_products,
+    inner_products_of_columns,
     level_exponents,
     own_weights,
     power_of_two,
+    rows_of,
     scaled,
     sequence,
     short_levels,
     times,
 )
+from tkc.kernels.triangular import inverted
 
-BASE = 16  # rows that substitution inverts
 CHUNK, BLOCK = 64, 64
 CHANNELS = 32  # of a decay each, whose pairs are taken at once
-
-
-def _substituted(lower, BASE):
-    """(I + lower)^-1 of tiles [n, BASE, BASE] that are 0 on and above their diagonals.
-
-    In one tile: before a step, columns before `row` are of the inverse, the others of `lower`.
-    """
-    i, j = tkc.arange(BASE)[None, :, None], tkc.arange(BASE)[None, None, :]
-    for row in tkc.range(0, BASE - 1):
-        factors = tkc.sum(tkc.where(j == row, lower, 0.0), axis=2)[:, :, None]
-        solved = tkc.sum(tkc.where(i == row, lower, 0.0), axis=1)[:, None, :]
-        lower = tkc.where(j == row, -factors, lower - factors * solved)
-    return tkc.where(i == j, 1.0, lower)
-
-
-def _blocks(lower, t, head, n, s, apart):
-    """[n, s, s]: the diagonal blocks of s rows of a chunk, or, where they are `apart` from the
-    diagonal, of each 2 s rows what the second half has in the first one's columns."""
-    first = tkc.arange(n)[:, None, None] * (2 * s if apart else s)
-    row = t + first + tkc.arange(s)[None, :, None] + (s if apart else 0)
-    column = first + tkc.arange(s)[None, None, :]
-    at = lower.ptr + row * lower.strides[0] + head * lower.strides[1] + column
-    return tkc.load(at, mask=row < lower.shape[0], other=0.0)
-
-
-@tkc.jit
-def _invert(lower, starts, inverses, C: tkc.constexpr, BASE: tkc.constexpr):
-    """inverses: (I + lower)^-1 of each chunk, in float32.
-
-    Apart from what makes `lower`: steps of a few numbers that wait for each other need few
-    registers and many programs at once, dots of wide tiles need many and a few.
-    """
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    lower, inverses = sequence(lower, starts, z), sequence(inverses, starts, z)
-    if t < lower.shape[0]:
-        n, s = C // BASE, BASE
-        inverse = _substituted(_blocks(lower, t, head, n, s, False), s)
-        while n > 1:
-            n = n // 2
-            halves = inverse.reshape(n, 2, s, s)
-            first, second = halves[:, 0], halves[:, 1]
-            between = tkc.dot(_blocks(lower, t, head, n, s, True), first, precision="tf32x3")
-            corner = tkc.dot(second, between, precision="tf32x3")
-            upper = tkc.cat(first, tkc.zeros((n, s, s)), axis=2)
-            inverse = tkc.cat(upper, tkc.cat(-corner, second, axis=2), axis=1)
-            s = 2 * s
-        inverse = inverse.reshape(C, C).to(inverses.dtype)
-        tkc.store(inverses, (t, head, 0), inverse[:, None, :])
+READ, ASK, WRITE = 0, 1, 2  # rows of Prepared.factors
 
 
 def _squares(tile):
@@ -134,17 +92,37 @@ def _of_rows(*factors):
     return reduce(mul, given) if given else None
 
 
-def _decayed(state, end):
-    """Diag(exp2 end) state."""
-    if end is None:
-        return state
-    return state * (tkc.exp2(end) if len(end.shape) == 0 else tkc.exp2(end)[:, None])
-
-
 def _normalized(found, of_keys, of_queries):
     """Products of rows as they are, as those of rows of length 1."""
     rows = [of_queries, of_keys][: len(found)]
     return [sums * each[:, None] * of_keys[None, :] for sums, each in zip(found, rows, strict=True)]
+
+
+def _added_pairs(found, queries, keys, g, t, head, column, C, WIDTH):
+    """Q ⊙ K and, if wanted, K ⊙ K with those of more channels; with a decay a head without it."""
+    if g is not None and len(g.shape) == 3:
+        steps = tkc.load(g, (t, head, column), (C, None, WIDTH)).to(tkc.float32) * LOG2E
+        return alike_by_channels(found, queries, keys, steps, C)
+    rows = [queries, keys][: len(found)]
+    return [tkc.dot(x, keys.T, sums) for x, sums in zip(rows, found, strict=True)]
+
+
+def _store_lengths(lengths, starts, z, t, head, own):
+    """What rows of k and q are multiplied by."""
+    for i in (0, 1):
+        tkc.store(sequence(lengths[i], starts, z), (t, head), own[i][:, None])
+
+
+def _store_factors(factors, ends, slot, t, head, decays, own, scale):
+    """See `Prepared`, with a decay a head or none; own: what rows of k and q are multiplied by."""
+    (total, end), (of_keys, of_queries) = decays, own
+    if factors is not None:
+        up, down = power_of_two(total), from_end(total, end)
+        tkc.store(factors[READ], (t,), _of_rows(up, of_keys))
+        tkc.store(factors[ASK], (t,), _of_rows(up, of_queries, scale))
+        tkc.store(factors[WRITE], (t,), _of_rows(down, of_keys))
+    if ends is not None:
+        tkc.store(ends[slot], (head,), end + tkc.zeros((1,)))
 
 
 @tkc.jit
@@ -157,6 +135,9 @@ def _pairs(
     lengths,
     scores,
     lower,
+    rates,
+    factors,
+    ends,
     scale,
     GROUPS: tkc.constexpr,
     C: tkc.constexpr,
@@ -164,8 +145,11 @@ def _pairs(
     WIDTH: tkc.constexpr,
 ):
     """scores: P. lower: with the rule, what is below the diagonal of the matrix that M inverts.
-    WIDTH: channels that are added at once."""
+    rates: β; factors: of rows of K and Q, see `Prepared`; ends: the logarithm of each chunk's
+    decay, where it is one of a head. WIDTH: channels that are added at once."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(k.shape[1], C), C) + tkc.program_id(1)
+    rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
     q, k, g, beta, scores, lower = (sequence(x, starts, z) for x in (q, k, g, beta, scores, lower))
     if t < k.shape[0]:
         i, rule = tkc.arange(C), beta is not None
@@ -174,28 +158,25 @@ def _pairs(
         for column in tkc.range(0, K, WIDTH):
             queries = tkc.load(q, (t, head // GROUPS[0], column), (C, None, WIDTH))
             keys = tkc.load(k, (t, head // GROUPS[1], column), (C, None, WIDTH))
-            if g is not None and len(g.shape) == 3:
-                steps = tkc.load(g, (t, head, column), (C, None, WIDTH)).to(tkc.float32) * LOG2E
-                found = alike_by_channels(found, queries, keys, steps, C)
-            else:
-                rows = [queries, keys][: 1 + rule]
-                found = [tkc.dot(x, keys.T, sums) for x, sums in zip(rows, found, strict=True)]
+            found = _added_pairs(found, queries, keys, g, t, head, column, C, WIDTH)
             if lengths is not None:
                 squares = squares[0] + _squares(keys), squares[1] + _squares(queries)
+        decays, own = (None, None), [None, None]
         if g is None or len(g.shape) == 2:
-            total, _ = decay_of_chunk(g, None, t, head, k.shape[0], C)
-            weights = own_weights(total, C)
+            decays = decay_of_chunk(g, None, t, head, k.shape[0], C)
+            weights = own_weights(decays[0], C)
             found = [weights * sums for sums in found]
         if lengths is not None:
-            of_keys, of_queries = (tkc.rsqrt(x + 1e-6) for x in squares)
-            found = _normalized(found, of_keys, of_queries)
-            tkc.store(sequence(lengths[0], starts, z), (t, head), of_keys[:, None])
-            tkc.store(sequence(lengths[1], starts, z), (t, head), of_queries[:, None])
+            own = [tkc.rsqrt(x + 1e-6) for x in squares]
+            found = _normalized(found, *own)
+            _store_lengths(lengths, starts, z, t, head, own)
+        _store_factors(factors, ends, slot, t, head, decays, own, scale)
         tkc.store(scores, (t, head, 0), (found[0] * scale).to(scores.dtype)[:, None, :])
         if rule:
             each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
             below = tkc.where(i[:, None] > i[None, :], found[1], 0.0) * each[:, None]
             tkc.store(lower, (t, head, 0), below[:, None, :])
+            tkc.store(rates, (t,), each)
 
 
 @tkc.jit
@@ -232,12 +213,20 @@ def _raise(
         tkc.store(ends[slot], (head, 0), end[None, :])
 
 
-def _chunk_decays(g, ends, slot, t, head, length, C, K):
-    """E and F of a chunk's rows, where it has a decay a head, and the logarithm of its decay."""
-    if ends is not None:
-        return None, None, tkc.load(ends[slot + t // C], (head, 0), (None, K))
-    total, end = decay_of_chunk(g, None, t, head, length, C)
-    return power_of_two(total), from_end(total, end), end
+def _decays(ends, slot, head, K):
+    """What columns of Sᵀ are multiplied by in a chunk; None: nothing."""
+    if ends is None:
+        return None
+    if len(ends.shape) == 2:
+        return tkc.exp2(ends[slot, head])
+    return tkc.exp2(tkc.load(ends[slot], (head, 0), (None, K)))[None, :]
+
+
+def _factors(factors, t, C):
+    """Of a chunk's rows of E∘K, E∘Q and F∘K, as numbers of columns; None: 1."""
+    if factors is None:
+        return None, None, None
+    return [across(tkc.load(factors[row], (t,), (C,))) for row in (READ, ASK, WRITE)]
 
 
 @tkc.jit
@@ -247,10 +236,9 @@ def _walk(
     writing,
     erasing,
     v,
-    g,
     ends,
-    beta,
-    lengths,
+    rates,
+    factors,
     scores,
     inverses,
     starts,
@@ -269,40 +257,40 @@ def _walk(
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(v.shape[1], C), C)
-    q, k, writing, erasing, v, g, beta, scores, inverses, out, fresh = (
-        sequence(x, starts, z)
-        for x in (q, k, writing, erasing, v, g, beta, scores, inverses, out, fresh)
+    rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
+    q, k, writing, erasing, v, scores, inverses, out, fresh = (
+        sequence(x, starts, z) for x in (q, k, writing, erasing, v, scores, inverses, out, fresh)
     )
-    state = tkc.zeros((K, V))
+    state = tkc.zeros((V, K))
     if initial is not None:
-        state = tkc.load(initial[z, head], (0, column), (K, V)).to(tkc.float32)
+        state = tkc.load(initial[z, head], (0, column), (K, V)).to(tkc.float32).T
     for t in tkc.range(0, v.shape[0], C):
         keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
-        new = tkc.load(v, (t, head, column), (C, None, V))
+        new = tkc.load(v, (t, head, column), (C, None, V)).T
         short = state.to(keys.dtype)
-        up, down, end = _chunk_decays(g, ends, slot, t, head, v.shape[0], C, K)
-        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        read, ask, write = _factors(factors, t, C)
         if states is not None:
-            tkc.store(states[slot + t // C, head], (0, column), short.to(states.dtype))
-        if beta is not None:
-            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
-            wrong = new.to(tkc.float32) - times(tkc.dot(keys, short), up, of_keys)
+            tkc.store(states[slot + t // C, head], (column, 0), short.to(states.dtype))
+        if rates is not None:
+            wrong = new.to(tkc.float32) - times(tkc.dot(short, keys.T), read)
+            wrong = wrong * across(tkc.load(rates, (t,), (C,)))
             inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
-            new = tkc.dot(inverse, (wrong * each[:, None]).to(new.dtype)).to(new.dtype)
+            new = tkc.dot(wrong.to(keys.dtype), inverse.T).to(keys.dtype)
         if fresh is not None:
-            tkc.store(fresh, (t, head, column), new[:, None, :])
+            tkc.store(fresh, (t, head, column), new.T[:, None, :])
         if out is not None:
             queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
-            result = times(tkc.dot(queries, short), up, of_queries, scale)
-            result = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)), new, result)
-            tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
+            result = times(tkc.dot(short, queries.T), scale if ask is None else ask)
+            result = tkc.dot(new, tkc.load(scores, (t, head, 0), (C, None, C)).T, result)
+            tkc.store(out, (t, head, column), result.to(out.dtype).T[:, None, :])
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
-        known = None if erasing is None else tkc.dot(keys, short).to(keys.dtype)
-        state = tkc.dot(written.T, scaled(new, _of_rows(down, of_keys)), _decayed(state, end))
+        known = None if erasing is None else tkc.dot(short, keys.T).to(keys.dtype)
+        state = times(state, _decays(ends, slot + t // C, head, K))
+        state = tkc.dot(scaled(new, write), written, state)
         if erasing is not None:
-            state = tkc.dot(tkc.load(erasing, (t, head, 0), (C, None, K)).T, known, state)
+            state = tkc.dot(known, tkc.load(erasing, (t, head, 0), (C, None, K)), state)
     if final is not None:
-        tkc.store(final[z, head], (0, column), state.to(final.dtype))
+        tkc.store(final[z, head], (0, column), state.to(final.dtype).T)
 
 
 @tkc.jit
@@ -312,10 +300,9 @@ def _walk_back(
     k,
     writing,
     erasing,
-    g,
     ends,
-    beta,
-    lengths,
+    rates,
+    factors,
     scores,
     inverses,
     starts,
@@ -333,13 +320,13 @@ def _walk_back(
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C)
-    grad, q, k, writing, erasing, g, beta, scores, inverses, slopes = (
-        sequence(x, starts, z)
-        for x in (grad, q, k, writing, erasing, g, beta, scores, inverses, slopes)
+    rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
+    grad, q, k, writing, erasing, scores, inverses, slopes = (
+        sequence(x, starts, z) for x in (grad, q, k, writing, erasing, scores, inverses, slopes)
     )
-    state = tkc.zeros((K, V))
+    state = tkc.zeros((V, K))
     if last is not None:
-        state = tkc.load(last[z, head], (0, column), (K, V)).to(tkc.float32)
+        state = tkc.load(last[z, head], (0, column), (K, V)).to(tkc.float32).T
     chunks = tkc.cdiv(grad.shape[0], C)
     for chunk in tkc.range(0, chunks):
         at = chunks - 1 - chunk
@@ -347,27 +334,25 @@ def _walk_back(
         keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
         queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
-        grads = tkc.load(grad, (t, head, column), (C, None, V))
-        up, down, end = _chunk_decays(g, ends, slot, t, head, grad.shape[0], C, K)
-        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
+        grads = tkc.load(grad, (t, head, column), (C, None, V)).T
+        read, ask, write = _factors(factors, t, C)
         short = state.to(keys.dtype)
-        tkc.store(states[slot + at, head], (0, column), short.to(states.dtype))
-        slope = times(tkc.dot(written, short), down, of_keys)
-        slope = tkc.dot(tkc.load(scores, (t, head, 0), (C, None, C)).T, grads, slope)
-        grads = scaled(grads, _of_rows(up, of_queries, scale))
-        state = tkc.dot(queries.T, grads, _decayed(state, end))
-        if beta is not None:
-            each = tkc.load(beta, (t, head), (C, None)).to(tkc.float32)
+        tkc.store(states[slot + at, head], (column, 0), short.to(states.dtype))
+        slope = times(tkc.dot(short, written.T), write)
+        slope = tkc.dot(grads, tkc.load(scores, (t, head, 0), (C, None, C)), slope)
+        state = times(state, _decays(ends, slot + at, head, K))
+        state = tkc.dot(scaled(grads, scale if ask is None else ask), queries, state)
+        if rates is not None:
             inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
-            slope = tkc.dot(inverse.T, slope.to(keys.dtype))
-            change = times(slope * -each[:, None], up, of_keys).to(keys.dtype)
-            state = tkc.dot(keys.T, change, state)
+            slope = tkc.dot(slope.to(keys.dtype), inverse)
+            each = across(tkc.load(rates, (t,), (C,)))
+            state = tkc.dot(times(-slope * each, read).to(keys.dtype), keys, state)
         if erasing is not None:
-            change = tkc.dot(tkc.load(erasing, (t, head, 0), (C, None, K)), short)
-            state = tkc.dot(keys.T, change.to(keys.dtype), state)
-        tkc.store(slopes, (t, head, column), slope.to(slopes.dtype)[:, None, :])
+            change = tkc.dot(short, tkc.load(erasing, (t, head, 0), (C, None, K)).T)
+            state = tkc.dot(change.to(keys.dtype), keys, state)
+        tkc.store(slopes, (t, head, column), slope.to(slopes.dtype).T[:, None, :])
     if first is not None:
-        tkc.store(first[z, head], (0, column), state.to(first.dtype))
+        tkc.store(first[z, head], (0, column), state.to(first.dtype).T)
 
 
 def _of_unnormalized(slope, rows, length):
@@ -452,8 +437,8 @@ def _query_gradients(
         for column in tkc.range(0, grad.shape[2], V):
             at, shape = (t, head, column), (C, None, V)
             grads, new = tkc.load(grad, at, shape), tkc.load(fresh, at, shape)
-            before = tkc.load(states[slot, head], (0, column), (K, V))
-            asked, found = tkc.dot(grads, new.T, asked), tkc.dot(grads, before.T, found)
+            before = tkc.load(states[slot, head], (column, 0), (V, K))
+            asked, found = tkc.dot(grads, new.T, asked), tkc.dot(grads, before, found)
             if rules is not None:
                 rule = tkc.dot(tkc.load(slopes, at, shape), new.T, rule)
         total, _ = decay_of_chunk(g, None, t, head, grad.shape[0], C, K)
@@ -523,10 +508,10 @@ def _read_gradients(
         for column in tkc.range(0, slopes.shape[2], V):
             at, shape = (t, head, column), (C, None, V)
             before, slope = (
-                tkc.load(states[slot, head], (0, column), (K, V)),
+                tkc.load(states[slot, head], (column, 0), (V, K)),
                 tkc.load(slopes, at, shape),
             )
-            read, slope = tkc.dot(slope, before.T, read), slope.to(tkc.float32)
+            read, slope = tkc.dot(slope, before, read), slope.to(tkc.float32)
             dots = dots + tkc.sum(slope * tkc.load(v, at, shape).to(tkc.float32), axis=1)
             tkc.store(dv, at, (slope * each[:, None]).to(dv.dtype)[:, None, :])
         total, _ = decay_of_chunk(g, None, t, head, slopes.shape[0], C, K)
@@ -575,9 +560,9 @@ def _key_gradients(
     if t < fresh.shape[0]:
         written, at = tkc.zeros((C, K)), (t, head, 0)
         for column in tkc.range(0, fresh.shape[2], V):
-            behind = tkc.load(after[slot, head], (0, column), (K, V))
+            behind = tkc.load(after[slot, head], (column, 0), (V, K))
             new = tkc.load(fresh, (t, head, column), (C, None, V))
-            written = tkc.dot(new, behind.T, written)
+            written = tkc.dot(new, behind, written)
         total, end = decay_of_chunk(g, None, t, head, fresh.shape[0], C, K)
         of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
@@ -619,7 +604,7 @@ class Recurrence(NamedTuple):
     scale: float
     normalize: bool = False
     positions: int | None = None  # of a chunk, where it is not `chunk` that chooses
-    columns: int = BLOCK  # of V of a program, at most
+    columns: int | None = None  # of V of a program, at most, where it is not `block` that chooses
 
     @property
     def sequences(self) -> int:
@@ -649,8 +634,19 @@ class Recurrence(NamedTuple):
     @property
     def block(self) -> int:
         """Columns of V of a program."""
-        widest = 16 if self.common["K"] > 128 else self.columns
+        widest = self.columns
+        if self.common["K"] > 128:
+            widest = BLOCK // 2
+        elif widest is None:
+            # where there are programs enough for a GPU, two warpgroups share what they copy
+            blocks = self.sequences * self.v.shape[2] * tkc.cdiv(self.v.shape[3], BLOCK)
+            widest = 2 * BLOCK if 2 * blocks > PROGRAMS else BLOCK
         return max(16, min(widest, power(self.v.shape[3])))
+
+    @property
+    def part(self) -> int:
+        """Columns of V that a program takes at once which goes through all of them."""
+        return min(BLOCK, self.block)
 
     @property
     def blocks(self) -> int:
@@ -671,12 +667,17 @@ class Recurrence(NamedTuple):
         return length // self.chunk + self.sequences
 
     def states(self) -> Array:
-        """Room for a state a chunk."""
-        return empty(self.v, (self.slots, self.v.shape[2], self.q.shape[3], self.v.shape[3]))
+        """Room for a transposed state a chunk, [slots, heads, V, K]."""
+        return empty(self.v, (self.slots, self.v.shape[2], self.v.shape[3], self.q.shape[3]))
 
 
 class Prepared(NamedTuple):
-    """What does not depend on states; what a walk asks, reads and writes with, and decays by."""
+    """What does not depend on states; what a walk asks, reads and writes with, and decays by.
+
+    rates: β, [batch, heads, T]. factors, [batch, heads, 3, T], or None where all are 1: what rows
+    are multiplied by of K as it is read, of Q (with the scale), and of K as it is written. ends:
+    base-2 logarithms of each chunk's decay, [slots, heads] or [slots, heads, K].
+    """
 
     lengths: Array | None
     scores: Array
@@ -684,44 +685,40 @@ class Prepared(NamedTuple):
     q: Array
     k: Array
     writing: Array | None
-    g: Array | None
+    rates: Array | None
+    factors: Array | None
     ends: Array | None
     groups: tuple[int, int]
     erasing: Array | None = None
-
-    @property
-    def unraised_lengths(self) -> Array | None:
-        """Of q and k as they are here."""
-        return self.lengths if self.ends is None else None
-
-
-def inverted(n: Recurrence, lower: Array, inverses: Array) -> None:
-    """inverses [batch, T, heads, C]: (I + lower)^-1 of each chunk, lower being float32 and 0 on and
-    above the diagonals."""
-    grid = n.v.shape[2], n.chunks, n.sequences
-    _invert[grid](lower, n.starts, inverses, C=n.chunk, BASE=BASE)
 
 
 def _prepare(n: Recurrence) -> Prepared:
     row = tuple(n.v.shape[:3])
     lengths = empty(n.v, (2, *row), "float32") if n.normalize else None
     scores = empty(n.v, (*row, n.chunk))
-    lower = inverses = None
+    lower = inverses = rates = factors = ends = None
+    # positions in whole units of 16 bytes, as tensor maps take them
+    of_heads, positions = (row[0], row[2]), tkc.cdiv(row[1], 4) * 4
     if n.beta is not None:
         lower, inverses = empty(n.v, scores.shape, "float32"), empty(n.v, scores.shape)
+        rates = empty(n.v, (*of_heads, positions), "float32")
+    if not n.channels and (n.g is not None or n.normalize):
+        factors = empty(n.v, (*of_heads, 3, positions), "float32")
+    if n.g is not None and not n.channels:
+        ends = empty(n.v, (n.slots, row[2]), "float32")
     grid = row[2], n.chunks, n.sequences
-    given = n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower, n.scale
+    given = n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower
     width = min(n.common["K"], CHANNELS) if n.channels else n.common["K"]
-    _pairs[grid](*given, **n.common, WIDTH=width)
+    _pairs[grid](*given, rates, factors, ends, n.scale, **n.common, WIDTH=width)
     if lower is not None:
-        inverted(n, lower, inverses)
+        inverted(lower, inverses, n.starts, grid)
     if not n.channels:
-        return Prepared(lengths, scores, inverses, n.q, n.k, None, n.g, None, n.groups)
+        return Prepared(lengths, scores, inverses, n.q, n.k, None, rates, factors, ends, n.groups)
     shape = (*row, n.q.shape[3])
     asking, reading, writing = (empty(n.v, shape) for _ in range(3))
     ends = empty(n.v, (n.slots, *shape[2:]), "float32")
     _raise[grid](n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common)
-    return Prepared(lengths, scores, inverses, asking, reading, writing, None, ends, (1, 1))
+    return Prepared(lengths, scores, inverses, asking, reading, writing, rates, None, ends, (1, 1))
 
 
 def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:
@@ -733,10 +730,9 @@ def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:
         p.writing,
         p.erasing,
         n.v,
-        p.g,
         p.ends,
-        n.beta,
-        p.unraised_lengths,
+        p.rates,
+        p.factors,
         p.scores,
         p.inverses,
         n.starts,
@@ -766,10 +762,9 @@ def walked_back(
         p.k,
         p.writing,
         p.erasing,
-        p.g,
         p.ends,
-        n.beta,
-        p.unraised_lengths,
+        p.rates,
+        p.factors,
         p.scores,
         p.inverses,
         n.starts,
@@ -786,8 +781,11 @@ def walked_back(
 
 def _inner_products(n: Recurrence, states: Array, after: Array) -> Array:
     """Of the states before each chunk and their gradients behind it, [slots, heads, 1 or K]."""
-    slots, heads, width, _ = states.shape
-    return inner_products(states, after, (slots, heads, width if n.channels else 1))
+    slots, heads, columns, width = states.shape
+    if not n.channels:
+        return inner_products(states, after, (slots, heads, 1))
+    flats = [x.reshape((slots * heads, columns, width)) for x in (states, after)]
+    return inner_products_of_columns(*flats).reshape((slots, heads, width))
 
 
 def forward(n: Recurrence, initial: Array | None, out: Array, final: Array) -> None:
@@ -840,7 +838,7 @@ def backward(
         asked,
         rules,
         n.scale,
-        V=n.block,
+        V=n.part,
         **n.common,
     )
     reads = None
@@ -859,7 +857,7 @@ def backward(
             reads,
             to.dv,
             to.dbeta,
-            V=n.block,
+            V=n.part,
             **n.common,
         )
     _key_gradients[grid](
@@ -877,7 +875,7 @@ def backward(
         reads,
         dk,
         to.dg,
-        V=n.block,
+        V=n.part,
         **n.common,
     )
     add_heads(dq, to.dq)

@@ -13,7 +13,7 @@ a ⊘ y those of exp(G_{i-1,c} - G_jc) for j < i,
     O  = scale · ((E∘Q + (Q ⊙ B) W) S + (Q ⊙ K + (Q ⊙ B) T) V)
     S' = Diag(exp G_last) S + (F∘B)ᵀ W S + (F∘K + Tᵀ (F∘B))ᵀ V
 
-so that all but two products do not depend on the state. `_pairs`, `_invert` of recurrences.py and
+so that all but two products do not depend on the state. `_pairs`, `inverted` of triangular.py and
 `_combine` compute these factors for all chunks at once, and the walks of recurrences.py do the
 rest. Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q + (Q ⊙ B) W, K̂ = F∘K +
 Tᵀ (F∘B)),
@@ -61,7 +61,8 @@ from tkc.kernels.chunks import (
     times,
 )
 from tkc.kernels.operator import operator
-from tkc.kernels.recurrences import Prepared, Recurrence, inverted, walked, walked_back
+from tkc.kernels.recurrences import Prepared, Recurrence, walked, walked_back
+from tkc.kernels.triangular import inverted
 
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
 # of a chunk: wide, where keys have as few channels and a chunk's decays are one product
@@ -214,11 +215,11 @@ def _outer_gradients(
         of_queries, of_keys = tkc.zeros((C, K)), tkc.zeros((C, K))
         for column in tkc.range(0, grad.shape[2], V):
             grads, values = (tkc.load(x, (t, head, column), (C, None, V)) for x in (grad, v))
-            state, behind = (tkc.load(x[slot, head], (0, column), (K, V)) for x in (states, after))
+            state, behind = (tkc.load(x[slot, head], (column, 0), (V, K)) for x in (states, after))
             pairs = tkc.dot(grads, values.T, pairs)
-            of_queries = tkc.dot(grads, state.T, of_queries)
-            of_keys = tkc.dot(values, behind.T, of_keys)
-            both = tkc.dot(state, behind.T, both)
+            of_queries = tkc.dot(grads, state, of_queries)
+            of_keys = tkc.dot(values, behind, of_keys)
+            both = tkc.dot(state.T, behind, both)
         _put(dseen, t, head, tkc.where(i[:, None] >= i[None, :], pairs * scale, 0.0))
         _put(dasking, t, head, of_queries * scale)
         _put(dwriting, t, head, of_keys)
@@ -523,7 +524,7 @@ class _Call:
         seen, asked, read, inverses, scores = (self.of_pairs() for _ in range(5))
         lower, solved = self.of_pairs("float32"), self.of_pairs() if backward else None
         _pairs[self.grid](*self.operands, seen, asked, read, lower, SHORT=self.short, **self.tiles)
-        inverted(self.walk, lower, inverses)
+        inverted(lower, inverses, self.starts, self.grid)
         asking, reading, writing, erasing = (self.of_keys() for _ in range(4))
         ends = self.of_chunks()
         _combine[self.grid](
@@ -543,7 +544,7 @@ class _Call:
             **self.tiles,
         )
         factors = Prepared(
-            None, scores, inverses, asking, reading, writing, None, ends, (1, 1), erasing
+            None, scores, inverses, asking, reading, writing, None, None, ends, (1, 1), erasing
         )
         return factors, asked, solved
 
