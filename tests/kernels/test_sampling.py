@@ -71,6 +71,15 @@ def test_numbers_of_rows_and_seeds():
         kernels.sample(logits.astype(np.float64), 1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_first_of_equals_below_zero_are_kept(dtype):
+    row = np.array([-3, -1, -1, -1, -5, -1], np.float32).astype(numbers((), dtype).dtype)
+    drawn = kernels.sample(np.tile(row, (400, 1)), 3, top_k=2)
+    assert set(drawn.tolist()) == {1, 2}
+    drawn = kernels.sample(np.tile(row, (400, 1)), 3, top_p=0.5)
+    assert set(drawn.tolist()) <= {1, 2, 3} and len(set(drawn.tolist())) > 1
+
+
 def test_nothing_but_infinities():
     logits = np.full((2, 9), -np.inf, np.float32)
     logits[:, 4] = 0

@@ -4,10 +4,10 @@
     top-k    the k largest;  top-p  of those the fewest whose probabilities add up to P or more
     min-p    those at least as probable as min_p times the most probable one
 
-No row is sorted for a draw: the least element that is kept is found by halving the interval of
-the elements' bits, which are ordered as the elements are, each time with a count and a mass of all
-that is above. Of equal elements at the boundary the first are kept. u is philox's of seed, row and
-token, so that the same seed gives the same tokens.
+No row is sorted for a draw: the least element that is kept is found by cutting the interval of
+the elements' bits, which are ordered as the elements are, into four, each time with the counts, or
+masses, of what is above three bounds. Of equal elements at the boundary the first are kept. u is
+philox's of seed, row and token, so that the same seed gives the same tokens.
 
 A long row is sorted in parts, which are merged in pairs: an element's place is its place in its
 part, and how many of the other part come before it.
@@ -35,7 +35,8 @@ from tkc.kernels.blocks import row_block
 from tkc.kernels.operator import operator
 from tkc.kernels.selection import ordered
 
-BLOCK = 4096  # elements of a row at once
+BLOCK, MEASURED = 4096, 16384  # elements of a row at once
+INFINITE = -0x7F800001  # −∞ by its ordered bits
 LOWEST = -(1 << 31)
 # of the bits of a short float's float32 the last ones are zeros
 ZEROS = {"bfloat16": 16, "float16": 13, "float32": 0}
@@ -44,37 +45,49 @@ WHOLE = 512  # of a row that is sorted at once
 
 
 # ---- drawing -------------------------------------------------------------------------------------
-def _part(x, at, N):
-    """A part of a row, NaN as the least, and its ordered bits."""
-    values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
-    values = tkc.where(values == values, values, -inf)
-    return values, ordered(values)
+def _number_of(bits):
+    """The float32 whose ordered bits these are."""
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tkc.float32, bitcast=True)
 
 
-def _measure(x, least, top, rate, N):
-    """How many elements are `least` or more by their bits, and the mass of these."""
-    count, mass = tkc.zeros((N,), tkc.int32), tkc.zeros((N,))
+def _measured(x, bounds, top, rate, COUNT, MASS, N):
+    """How many elements are each bound or more, and the mass of these, where they are asked for."""
+    counts, masses = [0 for _ in bounds], [0.0 for _ in bounds]
     for at in tkc.range(0, x.shape[0], N):
-        values, bits = _part(x, at, N)
-        here = (bits >= least) & (at + tkc.arange(N) < x.shape[0])
-        count = count + tkc.where(here, 1, 0)
-        mass = mass + tkc.where(here, tkc.exp2((values - top) * rate), 0.0)
-    return tkc.sum(count), tkc.sum(mass)
+        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
+        there = [values >= bound for bound in bounds]
+        if COUNT:
+            counts = [n + tkc.sum(tkc.where(t, 1, 0)) for n, t in zip(counts, there, strict=True)]
+        if MASS:
+            mass = tkc.exp2((values - top) * rate)
+            masses = [
+                m + tkc.sum(tkc.where(t, mass, 0.0)) for m, t in zip(masses, there, strict=True)
+            ]
+    return counts, masses
 
 
-def _boundary(x, low, all_, goal, GOAL, top, rate, ZERO, N):
-    """The largest bits at which the count (GOAL 0) or the mass (1) of what is as large reaches a
-    goal; what was measured there, and just above. all_: what was measured at `low`.
-    """
-    lower, upper, found, above = low >> ZERO, 0x7FFFFFFF >> ZERO, all_, (0, 0.0)
+def _boundary(x, lower, upper, goal, MASS, top, rate, ZERO, N):
+    """The largest number, by its ordered bits without zeros at their end, at which the mass, or
+    the count, of what is as large reaches a goal: it does at lower, and not at upper."""
     while lower + 1 < upper:
-        middle = (lower >> 1) + (upper >> 1) + (lower & upper & 1)  # their sum has 33 bits
-        count, mass = _measure(x, middle << ZERO, top, rate, N)
-        enough = mass >= goal if GOAL else count >= goal
-        lower, upper = tkc.where(enough, middle, lower), tkc.where(enough, upper, middle)
-        found = tkc.where(enough, count, found[0]), tkc.where(enough, mass, found[1])
-        above = tkc.where(enough, above[0], count), tkc.where(enough, above[1], mass)
-    return lower << ZERO, found, above
+        step, good = tkc.maximum((upper >> 2) - (lower >> 2), 1), True
+        marks = [tkc.minimum(lower + i * step, upper - 1) for i in (1, 2, 3)]
+        bounds = [_number_of(mark << ZERO) for mark in marks]
+        found = _measured(x, bounds, top, rate, not MASS, MASS, N)[MASS]
+        for mark, reached in zip(marks, found, strict=True):
+            before, good = good, good & (reached >= goal)
+            upper = tkc.where(before & (reached < goal), mark, upper)
+            lower = tkc.where(good, mark, lower)
+    return lower
+
+
+def _about(x, lower, top, rate, ZERO, N):
+    """(count, mass) of what is `lower` or more, and of what is more, and the mass of an element
+    between."""
+    bounds = [_number_of(bits << ZERO) for bits in (lower, lower + 1)]
+    (count, more), (mass, above) = _measured(x, bounds, top, rate, True, True, N)
+    each = (mass - above) / tkc.maximum(count - more, 1).to(tkc.float32)
+    return (count, mass), (more, above), each
 
 
 def _noise(seed, row, at, N):
@@ -86,36 +99,16 @@ def _noise(seed, row, at, N):
     return -tkc.log(-tkc.log(pairs.reshape(N)))
 
 
-def _drawn(x, row, seed, least, ties, floor, top, rate, N):
-    """Of elements whose bits are above `least`, the first `ties` equal ones, and none below
-    `floor`, the one with the largest sum of logarithm and noise.
-    """
-    best, token, seen = tkc.full((N,), -inf), tkc.zeros((N,), tkc.int32), 0
-    for at in tkc.range(0, x.shape[0], N):
-        values, bits = _part(x, at, N)
-        here = at + tkc.arange(N) < x.shape[0]
-        equal = tkc.where((bits == least) & here, 1, 0)
-        first = seen + tkc.cumsum(equal) - equal < ties
-        kept = here & (values >= floor) & ((bits > least) | (equal > 0) & first)
-        if tkc.any(kept):
-            score = (values - top) * (rate / log2(e)) + _noise(seed, row, at, N)
-            score = tkc.where(kept, score, -inf)
-            token = tkc.where(score > best, at + tkc.arange(N), token)
-            best = tkc.maximum(best, score)
-        seen = seen + tkc.sum(equal)
-    return tkc.min(tkc.where(best == tkc.max(best), token, 0x7FFFFFFF))
-
-
 def _number(of_rows, row, number):
     """A number of a row, or of all."""
     return number if of_rows is None else of_rows[row]
 
 
 @tkc.jit
-def _sample(
+def _keep(
     logits,
-    out,
-    seed,
+    bounds,
+    equals,
     temperature,
     top_k,
     top_p,
@@ -127,36 +120,66 @@ def _sample(
     ZERO: tkc.constexpr,
     N: tkc.constexpr,
 ):
+    """bounds: of a row the least number that is kept, the next one, the largest, what a difference
+    is multiplied by for a power of two, and what min-p keeps; equals: how many that are the least
+    are kept."""
     row = tkc.program_id(0)
     x, warmth = logits[row], _number(temperatures, row, temperature)
     k, p = _number(top_ks, row, top_k), _number(top_ps, row, top_p)
     highest = tkc.full((N,), -inf)
     for at in tkc.range(0, x.shape[0], N):
-        highest = tkc.maximum(highest, _part(x, at, N)[0])
+        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
+        highest = tkc.maximum(highest, tkc.where(values == values, values, -inf))
     top = tkc.max(highest)
     greedy = warmth <= 0
     rate = tkc.where(greedy, 0.0, log2(e) / tkc.where(greedy, 1.0, warmth))
     k = tkc.where(greedy, 1, tkc.where((k <= 0) | (k > x.shape[0]), x.shape[0], k))
-    low = ordered(tkc.full((1,), -inf))
-    least, ties = tkc.min(low), x.shape[0]
-    every = _measure(x, least, top, rate, N)
-    mass, found, above = every[1], every, (0, 0.0)
+    upper = (tkc.max(ordered(highest)) >> ZERO) + 1
+    lower, ties, mass = INFINITE >> ZERO, x.shape[0], 0.0
     if k < x.shape[0]:
-        least, found, above = _boundary(x, least, every, k, 0, top, rate, ZERO, N)
-        ties = k - above[0]
-        each = (found[1] - above[1]) / tkc.maximum(found[0] - above[0], 1).to(tkc.float32)
+        lower = _boundary(x, lower, upper, k, False, top, rate, ZERO, N)
+    if (k < x.shape[0]) | (p < 1):
+        found, above, each = _about(x, lower, top, rate, ZERO, N)
+        ties = tkc.minimum(k - above[0], ties)
         mass = above[1] + ties.to(tkc.float32) * each
     if p < 1:
         goal = tkc.maximum(p * mass, 1e-30)  # the largest is kept always
-        before, most = least, ties
-        least, found, above = _boundary(x, least, found, goal, 1, top, rate, ZERO, N)
-        each = (found[1] - above[1]) / tkc.maximum(found[0] - above[0], 1).to(tkc.float32)
+        before, most = lower, ties
+        lower = _boundary(x, lower, upper, goal, True, top, rate, ZERO, N)
+        found, above, each = _about(x, lower, top, rate, ZERO, N)
         needed = tkc.ceil((goal - above[1]) / tkc.where(each > 0, each, 1.0)).to(tkc.int32)
-        ties = tkc.where(least == before, tkc.minimum(most, needed), needed)
+        ties = tkc.where(lower == before, tkc.minimum(most, needed), needed)
         ties = tkc.maximum(ties, tkc.where(above[0] == 0, 1, 0))
     share = _number(min_ps, row, min_p)
     floor = tkc.where(share > 0, top + tkc.log(tkc.maximum(share, 1e-38)) * warmth, -inf)
-    token = _drawn(x, row, seed, least, ties, tkc.where(greedy, -inf, floor), top, rate, N)
+    floor, one = tkc.where(greedy, -inf, floor), tkc.zeros((1,))
+    least = _number_of(lower << ZERO), _number_of((lower + 1) << ZERO)
+    for i, number in enumerate((*least, top, rate, floor)):
+        tkc.store(bounds[i], (row,), number + one)
+    tkc.store(equals, (row,), ties + tkc.zeros((1,), tkc.int32))
+
+
+@tkc.jit
+def _draw(logits, bounds, equals, out, seed, N: tkc.constexpr):
+    """Of what is kept, the first of equals, that with the largest sum of logarithm and noise."""
+    row = tkc.program_id(0)
+    x, ties, seen = logits[row], equals[row], 0
+    least, more, top, rate, floor = (bounds[i, row] for i in range(5))
+    best, token = tkc.full((N,), -inf), tkc.zeros((N,), tkc.int32)
+    for at in tkc.range(0, x.shape[0], N):
+        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
+        kept = (values >= more) & (values >= floor)
+        equal = (values >= least) & (values < more) & (at + tkc.arange(N) < x.shape[0])
+        if tkc.any(kept | equal):
+            equal = tkc.where(equal, 1, 0)
+            first = seen + tkc.cumsum(equal) - equal < ties
+            kept = kept | ((equal > 0) & first & (values >= floor))
+            score = (values - top) * (rate / log2(e)) + _noise(seed, row, at, N)
+            score = tkc.where(kept, score, -inf)
+            token = tkc.where(score > best, at + tkc.arange(N), token)
+            best = tkc.maximum(best, score)
+            seen = seen + tkc.sum(equal)
+    token = tkc.min(tkc.where(best == tkc.max(best), token, 0x7FFFFFFF))
     tkc.store(out, (row,), token.to(out.dtype) + tkc.zeros((1,), out.dtype))
 
 
@@ -197,10 +220,12 @@ def sample(
         expect(given, (rows,), name)
     out = empty(logits, (rows,), "int64")
     yield out
-    _sample[rows](
-        contiguous(logits),
-        out,
-        seed,
+    logits, length = contiguous(logits), max(128, power(logits.shape[1]))
+    bounds, equals = empty(logits, (5, rows), "float32"), empty(logits, (rows,), "int32")
+    _keep[rows](
+        logits,
+        bounds,
+        equals,
         float(temperature),
         top_k,
         float(top_p),
@@ -210,11 +235,11 @@ def sample(
         top_ps,
         min_ps,
         ZERO=ZEROS[kind],
-        N=min(BLOCK, max(128, power(logits.shape[1]))),
+        N=min(MEASURED, length),
     )
+    _draw[rows](logits, bounds, equals, out, seed, N=min(BLOCK, length))
 
 
-# ---- the largest ---------------------------------------------------------------------------------
 @tkc.jit
 def _argmax(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
