@@ -32,7 +32,13 @@ def wanted(grad, last, x, g, initial, starts):
 
 @pytest.mark.parametrize(
     "shape, starts",
-    [((2, 37, 70), None), ((1, 60, 5), [0, 0, 3, 35, 60]), ((1, 1, 1), None)],
+    [
+        ((2, 37, 70), None),
+        ((1, 60, 5), [0, 0, 3, 35, 60]),
+        ((1, 1, 1), None),
+        ((2, 300, 5), None),  # in segments
+        ((1, 1100, 5), [0, 0, 3, 500, 1100]),
+    ],
 )
 def test_forward_and_backward(shape, starts):
     sequences = shape[0] if starts is None else len(starts) - 1
