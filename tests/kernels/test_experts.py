@@ -122,6 +122,14 @@ def test_the_layer(shape, dtype):
     close(kernels.mixture_of_experts(*given), layer(*given), dtype, ulps=16)
 
 
+@pytest.mark.parametrize("shape", [(37, 24, 20, 6, 3), (130, 40, 33, 3, 2)])
+def test_rows_that_are_copied_in_order_first(shape, monkeypatch):
+    given = arguments(*shape)
+    given[4].flat[::5] = -1
+    monkeypatch.setattr("tkc.kernels.experts.GATHERED_ROWS", 1)
+    close(kernels.mixture_of_experts(*given), layer(*given), ulps=16)
+
+
 def gradients(x, gate_up, down, weights, experts, grad):
     dx, du, dd = np.zeros(x.shape), np.zeros(gate_up.shape), np.zeros(down.shape)
     dw, half = np.zeros(weights.shape), down.shape[2]

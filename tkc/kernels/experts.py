@@ -42,6 +42,9 @@ PAIRS = 1024  # of a program that sorts
 COUNTS = 8192  # of blocks and experts that are held at once
 SMALL = 1e-20  # added to a sum of scores, which sigmoids may leave at 0
 MAX_EXPERTS = 1024
+# From so many pairs on their rows are copied in order first: a product whose rows lie one after the
+# other reads them by tensor maps, and one that gathers them waits for each of its blocks.
+GATHERED_ROWS = 4096
 BEST_OF_GROUP = (1, 2)
 
 
@@ -315,6 +318,14 @@ def sort_by_expert(experts: Array, count: int) -> Iterator[tuple[Array, Array, A
 
 # ---- the layer -----------------------------------------------------------------------------------
 @tkc.jit
+def _gather(x, order, out, EACH: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """Row r of out: x's row order[r] // EACH."""
+    row, column = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
+    tokens = tkc.load(order, (row,), (ROWS,)) // EACH
+    tkc.store(out, (row, column), tkc.load(x, (tokens, column), (ROWS, COLUMNS)))
+
+
+@tkc.jit
 def _combine(rows, places, out, EACH: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     """out[t] = the sum of the rows of its EACH pairs."""
     token, column = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
@@ -435,8 +446,10 @@ def _layer(
         x, scales = quantize_blocks(x, 1, SCALED, dtype_of(gate_up))
         scaled = {"a_scale": scales, "b_scale": _turned(gate_up_scale)}
     kept_rows = kept if with_grad else None
-    w = _turned(gate_up)
-    multiply_gated(x, w, hidden_rows, ends, order=order, kept=kept_rows, EACH=each, **scaled)
+    w, gathered = _turned(gate_up), {"order": order, "EACH": each}
+    if n >= GATHERED_ROWS and not short:
+        x, gathered = _sorted(x, order, each), {"order": None, "EACH": 0}
+    multiply_gated(x, w, hidden_rows, ends, kept=kept_rows, **gathered, **scaled)
     if short:
         hidden_rows, scales = quantize_blocks(hidden_rows, 1, SCALED, dtype_of(down))
         scaled = {"a_scale": scales, "b_scale": _turned(down_scale)}
@@ -444,6 +457,16 @@ def _layer(
     w = _turned(down)
     multiply(hidden_rows, w, rows, ends, order=order, factors=of_pairs, **scaled)
     _add_up(rows, places, out, each)
+
+
+def _sorted(x: Array, order: Array, each: int) -> Array:
+    """A row of x for each pair of token and expert."""
+    rows = empty(x, (order.shape[0], x.shape[1]))
+    height, width = row_block(rows.shape[0], min(rows.shape[1], 1024))
+    _gather[tkc.cdiv(rows.shape[0], height), tkc.cdiv(rows.shape[1], width)](
+        x, order, rows, EACH=each, ROWS=height, COLUMNS=width
+    )
+    return rows
 
 
 def _add_up(rows: Array, places: Array, out: Array, each: int) -> None:
