@@ -17,7 +17,7 @@ from tests.sim.building import integer, kernel
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
-from tkc.ir.ranges import Range, Ranges, divisor, exactly
+from tkc.ir.ranges import NONNEGATIVE, Range, Ranges, divisor, exactly
 from tkc.ir.types import (
     ArrayFacts,
     ArrayType,
@@ -139,6 +139,30 @@ def test_claims_hold_of_divisions_by_negative_numbers(name, by):
         check_contiguity(contiguity(watched[0], axis, Ranges()), out.astype(np.int64), axis)
     if name == "floordiv" and by == 8:
         assert contiguity(watched[0], 1, Ranges()).same == 8
+
+
+def test_data_within_bounds_may_overflow():
+    """max(x, 0) + 1000 of a loaded x was believed to be no less than 1000, so that a comparison
+    with 5 was folded, on every GPU: what data adds up to wraps, but where it is an offset.
+    """
+    op = tile.Kernel("k", [i32, i32], {NONNEGATIVE: tile.ints([0])})
+    given, other = op.arguments
+    with ImplicitBuilder(op.body.block):
+        bounded = C["max"](other, integer(0)).results[0]
+        sums = [C["add"](x, integer(1000)).results[0] for x in (given, bounded)]
+        products = [C["mul"](x, integer(64)).results[0] for x in (given, bounded)]
+        less = C["add"](C["sub"](given, integer(1)).results[0], integer(2)).results[0]
+        folded = C["lt"](sums[1], integer(5)).results[0]
+        small = C["add"](C["min"](bounded, integer(100)).results[0], integer(1000)).results[0]
+    r, most = Ranges(), 2**31 - 1
+    assert (r.of(given).lo, r.of(other).lo) == (0, -(2**31))
+    assert r.always(folded) is None
+    for value in (*sums, *products, less):
+        assert (r.of(value).lo, r.of(value).hi) == (-(2**31), most), value
+    assert (r.of(small).lo, r.of(small).hi) == (1000, 1100)
+    assert [r.offset(v).lo for v in sums + products] == [1000, 1000, 0, 0]
+    assert r.offset(less).lo == 1 and r.offset(products[0]).divisor == 64
+    assert r.offset(other).lo == -(2**31)
 
 
 WRAPPING = (i8, ui8, ui32, i16, ui16)

@@ -169,3 +169,40 @@ def test_the_simulator_knows_what_is_before_an_array(add, monkeypatch):
     monkeypatch.setattr(mapped, "begins_inside", lambda op: True)
     with pytest.raises(tkc.Error, match="before its array"):
         stored_before(-16, 0, add, monkeypatch)
+
+
+def placed(x, o, row, column):
+    acc = tkc.zeros((64, 64))
+    for k in tkc.range(0, 64, 32):
+        left = tkc.load(x, (0, k), (64, 32))
+        acc = tkc.dot(left, tkc.load(x, (0, k), (64, 32)).T, acc)
+    tkc.store(o, (tkc.program_id(0) * 64 + row, column * 16), acc.to(o.dtype))
+
+
+def test_a_block_at_arguments_is_stored_by_a_map_where_they_are_not_negative():
+    kernel = tkc.jit(placed)
+    arrays = "f16[64, 64]", "f16[256, 128]"
+
+    def instructions(row, column):
+        return kernel.compile(*arrays, row, column, target="sm_90a").ptx
+
+    assert "cp.async.bulk.tensor.2d.global" in instructions("i32+", "i32+")
+    assert "cp.async.bulk.tensor.2d.global" in instructions(5, 0)
+    for row, column in (("i32", "i32+"), ("i32+", "i32"), (5, -2), (-5, 2)):
+        assert "cp.async.bulk.tensor.2d.global" not in instructions(row, column)
+
+
+@pytest.mark.parametrize("target", ("cpu", "sm_80", "sm_90a"))
+def test_a_later_negative_number_is_compiled_anew(target, monkeypatch):
+    if target != "cpu":
+        monkeypatch.setenv("TKC_SIM", "1")
+        monkeypatch.setenv("TKC_TARGET", target)
+    kernel = tkc.jit(placed)
+    x = np.random.default_rng(0).integers(-2, 3, (64, 64)).astype(np.float16)
+    block = (x.astype(np.float64) @ x.T.astype(np.float64)).astype(np.float16)
+    for row, column in ((8, 2), (-8, 2), (8, -2), (3, 0), (-64, 0), (0, -4)):
+        o, whole = np.zeros((256, 128), np.float16), np.zeros((512, 384), np.float16)
+        kernel[1](x, o, row, column)
+        at = 128 + row, 128 + column * 16
+        whole[at[0] : at[0] + 64, at[1] : at[1] + 64] = block
+        np.testing.assert_array_equal(o, whole[128:384, 128:256])

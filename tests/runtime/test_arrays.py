@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from tests.runtime.fake_driver import FakeTensor
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ArrayInfo, contiguous, describe, from_text
-from tkc.runtime.specialize import Constant, ScalarInfo, argument, facts, options_of, overlaps
+from tkc.runtime.specialize import (
+    Constant,
+    ScalarInfo,
+    argument,
+    facts,
+    options_of,
+    overlaps,
+    unspecialized,
+)
 
 
 class CudaArray:
@@ -231,6 +239,8 @@ def test_wide_offsets(shape, strides, wide):
         (np.uint8(1), ScalarInfo(1, "uint8")),
         ("i64", ScalarInfo(None, "int64", 1)),
         ("i32:16", ScalarInfo(None, "int32", 16)),
+        ("i32+", ScalarInfo(None, "int32", 1, True)),
+        ("i64+:16", ScalarInfo(None, "int64", 16, True)),
     ],
 )
 def test_numbers(value, expected):
@@ -238,7 +248,8 @@ def test_numbers(value, expected):
 
 
 @pytest.mark.parametrize(
-    "value", [1 << 64, -(1 << 63) - 1, "f31", "x[4", "f32[4, a]", "f32[-1]", "i32:x"]
+    "value",
+    [1 << 64, -(1 << 63) - 1, "f31", "x[4", "f32[4, a]", "f32[-1]", "i32:x", "f32+", "u32+"],
 )
 def test_numbers_and_texts_that_are_none(value):
     with pytest.raises(LaunchError):
@@ -247,6 +258,14 @@ def test_numbers_and_texts_that_are_none(value):
 
 def test_multiples_of_sixteen():
     assert [facts(argument(n, "n", False))[2] for n in (0, 16, -32, 8, 17)] == [16, 16, 16, 1, 1]
+
+
+def test_signs():
+    """Of an integer whose type has one; what stands for a number says it itself."""
+    numbers = (0, 7, -1, 1 << 40, np.int8(-3), np.uint8(3), 2.5, True, "i32", "i32+")
+    signs = [facts(argument(n, "n", False))[3] for n in numbers]
+    assert signs == [True, True, False, True, False, False, False, False, False, True]
+    assert facts(unspecialized(argument(7, "n", False)))[3] is False
 
 
 @given(st.lists(st.integers(0, 9), max_size=5))

@@ -164,6 +164,36 @@ def test_a_step_of_zero_is_refused(tmp_path):
     assert lines[-1] == "0"
 
 
+@needs_c
+def test_a_negative_number_is_refused_where_the_code_knows_of_none(tmp_path):
+    @tkc.jit
+    def filling(out, n):
+        tkc.store(out.ptr + tkc.arange(64), n)
+
+    path = export(filling, "i32[64]", "i32+", target="sm_80", path=tmp_path)[-1]
+    lines = built(
+        tmp_path,
+        [path],
+        r"""
+        #include <stdio.h>
+        #include "filling.h"
+        int main(void) {
+            tkc_filling k;
+            tkc_array out = { 0x10000, { 64 }, { 1 } };
+            unsigned grid[3] = { 1, 1, 1 };
+            if (tkc_filling_load(&k)) return 1;
+            int status = tkc_filling_launch(&k, grid, 0, &out, -5);
+            printf("%d %s\n", status, tkc_filling_error());
+            printf("%d\n", tkc_filling_launch(&k, grid, 0, &out, 5));
+            return 0;
+        }""",
+        [],
+    )
+    why = "expected a number >= 0; export the kernel for other numbers too"
+    assert lines[2] == f"1 filling: argument n: {why}"
+    assert lines[-1] == "0"
+
+
 PARAMETERS = (
     Parameter("map", "b8[128]", 0, element="bf16", box=(64, 128), swizzle=128, panelled=True),
     Parameter("map", "b8[128]", 1, element="f32", box=(1, 32, 32), swizzle=128),
@@ -283,7 +313,7 @@ def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(
     arguments = [
         ("a", facts(ARRAYS[0])),
         ("grid", facts(ARRAYS[1])),
-        ("p1", ("scalar", "float64", 1)),
+        ("p1", ("scalar", "float64", 1, False)),
     ]
     (tmp_path / "k.h").write_text(header("k", interface, arguments))
     (tmp_path / "k.c").write_text(
@@ -363,7 +393,7 @@ def test_the_c_is_right_with_the_real_header(tmp_path):
         arguments = [
             ("a", facts(ARRAYS[0])),
             ("b", facts(ARRAYS[1])),
-            ("c", ("scalar", "float64", 1)),
+            ("c", ("scalar", "float64", 1, False)),
         ]
         (tmp_path / f"{name}.h").write_text(header(name, interface, arguments))
         (tmp_path / f"{name}.c").write_text(source(name, interface, arguments, ".entry entry"))

@@ -234,8 +234,8 @@ def test_arrays_elsewhere_are_the_same_launch(machine, general):
 
 
 def test_numbers_elsewhere_are_the_same_launch(machine, general):
-    """Of the same facts (1, a multiple of 16, 32 bits): they are written into the parameters too,
-    as wide as these are.
+    """Of the same facts (1, a multiple of 16, negative, 32 bits): they are written into the
+    parameters too, as wide as these are.
     """
 
     def axpy(x, out, n, a, b, W: tkc.constexpr = 3):
@@ -244,7 +244,7 @@ def test_numbers_elsewhere_are_the_same_launch(machine, general):
 
     k, (x, out, _) = JitFunction(axpy), three()
     for _ in range(2):
-        for n in (100, 32, 1 << 40):
+        for n in (100, 32, 1 << 40, -3, -48):
             k[4](x, out, n, 2.5, -0.0)
     before, said = len(general), []
     for n, a, b in (
@@ -610,6 +610,8 @@ def test_a_launch_key_holds_what_launches_depend_on():
         (x, y, 2, -0.5, 7, None),
         (x, y, 2, 0.5, 1, None),
         (x, y, 2, 0.5, 32, None),
+        (x, y, 2, 0.5, -7, None),
+        (x, y, 2, 0.5, -32, None),
         (x, y, 2, 0.5, 1 << 40, None),
     ]
     assert len({want, *(key_of(*o) for o in others)}) == len(others) + 1 and all(
@@ -705,7 +707,7 @@ def test_what_is_launched_again_of_others(machine, general):
     for _ in range(200):
         at, number, stream[0] = (
             [random_.choice((0, 16, 0x40_0000, 4)) for _ in range(3)],
-            random_.choice((1, 7, 256, 4096)),
+            random_.choice((1, 7, 256, 4096, -7)),
             random_.choice((0, 77)),
         )
         given, before = (
@@ -717,7 +719,7 @@ def test_what_is_launched_again_of_others(machine, general):
             len(general),
         )
         again.call(*given, number)
-        kind = *(a % 16 for a in at), number == 1, number % 16 == 0, stream[0]
+        kind = *(a % 16 for a in at), number == 1, number % 16 == 0, number < 0, stream[0]
         assert len(general) - before == (kind not in known)
         known.add(kind)
         plain.made((*map(shown, given, ROWS), number), {}, 4)()

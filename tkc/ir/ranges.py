@@ -13,7 +13,8 @@ fit has no known range. Signed sums and products of indices (programs, extents, 
 known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program
 in which they overflow. So a result beyond the type is cut off at the type's bounds instead of
 forgotten, unless numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is
-given or loads may be any number: an offset that it is part of does not overflow, another sum may
+given or loads is data, and may be any number (within bounds, where the launch or the program gives
+some): an offset that it is part of does not overflow (`Ranges.offset`), another sum may
 (`Ranges.overflow`).
 """
 
@@ -37,6 +38,7 @@ _MAX_INDEX_STEP = 1 << 16  # what multiplies by more is a hash function
 _MAX_SMALL_NUMBER = 1 << 24
 _MAX_DEPTH = 4
 _NORMAL = 2.0**-126
+NONNEGATIVE = "nonnegative"  # attribute of a kernel: which integer arguments are at least 0
 # the elements of the result are elements of the operand
 _MOVES = (
     tile.Splat,
@@ -66,6 +68,22 @@ def _unviewed(value: SSAValue) -> SSAValue:
     while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, tile.Multiple)):
         value = value.owner.arg
     return value
+
+
+def _parts_of_offset(value: SSAValue) -> Sequence[SSAValue]:
+    """The integers that an offset is computed of, exactly as it is itself."""
+    op = value.owner
+    if isinstance(op, ew.Elementwise) and op.fn.name in ("add", "sub", "mul", "neg", "min", "max"):
+        return op.args
+    return (op.operands[0],) if isinstance(op, (ew.Cast, tile.Multiple, *_MOVES)) else ()
+
+
+def _parts_of_float(value: SSAValue) -> Sequence[SSAValue]:
+    """What a number of float type is computed of."""
+    op = value.owner
+    if isinstance(op, (ew.Elementwise, ew.Cast, *_MOVES)) and is_float(element_of(value.type)):
+        return op.operands
+    return ()
 
 
 def least(value: SSAValue, deep: int = _MAX_DEPTH) -> float:
@@ -109,15 +127,22 @@ def inverse(op: ew.Elementwise) -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """lo <= value <= hi, and divisor divides it (0: the value is 0, which everything divides)."""
+    """lo <= value <= hi, and divisor divides it (0: the value is 0, which everything divides).
+    is_data: it is computed of what the kernel is given or loads, and no index.
+    """
 
     lo: int
     hi: int
     divisor: int = 1
+    is_data: bool = False
 
     @property
     def exact(self) -> int | None:
         return self.lo if self.lo == self.hi else None
+
+    @property
+    def is_small(self) -> bool:
+        return self.lo >= -_MAX_SMALL_NUMBER and self.hi <= _MAX_SMALL_NUMBER
 
     def holds(self, other: Range) -> bool:
         return self.lo <= other.lo and other.hi <= self.hi
@@ -125,12 +150,18 @@ class Range:
     def meet(self, other: Range) -> Range:
         """What is known of a number of which both are known."""
         return Range(
-            max(self.lo, other.lo), min(self.hi, other.hi), lcm(self.divisor, other.divisor)
+            max(self.lo, other.lo),
+            min(self.hi, other.hi),
+            lcm(self.divisor, other.divisor),
+            self.is_data or other.is_data,
         )
 
     def join(self, other: Range) -> Range:
         return Range(
-            min(self.lo, other.lo), max(self.hi, other.hi), gcd(self.divisor, other.divisor)
+            min(self.lo, other.lo),
+            max(self.hi, other.hi),
+            gcd(self.divisor, other.divisor),
+            self.is_data or other.is_data,
         )
 
 
@@ -167,6 +198,7 @@ class Ranges:
     def __init__(self, assumed: dict[SSAValue, Range] | None = None):
         self._assumed = assumed or {}
         self._memo: dict[SSAValue, Range | None] = dict(self._assumed)
+        self._offsets: dict[SSAValue, Range | None] = {}
         # what tkc.ir.axis_info found out by these ranges
         self.contiguity: dict[tuple[SSAValue, int], Any] = {}
 
@@ -204,6 +236,26 @@ class Ranges:
             raise TypeError(f"{value.type} has no range")
         return found
 
+    def offset(self, value: SSAValue) -> Range | None:
+        """The range of an integer that is used as an offset, which is no sum or product that
+        overflowed; None for anything else.
+        """
+        for at in operands_first(value, _parts_of_offset, self._offsets):
+            self._offsets[at] = self._as_offset(at)
+        return self._offsets[value]
+
+    def _as_offset(self, value: SSAValue) -> Range | None:
+        found, whole, parts = self.of(value), bounds(value.type), _parts_of_offset(value)
+        if found is None or whole is None or not parts:
+            return found
+        args = [self._offsets[part] for part in parts]
+        if isinstance(op := value.owner, ew.Elementwise) and self.overflow(op) < Overflow.WRAPS:
+            exact = _mathematical(op.fn.name, [a for a in args if a is not None])
+            return found if exact is None else _cut_off(exact, whole).meet(found)
+        if isinstance(op, ew.Elementwise) or args[0] is None:
+            return found
+        return _cut_off(args[0], whole).meet(found)
+
     def always(self, condition: SSAValue) -> bool | None:
         """True or False if a truth value is that, everywhere; None if it is open."""
         found = self.of(condition)
@@ -239,7 +291,7 @@ class Ranges:
                 return self._joined([op.iter_args[i], yielded_by(op.body.block)[i]])
             case tile.Multiple() as op:
                 known, d = self.known(op.arg), op.divisor.value.data
-                return Range(known.lo, known.hi, lcm(known.divisor, d))
+                return replace(known, divisor=lcm(known.divisor, d))
             case op if isinstance(op, _MOVES):
                 return self.known(op.operands[0])
             case op:
@@ -267,7 +319,7 @@ class Ranges:
             case tile.Arange():
                 start, n = op.start.value.data, tile_type(op.result).extents[0]
                 return Range(start, start + n - 1, abs(start) if n == 1 else 1)
-        return whole
+        return replace(whole, is_data=True)
 
     def _reduced(self, op: tile.Reduce | tile.Histogram, whole: Range) -> Range:
         if isinstance(op, tile.Histogram):
@@ -277,15 +329,26 @@ class Ranges:
             return self.known(op.args[0])
         if kind in ("argmax", "argmin"):
             return Range(0, tile_type(op.args[0]).extents[op.axis.value.data] - 1)
-        return whole
+        return replace(whole, is_data=True)
 
     def _cast(self, op: ew.Cast, whole: Range) -> Range:
         found = self.of(op.arg)
         if found is None:
-            return whole
+            return replace(whole, is_data=not self._is_of_indices(op.arg))
         if is_bool(element_of(op.result.type)):
             return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
-        return found if whole.holds(found) else Range(whole.lo, whole.hi, _power(found.divisor))
+        if whole.holds(found):
+            return found
+        return replace(whole, divisor=_power(found.divisor), is_data=found.is_data)
+
+    def _is_of_indices(self, value: SSAValue) -> bool:
+        """Whether a number of float type is computed of indices and constants alone."""
+        for at in operands_first(value, _parts_of_float):
+            known = self.of(at)
+            is_constant = isinstance(at.owner, tile.Constant)
+            if known.is_data if known is not None else not (_parts_of_float(at) or is_constant):
+                return False
+        return True
 
     def _joined(self, values) -> Range:
         first, *rest = [self.known(v) for v in values]
@@ -312,7 +375,8 @@ class Ranges:
                 )
             return self.known(yielded_by(loop.before_region.block)[1 + value.index])
         if not isinstance(loop, scf.ForOp):
-            return whole
+            is_known = isinstance(loop, tile.Kernel) and value.index in loop.integers(NONNEGATIVE)
+            return replace(whole, lo=0 if is_known else whole.lo, is_data=True)
         if value.index == 0:
             lb, ub, step = map(self.known, (loop.lb, loop.ub, loop.step))
             return Range(lb.lo, max(lb.lo, ub.hi - 1), gcd(lb.divisor, step.divisor))
@@ -331,8 +395,9 @@ class Ranges:
                 guess.lo if after.lo == guess.lo else whole.lo,
                 guess.hi if after.hi == guess.hi else whole.hi,
                 after.divisor if attempt < 2 else 1,
+                after.is_data,
             )
-        return whole
+        return replace(whole, is_data=guess.is_data)
 
     def _inside_loop(self, index: SSAValue, bound: SSAValue) -> bool:
         """Whether an index is a loop's counter plus less than a step, and the bound the loop's own,
@@ -361,7 +426,7 @@ class Ranges:
 
     def _function(self, op: ew.Elementwise, whole: Range) -> Range:
         if any(self.of(a) is None for a in op.args):
-            return whole
+            return replace(whole, is_data=True)
         args = [self.known(a) for a in op.args]
         a, b = args[0], args[-1]
         name = op.fn.name
@@ -374,14 +439,15 @@ class Ranges:
             return self._logic(name, a, b, whole)
         if (found := _mathematical(name, args)) is None:
             # what divides both divides a remainder, whatever their signs
-            return replace(whole, divisor=gcd(a.divisor, b.divisor)) if name == "mod" else whole
+            divisor = gcd(a.divisor, b.divisor) if name == "mod" else 1
+            return replace(whole, divisor=divisor, is_data=_of_data(args))
         match _overflow(found, args, op, whole):
             case Overflow.WRAPS:
-                return Range(whole.lo, whole.hi, _power(found.divisor))
+                return Range(whole.lo, whole.hi, _power(found.divisor), True)
             case Overflow.UNLESS_OFFSET:
-                return Range(whole.lo, whole.hi, found.divisor)
+                return Range(whole.lo, whole.hi, found.divisor, _of_data(args))
             case _:
-                return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
+                return replace(_cut_off(found, whole), is_data=_of_data(args))
 
     def _logic(self, name: str, a: Range, b: Range, whole: Range) -> Range:
         match name:
@@ -516,7 +582,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
         return Overflow.NEVER
     t = element_of(op.result.type)
     # a result beyond the type of numbers this small is no range of an index that is too large
-    are_small = all(r.lo >= -_MAX_SMALL_NUMBER and r.hi <= _MAX_SMALL_NUMBER for r in args)
+    are_small = all(r.is_small for r in args)
     always_outside = found.lo > whole.hi or found.hi < whole.lo
     if is_unsigned(t) or bits(t) < 32 or _hashes(op.fn.name, args) or are_small or always_outside:
         return Overflow.WRAPS
@@ -533,8 +599,22 @@ def _hashes(name: str, args: list[Range]) -> bool:
 
 
 def _is_anything(known: Range, whole: Range | None) -> bool:
-    """Whether a number has no range but its type's: given, or loaded."""
-    return whole is not None and known == replace(whole, divisor=known.divisor)
+    """Whether a number has no range but its type's, or is data of no small one."""
+    if known.is_data and not known.is_small:
+        return True
+    return whole is not None and (known.lo, known.hi) == (whole.lo, whole.hi)
+
+
+def _of_data(args: Sequence[Range]) -> bool:
+    """Whether a result is data, not an index: of large data, or of data and constants alone."""
+    return any(r.is_data and not r.is_small for r in args) or (
+        any(r.is_data for r in args) and all(r.is_data or r.exact is not None for r in args)
+    )
+
+
+def _cut_off(found: Range, whole: Range) -> Range:
+    """A range at the bounds of a type."""
+    return replace(found, lo=max(found.lo, whole.lo), hi=min(found.hi, whole.hi))
 
 
 def _power(n: int) -> int:

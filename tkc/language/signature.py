@@ -29,10 +29,13 @@ class ArrayArgument:
 
 @dataclass(frozen=True)
 class ScalarArgument:
-    """A number passed at run time, known to be a multiple of `divisor` (integers)."""
+    """A number passed at run time; an integer is known to be a multiple of `divisor` and, if
+    nonnegative, at least 0.
+    """
 
     dtype: DType
     divisor: int = 1
+    nonnegative: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 
 from tkc.errors import CompileError, Error, Location
 from tkc.ir import tile
+from tkc.ir.ranges import NONNEGATIVE
 from tkc.ir.text import source
 from tkc.ir.types import ArrayType
 from tkc.ir.verify import verify
@@ -89,6 +90,11 @@ def _kernel(fn: FunctionType, signature: Signature) -> tile.Kernel:
     wide = [i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide]
     if wide:
         kernel.attributes["wide"] = tile.ints(wide)
+    signs = [
+        i for i, a in enumerate(dynamic.values()) if isinstance(a, ScalarArgument) and a.nonnegative
+    ]
+    if signs:
+        kernel.attributes[NONNEGATIVE] = tile.ints(signs)
     return kernel
 
 

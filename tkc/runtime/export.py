@@ -280,7 +280,11 @@ const char *tkc_{name}_error(void);
 
 def _what(plain: tuple) -> str:
     if plain[0] == "scalar":
-        return plain[1] + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
+        return (
+            plain[1]
+            + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
+            + (", at least 0" if plain[3] else "")
+        )
     _, dtype, shape, strides, align, wide = plain
 
     def fact(pairs):
@@ -534,20 +538,32 @@ def _persistent(i: Interface) -> str:
     )
 
 
+def _refused_unless(condition: str, n: str, why: str) -> str:
+    return f'if (!({condition})) return refused("argument {n}: {why}");'
+
+
+def _checks_of_number(n: str, plain: tuple) -> list[str]:
+    _, _, divisor, nonnegative = plain
+    known = []
+    if divisor > 1:
+        known.append((f"{n} % {divisor} == 0", f"a multiple of {divisor}; export the kernel for"))
+    if nonnegative:
+        known.append((f"{n} >= 0", "a number >= 0; export the kernel for"))
+    return [
+        _refused_unless(condition, n, f"expected {what} other numbers too")
+        for condition, what in known
+    ]
+
+
 def _checks(n: str, plain: tuple) -> list[str]:
     """What the code was compiled for, of one argument."""
-    lines = []
-
-    def need(condition, why):
-        return lines.append(f'if (!({condition})) return refused("argument {n}: {why}");')
-
     if plain[0] == "scalar":
-        if plain[2] > 1:
-            need(
-                f"{n} % {plain[2]} == 0",
-                f"expected a multiple of {plain[2]}; export the kernel for other numbers too",
-            )
-        return lines
+        return _checks_of_number(n, plain)
+    lines: list[str] = []
+
+    def need(condition: str, why: str) -> None:
+        lines.append(_refused_unless(condition, n, why))
+
     _, _, shape, strides, align, wide = plain
     elements = " && ".join(f"{n}->shape[{a}]" for a in range(len(shape))) or "1"
     need(f"{n}->data || !({elements})", "its address is 0 although it has elements")

@@ -194,7 +194,7 @@ float:
   %fraction = call double @PyFloat_AsDouble(ptr %arg)
   %bits = bitcast double %fraction to i64
   br label %one
-number:                                           ; what a specialization may know of an integer: it is 1, a multiple of 16, it needs 64 bits; and 0, which a launch may refuse
+number:                                           ; what a specialization may know of an integer: it is 1, a multiple of 16, negative, it needs 64 bits; and 0, which a launch may refuse
   store i32 0, ptr %over
   %integral = call i64 @PyLong_AsLongLongAndOverflow(ptr %arg, ptr %over)
   %large = load i32, ptr %over
@@ -207,8 +207,11 @@ number:                                           ; what a specialization may kn
   %aligned = icmp eq i64 %lower, 0
   %fact1 = select i1 %aligned, i64 1, i64 0
   %fact2 = select i1 %fits_, i64 0, i64 2
-  %fact3 = add i64 %fact2, %fact1
-  %fact4 = select i1 %is_one, i64 8, i64 %fact3
+  %is_negative = icmp slt i64 %integral, 0
+  %fact3 = select i1 %is_negative, i64 4, i64 0
+  %fact5 = add i64 %fact2, %fact1
+  %fact6 = add i64 %fact5, %fact3
+  %fact4 = select i1 %is_one, i64 8, i64 %fact6
   %is_zero = icmp eq i64 %integral, 0
   %fact = select i1 %is_zero, i64 16, i64 %fact4
   br i1 %whole_, label %value, label %no

@@ -9,9 +9,9 @@ launches.
 
     key      in words of 8 bytes, all that code and parameters may depend on:
              of a tensor     its address modulo 16, device, rank and element type, extents, strides
-             of a number     whether it is 0, 1, a multiple of 16, needs 64 bits; of a constexpr, or
-                             where a configuration is chosen by it: its value; of None, a bool, a
-                             str or a tuple: its identity
+             of a number     whether it is 0, 1, a multiple of 16, negative, needs 64 bits; of a
+                             constexpr, or where a configuration is chosen by it: its value; of
+                             None, a bool, a str or a tuple: its identity
              of the tensors  which share bytes
              of the call     the stream
     values   behind the key: the tensors' addresses and the numbers that are parameters
@@ -385,8 +385,8 @@ def launch_key(values: Sequence, varying: Sequence[bool] | None = None) -> Launc
     `.find(*values)` gives what the dictionary `.entries` has under the words of a call, or None.
 
     Values: torch's tensors, numbers, texts (by identity) and None. varying: of which numbers only
-    counts whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code
-    for such values.
+    counts whether they are 1, multiples of 16, negative or need 64 bits. None where there is no
+    machine code for such values.
     """
     kinds: list[tuple[type, int]] = []
     for v, varies in zip(values, varying or [False] * len(values), strict=True):

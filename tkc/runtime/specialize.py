@@ -7,7 +7,8 @@ xDSL nor the tracer:
                                                         a third, True
     ("array", …, "pointer")                             one of which the kernel has the address
     ("peers", world, rank, the array that each is)
-    ("scalar", dtype, divisor)
+    ("scalar", dtype, divisor, nonnegative)             of integers whose type has a sign: whether
+                                                        it is known to be at least 0
     ("constant", value)
 `signature` turns it into the tracer's Signature when something is compiled.
 """
@@ -93,11 +94,14 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class ScalarInfo:
-    """A number passed at run time. divisor: of an integer that is not known yet."""
+    """A number passed at run time. divisor, nonnegative: what is known of an integer where its
+    value does not say it (divisor None: it does).
+    """
 
     value: Any
     dtype: str
     divisor: int | None = None
+    nonnegative: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ def unspecialized(info: Any) -> Any:
     """An argument of which code knows the type alone, where it is an integer: 1 too."""
     if isinstance(info, Constant) and type(info.value) is int:
         return ScalarInfo(info.value, "int32", 1)
-    return replace(info, divisor=1) if isinstance(info, ScalarInfo) else info
+    return replace(info, divisor=1, nonnegative=False) if isinstance(info, ScalarInfo) else info
 
 
 def _at_run_time(value: Any, name: str) -> Any:
@@ -187,17 +191,25 @@ def _constant(value: object, name: str) -> Constant:
 
 
 def _text(text: str, name: str):
-    """Stand-ins for arguments: bf16[64, 64], i32, i32:16 (a multiple of 16), f32."""
+    """Stand-ins for arguments: bf16[64, 64], i32, i32+ (at least 0), i32:16 (a multiple of 16),
+    i32+:16, f32.
+    """
     if "[" in text:
         return from_text(text, name)
     kind, _, divisor = text.partition(":")
+    nonnegative = kind.endswith("+")
+    kind = kind.removesuffix("+")
     kind = SHORT_NAMES.get(kind, kind)
-    if kind not in ITEMSIZE or divisor and not divisor.isdigit():
+    if (
+        kind not in ITEMSIZE
+        or (divisor and not divisor.isdigit())
+        or (nonnegative and not kind.startswith("int"))
+    ):
         raise LaunchError(
-            f"{name}: {text!r} stands for no argument; write bf16[4096, 1024] for an array, i32 or"
-            " i32:16 or f32 for a number"
+            f"{name}: {text!r} stands for no argument; write bf16[4096, 1024] for an array, i32,"
+            " i32+ (at least 0), i32:16 (a multiple of 16) or f32 for a number"
         )
-    return ScalarInfo(None, kind, int(divisor or 1))
+    return ScalarInfo(None, kind, int(divisor or 1), nonnegative)
 
 
 def facts(info: Any) -> tuple:
@@ -205,8 +217,11 @@ def facts(info: Any) -> tuple:
     match info:
         case Constant(value):
             return "constant", value
-        case ScalarInfo(value, dtype, divisor):
-            return "scalar", dtype, divisor or (16 if "int" in dtype and value % 16 == 0 else 1)
+        case ScalarInfo(value, dtype, None):
+            divisor = 16 if "int" in dtype and value % 16 == 0 else 1
+            return "scalar", dtype, divisor, dtype.startswith("int") and value >= 0
+        case ScalarInfo(_, dtype, divisor, nonnegative):
+            return "scalar", dtype, divisor, nonnegative
         case PeersInfo():
             own = facts(info.arrays[info.rank])
             return "peers", info.world, info.rank, (*own[:-2], info.align, own[-1])
@@ -366,8 +381,8 @@ def signature(s: Specialization) -> Signature:
                 )
             case "peers", world, rank, array:
                 return PeersArgument(world, rank, one(array))
-            case "scalar", dtype, divisor:
-                return ScalarArgument(BY_NAME[dtype], divisor)
+            case "scalar", dtype, divisor, nonnegative:
+                return ScalarArgument(BY_NAME[dtype], divisor, nonnegative)
             case "constant", value:
                 return ConstantArgument(value)
 

@@ -49,6 +49,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.messages import filled
+from tkc.ir.ranges import NONNEGATIVE
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -931,6 +932,7 @@ def bind(kernel: tile.Kernel, arguments: Sequence[Any], memory: GlobalMemory) ->
             f"@{kernel.sym_name.data} takes {len(kernel.arguments)} arguments, got {len(arguments)}"
         )
     out: list[Any] = []
+    not_negative = kernel.integers(NONNEGATIVE)
     for number, (parameter, given) in enumerate(zip(kernel.arguments, arguments, strict=True)):
         what, t = f"argument {number} ({parameter.name_hint or 'unnamed'})", parameter.type
         if isinstance(t, (ArrayType, PointerType)):
@@ -939,6 +941,8 @@ def bind(kernel: tile.Kernel, arguments: Sequence[Any], memory: GlobalMemory) ->
             out.append(rounded(np.asarray(given), t))
         else:
             out.append(to_integer(np.asarray(given), t))
+            if number in not_negative and out[-1] < 0:
+                raise BadArgument(f"{what} is {given}; the kernel is specialized for numbers >= 0")
     return out
 
 

@@ -156,7 +156,7 @@ class Block:
         array, axis, fast = self.array, fast_axis(self.layout), self.fast
         if axis is None or mask is not None or self.e.debug or fast in self.sources:
             return 0
-        v, found = self.vector(), self.e.ranges.of(self.op.offsets[fast])
+        v, found = self.vector(), self.e.ranges.offset(self.op.offsets[fast])
         if self._proven[fast] or found is None or found.lo < 0:
             return 0
         if array.facts.strides[fast].exact != 1:
@@ -198,7 +198,7 @@ class Block:
     def _always_inside(self, axis: int) -> bool:
         """Whether the block lies inside the array along an axis, whatever happens."""
         v, n, fact = self.op.offsets[axis], max(self.extents[axis], 1), self.array.facts.shape[axis]
-        found = self.e.ranges.of(v)
+        found = self.e.ranges.offset(v)
         if found is None or found.lo < 0:
             return False
         reach = found.hi + (0 if axis in self.sources else n - 1)
@@ -232,7 +232,7 @@ class Block:
         """Whether coordinate `thread + constant` of an axis is inside the array."""
         e, v, n = self.e, self.op.offsets[axis], max(self.extents[axis], 1)
         extent, fact = self.array.extent(axis), self.array.facts.shape[axis]
-        found, offset = e.ranges.of(v), e.integer(v)
+        found, offset = e.ranges.offset(v), e.integer(v)
         if found is not None and fact.divisible(n) and found.divisor % n == 0:
             return self._once((axis,), lambda: self._below(offset, axis))
         type = "s32" if is_narrow(offset) else "s64"

@@ -112,7 +112,8 @@ def unmapped(op: BlockAccess) -> str:
 def begins_inside(op: BlockAccess) -> bool:
     """Whether a block is known to begin at no negative element of its array."""
     ranges = Ranges()
-    return all(ranges.known(offset).lo >= 0 for offset in op.offsets)
+    found = [ranges.offset(offset) for offset in op.offsets]
+    return all(known is not None and known.lo >= 0 for known in found)
 
 
 def _unmapped_start(op: BlockAccess) -> str:
