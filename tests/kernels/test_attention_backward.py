@@ -143,9 +143,10 @@ def test_sums_in_memory(shape, options, adding):
     near(*both(*operands(*shape), **options))
 
 
+@pytest.mark.parametrize("options", [{}, dict(causal=True)], ids=["full", "causal"])
 @pytest.mark.parametrize("lengths, lengths_k", [((5, 0, 130, 64, 1), None), ((1, 9), (129, 0))])
-def test_sums_in_memory_of_ragged_batches(lengths, lengths_k, adding):
-    test_ragged(lengths, lengths_k, dict(causal=True))
+def test_sums_in_memory_of_ragged_batches(lengths, lengths_k, options, adding):
+    test_ragged(lengths, lengths_k, options)
 
 
 def test_who_asks_for_equal_bits_gets_no_sums_in_memory(adding):
@@ -392,6 +393,37 @@ FORMS = {
     ),
     "float32": lambda d: backward_of(*[np.zeros((1, 4, 512, d), np.float32)] * 3, causal=True),
 }
+
+
+STARTS = dict(cu_seqlens=np.zeros(4, np.int32), max_seqlen=4096)
+SLOPES = dict(alibi_slopes=np.zeros(8, np.float32))
+LONG = {
+    "causal": (True, dict(causal=True)),
+    "grouped": (True, dict(causal=True, shared=2)),
+    "window": (True, dict(causal=True, window=2048)),
+    "ragged": (True, dict(causal=True, **STARTS)),
+    "ragged, full": (True, STARTS),
+    "ragged slopes, full": (True, STARTS | SLOPES),
+    "narrow window": (False, dict(causal=True, window=1024)),
+    "slopes": (False, dict(causal=True, **SLOPES)),
+}
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("name", LONG)
+def test_scores_are_computed_once_where_columns_are_seen_by_many_rows(name, monkeypatch):
+    (once, options), target = LONG[name], "sm_90a"
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    shared = (options := dict(options)).pop("shared", 8)
+    ragged = "cu_seqlens" in options
+    shapes = [(8192, heads, 64) if ragged else (1, heads, 8192, 64) for heads in (8, shared)]
+    with launches() as found:
+        backward_of(zeros(*shapes[0]), *[zeros(*shapes[1])] * 2, **options)
+    names = [kernel.__name__ for kernel, *_ in found]
+    assert ("_scaled_queries" in names) == once and ("_queries" in names) != once
+    for kernel, args, how in found:
+        compiled = kernel.compile(*args, target=target, **how)
+        assert compiled.resources.clean, f"{kernel.__name__}: {compiled.resources.log}"
 
 
 # blocks of 32 rows do not fit its shared memory, and of 16 there is no plan without a spill

@@ -2,6 +2,8 @@
 float64; compiled for GPUs.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,7 @@ def gradients(arrays, grad, lse_grad, score, mask, captured=(), kept=1.0, bias=N
     scale = options.get("scale") or q.shape[-1] ** -0.5
 
     def folded(x):
-        return x.reshape(x.shape[0], shared, -1, *x.shape[2:]).sum(2)
+        return x.reshape(x.shape[0], shared, x.shape[1] // shared, *x.shape[2:]).sum(2)
 
     found = [
         scale * draw @ k,
@@ -454,13 +456,137 @@ def test_dropout(seed):
     assert (kernels.attention(q, k, v, **{**options, "seed": seed + 1}) != out).any()
 
 
+class Ragged:
+    """Sequences one after the other, each of which is attention of its own."""
+
+    def __init__(self, lengths, keys=None, dtype="float32"):
+        self.lengths, self.keys, heads, shared = lengths, keys or lengths, 4, 2
+        starts, starts_k = (np.cumsum([0, *n]).astype(np.int32) for n in (lengths, self.keys))
+        self.bounds = [(*starts[b : b + 2], *starts_k[b : b + 2]) for b in range(len(lengths))]
+        q = numbers((sum(lengths), heads, 32), dtype, 1)
+        k = numbers((sum(self.keys), shared, 32), dtype, 2)
+        self.arrays = q, k, numbers((sum(self.keys), shared, 16), dtype, 3)
+        self.options = dict(cu_seqlens=starts, max_seqlen=max(lengths))
+        if keys is not None:
+            self.options |= dict(cu_seqlens_k=starts_k, max_seqlen_k=max(keys))
+
+    def extents(self):
+        return len(self.lengths), 4, max(self.lengths), max(self.keys)
+
+    def parts(self):
+        """Of each sequence its rows of Q, those of K and V, and its q, k and v as one batch."""
+        for b, (start, end, first, last) in enumerate(self.bounds):
+            of = slice(start, end), slice(first, last)
+            arrays = [
+                x[s].swapaxes(0, 1)[None] for x, s in zip(self.arrays, (*of, of[1]), strict=True)
+            ]
+            yield b, *of, arrays
+
+    def check(self, score, mask, names=(), kept=None, **options):
+        """score, mask: in float64, of a sequence's number. names: what has gradients besides."""
+        out, lse = kernels.attention(*self.arrays, with_lse=True, **self.options, **options)
+        grad, lse_grad = numbers(out.shape, seed=5), numbers(lse.shape, seed=6)
+        lse_grad[np.isinf(lse)] = 0
+        found = kernels.attention_backward(
+            grad, *self.arrays, out, lse, lse_grad, **self.options, **options
+        )
+        sums = [0.0 for _ in names]
+        for b, rows, columns, arrays in self.parts():
+            of = dict(kept=1.0 if kept is None else kept[b][None])
+            plain = partial(score, b), partial(mask, b)
+            if not arrays[0].size:
+                continue
+            want, sums_of, _ = attend(*arrays, *plain, **of)
+            np.testing.assert_allclose(out[rows].swapaxes(0, 1), want[0], rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(lse[:, rows], sums_of[0], rtol=2e-5, atol=2e-5)
+            given = grad[rows].swapaxes(0, 1)[None], lse_grad[:, rows][None]
+            got = gradients(arrays, *given, *plain, names, **of)
+            for x, other, at in zip(found, got[:3], (rows, columns, columns), strict=False):
+                np.testing.assert_allclose(x[at].swapaxes(0, 1), other[0], rtol=1e-4, atol=1e-4)
+            sums = [x + y for x, y in zip(sums, got[3:], strict=True)]
+        if names:
+            for x, other in zip(found[3], sums, strict=True):
+                np.testing.assert_allclose(
+                    x.reshape(other.shape), other, rtol=1e-3, atol=1e-3 * max(1, abs(other).max())
+                )
+
+
+LENGTHS = [((70, 0, 1, 133), None), ((33, 64, 5), (90, 10, 0))]
+
+
+@pytest.mark.parametrize("lengths, keys", LENGTHS, ids=str)
+@pytest.mark.parametrize("block", [None, 64])
+@pytest.mark.parametrize("mod", MODS, **NAMES)
+def test_ragged_batches(mod, block, lengths, keys):
+    case = Ragged(lengths, keys)
+    batch, heads, *longest = case.extents()
+    given = captured(batch, heads, *longest)
+    score, mask = mod(tkc, given)
+    wide = {n: x.astype(np.float64) if n in FLOATS else x for n, x in given.items()}
+    plain, seen = (
+        f or other for f, other in zip(mod(Plain, wide), (as_it_is, everywhere), strict=True)
+    )
+    options = dict(score_mod=score, mask_mod=mask)
+    if block is not None:
+        listed = mask or (lambda b, h, i, j: i >= 0)
+        options["mask_mod"], options["block_mask"] = (
+            None,
+            kernels.create_block_mask(listed, batch, heads, *longest, block, like=given["rows"]),
+        )
+    names = {id(x): n for n, x in given.items()}
+    found = [] if score is None else tkc.lambda_lift(score)[1]
+    floats = [n for x in found if (n := names.get(id(x), "one")) in FLOATS]
+    case.check(
+        lambda at, s, b, *place: plain(s, b + at, *place),
+        lambda at, b, *place: seen(b + at, *place),
+        [wide[n] for n in floats],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("lengths, keys", LENGTHS, ids=str)
+@pytest.mark.parametrize("sides", [(9, 30), (None, 5), (20, None)], ids=str)
+def test_ragged_windows_of_two_sides(sides, lengths, keys):
+    case = Ragged(lengths, keys)
+    left, right = (10**6 if n is None else n for n in sides)
+
+    def mask(at, b, h, i, j):
+        row = i + (case.keys[at] - case.lengths[at])
+        return (row - j <= left) & (j - row <= right)
+
+    case.check(lambda at, s, *place: s, mask, window=sides)
+
+
+@pytest.mark.parametrize("lengths, keys", LENGTHS, ids=str)
+def test_ragged_slopes_soft_caps_and_bias_beside_a_mask(lengths, keys):
+    case, slopes = Ragged(lengths, keys), np.array([0.5, 0.1, 0, 1], np.float32)
+    _, _, *longest = case.extents()
+    bias = numbers((1, 4, *longest), seed=8)
+
+    def score(at, s, b, h, i, j):
+        away = np.abs(i + (case.keys[at] - case.lengths[at]) - j)
+        capped = 3 * np.tanh(s / 3) - slopes[h] * away
+        return capped + double(bias)[:, :, : i.size, : j.size]
+
+    options = dict(softcap=3.0, alibi_slopes=slopes, bias=bias)
+    case.check(
+        score, lambda at, b, h, i, j: j % 3 != 1, mask_mod=lambda b, h, i, j: j % 3 != 1, **options
+    )
+
+
+def test_ragged_dropout_draws_by_sequence_and_place():
+    case = Ragged((70, 0, 33))
+    mask = kept((3, 4, 70), 70, 7, 0.25)
+    parts = [mask[b, :, :n, :n] for b, n in enumerate(case.lengths)]
+    options = dict(causal=True, dropout=0.25, seed=7)
+    case.check(lambda at, s, *place: s, lambda at, b, h, i, j: i >= j, kept=parts, **options)
+
+
 Q = zeros(1, 2, 64, 32)
 MASK = kernels.create_block_mask(lambda b, h, i, j: i >= j, None, None, 64, 64, 16, like=Q)
 MANY = [np.zeros(3, np.float32) for _ in range(9)]
-SEQUENCES = dict(cu_seqlens=np.zeros(2, np.int32), max_seqlen=1)
 WRONG = {
     "a function": (dict(score_mod=3), "score_mod is a function of elements, got int"),
-    "ragged": (dict(dropout=0.1, **SEQUENCES), "not for cu_seqlens.*mask_mod"),
     "sides": (dict(window=(3, -1)), r"on the left and on the right .* got \(3, -1\)"),
     "probability": (dict(dropout=1.0), "dropout is a probability below 1, got 1.0"),
     "bias": (dict(bias=zeros(3, 64, 64)), r"broadcasts to \[1, 2, 64, 64\].*got \[3, 64, 64\]"),

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterator
 from math import e, inf, log2, prod
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, written_out, zeros
@@ -47,13 +47,16 @@ LOG2E = log2(e)
 PAD = 128
 # of a program of `_row_terms`
 ROWS = 32
+# that a column is seen by at most, from which on scores are computed once for D = 64, where blocks
+# of 128 rows and columns are cut by masks
+MIN_LARGE_ROWS = 2048
 
 
 def _part(x, *index):
     return None if x is None else x[index]
 
 
-def _padded(start, b):
+def padded_rows(start: Any, b: Any) -> Any:
     """Where sequence b, which begins at `start`, has its padded rows."""
     return (start + b * PAD) // PAD * PAD
 
@@ -64,12 +67,19 @@ def _capped(s, scale, cap):
     return t * (cap / scale), t
 
 
-def _seen(s, rows, cols, window, causal: bool, windowed: bool):
-    """Scores, −∞ where a row does not see a column."""
+def _seen(s, rows, cols, window, causal: bool, windowed: bool, end=None):
+    """Scores, −∞ where a row does not see a column; end: there are others behind it."""
     if not causal:
-        return s
+        return s if end is None else tkc.where(cols < end, s, -inf)
     keep = rows >= cols
     return tkc.where(keep & (rows - cols < window) if windowed else keep, s, -inf)
+
+
+def _end(end, cu_seqlens, dq_sums):
+    """Behind which columns are the next sequence's, which would add to dQ's sums; None where there
+    are none of either.
+    """
+    return None if cu_seqlens is None or dq_sums is None else end
 
 
 @tkc.jit
@@ -94,7 +104,7 @@ def _row_terms(
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:
         start, queries, _, _ = bounds_of(b, cu_seqlens, None)
-        at = _padded(start, b)
+        at = padded_rows(start, b)
         out, grad, lse = out[:, h], grad[:, h], lse[h]
         terms, log_sums, dq_sums = terms[h], log_sums[h], _part(dq_sums, h)
         lse_grad = _part(lse_grad, h)
@@ -137,7 +147,7 @@ def _scaled_queries(dq_sums, dq, cu_seqlens, scale, D: tkc.constexpr, BM: tkc.co
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:
         start, queries, _, _ = bounds_of(b, cu_seqlens, None)
-        at, end = _padded(start, b), queries
+        at, end = padded_rows(start, b), queries
         dq_sums, dq = dq_sums[h], dq[:, h]
     else:
         start, at, end = 0, 0, None
@@ -173,7 +183,7 @@ def _queries(
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
         start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
-        at = _padded(start, b)
+        at = padded_rows(start, b)
         shift, keys = keys - queries, tkc.where(m < queries, keys, 0)
         q, k, v = q[:, h], k[:, h // GROUP], v[:, h // GROUP]
         grad, dq, log_sums, terms = grad[:, h], dq[:, h], log_sums[h], terms[h]
@@ -235,7 +245,7 @@ def _keys_and_values(
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
         start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
-        at = _padded(start, b)
+        at = padded_rows(start, b)
         shift, queries = keys - queries, tkc.where(n < keys, queries, 0)
         k, v = k[:, h], v[:, h]
         dk, dv = _part(dk, slice(None), h), _part(dv, slice(None), h)
@@ -246,7 +256,7 @@ def _keys_and_values(
         dk, dv = _part(dk, b, h), _part(dv, b, h)
         q, grad, dq_sums = q[b], grad[b], _part(dq_sums, b)
         log_sums, terms = log_sums[b], terms[b]
-    cols = n + tkc.arange(BN) - shift
+    cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, cu_seqlens, dq_sums)
     ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
@@ -262,7 +272,7 @@ def _keys_and_values(
         s, t = _capped(s, scale, cap) if CAP else (s, None)
         s = biased(s * (scale * LOG2E), rows[None, :], cols[:, None], slopes, g, LOG2E)
         s = s - tkc.load(log_sums[g], (at + m,), (BM,))[None, :]
-        p = tkc.exp2(_seen(s, rows[None, :], cols[:, None], window, CAUSAL, WINDOW))
+        p = tkc.exp2(_seen(s, rows[None, :], cols[:, None], window, CAUSAL, WINDOW, end))
         if dv is not None:
             dvi = tkc.dot(p.to(grad.dtype), doi, dvi)
         if dk is not None:
@@ -293,13 +303,24 @@ class _Blocks(NamedTuple):
     adds_queries: bool = False
 
 
+class Batch(NamedTuple):
+    """Where sequences begin, of queries and (None: likewise) of keys, and the longest; no arrays
+    where all are as long.
+    """
+
+    queries: int
+    keys: int
+    cu_seqlens: Array | None = None
+    cu_seqlens_k: Array | None = None
+
+
 def _holds_wide_rows(target: str) -> bool:
     """Whether shared memory holds 32 rows of Q and of dO, and 16 of K and of V, of 256 float32."""
     return target == "cpu" or tkc.target(target).shared_bytes > 2 * (32 + 16) * 256 * 4 + (16 << 10)
 
 
 def _blocks(
-    d: int, d_v: int, kind: str, options: dict, target: str, is_ragged: bool = False
+    d: int, d_v: int, kind: str, options: dict, target: str, batch: Batch, has_slopes: bool
 ) -> _Blocks:
     """What registers and shared memory hold: the gradients of a block stay in registers. options:
     CAUSAL, CAP and WINDOW, of which each needs some.
@@ -315,34 +336,32 @@ def _blocks(
         if wide > 192:
             return _Blocks(_Block(64, 16), _Block(32, 32))
         return _Blocks(_Block(64, 32), _Block(32, 64))
-    return _wgmma_blocks(d, d_v, softcap, not (options["CAUSAL"] or options["WINDOW"] or is_ragged))
+    return _wgmma_blocks(d, d_v, softcap, _are_large(options, batch, has_slopes))
 
 
-def _wgmma_blocks(d: int, d_v: int, softcap: bool, is_whole: bool) -> _Blocks:
-    """The same on Hopper, in 16 bits. is_whole: rows see all columns, of one sequence."""
+def _are_large(options: dict, batch: Batch, has_slopes: bool) -> bool:
+    """Whether blocks of 128 rows and columns waste little: rows see all columns, or a column is
+    seen by many. Slopes and a causal mask have no registers in them.
+    """
+    if not options["CAUSAL"] and batch.cu_seqlens is None:
+        return True
+    rows = min(batch.queries, options["window"]) if options["WINDOW"] else batch.queries
+    return rows >= MIN_LARGE_ROWS and not (has_slopes and options["CAUSAL"])
+
+
+def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
+    """The same on Hopper, in 16 bits. are_large: whether blocks may have 128 rows and columns."""
     wide = max(d, d_v)
     if wide > 192 or d + d_v > 320:
         return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
     narrow = d + d_v > 256 or softcap and wide > 64
     keys = _Block(32 if narrow else 64, 128)
-    if width_of(d) == width_of(d_v) == 64 and is_whole and not softcap:
-        # warpgroups share the rows of dQ as they share those of dK and dV; causal, where the mask
-        # takes registers, two kernels were not slower
+    if width_of(d) == width_of(d_v) == 64 and are_large and not softcap:
+        # warpgroups share the rows of dQ as they share those of dK and dV
         return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True)
     # warpgroups share dQᵀ, whose rows are dQ's columns, as they share the rows of dK and dV
     adds_queries = not narrow and width_of(d) == keys.columns
     return _Blocks(_Block(128, 64), keys, adds_queries=adds_queries)
-
-
-class Batch(NamedTuple):
-    """Where sequences begin, of queries and (None: likewise) of keys, and the longest; no arrays
-    where all are as long.
-    """
-
-    queries: int
-    keys: int
-    cu_seqlens: Array | None = None
-    cu_seqlens_k: Array | None = None
 
 
 def row_terms(
@@ -398,8 +417,8 @@ def _launch(
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
-    is_ragged = cu_seqlens is not None
-    blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), is_ragged)
+    how = options, tkc.target_of(q), batch, slopes is not None
+    blocks = _blocks(d, d_v, dtype_of(q), *how)
     adds = blocks.adds_queries and not deterministic
     columns_added = d if adds else 0
     terms, log_sums, dq_sums = row_terms(grad, out, sums, sinks, dsinks, batch, columns_added)

@@ -35,6 +35,9 @@ from tkc.kernels.attention_modifiers import (
 )
 from tkc.kernels.block_mask import blocks_of
 
+# arguments of ragged batches
+SEQUENCES = "cu_seqlens", "max_seqlen", "cu_seqlens_k", "max_seqlen_k"
+
 
 class _Modified(NamedTuple):
     """What a call by modifiers hands on: the functions with what they captured, and the other
@@ -74,19 +77,19 @@ def _modified(
     dropped: tuple[float, int],
     sides: tuple | None,
     heads_first: bool,
-    cu_seqlens: Array | None,
+    sequences: tuple[Array | None, int | None, Array | None, int | None],
     deterministic: bool,
 ) -> _Modified | None:
     """The call by modifiers; None where it has none. masks: causal, scale, window, softcap;
     of_heads: sinks and slopes; functions: score_mod, mask_mod, block_mask and bias; dropped:
-    dropout and seed; sides: of `_sides`. Raises LaunchError where options do not go together.
+    dropout and seed; sides: of `_sides`; sequences: cu_seqlens, max_seqlen and those of keys.
+    Raises LaunchError where options do not go together.
     """
     (score_mod, mask_mod, block_mask, bias), (dropout, seed) = functions, dropped
     if not dropout and sides is None and all(x is None for x in functions):
         return None
-    _check_modified(q, cu_seqlens, dropout)
-    places = (0, 1, 2) if heads_first else (0, 2, 1)
-    extents = *(q.shape[i] for i in places), k.shape[places[2]]
+    _check_modified(q, sequences[0], dropout)
+    extents = _extents(q, k, heads_first, sequences)
     (causal, scale, window, softcap), (sinks, slopes) = masks, of_heads
     numbers = masks_of(causal, window, softcap, scale, q.shape[-1])
     if bias is not None:
@@ -94,7 +97,7 @@ def _modified(
         bias = bias if len(bias.shape) else bias.reshape((1,))
     if sides is None:
         sides = window, 0 if causal else None
-    ours = _our_score_mods(numbers, slopes, bias, extents)
+    ours = _our_score_mods(numbers, slopes, bias, extents, sequences)
     mask_mod, block, lists = blocks_of(mask_mod, block_mask, extents)
     found = modifiers(composed(ours, score_mod), mask_mod)
     arguments = dict(
@@ -110,17 +113,32 @@ def _modified(
         sinks=sinks,
         deterministic=deterministic,
         unordered=_unordered(found.captured, score_mod, bias, extents),
+        **dict(zip(SEQUENCES, sequences, strict=True)),
         **lists,
         **{f"x{i}": x for i, x in enumerate(found.captured)},
     )
     return _Modified(found, arguments, bias)
 
 
+def _extents(
+    q: Array,
+    k: Array,
+    heads_first: bool,
+    sequences: tuple[Array | None, int | None, Array | None, int | None],
+) -> tuple[int, int, int, int]:
+    """How many batches (or sequences), heads, queries and keys (of the longest) there are."""
+    starts, queries, _, keys = sequences
+    if starts is not None and queries is not None:
+        return starts.shape[0] - 1, q.shape[1], queries, queries if keys is None else keys
+    rows, heads = (2, 1) if heads_first else (1, 2)
+    return q.shape[0], q.shape[heads], q.shape[rows], k.shape[rows]
+
+
 def _unordered(
     captured: tuple[Array, ...],
     score_mod: Callable | None,
     bias: Array | None,
-    extents: tuple[int, ...],
+    extents: tuple[int, int, int, int],
 ) -> int:
     """The bits of captured arrays to whose gradients' elements more than one score may add: all but
     a bias that has an element for each score, which score_mod does not read besides.
@@ -131,28 +149,29 @@ def _unordered(
 
 
 def _our_score_mods(
-    masks: dict[str, Any], slopes: Array | None, bias: Array | None, extents: tuple[int, ...]
+    masks: dict[str, Any],
+    slopes: Array | None,
+    bias: Array | None,
+    extents: tuple[int, int, int, int],
+    sequences: tuple[Array | None, int | None, Array | None, int | None],
 ) -> list[Callable]:
     """Soft cap, slopes and bias, in the order in which scores get them."""
-    _, heads, queries, keys = extents
+    (_, heads, queries, keys), (starts, _, starts_k, _) = extents, sequences
     check_heads(heads, alibi_slopes=slopes)
     found: list[Callable] = [capped(masks["cap"])] if masks["CAP"] else []
-    found += [] if slopes is None else [with_slopes(slopes, keys - queries)]
+    if slopes is not None:
+        apart = starts_k is not None
+        found += [with_slopes(slopes, (starts, starts_k) if apart else keys - queries)]
     return found + ([] if bias is None else [with_bias(bias)])
 
 
 def _check_modified(q: Array, cu_seqlens: Array | None, dropout: float) -> None:
-    if cu_seqlens is not None:
-        raise tkc.LaunchError(
-            "attention: score_mod, mask_mod, block_mask, bias, dropout and windows of two sides are"
-            " not for cu_seqlens; compare numbers of documents in mask_mod"
-        )
     if dtype_of(q) == FLOAT8:
         raise tkc.LaunchError(
             f"attention: score_mod, mask_mod, block_mask, bias and dropout are not for {FLOAT8};"
             " convert q, k and v to bfloat16"
         )
-    if len(q.shape) != 4:
+    if cu_seqlens is None and len(q.shape) != 4:
         raise tkc.LaunchError(
             f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}"
         )
@@ -228,7 +247,8 @@ def attention(
     made of mask_mod, which it brings along: blocks that nobody sees are left out. bias: broadcasts
     to [batch, heads, queries, keys], and is added to scores. dropout: how likely a probability is
     to become 0; the others are divided by 1 − dropout; the same seed drops the same ones. None of
-    these is for ragged batches or float8.
+    these is for float8. In ragged batches b is a sequence's number, rows and columns count from its
+    beginning, and bias and block_mask are of the longest.
 
     Differentiable in torch with respect to q, k, v, sinks, bias and what score_mod captured,
     through both results (`attention_backward`, whose `deterministic` may be given here; not for
@@ -245,7 +265,8 @@ def attention(
         causal, window, sides = _sides(causal, window)
         masks, of_heads = (causal, scale, window, softcap), (sinks, alibi_slopes)
         functions, dropped = (score_mod, mask_mod, block_mask, bias), (dropout, seed)
-        how = sides, heads_first, cu_seqlens, deterministic
+        sequences = cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k
+        how = sides, heads_first or cu_seqlens is not None, sequences, deterministic
         call = _modified(q, k, masks, of_heads, functions, dropped, *how)
         if call is not None:
             sums = with_lse or wants_gradient(q, k, v, sinks, *call.mods.captured)
@@ -307,8 +328,8 @@ def attention_backward(
     grad: of out, of its shape and element type; lse_grad: of lse, float32, None where nothing
     depends on lse. The other arguments are those of `attention`. What is summed is summed in
     float32. deterministic: in one order, so that the same arguments give the same bits; else, of
-    bfloat16 and float16 with D = 128 on Hopper, dQ is added up in memory in any order, which is
-    faster (torch.use_deterministic_algorithms counts as asking, too). The gradients of captured
+    bfloat16 and float16 with D of 64 or 128 on Hopper, dQ is added up in memory in any order, which
+    is faster (torch.use_deterministic_algorithms counts as asking, too). The gradients of captured
     arrays, and of a bias that broadcasts, are added up in no fixed order: these deterministic
     refuses. dK and dV of a shared head are sums over its heads of Q. Besides the
     results the call allocates two float32 for each row of Q, and D more where dQ is added up.
@@ -321,7 +342,8 @@ def attention_backward(
         deterministic = backward.wants_equal_bits(q, deterministic)
         masks, of_heads = (causal, scale, window, softcap), (sinks, alibi_slopes)
         functions, dropped = (score_mod, mask_mod, block_mask, bias), (dropout, seed)
-        how = sides, heads_first, cu_seqlens, deterministic
+        sequences = cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k
+        how = sides, heads_first or cu_seqlens is not None, sequences, deterministic
         call = _modified(q, k, masks, of_heads, functions, dropped, *how)
         given = grad, q, k, v, out, lse
         if call is not None:

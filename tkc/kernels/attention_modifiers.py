@@ -97,10 +97,13 @@ def _biased(bias: Any, rank: int, alike: tuple, score: Any, *place: Any) -> Any:
     return score + bias[tuple(at[4 - rank :])]
 
 
-def with_slopes(slopes: Array, shift: int) -> Callable:
+def with_slopes(slopes: Array, shift: int | tuple[Array, Array]) -> Callable:
     """The score_mod of ALiBi: less slopes[h] times the distance of row and column; shift: the first
-    row's place among the columns.
+    row's place among the columns, or where each sequence's rows and columns begin, of which the
+    last ones are at one place.
     """
+    if isinstance(shift, tuple):
+        return partial(_sloped_by_sequence, slopes, *shift)
     if not shift:
         return partial(_sloped, slopes, 0)
     return partial(_sloped, slopes, full(slopes, (), shift, "int32"))
@@ -109,3 +112,10 @@ def with_slopes(slopes: Array, shift: int) -> Callable:
 def _sloped(slopes: Any, shift: Any, score: Any, b: Any, h: Any, row: Any, column: Any) -> Any:
     distance = row - column if isinstance(shift, int) else row + shift - column
     return score - slopes[h] * tkc.abs(distance).to(tkc.float32)
+
+
+def _sloped_by_sequence(
+    slopes: Any, starts: Any, starts_k: Any, score: Any, b: Any, h: Any, row: Any, column: Any
+) -> Any:
+    shift = (starts_k[b + 1] - starts_k[b]) - (starts[b + 1] - starts[b])
+    return score - slopes[h] * tkc.abs(row + shift - column).to(tkc.float32)

@@ -27,18 +27,19 @@ from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, zeros
-from tkc.kernels.attention import write_rows
+from tkc.kernels.attention import bounds_of, write_rows
 from tkc.kernels.attention_backward import (
     Batch,
     check_results,
     dense_memory,
     empty_gradients,
     gradients_of,
+    padded_rows,
     row_terms,
     wants_equal_bits,
 )
 from tkc.kernels.attention_blocks import has_wgmma, width_of
-from tkc.kernels.attention_checks import check, check_heads, group_of
+from tkc.kernels.attention_checks import check, check_heads, check_sequences, group_of
 from tkc.kernels.attention_modifiers import MAX_CAPTURED, named
 from tkc.kernels.operator import operator
 
@@ -52,23 +53,48 @@ def _part(x: Any, b: Any, h: Any) -> Any:
     return x[tkc.minimum(b, x.shape[0] - 1), tkc.minimum(h, x.shape[1] - 1)]
 
 
-def _head_of(x: Any, b: Any, h: Any) -> Any:
-    return None if x is None else x[b, h]
+def _head_of(x: Any, b: Any, h: Any, ragged: bool) -> Any:
+    """A head's rows, of an array of [batch, heads, rows, D] or [tokens, heads, D]."""
+    return None if x is None else x[:, h] if ragged else x[b, h]
 
 
-def _walks(lists: Any, b: Any, h: Any, i: Any, each: int, step: int, bounds: Any) -> list:
+def _numbers_of(x: Any, b: Any, h: Any, ragged: bool) -> Any:
+    """A head's numbers, one a row, of an array of [batch, heads, rows] or [heads, tokens]."""
+    return None if x is None else x[h] if ragged else x[b, h]
+
+
+def _extents(q: Any, k: Any, b: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> Any:
+    """Of batch or sequence b: where its queries begin and their number, the same of its keys, and
+    where the queries' padded rows begin.
+    """
+    if cu_seqlens is None:
+        return 0, q.shape[2], 0, k.shape[2], 0
+    found = bounds_of(b, cu_seqlens, cu_seqlens_k)
+    return *found, padded_rows(found[0], b)
+
+
+def _walks(
+    lists: Any, b: Any, h: Any, i: Any, each: int, step: int, bounds: Any, some: Any
+) -> list:
     """The loops over what block i sees: (first, stop, step, where an iteration begins, whether the
     mask is evaluated). lists: of blocks seen in part, and whole: (how many, which), each of `each`
-    steps; or nothing. bounds: first and stop without lists.
+    steps; or nothing. bounds: first and stop without lists. some: whether block i has rows or
+    columns at all (None: yes).
     """
     if lists[0] is None:
-        return [(*bounds, step, lambda n: n, True)]
+        first, stop = bounds
+        return [(first, _where(some, stop), step, lambda n: n, True)]
     found = []
     for counts, places, masked in ((*lists[:2], True), (*lists[2:], False)):
         if counts is not None:
             count, row = _part(counts, b, h)[i], _part(places, b, h)[i]
-            found.append((0, count * each, 1, _beginning(row, each, step), masked))
+            stop = _where(some, count * each)
+            found.append((0, stop, 1, _beginning(row, each, step), masked))
     return found
+
+
+def _where(some: Any, stop: Any) -> Any:
+    return stop if some is None else tkc.where(some, stop, 0)
 
 
 def _beginning(row: Any, each: int, step: int) -> Callable[[Any], Any]:
@@ -154,6 +180,8 @@ def _forward(
     o,
     lse,
     sinks,
+    cu_seqlens,
+    cu_seqlens_k,
     counts,
     places,
     full_counts,
@@ -184,21 +212,23 @@ def _forward(
     BN: tkc.constexpr,
 ):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
-    keys, rows, stream = k.shape[2], m + tkc.arange(BM), b * q.shape[1] + h
-    qi, k, v = tkc.load(q[b, h], (m, 0), (BM, D)), k[b, h // GROUP], v[b, h // GROUP]
+    ragged, rows, stream = cu_seqlens is not None, m + tkc.arange(BM), b * q.shape[1] + h
+    start, queries, key, keys, _ = _extents(q, k, b, cu_seqlens, cu_seqlens_k)
+    qi = tkc.load(_head_of(q, b, h, ragged), (start + m, 0), (BM, D))
+    k, v = (_head_of(x, b, h // GROUP, ragged) for x in (k, v))
     captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     if sinks is not None:  # as a column that was seen before
         top, total = tkc.full((BM,), 0.0) + sinks[h] * LOG2E, tkc.full((BM,), 1.0)
-    lists, span = (counts, places, full_counts, full_places), (q.shape[2], keys, window, ahead)
+    lists, span = (counts, places, full_counts, full_places), (queries, keys, window, ahead)
     bounds = _columns(m, BM, BN, span, CAUSAL, WINDOW)
-    walks = _walks(lists, b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds)
-    for first, stop, step, at, masked in walks:
+    of = b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds, m < queries if ragged else None
+    for first, stop, step, at, masked in _walks(lists, *of):
         for i in tkc.range(first, stop, step):
             n = at(i)
             cols = n + tkc.arange(BN)
             here = b, h, rows[:, None], cols[None, :]
-            s = tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T)
+            s = tkc.dot(qi, tkc.load(k, (key + n, 0), (BN, D)).T)
             s, _ = _scored(MODS, captured, s * scale, *here)
             inside = _conditions(*here[2:], span, CAUSAL, WINDOW, EDGE)
             s = _seen(MODS, captured, s, masked, inside, *here)
@@ -207,12 +237,14 @@ def _forward(
             p, shrink = tkc.exp2(s * LOG2E - base[:, None]), tkc.exp2(top - base)
             total, top = total * shrink + tkc.sum(p, axis=1), new
             p = _dropped(p, DROP, seed, share, stream, *here[2:])
-            acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)), acc * shrink[:, None])
+            vi = tkc.load(v, (key + n, 0), (BN, DV))
+            acc = tkc.dot(p.to(v.dtype), vi, acc * shrink[:, None])
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
-    tkc.store(o[b, h], (m, 0), out.to(o.dtype))
+    write_rows(_head_of(o, b, h, ragged), start, m, out, queries if ragged else None)
     if lse is not None:
         sums = tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
-        tkc.store(lse[b, h], (m,), sums)
+        stored = rows < queries if ragged else None
+        tkc.store(_numbers_of(lse, b, h, ragged), (start + m,), sums, mask=stored)
 
 
 @tkc.jit
@@ -224,6 +256,8 @@ def _queries(
     log_sums,
     terms,
     dq,
+    cu_seqlens,
+    cu_seqlens_k,
     counts,
     places,
     full_counts,
@@ -263,21 +297,25 @@ def _queries(
 ):
     """dQ of a block of rows, and what these add to the gradients of captured arrays."""
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
-    keys, rows, stream = k.shape[2], m + tkc.arange(BM), b * q.shape[1] + h
-    qi, k, v = tkc.load(q[b, h], (m, 0), (BM, D)), k[b, h // GROUP], v[b, h // GROUP]
-    doi, term = tkc.load(grad[b, h], (m, 0), (BM, DV)), tkc.load(terms[b, h], (m,), (BM,))
-    sums = tkc.load(log_sums[b, h], (m,), (BM,), other=inf)
+    ragged, rows, stream = cu_seqlens is not None, m + tkc.arange(BM), b * q.shape[1] + h
+    start, queries, key, keys, padded = _extents(q, k, b, cu_seqlens, cu_seqlens_k)
+    q, grad, dq = (_head_of(x, b, h, ragged) for x in (q, grad, dq))
+    k, v = (_head_of(x, b, h // GROUP, ragged) for x in (k, v))
+    log_sums, terms = (_numbers_of(x, b, h, ragged) for x in (log_sums, terms))
+    qi, doi = tkc.load(q, (start + m, 0), (BM, D)), tkc.load(grad, (start + m, 0), (BM, DV))
+    term = tkc.load(terms, (padded + m,), (BM,))
+    sums = tkc.load(log_sums, (padded + m,), (BM,), other=inf)
     captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
     acc, lists = tkc.zeros((BM, D)), (counts, places, full_counts, full_places)
-    span = q.shape[2], keys, window, ahead
+    span = queries, keys, window, ahead
     bounds = _columns(m, BM, BN, span, CAUSAL, WINDOW)
-    walks = _walks(lists, b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds)
-    for first, stop, step, at, masked in walks:
+    of = b, h, m // BLOCK[0], BLOCK[1] // BN, BN, bounds, m < queries if ragged else None
+    for first, stop, step, at, masked in _walks(lists, *of):
         for i in tkc.range(first, stop, step):
             n = at(i)
             cols = n + tkc.arange(BN)
             here = b, h, rows[:, None], cols[None, :]
-            ki, vi = tkc.load(k, (n, 0), (BN, D)), tkc.load(v, (n, 0), (BN, DV))
+            ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
             s, pull = _scored(MODS, captured, tkc.dot(qi, ki.T) * scale, *here)
             inside = _conditions(*here[2:], span, CAUSAL, WINDOW, EDGE)
             s = _seen(MODS, captured, s, masked, inside, *here)
@@ -290,7 +328,7 @@ def _queries(
                     if into is not None:
                         part.add_to(into)
             acc = tkc.dot(ds.to(k.dtype), ki, acc)
-    tkc.store(dq[b, h], (m, 0), (acc * scale).to(dq.dtype))
+    write_rows(dq, start, m, acc * scale, queries if ragged else None)
 
 
 @tkc.jit
@@ -303,6 +341,8 @@ def _keys_and_values(
     terms,
     dk,
     dv,
+    cu_seqlens,
+    cu_seqlens_k,
     counts,
     places,
     full_counts,
@@ -326,6 +366,7 @@ def _keys_and_values(
     CAUSAL: tkc.constexpr,
     WINDOW: tkc.constexpr,
     DROP: tkc.constexpr,
+    EDGE: tkc.constexpr,
     ALIKE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
@@ -337,36 +378,42 @@ def _keys_and_values(
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     heads, cols, lists = q.shape[1], n + tkc.arange(BN), (counts, places, full_counts, full_places)
-    ki, vi = tkc.load(k[b, h], (n, 0), (BN, D)), tkc.load(v[b, h], (n, 0), (BN, DV))
+    ragged = cu_seqlens is not None
+    start, queries, key, keys, padded = _extents(q, k, b, cu_seqlens, cu_seqlens_k)
+    k, v, dk, dv = (_head_of(x, b, h, ragged) for x in (k, v, dk, dv))
+    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
-    span = q.shape[2], k.shape[2], window, ahead
+    span, some = (queries, keys, window, ahead), n < keys if ragged else None
     bounds = _rows(n, BM, BN, span, CAUSAL, WINDOW)
     for g in (0,) if ALIKE or GROUP == 1 else tkc.range(GROUP):
-        of = b, h * GROUP + g, n // BLOCK[1], BLOCK[0] // BM, BM, bounds
+        of = b, h * GROUP + g, n // BLOCK[1], BLOCK[0] // BM, BM, bounds, some
         for first, stop, step, at, masked in _walks(lists, *of):
             turns = tkc.cdiv(tkc.maximum(stop - first, 0), step)
             for i in tkc.range(turns * (GROUP if ALIKE else 1)):
                 of_group, t = _turn(i, turns, g, GROUP, ALIKE)
                 head, m = h * GROUP + of_group, at(first + t * step)
                 here = b, head, (m + tkc.arange(BM))[None, :], cols[:, None]
-                qi = tkc.load(q[b, head], (m, 0), (BM, D))
-                doi = tkc.load(grad[b, head], (m, 0), (BM, DV))
+                qi = tkc.load(_head_of(q, b, head, ragged), (start + m, 0), (BM, D))
+                doi = tkc.load(_head_of(grad, b, head, ragged), (start + m, 0), (BM, DV))
                 s, pull = _scored(MODS, captured, tkc.dot(ki, qi.T) * scale, *here)
                 inside = _conditions(*here[2:], span, CAUSAL, WINDOW, False)
                 s = _seen(MODS, captured, s, masked, inside, *here) * LOG2E
-                sums = tkc.load(log_sums[b, head], (m,), (BM,), other=inf)
+                there = m + tkc.arange(BM) < queries if EDGE else None
+                sums = _numbers_of(log_sums, b, head, ragged)
+                sums = tkc.load(sums, (padded + m,), (BM,), mask=there, other=inf)
                 p, dp = tkc.exp2(s - sums[None, :]), tkc.dot(vi, doi.T)
                 drop = DROP, seed, share, b * heads + head, *here[2:]
                 if dv is not None:
                     dvi = tkc.dot(_dropped(p, *drop).to(grad.dtype), doi, dvi)
                 if dk is not None:
-                    term = tkc.load(terms[b, head], (m,), (BM,))[None, :]
-                    ds = p * (_dropped(dp, *drop) - term)
+                    term = _numbers_of(terms, b, head, ragged)
+                    term = tkc.load(term, (padded + m,), (BM,), mask=there)
+                    ds = p * (_dropped(dp, *drop) - term[None, :])
                     ds = ds if pull is None else pull(ds)[0]
                     dki = tkc.dot(ds.to(q.dtype), qi, dki)
-    write_rows(_head_of(dk, b, h), 0, n, dki * scale, None)
-    write_rows(_head_of(dv, b, h), 0, n, dvi, None)
+    for x, value in ((dk, dki * scale), (dv, dvi)):
+        write_rows(x, key, n, value, keys if ragged else None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -472,6 +519,10 @@ def modified(
     sinks: Array | None = None,
     deterministic: bool = False,
     unordered: int = 0,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_k: int | None = None,
     kv_counts: Array | None = None,
     kv_places: Array | None = None,
     full_kv_counts: Array | None = None,
@@ -496,25 +547,57 @@ def modified(
     check(q, k, v)
     out = empty(q, (*q.shape[:-1], v.shape[-1]))
     q, k, v, o = (x if heads_first else x.swapaxes(1, 2) for x in (q, k, v, out))
-    batch, heads, queries, _ = q.shape
+    batch = _batch(q, k, cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k)
+    sequences, heads, of_rows = _sequences(q, batch)
     check_heads(heads, sinks=sinks)
-    lse = empty(q, (batch, heads, queries) if sums else (0,), "float32")
+    lse = empty(q, of_rows if sums else (0,), "float32")
     numbers, flags = _masks(window, ahead)
     share, drop = _drawn(dropout)
     options = _options(q, k, v, 0, (rows, columns), x0 is not None or drop, flags)
     yield out, lse
     if not prod(out.shape):
         return
-    _forward[tkc.cdiv(queries, options["BM"]), heads, batch](
-        *(q, k, v, o, lse if sums else None, sinks),
+    _forward[tkc.cdiv(batch.queries, options["BM"]), heads, sequences](
+        *(q, k, v, o, lse if sums else None, sinks, cu_seqlens, cu_seqlens_k),
         *(kv_counts, kv_places, full_kv_counts, full_kv_places),
         *(x0, x1, x2, x3, x4, x5, x6, x7),
         *(scale, *numbers, seed, share),
         MODS=named(mods),
         DROP=drop,
-        EDGE=k.shape[2] % options["BLOCK"][1] != 0,
+        EDGE=_has_edge(batch, options),
         **options,
     )
+
+
+def _batch(
+    q: Array,
+    k: Array,
+    cu_seqlens: Array | None,
+    max_seqlen: int | None,
+    cu_seqlens_k: Array | None,
+    max_seqlen_k: int | None,
+) -> Batch:
+    """Of q and k, which are [batch, heads, rows, D] or, beside cu_seqlens, [tokens, heads, D].
+    Raises LaunchError where sequences do not fit them.
+    """
+    if cu_seqlens is None:
+        return Batch(q.shape[2], k.shape[2])
+    check_sequences(q, k, cu_seqlens, cu_seqlens_k)
+    assert max_seqlen is not None  # attention_call.check_together
+    longest = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    return Batch(max_seqlen, longest, cu_seqlens, cu_seqlens_k)
+
+
+def _sequences(q: Array, batch: Batch) -> tuple[int, int, tuple[int, ...]]:
+    """How many sequences and heads there are, and the shape of an array of a number a row."""
+    if batch.cu_seqlens is None:
+        return q.shape[0], q.shape[1], tuple(q.shape[:3])
+    return batch.cu_seqlens.shape[0] - 1, q.shape[1], (q.shape[1], q.shape[0])
+
+
+def _has_edge(batch: Batch, options: dict[str, Any]) -> bool:
+    """Whether a block may have columns behind the last one."""
+    return batch.cu_seqlens is not None or batch.keys % options["BLOCK"][1] != 0
 
 
 def _check_gradients(refused: int, kv_counts: Array | None, q_counts: Array | None) -> None:
@@ -556,6 +639,10 @@ def modified_backward(
     sinks: Array | None = None,
     deterministic: bool = False,
     unordered: int = 0,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_k: int | None = None,
     kv_counts: Array | None = None,
     kv_places: Array | None = None,
     full_kv_counts: Array | None = None,
@@ -583,8 +670,9 @@ def modified_backward(
     check(q, k, v)
     _check_gradients(wanted & unordered if deterministic else 0, kv_counts, q_counts)
     turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
-    batch, heads, queries = (q.shape[i] for i in ((0, 1, 2) if heads_first else (0, 2, 1)))
-    check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), (batch, heads, queries))
+    batch = _batch(turn(q), turn(k), cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k)
+    of_rows = _sequences(turn(q), batch)[2]
+    check_results(q, v, grad, out, dict(lse=lse, lse_grad=lse_grad), of_rows)
     captured = x0, x1, x2, x3, x4, x5, x6, x7
     shapes = [
         tuple(x.shape) if x is not None and wanted >> i & 1 else (0,)
@@ -596,8 +684,7 @@ def modified_backward(
     lists = kv_counts, kv_places, full_kv_counts, full_kv_places
     turned = q_counts, q_places, full_q_counts, full_q_places
     grad, q, k, v, out = (turn(x) for x in (dense_memory(grad), q, k, v, out))
-    padded = Batch(queries, k.shape[2])
-    terms, log_sums, _ = row_terms(grad, out, (lse, lse_grad), sinks, found[3], padded)
+    terms, log_sums, _ = row_terms(grad, out, (lse, lse_grad), sinks, found[3], batch)
     numbers, flags = _masks(window, ahead)
     share, drop = _drawn(dropout)
     call = _Call(
@@ -606,6 +693,7 @@ def modified_backward(
         numbers=(scale, *numbers, seed, share),
         flags=dict(MODS=named(mods), DROP=drop, **flags),
         block=(rows, columns),
+        batch=batch,
     )
     dq, dk, dv = map(turn, found[:3])
     into = [g if wanted >> i & 1 else None for i, g in enumerate(of_captured)]
@@ -616,13 +704,16 @@ def modified_backward(
 
 
 class _Call(NamedTuple):
-    """What both kernels of the gradients get. block: rows and columns of a block of the lists."""
+    """What both kernels of the gradients get. block: rows and columns of a block of the lists;
+    batch: where sequences begin, and the longest.
+    """
 
     given: tuple[Array, ...]
     captured: tuple[Array | None, ...]
     numbers: tuple[Any, ...]
     flags: dict[str, Any]
     block: tuple[int, int]
+    batch: Batch
 
     def options(self, which: int) -> dict[str, Any]:
         q, k, v = self.given[:3]
@@ -631,28 +722,34 @@ class _Call(NamedTuple):
 
 
 def _launch_queries(call: _Call, dq: Array, lists: tuple, into: list[Array | None]) -> None:
-    (batch, heads, queries, _), keys = dq.shape, call.given[1].shape[2]
-    options = call.options(1)
-    _queries[tkc.cdiv(queries, options["BM"]), heads, batch](
-        *(*call.given, dq, *lists, *call.captured, *into, *call.numbers),
-        EDGE=keys % options["BLOCK"][1] != 0,
+    (sequences, heads, _), options = _sequences(dq, call.batch), call.options(1)
+    starts = call.batch.cu_seqlens, call.batch.cu_seqlens_k
+    _queries[tkc.cdiv(call.batch.queries, options["BM"]), heads, sequences](
+        *(*call.given, dq, *starts, *lists, *call.captured, *into, *call.numbers),
+        EDGE=_has_edge(call.batch, options),
         **options,
     )
 
 
 def _launch_keys_and_values(call: _Call, dk: Array, dv: Array, lists: tuple) -> None:
-    (batch, shared, keys, _), (q, _, v, *_) = dk.shape, call.given
-    options = call.options(2)
+    (sequences, shared, _), (q, _, v, *_) = _sequences(dk, call.batch), call.given
+    options, starts = call.options(2), (call.batch.cu_seqlens, call.batch.cu_seqlens_k)
     alike = lists[0] is None or lists[0].shape[1] == 1
+    # lists are those of the longest sequence; without them no loop goes past the last row
+    edge = starts[0] is not None and lists[0] is not None
     for pair in ((dk, dv),) if _together(q, v) else ((dk, None), (None, dv)):
-        _keys_and_values[tkc.cdiv(keys, options["BN"]), shared, batch](
-            *(*call.given, *pair, *lists, *call.captured, *call.numbers), ALIKE=alike, **options
+        _keys_and_values[tkc.cdiv(call.batch.keys, options["BN"]), shared, sequences](
+            *(*call.given, *pair, *starts, *lists, *call.captured, *call.numbers),
+            EDGE=edge,
+            ALIKE=alike,
+            **options,
         )
 
 
 @modified.backward(
     saves="q k v result mods scale rows columns window ahead dropout seed heads_first sinks"
-    " deterministic unordered kv_counts kv_places full_kv_counts full_kv_places q_counts q_places"
+    " deterministic unordered cu_seqlens max_seqlen cu_seqlens_k max_seqlen_k"
+    " kv_counts kv_places full_kv_counts full_kv_places q_counts q_places"
     " full_q_counts full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
     zeros=False,
 )

@@ -48,6 +48,10 @@ class Block(NamedTuple):
     options: dict[str, int]
 
 
+def _scaled(x: Any, scale: Any) -> Any:
+    return x if scale is None else x * scale[0]
+
+
 def _keep(m: Any, n: Any, block: tuple[int, int], ends: tuple[Any, Any], span: tuple) -> Any:
     """Which columns from n on rows from m on see. ends: of the part, and of the keys; span:
     queries, which are the last positions, and heads of each.
@@ -121,11 +125,13 @@ def _latent(
         p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(high - base)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
         out = tkc.dot(p.to(q.dtype), blocks[0], out * shrink[:, None])
-    out = out if latent_scale is None else out * latent_scale[0]
-    tkc.store(acc[b, 0, part], (m, own * width), out)
+    # a part's mean, relative to the logarithm of its sum: whatever sums were relative to
+    seen = sums > 0
+    mean = out * tkc.where(seen, 1 / sums, 0)[:, None]
+    tkc.store(acc[b, 0, part], (m, own * width), _scaled(mean, latent_scale))
     if own == 0:
-        tkc.store(top[b, 0, part], (m,), high)
-        tkc.store(total[b, 0, part], (m,), sums)
+        tkc.store(top[b, 0, part], (m,), tkc.where(seen, high + tkc.log2(sums), -inf))
+        tkc.store(total[b, 0, part], (m,), tkc.where(seen, 1.0, 0.0))
 
 
 def _shares_columns(rank: int, rotary: int, target: str) -> bool:

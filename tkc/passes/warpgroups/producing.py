@@ -110,6 +110,12 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
         if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))
     ][::-1]:
         erase(op)
+    erase_unread(block)
+
+
+def erase_unread(block: Block) -> bool:
+    """Erases buffers, what is read of them, and tiles, that nothing uses. True if some went."""
+    changed = False
     for op in [
         op
         for op in block.walk()
@@ -118,6 +124,8 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
     ][::-1]:
         if not op.regions and not any(r.first_use for r in op.results):
             erase(op)
+            changed = True
+    return changed
 
 
 def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue]) -> None:
