@@ -57,7 +57,7 @@ COSTS = (
         "store_subtile",
     ),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
-    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step", "store_row"),
+    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step", "store_row", "store_part"),
     *("overlap", "heat", "work", "traffic"),
 )
 TOP = 20  # plans of a product whose times are to be right

@@ -170,11 +170,17 @@ def test_tiles_of_a_product():
     assert len(set(found)) == 12
     for tile in found:
         groups = 1 if tile.in_turn else tile.options.get("num_warps", 8) // 4
-        assert tile.rows * tile.columns <= 208 * 128 * min(groups, tile.rows // 64)
+        rows = tile.columns if tile.transposed else tile.rows
+        assert tile.rows * tile.columns <= 208 * 128 * min(groups, rows // 64)
     # few programs with long loops are divided
     assert best(128, 512, 20480, 1)[0].split_k > 1
     # of few rows no more are computed than a warpgroup must
     assert all(tile.rows <= 64 for tile in best(16, 4096, 4096, 12))
+    # rows that blocks of 64 would pad are divided evenly
+    assert best(300, 4096, 4096, 1)[0].transposed
+    assert any(tkc.cdiv(300, tile.rows) * tile.rows <= 304 for tile in best(300, 4096, 4096, 50))
+    # a last block of columns is one with those before it, where that is less than half of it
+    assert any(tile.columns == 96 for tile in best(3504, 72, 608, 1000))
 
 
 def test_hopper_takes_every_memory_order_without_a_copy():

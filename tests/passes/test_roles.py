@@ -125,6 +125,10 @@ FORMS = (
         Form((128, 192, 64), epilogue="bias relu"),
         Form((128, 176, 64), epilogue="bias relu"),
         Form((64, 24, 64), "nt"),
+        Form((152, 64, 64), "nt"),
+        Form((48, 128, 64), epilogue="bias relu", options=TOGETHER),
+        Form((112, 256, 64), options=TOGETHER),
+        Form((80, 128, 32), "nt", epilogue="second bias"),
     ]
 )
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
@@ -362,12 +366,12 @@ def test_the_roles(form):
     # the output: 16-bit tiles are stored by the copy engine, in subtiles of 64 rows a warpgroup and
     # as many columns as a swizzle is wide
     outs = (form.out is not tkc.float32) + ("second" in form.epilogue)
-    # what is computed as its transpose leaves from registers
-    width = next(
-        (w for w in (64, 32, 16) if w <= plan.columns and BN % w == 0 and BM % 64 == 0), None
-    )
+    # what is computed as its transpose leaves by as many lines, all columns of a warpgroup each
+    turned = any(dot.swap for dot in plan.dots)
+    along, across = (BM, BN) if turned else (BN, BM)
+    width = next((w for w in (64, 32, 16, 8) if w <= plan.columns and along % w == 0), None)
     assert count(consumer, threads.TmaStore) == (
-        outs * (BM // (64 * groups)) * (BN // width) if width else 0
+        outs * (across // (64 * groups)) * (along // width) if width else 0
     )
     assert plan.epilogue == ("tma" if outs and width else "direct")
 

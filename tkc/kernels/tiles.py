@@ -22,8 +22,13 @@ import tkc
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a dot
-# rows of a block, and how many warpgroups share them; of few rows a dot computes more than those
-ROWS = {16: 1, 32: 1, 64: 1, 128: 2, 192: 3, 256: 2}
+# rows of a dot, and how many warpgroups share them
+WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
+# rows of blocks of any product; others divide its rows evenly, and are computed as transposes,
+# whose rows are the block's columns
+THIN_ROWS = 16, 32
+TRANSPOSED_STEP = 8  # of which rows of a transposed block are a multiple
+MAX_ROW_BLOCKS = 12  # of blocks whose rows divide a product's evenly
 # of a thread for sums, by the warpgroups that share a multiprocessor's registers
 SUMS = {1: 208, 2: 208, 3: 128}
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
@@ -51,6 +56,16 @@ class Tile:
     stream_k: int = 0
 
     @property
+    def transposed(self) -> bool:
+        """Whether its dots are computed as their transposes: their rows are the block's columns."""
+        return self.rows % WARPGROUP_ROWS != 0
+
+    @property
+    def warpgroups(self) -> int:
+        """How many share the rows of a program's dot; each other program has as many."""
+        return WARPGROUPS[self.columns if self.transposed else self.rows]
+
+    @property
     def options(self) -> dict[str, Any]:
         """Constants and launch options of the product's kernel."""
         found: dict[str, Any] = {
@@ -60,7 +75,7 @@ class Tile:
             "programs": 1 + self.in_turn,
             "cluster": self.cluster,
         }
-        if ROWS[self.rows] == 3:
+        if self.warpgroups == 3:
             found["num_warps"] = 12
         if self.split_k > 1:
             found["split_k"] = self.split_k
@@ -112,7 +127,7 @@ def tiles(product: Product, target: str, count: int) -> list[Tile]:
 
 def _legal(product: Product, machine: Any) -> Iterator[Tile]:
     """Every tile that registers allow and that is not all padding."""
-    for rows in ROWS:
+    for rows in _rows(product):
         # many rows pay where they are not mostly padding, few where there are few, or few blocks
         if rows >= max(128, 2 * product.m):
             continue
@@ -122,10 +137,22 @@ def _legal(product: Product, machine: Any) -> Iterator[Tile]:
                 continue
         for columns in _columns(product, rows):
             for in_turn in (False, True):
-                if not _fits_registers(rows, columns, in_turn):
+                tile = Tile(rows, columns, in_turn)
+                if not _fits_registers(tile):
                     continue
                 for depth in _depths(product, rows):
-                    yield from _schedules(product, Tile(rows, columns, in_turn, depth), machine)
+                    yield from _schedules(product, replace(tile, depth=depth), machine)
+
+
+def _rows(product: Product) -> list[int]:
+    """Rows of blocks: those of dots, few, and what divides the product's rows evenly."""
+    even = (
+        ceil(ceil(product.m / blocks) / step) * step
+        for blocks in range(1, MAX_ROW_BLOCKS + 1)
+        for step in (TRANSPOSED_STEP, 2 * TRANSPOSED_STEP)
+    )
+    transposed = {n for n in even if THIN_ROWS[-1] < n < max(WARPGROUPS) and n % WARPGROUP_ROWS}
+    return sorted({*THIN_ROWS, *WARPGROUPS, *transposed})
 
 
 def _depths(product: Product, rows: int) -> tuple[int, ...]:
@@ -136,22 +163,24 @@ def _depths(product: Product, rows: int) -> tuple[int, ...]:
 
 
 def _columns(product: Product, rows: int) -> Iterator[int]:
-    """Columns of a block of so many rows: the copies of few rows need whole swizzles, those of
-    dense rows halves.
+    """Columns of a block of so many rows: of a transposed one rows of dots, of dense rows halves of
+    swizzles.
     """
-    step = WHOLE_SWIZZLE if rows < WARPGROUP_ROWS else HALF_SWIZZLE if product.dense_rows else STEP
-    first = max(step, NARROWEST)
-    for columns in range(first, WIDEST + 1, step):
-        if columns <= max(WHOLE_SWIZZLE, product.n + STEP):
+    if rows % WARPGROUP_ROWS:
+        yield from (n for n in WARPGROUPS if n <= max(WHOLE_SWIZZLE, product.n + STEP))
+        return
+    step = HALF_SWIZZLE if product.dense_rows else STEP
+    for columns in range(max(step, NARROWEST), WIDEST + 1, step):
+        if columns < max(WHOLE_SWIZZLE, product.n) + step:
             yield columns
 
 
-def _fits_registers(rows: int, columns: int, in_turn: bool) -> bool:
+def _fits_registers(tile: Tile) -> bool:
     """Whether a thread has room for its sums, of one program or of its own."""
-    groups = ROWS[rows]
-    if in_turn and groups == 3:
+    groups = tile.warpgroups
+    if tile.in_turn and groups == 3:
         return False
-    return rows * columns // (128 * (1 if in_turn else groups)) <= SUMS[groups]
+    return tile.rows * tile.columns // (128 * (1 if tile.in_turn else groups)) <= SUMS[groups]
 
 
 def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
@@ -179,8 +208,7 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
     sums = tile.rows * tile.columns
-    row = costs.store_row / gcd(WHOLE_SWIZZLE, tile.columns)
-    leaving = costs.restart_clocks + (costs.store_tma + row) * sums
+    leaving = costs.restart_clocks + _storing(tile, costs)
     step, tensor, copied = _step(product, tile, min(programs, places), machine)
     looping = steps * step
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
@@ -195,13 +223,23 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     return float(max(computing, memory) + costs.overlap * min(computing, memory))
 
 
+def _storing(tile: Tile, costs: Any) -> float:
+    """Clocks in which a program stores its results, subtile by subtile of each warpgroup."""
+    rows, columns = WARPGROUP_ROWS * tile.warpgroups, gcd(WHOLE_SWIZZLE, tile.columns)
+    if tile.transposed:
+        steps = range(TRANSPOSED_STEP, WHOLE_SWIZZLE + 1, TRANSPOSED_STEP)
+        rows, columns = max(n for n in steps if tile.rows % n == 0), rows
+    sums, row = tile.rows * tile.columns, costs.store_row / min(columns, WHOLE_SWIZZLE)
+    return float((costs.store_tma + row) * sums + costs.store_part * sums / (rows * columns))
+
+
 def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[float, float, float]:
     """Clocks of one step of a program, those of the tensor cores, and bytes copied. active:
     multiprocessors that have programs.
     """
     costs = machine.costs
-    rows = max(tile.rows, WARPGROUP_ROWS)
-    tensor = 2 * rows * tile.columns * tile.depth / machine.tensor
+    rows, columns = (tile.columns, tile.rows) if tile.transposed else (tile.rows, tile.columns)
+    tensor = 2 * rows * columns * tile.depth / machine.tensor
     across, down = tile.cluster
     shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
     copied = 2 * tile.depth * shares
@@ -213,7 +251,7 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     fabric = max(copied / min(machine.fabric, machine.l2 / active), lines * costs.copied_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
-    read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * tile.columns)
+    read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
     tensor = tensor * costs.slowed((read + stage) / tensor) + costs.step
     stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)

@@ -24,7 +24,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     SWIZZLE_BYTES,
     Parts,
     ResultStore,
-    adds_transpose,
+    StoredResult,
     advanced,
     load_registers,
     neighbours,
@@ -66,7 +66,7 @@ class _Stores:
         def kind(op: ResultStore) -> object:
             geometry = None
             if op in in_subtiles:
-                geometry = subtile(op, self.groups, self.plan.columns)
+                geometry = subtile(StoredResult.of(op), self.groups, self.plan.columns)
             return geometry, extents_of(op.value)
 
         for together in neighbours(stores, kind, self.context.overlaps):
@@ -87,7 +87,7 @@ class _Stores:
         when it has written them: not to memory to which another warpgroup's threads may have stored
         before.
         """
-        fitting = [*stores, *filter(adds_transpose, transposed)]
+        fitting = [*stores, *(op for op in transposed if StoredResult.of(op).transposed)]
         others = [op for op in self.large if op not in fitting]
         return {
             op
@@ -95,7 +95,7 @@ class _Stores:
             if self.plan.epilogue == "tma"
             and is_stored_by_map(op)
             and not any(may_meet(op, other, self.context.overlaps) for other in others)
-            and subtile(op, self.groups, self.plan.columns)
+            and subtile(StoredResult.of(op), self.groups, self.plan.columns)
         }
 
     def _is_accumulator(self, op: ResultStore, transposed: bool) -> bool:
@@ -120,7 +120,7 @@ class _Stores:
             if isinstance(copy, shared.Copy) and number_of(copy) == number
         ]
         stores = subtile_stores(self.kernel, {ROWS_PER_WARPGROUP * self.groups}, self.groups)
-        return dict(zip(stores, copied, strict=False))
+        return dict(zip((store.op for store in stores), copied, strict=False))
 
     def _through_subtiles(
         self, stores: list[ResultStore], free: dict[ResultStore, SSAValue]
@@ -129,17 +129,18 @@ class _Stores:
         part's loads are issued before the part before it is stored, where registers allow.
         """
         plan, anchor, t = self.plan, stores[-1], tile_type(stores[0].value)
-        size = subtile_of(stores[0], self.groups, plan.columns)
+        first = StoredResult.of(stores[0])
+        size = subtile_of(first, self.groups, plan.columns)
         m, n = t.extents
         places = offsets_of_parts((m, n), size)
         in_turn = len(places)
         if plan.subtiles:
-            in_turn = subtile_buffers(stores[0], self.groups, plan.columns, plan.subtiles)
+            in_turn = subtile_buffers(first, self.groups, plan.columns, plan.subtiles)
         reuse = plan.reuse_operand_stages
         buffers = [
             _panels(free[op], size, op) if reuse else _alternate(size, in_turn, op) for op in stores
         ]
-        columns = size[0] if adds_transpose(stores[0]) else size[1]
+        columns = size[0] if first.transposed else size[1]
         loads = load_registers(list(self.parts.loads), columns)
         registers = t.size // (128 * self.groups) + 2 * loads + columns // 4
         limit = EPILOGUE_REGISTERS_PER_THREAD - LONG_EPILOGUE_REGISTERS

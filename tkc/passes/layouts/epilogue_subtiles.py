@@ -10,8 +10,8 @@ wide, each computed, written to shared memory and stored before the next.
     tile.copy_out …
   and so on for the next 64.
 
-What is added to memory and is the transpose of what warpgroups hold leaves likewise, by lines of
-memory: so many columns of the accumulator, all of its rows.
+What is the transpose of what warpgroups hold leaves likewise, by lines of memory: so many columns
+of the accumulator, all of its rows.
 
 `subtile` and `subtile_bytes` are the geometry, for the plan and for swizzle-shared. `Parts` makes a
 subtile's part of a result: the slice moves through element-wise operations, broadcasts and loads up
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
+from typing import NamedTuple
 
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
@@ -39,6 +40,7 @@ from tkc.passes.analysis.values import POINTWISE
 ResultStore = tile.Store | tile.AtomicBlock
 ROWS_PER_WARPGROUP = 64
 SWIZZLE_BYTES = (128, 64, 32)
+SWIZZLE_LINES = 8  # after which a swizzle repeats
 # Of a consumer's thread, for its accumulator, the loads of a subtile and the subtile itself.
 EPILOGUE_REGISTERS_PER_THREAD = 232
 # Registers of a thread that a long epilogue computes with.
@@ -58,35 +60,49 @@ SINGLE_INSTRUCTIONS = {
 REGISTER_HUNGRY = {"tile.erf"}
 
 
-def subtile(store: ResultStore, groups: int, widest: int) -> tuple[int, int] | None:
+class StoredResult(NamedTuple):
+    """A store of a program's result, and whether the result is the transpose of what warpgroups
+    hold.
+    """
+
+    op: ResultStore
+    transposed: bool
+
+    @staticmethod
+    def of(op: ResultStore, swapped: bool = False) -> StoredResult:
+        """swapped: the dots will be computed as their transposes."""
+        return StoredResult(op, _is_transpose(op.value) != swapped)
+
+
+def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | None:
     """Rows and columns of the subtiles of a store's tile, where warpgroups share its rows (then at
     most the widest columns) or, of a transpose, its columns (then at most so many rows); None if it
     is stored from registers.
     """
-    t = store.value.type
+    t = store.op.value.type
     if not isinstance(t, TileType) or t.rank != 2:
         return None
-    widths_in_bits = (16, 32) if isinstance(store, tile.AtomicBlock) else (16,)
+    widths_in_bits = (16, 32) if isinstance(store.op, tile.AtomicBlock) else (16,)
     if not is_float(t.element) or bits(t.element) not in widths_in_bits:
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
-    if adds_transpose(store):
-        lines = _widest((64, 32, 16, 8), widest, m)
+    if store.transposed:
+        lines = lines_of_subtile(m, widest)
         return (lines, rows) if lines and n % rows == 0 else None
     columns = _widest([8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES], widest, n)
     return (rows, columns) if columns and m % rows == 0 else None
 
 
+def lines_of_subtile(lines: int, most: int) -> int:
+    """Lines that a transpose of so many stores at once: as many as divide them, in whole swizzles;
+    0 if none do.
+    """
+    return _widest(range(most // SWIZZLE_LINES * SWIZZLE_LINES, 0, -SWIZZLE_LINES), most, lines)
+
+
 def _widest(sizes: Sequence[int], most: int, whole: int) -> int:
     """The first of these sizes, of at most so many, that divides the whole; 0 if none does."""
     return next((size for size in sizes if size <= most and whole % size == 0), 0)
-
-
-def adds_transpose(store: ResultStore) -> bool:
-    """Whether a block that is added to memory is the transpose of another tile, or computed from
-    one element by element. (From registers its elements would be added one by one.)
-    """
-    return isinstance(store, tile.AtomicBlock) and _is_transpose(store.value)
 
 
 def _is_transpose(value: SSAValue) -> bool:
@@ -98,7 +114,7 @@ def _is_transpose(value: SSAValue) -> bool:
     )
 
 
-def subtile_of(store: ResultStore, groups: int, widest: int) -> tuple[int, int]:
+def subtile_of(store: StoredResult, groups: int, widest: int) -> tuple[int, int]:
     """Rows and columns of the subtiles of a store that has some."""
     found = subtile(store, groups, widest)
     assert found is not None
@@ -152,27 +168,27 @@ def is_long(within: Iterable[Operation]) -> bool:
     return operations >= LONG_EPILOGUE_OPERATIONS
 
 
-def subtile_buffers(store: ResultStore, groups: int, widest: int, planned: int) -> int:
+def subtile_buffers(store: StoredResult, groups: int, widest: int, planned: int) -> int:
     """Buffers that a store's subtiles use in turn: as many as planned where that divides the
     subtiles of a program (the wait for a subtile counts back by subtiles).
     """
     rows, columns = subtile_of(store, groups, widest)
-    m, n = extents_of(store.value)
+    m, n = extents_of(store.op.value)
     return planned if (m // rows) * (n // columns) % planned == 0 else 1
 
 
-def subtile_bytes(stores: Sequence[ResultStore], groups: int, widest: int, planned: int) -> int:
+def subtile_bytes(stores: Sequence[StoredResult], groups: int, widest: int, planned: int) -> int:
     """Shared memory for the subtiles of a program's stores."""
     return sum(
-        subtile_buffers(op, groups, widest, planned)
-        * prod(subtile_of(op, groups, widest))
-        * (bits(element_of(op.value.type)) // 8)
-        for op in stores
+        subtile_buffers(store, groups, widest, planned)
+        * prod(subtile_of(store, groups, widest))
+        * (bits(element_of(store.op.value.type)) // 8)
+        for store in stores
     )
 
 
 def reusable_loads(
-    stores: Sequence[ResultStore],
+    stores: Sequence[StoredResult],
     loads: Sequence[tile.Load],
     loop: Operation,
     groups: int,
@@ -183,16 +199,17 @@ def reusable_loads(
     where one has none.
     """
     found: list[tile.Load] = []
-    for op in stores:
+    for store in stores:
+        op = store.op
         if loop.parent is not op.parent or not loop.is_before_in_block(op):
             return []
-        subtiles = subtile_of(op, groups, widest)
+        subtiles = subtile_of(store, groups, widest)
         fitting = (
             load
             for load in loads
             if load not in found
             and load.parent is op.parent
-            and _fits(op, subtiles, load)
+            and _fits(store, subtiles, load)
             and _is_used_within(load.result, loop)
         )
         load = next(fitting, None)
@@ -202,10 +219,10 @@ def reusable_loads(
     return found
 
 
-def _fits(store: ResultStore, subtiles: tuple[int, int], load: tile.Load) -> bool:
+def _fits(store: StoredResult, subtiles: tuple[int, int], load: tile.Load) -> bool:
     """Whether the subtiles of a store have the layout of a load's block in shared memory."""
-    (rows, columns), block, stored = subtiles, tile_type(load.result), tile_type(store.value)
-    if adds_transpose(store):
+    (rows, columns), block, stored = subtiles, tile_type(load.result), tile_type(store.op.value)
+    if store.transposed:
         return False
     if not block.extents[0] == stored.extents[0] == rows:
         return False

@@ -43,6 +43,7 @@ from tkc.passes.analysis.mapped import dense_of_block
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, feeding_dots
+from tkc.passes.layouts.epilogue_subtiles import ROWS_PER_WARPGROUP, lines_of_subtile
 from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
@@ -98,7 +99,7 @@ class Work:
     """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of
     the arrays read; stored, results: bytes and elements of results of one program; of these
     odd_rows: elements in rows that start at odd elements, columns: in dense columns. width: the
-    elements of a result's row, or what divides those of all.
+    elements of a result's row, or what divides those of all; height: likewise its rows.
     """
 
     grid: tuple[int, int, int] | None
@@ -109,6 +110,7 @@ class Work:
     odd_rows: int = 0
     columns: int = 0
     width: int = 0
+    height: int = 0
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -160,6 +162,7 @@ class Work:
             odd_rows=sum(t.size for op, t in stored if scattered(op) == "odd rows"),
             columns=sum(t.size for op, t in stored if scattered(op) == "columns"),
             width=gcd(*(t.extents[-1] for _, t in stored if t.rank)),
+            height=gcd(*(t.extents[-2] for _, t in stored if t.rank > 1)),
         )
 
 
@@ -303,8 +306,12 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
         return costs.store_direct * (work.results + odd)
     if plan.epilogue == "shared":
         return costs.store_shared * work.results
-    row = costs.store_row / gcd(work.width, plan.columns)
-    return (row + (costs.store_subtile if plan.subtiles == 1 else costs.store_tma)) * work.results
+    rows, columns = ROWS_PER_WARPGROUP * max(1, plan.warps // 4), gcd(work.width, plan.columns)
+    if any(dot.swap for dot in plan.dots):
+        rows, columns = lines_of_subtile(work.height, plan.columns), rows
+    each = costs.store_subtile if plan.subtiles == 1 else costs.store_tma
+    each += costs.store_row / min(columns, ROWS_PER_WARPGROUP)
+    return each * work.results + costs.store_part * work.results / max(1, rows * columns)
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:

@@ -62,7 +62,7 @@ from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     ResultStore,
-    adds_transpose,
+    StoredResult,
     epilogue_registers,
     reusable_loads,
     subtile,
@@ -408,12 +408,11 @@ def _roles(
         else ROLE_REGISTERS[in_all if alone else 2]
     )
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
+    swapped = {Sides.of(dot, options).swapped for dot in dots}
     leaving = (
         []
-        if options.epilogue == "direct"
-        or not by_rows
-        or any(Sides.of(dot, options).swapped for dot in dots)
-        else subtile_stores(program.kernel, heights, groups)
+        if options.epilogue == "direct" or not by_rows or len(swapped) > 1
+        else subtile_stores(program.kernel, heights, groups, swapped == {True})
     )
     again = cache_line_bytes(
         [
@@ -445,8 +444,8 @@ def _roles(
     largest = available - taken
     room = largest - max(0, available - REDUCED_SHARED_BYTES) * narrowed
     columns, narrower = _columns(
-        leaving,
-        subtile_stores(program.kernel, heights, groups),
+        [store.op for store in leaving],
+        [store.op for store in subtile_stores(program.kernel, heights, groups)],
         each * min(2, parts_of_k),
         in_all,
         options,
@@ -1039,7 +1038,8 @@ def _together(program, dots, options) -> str:
         return "the number of steps differs between programs"
     if _counts_with(bounds, loops_of(loop)):
         return "the number of steps differs between iterations of a loop round it"
-    stores = subtile_stores(program.kernel, {dots[0].acc.type.extents[0]}, 1)
+    found = subtile_stores(program.kernel, {dots[0].acc.type.extents[0]}, 1)
+    stores = [store.op for store in found]
     whole = {
         v
         for op in program.kernel.walk()
@@ -1103,7 +1103,7 @@ def _columns(
 
 
 def _through(
-    leaving: list[ResultStore],
+    leaving: list[StoredResult],
     rings,
     loop: Operation | None,
     groups: int,
@@ -1136,7 +1136,7 @@ def _through(
 
 
 def _unturned(
-    leaving: list[ResultStore], groups: int, columns: int, fitting: dict, options: LaunchOptions
+    leaving: list[StoredResult], groups: int, columns: int, fitting: dict, options: LaunchOptions
 ) -> str:
     """Why a result is not stored through as many buffers in turn as asked; empty where it is."""
     if not options.subtiles:
@@ -1148,8 +1148,8 @@ def _unturned(
     return (
         ""
         if all(
-            subtile_buffers(op, groups, columns, options.subtiles) == options.subtiles
-            for op in leaving
+            subtile_buffers(store, groups, columns, options.subtiles) == options.subtiles
+            for store in leaving
         )
         else "a result's parts are no multiple of so many"
     )
@@ -1305,19 +1305,23 @@ def has_small_accumulators(dots: Sequence[tile.Dot]) -> bool:
     )
 
 
-def subtile_stores(kernel: tile.Kernel, heights: Set[int], groups: int) -> list[ResultStore]:
-    """The stores of results that are stored in subtiles. heights: rows of the dots' results."""
+def subtile_stores(
+    kernel: tile.Kernel, heights: Set[int], groups: int, swapped: bool = False
+) -> list[StoredResult]:
+    """The stores of results that are stored in subtiles. heights: rows of the dots' results, as
+    warpgroups hold them; swapped: the dots will be computed as their transposes.
+    """
     stores = [
-        op
+        StoredResult.of(op, swapped)
         for op in kernel.walk()
         if isinstance(op, (tile.Store, tile.AtomicBlock)) and isinstance(op.value.type, TileType)
     ]
     return [
-        op
-        for op in stores
-        if subtile(op, groups, 64)
-        and tile_type(op.value).extents[adds_transpose(op)] in heights
-        and is_stored_by_map(op)
+        store
+        for store in stores
+        if subtile(store, groups, 64)
+        and tile_type(store.op.value).extents[store.transposed] in heights
+        and is_stored_by_map(store.op)
     ]
 
 

@@ -20,7 +20,7 @@ from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchang
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
-from tkc.passes.layouts.epilogue_subtiles import ResultStore, subtile_bytes
+from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.bodies import WarpCosts, vector_share
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
@@ -355,7 +355,7 @@ def stages_of(
 
 
 def fitted(
-    leaving: list[ResultStore],
+    leaving: list[StoredResult],
     rings: list[list[tile.Load]],
     groups: int,
     widths: Sequence[int],
