@@ -57,8 +57,8 @@ COSTS = (
         "store_subtile",
     ),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
-    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step", "store_row", "store_part"),
-    *("overlap", "heat", "work", "traffic"),
+    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step"),
+    *("store_row", "store_part", "overlap", "heat", "work", "traffic"),
 )
 TOP = 20  # plans of a product whose times are to be right
 CLOSE = 0.01  # of the first plan's time: the model cannot tell less apart

@@ -154,7 +154,7 @@ def test_the_model_alone_is_not_far_off(shape):
 
 def test_rows_that_cut_sectors_are_shared():
     """5000 x 3000 x 2000, whose b has rows of 6000 bytes: alone a block of 128 x 192 took 131 us on
-    an H200, and two that share b, in three boxes, 94 (128 x 256: 97, 128 x 128: 114).
+    an H200, and two that share b, in three boxes, 90 (128 x 256: 97, 128 x 128: 114).
     """
     choice = _product.choose(
         "bf16[5000, 2000]",
@@ -171,4 +171,4 @@ def test_rows_that_cut_sectors_are_shared():
         128,
         192,
         (2, 1),
-    ) and 0.85 < choice.seconds * 1e6 / 94.4 < 1.1
+    ) and 0.85 < choice.seconds * 1e6 / 90.3 < 1.1
