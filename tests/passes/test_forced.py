@@ -291,7 +291,7 @@ def test_several_sums(form):
             Form((64, 64, 32), options=(ONE, ("left_operand", "shared"))),
             "no loop reads an operand again",
         ),
-        (Form((16, 64, 64), options=(("epilogue", "tma"),)), "orientation of its accumulator"),
+        (Form(out=tkc.float32, options=(("epilogue", "tma"),)), "a matrix of 16-bit floats"),
         (Form((64, 64, 32), options=(ONE, ("epilogue", "tma"))), "one role stores"),
         (Form((64, 64, 32), options=(DIRECT, ("subtiles", 2))), "stored from registers"),
         (Form((64, 64, 32), options=(("subtiles", 3),)), "no multiple of so many"),

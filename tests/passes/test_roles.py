@@ -369,7 +369,8 @@ def test_the_roles(form):
     # what is computed as its transpose leaves by as many lines, all columns of a warpgroup each
     turned = any(dot.swap for dot in plan.dots)
     along, across = (BM, BN) if turned else (BN, BM)
-    width = next((w for w in (64, 32, 16, 8) if w <= plan.columns and along % w == 0), None)
+    widths = range(64, 0, -8) if turned else (64, 32, 16)
+    width = next((w for w in widths if w <= plan.columns and along % w == 0), None)
     assert count(consumer, threads.TmaStore) == (
         outs * (across // (64 * groups)) * (along // width) if width else 0
     )

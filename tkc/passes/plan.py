@@ -684,10 +684,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
         "left_operand": "it is relaid" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
         "split_warps": "warpgroups share a dot's rows, or as (4, 2) its columns",
-        "epilogue": (
-            "no result is a matrix of 16-bit floats that has the orientation of its accumulator"
-            " and that tensor maps store"
-        ),
+        "epilogue": ("no result is a matrix of 16-bit floats that tensor maps store"),
         "store_columns": "results are stored whole",
         "subtiles": "results are stored from registers",
         "dynamic_schedule": "programs are assigned statically",

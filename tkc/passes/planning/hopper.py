@@ -409,11 +409,9 @@ def _roles(
     )
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
     swapped = {Sides.of(dot, options).swapped for dot in dots}
-    leaving = (
-        []
-        if options.epilogue == "direct" or not by_rows or len(swapped) > 1
-        else subtile_stores(program.kernel, heights, groups, swapped == {True})
-    )
+    results = subtile_stores(program.kernel, heights, groups, swapped == {True})
+    direct = options.epilogue == "direct"
+    leaving = results if not direct and by_rows and len(swapped) == 1 else []
     again = cache_line_bytes(
         [
             op
@@ -444,8 +442,7 @@ def _roles(
     largest = available - taken
     room = largest - max(0, available - REDUCED_SHARED_BYTES) * narrowed
     columns, narrower = _columns(
-        [store.op for store in leaving],
-        [store.op for store in subtile_stores(program.kernel, heights, groups)],
+        [store.op for store in (results if direct else leaving)],
         each * min(2, parts_of_k),
         in_all,
         options,
@@ -1070,7 +1067,6 @@ def _counts_with(bounds: Sequence[SSAValue], loops: Sequence[Operation]) -> bool
 
 
 def _columns(
-    leaving: list[ResultStore],
     stores: list[ResultStore],
     sums: int,
     warpgroups: int,
@@ -1079,21 +1075,16 @@ def _columns(
     """How many columns of a result are stored at once, at most, and why not as asked. Where stores
     that could be stored in subtiles are not, a thread has addresses beside them.
     """
+    direct = options.epilogue == "direct"
     room = (
         EPILOGUE_REGISTERS_PER_THREAD
         if warpgroups < 3
         else ROLE_REGISTERS[warpgroups][1]
         - (LARGE_ROLE_REGISTERS[1] - EPILOGUE_REGISTERS_PER_THREAD)
     )
-    most, asked = (
-        (
-            widest_subtile(stores, sums + ADDRESS_REGISTERS, room)
-            if options.epilogue == "direct"
-            else widest_subtile(leaving, sums, room)
-        ),
-        options.store_columns or 0,
-    )
-    if leaving and asked == 8:
+    most = widest_subtile(stores, sums + direct * ADDRESS_REGISTERS, room)
+    asked = options.store_columns or 0
+    if stores and not direct and asked == 8:
         return most, "a subtile is 16 columns wide or more"
     return (
         (most, f"beside an accumulator of {sums} registers a thread there is room for {most}")
@@ -1314,7 +1305,7 @@ def subtile_stores(
     stores = [
         StoredResult.of(op, swapped)
         for op in kernel.walk()
-        if isinstance(op, (tile.Store, tile.AtomicBlock)) and isinstance(op.value.type, TileType)
+        if isinstance(op, ResultStore) and isinstance(op.value.type, TileType)
     ]
     return [
         store
