@@ -183,6 +183,8 @@ def _attend(
         if each is not None and not REVERSE:
             scores = scores * each[None, :]
         result = tkc.dot(scores.to(values.dtype), values, result) * scale
+        stored = result * each[:, None] if each is not None and REVERSE else result
+        tkc.store(out, (t, head, column), stored.to(out.dtype)[:, None, :])
         if sums is not None:
             beside = tkc.load(other, (t, head // GROUPS[3], column), (C, None, V))
             tkc.store(
@@ -190,9 +192,6 @@ def _attend(
                 (t, head),
                 tkc.sum(result * beside.to(tkc.float32), axis=1)[:, None],
             )
-        if each is not None and REVERSE:
-            result = result * each[:, None]
-        tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
         factor = into_state(total, end, None if REVERSE else each, REVERSE)
         state = tkc.dot(scaled_rows(keys, factor).T, values, state)
     if final is not None:
@@ -284,9 +283,14 @@ def _wide(width: int) -> int:
     return max(16, power(width)) if width <= 64 else tkc.cdiv(width, 64) * 64
 
 
+def _fewer(x: Array, weight: Array | None, reverse: bool) -> bool:
+    """Whether registers hold less: mma.sync keeps both operands there, and weights of rows stay
+    until the end of a step that goes back in time."""
+    return not has_wgmma(tkc.target_of(x)) or (reverse and weight is not None)
+
+
 def _block(width: int, columns: int, fewer: bool) -> int:
-    """Columns of V of a program: as many as registers hold of state and result, fewer where the
-    result is also multiplied by a tile, or positions have weights."""
+    """Columns of V of a program: as many as registers hold of state and result; see `_fewer`."""
     most = 32 if fewer else 80 if width <= 192 else 64
     each = tkc.cdiv(columns, tkc.cdiv(max(columns, 1), most))
     return max(16, tkc.cdiv(each, 16) * 16)
@@ -329,8 +333,7 @@ def _launch(
     """out, for q, k, v of [batch, T, heads, …]. Backward in time, states are gradients of states,
     which `scale` does not multiply. sums: of result · beside over each block of columns."""
     heads = out.shape[2]
-    few = not has_wgmma(tkc.target_of(q))  # mma.sync keeps both operands in registers
-    block = _block(q.shape[3], v.shape[3], few or sums is not None or decays.weight is not None)
+    block = _block(q.shape[3], v.shape[3], _fewer(q, decays.weight, reverse))
     n = _shape(q, k, v, decays.starts, heads, v if beside is None else beside, block)
     common = {"REVERSE": reverse, "GROUPS": n.groups, "C": CHUNK, "BLOCKS": n.blocks}
     widths = {"K": _wide(n.width), "V": n.block}
@@ -510,8 +513,8 @@ def linear_attention_backward(
     row = (batch, length, heads)
     # over each block of columns, q · dq and v · dv / w, which is k · dk / w
     queries, values = (
-        empty(q, (tkc.cdiv(n, _block(other, n, True)), *row), "float32")
-        for n, other in ((q.shape[3], columns), (columns, q.shape[3]))
+        empty(q, (tkc.cdiv(n, _block(other, n, _fewer(q, weight, reverse))), *row), "float32")
+        for n, other, reverse in ((q.shape[3], columns, False), (columns, q.shape[3], True))
     )
     of_heads = [by_head(x, heads) for x in (dq, dk)]
     about_g = (None, None) if g is None else (q, queries)
