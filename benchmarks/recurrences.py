@@ -141,6 +141,29 @@ def based_backward(normal, batch, length, heads):
     )
 
 
+def _hedged(normal, batch, length, heads):
+    """q, k, v, both maps, alpha and beta as ThunderKittens ships Hedgehog."""
+    q, k, v = (normal(batch, length, heads, 128) for _ in range(3))
+    maps = [normal(heads, 128, 64) / 8 for _ in range(2)]
+    return (q, k, v, *maps, *(normal(heads).float().abs() for _ in range(2)))
+
+
+def hedgehog(normal, batch, length, heads):
+    from tkc import kernels
+
+    given = _hedged(normal, batch, length, heads)
+    return 8 * given[0].numel(), lambda: kernels.hedgehog(*given), None
+
+
+def hedgehog_backward(normal, batch, length, heads):
+    from tkc import kernels
+
+    given = _hedged(normal, batch, length, heads)
+    grad, kept = normal(*given[2].shape), kernels.hedgehog(*given)
+    moved = 14 * given[0].numel()
+    return moved, lambda: kernels.hedgehog_backward(grad, *given, *kept), None
+
+
 def _ruled(normal, batch, length, heads):
     """q, k of length 1, v and beta."""
     q, k, v, _ = _operands(normal, batch, length, heads)
@@ -484,6 +507,8 @@ OPERATIONS = (
     ("linear_attention_backward", SHAPES, linear_attention_backward),
     ("based", FEATURED, based),
     ("based_backward", FEATURED, based_backward),
+    ("hedgehog", FEATURED[:1], hedgehog),
+    ("hedgehog_backward", FEATURED[:1], hedgehog_backward),
     ("delta_rule", SHAPES, delta_rule),
     ("delta_rule_backward", SHAPES, delta_rule_backward),
     ("gated_delta_rule", SHAPES, gated_delta_rule),

@@ -115,6 +115,18 @@ def based_step(give: Give):
     return t.based_step(q, k, v, state), state
 
 
+def hedgehog(give: Give):
+    from tkc import kernels as t
+
+    q, k, v, grad = (give((1, 200, 2, 32), "bfloat16", seed) for seed in range(4))
+    maps = [give((2, 32, 16), "bfloat16", seed) for seed in (4, 5)]
+    alpha, beta = (abs(give((2,), seed=seed)) for seed in (6, 7))
+    given = (q, k, v, *maps, alpha, beta)
+    kept = t.hedgehog(*given)
+    slopes = t.hedgehog_features_backward(t.hedgehog_features(q, maps[0]), q, maps[0])
+    return *kept, *t.hedgehog_backward(grad, *given, *kept), *slopes
+
+
 def gated_scan(give: Give):
     from tkc import kernels as t
 
@@ -200,6 +212,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "linear_attention + linear_attention_backward": linear,
         "linear_attention_step": linear_step,
         "linear_cross_entropy": linear_loss,
+        "hedgehog + hedgehog_backward + hedgehog_features + hedgehog_features_backward": hedgehog,
         "hgrn + hgrn_backward": gated_scan,
         "hgrn_step": gated_scan_step,
         "rwkv7 + rwkv7_backward": rwkv,

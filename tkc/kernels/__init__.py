@@ -66,6 +66,12 @@ from tkc.kernels.fused_losses import linear_cross_entropy
 from tkc.kernels.gated_scan import hgrn, hgrn_backward, hgrn_step
 from tkc.kernels.group_norm import group_norm, group_norm_backward
 from tkc.kernels.grouped import grouped_matmul, grouped_outer
+from tkc.kernels.hedgehog import (
+    hedgehog,
+    hedgehog_backward,
+    hedgehog_features,
+    hedgehog_features_backward,
+)
 from tkc.kernels.latent_attention import attention_latent
 from tkc.kernels.linear_attention import (
     linear_attention,
@@ -162,6 +168,10 @@ __all__ = [
     "grouped_matmul",
     "grouped_outer",
     "grpo_loss",
+    "hedgehog",
+    "hedgehog_backward",
+    "hedgehog_features",
+    "hedgehog_features_backward",
     "hgrn",
     "hgrn_backward",
     "hgrn_step",
