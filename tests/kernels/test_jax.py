@@ -15,6 +15,7 @@ from tests.gpu.sanitized import flat, library, numbers
 from tests.kernels.checks import close, double
 from tests.runtime.conftest import gpu  # noqa: F401
 from tkc import kernels
+from tkc.kernels.operator import Operator
 
 # functions that change an argument in place: steps of decoding change a state
 IN_PLACE = {name for name in library() if name.endswith(("_", "_step"))}
@@ -108,19 +109,128 @@ def asarray(request, monkeypatch):
     return Array
 
 
-def test_what_jax_traces_is_an_error(monkeypatch):
-    """Its gradients would be silently nothing."""
+@pytest.fixture
+def jax(monkeypatch):
+    monkeypatch.setitem(os.environ, "JAX_PLATFORMS", "cpu")
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    return jax
 
-    class Tracer(Array):
-        __module__ = "jax.stand_in"
 
-    modules = stand_in()
-    modules["jax"].core = SimpleNamespace(Tracer=Tracer)
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    with pytest.raises(tkc.LaunchError, match="softmax.*jax.grad.*custom_vjp"):
-        kernels.softmax(Tracer(np.zeros((3, 4), np.float32)))
-    assert type(kernels.softmax(Array(np.zeros((3, 4), np.float32)))) is Array
+def differentiable_calls(name):
+    """(operator, its arguments by name) of the calls with gradients that a function makes."""
+    found, run = [], Operator.run
+
+    def noted(op, *args, **kwargs):
+        if op.gradient is not None:
+            names = (p.name for p in op.parameters)
+            found.append((op, dict(zip(names, args, strict=False)) | kwargs))
+        return run(op, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Operator, "run", noted)
+        library()[name](numbers)
+    return found
+
+
+def gradients(op, given, result, grads):
+    """Those of an operator's arguments, by name, of arrays of NumPy."""
+    values = {p.name: p.default for p in op.parameters} | given | {"result": result}
+    needs = {name: isinstance(x, np.ndarray) for name, x in given.items()}
+    kept = SimpleNamespace(**{name: values[name] for name in op.saves}, needs=needs)
+    found = op.gradient(kept, *grads)
+    found = found if isinstance(found, tuple) else (found,)
+    return dict(zip((p.name for p in op.parameters), found, strict=False))
+
+
+def is_float(x):
+    return isinstance(x, np.ndarray) and "float" in x.dtype.name and x.dtype.itemsize > 1
+
+
+EVERYWHERE = ["attention", "create_block_mask", "rms_norm", "rotary"]
+EVERYWHERE += [
+    f"{name} + {name}_backward"
+    for name in ("softmax", "log_softmax", "gelu", "silu", "swiglu", "geglu")
+]
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_jax_differentiates_what_has_a_gradient_everywhere(name, jax):
+    checked = 0
+    for op, given in differentiable_calls(name):
+        if not op.everywhere:
+            continue
+        if "sums" in {p.name for p in op.parameters}:
+            given = given | dict(sums=True)
+        wanted = [n for n, x in given.items() if is_float(x) and n not in op.without]
+        arrays = {n: jax.numpy.asarray(x) if is_array(x) else x for n, x in given.items()}
+
+        def f(*floats, op=op, arrays=arrays, wanted=wanted):
+            return op(**(arrays | dict(zip(wanted, floats, strict=True))))
+
+        result, pull = jax.vjp(f, *(arrays[n] for n in wanted))
+        outs = result if isinstance(result, tuple) else (result,)
+        grads = [numbers(x.shape, seed=i).astype(x.dtype) for i, x in enumerate(outs)]
+        given_back = tuple(map(jax.numpy.asarray, grads))
+        got = pull(given_back if isinstance(result, tuple) else given_back[0])
+        results = tuple(map(np.asarray, outs))
+        want = gradients(op, given, results if isinstance(result, tuple) else results[0], grads)
+        for n, x in zip(wanted, got, strict=True):
+            right = np.zeros(x.shape) if want.get(n) is None else want[n]
+            close(np.asarray(x), double(right), given[n].dtype.name, ulps=64)
+        checked += 1
+    assert checked
+
+
+def is_array(x):
+    return isinstance(x, np.ndarray)
+
+
+def weighed(out, lse):
+    return (out * np.cos(np.arange(out.size)).reshape(out.shape)).sum() + (lse * lse).sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_under_grad_and_jit(jax, compiled):
+    np_ = jax.numpy
+    q, k, v = (np_.asarray(numbers((2, h, 33, 16), seed=h)) for h in (4, 2, 1))
+    v = np_.repeat(v, 2, 1)
+    slopes = np_.asarray(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
+
+    def ours(q, k, v, slopes):
+        def score(s, b, h, i, j):
+            return s - slopes[h] * (i - j)
+
+        given = dict(score_mod=score, mask_mod=lambda b, h, i, j: i >= j, with_lse=True)
+        return weighed(*kernels.attention(q, k, v, **given))
+
+    def plain(q, k, v, slopes):
+        i, k, v = np_.arange(33), np_.repeat(k, 2, 1), np_.repeat(v, 2, 1)
+        s = np_.einsum("bhid,bhjd->bhij", q, k) / 4 - slopes[:, None, None] * (i[:, None] - i)
+        s = np_.where(i[:, None] >= i, s, -np.inf)
+        out = np_.einsum("bhij,bhjd->bhid", jax.nn.softmax(s, -1), v)
+        return weighed(out, jax.nn.logsumexp(s, -1))
+
+    found = jax.grad(ours, (0, 1, 2, 3))
+    got = (jax.jit(found) if compiled else found)(q, k, v, slopes)
+    for x, want in zip(got, jax.grad(plain, (0, 1, 2, 3))(q, k, v, slopes), strict=True):
+        np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_is_a_call_of_each(jax):
+    x = jax.numpy.asarray(numbers((3, 5, 40)))
+    got = jax.vmap(kernels.softmax)(x)
+    np.testing.assert_array_equal(got, kernels.softmax(x))
+
+
+def test_what_has_no_gradient_says_so(jax):
+    x = jax.numpy.asarray(numbers((3, 40)))
+    with pytest.raises(tkc.LaunchError, match=r"argmax has no gradient.*stop_gradient\(x\)"):
+        jax.grad(lambda x: kernels.argmax(x).astype(float).sum())(x)
+    with pytest.raises(tkc.LaunchError, match="layer_norm has a gradient for tensors of torch"):
+        jax.grad(lambda x: kernels.layer_norm(x).sum())(x)
+    with pytest.raises(tkc.LaunchError, match="changes .* in place"):
+        jax.jit(kernels.adam_)(*[x] * 4, 1)
 
 
 @pytest.mark.parametrize("name", [name for name in library() if name not in IN_PLACE])

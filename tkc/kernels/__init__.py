@@ -241,7 +241,13 @@ def _register(op: operator.Operator) -> None:
     torch_ops.register(op)
 
 
-operator.on_torch = _register
+def _trace(op: operator.Operator, args: tuple, kwargs: dict) -> object:
+    from tkc.kernels import jax_ops
+
+    return jax_ops.call(op, args, kwargs)
+
+
+operator.on_torch, operator.on_jax = _register, _trace
 if "torch" in sys.modules:  # so that torch.compile meets ops that are registered
     from tkc.kernels import torch_ops
 

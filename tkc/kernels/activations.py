@@ -184,22 +184,22 @@ def dropout(x: Array, p: float, seed: int) -> Iterator[Array]:
     )
 
 
-@gelu.backward(saves="x approximate")
+@gelu.backward(saves="x approximate", everywhere=True)
 def _(saved, grad):
     return gelu_backward(grad, saved.x, saved.approximate), None
 
 
-@silu.backward(saves="x")
+@silu.backward(saves="x", everywhere=True)
 def _(saved, grad):
     return silu_backward(grad, saved.x)
 
 
-@swiglu.backward(saves="x gate")
+@swiglu.backward(saves="x gate", everywhere=True)
 def _(saved, grad):
     return swiglu_backward(grad, saved.x, saved.gate)
 
 
-@geglu.backward(saves="x gate approximate")
+@geglu.backward(saves="x gate approximate", everywhere=True)
 def _(saved, grad):
     return (*geglu_backward(grad, saved.x, saved.gate, saved.approximate), None)
 

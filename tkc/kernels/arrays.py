@@ -47,6 +47,12 @@ def _library(x: Array) -> str:
     raise tkc.LaunchError(f"expected an array of torch, cupy, jax or NumPy, got {type(x).__name__}")
 
 
+def is_traced(x: Any) -> bool:
+    """Whether jax traces a value: it differentiates, compiles or maps what is computed of it."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, getattr(getattr(jax, "core", None), "Tracer", ()))
+
+
 def dtype_of(x: Array) -> str:
     """tkc's name of the element type."""
     if (name := _names.get(x.dtype)) is None:

@@ -600,6 +600,7 @@ def _by_parameter(op: Operator, saved: SimpleNamespace, found: tuple) -> tuple[A
     saves="q k v result causal scale window softcap heads_first sinks alibi_slopes deterministic",
     without="q_scale k_scale v_scale alibi_slopes",
     zeros=False,
+    everywhere=True,
 )
 def _(saved, grad, lse_grad):
     grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
@@ -626,6 +627,7 @@ def _(saved, grad, lse_grad):
     " cu_seqlens_k max_seqlen_k sinks alibi_slopes deterministic",
     without="q_scale k_scale v_scale alibi_slopes",
     zeros=False,
+    everywhere=True,
 )
 def _(saved, grad, lse_grad):
     grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)

@@ -250,11 +250,10 @@ def attention(
     these is for float8. In ragged batches b is a sequence's number, rows and columns count from its
     beginning, and bias and block_mask are of the longest.
 
-    Differentiable in torch with respect to q, k, v, sinks, bias and what score_mod captured,
-    through both results (`attention_backward`, whose `deterministic` may be given here; not for
-    float8). Raises LaunchError where shapes,
-    types or options do not fit. Algorithms: Dao et al., "FlashAttention" (2022); Dong et al., "Flex
-    Attention" (2024).
+    Differentiable in torch and jax with respect to q, k, v, sinks, bias and what score_mod
+    captured, through both results (`attention_backward`, whose `deterministic` may be given here;
+    not for float8). Raises LaunchError where shapes, types or options do not fit. Algorithms: Dao
+    et al., "FlashAttention" (2022); Dong et al., "Flex Attention" (2024).
     """
     try:
         check_together(cu_seqlens, max_seqlen, cu_seqlens_k, max_seqlen_k)

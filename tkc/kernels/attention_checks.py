@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, expect, full, library
+from tkc.kernels.arrays import Array, dtype_of, expect, full, is_traced, library
 from tkc.kernels.attention_blocks import FLOAT8
 
 
@@ -213,14 +213,21 @@ def check_lengths(q: Array, lengths: Array, name: str) -> None:
 
 
 def wants_gradient(*arrays: Array | None) -> bool:
-    """Whether autograd of torch records a call with these arrays. Raises LaunchError for float8."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return False
-    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays):
+    """Whether autograd of torch records a call with these arrays, or jax traces it. Raises
+    LaunchError for float8.
+    """
+    if not any(map(is_traced, arrays)) and not _is_recorded(arrays):
         return False
     if any(x is not None and dtype_of(x) == FLOAT8 for x in arrays):
         raise tkc.LaunchError(
             f"attention: {FLOAT8} has no gradient; pass q.detach() and so on, or bfloat16"
         )
     return True
+
+
+def _is_recorded(arrays: tuple[Array | None, ...]) -> bool:
+    """Whether autograd of torch records a call with these arrays."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)

@@ -752,6 +752,7 @@ def _launch_keys_and_values(call: _Call, dk: Array, dv: Array, lists: tuple) -> 
     " kv_counts kv_places full_kv_counts full_kv_places q_counts q_places"
     " full_q_counts full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
     zeros=False,
+    everywhere=True,
 )
 def _(saved, grad, lse_grad):
     grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)

@@ -395,7 +395,7 @@ def _(saved, grad):
     )
 
 
-@rms_norm.backward(saves="x weight eps")
+@rms_norm.backward(saves="x weight eps", everywhere=True)
 def _(saved, grad):
     x, weight = rms_norm_backward(grad, saved.x, saved.weight, None, saved.eps)
     return x, weight if saved.needs["weight"] else None, None

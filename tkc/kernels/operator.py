@@ -24,11 +24,12 @@ arguments, allocates and yields its results, and then launches:
 the same device. A torch tensor goes through `torch.ops.tkc.scale`, whose schema is read from the
 annotations (Array, Array | None, int, float, bool, str), whose fake function is the generator up to
 its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to
-do. A function that changes arguments in place names them: `@operator(mutates="x")`; it yields what
-it returns, or None. What a call did is remembered (calls.py), so a generator looks at extents,
-strides, element types, devices, addresses modulo 16 and numbers, and at nothing else. Numbers that
-are others in each call (a step, a seed) it names too: `@operator(varies="seed")`. Put its name into
-the list in __init__.py and a test into tests/kernels/.
+do. An array of jax that jax traces (differentiates, compiles) goes through jax_ops.py. A function
+that changes arguments in place names them: `@operator(mutates="x")`; it yields what it returns, or
+None. What a call did is remembered (calls.py), so a generator looks at extents, strides, element
+types, devices, addresses modulo 16 and numbers, and at nothing else. Numbers that are others in
+each call (a step, a seed) it names too: `@operator(varies="seed")`. Put its name into the list in
+__init__.py and a test into tests/kernels/.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import tkc
+from tkc.kernels.arrays import is_traced
 
 TYPES = {
     "Array": "Tensor",
@@ -55,6 +57,8 @@ TYPES = {
 OPERATORS: dict[str, Operator] = {}
 # makes a custom op of torch of an Operator: set by tkc.kernels, since that imports this file
 on_torch: Callable[[Operator], None] | None = None
+# a call of an Operator that jax traces: likewise
+on_jax: Callable[[Operator, tuple, dict], Any] | None = None
 
 
 @overload
@@ -101,7 +105,7 @@ class Operator:
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
         self.without: tuple[str, ...] = ()  # arrays that the gradient leaves out
-        self.zeros = True
+        self.zeros, self.everywhere = True, False
         self.numbers = tuple(
             (i, p.name)
             for i, p in enumerate(self.parameters)
@@ -133,8 +137,10 @@ class Operator:
         """Allocates, launches, returns."""
         foreign = "jax" in sys.modules and any(map(_is_of_jax, (*args, *kwargs.values())))
         if foreign:
-            self._check_traced((*args, *kwargs.values()))
             self._check_changed(args, kwargs)
+            if any(map(is_traced, (*args, *kwargs.values()))):
+                assert on_jax is not None  # set where the package is imported
+                return on_jax(self, args, kwargs)
         for i, name in self.numbers:  # 1 is 1.0: it would be another kernel
             if i < len(args):
                 if type(args[i]) is int:
@@ -162,18 +168,6 @@ class Operator:
                 " change; pass an array of another library"
             )
 
-    def _check_traced(self, values: Sequence) -> None:
-        """Raises LaunchError where jax traces a call: what it differentiates or compiles it must
-        know, and kernels it does not.
-        """
-        traced = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", ())
-        if any(isinstance(v, traced) for v in values):
-            raise tkc.LaunchError(
-                f"{self.name} has no rule by which jax could differentiate, compile or map it; call"
-                " it outside of jax.grad, jax.jit and jax.vmap, or wrap it with jax.pure_callback"
-                " and, for gradients, jax.custom_vjp"
-            )
-
     def shapes(self, *args: Any, **kwargs: Any) -> Any:
         """What `run` would return, not computed: its arrays have the right shapes and element
         types.
@@ -183,21 +177,27 @@ class Operator:
         steps.close()
         return result
 
-    def backward(self, saves: str = "", without: str = "", zeros: bool = True) -> Callable:
+    def backward(
+        self, saves: str = "", without: str = "", zeros: bool = True, everywhere: bool = False
+    ) -> Callable:
         """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or
         None, a parameter. without: arrays that may not require one. zeros: whether the gradient of
-        a result that nothing depends on is zeros, not None.
+        a result that nothing depends on is zeros, not None. everywhere: whether the function takes
+        arrays of every library, for jax's transformations, and not tensors of torch alone.
         """
 
         def decorate(fn: Callable) -> Callable:
             self.gradient, self.saves = fn, tuple(saves.split())
             self.without, self.zeros = tuple(without.split()), zeros
+            self.everywhere = everywhere
             return fn
 
         return decorate
 
-    def check_gradients(self, required: Sequence[str]) -> None:
-        """Raises LaunchError where one of these arrays, which require a gradient, gets none."""
+    def check_gradients(self, required: Sequence[str], without: str = "{}.detach()") -> None:
+        """Raises LaunchError where one of these arrays, which require a gradient, gets none.
+        without: how to write an array that requires none.
+        """
         refused = [n for n in required if self.gradient is None or n in self.without]
         if not refused:
             return
@@ -205,8 +205,9 @@ class Operator:
         what = f" for {which}" if self.gradient else f", and {which} {verb} one"
         known = ", ".join(sorted(o.name for o in OPERATORS.values() if o.gradient))
         raise tkc.LaunchError(
-            f"{self.name} has no gradient{what}; pass {refused[0]}.detach(), or call it within"
-            f" torch.no_grad(). Functions with gradients are {known}"
+            f"{self.name} has no gradient{what}; pass {without.format(refused[0])}"
+            f"{', or call it within torch.no_grad()' if 'detach' in without else ''}."
+            f" Functions with gradients are {known}"
         )
 
     @property

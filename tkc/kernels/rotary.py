@@ -111,7 +111,7 @@ def rotary(
     )
 
 
-@rotary.backward(saves="cos sin interleaved inverse", without="cos sin")
+@rotary.backward(saves="cos sin interleaved inverse", without="cos sin", everywhere=True)
 def _(saved, grad):
     return (
         rotary(grad, saved.cos, saved.sin, saved.interleaved, not saved.inverse),
