@@ -207,4 +207,5 @@ def delta_rule_step(
         GROUPS=(heads // q.shape[1], heads // k.shape[1]),
         K=width,
         V=block,
+        num_warps=4,
     )

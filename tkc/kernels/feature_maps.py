@@ -31,6 +31,7 @@ from tkc.kernels.linear_attention import (
 from tkc.kernels.operator import operator
 
 UNIT = 16  # features and columns come in whole units: rows of short floats begin at 32 bytes
+MAPPED_ROWS = 64  # of a program: what features are of is computed once for all
 EPSILON = 1e-6  # beside a sum of weights
 
 
@@ -42,19 +43,16 @@ def _features(width: int) -> int:
 @tkc.jit
 def _taylor(x, out, root, F: tkc.constexpr, ROWS: tkc.constexpr, N: tkc.constexpr):
     row, n, pairs = tkc.program_id(0) * ROWS, tkc.arange(N), F * (F + 1) // 2
-    rows = row + tkc.arange(ROWS)
-    of_pair, at = n < pairs, x.ptr + rows[:, None] * x.strides[0]
-    i = tkc.where(of_pair, n % F, n - pairs)
-    j = (n % F + n // F) % F
-    there = rows[:, None] < x.shape[0]
+    values = tkc.load(x, (row, 0), (ROWS, power(F))).to(tkc.float32) * root
 
     def factor(index, given):
-        values = tkc.load(at + index[None, :], mask=there & given[None, :], other=0.0)
-        return tkc.where(given[None, :], values.to(tkc.float32) * root, 1.0)
+        index = tkc.broadcast_to(tkc.where(given, index, 0)[None, :], (ROWS, N))
+        return tkc.where(given[None, :], tkc.gather(values, index, 1), 1.0)
 
     weights = tkc.where(n < F, 0.5**0.5, tkc.where(n <= pairs + F, 1.0, 0.0))
-    values = factor(i, n < pairs + F) * factor(j, of_pair) * weights[None, :]
-    tkc.store(out, (row, 0), values.to(out.dtype))
+    one = factor(tkc.where(n < pairs, n % F, n - pairs), n < pairs + F)
+    result = one * factor((n % F + n // F) % F, n < pairs) * weights[None, :]
+    tkc.store(out, (row, 0), result.to(out.dtype))
 
 
 @tkc.jit
@@ -100,9 +98,9 @@ def taylor_features(x: Array, scale: float | None = None) -> Iterator[Array]:
     out = empty(x, (*x.shape[:-1], _features(width)))
     yield out
     rows, result = matrix(contiguous(x)), matrix(out)
-    height, _ = row_block(rows.shape[0], result.shape[1])
+    height = min(MAPPED_ROWS, power(rows.shape[0]))
     _taylor[tkc.cdiv(rows.shape[0], height)](
-        rows, result, _root(width, scale), F=width, ROWS=height, N=result.shape[1]
+        rows, result, _root(width, scale), F=width, ROWS=height, N=result.shape[1], num_warps=4
     )
 
 

@@ -178,9 +178,12 @@ class _Call(NamedTuple):
 
 def _call(x: Array, sequences: int) -> _Call:
     strip, (batch, length, channels) = _strip(x.shape[2]), x.shape
-    programs = tkc.cdiv(channels, strip) * sequences
+    programs = max(1, tkc.cdiv(channels, strip) * sequences)
     longest = batch * length // max(sequences, 1)
-    segments = max(1, min(PROGRAMS * 4 // max(programs, 1), longest // SEGMENT))
+    # what is read twice costs less than half of a GPU that has no program
+    segments = 1
+    if 4 * programs <= PROGRAMS:
+        segments = max(1, min(PROGRAMS * 4 // programs, longest // SEGMENT))
     return _Call(strip, segments, (tkc.cdiv(channels, strip), segments, sequences))
 
 

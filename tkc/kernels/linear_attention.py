@@ -64,6 +64,7 @@ from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Recurrence
 
 CHUNKS_OF_A_SEGMENT = 8  # at least: its state is written and read
+OF_STATE = 16384  # numbers of a state that a program of a step has
 
 
 @tkc.jit
@@ -612,7 +613,7 @@ def linear_attention_step(
         raise tkc.LaunchError(f"linear_attention_step: K is at most {WIDEST}, got {width}")
     out = empty(v)
     yield out
-    block = min(power(columns), max(1, 8192 // power(width)))
+    block = min(power(columns), max(1, OF_STATE // power(width)))
     _step[tkc.cdiv(columns, block), heads, batch](
         *all_contiguous(q, k, v, g, rate, weight),
         state,
@@ -621,4 +622,5 @@ def linear_attention_step(
         GROUPS=(heads // q.shape[1], heads // k.shape[1], 1),
         K=power(width),
         V=block,
+        num_warps=4,
     )

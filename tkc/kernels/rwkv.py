@@ -708,6 +708,7 @@ def rwkv7_step(
     yield out
     width = power(q.shape[-1])
     block = min(power(columns), max(1, 8192 // width))
+    given = (contiguous(x) for x in (q, g, k, v, a, b))
     _step[tkc.cdiv(columns, block), heads, batch](
-        *(contiguous(x) for x in (q, g, k, v, a, b)), state, out, scale, K=width, V=block
+        *given, state, out, scale, K=width, V=block, num_warps=4
     )
