@@ -108,7 +108,8 @@ def made(kernel, arrays, name, blocks, **options):
 CASES = {  # kernel, target, block, steps of k, roles of the plan in the end
     "fewer stages in turn": (scanned, "sm_90a", (64, 192, 64), 2, "pingpong"),
     "one program at a time": (scanned, "sm_90a", (128, 128, 64), 2, "cooperative"),
-    "one role": (scaled, "sm_90a", (128, 128, 64), 2, "one"),
+    "fewer stages": (scaled, "sm_90a", (128, 128, 64), 2, "cooperative"),
+    "one role": (scaled, "sm_90a", (128, 256, 64), 2, "one"),
     "factors in parts of a step": (scanned_inside, "sm_89", (128, 128, 128), 1, "one"),
     "factors in parts": (once, "sm_89", (128, 128, 192), 1, "one"),
     "more factors in parts": (once, "sm_80", (128, 256, 128), 1, "one"),

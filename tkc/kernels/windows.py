@@ -499,9 +499,9 @@ def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, eac
     count = tkc.cdiv(g.shape[0], length)
     sizes = *found.out, *found.size
     if each:
-        parts = empty(x, (count, taps, rows.shape[1]), "float32")
+        parts = empty(x, (count, rows.shape[1], taps), "float32")
         _of_each[tkc.cdiv(rows.shape[1], n), taps, count](
-            g, rows, parts, *sizes, length, S=steps, BN=n, BK=STEP
+            g, rows, parts.swapaxes(1, 2), *sizes, length, S=steps, BN=n, BK=STEP
         )
     else:
         parts = empty(x, (count, g.shape[1], taps, rows.shape[1]), "float32")
@@ -509,13 +509,10 @@ def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, eac
             g, rows, parts, *sizes, length, S=steps, BM=m, BN=n, BK=STEP
         )
     sums = parts.reshape((count, prod(parts.shape[1:])))
-    total = empty(out, (taps, rows.shape[1])) if each else out
     height, width = columns_block(*sums.shape)
     sum_rows[tkc.cdiv(sums.shape[1], width)](
-        sums, total.reshape((sums.shape[1],)), ROWS=height, COLUMNS=width
+        sums, out.reshape((sums.shape[1],)), ROWS=height, COLUMNS=width
     )
-    if each:
-        out.reshape((rows.shape[1], taps))[...] = total.T
 
 
 @_conv.backward(saves="x weight bias s0 s1 s2 p0 p1 p2 d0 d1 d2 activation result")
