@@ -5,7 +5,7 @@ alike stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -124,6 +124,29 @@ def first_row_beyond(a, b, c, M, N, K):
     tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
 
 
+def twice_counted(a, b, c, M, N, K, PROGRAMS: tkc.constexpr):
+    """A program takes tiles in turn, and counts them once more for its epilogue, by another
+    division: as Triton's persistent product.
+    """
+    columns = tkc.cdiv(N, BN)
+    other = tkc.program_id(0) - PROGRAMS
+    for tile_id in tkc.range(tkc.program_id(0), tkc.cdiv(M, BM) * columns, PROGRAMS):
+        rm = tile_id // columns * BM + tkc.arange(BM)
+        rn = tile_id % columns * BN + tkc.arange(BN)
+        wm, wn, rk = tkc.where(rm < M, rm, 0), tkc.where(rn < N, rn, 0), tkc.arange(BK)
+        acc = tkc.zeros((BM, BN))
+        for k in range(0, K, BK):
+            ap = a.ptr + (wm[:, None] * a.strides[0] + (k + rk)[None, :])
+            bp = b.ptr + ((k + rk)[:, None] * b.strides[0] + wn[None, :])
+            av = tkc.load(ap, mask=(k + rk < K)[None, :])
+            acc = tkc.dot(av, tkc.load(bp, mask=(k + rk < K)[:, None]), acc)
+        other += PROGRAMS
+        cm = tkc.div_trunc(other, columns) * BM + tkc.arange(BM)
+        cn = tkc.rem_trunc(other, columns) * BN + tkc.arange(BN)
+        cp = c.ptr + (cm[:, None] * c.strides[0] + cn[None, :])
+        tkc.store(cp, acc.to(c.dtype), mask=(cm[:, None] < M) & (cn[None, :] < N))
+
+
 def batched(a, b, c, heads, M, N, K):
     """A batch and a head in one program id: two outer axes, one of them a quotient."""
     rm, rn = tkc.arange(BM), tkc.arange(BN)
@@ -222,6 +245,7 @@ class Form:
     constants: dict = field(default_factory=dict)
     left: int = 0  # accesses that stay by pointers
     maps: int = 2  # tensor maps, where rows are aligned
+    nonnegative: bool = False  # whether sizes are known to be
 
     def module(self, divisor: int = 1):
         """Traced for extents and strides that are multiples of `divisor`."""
@@ -232,6 +256,7 @@ class Form:
         ]
         arrays = [ArrayArgument(tkc.float16, fact) for fact in facts]
         others, sizes = [i32()] * (len(example) - 6), [i32(), i32(divisor), i32(divisor)]
+        sizes = [replace(size, nonnegative=self.nonnegative) for size in sizes]
         return traced(self.fn, *arrays, *others, *sizes, **self.constants)
 
 
@@ -302,6 +327,14 @@ FORMS = {
     "wrapped": Form(wrapped, product_data, lambda m, n, k: blocks(m, n), matrices),
     "first_row_beyond": Form(
         first_row_beyond, product_data, lambda m, n, k: blocks(m, n), matrices
+    ),
+    "twice_counted": Form(
+        twice_counted,
+        product_data,
+        lambda m, n, k: (2,),
+        matrices,
+        constants={"PROGRAMS": 2},
+        nonnegative=True,
     ),
     "indexed": Form(indexed, product_data, lambda m, n, k: blocks(m, n), matrices),
     "split": Form(

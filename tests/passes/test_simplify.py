@@ -332,6 +332,36 @@ def test_carried_values_that_nobody_needs_are_dropped():
     assert len(loop.results) == 1
 
 
+@pytest.mark.parametrize("n", [0, 1, 3, 7])
+def test_what_moves_as_a_loop_counts_is_its_number(n):
+    """As persistent kernels carry the number of a tile once more, for their epilogues."""
+
+    def f(x, o, n):
+        pid = tkc.program_id(0)
+        other, third = pid - 2, pid * 2
+        for i in tkc.range(pid, n, 2):
+            other, third = other + 2, third + 3
+            tkc.store(o, (i,), tkc.load(x, (other,), (1,)) + third)
+
+    case = Case(f, (f1, f1, i32_argument()), {}, lambda: [normal(8), blank(8), n], (2,))
+    module = case.module()
+    want = case.run(module)
+    loop = next(op for op in simplified(module).walk() if isinstance(op, scf.ForOp))
+    assert len(loop.iter_args) == 1  # third moves otherwise
+    same(case.run(module), want, 0)
+
+
+def test_what_a_loop_counts_stays_where_its_start_is_another():
+    def f(o, n, first):
+        other = first
+        for i in tkc.range(0, n):
+            tkc.store(o, (i,), other.to(tkc.float32))
+            other = other + 1
+
+    module = body(f, f1, i32_argument(), i32_argument())
+    assert len(next(op for op in module.walk() if isinstance(op, scf.ForOp)).iter_args) == 1
+
+
 @pytest.mark.parametrize("trips", [0, 1, 2])
 def test_loops_of_known_length(trips):
     def f(x, o, N: tkc.constexpr):

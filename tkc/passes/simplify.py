@@ -14,7 +14,7 @@
   fold       constants, ranges, casts, splats, views (analysis/folding.py); of equal operations the
              first stays
   loops      what an iteration does not change is computed before the loop; carried values that are
-             not used, or that never change, are dropped
+             not used, that never change, or that move as the loop counts, are dropped
   dead code  whatever no effect depends on, through loops and branches
 
 Tiles leave a loop only if they are small: index tiles and operations that make large tiles from
@@ -31,12 +31,14 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
 from tkc.ir import shared, threads, tile
+from tkc.ir.elementwise import Elementwise
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import erase, is_inside, rebuild_for, rebuild_if, replace
+from tkc.ir.rewrite import Builder, erase, is_inside, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import terminator_of, yielded_by
+from tkc.ir.values import first_of, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
+from tkc.passes.analysis.polynomials import Scalars, TooLarge
 from tkc.passes.analysis.unit_axes import drop_unit_axes
 
 MAX_ROUNDS = 10
@@ -54,6 +56,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             changed |= _hoist(kernel.body.block)
             changed |= drop_unit_axes(kernel)
             changed |= _unchanged(kernel)
+            changed |= _counted(kernel)
             changed |= sweep(kernel)
             if not changed:
                 break
@@ -155,6 +158,54 @@ def _unchanged(kernel: tile.Kernel) -> bool:
                 result.replace_all_uses_with(start)
                 changed = True
     return changed
+
+
+def _counted(kernel: tile.Kernel) -> bool:
+    """A carried number that moves as its loop counts is the loop's number, and what lies between
+    the two, where that is known.
+    """
+    changed = False
+    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        body = loop.body.block
+        terminator, counter = terminator_of(body), body.args[0]
+        for argument, start, end, result in zip(
+            body.args[1:], loop.iter_args, terminator.operands, loop.results, strict=True
+        ):
+            if argument.type != counter.type or result.first_use is not None:
+                continue
+            if _only_yields_next(argument, end) or not _moves_by(end, argument, loop.step):
+                continue
+            ahead = _ahead(start, loop.lb)
+            if ahead is not None:
+                first = Builder(first_of(body))
+                value = first.add(counter, ahead) if ahead else counter
+                _replace_but_in(terminator, argument, value)
+                changed = True
+    return changed
+
+
+def _only_yields_next(argument: BlockArgument, end: SSAValue) -> bool:
+    """Whether a carried value is used for its next one alone, which nothing else uses."""
+    return end.has_one_use() and argument.has_one_use()
+
+
+def _moves_by(end: SSAValue, argument: BlockArgument, step: SSAValue) -> bool:
+    """Whether an iteration adds the loop's step to a carried value."""
+    op = end.owner
+    if not isinstance(op, Elementwise) or op.fn.name != "add" or argument not in op.args:
+        return False
+    by = op.args[1] if op.args[0] is argument else op.args[0]
+    known = constant(step)
+    return by is step or (known is not None and constant(by) == known)
+
+
+def _ahead(start: SSAValue, of: SSAValue) -> int | None:
+    """By how much a number is more than another; None where that depends on others."""
+    scalars = Scalars()
+    try:
+        return (scalars.of(start) - scalars.of(of)).exact
+    except TooLarge:
+        return None
 
 
 def _replace_but_in(user: Operation, old: SSAValue, new: SSAValue) -> None:

@@ -212,7 +212,7 @@ _IDENTITIES = {*((name, 0) for name in ("add", "sub", "or", "xor", "shl", "shr")
 }
 _ZEROS = {("mul", 0), ("and", 0), ("mod", 1), ("rem_trunc", 1)}
 # what truncating division is of numbers that are not negative
-_FLOORS = {"div_trunc": "floordiv", "rem_trunc": "mod"}
+FLOORS = {"div_trunc": "floordiv", "rem_trunc": "mod"}
 
 
 def _identity(
@@ -275,13 +275,13 @@ def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
     if name in ew.COMPARISONS:
         known = ranges.always(op.result)
         return None if known is None else _number_before(op, int(known))
-    if name not in ("max", "min", "mod", *_FLOORS):
+    if name not in ("max", "min", "mod", *FLOORS):
         return None
     a, b = ranges.of(x), ranges.of(y)
     assert a is not None and b is not None
-    if name in _FLOORS:
+    if name in FLOORS:
         both = a.lo >= 0 and b.lo >= 0
-        return _new_before(op, ew.CLASSES[_FLOORS[name]](x, y)) if both else None
+        return _new_before(op, ew.CLASSES[FLOORS[name]](x, y)) if both else None
     if name == "mod":
         return [x] if a.lo >= 0 and a.hi < b.lo else None
     if a.lo >= b.hi:

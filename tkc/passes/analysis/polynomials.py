@@ -22,7 +22,9 @@ from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import is_inside
-from tkc.passes.analysis.folding import constant
+from tkc.ir.values import block_of, owner_op
+from tkc.passes.analysis.alias import ancestor
+from tkc.passes.analysis.folding import FLOORS, constant
 
 Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twice
 MAX_TERMS = 16
@@ -133,6 +135,8 @@ class Scalars:
         self._numbers: dict[SSAValue, int] = {}
         self._known: dict[SSAValue, Polynomial] = {}
         self._promised: dict[SSAValue, SSAValue] = {}  # an atom with the promise of its divisor
+        # by function and operands: the first value that was met of it
+        self._functions: dict[tuple[str, Polynomial, Polynomial], SSAValue] = {}
         self._ranges = Ranges()
 
     def atom(self, value: SSAValue) -> Polynomial:
@@ -198,7 +202,23 @@ class Scalars:
                             return -a
         except TooLarge:
             pass
-        return self.atom(value)
+        return self.atom(self._first_like(value))
+
+    def _first_like(self, value: SSAValue) -> SSAValue:
+        """The first value met that is the same function of the same numbers, where it is to be had
+        at this one. Truncating division is flooring division of what is never negative.
+        """
+        op = value.owner
+        if not isinstance(op, Elementwise) or not _is_of_two(op):
+            return value
+        a, b = (self._known[x] for x in op.args)
+        name, needed = op.fn.name, set[SSAValue]()
+        if name in FLOORS and all(self.is_never_negative(x, needed) for x in (a, b)):
+            name = name if needed else FLOORS[name]
+        first = self._functions.setdefault((name, a, b), value)
+        earlier = owner_op(first)
+        here = ancestor(op, block_of(earlier))
+        return first if here is not None and earlier.is_before_in_block(here) else value
 
     def is_host(self, polynomial: Polynomial) -> bool:
         """Whether the host can compute it."""
@@ -322,9 +342,14 @@ def _parts(value: SSAValue) -> list[SSAValue]:
             return [op.arg]
         case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
             return list(op.args) if value.type in (i32, i64) else []
-        case Elementwise() if _whole_divisor(op):
-            return [op.args[0]]
+        case Elementwise() if _is_of_two(op):
+            return list(op.args)
     return []
+
+
+def _is_of_two(op: Elementwise) -> bool:
+    """Whether it is a function of two integers that gives one."""
+    return len(op.args) == 2 and all(x.type in (i32, i64) for x in (*op.args, op.result))
 
 
 def _whole_divisor(op: Elementwise) -> int:
