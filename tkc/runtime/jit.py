@@ -23,7 +23,7 @@ from tkc.errors import CompileError, Error, LaunchError, MapError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.handed import assumed_target, hand, takers
-from tkc.runtime.kernel import Watch
+from tkc.runtime.kernel import Remembered, Watch
 from tkc.runtime.launch_cache import KernelCache, kernel_cache, kind, prepared, types_of
 from tkc.runtime.specialize import (
     OPTIONS,
@@ -51,10 +51,17 @@ WITHOUT_MAPS = ("roles", "one")  # the option with which no plan has tensor maps
 # variables are looked up at each launch, without decoding
 _variables: Any = getattr(os.environ, "_data", os.environ)
 _encoded = getattr(os.environ, "encodekey", str)
+
+
+def variables(*names: str) -> tuple[Any, ...]:
+    """Names of variables of the environment, as `watches` takes them: each the same object."""
+    return tuple(map(_encoded, names))
+
+
 # what a launch does, besides what it computes
-_HOW = tuple(map(_encoded, ("TKC_DEBUG", "TKC_SIM", "TKC_VALIDATE", "TKC_INTERPRET")))
+_HOW = variables("TKC_DEBUG", "TKC_SIM", "TKC_VALIDATE", "TKC_INTERPRET")
 # variables that the passes read
-_READ_BY_PASSES = tuple(map(_encoded, ("TKC_RELAX",)))
+_READ_BY_PASSES = variables("TKC_RELAX")
 _compiling = threading.RLock()  # a trace has one place in a process where it stands
 
 
@@ -102,7 +109,7 @@ class Launchable:
         self._quickest: dict[Any, Callable[..., None]] = {}
 
     @property
-    def kernel(self) -> JitFunction:
+    def kernel(self) -> Remembered:
         """The kernel whose code is launched."""
         raise NotImplementedError
 
@@ -136,7 +143,7 @@ class Launchable:
         """Launches are made anew from now on, with what was compiled."""
         self._launchers.clear()
         self._quickest.clear()
-        self.kernel.epoch = object()
+        self.kernel.forget_caches()
 
     def _launcher(self, extents: Any, grid: Any) -> Callable[..., None]:
         """What calls on a grid go to. grid: as the caller names it."""
@@ -383,7 +390,7 @@ class JitFunction(Launchable):
         return self._prepare(values, options, self.extents(grid, values))
 
     def watching(self) -> tuple[Watch, ...]:
-        return *self._watched, *_watches(_HOW)
+        return *self._watched, *watches(_HOW)
 
     def _watch(self, found: fingerprint.Fingerprint) -> None:
         """What a launch must look at from now on. Launch caches look at what was watched when they
@@ -392,7 +399,7 @@ class JitFunction(Launchable):
         own = self._fingerprint
         if own is None:
             own = self._fingerprint = found
-            own.watched += _watches(_READ_BY_PASSES)
+            own.watched += watches(_READ_BY_PASSES)
         else:
             known = {(id(space), name) for space, name, _ in self._watched}
             new = [w for w in found.watched if (id(w[0]), w[1]) not in known]
@@ -403,6 +410,10 @@ class JitFunction(Launchable):
             own.mutable += found.mutable
         self._watched = tuple(own.watched)
         self.careful = bool(own.cells or own.mutable)
+        self.epoch = object()
+
+    def forget_caches(self) -> None:
+        """Launch caches of before are not looked at any more."""
         self.epoch = object()
 
     def forget_if_rebound(self) -> None:
@@ -495,9 +506,9 @@ class JitFunction(Launchable):
         )
 
 
-def _watches(variables: Sequence[Any]) -> list[Watch]:
+def watches(names: Sequence[Any]) -> list[Watch]:
     """Variables of the environment, as they are now."""
-    return [(_variables, name, _variables.get(name)) for name in variables]
+    return [(_variables, name, _variables.get(name)) for name in names]
 
 
 def _set(variable: str) -> bool:

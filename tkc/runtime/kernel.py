@@ -17,17 +17,29 @@ Watch = tuple[dict, Any, Any]
 Extents = tuple[int, int, int]
 
 
-class Kernel(Protocol):
-    """A kernel, as what simulates, predicts, tunes or remembers its launches sees it."""
+class Remembered(Protocol):
+    """A kernel, as launch caches see it. careful: what it reads may change without a name being
+    rebound; epoch: another object whenever caches must look at something else.
+    """
 
     __name__: str
+    names: tuple[str, ...]
+    constexpr: tuple[bool, ...]
+
+    @property
+    def careful(self) -> bool: ...
+    @property
+    def epoch(self) -> object: ...
+    def forget_caches(self) -> None: ...
+    def forget_if_rebound(self) -> None: ...
+
+
+class Kernel(Remembered, Protocol):
+    """A kernel, as what simulates, predicts, tunes or remembers its launches sees it."""
+
     __module__: str
     __qualname__: str
     fn: Callable
-    names: tuple[str, ...]
-    constexpr: tuple[bool, ...]
-    careful: bool
-    epoch: object
 
     def __getitem__(self, grid: Any) -> Callable[..., None]: ...
     def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]: ...
@@ -38,7 +50,6 @@ class Kernel(Protocol):
     def _specialize(self, infos: Sequence, options: tuple) -> Specialization: ...
     def _get(self, s: Specialization, target: str) -> Compiled: ...
     def _key(self, s: Specialization, target: str) -> str | None: ...
-    def forget_if_rebound(self) -> None: ...
 
 
 class Owner(Protocol):
@@ -47,7 +58,7 @@ class Owner(Protocol):
     chooses: bool
 
     @property
-    def kernel(self) -> Kernel: ...
+    def kernel(self) -> Remembered: ...
     def watching(self) -> tuple[Watch, ...] | None: ...
 
 

@@ -240,6 +240,7 @@ def _is_constant(value) -> bool:
         or (type(value) is tuple and all(map(_is_constant, value)))
         or type(value).__module__ in ("tkc.ir.dtypes", "tkc.runtime.peers")
         or getattr(type(value), "never_changes", False) is True
+        or type(value) is getattr(sys.modules.get("torch"), "dtype", None)
     )
 
 

@@ -67,23 +67,45 @@ class Assembly(Mapping):
 class CompiledKernel:
     """A kernel as it was compiled for the arguments of a launch."""
 
-    def __init__(
-        self,
-        function: Any,
-        kernel: JitFunction,
-        given: dict[str, Any],
-        options: dict[str, Any],
-    ):
-        self.function, self.kernel = function, kernel
-        self._given, self.options = given, options
+    def __init__(self, function: Any, args: tuple, kwargs: dict[str, Any]):
+        self.function, self._call = function, (args, kwargs)
         # of `triton.compile`: the ASTSource, and the kind of device it was compiled for
         self.src: Any = None
         self.place = ""
 
     @cached_property
+    def _bound(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.function.given(*self._call)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The arguments by parameter."""
+        return self._bound[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the launch."""
+        return self._bound[1]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a grid is told that is a function: arguments and hints."""
+        given, options = self._bound
+        return given | {n: v for n, v in options.items() if n in HINTS}
+
+    @cached_property
+    def _prepared(self) -> tuple[JitFunction, dict[str, Any]]:
+        return self.function.prepared(*self._bound)
+
+    @property
+    def kernel(self) -> JitFunction:
+        """tkc's kernel of this form of arguments."""
+        return self._prepared[0]
+
+    @property
     def _values(self) -> dict[str, Any]:
         """The arguments as tkc's kernel takes them."""
-        return self.function.prepared(self._given, self.options)[1]
+        return self._prepared[1]
 
     @property
     def form(self) -> tuple:

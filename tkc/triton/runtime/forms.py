@@ -63,6 +63,8 @@ class Tuple:
     kind: Any = None
 
 
+# of arguments that are one of tkc's kernel, as they are given
+Single = Pointer, Number, Constant
 Form: TypeAlias = Pointer | Number | Constant | Descriptor | Tuple
 
 
@@ -121,7 +123,7 @@ def form_of(value: Any, p: Parameter, into: dict[str, Any]) -> Form:
         into[p.name] = _reinterpreted(value) if isinstance(value, Wrapped) else value
         return Pointer(p.name)
     if isinstance(value, TensorDescriptor):
-        into[p.name] = _of_descriptor(value)
+        into[p.name] = view(value)
         return Descriptor(p.name, tuple(value.block_shape), value.padding)
     if isinstance(value, tuple):
         parts = tuple(
@@ -155,11 +157,6 @@ def _is_constant(value: Any) -> bool:
         or types.of_library(value) is not None
         or hasattr(type(value), "__triton_call__")
     )
-
-
-def is_plain_array(value: Any) -> bool:
-    """Whether a kernel takes it as it is: a tensor, not one that is described or reinterpreted."""
-    return not isinstance(value, (Wrapped, ArrayInfo)) and is_array(value)
 
 
 def view(value: TensorDescriptor) -> Any:

@@ -6,9 +6,10 @@ import inspect
 import linecache
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.language import operations
 from tkc.language.tracer import tracer, tracing
-from tkc.runtime.jit import JitFunction
+from tkc.runtime.handed import handing
+from tkc.runtime.jit import JitFunction, Launchable, normalized, variables, watches
+from tkc.runtime.kernel import Watch
 from tkc.triton.errors import InvalidOption
 from tkc.triton.language import import_all
-from tkc.triton.language.constants import constexpr, tuple_, unwrap_all
+from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
 from tkc.triton.language.context import Settings, using
 from tkc.triton.language.control import take_part, traced
 from tkc.triton.language.memory import tensor_descriptor
@@ -29,7 +32,6 @@ from tkc.triton.runtime import forms
 from tkc.triton.runtime.arguments import MockTensor, TensorWrapper, reinterpret
 from tkc.triton.runtime.compiled import HINTS, CompiledKernel
 from tkc.triton.runtime.forms import Form, Parameter
-from tkc.triton.runtime.launching import MAX_OF_A_KIND, Quick, extents, kind, quick_launch
 
 __all__ = [
     "JITFunction",
@@ -54,7 +56,7 @@ IGNORED = (
 )
 # assertions: as under debug=True, without tkc's checks of every access
 OWN = ("strict", "debug", "assertions")
-OWN_OPTIONS = frozenset(OWN)
+READ = variables("TRITON_DEBUG")  # variables of the environment that launches depend on
 # how tkc takes an argument of a form
 _MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
 FORM = "_triton_form"  # a compile-time argument that tells kernels of other forms apart
@@ -110,10 +112,13 @@ class KernelParam:
         return self.default is not inspect.Parameter.empty
 
 
-class JITFunction(KernelInterface):
-    """A function under triton.jit."""
+class JITFunction(KernelInterface, Launchable):
+    """A function under triton.jit. To its launch caches it is the kernel; what they remember are
+    launches of tkc's kernels, one for each form of arguments.
+    """
 
     __triton_call__ = True
+    never_changes = True  # so launches are remembered by which function is given
 
     def __init__(
         self,
@@ -129,12 +134,11 @@ class JITFunction(KernelInterface):
     ):
         if not isinstance(fn, FunctionType):
             raise TypeError(f"triton.jit takes a function, got {type(fn).__name__}")
-        self.fn = self.__wrapped__ = fn
-        self.__name__, self.__qualname__ = fn.__name__, fn.__qualname__
-        self.__module__, self.__doc__, self.__globals__ = fn.__module__, fn.__doc__, fn.__globals__
+        self.signature = inspect.signature(fn)
+        super().__init__(fn, tuple(self.signature.parameters.values()), {})
+        self.__globals__ = fn.__globals__
         self.module, self.noinline, self.version = fn.__module__, noinline, version
         self.repr = (lambda _: fn.__name__) if repr is None else repr
-        self.signature = inspect.signature(fn)
         self.arg_names = list(self.signature.parameters)
         fixed = {self.arg_names[n] if isinstance(n, int) else n for n in do_not_specialize or ()}
         self.params = [
@@ -147,7 +151,9 @@ class JITFunction(KernelInterface):
         self.pre_run_hooks: list[Callable] = []
         # by form: the kernel, and what tells its form apart in caches
         self.kernels: dict[tuple, tuple[JitFunction, str]] = {}
-        self._quick: dict[tuple, list[Quick]] = {}
+        self.names = tuple(self.arg_names)
+        self.constexpr = tuple(p.is_constexpr for p in self.params)
+        self._epochs: tuple[tuple[object, ...], object] = (), object()
         self._source: str | None = None
         self._marked = {p.name for p in self.params if p.is_constexpr}
         self._parameters = {
@@ -200,18 +206,67 @@ class JITFunction(KernelInterface):
         fn.__module__, fn.__qualname__ = self.fn.__module__, self.fn.__qualname__
         self.fn, self._source = fn, text
         self.kernels.clear()
-        self._quick.clear()
+        self.forget_launches()
         take_part(fn)
 
     def add_pre_run_hook(self, hook: Callable) -> None:
         """Called with the arguments of every launch before it."""
         self.pre_run_hooks.append(hook)
 
+    # ---- what launch caches ask
+    @property
+    def kernel(self) -> JITFunction:
+        return self
+
+    @property
+    def _own(self) -> list[JitFunction]:
+        """tkc's kernels of the forms so far."""
+        return [kernel for kernel, _ in self.kernels.values()]
+
+    @property
+    def careful(self) -> bool:
+        """Whether what a kernel reads may change without a name being rebound."""
+        return any(kernel.careful for kernel in self._own)
+
+    @property
+    def epoch(self) -> object:
+        """Another object whenever launch caches must look at something else."""
+        now = tuple(kernel.epoch for kernel in self._own)
+        if now != self._epochs[0]:
+            self._epochs = now, object()
+        return self._epochs[1]
+
+    def forget_caches(self) -> None:
+        """Launch caches of before are not looked at any more."""
+        self._epochs = (), object()
+
+    def forget_if_rebound(self) -> None:
+        for kernel in self._own:
+            kernel.forget_if_rebound()
+
+    def watching(self) -> tuple[Watch, ...]:
+        found = {(id(space), name): (space, name, value) for space, name, value in watches(READ)}
+        for kernel in self._own:
+            found |= {(id(w[0]), w[1]): w for w in kernel.watching()}
+        return tuple(found.values())
+
+    def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
+        """The launch of such a call. Of arguments that are several to tkc's kernel, or another
+        view of what is given, its own cache remembers launches.
+        """
+        given, options = self.given(args, kwargs)
+        kernel, flat, found = self._formed(given, options)
+        values, more = [flat[n] for n in kernel.names], _options_in(flat, kernel)
+        if all(isinstance(form, forms.Single) for _, form in found):
+            return kernel.made(values, more, grid)
+        return partial(kernel[grid], *values, **more)
+
     # ---- launches
-    def bound(self, args: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def given(
+        self, args: Sequence, kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """(arguments by parameter, options). Raises LaunchError."""
-        own = {n: v for n, v in kwargs.items() if n in self._parameters}
-        options = {n: v for n, v in kwargs.items() if n not in own}
+        values, options = self.bound(*args, **kwargs)
         for name in options:
             if name not in HINTS and name not in IGNORED and name not in OWN:
                 raise LaunchError(
@@ -221,12 +276,7 @@ class JITFunction(KernelInterface):
         warps = options.get("num_warps")
         if warps is not None and (warps < 1 or warps & (warps - 1)):
             raise InvalidOption(f"{self.__name__}: num_warps must be a power of 2, got {warps}")
-        try:
-            found = self.signature.bind(*args, **own)
-        except TypeError as e:
-            raise LaunchError(f"{self.__name__}: {e}") from None
-        found.apply_defaults()
-        return dict(found.arguments), options
+        return dict(zip(self.names, values, strict=True)), options
 
     def prepared(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
@@ -288,54 +338,42 @@ class JITFunction(KernelInterface):
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> CompiledKernel:
         """Launches on a grid, or only compiles."""
-        of = kind(args, kwargs)
-        plain = not (warmup or _observers or self.pre_run_hooks)
-        for launch in self._quick.get(of, ()) if plain else ():
-            if (done := launch(args, kwargs, grid)) is not None:
-                return done
-        return self._long_run(of, args, kwargs, grid, warmup)
+        if warmup or _observers or self.pre_run_hooks:
+            return self._told(args, kwargs, grid, warmup)
+        launched = CompiledKernel(self, args, kwargs)
+        if callable(grid):
+            grid = grid(launched.meta)
+        self._on(grid)(*args, **kwargs)
+        return launched
 
-    def _long_run(
-        self, of: tuple, args: tuple, kwargs: dict[str, Any], grid: Any, warmup: bool
-    ) -> CompiledKernel:
-        """`run` for calls that are unlike earlier ones. of: their kind."""
+    def _told(self, args: tuple, kwargs: dict[str, Any], grid: Any, warmup: bool) -> CompiledKernel:
+        """`run`, with what is called before; or for a compilation, which takes stand-ins."""
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
-        given, options = self.bound(args, kwargs)
         if warmup:
-            given = {n: v.described() if isinstance(v, MockTensor) else v for n, v in given.items()}
-        kernel, flat, found = self._formed(given, options)
-        launched = CompiledKernel(self, kernel, given, options)
+            args = tuple(map(_described, args))
+            kwargs = {n: _described(v) for n, v in kwargs.items()}
+        launched = CompiledKernel(self, args, kwargs)
         for observer in _observers:
             observer(launched)
         if warmup:
             _ = launched.compiled
-            return launched
-        if callable(grid):
-            grid = grid(given | {n: v for n, v in options.items() if n in HINTS})
-        kernel[extents(grid)](*[flat[n] for n in kernel.names], **_options_in(flat, kernel))
-        self._remember(of, kernel, found, (args, kwargs), given, flat)
+        else:
+            self._on(grid(launched.meta) if callable(grid) else grid)(*args, **kwargs)
         return launched
 
-    def _remember(
-        self,
-        of: tuple,
-        kernel: JitFunction,
-        found: tuple[tuple[str, Form], ...],
-        call: tuple[tuple, dict[str, Any]],
-        given: dict[str, Any],
-        flat: dict[str, Any],
-    ) -> None:
-        """Makes calls like this one quick from now on."""
-        known = self._quick.setdefault(of, [])
-        if (
-            len(known) < MAX_OF_A_KIND
-            and not _options_in(flat, kernel)
-            and not OWN_OPTIONS & {*call[1]}
-        ):
-            checks = _debugging()
-            made = quick_launch(self, kernel, found, call, given, flat[FORM], (_debugging, checks))
-            known += [] if made is None else [made]
+    def _on(self, grid: Any) -> Callable[..., None]:
+        """What calls on a grid of numbers go to."""
+        if handing():
+            return lambda *args, **kwargs: self.made(args, kwargs, extents(grid))()
+        try:
+            found = self._quickest.get(grid)
+        except TypeError:  # a list
+            found = None
+        if found is not None:
+            return found
+        numbers = extents(grid)
+        return self._launcher(normalized(numbers, self.__name__), numbers)
 
     @property
     def constexpr_names(self) -> set[str]:
@@ -390,6 +428,17 @@ def _type_name(value: Any) -> str:
 
 def _debugging() -> bool:
     return os.environ.get("TRITON_DEBUG", "0") not in ("", "0")
+
+
+def _described(value: Any) -> Any:
+    return value.described() if isinstance(value, MockTensor) else value
+
+
+def extents(grid: Any) -> Any:
+    """A grid of integers of any kind."""
+    if isinstance(grid, (tuple, list)):
+        return tuple([n if type(n) is int else int(unwrap(n)) for n in grid])
+    return int(unwrap(grid))
 
 
 def _options_in(flat: Mapping[str, Any], kernel: JitFunction) -> dict[str, Any]:
