@@ -13,10 +13,10 @@ a ⊘ y those of exp(G_{i-1,c} - G_jc) for j < i,
     O  = scale · ((E∘Q + (Q ⊙ B) W) S + (Q ⊙ K + (Q ⊙ B) T) V)
     S' = Diag(exp G_last) S + (F∘B)ᵀ W S + (F∘K + Tᵀ (F∘B))ᵀ V
 
-so that all but two products do not depend on the state. `_pairs`, `inverted` of triangular.py and
-`_combine` compute these factors for all chunks at once, and the walks of recurrences.py do the
-rest. Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q + (Q ⊙ B) W, K̂ = F∘K +
-Tᵀ (F∘B)),
+so that all but two products do not depend on the state. `_pairs`, `inverted` of triangular.py,
+`_combine_reads` and `_combine_writes` compute these factors for all chunks at once, and the walks
+of recurrences.py do the rest. Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q +
+(Q ⊙ B) W, K̂ = F∘K + Tᵀ (F∘B)),
 
     dQ̂ = scale · dO Sᵀ,   d(Q ⊙ K) = scale · dO Vᵀ for j <= i,   dK̂ = V dS'ᵀ
     d(F∘B) = W H + T dK̂,   d(Q ⊙ B) = dQ̂ Wᵀ + d(Q ⊙ K) Tᵀ
@@ -129,10 +129,35 @@ def _pairs(
 
 
 @tkc.jit
-def _combine(
+def _combine_reads(
     q,
-    k,
     a,
+    g,
+    starts,
+    asked,
+    inverses,
+    asking,
+    reading,
+    C: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    """asking: Q̂; reading: W."""
+    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    q, a, g, asked, inverses, asking, reading = (
+        sequence(x, starts, z) for x in (q, a, g, asked, inverses, asking, reading)
+    )
+    if t < g.shape[0]:
+        total, before, _ = _totals(g, t, head, C, K)
+        inverse = _rows(inverses, t, head, C, C)
+        apart = tkc.dot(inverse, scaled(_rows(a, t, head, C, K), tkc.exp2(before))).to(q.dtype)
+        _put(reading, t, head, apart)
+        queries = _rows(q, t, head, C, K).to(tkc.float32) * tkc.exp2(total)
+        _put(asking, t, head, tkc.dot(_rows(asked, t, head, C, C), apart, queries))
+
+
+@tkc.jit
+def _combine_writes(
+    k,
     b,
     g,
     starts,
@@ -140,8 +165,6 @@ def _combine(
     asked,
     read,
     inverses,
-    asking,
-    reading,
     writing,
     erasing,
     scores,
@@ -151,33 +174,27 @@ def _combine(
     C: tkc.constexpr,
     K: tkc.constexpr,
 ):
-    """asking: Q̂; reading: W; writing: K̂; erasing: F∘B; scores: what is multiplied by V; solved:
-    T; ends: the logarithm of each chunk's decay.
+    """writing: K̂; erasing: F∘B; scores: what is multiplied by V; solved: T; ends: the logarithm of
+    each chunk's decay.
     """
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
-    q, k, a, b, g = (sequence(x, starts, z) for x in (q, k, a, b, g))
-    seen, asked, read, inverses = (sequence(x, starts, z) for x in (seen, asked, read, inverses))
-    asking, reading, writing, erasing, scores, solved = (
-        sequence(x, starts, z) for x in (asking, reading, writing, erasing, scores, solved)
+    k, b, g, seen, asked = (sequence(x, starts, z) for x in (k, b, g, seen, asked))
+    read, inverses, writing, erasing, scores, solved = (
+        sequence(x, starts, z) for x in (read, inverses, writing, erasing, scores, solved)
     )
     if t < g.shape[0]:
-        total, before, end = _totals(g, t, head, C, K)
-        inverse, by = _rows(inverses, t, head, C, C), _rows(asked, t, head, C, C)
-        known = tkc.dot(inverse, _rows(read, t, head, C, C)).to(q.dtype)
-        apart = tkc.dot(inverse, scaled(_rows(a, t, head, C, K), tkc.exp2(before))).to(q.dtype)
-        _put(reading, t, head, apart)
-        if solved is not None:
-            _put(solved, t, head, known)
-        queries = _rows(q, t, head, C, K).to(tkc.float32) * tkc.exp2(total)
-        _put(asking, t, head, tkc.dot(by, apart, queries))
-        own = _rows(seen, t, head, C, C).to(tkc.float32)
-        _put(scores, t, head, tkc.dot(by, known, own) * scale)
+        total, _, end = _totals(g, t, head, C, K)
         down = from_end(total, end)
         erased = scaled(_rows(b, t, head, C, K), down)
         _put(erasing, t, head, erased)
         keys = _rows(k, t, head, C, K).to(tkc.float32) * down
+        known = tkc.dot(_rows(inverses, t, head, C, C), _rows(read, t, head, C, C)).to(k.dtype)
+        if solved is not None:
+            _put(solved, t, head, known)
         _put(writing, t, head, tkc.dot(known.T, erased, keys))
+        own = _rows(seen, t, head, C, C).to(tkc.float32)
+        _put(scores, t, head, tkc.dot(_rows(asked, t, head, C, C), known, own) * scale)
         tkc.store(ends[slot], (head, 0), end[None, :])
 
 
@@ -527,22 +544,11 @@ class _Call:
         inverted(lower, inverses, self.starts, self.grid)
         asking, reading, writing, erasing = (self.of_keys() for _ in range(4))
         ends = self.of_chunks()
-        _combine[self.grid](
-            *self.operands,
-            seen,
-            asked,
-            read,
-            inverses,
-            asking,
-            reading,
-            writing,
-            erasing,
-            scores,
-            solved,
-            ends,
-            self.scale,
-            **self.tiles,
-        )
+        q, k, a, b, g, starts = self.operands
+        _combine_reads[self.grid](q, a, g, starts, asked, inverses, asking, reading, **self.tiles)
+        written = writing, erasing, scores, solved, ends
+        of_pairs = seen, asked, read, inverses
+        _combine_writes[self.grid](k, b, g, starts, *of_pairs, *written, self.scale, **self.tiles)
         factors = Prepared(
             None, scores, inverses, asking, reading, writing, None, None, ends, (1, 1), erasing
         )
