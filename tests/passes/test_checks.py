@@ -162,3 +162,102 @@ def test_a_padding_tile_adds_nothing(cluster):
     c = np.zeros((n, n), np.float32)
     added_by_all[programs](a, b, c, n, cluster=cluster)
     assert (c == product(a, b).reshape(programs, n, n).sum(0) + programs).all()
+
+
+@tkc.jit
+def far_bound(x, o, n, BLOCK: tkc.constexpr):
+    i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
+    tkc.store(o.ptr + i, tkc.load(x.ptr + i, mask=i < n, other=7), mask=i < n)
+
+
+@pytest.mark.parametrize("n", [(1 << 31) + 5, 1 << 40, (1 << 31) - 1, 70])
+def test_a_bound_of_64_bits_is_compared_as_one_of_32_where_it_fits(n):
+    """Indices end where 32 bits do: no number of 32 bits is beyond all of them."""
+    x, o = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
+    far_bound[2](x, o, np.int64(n), BLOCK=64)
+    assert (o == np.where(x < n, x, 0)).all()
+
+
+@tkc.jit(pointers=True)
+def looked_up(x, b, o, ROWS: tkc.constexpr, BACK: tkc.constexpr):
+    """A product of rows at quotients: of a difference, or of a product."""
+    number, i, j = tkc.program_id(0) + 1, tkc.arange(ROWS), tkc.arange(32)
+    rows = (number * ROWS - i) // 8 if BACK else (number * 16 * i) // 16
+    values = tkc.load(x + rows[:, None] * 32 + j[None, :])
+    total = tkc.dot(values, tkc.load(b + j[:, None] * 32 + j[None, :]))
+    places = (number - 1) * ROWS + i
+    tkc.store(o + places[:, None] * 32 + j[None, :], total)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_quotients_of_differences_and_products_are_not_split_as_those_of_sums(back):
+    x, b, o = whole(64, 32), whole(32, 32, seed=1), np.zeros((64, 32), np.float32)
+    looked_up[2](x, b, o, ROWS=32, BACK=back)
+    number, i = np.arange(64) // 32 + 1, np.arange(64) % 32
+    rows = (number * 32 - i) // 8 if back else number * i
+    assert (o == product(x[rows], b)).all()
+
+
+@tkc.jit
+def chosen_rows(which, a, b, c, N: tkc.constexpr):
+    """Products of the programs that a table names, of others nothing."""
+    m = tkc.program_id(0)
+    if tkc.load(which, (m,), (None,)) > 0:
+        total = tkc.zeros((N, N))
+        for k in tkc.range(0, a.shape[1], 64):
+            left = tkc.load(a, (m * N, k), (N, 64))
+            total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+        tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent": True}, {"num_warps": 4}], ids=str)
+def test_programs_that_may_skip_their_loop(options):
+    n, programs = 64, 5
+    a, b, c = whole(programs * n, 128), whole(128, n, seed=1), np.zeros((programs * n, n), BF16)
+    which = np.array([0, 1, 0, 0, 1], np.int32)
+    chosen_rows[programs](which, a, b, c, n, **options)
+    rows = np.repeat(which, n)[:, None]
+    assert (c == (product(a, b) * rows).astype(BF16)).all()
+
+
+def test_two_programs_in_turn_are_refused_where_one_may_skip_its_loop():
+    arrays = "i32[5]", "bf16[320, 128]", "bf16[128, 64]", "bf16[320, 64]"
+    for options in ({"roles": "pingpong"}, {"programs": 2}):
+        compiled = chosen_rows.compile(*arrays, N=64, target="sm_90a", **options)
+        why = "the number of steps differs between programs"
+        assert any(why in decision for decision in compiled.decisions), compiled.decisions
+
+
+@tkc.jit
+def added_to_itself(x, y, c, N: tkc.constexpr):
+    """A block is the sum that a dot adds to, and its left operand."""
+    block = tkc.load(x, (0, 0), (N, N))
+    c_block = tkc.dot(block, tkc.load(y, (0, 0), (N, N)).T, block, precision="tf32")
+    tkc.store(c, (0, 0), c_block)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_a_block_is_an_operand_and_the_sum(target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    x, y = whole(64, 64, dtype=np.float32), whole(64, 64, dtype=np.float32, seed=1)
+    c = np.zeros((64, 64), np.float32)
+    added_to_itself[1](x, y, c, N=64)
+    assert (c == x + x @ y.T).all()
+
+
+@tkc.jit
+def counted(a, b, c, d, N: tkc.constexpr):
+    """Results of 16 bits, and sums of 32, that are whole numbers."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+    tkc.atomic_add(d, (0, 0), total.to(d.dtype))
+
+
+@pytest.mark.parametrize("n", [64, 128])
+def test_results_that_are_whole_numbers(n):
+    a, b = whole(n, 128), whole(128, n, seed=1)
+    c, d = np.zeros((n, n), np.int16), np.full((n, n), 1000, np.int32)
+    counted[1](a, b, c, d, n)
+    assert (c == product(a, b)).all() and (d == 1000 + product(a, b)).all()
