@@ -38,15 +38,10 @@ def _cross_entropy(
     values = tkc.load(logits, (row, 0), (ROWS, COLUMNS), other=-inf).to(tkc.float32)
     wanted = tkc.load(target, (row,), (ROWS,), other=IGNORE)
     inside = (wanted >= 0) & (wanted < logits.shape[1])
-    if ROWS == 1:
-        scores = logits[row, target[row]]
-    else:
-        scores = tkc.load(
-            logits.ptr
-            + ((row + tkc.arange(ROWS)) * logits.strides[0] + wanted * logits.strides[1]),
-            mask=inside & (row + tkc.arange(ROWS) < logits.shape[0]),
-        )
+    here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
     top = tkc.max(values, axis=1)
+    # of the row that is here, which blocks may share, and overwrite: none reads what another writes
+    score = tkc.max(tkc.where(here, values, -inf), axis=1)
     powers = tkc.exp2((values - top[:, None]) * LOG2E)
     total = tkc.sum(powers, axis=1)
     rest = tkc.log2(total) * LN2
@@ -54,7 +49,7 @@ def _cross_entropy(
     tkc.store(
         loss,
         (row,),
-        tkc.where(counts, tkc.where(inside, rest - (scores.to(tkc.float32) - top), inf), 0).to(
+        tkc.where(counts, tkc.where(inside, rest - (score - top), inf), 0).to(
             loss.dtype
         ),
     )
@@ -62,7 +57,6 @@ def _cross_entropy(
         tkc.store(lse, (row,), rest + top)
     if GRAD:
         factor = tkc.where(counts, scale, 0.0)
-        here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
         tkc.store(
             logits,
             (row, 0),

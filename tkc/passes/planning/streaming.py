@@ -141,7 +141,7 @@ def choose(
     ):
         for blocks in CLUSTER_SIZES if fit is None else (1,):
             if (
-                each(STREAMING_WARPS, blocks) > MAX_CLUSTER_REGISTERS
+                words // (32 * STREAMING_WARPS * blocks) > MAX_CLUSTER_REGISTERS
                 or extent % (blocks * 32 * STREAMING_WARPS * MAX_VECTOR_ELEMENTS)
                 or not (found := Shares.of(kernel, loads, STREAMING_WARPS, blocks)).streams
             ):
