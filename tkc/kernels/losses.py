@@ -49,9 +49,7 @@ def _cross_entropy(
     tkc.store(
         loss,
         (row,),
-        tkc.where(counts, tkc.where(inside, rest - (score - top), inf), 0).to(
-            loss.dtype
-        ),
+        tkc.where(counts, tkc.where(inside, rest - (score - top), inf), 0).to(loss.dtype),
     )
     if lse is not None:
         tkc.store(lse, (row,), rest + top)

@@ -4,10 +4,10 @@
     top-k    the k largest;  top-p  of those the fewest whose probabilities add up to P or more
     min-p    those at least as probable as min_p times the most probable one
 
-No row is sorted for a draw: the least element that is kept is found by cutting the interval of
-the elements' bits, which are ordered as the elements are, into four, each time with the counts, or
-masses, of what is above three bounds. Of equal elements at the boundary the first are kept. u is
-philox's of seed, row and token, so that the same seed gives the same tokens.
+No row is sorted for a draw: the least element that is kept is found by halving the interval of
+the elements' bits, which are ordered as the elements are, each time with a count and a mass of all
+that is above. Of equal elements at the boundary the first are kept. u is philox's of seed, row and
+token, so that the same seed gives the same tokens.
 
 A long row is sorted in parts, which are merged in pairs: an element's place is its place in its
 part, and how many of the other part come before it.
@@ -31,12 +31,15 @@ from tkc.kernels.arrays import (
     matrix,
     power,
 )
-from tkc.kernels.blocks import row_block
+from tkc.kernels.blocks import parts, row_block
 from tkc.kernels.operator import operator
 from tkc.kernels.selection import ordered
 
-BLOCK, MEASURED = 4096, 16384  # elements of a row at once
-INFINITE = -0x7F800001  # −∞ by its ordered bits
+BLOCK = 4096  # elements of a row at once
+DRAWN = 2048  # of a row from which a token is drawn
+# of a row, at most; elements of one, at least; of a program that finds their largest
+MAX_CHUNKS, MIN_CHUNK, CHUNKS = 4096, 16, 128
+BEYOND = 1 << 30  # a token that no row has
 LOWEST = -(1 << 31)
 # of the bits of a short float's float32 the last ones are zeros
 ZEROS = {"bfloat16": 16, "float16": 13, "float32": 0}
@@ -45,70 +48,155 @@ WHOLE = 512  # of a row that is sorted at once
 
 
 # ---- drawing -------------------------------------------------------------------------------------
-def _number_of(bits):
-    """The float32 whose ordered bits these are."""
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tkc.float32, bitcast=True)
+def _numbered(row, given, of_rows):
+    """The numbers of a row: its own where there is an array of them, else those of all."""
+    return [one if own is None else own[row] for one, own in zip(given, of_rows, strict=True)]
 
 
-def _measured(x, bounds, top, rate, COUNT, MASS, N):
-    """How many elements are each bound or more, and the mass of these, where they are asked for."""
-    counts, masses = [0 for _ in bounds], [0.0 for _ in bounds]
-    for at in tkc.range(0, x.shape[0], N):
-        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
-        there = [values >= bound for bound in bounds]
-        if COUNT:
-            counts = [n + tkc.sum(tkc.where(t, 1, 0)) for n, t in zip(counts, there, strict=True)]
-        if MASS:
-            mass = tkc.exp2((values - top) * rate)
-            masses = [
-                m + tkc.sum(tkc.where(t, mass, 0.0)) for m, t in zip(masses, there, strict=True)
-            ]
-    return counts, masses
+def _wanted(row, tokens, given, of_rows):
+    """What a row asks for: whether the largest, the factor of exponents of two, k and top-p."""
+    warmth, k, p, _ = _numbered(row, given, of_rows)
+    greedy = warmth <= 0
+    rate = tkc.where(greedy, 0.0, log2(e) / tkc.where(greedy, 1.0, warmth))
+    k = tkc.where(greedy, 1, tkc.where((k <= 0) | (k > tokens), tokens, k))
+    return greedy, rate, k, p
 
 
-def _boundary(x, lower, upper, goal, MASS, top, rate, ZERO, N):
-    """The largest number, by its ordered bits without zeros at their end, at which the mass, or
-    the count, of what is as large reaches a goal: it does at lower, and not at upper."""
+def _floor(row, top, given, of_rows):
+    """The least element of a row that min-p keeps; −∞ where there is none, or no temperature."""
+    warmth, _, _, share = _numbered(row, given, of_rows)
+    floor = top + tkc.log(tkc.maximum(share, 1e-38)) * warmth
+    return tkc.where((share > 0) & (warmth > 0), floor, -inf)
+
+
+def _tokens(chunks, at, CHUNK, N):
+    """Tokens of N places from `at` on: of the row itself, or of chunks of it, each a row."""
+    if chunks is None:
+        return at + tkc.arange(N)
+    which = tkc.load(chunks, (at // CHUNK,), (N // CHUNK,), other=BEYOND // CHUNK)
+    return which[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]
+
+
+def _extents(chunks, CHUNK, N):
+    """Of a part of what is looked at."""
+    return (N,) if chunks is None else (N // CHUNK, CHUNK)
+
+
+def _without_nan(values):
+    """As float32, NaN as the least."""
+    values = values.to(tkc.float32)
+    return tkc.where(values == values, values, -inf)
+
+
+def _part(x, chunks, at, CHUNK, N):
+    """A part of what is looked at: values, their ordered bits, their tokens."""
+    tokens = _tokens(chunks, at, CHUNK, N)
+    if chunks is None:
+        values = tkc.load(x, (at,), (N,), other=-inf)
+    else:
+        values = tkc.load(x.ptr + tokens, mask=tokens < x.shape[0], other=-inf)
+    values = _without_nan(values)
+    return values, ordered(values), tokens
+
+
+def _measure(x, chunks, least, top, rate, CHUNK, N):
+    """How many elements are `least` or more by their bits, and the mass of these."""
+    extents = _extents(chunks, CHUNK, N)
+    count, mass = tkc.zeros(extents, tkc.int32), tkc.zeros(extents)
+    for at in tkc.range(0, _length(x, chunks, CHUNK), N):
+        values, bits, tokens = _part(x, chunks, at, CHUNK, N)
+        here = (bits >= least) & (tokens < x.shape[0])
+        count = count + tkc.where(here, 1, 0)
+        mass = mass + tkc.where(here, tkc.exp2((values - top) * rate), 0.0)
+    return tkc.sum(count), tkc.sum(mass)
+
+
+def _length(x, chunks, CHUNK):
+    return x.shape[0] if chunks is None else chunks.shape[0] * CHUNK
+
+
+def _boundary(measure, low, high, all_, goal, GOAL, ZERO):
+    """The largest bits at which the count (GOAL 0) or the mass (1) of what is as large reaches a
+    goal; what was measured there, and just above. all_: what was measured at `low`, where it does;
+    high: bits of the largest.
+    """
+    lower, upper, found, above = low >> ZERO, (high >> ZERO) + 1, all_, (0, 0.0)
     while lower + 1 < upper:
-        step, good = tkc.maximum((upper >> 2) - (lower >> 2), 1), True
-        marks = [tkc.minimum(lower + i * step, upper - 1) for i in (1, 2, 3)]
-        bounds = [_number_of(mark << ZERO) for mark in marks]
-        found = _measured(x, bounds, top, rate, not MASS, MASS, N)[MASS]
-        for mark, reached in zip(marks, found, strict=True):
-            before, good = good, good & (reached >= goal)
-            upper = tkc.where(before & (reached < goal), mark, upper)
-            lower = tkc.where(good, mark, lower)
-    return lower
+        middle = (lower >> 1) + (upper >> 1) + (lower & upper & 1)  # their sum has 33 bits
+        count, mass = measure(middle << ZERO)
+        enough = mass >= goal if GOAL else count >= goal
+        lower, upper = tkc.where(enough, middle, lower), tkc.where(enough, upper, middle)
+        found = tkc.where(enough, count, found[0]), tkc.where(enough, mass, found[1])
+        above = tkc.where(enough, above[0], count), tkc.where(enough, above[1], mass)
+    return lower << ZERO, found, above
 
 
-def _about(x, lower, top, rate, ZERO, N):
-    """(count, mass) of what is `lower` or more, and of what is more, and the mass of an element
-    between."""
-    bounds = [_number_of(bits << ZERO) for bits in (lower, lower + 1)]
-    (count, more), (mass, above) = _measured(x, bounds, top, rate, True, True, N)
-    each = (mass - above) / tkc.maximum(count - more, 1).to(tkc.float32)
-    return (count, mass), (more, above), each
+def _bits(value):
+    """A number's ordered bits."""
+    return tkc.min(ordered(value + tkc.zeros((1,))))
 
 
-def _noise(seed, row, at, N):
-    """−log(−log u) of a row's tokens."""
-    which = (at // 4 + tkc.arange(N // 4)).to(tkc.int64) + (row.to(tkc.int64) << 32)
-    bits = tkc.philox(seed, which)
+def _noise(seed, row, chunks, at, CHUNK, N):
+    """−log(−log u) of tokens, four of which share what philox gives."""
+    four = None if chunks is None else CHUNK // 4
+    which = _tokens(chunks, at // 4, four, N // 4).reshape(N // 4).to(tkc.int64)
+    bits = tkc.philox(seed, which + (row.to(tkc.int64) << 32))
     a, b, c, d = ((word >> 8).to(tkc.float32) * 2.0**-24 + 2.0**-25 for word in bits)
     pairs = tkc.join(tkc.join(a, b), tkc.join(c, d)).permute(0, 2, 1)
     return -tkc.log(-tkc.log(pairs.reshape(N)))
 
 
-def _number(of_rows, row, number):
-    """A number of a row, or of all."""
-    return number if of_rows is None else of_rows[row]
+def _drawn(x, chunks, row, seed, least, ties, floor, top, rate, CHUNK, N):
+    """Of elements whose bits are above `least`, the first `ties` equal ones, and none below
+    `floor`, the one with the largest sum of logarithm and noise.
+    """
+    best, token, seen = tkc.full((N,), -inf), tkc.zeros((N,), tkc.int32), 0
+    for at in tkc.range(0, _length(x, chunks, CHUNK), N):
+        values, bits, tokens = (v.reshape(N) for v in _part(x, chunks, at, CHUNK, N))
+        here = tokens < x.shape[0]
+        equal = tkc.where((bits == least) & here, 1, 0)
+        first = seen + tkc.cumsum(equal) - equal < ties
+        kept = here & (values >= floor) & ((bits > least) | (equal > 0) & first)
+        if tkc.any(kept):
+            score = (values - top) * (rate / log2(e)) + _noise(seed, row, chunks, at, CHUNK, N)
+            score = tkc.where(kept, score, -inf)
+            token = tkc.where(score > best, tokens, token)
+            best = tkc.maximum(best, score)
+        seen = seen + tkc.sum(equal)
+    return tkc.min(tkc.where(best == tkc.max(best), token, 0x7FFFFFFF))
 
 
 @tkc.jit
-def _keep(
+def _largest_of_chunks(
     logits,
-    bounds,
-    equals,
+    maxima,
+    masses,
+    temperature,
+    temperatures,
+    CHUNK: tkc.constexpr,
+    CHUNKS: tkc.constexpr,
+):
+    """The largest element of each chunk, and the mass of all of a program beside its largest's."""
+    part, row = tkc.program_id(0), tkc.program_id(1)
+    (warmth,) = _numbered(row, [temperature], [temperatures])
+    rate = tkc.where(warmth > 0, log2(e) / tkc.where(warmth > 0, warmth, 1.0), 0.0)
+    at = part * (CHUNKS * CHUNK)
+    values = _without_nan(tkc.load(logits[row], (at,), (CHUNKS * CHUNK,), other=-inf))
+    largest = tkc.max(values.reshape(CHUNKS, CHUNK), axis=1)
+    top = tkc.max(largest)
+    shares = tkc.where(values > -inf, tkc.exp2((values - top) * rate), 0.0)
+    tkc.store(maxima[row], (part * CHUNKS,), largest)
+    tkc.store(masses[row].ptr + part, tkc.sum(shares))
+
+
+@tkc.jit
+def _candidates(
+    maxima,
+    masses,
+    chunks,
+    found,
+    masses_of_rows,
+    tokens,
     temperature,
     top_k,
     top_p,
@@ -118,68 +206,98 @@ def _keep(
     top_ps,
     min_ps,
     ZERO: tkc.constexpr,
+    CHUNKS: tkc.constexpr,
     N: tkc.constexpr,
 ):
-    """bounds: of a row the least number that is kept, the next one, the largest, what a difference
-    is multiplied by for a power of two, and what min-p keeps; equals: how many that are the least
-    are kept."""
-    row = tkc.program_id(0)
-    x, warmth = logits[row], _number(temperatures, row, temperature)
-    k, p = _number(top_ks, row, top_k), _number(top_ps, row, top_p)
-    highest = tkc.full((N,), -inf)
-    for at in tkc.range(0, x.shape[0], N):
-        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
-        highest = tkc.maximum(highest, tkc.where(values == values, values, -inf))
-    top = tkc.max(highest)
-    greedy = warmth <= 0
-    rate = tkc.where(greedy, 0.0, log2(e) / tkc.where(greedy, 1.0, warmth))
-    k = tkc.where(greedy, 1, tkc.where((k <= 0) | (k > x.shape[0]), x.shape[0], k))
-    upper = (tkc.max(ordered(highest)) >> ZERO) + 1
-    lower, ties, mass = INFINITE >> ZERO, x.shape[0], 0.0
-    if k < x.shape[0]:
-        lower = _boundary(x, lower, upper, k, False, top, rate, ZERO, N)
-    if (k < x.shape[0]) | (p < 1):
-        found, above, each = _about(x, lower, top, rate, ZERO, N)
-        ties = tkc.minimum(k - above[0], ties)
-        mass = above[1] + ties.to(tkc.float32) * each
-    if p < 1:
-        goal = tkc.maximum(p * mass, 1e-30)  # the largest is kept always
-        before, most = lower, ties
-        lower = _boundary(x, lower, upper, goal, True, top, rate, ZERO, N)
-        found, above, each = _about(x, lower, top, rate, ZERO, N)
-        needed = tkc.ceil((goal - above[1]) / tkc.where(each > 0, each, 1.0)).to(tkc.int32)
-        ties = tkc.where(lower == before, tkc.minimum(most, needed), needed)
-        ties = tkc.maximum(ties, tkc.where(above[0] == 0, 1, 0))
-    share = _number(min_ps, row, min_p)
-    floor = tkc.where(share > 0, top + tkc.log(tkc.maximum(share, 1e-38)) * warmth, -inf)
-    floor, one = tkc.where(greedy, -inf, floor), tkc.zeros((1,))
-    least = _number_of(lower << ZERO), _number_of((lower + 1) << ZERO)
-    for i, number in enumerate((*least, top, rate, floor)):
-        tkc.store(bounds[i], (row,), number + one)
-    tkc.store(equals, (row,), ties + tkc.zeros((1,), tkc.int32))
+    """The chunks of a row that have what is kept, in order; found: how many there are, and bits
+    that what is kept has at least.
+
+    Where k chunks have an element that large, k elements are; and where the largest of chunks have
+    the mass that is asked for, all that are as large have.
+    """
+    row, given = tkc.program_id(0), (temperature, top_k, top_p, min_p)
+    of_rows = temperatures, top_ks, top_ps, min_ps
+    _, rate, k, p = _wanted(row, tokens, given, of_rows)
+    values = tkc.load(maxima[row], (0,), (N,), other=-inf)
+    bits, here, top = ordered(values), tkc.arange(N) < maxima.shape[1], tkc.max(values)
+    each = tkc.where(values > -inf, tkc.exp2((values - top) * rate), 0.0)
+
+    def measure(least):
+        there = here & (bits >= least)
+        return tkc.sum(tkc.where(there, 1, 0)), tkc.sum(tkc.where(there, each, 0.0))
+
+    of_parts = tkc.max(values.reshape(N // CHUNKS, CHUNKS), axis=1)
+    scales = tkc.where(of_parts > -inf, tkc.exp2((of_parts - top) * rate), 0.0)
+    mass = tkc.sum(tkc.load(masses[row], (0,), (N // CHUNKS,)) * scales)
+    lowest, least = _bits(-inf), _bits(_floor(row, top, given, of_rows))
+    low = tkc.min(tkc.where(here, bits, 0x7FFFFFFF))
+    every, high, goal = measure(low), _bits(top), tkc.maximum(p * mass, 1e-30)
+    if k < tokens:
+        least = lowest
+        if k <= every[0]:
+            least, _, _ = _boundary(measure, low, high, every, k, 0, ZERO)
+    elif p < 1:
+        least = lowest
+        if goal <= every[1]:
+            least, _, _ = _boundary(measure, low, high, every, goal, 1, ZERO)
+    wanted = tkc.where(here & (bits >= least), 1, 0)
+    place = tkc.cumsum(wanted) - wanted
+    tkc.store(chunks[row].ptr + place, tkc.arange(N), mask=wanted > 0)
+    tkc.store(found[row].ptr, tkc.sum(wanted))
+    tkc.store(found[row].ptr + 1, least)
+    tkc.store(masses_of_rows.ptr + row, mass)
 
 
 @tkc.jit
-def _draw(logits, bounds, equals, out, seed, N: tkc.constexpr):
-    """Of what is kept, the first of equals, that with the largest sum of logarithm and noise."""
-    row = tkc.program_id(0)
-    x, ties, seen = logits[row], equals[row], 0
-    least, more, top, rate, floor = (bounds[i, row] for i in range(5))
-    best, token = tkc.full((N,), -inf), tkc.zeros((N,), tkc.int32)
-    for at in tkc.range(0, x.shape[0], N):
-        values = tkc.load(x, (at,), (N,), other=-inf).to(tkc.float32)
-        kept = (values >= more) & (values >= floor)
-        equal = (values >= least) & (values < more) & (at + tkc.arange(N) < x.shape[0])
-        if tkc.any(kept | equal):
-            equal = tkc.where(equal, 1, 0)
-            first = seen + tkc.cumsum(equal) - equal < ties
-            kept = kept | ((equal > 0) & first & (values >= floor))
-            score = (values - top) * (rate / log2(e)) + _noise(seed, row, at, N)
-            score = tkc.where(kept, score, -inf)
-            token = tkc.where(score > best, at + tkc.arange(N), token)
-            best = tkc.maximum(best, score)
-            seen = seen + tkc.sum(equal)
-    token = tkc.min(tkc.where(best == tkc.max(best), token, 0x7FFFFFFF))
+def _sample(
+    logits,
+    out,
+    chunks,
+    found,
+    masses,
+    seed,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    ZERO: tkc.constexpr,
+    CHUNK: tkc.constexpr,
+    N: tkc.constexpr,
+):
+    row, given = tkc.program_id(0), (temperature, top_k, top_p, min_p)
+    of_rows = temperatures, top_ks, top_ps, min_ps
+    x, looked_at = logits[row], None if chunks is None else chunks[row, : found[row, 0]]
+    greedy, rate, k, p = _wanted(row, x.shape[0], given, of_rows)
+    highest = tkc.full(_extents(chunks, CHUNK, N), -inf)
+    for at in tkc.range(0, _length(x, looked_at, CHUNK), N):
+        highest = tkc.maximum(highest, _part(x, looked_at, at, CHUNK, N)[0])
+    top = tkc.max(highest)
+
+    def measure(least):
+        return _measure(x, looked_at, least, top, rate, CHUNK, N)
+
+    least, ties, high = _bits(-inf) if chunks is None else found[row, 1], x.shape[0], _bits(top)
+    every = measure(least)
+    mass, last = every[1] if chunks is None else masses[row], every
+    if k < x.shape[0]:
+        least, last, above = _boundary(measure, least, high, every, k, 0, ZERO)
+        ties = k - above[0]
+        each = (last[1] - above[1]) / tkc.maximum(last[0] - above[0], 1).to(tkc.float32)
+        mass = above[1] + ties.to(tkc.float32) * each
+    if p < 1:
+        goal = tkc.maximum(p * mass, 1e-30)  # the largest is kept always
+        before, most = least, ties
+        least, last, above = _boundary(measure, least, high, last, goal, 1, ZERO)
+        each = (last[1] - above[1]) / tkc.maximum(last[0] - above[0], 1).to(tkc.float32)
+        needed = tkc.ceil((goal - above[1]) / tkc.where(each > 0, each, 1.0)).to(tkc.int32)
+        ties = tkc.where(least == before, tkc.minimum(most, needed), needed)
+        ties = tkc.maximum(ties, tkc.where(above[0] == 0, 1, 0))
+    floor = _floor(row, top, given, of_rows)
+    token = _drawn(x, looked_at, row, seed, least, ties, floor, top, rate, CHUNK, N)
     tkc.store(out, (row,), token.to(out.dtype) + tkc.zeros((1,), out.dtype))
 
 
@@ -220,26 +338,51 @@ def sample(
         expect(given, (rows,), name)
     out = empty(logits, (rows,), "int64")
     yield out
-    logits, length = contiguous(logits), max(128, power(logits.shape[1]))
-    bounds, equals = empty(logits, (5, rows), "float32"), empty(logits, (rows,), "int32")
-    _keep[rows](
-        logits,
-        bounds,
-        equals,
-        float(temperature),
-        top_k,
-        float(top_p),
-        float(min_p),
-        temperatures,
-        top_ks,
-        top_ps,
-        min_ps,
-        ZERO=ZEROS[kind],
-        N=min(MEASURED, length),
+    logits, wanted = contiguous(logits), (float(temperature), top_k, float(top_p), float(min_p))
+    wanted += temperatures, top_ks, top_ps, min_ps
+    looked_at, chunk = _chosen(logits, wanted)
+    n = min(DRAWN, max(128, power(logits.shape[1])))
+    _sample[rows](logits, out, *looked_at, seed, *wanted, ZERO=ZEROS[kind], CHUNK=chunk, N=n)
+
+
+def _chosen(logits: Array, wanted: tuple) -> tuple[tuple, int]:
+    """What a draw looks at of long rows: chunks of them, how many and what is least, the mass of
+    each row; and how long a chunk is. Of short rows everything.
+    """
+    rows, tokens = logits.shape
+    if tokens <= BLOCK:
+        return (None, None, None), 1
+    chunk = max(MIN_CHUNK, power(tkc.cdiv(tokens, MAX_CHUNKS)))
+    count, parts_of_row = tkc.cdiv(tokens, chunk), tkc.cdiv(tokens, chunk * CHUNKS)
+    maxima, masses = empty(logits, (rows, count), "float32"), empty(logits, (rows,), "float32")
+    of_parts = empty(logits, (rows, parts_of_row), "float32")
+    chunks, found = empty(logits, (rows, count), "int32"), empty(logits, (rows, 2), "int32")
+    for part in parts(rows):
+        _largest_of_chunks[parts_of_row, part.stop - part.start](
+            logits[part],
+            maxima[part],
+            of_parts[part],
+            wanted[0],
+            None if wanted[4] is None else wanted[4][part],
+            CHUNK=chunk,
+            CHUNKS=CHUNKS,
+        )
+    _candidates[rows](
+        maxima,
+        of_parts,
+        chunks,
+        found,
+        masses,
+        tokens,
+        *wanted,
+        ZERO=ZEROS[dtype_of(logits)],
+        CHUNKS=CHUNKS,
+        N=max(CHUNKS, power(count)),
     )
-    _draw[rows](logits, bounds, equals, out, seed, N=min(BLOCK, length))
+    return (chunks, found, masses), chunk
 
 
+# ---- the largest ---------------------------------------------------------------------------------
 @tkc.jit
 def _argmax(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
@@ -368,14 +511,14 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> Iterator[tuple[A
         return
     n = min(SORTED, power(columns))
     height = max(1, min(power(rows), SORTED // n))
-    parts, whole = tkc.cdiv(columns, n), columns <= WHOLE
-    words: Array = None if whole else empty(x, (rows, parts * n), "int64")
-    _sort_parts[tkc.cdiv(rows, height), parts](
+    of_row, whole = tkc.cdiv(columns, n), columns <= WHOLE
+    words: Array = None if whole else empty(x, (rows, of_row * n), "int64")
+    _sort_parts[tkc.cdiv(rows, height), of_row](
         source, words, found, places, DESCENDING=descending, ROWS=height, N=n
     )
     if whole:
         return
-    other, part = empty(x, (rows, parts * n), "int64"), n
+    other, part = empty(x, (rows, of_row * n), "int64"), n
     grid = tkc.cdiv(columns, MERGED), rows
     while part < columns:
         final = 2 * part >= columns
