@@ -154,7 +154,7 @@ def coalesced(
     kept = [a for a in range(len(shape)) if a not in reduced]
     for axis in sorted(kept, key=lambda a: -shape[a]):
         room = -(-shape[axis] // (vector if axis == order[0] else 1))
-        while left % 2 == 0 and 2 * units[axis] <= room:
+        while left % 2 == 0 and room % (2 * units[axis]) == 0:
             units[axis] *= 2
             left //= 2
     for axis in sorted(reduced, key=order.index):

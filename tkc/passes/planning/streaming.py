@@ -33,7 +33,7 @@ from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
 from tkc.ir.target import LINE, Target
-from tkc.ir.types import TileType
+from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access
@@ -86,6 +86,7 @@ SCALAR_REGISTERS = 8  # of addresses, masks, counters
 ADDRESS_REGISTERS = 2
 MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
 MAX_VECTOR_ELEMENTS = 16  # of bytes
+VECTOR_BYTES = 16
 RESERVED_SHARED_BYTES = 2048  # for reductions
 L2_FETCH_BYTES = 256  # that the L2 cache requests from memory at once, at most
 CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "fmin", "any", "all", "xor")
@@ -142,7 +143,7 @@ def choose(
         for blocks in CLUSTER_SIZES if fit is None else (1,):
             if (
                 words // (32 * STREAMING_WARPS * blocks) > MAX_CLUSTER_REGISTERS
-                or extent % (blocks * 32 * STREAMING_WARPS * MAX_VECTOR_ELEMENTS)
+                or not _dealt(kernel, extent, blocks, STREAMING_WARPS, _longest_vector(loads))
                 or not (found := Shares.of(kernel, loads, STREAMING_WARPS, blocks)).streams
             ):
                 continue
@@ -187,7 +188,7 @@ def choose(
                 else WARP_COUNTS[1:]
             )
             for b in ((ctas,) if ctas > 1 else CLUSTER_SIZES)
-            if extent % (b * 32 * w * 8) == 0
+            if _dealt(kernel, extent, b, w, 8)
         ]
         good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
@@ -214,6 +215,26 @@ def choose(
     )
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0), False
+
+
+def _longest_vector(loads: Sequence[tuple[Operation, LoadPlan]]) -> int:
+    """Elements of a vector of the tiles that are loaded, at most."""
+    tiles = [op.result.type for op, _ in loads if isinstance(op.result.type, TileType)]
+    return max((8 * VECTOR_BYTES // bits(element_of(t)) for t in tiles if t.size >= 1024), default=1)
+
+
+def _dealt(kernel: tile.Kernel, extent: int, blocks: int, warps: int, vector: int) -> bool:
+    """Whether all threads of so many blocks have as many vectors of long tiles: warps have rows of
+    their own as far as those deal out, and share a row then.
+    """
+    rows = [
+        tile_type(value).size // extent
+        for op in kernel.walk()
+        for value in op.results
+        if isinstance(value.type, TileType) and extent in tile_type(value).extents
+    ]
+    alone = min((n & -n for n in rows), default=1)
+    return extent % (blocks * 32 * max(1, warps // alone) * vector) == 0
 
 
 def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
