@@ -15,30 +15,46 @@ tf32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import pi, prod, sqrt
+from math import pi, sqrt
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, floats, matrix, power, same_shape
+from tkc.kernels.attention_blocks import has_wgmma
+from tkc.kernels.blocks import PROGRAMS
 from tkc.kernels.operator import operator
 
 LEAST = 256  # elements of a transform
 MOST = {True: 1 << 17, False: 1 << 14}  # of short floats, of float32
-HELD = {True: 4096, False: 512}  # that a program's registers hold
-HELD_BESIDE_SUMS = {True: 2048, False: 512}
-OF_FOUR_WARPS = {True: 1024, False: 512}
+# That a program's registers hold, and what four warps do: of short floats, of float32, and of short
+# ones where tensor cores read what all programs share in shared memory
+HELD = {True: 2048, False: 512, "wgmma": 4096}
+HELD_BESIDE_SUMS = {True: 2048, False: 512, "wgmma": 2048}
+OF_FOUR_WARPS = {True: 1024, False: 512, "wgmma": 4096}
 MIN_SIDE, SIDES = 16, (16, 64)  # of a factor; rows and columns that a program makes of it
+MIN_ROWS = {True: 64, False: 16}  # that tensor cores take best
 COLUMNS = {True: 64, False: 16}  # of a program that transforms columns
-Complex = tuple
 
 
-# ---- complex tiles: pairs of real ones -----------------------------------------------------------
-def _dot(a, b, SHORT):
-    """The product of two complex matrices."""
-    kind = tkc.float16 if SHORT else tkc.float32
-    (p, q), (r, s) = ((x.to(kind), y.to(kind)) for x, y in (a, b))
-    how = "ieee" if SHORT else "tf32x3"
-    re = tkc.dot(-q, s, tkc.dot(p, r, precision=how), precision=how)
-    return re, tkc.dot(q, r, tkc.dot(p, s, precision=how), precision=how)
+# ---- complex tiles: pairs of real ones; factors: real part, imaginary one, and that negated ------
+def _multiplied(SHORT):
+    """In what products are, and how."""
+    return (tkc.float16, "ieee") if SHORT else (tkc.float32, "tf32x3")
+
+
+def _from_left(factor, x, SHORT):
+    """factor x"""
+    (re, im, minus), (kind, how) = factor, _multiplied(SHORT)
+    r, s = (part.to(kind) for part in x)
+    real = tkc.dot(minus, s, tkc.dot(re, r, precision=how), precision=how)
+    return real, tkc.dot(im, r, tkc.dot(re, s, precision=how), precision=how)
+
+
+def _from_right(x, factor, SHORT):
+    """x factor"""
+    (re, im, minus), (kind, how) = factor, _multiplied(SHORT)
+    r, s = (part.to(kind) for part in x)
+    real = tkc.dot(s, minus, tkc.dot(r, re, precision=how), precision=how)
+    return real, tkc.dot(s, re, tkc.dot(r, im, precision=how), precision=how)
 
 
 def _times(a, b):
@@ -49,22 +65,31 @@ def _conjugate(a, wanted=True):
     return (a[0], -a[1]) if wanted else a
 
 
+def _conjugate_factor(factor, wanted=True):
+    return (factor[0], factor[2], factor[1]) if wanted else factor
+
+
 def _forward(x, factors, SHORT, CONJUGATE=False):
-    first, twist, second = (_conjugate(f, CONJUGATE) for f in factors)
-    return _dot(_times(_dot(first, x, SHORT), twist), second, SHORT)
+    """B, of the first rows of X, below which there are zeros."""
+    (first, second), twist = (
+        [_conjugate_factor(f, CONJUGATE) for f in factors[:2]],
+        _conjugate(factors[2], CONJUGATE),
+    )
+    return _from_right(_times(_from_left(first, x, SHORT), twist), second, SHORT)
 
 
 def _inverse(b, factors, SHORT):
-    first, twist, second = map(_conjugate, factors)
-    return _dot(first, _times(_dot(b, second, SHORT), twist), SHORT)
+    """The first rows of X."""
+    first, second = (_conjugate_factor(f) for f in factors[:2])
+    x = _times(_from_right(b, second, SHORT), _conjugate(factors[2]))
+    return _from_left([f.T for f in first], x, SHORT)  # F₁ is its transpose
 
 
-def _factors_of(re, im, N1, N2):
-    """F₁, T and F₂ of a program's transform."""
-    return [
-        tuple(tkc.load(t[at], (0, 0), extents) for t in (re, im))
-        for at, extents in ((0, (N1, N1)), (1, (N1, N2)), (2, (N2, N2)))
-    ]
+def _factors_of(factors, twist, R, N1, N2):
+    """F₁, of which R columns, F₂ and T of a program's transform."""
+    first = [tkc.load(factors[0, i], (0, 0), (N1, R)) for i in range(3)]
+    second = [tkc.load(factors[1, i], (0, 0), (N2, N2)) for i in range(3)]
+    return first, second, [tkc.load(twist[i], (0, 0), (N1, N2)) for i in range(2)]
 
 
 def _elements(N1, N2, pitch):
@@ -72,93 +97,119 @@ def _elements(N1, N2, pitch):
     return tkc.arange(N1)[:, None] * pitch + tkc.arange(N2)[None, :]
 
 
-def _part(x, pair, row, i, length):
-    """A row's elements i below a length, of the pair's image if there is one; else zeros."""
-    there = pair < x.shape[0]
-    source = x[tkc.where(there, pair, 0), row]
-    inside = (i < length) & there
-    return tkc.load(source.ptr + i * source.strides[0], mask=inside).to(tkc.float32)
+def _row(x, other, image, part, row):
+    """A row of the real parts of an image, or the imaginary ones, and whether there is one: of
+    every second image, or in another array.
+    """
+    if other is not None:
+        return (x, other)[part][image, row], True
+    there = 2 * image + part < x.shape[0]
+    return x[tkc.where(there, 2 * image + part, 0), row], there
 
 
-def _put_part(x, pair, row, i, length, values):
-    there = pair < x.shape[0]
-    target = x[tkc.where(there, pair, 0), row]
-    inside = (i < length) & there
-    tkc.store(target.ptr + i * target.strides[0], values.to(x.dtype), mask=inside)
+def _parts(x, other, image, row, i, length):
+    """A row's elements i below a length; zeros where there are none."""
+    found = []
+    for part in range(2):
+        source, there = _row(x, other, image, part, row)
+        inside = (i < length) & there
+        found.append(tkc.load(source.ptr + i * source.strides[0], mask=inside).to(tkc.float32))
+    return tuple(found)
+
+
+def _put_parts(x, image, row, i, length, values):
+    for part in range(2):
+        target, there = _row(x, None, image, part, row)
+        inside = (i < length) & there
+        tkc.store(target.ptr + i * target.strides[0], values[part].to(x.dtype), mask=inside)
+
+
+def _images(x):
+    return tkc.cdiv(x.shape[0], 2)
 
 
 @tkc.jit
-def _factor(re, im, n, scale, ROWS: tkc.constexpr, N: tkc.constexpr):
-    """scale exp(−2πi r c / n) of a matrix."""
-    row, column = tkc.program_id(0) * ROWS, tkc.program_id(1) * N
+def _tables(factors, twist, n1, n2, ROWS: tkc.constexpr, N: tkc.constexpr):
+    """exp(−2πi r c / n): F of n₁ over its root, T, and F of n₂."""
+    row, column, which = tkc.program_id(0) * ROWS, tkc.program_id(1) * N, tkc.program_id(2)
     r, c = (row + tkc.arange(ROWS))[:, None], (column + tkc.arange(N))[None, :]
+    n = tkc.where(which == 0, n1, tkc.where(which == 1, n1 * n2, n2))
     angle = (r * c % n).to(tkc.float32) * (-2 * pi) / n
-    tkc.store(re, (row, column), tkc.cos(angle) * scale)
-    tkc.store(im, (row, column), tkc.sin(angle) * scale)
+    re, im = tkc.cos(angle), tkc.sin(angle)
+    if which == 1:
+        tkc.store(twist[0], (row, column), re)
+        tkc.store(twist[1], (row, column), im)
+    else:
+        scale = 1 / tkc.sqrt(n.to(tkc.float32))
+        target = factors[which // 2]
+        tkc.store(target[0], (row, column), (re * scale).to(factors.dtype))
+        tkc.store(target[1], (row, column), (im * scale).to(factors.dtype))
+        tkc.store(target[2], (row, column), (-im * scale).to(factors.dtype))
 
 
 @tkc.jit
 def _filtered(
-    re,
-    im,
+    x,
     filter_re,
     filter_im,
-    t_re,
-    t_im,
-    out_re,
-    out_im,
+    factors,
+    twist,
+    out,
     length,
+    EACH: tkc.constexpr,
     CONJUGATE: tkc.constexpr,
     SHORT: tkc.constexpr,
+    R: tkc.constexpr,
     N1: tkc.constexpr,
     N2: tkc.constexpr,
 ):
-    """A complex row times its filter, both transformed, and back."""
-    row, pair, i = tkc.program_id(0), tkc.program_id(1), _elements(N1, N2, N2)
-    factors = _factors_of(t_re, t_im, N1, N2)
-    b = _forward(tuple(_part(x, pair, row, i, length) for x in (re, im)), factors, SHORT)
-    f = tuple(tkc.load(x[row], (0, 0), (N1, N2)) for x in (filter_re, filter_im))
-    y = _inverse(_times(b, _conjugate(f, CONJUGATE)), factors, SHORT)
-    _put_part(out_re, pair, row, i, length, y[0])
-    _put_part(out_im, pair, row, i, length, y[1])
+    """Complex rows times their filter, both transformed, and back."""
+    row, first, i = tkc.program_id(0), tkc.program_id(1) * EACH, _elements(R, N2, N2)
+    factors = _factors_of(factors, twist, R, N1, N2)
+    for image in tkc.range(first, tkc.minimum(first + EACH, _images(x))):
+        b = _forward(_parts(x, None, image, row, i, length), factors, SHORT)
+        f = tuple(tkc.load(v[row], (0, 0), (N1, N2)) for v in (filter_re, filter_im))
+        y = _inverse(_times(b, _conjugate(f, CONJUGATE)), factors, SHORT)
+        _put_parts(out, image, row, i, length, y)
 
 
 @tkc.jit
 def _correlated(
-    re,
-    im,
-    grad_re,
-    grad_im,
-    t_re,
-    t_im,
-    out_re,
-    out_im,
+    x,
+    grad,
+    factors,
+    twist,
+    out,
     length,
     kept,
     scale,
     SHORT: tkc.constexpr,
+    R: tkc.constexpr,
     N1: tkc.constexpr,
     N2: tkc.constexpr,
 ):
-    """What the filter's gradient is: the sum over pairs of one, conjugate, times the other."""
-    row, i, factors = tkc.program_id(0), _elements(N1, N2, N2), _factors_of(t_re, t_im, N1, N2)
+    """What the filter's gradient is: the sum over images of one, conjugate, times the other."""
+    row, i, factors = (
+        tkc.program_id(0),
+        _elements(R, N2, N2),
+        _factors_of(factors, twist, R, N1, N2),
+    )
     total = tkc.zeros((N1, N2)), tkc.zeros((N1, N2))
-    for pair in tkc.range(0, re.shape[0]):
-        x = _forward(tuple(_part(v, pair, row, i, length) for v in (re, im)), factors, SHORT)
-        parts = tuple(_part(v, pair, row, i, length) for v in (grad_re, grad_im))
-        more = _times(_conjugate(x), _forward(parts, factors, SHORT))
+    for image in tkc.range(0, _images(x)):
+        a = _forward(_parts(x, None, image, row, i, length), factors, SHORT)
+        b = _forward(_parts(grad, None, image, row, i, length), factors, SHORT)
+        more = _times(_conjugate(a), b)
         total = total[0] + more[0], total[1] + more[1]
     y = _inverse(total, factors, SHORT)
-    _put_part(out_re, 0, row, i, kept, y[0] * scale)
-    _put_part(out_im, 0, row, i, kept, y[1] * scale)
+    _put_parts(out, 0, row, i, kept, (y[0] * scale, y[1] * scale))
 
 
 @tkc.jit
 def _spectrum(
-    re,
-    im,
-    t_re,
-    t_im,
+    x,
+    other,
+    factors,
+    twist,
     out_re,
     out_im,
     length,
@@ -167,15 +218,19 @@ def _spectrum(
     CONJUGATE: tkc.constexpr,
     ORDERED: tkc.constexpr,
     SHORT: tkc.constexpr,
+    R: tkc.constexpr,
     N1: tkc.constexpr,
     N2: tkc.constexpr,
 ):
     """Transforms of rows: as a filter has them, or ORDERED as a transform gives them, where m rows
     are one.
     """
-    row, i, factors = tkc.program_id(0), _elements(N1, N2, N2), _factors_of(t_re, t_im, N1, N2)
-    x = tuple(_part(v, 0, row, i, length) for v in (re, im))
-    b = _forward(x, factors, SHORT, CONJUGATE)
+    row, i, factors = (
+        tkc.program_id(0),
+        _elements(R, N2, N2),
+        _factors_of(factors, twist, R, N1, N2),
+    )
+    b = _forward(_parts(x, other, 0, row, i, length), factors, SHORT, CONJUGATE)
     if ORDERED:
         at = (tkc.arange(N1)[:, None] + tkc.arange(N2)[None, :] * N1) * m + row % m
         for target, values in ((out_re, b[0]), (out_im, b[1])):
@@ -187,13 +242,13 @@ def _spectrum(
 
 @tkc.jit
 def _columns(
-    re,
-    im,
-    t_re,
-    t_im,
-    out_re,
-    out_im,
+    x,
+    other,
+    factors,
+    twist,
+    out,
     length,
+    EACH: tkc.constexpr,
     INVERSE: tkc.constexpr,
     CONJUGATE: tkc.constexpr,
     SHORT: tkc.constexpr,
@@ -201,88 +256,101 @@ def _columns(
     N: tkc.constexpr,
 ):
     """Columns of rows [M, inner]: transformed and twisted, or the inverse."""
-    column, row, pair = tkc.program_id(0) * N, tkc.program_id(1), tkc.program_id(2)
-    inner = t_re.shape[2]
+    column, row, first = tkc.program_id(0) * N, tkc.program_id(1), tkc.program_id(2) * EACH
+    inner = twist.shape[2]
     i = _elements(M, N, inner) + column
-    f = tuple(tkc.load(t[0], (0, 0), (M, M)) for t in (t_re, t_im))
-    twist = tuple(tkc.load(t[1], (0, column), (M, N)) for t in (t_re, t_im))
-    f, twist = (_conjugate(v, INVERSE or CONJUGATE) for v in (f, twist))
-    x = tuple(_part(v, pair, row, i, M * inner if INVERSE else length) for v in (re, im))
-    y = _dot(f, _times(x, twist), SHORT) if INVERSE else _times(_dot(f, x, SHORT), twist)
-    for target, values in ((out_re, y[0]), (out_im, y[1])):
-        _put_part(target, pair, row, i, length if INVERSE else M * inner, values)
+    f = [tkc.load(factors[0, part], (0, 0), (M, M)) for part in range(3)]
+    turn = [tkc.load(twist[part], (0, column), (M, N)) for part in range(2)]
+    f, turn = _conjugate_factor(f, INVERSE or CONJUGATE), _conjugate(turn, INVERSE or CONJUGATE)
+    for image in tkc.range(first, tkc.minimum(first + EACH, _images(out))):
+        parts = _parts(x, other, image, row, i, M * inner if INVERSE else length)
+        if INVERSE:
+            y = _from_left(f, _times(parts, turn), SHORT)
+        else:
+            y = _times(_from_left(f, parts, SHORT), turn)
+        _put_parts(out, image, row, i, length if INVERSE else M * inner, y)
 
 
 # --------------------------------------------------------------------------------------------------
 class Transform:
     """How rows of n elements, a power of two, are transformed: m columns' launch if it is more than
-    1, then n₁ x n₂ in a program. Its tables are made when it is.
+    1, then n₁ x n₂ in a program. Its tables are made when it is. Images are two arrays [1, rows,
+    elements], of real and imaginary parts, or, of conv, one of every second image each.
     """
 
-    def __init__(self, like: Array, n: int, short: bool, held: dict[bool, int]):
+    def __init__(self, like: Array, n: int, short: bool, held: dict[bool | str, int]):
         self.n, self.short = n, short
-        self.m = 1 if n <= held[short] else max(MIN_SIDE, n // held[short])
+        how = "wgmma" if short and has_wgmma(tkc.target_of(like)) else short
+        self.four_warps = OF_FOUR_WARPS[how]
+        self.m = 1 if n <= held[how] else max(MIN_SIDE, n // held[how])
         self.inner = n // self.m
-        self.n1 = 1 << (self.inner.bit_length() // 2)
+        rows = min(MIN_ROWS[short], self.inner // MIN_SIDE)
+        self.n1 = max(rows, 1 << (self.inner.bit_length() // 2))
         self.n2 = self.inner // self.n1
-        self.like = like
-        self.inside = self._tables(self.n1, self.n2, 3)
-        self.around = self._tables(self.m, self.inner, 2) if self.m > 1 else None
+        self.like, self.kind = like, "float16" if short else "float32"
+        self.inside = self._tables(self.n1, self.n2, 3, max(self.n1, self.n2))
+        self.around = self._tables(self.m, self.inner, 2, self.m) if self.m > 1 else None
 
-    def _tables(self, rows: int, columns: int, count: int) -> tuple[Array, Array]:
-        """F of `rows`, the twist, and F of `columns`, in one array each part."""
-        side = max(rows, columns)
-        found = tuple(empty(self.like, (count, rows, side), "float32") for _ in range(2))
-        shapes = ((rows, rows), (rows, columns), (columns, columns))[:count]
-        for at, (r, c) in enumerate(shapes):
-            n, scale = (rows * columns, 1.0) if at == 1 else (r, 1 / sqrt(r))
-            parts = (t[at, :r, :c] for t in found)
-            _factor[tkc.cdiv(r, SIDES[0]), tkc.cdiv(c, SIDES[1])](
-                *parts, n, scale, ROWS=SIDES[0], N=SIDES[1]
-            )
-        return found
+    def _tables(self, rows: int, columns: int, count: int, side: int) -> tuple[Array, Array]:
+        """F of `rows` and of `columns` (not of 2 tables), each with the imaginary part negated once
+        more; and the twist.
+        """
+        factors = empty(self.like, (count - 1, 3, side, side), self.kind)
+        twist = empty(self.like, (2, rows, columns), "float32")
+        of = tkc.cdiv(max(rows, side), SIDES[0]), tkc.cdiv(max(columns, side), SIDES[1])
+        _tables[*of, count](factors, twist, rows, columns, ROWS=SIDES[0], N=SIDES[1])
+        return factors, twist
 
-    @property
-    def options(self) -> dict:
-        """Of a program that holds rows."""
-        warps = {"num_warps": 8} if self.inner > OF_FOUR_WARPS[self.short] else {}
-        return {"SHORT": self.short, "N1": self.n1, "N2": self.n2, **warps}
+    def options(self, held: int, looped: bool = False) -> dict:
+        """Of a program that has rows, of which so many elements are not zero. looped: it does
+        nothing but transform one after the other.
+        """
+        most = self.four_warps if looped else OF_FOUR_WARPS[self.short]
+        warps = {"num_warps": 8} if self.inner > most else {}
+        rows = min(self.n1, max(MIN_ROWS[self.short], power(tkc.cdiv(held, self.n2))))
+        return {"SHORT": self.short, "R": rows, "N1": self.n1, "N2": self.n2, **warps}
 
-    def cut(self, parts: Complex, length: int, conjugate: bool = False) -> tuple[Complex, int]:
-        """Rows [images, rows, elements] of a program's length, and how many elements they have."""
+    def cut(
+        self, x: Array, other: Array | None, length: int, conjugate: bool = False
+    ) -> tuple[Array, Array | None, int]:
+        """Images [images, rows, elements] of a program's length, and how many elements of a row are
+        not zero.
+        """
         if self.m == 1:
-            return parts, length
-        images, rows = parts[0].shape[:2]
-        made = tuple(empty(self.like, (images, rows, self.n), "float32") for _ in range(2))
-        self._columns(parts, made, length, False, conjugate)
-        return tuple(self.rows_of(v) for v in made), self.inner
+            return x, other, length
+        images = x.shape[0] if other is None else 2 * x.shape[0]
+        made = self.made(images, x.shape[1])
+        whole = made.reshape((made.shape[0], x.shape[1], self.n))
+        self._columns((x, other), whole, length, False, conjugate)
+        return made, None, self.inner
 
-    def joined(self, parts: Complex, out: Complex, length: int) -> None:
+    def joined(self, images: Array, out: Array, length: int) -> None:
         """The inverse, into rows of the results."""
-        images, rows = parts[0].shape[0], parts[0].shape[1] // self.m
-        whole = tuple(v.reshape((images, rows, self.n)) for v in parts)
-        self._columns(whole, out, length, True, False)
+        whole = images.reshape((images.shape[0], images.shape[1] // self.m, self.n))
+        self._columns((whole, None), out, length, True, False)
 
-    def rows_of(self, whole: Array) -> Array:
-        """Rows of programs of whole rows."""
-        images, rows = whole.shape[:2]
-        return whole.reshape((images, rows * self.m, self.inner))
-
-    def made(self, images: int, rows: int) -> Complex:
-        """Rows of programs that are joined later."""
-        shape = (images, rows * self.m, self.inner)
-        return tuple(empty(self.like, shape, "float32") for _ in range(2))
+    def made(self, images: int, rows: int) -> Array:
+        """Rows of programs of whole rows, for an even number of images."""
+        return empty(self.like, (images + images % 2, rows * self.m, self.inner), self.kind)
 
     def _columns(
-        self, parts: Complex, out: Complex, length: int, inverse: bool, conjugate: bool
+        self,
+        images: tuple[Array, Array | None],
+        out: Array,
+        length: int,
+        inverse: bool,
+        conjugate: bool,
     ) -> None:
         assert self.around is not None
-        (images, rows), columns = out[0].shape[:2], COLUMNS[self.short]
-        _columns[tkc.cdiv(self.inner, columns), rows, images](
-            *parts,
+        columns, rows = COLUMNS[self.short], out.shape[1]
+        strips = tkc.cdiv(self.inner, columns)
+        each, parts = _share(tkc.cdiv(out.shape[0], 2), strips * rows)
+        _columns[strips, rows, parts](
+            *images,
             *self.around,
-            *out,
+            out,
             length,
+            EACH=each,
             INVERSE=inverse,
             CONJUGATE=conjugate,
             SHORT=self.short,
@@ -290,13 +358,14 @@ class Transform:
             N=columns,
         )
 
-    def spectrum(self, rows: Array, length: int) -> Complex:
+    def spectrum(self, rows: Array, length: int) -> tuple[Array, Array]:
         """Of filters [rows, length], as programs multiply them."""
-        parts, held = self.cut((rows[None], rows[None][:0]), length)
-        count = parts[0].shape[1]
+        x, other, held = self.cut(rows[None], None, length)
+        count = x.shape[1]
         out = tuple(empty(self.like, (count, self.n1, self.n2), "float32") for _ in range(2))
         _spectrum[count](
-            *parts,
+            x,
+            other,
             *self.inside,
             *out,
             held,
@@ -304,14 +373,17 @@ class Transform:
             self.m,
             CONJUGATE=False,
             ORDERED=False,
-            **self.options,
+            **self.options(held),
         )
-        return out
+        return out[0], out[1]
 
 
-def _pairs(x: Array) -> Complex:
-    """Every second image as the real part, the others as the imaginary one."""
-    return x[0::2], x[1::2]
+def _share(images: int, programs: int) -> tuple[int, int]:
+    """How many images a program has one after the other, of so many programs for each, and in how
+    many parts they then come: tables are read once for each part.
+    """
+    each = tkc.cdiv(images, min(images, tkc.cdiv(2 * PROGRAMS, programs)))
+    return each, tkc.cdiv(images, each)
 
 
 def _checked(u: Array, k: Array, causal: bool) -> int:
@@ -357,14 +429,21 @@ def _convolve(u: Array, k: Array, out: Array, n: int, conjugate: bool) -> None:
     """Launches a convolution, or the correlation that is the gradient of u."""
     how, length = Transform(u, n, dtype_of(u) != "float32", HELD), u.shape[2]
     spectrum = how.spectrum(k, k.shape[1])
-    parts, held = how.cut(_pairs(u), length)
-    images, rows = parts[0].shape[:2]
-    results = _pairs(out) if how.m == 1 else how.made(images, u.shape[1])
-    _filtered[rows, images](
-        *parts, *spectrum, *how.inside, *results, held, CONJUGATE=conjugate, **how.options
+    x, _, held = how.cut(u, None, length)
+    result = out if how.m == 1 else how.made(u.shape[0], u.shape[1])
+    each, parts = _share(tkc.cdiv(u.shape[0], 2), x.shape[1])
+    _filtered[x.shape[1], parts](
+        x,
+        *spectrum,
+        *how.inside,
+        result,
+        held,
+        EACH=each,
+        CONJUGATE=conjugate,
+        **how.options(held, True),
     )
     if how.m > 1:
-        how.joined(results, _pairs(out), length)
+        how.joined(result, out, length)
 
 
 @operator
@@ -381,21 +460,14 @@ def fft_conv_backward(
     grad, u = contiguous(grad), contiguous(u)
     _convolve(grad, contiguous(k), du, n, True)
     how, length = Transform(u, n, dtype_of(u) != "float32", HELD_BESIDE_SUMS), u.shape[2]
-    (parts, held), (grads, _) = (how.cut(_pairs(x), length) for x in (u, grad))
-    rows, scale = parts[0].shape[1], sqrt(n)
+    (x, _, held), (g, _, _) = (how.cut(v, None, length) for v in (u, grad))
     whole = dk[None]
-    results = (whole, whole[:0]) if how.m == 1 else how.made(1, u.shape[1])
-    kept = min(held, k.shape[1]) if how.m == 1 else held
-    _correlate(how, (parts, grads, results), rows, (held, kept), scale)
+    result, kept = (whole, k.shape[1]) if how.m == 1 else (how.made(1, u.shape[1]), held)
+    _correlated[x.shape[1]](
+        x, g, *how.inside, result, held, kept, sqrt(n), **how.options(max(held, kept))
+    )
     if how.m > 1:
-        how.joined(results, (whole, whole[:0]), k.shape[1])
-
-
-def _correlate(
-    how: Transform, arrays: tuple, rows: int, lengths: tuple[int, int], scale: float
-) -> None:
-    parts, grads, results = arrays
-    _correlated[rows](*parts, *grads, *how.inside, *results, *lengths, scale, **how.options)
+        how.joined(result, whole, k.shape[1])
 
 
 @fft_conv.backward(saves="u k causal")
@@ -424,14 +496,14 @@ def fft(
     out = tuple(empty(real, real.shape, "float32") for _ in range(2))
     yield out
     rows = matrix(contiguous(real))[None]
-    other = rows[:0] if imaginary is None else matrix(contiguous(imaginary))[None]
+    other = None if imaginary is None else matrix(contiguous(imaginary))[None]
     if not rows.shape[1]:
         return
     how = Transform(rows, n, dtype_of(real) != "float32", HELD)
-    parts, held = how.cut((rows, other), n, inverse)
-    count = prod(parts[0].shape[:2])
-    _spectrum[count](
-        *parts,
+    x, other, held = how.cut(rows, other, n, inverse)
+    _spectrum[x.shape[1]](
+        x,
+        other,
         *how.inside,
         *(matrix(v) for v in out),
         held,
@@ -439,5 +511,5 @@ def fft(
         how.m,
         CONJUGATE=inverse,
         ORDERED=True,
-        **how.options,
+        **how.options(held),
     )
