@@ -38,10 +38,15 @@ def _cross_entropy(
     values = tkc.load(logits, (row, 0), (ROWS, COLUMNS), other=-inf).to(tkc.float32)
     wanted = tkc.load(target, (row,), (ROWS,), other=IGNORE)
     inside = (wanted >= 0) & (wanted < logits.shape[1])
-    here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
+    if ROWS == 1:
+        scores = logits[row, target[row]]
+    else:
+        scores = tkc.load(
+            logits.ptr
+            + ((row + tkc.arange(ROWS)) * logits.strides[0] + wanted * logits.strides[1]),
+            mask=inside & (row + tkc.arange(ROWS) < logits.shape[0]),
+        )
     top = tkc.max(values, axis=1)
-    # of the row that is here, which blocks may share, and overwrite: none reads what another writes
-    score = tkc.max(tkc.where(here, values, -inf), axis=1)
     powers = tkc.exp2((values - top[:, None]) * LOG2E)
     total = tkc.sum(powers, axis=1)
     rest = tkc.log2(total) * LN2
@@ -49,19 +54,18 @@ def _cross_entropy(
     tkc.store(
         loss,
         (row,),
-        tkc.where(counts, tkc.where(inside, rest - (score - top), inf), 0).to(loss.dtype),
+        tkc.where(counts, tkc.where(inside, rest - (scores.to(tkc.float32) - top), inf), 0).to(
+            loss.dtype
+        ),
     )
     if lse is not None:
         tkc.store(lse, (row,), rest + top)
     if GRAD:
         factor = tkc.where(counts, scale, 0.0)
-        tkc.store(
-            logits,
-            (row, 0),
-            (powers * (factor / total)[:, None] - tkc.where(here, factor[:, None], 0.0)).to(
-                logits.dtype
-            ),
-        )
+        place = tkc.where(inside, wanted, -1).to(tkc.int32)
+        here = tkc.arange(COLUMNS)[None, :] == place[:, None]
+        slopes = powers * (factor / total)[:, None] - tkc.where(here, factor[:, None], 0.0)
+        tkc.store(logits, (row, 0), slopes.to(logits.dtype))
 
 
 @tkc.jit

@@ -7,7 +7,9 @@
 No row is sorted for a draw: the least element that is kept is found by halving the interval of
 the elements' bits, which are ordered as the elements are, each time with a count and a mass of all
 that is above. Of equal elements at the boundary the first are kept. u is philox's of seed, row and
-token, so that the same seed gives the same tokens.
+token, so that the same seed gives the same tokens. Of a long row, all programs find the largest
+element of each chunk first: what k chunks have, or chunks of the mass that is asked for, bounds
+from below what is kept, and only chunks that reach it are looked at.
 
 A long row is sorted in parts, which are merged in pairs: an element's place is its place in its
 part, and how many of the other part come before it.
@@ -88,7 +90,12 @@ def _without_nan(values):
     return tkc.where(values == values, values, -inf)
 
 
-def _part(x, chunks, at, CHUNK, N):
+def _ordered(values, ZERO):
+    """Their bits in order; ZERO last ones, which say nothing, are zeros in negative ones too."""
+    return (ordered(values) >> ZERO) << ZERO
+
+
+def _part(x, chunks, at, ZERO, CHUNK, N):
     """A part of what is looked at: values, their ordered bits, their tokens."""
     tokens = _tokens(chunks, at, CHUNK, N)
     if chunks is None:
@@ -96,15 +103,15 @@ def _part(x, chunks, at, CHUNK, N):
     else:
         values = tkc.load(x.ptr + tokens, mask=tokens < x.shape[0], other=-inf)
     values = _without_nan(values)
-    return values, ordered(values), tokens
+    return values, _ordered(values, ZERO), tokens
 
 
-def _measure(x, chunks, least, top, rate, CHUNK, N):
+def _measure(x, chunks, least, top, rate, ZERO, CHUNK, N):
     """How many elements are `least` or more by their bits, and the mass of these."""
     extents = _extents(chunks, CHUNK, N)
     count, mass = tkc.zeros(extents, tkc.int32), tkc.zeros(extents)
     for at in tkc.range(0, _length(x, chunks, CHUNK), N):
-        values, bits, tokens = _part(x, chunks, at, CHUNK, N)
+        values, bits, tokens = _part(x, chunks, at, ZERO, CHUNK, N)
         here = (bits >= least) & (tokens < x.shape[0])
         count = count + tkc.where(here, 1, 0)
         mass = mass + tkc.where(here, tkc.exp2((values - top) * rate), 0.0)
@@ -131,9 +138,9 @@ def _boundary(measure, low, high, all_, goal, GOAL, ZERO):
     return lower << ZERO, found, above
 
 
-def _bits(value):
+def _bits(value, ZERO):
     """A number's ordered bits."""
-    return tkc.min(ordered(value + tkc.zeros((1,))))
+    return tkc.min(_ordered(value + tkc.zeros((1,)), ZERO))
 
 
 def _noise(seed, row, chunks, at, CHUNK, N):
@@ -146,13 +153,13 @@ def _noise(seed, row, chunks, at, CHUNK, N):
     return -tkc.log(-tkc.log(pairs.reshape(N)))
 
 
-def _drawn(x, chunks, row, seed, least, ties, floor, top, rate, CHUNK, N):
+def _drawn(x, chunks, row, seed, least, ties, floor, top, rate, ZERO, CHUNK, N):
     """Of elements whose bits are above `least`, the first `ties` equal ones, and none below
     `floor`, the one with the largest sum of logarithm and noise.
     """
     best, token, seen = tkc.full((N,), -inf), tkc.zeros((N,), tkc.int32), 0
     for at in tkc.range(0, _length(x, chunks, CHUNK), N):
-        values, bits, tokens = (v.reshape(N) for v in _part(x, chunks, at, CHUNK, N))
+        values, bits, tokens = (v.reshape(N) for v in _part(x, chunks, at, ZERO, CHUNK, N))
         here = tokens < x.shape[0]
         equal = tkc.where((bits == least) & here, 1, 0)
         first = seen + tkc.cumsum(equal) - equal < ties
@@ -219,7 +226,7 @@ def _candidates(
     of_rows = temperatures, top_ks, top_ps, min_ps
     _, rate, k, p = _wanted(row, tokens, given, of_rows)
     values = tkc.load(maxima[row], (0,), (N,), other=-inf)
-    bits, here, top = ordered(values), tkc.arange(N) < maxima.shape[1], tkc.max(values)
+    bits, here, top = _ordered(values, ZERO), tkc.arange(N) < maxima.shape[1], tkc.max(values)
     each = tkc.where(values > -inf, tkc.exp2((values - top) * rate), 0.0)
 
     def measure(least):
@@ -229,9 +236,9 @@ def _candidates(
     of_parts = tkc.max(values.reshape(N // CHUNKS, CHUNKS), axis=1)
     scales = tkc.where(of_parts > -inf, tkc.exp2((of_parts - top) * rate), 0.0)
     mass = tkc.sum(tkc.load(masses[row], (0,), (N // CHUNKS,)) * scales)
-    lowest, least = _bits(-inf), _bits(_floor(row, top, given, of_rows))
+    lowest, least = _bits(-inf, ZERO), _bits(_floor(row, top, given, of_rows), ZERO)
     low = tkc.min(tkc.where(here, bits, 0x7FFFFFFF))
-    every, high, goal = measure(low), _bits(top), tkc.maximum(p * mass, 1e-30)
+    every, high, goal = measure(low), _bits(top, ZERO), tkc.maximum(p * mass, 1e-30)
     if k < tokens:
         least = lowest
         if k <= every[0]:
@@ -274,13 +281,14 @@ def _sample(
     greedy, rate, k, p = _wanted(row, x.shape[0], given, of_rows)
     highest = tkc.full(_extents(chunks, CHUNK, N), -inf)
     for at in tkc.range(0, _length(x, looked_at, CHUNK), N):
-        highest = tkc.maximum(highest, _part(x, looked_at, at, CHUNK, N)[0])
+        highest = tkc.maximum(highest, _part(x, looked_at, at, ZERO, CHUNK, N)[0])
     top = tkc.max(highest)
 
     def measure(least):
-        return _measure(x, looked_at, least, top, rate, CHUNK, N)
+        return _measure(x, looked_at, least, top, rate, ZERO, CHUNK, N)
 
-    least, ties, high = _bits(-inf) if chunks is None else found[row, 1], x.shape[0], _bits(top)
+    least = _bits(-inf, ZERO) if chunks is None else found[row, 1]
+    ties, high = x.shape[0], _bits(top, ZERO)
     every = measure(least)
     mass, last = every[1] if chunks is None else masses[row], every
     if k < x.shape[0]:
@@ -297,7 +305,7 @@ def _sample(
         ties = tkc.where(least == before, tkc.minimum(most, needed), needed)
         ties = tkc.maximum(ties, tkc.where(above[0] == 0, 1, 0))
     floor = _floor(row, top, given, of_rows)
-    token = _drawn(x, looked_at, row, seed, least, ties, floor, top, rate, CHUNK, N)
+    token = _drawn(x, looked_at, row, seed, least, ties, floor, top, rate, ZERO, CHUNK, N)
     tkc.store(out, (row,), token.to(out.dtype) + tkc.zeros((1,), out.dtype))
 
 

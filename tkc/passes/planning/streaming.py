@@ -32,6 +32,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
+from tkc.ir.rewrite import defining_slice
 from tkc.ir.target import LINE, Target
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import tile_type
@@ -89,6 +90,7 @@ MAX_VECTOR_ELEMENTS = 16  # of bytes
 VECTOR_BYTES = 16
 RESERVED_SHARED_BYTES = 2048  # for reductions
 L2_FETCH_BYTES = 256  # that the L2 cache requests from memory at once, at most
+MIN_ROW_ELEMENTS = 1024  # of a row that blocks of a cluster could share
 CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "fmin", "any", "all", "xor")
 
 
@@ -656,7 +658,7 @@ def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
         ),
         default=0,
     )
-    if extent < 1024:
+    if extent < MIN_ROW_ELEMENTS:
         return 0
     for op in ops:
         tiles = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
@@ -681,16 +683,34 @@ def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
 
 
 def _keeps_parts_apart(ops: Sequence[Operation], overlaps: Overlaps) -> bool:
-    """Whether blocks that share a program touch no memory that another of them writes: nothing
-    orders their accesses to global memory. What is written is read and written again at the same
-    place alone, where each block has the part that it wrote.
+    """Whether blocks that share a program touch no memory that another of them writes, unless a
+    reduction for which all of them meet orders the two: nothing else orders their accesses to
+    global memory. What is written is read and written again at the same place alone, where each
+    block has the part that it wrote.
     """
     accesses = [op for op in ops if isinstance(op, (tile.Load, tile.Store))]
     return all(
-        _same_place(store, other) or not may_meet(store, other, overlaps)
+        _same_place(store, other)
+        or not may_meet(store, other, overlaps)
+        or _meets_between(other, store)
         for store in accesses
         if isinstance(store, tile.Store)
         for other in accesses
+    )
+
+
+def _meets_between(load: BlockAccess, store: tile.Store) -> bool:
+    """Whether what is stored depends on a reduction of a long row behind a load: every block has
+    read before any writes.
+    """
+    block = store.parent
+    if not isinstance(load, tile.Load) or load.parent is not block or block is None:
+        return False
+    return any(
+        isinstance(op, tile.Reduce)
+        and tile_type(op.args[0]).extents[op.axis.value.data] >= MIN_ROW_ELEMENTS
+        and load.is_before_in_block(op)
+        for op in defining_slice([store.value], block)
     )
 
 
