@@ -7,10 +7,10 @@ Backward, with g = dy, or dy silu'(u), and d = g weight_c:
 
     dx = s (d − n mean(d n) − mean d),   dweight_c = Σ g n,   dbias_c = Σ g
 
-A program has a group of an image. Forward, it sums distances from what the group's first positions
-are on average, and their squares, so that one pass over the group gives both without cancellation.
-Backward, it reads the group three times; sums for weight and bias are one an image and channel,
-added up in the order of images.
+A program has a group of an image. Of a group that registers do not hold, the forward pass sums
+distances from what its first positions are on average, and their squares, so that one reading gives
+both without cancellation. Backward, it reads the group three times; sums for weight and bias are
+one an image and channel, added up in the order of images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tkc.kernels.operator import operator
 
 ELEMENTS = 4096  # of a step
 POSITIONS = 1024  # of a step, at most
-PART, SAMPLE = 1024, 16  # of the positions of a program that holds a group
+PART, SAMPLE = 1024, 16  # of the positions of a program that has a whole group
+HELD = 1 << 18  # elements of a group that registers hold
 
 
 def _of_channels(vector, first, other, CHANNELS):
@@ -69,22 +70,29 @@ def _group_norm(
     eps,
     SILU: tkc.constexpr,
     FULL: tkc.constexpr,
+    HELD: tkc.constexpr,
     CHANNELS: tkc.constexpr,
     POSITIONS: tkc.constexpr,
 ):
     image, group = tkc.program_id(1), tkc.program_id(0)
     x, out = x[image, group], out[image, group]
     first, count = group * CHANNELS, CHANNELS * x.shape[1]
-    near = tkc.load(x, (0, 0), (CHANNELS, SAMPLE)).to(tkc.float32)
-    near = tkc.sum(near, axis=(0, 1)) / (CHANNELS * tkc.minimum(x.shape[1], SAMPLE))
-    apart = tkc.load(x, (0, 0), (CHANNELS, POSITIONS)).to(tkc.float32) - near
-    if not FULL:
-        apart = tkc.where((tkc.arange(POSITIONS) < x.shape[1])[None, :], apart, 0.0)
-    mean = tkc.sum(apart, axis=(0, 1)) / count
-    square = tkc.sum(apart * apart, axis=(0, 1)) / count
-    scale = tkc.rsqrt(tkc.maximum(square - mean * mean, 0.0) + eps)
+    values = tkc.load(x, (0, 0), (CHANNELS, POSITIONS)).to(tkc.float32)
+    here = (tkc.arange(POSITIONS) < x.shape[1])[None, :]
+    if HELD:
+        mean = tkc.sum(values, axis=(0, 1)) / count
+        apart = values - mean if FULL else tkc.where(here, values - mean, 0.0)
+        square = tkc.sum(apart * apart, axis=(0, 1)) / count
+    else:
+        near = tkc.load(x, (0, 0), (CHANNELS, SAMPLE)).to(tkc.float32)
+        near = tkc.sum(near, axis=(0, 1)) / (CHANNELS * tkc.minimum(x.shape[1], SAMPLE))
+        apart = values - near if FULL else tkc.where(here, values - near, 0.0)
+        mean = tkc.sum(apart, axis=(0, 1)) / count
+        square = tkc.sum(apart * apart, axis=(0, 1)) / count
+        square, apart = tkc.maximum(square - mean * mean, 0.0), apart - mean
+    scale = tkc.rsqrt(square + eps)
     w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
-    result = (apart - mean) * (scale * w) + b
+    result = apart * (scale * w) + b
     if SILU:
         result = FUNCTIONS["silu"](result, False)
     tkc.store(out, (0, 0), result.to(out.dtype))
@@ -205,6 +213,7 @@ def group_norm(
         float(eps),
         SILU=silu,
         FULL=positions == block,
+        HELD=channels * block <= HELD,
         CHANNELS=channels,
         POSITIONS=block,
     )
