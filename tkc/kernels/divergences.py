@@ -26,6 +26,7 @@ The slopes of the second kind are made with the losses, by tkc.vjp.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import e, inf, log, log2
 from types import MappingProxyType
 
 import tkc
@@ -43,36 +44,39 @@ from tkc.kernels.blocks import strip
 from tkc.kernels.operator import operator
 
 BLOCK = 4096  # elements of a row at once
+LOG2E, LN2 = log2(e), log(2)
+LEAST, LEAST_LOG2 = 2.0**-126, -1e30  # a probability, and a logarithm whose power of two is 0
 DIVERGENCES = ("kl", "jsd", "tvd")
 
 
 # ---- distributions -------------------------------------------------------------------------------
 def _mixed(x, y, beta):
-    """(q, p, m, log m)."""
-    q, p = tkc.exp(x), tkc.exp(y)
-    m = beta * p + (1 - beta) * q
-    return q, p, m, tkc.log(tkc.where(m > 0, m, 1.0))
+    """q, p, and logarithms of base 2 of q, p and m: where a probability is 0, of a very small one,
+    which it makes nothing of.
+    """
+    a, b = (tkc.maximum(v * LOG2E, LEAST_LOG2) for v in (x, y))
+    q, p = tkc.exp2(a), tkc.exp2(b)
+    return q, p, a, b, tkc.log2(tkc.maximum(beta * p + (1 - beta) * q, LEAST))
 
 
 def _term(x, y, beta, KIND):
     """An element's part of the loss; 0 where its probability is."""
-    q, p, _, middle = _mixed(x, y, beta)
+    q, p, a, b, middle = _mixed(x, y, beta)
     if KIND == "tvd":
         return 0.5 * tkc.abs(p - q)
     if KIND == "kl":
         return tkc.where(p > 0, p * (y - x), 0.0)
-    first = tkc.where(p > 0, p * (y - middle), 0.0)
-    return beta * first + (1 - beta) * tkc.where(q > 0, q * (x - middle), 0.0)
+    return (beta * LN2 * p) * (b - middle) + ((1 - beta) * LN2 * q) * (a - middle)
 
 
 def _slope(x, y, beta, KIND):
     """The derivative of that by x."""
-    q, p, _, middle = _mixed(x, y, beta)
+    q, p, a, _, middle = _mixed(x, y, beta)
     if KIND == "tvd":
         return 0.5 * q * (tkc.where(q > p, 1.0, 0.0) - tkc.where(q < p, 1.0, 0.0))
     if KIND == "kl":
         return -p
-    return (1 - beta) * tkc.where(q > 0, q * (x - middle), 0.0)
+    return ((1 - beta) * LN2 * q) * (a - middle)
 
 
 def _reversed(x, y, KIND):
@@ -86,9 +90,9 @@ def _reversed(x, y, KIND):
 def _divergence(x, y, losses, beta, KIND: tkc.constexpr, N: tkc.constexpr):
     row, total = tkc.program_id(0), tkc.zeros((N,))
     for at in tkc.range(0, x.shape[1], N):
-        a, b = (tkc.load(v[row], (at,), (N,)).to(tkc.float32) for v in (x, y))
-        part = _reversed(a, b, "term") if KIND == "reverse" else _term(a, b, beta, KIND)
-        total = total + tkc.where(at + tkc.arange(N) < x.shape[1], part, 0.0)
+        # past the end probabilities are 0
+        a, b = (tkc.load(v[row], (at,), (N,), other=-inf).to(tkc.float32) for v in (x, y))
+        total = total + (_reversed(a, b, "term") if KIND == "reverse" else _term(a, b, beta, KIND))
     tkc.store(losses, (row,), tkc.sum(total) + tkc.zeros((1,)))
 
 
