@@ -27,9 +27,9 @@ LEAST = 256  # elements of a transform
 MOST = {True: 1 << 17, False: 1 << 14}  # of short floats, of float32
 # That a program's registers hold, and what four warps do: of short floats, of float32, and of short
 # ones where tensor cores read what all programs share in shared memory
-HELD = {True: 2048, False: 512, "wgmma": 4096}
-HELD_BESIDE_SUMS = {True: 2048, False: 512, "wgmma": 2048}
-OF_FOUR_WARPS = {True: 1024, False: 512, "wgmma": 4096}
+HELD: dict[bool | str, int] = {True: 2048, False: 512, "wgmma": 4096}
+HELD_BESIDE_SUMS: dict[bool | str, int] = {True: 2048, False: 512, "wgmma": 2048}
+OF_FOUR_WARPS: dict[bool | str, int] = {True: 1024, False: 512, "wgmma": 4096}
 MIN_SIDE, SIDES = 16, (16, 64)  # of a factor; rows and columns that a program makes of it
 MIN_ROWS = {True: 64, False: 16}  # that tensor cores take best
 COLUMNS = {True: 64, False: 16}  # of a program that transforms columns

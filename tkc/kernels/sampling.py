@@ -346,8 +346,8 @@ def sample(
         expect(given, (rows,), name)
     out = empty(logits, (rows,), "int64")
     yield out
-    logits, wanted = contiguous(logits), (float(temperature), top_k, float(top_p), float(min_p))
-    wanted += temperatures, top_ks, top_ps, min_ps
+    of_all = float(temperature), top_k, float(top_p), float(min_p)
+    logits, wanted = contiguous(logits), (*of_all, temperatures, top_ks, top_ps, min_ps)
     looked_at, chunk = _chosen(logits, wanted)
     n = min(DRAWN, max(128, power(logits.shape[1])))
     _sample[rows](logits, out, *looked_at, seed, *wanted, ZERO=ZEROS[kind], CHUNK=chunk, N=n)

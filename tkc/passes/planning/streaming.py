@@ -221,10 +221,9 @@ def choose(
 
 def _longest_vector(loads: Sequence[tuple[Operation, LoadPlan]]) -> int:
     """Elements of a vector of the tiles that are loaded, at most."""
-    tiles = [op.result.type for op, _ in loads if isinstance(op.result.type, TileType)]
-    return max(
-        (8 * VECTOR_BYTES // bits(element_of(t)) for t in tiles if t.size >= 1024), default=1
-    )
+    tiles = [op.results[0].type for op, _ in loads]
+    long = [t for t in tiles if isinstance(t, TileType) and t.size >= 1024]
+    return max((8 * VECTOR_BYTES // bits(element_of(t)) for t in long), default=1)
 
 
 def _dealt(kernel: tile.Kernel, extent: int, blocks: int, warps: int, vector: int) -> bool:
