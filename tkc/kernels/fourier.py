@@ -41,20 +41,29 @@ def _multiplied(SHORT):
     return (tkc.float16, "ieee") if SHORT else (tkc.float32, "tf32x3")
 
 
+def _signed(factor, which, part):
+    """A factor's matrix and what is multiplied with it; of one that is not there the opposite, and
+    what is multiplied negated.
+    """
+    return (factor[3 - which], -part) if factor[which] is None else (factor[which], part)
+
+
 def _from_left(factor, x, SHORT):
     """factor x"""
-    (re, im, minus), (kind, how) = factor, _multiplied(SHORT)
+    kind, how = _multiplied(SHORT)
     r, s = (part.to(kind) for part in x)
-    real = tkc.dot(minus, s, tkc.dot(re, r, precision=how), precision=how)
-    return real, tkc.dot(im, r, tkc.dot(re, s, precision=how), precision=how)
+    (minus, below), (im, beside) = _signed(factor, 2, s), _signed(factor, 1, r)
+    real = tkc.dot(minus, below, tkc.dot(factor[0], r, precision=how), precision=how)
+    return real, tkc.dot(im, beside, tkc.dot(factor[0], s, precision=how), precision=how)
 
 
 def _from_right(x, factor, SHORT):
     """x factor"""
-    (re, im, minus), (kind, how) = factor, _multiplied(SHORT)
+    kind, how = _multiplied(SHORT)
     r, s = (part.to(kind) for part in x)
-    real = tkc.dot(s, minus, tkc.dot(r, re, precision=how), precision=how)
-    return real, tkc.dot(s, re, tkc.dot(r, im, precision=how), precision=how)
+    (minus, below), (im, beside) = _signed(factor, 2, s), _signed(factor, 1, r)
+    real = tkc.dot(below, minus, tkc.dot(r, factor[0], precision=how), precision=how)
+    return real, tkc.dot(beside, im, tkc.dot(s, factor[0], precision=how), precision=how)
 
 
 def _times(a, b):
@@ -82,13 +91,21 @@ def _inverse(b, factors, SHORT):
     """The first rows of X."""
     first, second = (_conjugate_factor(f) for f in factors[:2])
     x = _times(_from_right(b, second, SHORT), _conjugate(factors[2]))
-    return _from_left([f.T for f in first], x, SHORT)  # F₁ is its transpose
+    turned = [None if f is None else f.T for f in first]  # F₁ is its transpose
+    return _from_left(turned, x, SHORT)
+
+
+def _factor_of(factor, extents):
+    """A factor's matrices; of float32, which take registers, not the negated one."""
+    found = [tkc.load(factor[i], (0, 0), extents) for i in range(2)]
+    return *found, None if factor.dtype.bits == 32 else tkc.load(factor[2], (0, 0), extents)
 
 
 def _factors_of(factors, twist, R, N1, N2):
     """F₁, of which R columns, F₂ and T of a program's transform."""
-    first = [tkc.load(factors[0, i], (0, 0), (N1, R)) for i in range(3)]
-    second = [tkc.load(factors[1, i], (0, 0), (N2, N2)) for i in range(3)]
+    first, second = (
+        _factor_of(factors[at], extents) for at, extents in ((0, (N1, R)), (1, (N2, N2)))
+    )
     return first, second, [tkc.load(twist[i], (0, 0), (N1, N2)) for i in range(2)]
 
 
@@ -259,7 +276,7 @@ def _columns(
     column, row, first = tkc.program_id(0) * N, tkc.program_id(1), tkc.program_id(2) * EACH
     inner = twist.shape[2]
     i = _elements(M, N, inner) + column
-    f = [tkc.load(factors[0, part], (0, 0), (M, M)) for part in range(3)]
+    f = _factor_of(factors[0], (M, M))
     turn = [tkc.load(twist[part], (0, column), (M, N)) for part in range(2)]
     f, turn = _conjugate_factor(f, INVERSE or CONJUGATE), _conjugate(turn, INVERSE or CONJUGATE)
     for image in tkc.range(first, tkc.minimum(first + EACH, _images(out))):
