@@ -261,3 +261,19 @@ def test_results_that_are_whole_numbers(n):
     c, d = np.zeros((n, n), np.int16), np.full((n, n), 1000, np.int32)
     counted[1](a, b, c, d, n)
     assert (c == product(a, b)).all() and (d == 1000 + product(a, b)).all()
+
+
+@tkc.jit
+def handed_on(x, BLOCK: tkc.constexpr):
+    """Every block is the one before it, plus 1: through memory."""
+    for i in tkc.range(0, x.shape[0] - BLOCK, BLOCK):
+        tkc.store(x, (i + BLOCK,), tkc.load(x, (i,), (BLOCK,)) + 1)
+
+
+@pytest.mark.parametrize("prefetch", [None, True])
+def test_a_block_is_not_fetched_ahead_of_the_store_that_makes_it(prefetch):
+    block, blocks = 1024, 4
+    x = np.zeros((blocks, block), np.float32)
+    x[0] = np.arange(block)
+    handed_on[1](x.reshape(-1), BLOCK=block, prefetch=prefetch)
+    assert (x == np.arange(block) + np.arange(blocks)[:, None]).all()
