@@ -11,7 +11,9 @@ multiplies, and two words beside one another are neighbours along k:
     word 8 g + 2 j + h of a row, bits 4 p … 4 p + 3:  k = 32 g + 16 (p // 2) + 8 (p % 2) + 2 j + h
 
 A weight is computed in float32 and rounded to x's element type, in the registers from which the
-tensor core reads its left factor: the product is taken as its transpose, W xᵀ.
+tensor core reads its left factor: the product is taken as its transpose, W xᵀ. Where scales are of
+x's element type, int4 is computed in that, two weights at a time: c - 8 is exact, and one rounding
+is left, of the same product.
 """
 
 from __future__ import annotations
@@ -44,30 +46,39 @@ MORE = (0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.3379152
 MOST = (0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
 NF4 = (*BELOW, *LITTLE, *MORE, *MOST)
 LARGEST = MappingProxyType({"int4": 7.0, "nf4": 1.0, "fp4": 6.0})
-# a float32 whose last bits count ones: 2^23
-ONES = 0x4B000000, float(1 << 23)
+# bits of a power of two whose last bits count ones, and that power
+ONES = MappingProxyType(
+    {
+        tkc.float32: (0x4B000000, 2.0**23),
+        tkc.bfloat16: (0x4300, 2.0**7),
+        tkc.float16: (0x6400, 2.0**10),
+    }
+)
 ROWS_OF_X = (16, 32, 64, 128, 256)
 ELEMENTS = 4096  # of a block that is packed or decoded
 
 
 # ---- codes and values ----------------------------------------------------------------------------
-def _codes(words, K):
-    """Codes [N, K] of words [N, K / 4]."""
+def _codes(words, K, kind):
+    """Codes [N, K] of words [N, K / 4], integers of that kind."""
     rows, g = words.shape[0], K // STEP
-    shift = 4 * tkc.arange(4).reshape(1, 1, 1, 1, 2, 2)
-    held = words.to(tkc.int32).reshape(rows, g, 4, 2)[:, :, :, :, None, None]
+    shift = (4 * tkc.arange(4)).to(kind).reshape(1, 1, 1, 1, 2, 2)
+    held = words.to(kind).reshape(rows, g, 4, 2)[:, :, :, :, None, None]
     return ((held >> shift) & 15).permute(0, 1, 4, 5, 2, 3).reshape(rows, K)
 
 
-def _count(codes):
-    """Codes as float32: their bits behind those of 2^23, from which that is taken away."""
-    return (codes | ONES[0]).to(tkc.float32, bitcast=True) - ONES[1]
+def _count(codes, zero, dtype):
+    """Codes less a number, as floats of so many bits: codes' bits behind those of a power of two,
+    from which that is taken away.
+    """
+    bits, power_of_two = ONES[dtype]
+    return (codes | bits).to(dtype, bitcast=True) - (power_of_two + zero)
 
 
-def _value(codes, KIND):
-    """What codes stand for, but for a zero point of int4."""
+def _value(codes, zero, KIND):
+    """What codes stand for, in float32; zero: of int4."""
     if KIND == "int4":
-        return _count(codes)
+        return _count(codes, zero, tkc.float32)
     if KIND == "fp4":  # exponent and fraction in their places of a float32, 2^126 too small
         size = ((codes & 7) << 22).to(tkc.float32, bitcast=True) * 2.0**126
         return tkc.where(codes >= 8, -size, size)
@@ -79,29 +90,35 @@ def _value(codes, KIND):
     return values[0]
 
 
-def _of_groups(array, n, k, BN, BK, G):
+def _of_groups(array, n, k, BN, BK, G, dtype=tkc.float32):
     """One number a row and group of a block, as a tile that broadcasts to it."""
     if G >= BK:
-        return tkc.load(array, (n, k // G), (BN, None)).to(tkc.float32)[:, None]
-    found = tkc.load(array, (n, k // G), (BN, BK // G)).to(tkc.float32)
+        return tkc.load(array, (n, k // G), (BN, None)).to(dtype)[:, None]
+    found = tkc.load(array, (n, k // G), (BN, BK // G)).to(dtype)
     return tkc.broadcast_to(found[:, :, None], (BN, BK // G, G)).reshape(BN, BK)
 
 
 def _weights(words, scales, zeros, n, k, BN, BK, G, KIND):
     """A block of W, in float32."""
-    codes = _codes(tkc.load(words, (n, k // 4), (BN, BK // 4)), BK)
-    values = _value(codes, KIND)
+    codes = _codes(tkc.load(words, (n, k // 4), (BN, BK // 4)), BK, tkc.int32)
+    values = _value(codes, 8.0 if zeros is None else 0.0, KIND)
     if zeros is not None:
         values = values - _of_groups(zeros, n, k, BN, BK, G)
-    elif KIND == "int4":
-        values = values - 8.0
     return values * _of_groups(scales, n, k, BN, BK, G)
+
+
+def _short_weights(words, scales, n, k, BN, BK, G):
+    """A block of W of int4 without zero points, in the 16-bit type of its scales."""
+    codes = _codes(tkc.load(words, (n, k // 4), (BN, BK // 4)), BK, tkc.int16)
+    values = _count(codes, 8.0, scales.dtype)
+    return values * _of_groups(scales, n, k, BN, BK, G, scales.dtype)
 
 
 def _configs(args: dict) -> list[tkc.Config]:
     """A first one for the CPU, then blocks of few and of many rows of x."""
     (m, n), k = args["y"].shape, args["x"].shape[1]
-    rows = [r for r in ROWS_OF_X if r <= max(16, power(m))][-3:]
+    # each block of rows decodes its weights anew
+    rows = [r for r in ROWS_OF_X if r <= max(16, power(m))][-2:]
     host = (min(64, power(m)), min(128, max(16, power(n))), max(STEP, min(64, power(k))))
     blocks = [(bm, bn, bk) for bm in rows for bn in (64, 128) for bk in (64, 128)]
     fit = [b for b in blocks if b[0] * b[1] <= 256 * 128]
@@ -130,7 +147,10 @@ def _packed(
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(0, x.shape[1], BK):
-        w = _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
+        if KIND == "int4" and zeros is None and scales.dtype == x.dtype != tkc.float32:
+            w = _short_weights(words, scales, n, k, BN, BK, G)
+        else:
+            w = _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
         acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.to(x.dtype).T, acc)
     if bias is not None:
         acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]

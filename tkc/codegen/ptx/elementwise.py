@@ -13,14 +13,21 @@ from typing import TypeGuard
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tkc.codegen.ptx import mathematics
+from tkc.codegen.ptx import halves, mathematics
 from tkc.codegen.ptx.access import either
 from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
 from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.coordinates import base, beyond, number
 from tkc.codegen.ptx.elements import widen_pair
 from tkc.codegen.ptx.emitter import RUNS, Emitter, emitter
-from tkc.codegen.ptx.integers import add, displaced, is_power_of_two, narrowed
+from tkc.codegen.ptx.integers import (
+    add,
+    bitwise,
+    displaced,
+    is_power_of_two,
+    narrowed,
+    quotient_by_constant,
+)
 from tkc.codegen.ptx.values import (
     Tile,
     compute_class,
@@ -37,7 +44,6 @@ from tkc.ir.ranges import Overflow, bounds, inverse
 from tkc.ir.types import (
     PointerType,
     TileType,
-    bf16,
     bits,
     element_of,
     f8e4m3,
@@ -52,7 +58,6 @@ from tkc.ir.values import defining_op, owner_op, tile_type
 
 Fusable = ew.Elementwise | ew.Select | ew.Cast | ew.PointerAdd
 MAX_GROUP_ELEMENTS = 4  # the most that share a register
-BF16_ARITHMETIC = 90  # from which capability on there are sums and products of bfloat16
 
 
 # ---- one element
@@ -211,7 +216,7 @@ def integer(
         case "not":
             return w.op(f"not.b{n}", cls, a)
         case "and" | "or" | "xor":
-            return w.op(f"{name}.b{n}", cls, a, b)
+            return bitwise(e, name, a, b, int(n))
         case "popcount" | "clz":
             return _bit_count(e, name, t, a)
         case "shl" | "shr":
@@ -265,6 +270,13 @@ def _floor_division(
     def positive(i: int, x: Integer) -> bool:
         return x > 0 if not isinstance(x, str) else i < len(value) and e.nonnegative(value[i])
 
+    if kind == "s32" and not isinstance(b, str) and b > 0 and positive(0, a):
+        found = quotient_by_constant(e, a, b)
+        return (
+            found
+            if name == "floordiv"
+            else w.op("sub.s32", cls, a, w.op("mul.lo.s32", cls, found, b))
+        )
     if kind[0] == "u" or positive(0, a) and positive(1, b):
         found = w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b)
         return _unless_zero(e, t, b, found, value)
@@ -377,8 +389,8 @@ class Run:
             if isinstance(v.type, TileType) and v not in self.results
         }
         self.fused = contracted(e, ops)
-        products = {m for m, _ in self.fused.values()}
-        self.ops = [op for op in ops if op not in products]
+        self.fields = {op: field for op in ops if (field := halves.field_of(e, op)) is not None}
+        self.ops = [op for op in ops if not self._is_within(op)]
         self.destinations = {op: e.destination(op.result) for op in self.ops}
         seen: dict[str, int] = {}
         _record_reads(e, ops[0], seen)
@@ -386,6 +398,13 @@ class Run:
             self.destinations[self.ops[0]] = None
         self.alike = {op: _alike(e, op) for op in self.ops}
         self.origins = {op: f for op in self.ops if (f := _origin(e, op)) is not None}
+
+    def _is_within(self, op: Fusable) -> bool:
+        """Whether another operation of the run computes what this one would."""
+        if any(op is product for product, _ in self.fused.values()):
+            return True
+        is_shift = any(op is field.shift for field in self.fields.values())
+        return is_shift and op.result.has_one_use()
 
     def emit(self) -> None:
         """The whole run; records what its results are."""
@@ -478,24 +497,13 @@ class Run:
             e.sums[x] = _shared_difference(e, "difference", "sub.s32", left, right), more - less
 
     def _halves(self, op: Fusable, first: int, p: int, into: str | None) -> Integer | None:
-        """Two sums, differences or products of 16-bit floats by one instruction. By way of float32,
-        which has more than twice their digits and two more, they would be rounded alike.
-        """
-        e = self.e
-        if not isinstance(op, ew.Elementwise) or op.fn.name not in ("add", "sub", "mul") or p != 2:
+        """Two elements that share a register, by one instruction if there is one."""
+        i = first // p
+        if p != 2:
             return None
-        element = tile_type(op.result).element
-        if element not in (f16, bf16) or element == bf16 and e.target.capability < BF16_ARITHMETIC:
-            return None
-        found = [self._register(v, first // p) for v in op.args]
-        pairs = [raw for raw in found if isinstance(raw, str)]
-        if len(pairs) < len(found):
-            return None
-        if element == bf16:
-            e.need("7.8")
-        name = f"{op.fn.name}.rn.{'bf16x2' if element == bf16 else 'f16x2'}"
-        raw = e.w.op(name, "b32", *pairs, into=into)
-        return raw if into else e.owned(raw)
+        if op in self.fields:
+            return self.fields[op].emit(self.e, i, into)
+        return halves.together(self.e, op, lambda v: self._register(v, i), into)
 
     def _register(self, v: SSAValue, i: int) -> Integer | None:
         """A register of a tile of which two elements share one."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.writer import Integer
 
+# (a & b) | c and (a & b) ^ c, as lop3 has them
+LUT = {"or": 0xEA, "xor": 0x6A}
+
 
 def is_power_of_two(n: int) -> bool:
     """Whether a positive number is a power of two."""
@@ -103,3 +106,32 @@ def displaced(
     if is_narrow(index) and abs(distance) < 1 << 31 and isinstance(base, str):
         return w.op("mad.wide.s32", "b64", index, distance, base)
     return add(e, base, mul(e, wide(e, index), distance, "s64"), "s64")
+
+
+def bitwise(
+    e: Emitter, name: str, a: Integer, b: Integer, width: int = 32, into: str | None = None
+) -> str:
+    """a & b, a | b or a ^ b of which one at least is in a register. What joins constant bits to
+    masked ones is one instruction: an assembler makes two of constants that both are immediate.
+    """
+    if not isinstance(a, str):
+        a, b = b, a
+    w, lasts = e.w, width == 32 and not isinstance(b, str)
+    if lasts and name in LUT and (found := w.memo(("masked", a), lambda: None)) is not None:
+        source, mask = found
+        held = w.memo(("mask", mask), lambda: w.register(mask))
+        w.emit(f"lop3.b32 {into or (into := w.new())}, {source}, {held}, {b}, {LUT[name]}")
+        return into
+    result = w.op(f"{name}.b{width}", f"b{width}", a, b, into=into)
+    if lasts and name == "and" and not {a, result} & e.coalesced:
+        w.memo(("masked", result), lambda: (a, b))
+    return result
+
+
+def quotient_by_constant(e: Emitter, a: Integer, b: int) -> str:
+    """a // b for 0 <= a < 2^31 and b > 1, which is no power of two: a product with 2^n / b, rounded
+    up, and a shift. Left to them, assemblers go by way of floats.
+    """
+    n = 31 + b.bit_length()
+    high = e.w.op("mul.hi.u32", "b32", a, -(-(1 << n) // b))
+    return e.w.op("shr.u32", "b32", high, n - 32)
