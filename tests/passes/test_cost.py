@@ -133,3 +133,9 @@ def test_what_is_asked_for_in_vain_is_said_or_refused():
     )
     with pytest.raises(CompileError, match="num_stages = 9 does not fit .* at most 4 stages do"):
         planning.plan(product(128, 256), context("sm_90a", num_stages=9))
+
+
+def test_no_raster_shares_more_where_one_axis_has_all_programs():
+    for shape in ((65536, 128, 4096), (128 * 640, 96, 4096)):
+        one, eight = (estimate(shape, (64, 128), roles="one", raster=raster) for raster in (1, 8))
+        assert eight == one

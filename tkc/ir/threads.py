@@ -476,11 +476,15 @@ class MbarrierTest(TileOperation):
         super().__init__(barriers=barriers, index=[index], parity=parity)
 
 
+ARRIVE_EACH = ("warp", "copies")
+
+
 @irdl_op_definition
 class MbarrierArrive(TileOperation):
     """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the
-    same barrier of each. each "warp": one arrival by every warp of the instance. `when`: only if
-    that holds."""
+    same barrier of each. each "warp": one arrival by every warp of the instance. each "copies": one
+    by every thread, which does not wait for it, when what it has copied by cp.async has landed.
+    `when`: only if that holds."""
 
     name = "tile.mbarrier_arrive"
     __form__ = "barriers [index] to? when?"
@@ -503,6 +507,17 @@ class MbarrierArrive(TileOperation):
         when: SSAValue | None = None,
     ):
         super().__init__(barriers=barriers, index=[index], to=to, each=each, when=when)
+
+    def verify_(self) -> None:
+        if self.each is not None:
+            check_word(self.each, ARRIVE_EACH, "unknown arrivals")
+        if self.of_copies and self.to is not None:
+            raise VerifyException("what copies arrive at is an mbarrier of their own block")
+
+    @property
+    def of_copies(self) -> bool:
+        """Whether threads arrive when their copies have landed."""
+        return self.each is not None and self.each.data == "copies"
 
 
 @irdl_op_definition

@@ -38,6 +38,8 @@ TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
 SIDE = 128  # of a block of the weights' gradient
 STRIP = 64, 64  # positions and channels of a program, of each channel by itself
 STEP = 64  # positions of a step of a sum over them
+STREAMED = 4  # parts of a program of the last wave, at most
+SHARED_BLOCK = 128 * 128  # elements of a block whose last programs are worth sharing
 
 
 @dataclass(frozen=True)
@@ -65,32 +67,52 @@ def _places(rows, grid):
 
 
 def _row(image, places, size):
-    """The row of positions in images of a size; -1 outside."""
-    inside = (places[0] >= 0) & (places[0] < size[0])
-    for at, extent in zip(places[1:], size[1:], strict=True):
-        inside = inside & (at >= 0) & (at < extent)
-    row = ((image * size[0] + places[0]) * size[1] + places[1]) * size[2] + places[2]
-    return tkc.where(inside, row, -1)
+    """The row of positions in images of a size."""
+    return ((image * size[0] + places[0]) * size[1] + places[1]) * size[2] + places[2]
 
 
-def _seen(image, places, size, t, S):
-    """The rows of what positions see through the t-th tap, and its number among the weights'."""
-    _, b, c = S.count
-    at = (t // (b * c), t // c % b, t % c)
-    seen = [
-        p * move + (i * tap + first)
-        for p, i, first, move, tap in zip(places, at, S.first, S.move, S.tap, strict=True)
-    ]
+def _inside(places, size):
+    """Whether positions are in images of a size: a negative number is a large one without sign."""
+    d, h, w = (
+        at.to(tkc.uint32) < (extent if isinstance(extent, int) else extent.to(tkc.uint32))
+        for at, extent in zip(places, size, strict=True)
+    )
+    return d & h & w
+
+
+def _digits(t, count):
+    """The taps along each axis of the t-th one. Multiplying by what 2^16 is a multiple of divides
+    numbers as small as those of taps.
+    """
+    _, b, c = count
+    by_c, by_bc = (((t * (65536 // n + 1)) >> 16) for n in (c, b * c))
+    return by_bc, by_c - by_bc * b, t - by_c * c
+
+
+def _corner(image, places, size, S):
+    """Where positions see their first taps: along each axis, and as a row, each perhaps outside."""
+    corner = [p * move + at for p, move, at in zip(places, S.move, S.first, strict=True)]
+    return corner, _row(image, corner, size)
+
+
+def _seen(corner, size, t, S):
+    """The rows of what positions see through the t-th tap, -1 outside, and its number among the
+    weights'. All that differs from one tap to the next is a step that positions share.
+    """
+    (places, row), at = corner, _digits(t, S.count)
+    step = [i * tap for i, tap in zip(at, S.tap, strict=True)]
+    inside = _inside([p + by for p, by in zip(places, step, strict=True)], size)
     number = 0
     for i, start, stride, extent in zip(at, S.start, S.stride, S.taps, strict=True):
         number = number * extent + (i * stride + start)
-    return _row(image, seen, size), number
+    return tkc.where(inside, row + _row(0, step, size), -1), number
 
 
 def _target(image, places, out, S):
-    """The rows that results of positions are."""
+    """The rows that results of positions are; -1 outside."""
     moved = zip(places, S.out_first, S.out_move, strict=True)
-    return _row(image, [p * move + first for p, first, move in moved], out)
+    at = [p * move + first for p, first, move in moved]
+    return tkc.where(_inside(at, out), _row(image, at, out), -1)
 
 
 def _finished(acc, bias, y, m, n, of, S, activation):
@@ -104,14 +126,23 @@ def _finished(acc, bias, y, m, n, of, S, activation):
     tkc.store(y, (at, n), acc.to(y.dtype))
 
 
-def _configs(args: dict) -> list[tkc.Config]:
-    """A first one for the CPU, then those of which the model takes its choice."""
+def _configs(args: dict, target: str) -> list[tkc.Config]:
+    """A first one for the CPU, then those of which the model takes its choice; of programs that
+    leave a wave unfinished, also with the last ones shared.
+    """
     w, back = args["w"], args["BACK"]
     n, k = (w.shape[2], w.shape[0]) if back else (w.shape[0], w.shape[2])
     line = max(16, min(64, power(k)))
     tiles = [(bm, bn) for bm, bn in TILES if bn <= max(64, power(n))]
     host = (64, max(16, min(64, power(n))))
-    return [tkc.Config(BM=bm, BN=bn, BK=line) for bm, bn in dict.fromkeys([host, *tiles])]
+    found = [{"BM": bm, "BN": bn, "BK": line} for bm, bn in dict.fromkeys([host, *tiles])]
+    if target != "cpu" and (machine := tkc.target(target)).wgmma:
+        places = machine.multiprocessors
+        for block in [c for c in found if c["BM"] * c["BN"] >= SHARED_BLOCK]:
+            programs = prod(_grid(args | block))
+            if programs > places and programs % places:
+                found.append(block | {"stream_k": STREAMED})
+    return [tkc.Config(**block) for block in found]
 
 
 def _grid(args: dict) -> tuple[int, int]:
@@ -147,11 +178,11 @@ def _windows(
     """Positions: a grid of gd x gh x gw; what they see: of sd x sh x sw; results: od x oh x ow."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     image, places = _places(m + tkc.arange(BM), (gd, gh, gw))
-    steps = tkc.cdiv(x.shape[1], BK)
+    corner, taps = _corner(image, places, (sd, sh, sw), S), S.count[0] * S.count[1] * S.count[2]
     acc = tkc.zeros((BM, BN))
-    for i in tkc.range(0, S.count[0] * S.count[1] * S.count[2] * steps):
-        row, tap = _seen(image, places, (sd, sh, sw), i // steps, S)
-        k = i % steps * BK
+    for i in tkc.range(0, taps * tkc.cdiv(x.shape[1], BK)):
+        row, tap = _seen(corner, (sd, sh, sw), i % taps, S)
+        k = i // taps * BK
         if BACK:
             weights = tkc.load(w, (k, tap, n), (BK, None, BN))
         else:
@@ -183,9 +214,10 @@ def _each(
     """Each channel by itself; w: [taps, channels]."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     image, places = _places(m + tkc.arange(BM), (gd, gh, gw))
+    corner = _corner(image, places, (sd, sh, sw), S)
     acc = tkc.zeros((BM, BN))
     for t in tkc.range(0, S.count[0] * S.count[1] * S.count[2]):
-        row, tap = _seen(image, places, (sd, sh, sw), t, S)
+        row, tap = _seen(corner, (sd, sh, sw), t, S)
         block = tkc.load(x, (row, n), (BM, BN)).to(tkc.float32)
         acc = acc + block * tkc.load(w, (tap, n), (None, BN)).to(tkc.float32)[None, :]
     _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
@@ -216,7 +248,7 @@ def _of_weights(
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(part * length, end, BK):
         image, places = _places(k + tkc.arange(BK), (gd, gh, gw))
-        row, _ = _seen(image, places, (sd, sh, sw), t, S)
+        row, _ = _seen(_corner(image, places, (sd, sh, sw), S), (sd, sh, sw), t, S)
         left = tkc.load(grad, (k, m), (BK, BM)).T
         acc = tkc.dot(left, tkc.load(x, (row, n), (BK, BN)), acc)
     tkc.store(parts[part, :, t], (m, n), acc)
@@ -244,7 +276,7 @@ def _of_each(
     acc = tkc.zeros((BK, BN))
     for k in tkc.range(part * length, end, BK):
         image, places = _places(k + tkc.arange(BK), (gd, gh, gw))
-        row, _ = _seen(image, places, (sd, sh, sw), t, S)
+        row, _ = _seen(_corner(image, places, (sd, sh, sw), S), (sd, sh, sw), t, S)
         g = tkc.load(grad, (k, n), (BK, BN)).to(tkc.float32)
         acc = acc + g * tkc.load(x, (row, n), (BK, BN)).to(tkc.float32)
     tkc.store(parts[part, t], (n,), tkc.sum(acc, axis=0))

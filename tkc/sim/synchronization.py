@@ -18,7 +18,7 @@ from tkc.ir.values import parent_of
 from tkc.sim.barriers import Mbarrier, ThreadBarrier
 from tkc.sim.blocks import WARP, Agent
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, INIT
-from tkc.sim.engine import Steps, Wait
+from tkc.sim.engine import Copy, Steps, Wait
 from tkc.sim.instance import Instance
 from tkc.sim.level0 import repeats, rounded, trips
 from tkc.sim.report import Violation
@@ -305,6 +305,8 @@ def mbarrier_arrive(m: Instance, op: threads.MbarrierArrive) -> Steps:
 
     def action(agent: Agent) -> Steps:
         yield None
+        if op.of_copies:
+            return _arrive_of_copies(m, agent, m.mbarrier(address, agent, op), op)
         if agent is not m.leader and not each:
             return
         for rank in targets:
@@ -317,6 +319,24 @@ def mbarrier_arrive(m: Instance, op: threads.MbarrierArrive) -> Steps:
 
     yield from m.both(op, action)
     return ()
+
+
+def _arrive_of_copies(
+    m: Instance, agent: Agent, found: Mbarrier, op: threads.MbarrierArrive
+) -> None:
+    """Arrivals of an agent's threads when its copies until now have landed."""
+    clocks, knows = m.block.cluster.clocks, agent.knows.copy()
+    copies = [*(c for group in agent.copies.closed for c in group), *agent.copies.open]
+
+    def land() -> None:
+        for _, event in copies:
+            np.maximum(knows[GENERIC], clocks.end(event)[GENERIC], out=knows[GENERIC])
+        found.arrive(knows, WARP * agent.warps, op, agent.name)
+
+    m.launch.scheduler.start(Copy(land, op, lambda: all(copy.done for copy, _ in copies)))
+    agent.copies.closed.clear()
+    agent.copies.open = []
+    agent.tick()
 
 
 def mbarrier_expect(m: Instance, op: threads.MbarrierExpect) -> Steps:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import ceil, lcm, prod
@@ -514,10 +515,13 @@ class MultiprocessorSimulation:
                     return
                 barrier = state.barriers[op.barriers][self._index(op, a)]
                 # those to whom this one arrives arrive here
-                sharing = self._blocks_of(op.to, a)
-                barrier.arrive(
-                    (max(1, a.warps // a.groups) if op.each is not None else 1) * sharing
-                )
+                count = self._blocks_of(op.to, a)
+                if op.each is not None:
+                    count *= max(1, a.warps // a.groups)
+                if op.of_copies:
+                    self._at(max(self.now, a.sending), partial(barrier.arrive, 32 * count))
+                else:
+                    barrier.arrive(count)
             case threads.MbarrierExpect():
                 if not a.group:
                     state.barriers[op.barriers][self._index(op, a)].expect(op.bytes.value.data)

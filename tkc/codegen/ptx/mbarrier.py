@@ -137,6 +137,8 @@ def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
     when = True if op.when is None else e.operand(op.when)
     if when is False:
         return
+    if op.of_copies:
+        return _arrive_of_copies(e, place(e, view, index), when)
     by_warp = op.each is not None and op.each.data == "warp" and not e.instance.single
     if op.to is None or e.cluster == (1, 1):
         return _arrive_here(e, view, index, by_warp, when)
@@ -159,6 +161,14 @@ def _arrive_here(
     at = place(e, view, index)
     with w.predicated(_both(e, first, when)):
         w.emit(f"mbarrier.arrive.shared::cta.b64 _, {at}")
+
+
+def _arrive_of_copies(e: Emitter, at: str, when: Operand) -> None:
+    """The copies' engine arrives: a thread that waited for copies would then need a fence, for
+    which those that it has issued since have to land too.
+    """
+    with e.w.predicated(when):
+        e.w.emit(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 {at}")
 
 
 def peer_base(e: Emitter, block: Integer) -> str:

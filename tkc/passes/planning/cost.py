@@ -330,8 +330,8 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     places = whole * resident
     shared = min(programs, places * per_block)
     rows = min(plan.raster * plan.cluster[0], shared) if plan.raster > 1 else shared
-    if work.grid:
-        rows = min(rows, work.grid[0])
+    if work.grid:  # where axes 1 and 2 are too short for a raster, axis 0 moves on
+        rows = min(max(rows, ceil(shared / (work.grid[1] * work.grid[2]))), work.grid[0])
     columns = ceil(shared / max(rows, 1))
     # axis 0 moves on first, axis 2 last
     layers = ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1

@@ -236,7 +236,7 @@ def _roles(
     if relaid and by_threads:  # a block has one role more, not two
         return _without_role(by_threads, program, context, plan, single)
     third = bool(relaid or by_threads)  # role, beside producer and consumers
-    streamed, undealt = _streamed(program, dots, m, parts_of_k, third, options)
+    streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(relaid), options)
     if streamed and waiting:
         streamed, undealt = 0, "programs wait for others"
     members, apart = (
@@ -985,7 +985,7 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
     reason = (
         "programs have parts already: split_k"
         if parts > 1
-        else "an operand is relaid, or copied by threads"
+        else "an operand is relaid"
         if relaid
         else undivided(program.kernel, dots)
     )

@@ -21,7 +21,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, previous_of, shared_type, terminator_of
+from tkc.ir.values import previous_of, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -47,12 +47,8 @@ PRODUCER_OPERATIONS = (
     threads.MbarrierExpect,
     threads.TmaLoad,
     threads.CpAsync,
-    threads.CpCommit,
-    threads.CpWait,
     threads.Fence,
 )
-# stages on their way by cp.async while the role asks for the next
-MAX_STAGES_IN_FLIGHT = 6
 
 
 def produce(
@@ -156,12 +152,11 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
 
 
 def copy_by_threads(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
-    """The role that copies what tensor maps do not: all its threads wait for room, copy, and say
-    when what they copied is there, several stages behind what they ask for.
+    """The role that copies what tensor maps do not: all its threads wait for room and copy; what
+    they copied says itself that it is there.
     """
     waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
-    sites = [wait for wait in waits if is_by_threads(group_of(wait)[0])]
-    for wait in sites:
+    for wait in [wait for wait in waits if is_by_threads(group_of(wait)[0])]:
         copies = group_of(wait)
         ring, head = rings[ring_of(copies[0])], copies[0]
         stage, parity = state_of(head)
@@ -174,53 +169,8 @@ def copy_by_threads(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
             )
             new.properties |= {"engine": copy.properties["engine"]}
             before(copy, new)
-        committed = before(wait, threads.CpCommit())
-        loop = wait.parent_op()
-        alone = sum(other.parent is wait.parent for other in sites) == 1
-        late = min(ring.stages - 2, MAX_STAGES_IN_FLIGHT)
-        if alone and late > 0 and isinstance(loop, scf.ForOp) and stage.owner is loop.body.block:
-            _arrive_late(loop, committed, ring, stage, late)
-        else:
-            landed = threads.CpWait(0), threads.Fence("async_shared")
-            after(committed, *landed, threads.MbarrierArrive(ring.full, stage, each="warp"))
+        before(wait, threads.MbarrierArrive(ring.full, stage, each="copies"))
     _strip(block)
-
-
-def _arrive_late(
-    loop: scf.ForOp, committed: Operation, ring: RingBarriers, stage: SSAValue, late: int
-) -> None:
-    """In each iteration the stage is there that was asked for so many iterations before; behind the
-    loop the last ones are. Readers give a stage back when they begin the next one, so a ring needs
-    two stages more than are on their way.
-    """
-    result = loop.results[index_of(stage) - 1]
-    # behind the loop first: what is asked for in it comes before
-    landed = after(loop, threads.CpWait(0))
-    end: Operation = after(landed, threads.Fence("async_shared"))
-    for back in range(late, 0, -1):
-        for op in _arrival(loop, loop.ub, ring, result, back, back - 1):
-            end = after(end, op)
-    landed = after(committed, threads.CpWait(late))
-    place: Operation = after(landed, threads.Fence("async_shared"))
-    for op in _arrival(loop, loop.body.block.args[0], ring, stage, late, late - 1):
-        place = after(place, op)
-
-
-def _arrival(
-    loop: scf.ForOp, reached: SSAValue, ring: RingBarriers, stage: SSAValue, back: int, least: int
-) -> list[Operation]:
-    """The arrival at the stage so many before, if a loop's counter has made more steps than the
-    least.
-    """
-    t = reached.type
-    passed = CLASSES["sub"](reached, loop.lb)
-    steps = tile.Constant(least, t)
-    distance = CLASSES["mul"](loop.step, steps.result)
-    begun = CLASSES["gt"](passed.result, distance.result)
-    by = tile.Constant(ring.stages - back, i32)
-    there = threads.RingNext(stage, stage, ring.stages, by.result)
-    arrive = threads.MbarrierArrive(ring.full, there.next_stage, each="warp", when=begun.result)
-    return [passed, steps, distance, begun, by, there, arrive]
 
 
 def _load(

@@ -24,6 +24,7 @@ class RingBarriers:
     empty: SSAValue
     stages: int
     read: bool  # by threads, not by dots alone
+    by_threads: bool  # that copy by cp.async
     # each program's own has no stage beside it for the next one's: it is released as soon as can
     # be
     single: bool = False
@@ -106,6 +107,7 @@ def barriers_of(
         empty,
         stages,
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
+        isinstance(copies[0], shared.CopyAsync) and is_by_threads(copies[0]),
         single,
     )
 
@@ -127,6 +129,8 @@ def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
         copies = group_of(wait)
         if ring := rings.get(ring_of(copies[0])):
             before(wait, threads.MbarrierWait(ring.full, *state_of(copies[0])))
+            if ring.by_threads:  # for dots, or for the copy to this stage that comes next
+                before(wait, threads.Fence("async_shared"))
         joined = wait.tokens[0].owner
         erase(wait)
         if isinstance(joined, shared.JoinTokens):

@@ -30,11 +30,12 @@ what lies between, and the writes:
                                    consumer:   mbarrier_wait %full2[%t] %q
 
 What tensor maps do not copy has rings that another role, the copier, fills by cp.async. All its
-threads wait for room and ask for a stage, and say that an earlier one is there:
+threads wait for room and ask for a stage, and arrive when what they copied has landed. Who waits
+for it fences it for dots:
 
-    tile.copy_async %a[…] %ring[%s] …  copier:  mbarrier_wait %empty[%s] %p ^ 1;  cp_async …
-    tile.wait_copies [%t]          ->           cp_commit;  cp_wait 4;  fence async_shared
-                                                mbarrier_arrive %full[%s − 4], each warp
+    tile.copy_async %a[…] %ring[%s] …  copier:    mbarrier_wait %empty[%s] %p ^ 1;  cp_async …
+    tile.wait_copies [%t]          ->             mbarrier_arrive %full[%s], each copies
+                                       consumer:  mbarrier_wait %full[%s] %p;  fence async_shared
 
 Where programs wait for signals, each role waits; behind a wait the producer fences what it copies.
 The roles' parts are in producing.py and consuming.py. Numbers that the producer loads for the
@@ -198,7 +199,7 @@ class _Rings:
         ring = ring_of(copies[0])
         threads_copy = is_by_threads(copies[0])
         self.by_threads |= threads_copy
-        filled = COPIER_WARPS if threads_copy else 1
+        filled = 32 * COPIER_WARPS if threads_copy else 1
         single = self.instances.is_single(ring)
         made = barriers_of(first, copies, filled, self._readers(ring), single)
         self.barriers |= dict.fromkeys(map(ring_of, copies), made)

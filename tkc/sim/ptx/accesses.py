@@ -102,6 +102,16 @@ class ThreadCopies:
                 kept.append(replace(copy, threads=rest))
         self.pending = kept
 
+    def taken(self, mask: np.ndarray) -> list[PendingCopy]:
+        """The copies that threads have not waited for, which something else will land."""
+        parts = [
+            (replace(c, threads=c.threads & on), on is mask)
+            for c in self.pending
+            for on in (mask, ~mask)
+        ]
+        self.pending = [copy for copy, mine in parts if not mine and copy.threads.any()]
+        return [copy for copy, mine in parts if mine and copy.threads.any()]
+
 
 @rule("cp.async.ca", "cp.async.cg")
 def copy(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:

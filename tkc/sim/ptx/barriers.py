@@ -4,12 +4,13 @@ give one another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tkc.sim.barriers import MAX_MBARRIER_BYTES
-from tkc.sim.ptx.accesses import place
+from tkc.sim.ptx.accesses import PendingCopy, ThreadCopies, place
 from tkc.sim.ptx.faults import Fault, Unknown, require
 from tkc.sim.ptx.kinds import KIND_BYTES
 from tkc.sim.ptx.machine import WARP, ClusterMachine, rule
@@ -222,11 +223,34 @@ def arrive(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     for barrier, who in barriers(m, i, mask, i.operands[1]):
         if "expect_tx" in i.parts:
             barrier.bytes += int(m.read(i.operands[2], "u32")[who].sum())
-        barrier.pending -= int(who.sum())
-        require(
-            barrier.pending >= 0, f"more than {barrier.count} arrivals in a phase of an mbarrier"
-        )
-        barrier.advance(m)
+        count_down(m, barrier, who)
+
+
+def count_down(m: ClusterMachine, barrier: Mbarrier, who: np.ndarray) -> None:
+    """Threads arrive."""
+    barrier.pending -= int(who.sum())
+    require(barrier.pending >= 0, f"more than {barrier.count} arrivals in a phase of an mbarrier")
+    barrier.advance(m)
+
+
+@rule("cp.async.mbarrier.arrive")
+def arrive_of_copies(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """An arrival of every thread, when the copies land that it has not waited for."""
+    if "noinc" not in i.parts:
+        raise Unknown(f"the arrival that {i.name} adds")
+    for barrier, who in barriers(m, i, mask, i.operands[0]):
+        copies = m.state_of(ThreadCopies).taken(who)
+
+        def lands(
+            barrier: Mbarrier = barrier,
+            who: np.ndarray = who,
+            copies: Sequence[PendingCopy] = copies,
+        ) -> None:
+            for copy in copies:
+                m.shared.bytes[copy.target[copy.threads]] = copy.data(copy.threads)
+            count_down(m, barrier, who)
+
+        m.landing.append(lands)
 
 
 @rule("mbarrier.complete_tx")
