@@ -13,7 +13,7 @@ from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
-from tkc.passes.planning import hopper, streaming
+from tkc.passes.planning import hopper, rings, streaming
 from tkc.passes.warpgroups import epilogue_stores
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -34,30 +34,31 @@ def found(policy: str | None, seeds: Iterable[int]) -> Failure | None:
     return None
 
 
-# where a check stands that keeps an order, what it says where it is taken out, and the policy
+# where a check stands that keeps an order, what it says where it is taken out, the policy
+# and the first seed
 CHECKS = {
-    "copies ahead of stores": (pipeline_async_copies, "source_unchanged", True, "in_place"),
-    "loads ahead of stores": (fetch_ahead, "unchanged", True, "in_place"),
-    "tensor maps of what a program wrote": (hopper, "written_before", False, "roles"),
-    "numbers looked up ahead of stores": (pipeline_async_copies, "unchanged", True, "roles"),
-    "numbers that producers look up": (hopper, "unchanged", True, "roles"),
-    "barriers between arguments": (insert_synchronization, "_stand_ins", {}, "in_place"),
-    "loads moved into a loop over parts": (fit_dots, "unseen", True, "large"),
+    "copies ahead of stores": (pipeline_async_copies, "source_unchanged", True, "in_place", 0),
+    "loads ahead of stores": (fetch_ahead, "unchanged", True, "in_place", 0),
+    "tensor maps of what a program wrote": (hopper, "written_before", False, "roles", 0),
+    "numbers looked up ahead of stores": (pipeline_async_copies, "unchanged", True, "roles", 0),
+    "numbers that producers look up": (rings, "unchanged", True, "roles", 0),
+    "barriers between arguments": (insert_synchronization, "_stand_ins", {}, "in_place", 0),
+    "loads moved into a loop over parts": (fit_dots, "unseen", True, "large", 0),
 }
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
-    module, check_, answer, policy = CHECKS[name]
+    module, check_, answer, policy, first = CHECKS[name]
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
-    failure = found(policy, range(MOST_KERNELS))
+    failure = found(policy, range(first, first + MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")
 
 
 # the same, found by campaigns: what seeds choose themselves
 FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, 7000469),
-    "rows that another warpgroup reads": (epilogue_stores, "_of_other_rows", False, 7001547),
+    "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, 7001547),
 }
 
 
@@ -68,6 +69,13 @@ def test_an_order_of_memory_that_campaigns_found(name, monkeypatch):
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(None, [seed])
     assert failure is not None and failure.kind == "Violation"
+
+
+def test_copies_by_threads_behind_a_loop_wait_for_their_own_stage():
+    """A copy behind a loop whose copies arrive late took the number of its stage for the parity of
+    its ring, and hung.
+    """
+    assert found("roles", [324]) is None
 
 
 def test_steps_below_zero(monkeypatch):

@@ -200,7 +200,7 @@ def kernels_of_the_library() -> list[JitFunction]:
     modules = [
         importlib.import_module(f"tkc.kernels.{m.name}")
         for m in pkgutil.iter_modules(tkc.kernels.__path__)
-        if m.name != "torch_ops"  # has no kernel, and needs torch
+        if m.name not in ("torch_ops", "jax_ops")  # have no kernels, and need torch and jax
     ]
     return [k for m in modules for k in vars(m).values() if isinstance(k, JitFunction)]
 

@@ -158,6 +158,6 @@ def _run(op: Operator, f: Callable, blank: Any, arguments: tuple) -> Any:
 
 
 # without leaves
-sys.modules["jax"].tree_util.register_pytree_node(
+import_module("jax").tree_util.register_pytree_node(
     _Needs, lambda x: ((), tuple(x.of.items())), lambda items, _: _Needs(dict(items))
 )
