@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import tkc
+from tkc.passes import pipeline_async_copies
+from tkc.passes.planning import rings
 
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 SIZES = pytest.mark.parametrize("n", [64, 128])
@@ -378,3 +380,77 @@ def test_a_long_row_that_is_overwritten_on_the_way(target, monkeypatch):
     overwritten_on_the_way[1](x, few, out, n)
     np.testing.assert_array_equal(out, want)
     assert (x[-8:] == 100).all() and (few[-8:] == 100).all() and (few[:8] == want[-16:-8] + 8).all()
+
+
+@tkc.jit
+def chased(table, a, b, out, steps, N: tkc.constexpr):
+    """Each step stores which rows of `a` the next one multiplies."""
+    acc = tkc.zeros((N, N))
+    for k in tkc.range(0, steps):
+        at = table[k]
+        acc = tkc.dot(tkc.load(a, (at * N, 0), (N, N)), tkc.load(b, (k * N, 0), (N, N)), acc)
+        tkc.store(table, (k + 1,), tkc.full((1,), 1, tkc.int32) * ((at + 3) % STEPS))
+    tkc.store(out, (0, 0), acc)
+
+
+@tkc.jit
+def scaled_by_stored(scale, a, b, out, steps, N: tkc.constexpr):
+    """Each step stores what the next one's product is multiplied with."""
+    acc = tkc.zeros((N, N))
+    for k in tkc.range(0, steps):
+        by = tkc.load(scale, (k * N,), (N,))
+        left, right = tkc.load(a, (k * N, 0), (N, N)), tkc.load(b, (k * N, 0), (N, N))
+        acc = acc + tkc.dot(left, right) * by[None, :]
+        tkc.store(scale, ((k + 1) * N,), by + 1)
+    tkc.store(out, (0, 0), acc)
+
+
+def operands_of_steps(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two matrices of n rows a step and n columns."""
+    found = (matrix(STEPS * n, seed)[:, :n] for seed in (1, 2))
+    a, b = (np.ascontiguousarray(x) for x in found)
+    return a, b
+
+
+def run_chased(**options) -> tuple[np.ndarray, np.ndarray]:
+    """What a launch gives and what it should."""
+    n, table = 64, np.zeros(STEPS + 1, np.int32)
+    (a, b), out = operands_of_steps(n), np.zeros((n, n), np.float32)
+    chased[1](table, a, b, out, STEPS, N=n, **options)
+    at, want = 0, np.zeros((n, n))
+    for k in range(STEPS):
+        want += product(a[at * n :][:n], b[k * n :][:n])
+        at = (at + 3) % STEPS
+    return out, want
+
+
+def run_scaled() -> tuple[np.ndarray, np.ndarray]:
+    """What a launch gives and what it should."""
+    n = 64
+    scale, out = np.ones((STEPS + 1) * n, np.float32), np.zeros((n, n), np.float32)
+    a, b = operands_of_steps(n)
+    scaled_by_stored[1](scale, a, b, out, STEPS, N=n)
+    return out, sum((k + 1) * product(a[k * n :][:n], b[k * n :][:n]) for k in range(STEPS))
+
+
+@TARGETS
+@pytest.mark.parametrize("run", [run_chased, run_scaled])
+def test_what_a_step_stores_for_the_next(run, target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    near(*run())
+
+
+def test_numbers_looked_up_too_early_are_seen(monkeypatch):
+    """Where nobody asks whether the loop changes the array that they are looked up in."""
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    monkeypatch.setattr(pipeline_async_copies, "unchanged", lambda *given, **options: True)
+    got, want = run_chased(roles="one", num_stages=3)
+    assert np.abs(got - want).max() > 1
+
+
+def test_vectors_copied_too_early_are_seen(monkeypatch):
+    """Where nobody asks whether the loop changes what stands beside a dot."""
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    monkeypatch.setattr(rings, "unchanged", lambda *given, **options: True)
+    with pytest.raises(tkc.Error, match="race"):
+        run_scaled()
