@@ -52,19 +52,19 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
     assert failure is not None and failure.kind in ("wrong", "Violation")
 
 
-# the same, found by campaigns: what seeds choose themselves
+# the same, found by campaigns: the policy, None where seeds choose it, and the seed
 FOUND_LATER = {
-    "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, 7000469),
-    "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, 7001547),
+    "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
+    "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
 }
 
 
 @pytest.mark.parametrize("name", FOUND_LATER)
 def test_an_order_of_memory_that_campaigns_found(name, monkeypatch):
-    module, check_, answer, seed = FOUND_LATER[name]
-    assert found(None, [seed]) is None
+    module, check_, answer, policy, seed = FOUND_LATER[name]
+    assert found(policy, [seed]) is None
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
-    failure = found(None, [seed])
+    failure = found(policy, [seed])
     assert failure is not None and failure.kind == "Violation"
 
 
