@@ -121,8 +121,8 @@ class Costs(_SharedMemory):
     store_tma: float
     store_subtile: float
     # … of each row, of at most 64 elements, that leaves by a tensor map: the wider the fewer
-    store_part: float  # clocks of a subtile, before the next of a warpgroup
     store_row: float
+    store_part: float  # clocks of a subtile, before the next of a warpgroup
     store_shared: float
     store_direct: float
     odd_rows: float  # how much longer stores from registers take of rows that start at odd elements

@@ -47,6 +47,7 @@ class Target:
     stmatrix: bool = False
     clusters: bool = False
     fp8: bool = False  # e4m3/e5m2 conversions and mma
+    bfloat16_sums: bool = False  # bfloat16 added and multiplied, also in memory
 
     @cached_property
     def device(self) -> Device:
@@ -166,6 +167,7 @@ TARGETS = Targets(
         stmatrix=True,
         clusters=True,
         fp8=True,
+        bfloat16_sums=True,
     ),
 )
 

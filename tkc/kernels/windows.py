@@ -81,12 +81,9 @@ def _inside(places, size):
 
 
 def _digits(t, count):
-    """The taps along each axis of the t-th one. Multiplying by what 2^16 is a multiple of divides
-    numbers as small as those of taps.
-    """
+    """The taps along each axis of the t-th one, the last axis the fastest."""
     _, b, c = count
-    by_c, by_bc = (((t * (65536 // n + 1)) >> 16) for n in (c, b * c))
-    return by_bc, by_c - by_bc * b, t - by_c * c
+    return t // (b * c), t // c % b, t % c
 
 
 def _corner(image, places, size, S):

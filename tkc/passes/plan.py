@@ -662,10 +662,8 @@ def _of_dots(plan: Plan) -> dict[str, str]:
             "dynamic_schedule": "no ring runs ahead of programs that blocks could claim",
             "prefetch": "no loop reads what its registers hold beside the rest",
         }
-    loaded, prefetch = (
-        any(dot.a != "registers" for dot in plan.dots),
-        {"prefetch": "copies of loops with dots run ahead by num_stages"},
-    )
+    loaded = any(dot.a != "registers" for dot in plan.dots)
+    prefetch = {"prefetch": "copies of loops with dots run ahead by num_stages"}
     if plan.roles == "one":
         return prefetch | {
             "left_operand": (
@@ -684,7 +682,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
         "left_operand": "it is relaid" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
         "split_warps": "warpgroups share a dot's rows, or as (4, 2) its columns",
-        "epilogue": ("no result is a matrix of 16-bit floats that tensor maps store"),
+        "epilogue": "no result is a matrix of 16-bit floats that tensor maps store",
         "store_columns": "results are stored whole",
         "subtiles": "results are stored from registers",
         "dynamic_schedule": "programs are assigned statically",

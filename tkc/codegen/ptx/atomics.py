@@ -67,7 +67,7 @@ class Update:
         if width >= 32:
             return f"add.f{width}"
         if t == bf16:
-            return "add.noftz.bf16" if e.target.capability >= 90 else None
+            return "add.noftz.bf16" if e.target.bfloat16_sums else None
         return "add.noftz.f16" if t == f16 else None
 
     def packed(self, e: Emitter) -> str:

@@ -22,7 +22,6 @@ from tkc.ir import elementwise as ew
 from tkc.ir.types import TileType, bf16, bits, f16, is_bool, is_float
 from tkc.ir.values import tile_type
 
-BF16_ARITHMETIC = 90  # from which capability on there are sums and products of bfloat16
 SUMS_AND_PRODUCTS = ("add", "sub", "mul")
 BITWISE = ("and", "or", "xor")
 HALF, ONES = 16, 0xFFFF
@@ -48,7 +47,7 @@ def together(
 
 
 def _has_arithmetic(e: Emitter, element: Attribute) -> bool:
-    return element == f16 or element == bf16 and e.target.capability >= BF16_ARITHMETIC
+    return element == f16 or element == bf16 and e.target.bfloat16_sums
 
 
 def _is_integer(element: Attribute) -> bool:
