@@ -13,7 +13,7 @@ from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
-from tkc.passes.planning import hopper, streaming
+from tkc.passes.planning import hopper, rings, streaming
 from tkc.passes.warpgroups import epilogue_stores
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -56,6 +56,7 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
 FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
     "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
+    "numbers that producers look up": (rings, "unchanged", True, "roles", 2722),
 }
 
 
