@@ -20,6 +20,7 @@ def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
     os.environ["TKC_CACHE"] = "0"
     from tests.ptx_record.cases import cases
     from tests.ptx_record.normal import digest, normalized
+    from tkc.fuzz.merged_reads import merged_reads
 
     found = {}
     for i, (name, ptx) in enumerate(cases().items()):
@@ -31,6 +32,8 @@ def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
             found[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:100]}"
             continue
         found[name] = digest(text)
+        if any(merged_reads(text)):
+            found[name] += " with reads of two wgmma that ptxas merges"
         if folder:
             file = Path(folder) / f"{found[name]}.ptx"
             file.write_text(normalized(text))

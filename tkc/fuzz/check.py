@@ -17,6 +17,7 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.emit import PtxProgram
 from tkc.errors import CompileError, Error
 from tkc.fuzz.grammar import Kernel
+from tkc.fuzz.merged_reads import merged_reads
 from tkc.ir.target import TARGETS
 from tkc.ir.types import ArrayType, PointerType, is_float
 from tkc.ir.verify import verify
@@ -296,6 +297,10 @@ class Comparison:
             program = emit(module, TARGETS[variant.target])
         except Exception as e:
             return _failure(variant.label("emit"), e)
+        if pair := next(merged_reads(program.text), None):
+            first, second = (program.text.splitlines()[line - 1].strip() for line in pair)
+            message = f"ptxas would take `{second}` for `{first}`, which reads another wgmma"
+            return Failure(variant.label("PTX"), "wrong", message)
         return self.run(variant.label("PTX"), lambda a: self._run_ptx(program, a))
 
     def _run_ptx(self, program: PtxProgram, arguments: list) -> None:

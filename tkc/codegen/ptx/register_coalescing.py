@@ -3,7 +3,7 @@ body to its exit.
 
 wgmma writes its accumulator in place and forbids copies of it in flight; for other tiles a copy is
 only slow.  So values that flow into each other share registers, as long as their live ranges do not
-overlap:
+overlap and, where a wgmma writes one of them, no two of their readers are equal (equal_readers.py):
 
     carried value  <- what the loop yields, its result      branch result <- what each branch yields
     carried value  <- its initial value                     dot_wait: operand -> result
@@ -27,6 +27,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.ptx.emitter import Emitter
+from tkc.codegen.ptx.equal_readers import read_alike
 from tkc.codegen.ptx.values import registers_of
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
@@ -202,6 +203,8 @@ class Classes:
         left, right = self.of(ra), self.of(rb)
         united = _united(self._intervals(ra), self._intervals(rb))
         if not (by_force or united) and any(self.ranges.overlap(x, y) for x in left for y in right):
+            return False
+        if not by_force and read_alike(left, right):
             return False
         self.parent[rb] = ra
         left += right

@@ -1,0 +1,149 @@
+"""Values that may not share registers because ptxas would take one for the other.
+
+Within a basic block, ptxas (13.0 and 13.5) merges two equal instructions that read the same
+registers although a wgmma wrote these registers in between:
+
+    wgmma {r0, …}, x, y      wait      mul t, m, r0
+    wgmma {r0, …}, x, z      wait      mul u, m, r0      // becomes u = t; the first wgmma is dead
+
+Copies of the registers, other fences, and zeros written first change nothing; other registers, or
+a branch in between, do. So results of two dots may share registers only if no operation that reads
+the one could be equal to an operation of the same basic block that reads the other. Operations are
+compared by what they compute, down to the values that both use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import cast
+
+from xdsl.ir import Operation, OpResult, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import shared, threads, tile
+
+# Their results are registers of their operand: what reads these reads the operand.
+SELECTIONS = (
+    tile.Reshape,
+    tile.Transpose,
+    tile.Slice,
+    tile.Concat,
+    tile.Broadcast,
+    tile.Flip,
+    tile.Multiple,
+    shared.Convert,
+    ew.Bitcast,
+    threads.DotWait,
+    threads.Accumulator,
+)
+# Their first instructions on registers can be the same.
+COMBINING = (tile.Reduce, tile.Scan)
+
+Writers = Mapping[SSAValue, threads.DotAsync]
+
+
+def read_alike(left: Collection[SSAValue], right: Collection[SSAValue]) -> bool:
+    """Whether an operation that reads one of `left` may be equal, in ptxas's eyes, to one of its
+    block that reads one of `right`, if all of these values were in the same registers.
+    """
+    first, second = _written_by_dots(left), _written_by_dots(right)
+    if not (first and second):
+        return False
+    confused, near = _Confused(first, second), defaultdict(list)
+    for value in first:
+        for op in _readers(value):
+            near[op.parent, _kind(op)].append(op)
+    return any(
+        confused.operations(a, b) and not _branch_between(a, b)
+        for value in second
+        for b in _readers(value)
+        for a in near.get((b.parent, _kind(b)), ())
+    )
+
+
+def _written_by_dots(values: Collection[SSAValue]) -> Writers:
+    """Of these values, those whose registers a dot of their own block wrote last, with the dot."""
+    found = ((value, _writer(value)) for value in values)
+    return {value: writer for value, writer in found if writer is not None}
+
+
+def _writer(value: SSAValue) -> threads.DotAsync | None:
+    block, op = value.owner.parent, value.owner
+    while isinstance(op, (threads.DotWait, threads.Accumulator)):
+        value = op.operands[cast(OpResult, value).index]
+        op = value.owner
+    own = isinstance(op, threads.DotAsync) and op.parent is block
+    return cast(threads.DotAsync, op) if own else None
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    """The operations with results that read a value's registers, in the block that defines it. A
+    dot is not one: ptxas merges no two of them.
+    """
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, SELECTIONS):
+            for result in op.results:
+                yield from _readers(result)
+        elif isinstance(op, threads.DotAsync) or op.parent is not value.owner.parent:
+            continue
+        elif op.results and not op.regions:
+            yield op
+
+
+def _branch_between(a: Operation, b: Operation) -> bool:
+    """Whether two operations of one block of the program are in different basic blocks."""
+    for first, last in ((a, b), (b, a)):
+        branches, op = False, first.next_op
+        while op is not None and op is not last:
+            branches = branches or _branches(op)
+            op = op.next_op
+        if op is last:
+            return branches
+    return False
+
+
+def _branches(op: Operation) -> bool:
+    """Whether an operation ends a basic block: it waits in a loop, or some threads alone arrive."""
+    arrives = isinstance(op, threads.MbarrierArrive) and not op.of_copies
+    return bool(op.regions) or arrives or isinstance(op, threads.MbarrierWait)
+
+
+def _kind(op: Operation) -> object:
+    return COMBINING if isinstance(op, COMBINING) else type(op)
+
+
+class _Confused:
+    """Equality of values where results of different dots in the same registers count as equal."""
+
+    def __init__(self, left: Writers, right: Writers):
+        self.left, self.right = left, right
+        self.known: dict[tuple[SSAValue, SSAValue], bool] = {}
+
+    def values(self, a: SSAValue, b: SSAValue) -> bool:
+        """Whether two values may be equal."""
+        if a is b:
+            return True
+        if a in self.left and b in self.right:
+            return True
+        if not (isinstance(a, OpResult) and isinstance(b, OpResult)):
+            return False
+        if (a, b) not in self.known:
+            same = a.type == b.type and a.index == b.index
+            self.known[a, b] = same and self.operations(a.op, b.op)
+        return self.known[a, b]
+
+    def operations(self, a: Operation, b: Operation) -> bool:
+        """Whether two operations may compute the same, though not of the same values."""
+        if a is b:
+            return False
+        if isinstance(a, COMBINING) and isinstance(b, COMBINING):
+            return self.values(a.operands[0], b.operands[0])
+        return (
+            type(a) is type(b)
+            and not a.regions
+            and a.properties == b.properties
+            and len(a.operands) == len(b.operands)
+            and all(map(self.values, a.operands, b.operands))
+        )
