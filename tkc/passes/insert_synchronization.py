@@ -22,9 +22,11 @@ cluster's barrier alone, before the first write too: a block may be written to o
 
 Global memory is treated the same, except that a thread's own earlier access (the same array,
 offsets and layout, no element of which is another thread's too) is no conflict, nor is one of a
-ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Arguments
+ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Nor is an
+access of other elements: a block at other offsets, by a constant as large as the block. Arguments
 that share memory (which is part of the specialization) are one array, and the programs that a
-persistent block takes in turn are as unordered as if others ran them.
+persistent block takes in turn are as unordered as if others ran them. The code of a release begins
+with a barrier of its own, since one thread releases what all have written.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i32
+from xdsl.dialects.builtin import ModuleOp, i32, i64
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.axis_info import contiguity
-from tkc.ir.elementwise import PointerAdd
+from tkc.ir.elementwise import Elementwise, PointerAdd
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
@@ -58,6 +60,9 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, ancestor, is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
+# of a scalar: the first thread of the block, or of a role's instance, stores and updates it
+ALONE = ("the first thread",)
+COMMUTING = ("add", "max", "min", "and", "or", "xor")  # kinds of updates
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 # Of arguments that share memory, the one that stands for all; set while a kernel is looked at
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
@@ -86,6 +91,35 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Box:
+    """A block of an array's elements: for each axis the base value (None: a constant) and the step
+    at which it begins, and how many there are.
+    """
+
+    array: SSAValue
+    axes: tuple[tuple[SSAValue | None, int, int], ...]
+
+    @staticmethod
+    def of(op: tile.Load | tile.Store | tile.AtomicBlock) -> Box:
+        """What a block access touches."""
+        extents = (abs(n) for n in op.extents.get_values())
+        starts = map(_start_of, op.offsets)
+        return Box(op.array, tuple((*at, n) for at, n in zip(starts, extents, strict=True)))
+
+    @property
+    def values(self) -> tuple[SSAValue | None, ...]:
+        """What it is described by."""
+        return self.array, *(base for base, _, _ in self.axes)
+
+    def is_apart(self, other: Box) -> bool:
+        """Whether it has no element of another one, whatever the values are."""
+        return self.array is other.array and any(
+            base is its_base and (at + n <= its or its + count <= at)
+            for (base, at, n), (its_base, its, count) in zip(self.axes, other.axes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
 class Access:
     """An access since the last barrier."""
 
@@ -95,8 +129,8 @@ class Access:
     age: int | None = None
     waited: bool = False
     own: tuple[object, ...] | None = None  # what identifies the thread's own bytes
+    box: Box | None = None  # global: which elements of an array
     start: bool = False  # of other blocks, before they have begun
-    stored: bool = False  # global: an ordinary store
     # the mbarriers, with the index of each, at which all threads of the role have arrived since
     told: frozenset[tuple[SSAValue, SSAValue]] = frozenset()
 
@@ -225,9 +259,9 @@ def _flow(block: Block, state: State) -> State:
                 state = _synchronized(op, state)
             case threads.MbarrierArrive() | threads.MbarrierWait() if _is_of_role(op):
                 state = _told(op, state)
-            case tile.Atomic() if _publishes(op) and any(a.stored for a in state):
-                raise _Conflict(op, False, False)
             case _:
+                if isinstance(op, tile.Atomic | tile.StorePointers) and _publishes(op):
+                    state = _met(state)
                 new = list(_accesses(op))
                 for access in new:
                     for earlier in state:
@@ -261,6 +295,11 @@ def _told(op: threads.MbarrierArrive | threads.MbarrierWait, state: State) -> St
     return frozenset(a if a.is_flying else replace(a, told=a.told | {key}) for a in state)
 
 
+def _met(state: State) -> State:
+    """The accesses in flight where all threads of the block, or of a role's instance, have met."""
+    return frozenset(a for a in state if a.is_flying or _is_far(a.place))
+
+
 def _synchronized(
     op: threads.BlockBarrier | threads.ClusterWait | Commit | Wait, state: State
 ) -> State:
@@ -283,11 +322,13 @@ def _aged(op: Commit | Wait, access: Access, age: int) -> Access:
     return replace(access, waited=True) if age >= op.pending.value.data else access
 
 
-def _publishes(op: tile.Atomic) -> bool:
-    """Whether an update says that what the block stored before is there: one thread says so for all
-    of them.
+def _publishes(op: tile.Atomic | tile.StorePointers) -> bool:
+    """Whether an update or a store says that what the block stored before is there: one thread says
+    so for all of them, when they have met.
     """
-    return op.semantics is None or op.semantics.data in ("release", "acq_rel")
+    if op.semantics is None:
+        return isinstance(op, tile.Atomic)
+    return op.semantics.data in ("release", "acq_rel")
 
 
 def _check(op: Operation, new: Access, old: Access) -> None:
@@ -300,6 +341,8 @@ def _check(op: Operation, new: Access, old: Access) -> None:
             f" {'a dot in flight still reads' if old.is_dots else 'a copy in flight still writes'}"
         )
     if new.own is not None and new.own == old.own:
+        return
+    if new.box is not None and old.box is not None and new.box.is_apart(old.box):
         return
     raise _Conflict(op, _is_far(new.place), old.start)
 
@@ -432,12 +475,14 @@ def _again(access: Access, loop: Loop) -> Access:
 
 def _leave(access: Access, loop: Loop) -> Access:
     """An access as what follows the loop sees it."""
-    own, stage = access.own, access.place.stage
+    own, box, stage = access.own, access.box, access.place.stage
     if own is not None and any(isinstance(v, SSAValue) and is_inside(v, loop) for v in own):
         own = None
+    if box is not None and any(v is not None and is_inside(v, loop) for v in box.values):
+        box = None
     if stage is not None and stage[0] is not None and is_inside(stage[0], loop):
         stage = _stage_behind(loop, stage)
-    return replace(access, own=own, place=replace(access.place, stage=stage))
+    return replace(access, own=own, box=box, place=replace(access.place, stage=stage))
 
 
 def _stage_behind(
@@ -480,6 +525,26 @@ def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
     return base, (step + by) % owner.stages.value.data
 
 
+def _start_of(value: SSAValue) -> tuple[SSAValue | None, int]:
+    """An offset as base (None: none) and step: an offset does not overflow, but numbers of fewer
+    bits wrap, and those of a tile have no one start.
+    """
+    by = 0
+    if value.type not in (i32, i64):
+        return value, 0
+    while isinstance(op := value.owner, Elementwise) and op.fn.name == "add":
+        a, b = op.args
+        constant = defining_op(b, tile.Constant)
+        if constant is None:
+            constant, a = defining_op(a, tile.Constant), b
+        if constant is None:
+            break
+        value, by = a, by + int(constant.number)
+    if isinstance(op := value.owner, tile.Constant):
+        return None, by + int(op.number)
+    return value, by
+
+
 def _accesses(op: Operation) -> Iterator[Access]:
     """What an operation touches, in shared memory and in global memory."""
     match op:
@@ -502,17 +567,17 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(place, True, age=-1, own=_filled(place))
             yield Access(_array(op.array), False)
         case tile.Load():
-            yield Access(_array(op.array), False, own=_own(op, op.result.type))
+            yield Access(_array(op.array), False, own=_own(op, op.result.type), box=Box.of(op))
         case tile.Store():
-            yield Access(_array(op.array), True, own=_own(op, op.value.type), stored=True)
+            yield Access(_array(op.array), True, own=_own(op, op.value.type), box=Box.of(op))
         case tile.AtomicBlock():
-            yield Access(_array(op.array), True)
+            yield Access(_array(op.array), True, own=_own_update(op), box=Box.of(op))
         case tile.LoadPointers():
             yield Access(_array(op.pointers), False, own=_own_pointers(op.pointers))
         case tile.StorePointers():
-            yield Access(_array(op.pointers), True, own=_own_pointers(op.pointers), stored=True)
+            yield Access(_array(op.pointers), True, own=_own_stored(op.pointers))
         case tile.Atomic():
-            yield Access(_array(op.pointers), True, own=(op.pointers, op.kind.data))
+            yield Access(_array(op.pointers), True, own=_own_update(op))
 
 
 def _operands_in_buffers(dot: threads.DotAsync) -> list[Place]:
@@ -534,9 +599,28 @@ def _filled(place: Place) -> tuple[object, ...] | None:
 
 
 def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
+    if isinstance(op, tile.Store) and not isinstance(t, TileType):
+        return ALONE
     if not isinstance(t, TileType) or not _is_private(t):
         return None
     return (op.array, *op.offsets, t.layout)
+
+
+def _own_update(op: tile.Atomic | tile.AtomicBlock) -> tuple[object, ...] | None:
+    """Updates of one kind that commutes, whose old values nobody asks for, may be made in any
+    order, whichever threads make them.
+    """
+    t = op.value.type
+    if not isinstance(t, TileType):
+        return ALONE
+    old = op.result if isinstance(op, tile.Atomic) else None
+    if op.kind.data in COMMUTING and (old is None or old.first_use is None):
+        return (op.kind.data, t.element)
+    return _own_pointers(op.pointers) if isinstance(op, tile.Atomic) else None
+
+
+def _own_stored(pointers: SSAValue) -> tuple[object, ...] | None:
+    return _own_pointers(pointers) if isinstance(pointers.type, TileType) else ALONE
 
 
 def _own_pointers(pointers: SSAValue) -> tuple[object, ...] | None:

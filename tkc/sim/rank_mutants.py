@@ -1,7 +1,8 @@
 """Changes of what orders the memory of several GPUs: of each signal, each wait, their scopes, and
 what must come before or behind them. Part of the table of `tkc.sim.mutants`.
 
-They apply to accesses of scope "system" alone: those of one GPU have the operators of their own.
+They apply to accesses of scope "system" alone, but for two: what a program writes of its order
+(`announced`) may be left out, or done before other threads have met, in any scope.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ def semantics_of(op: Operation) -> str:
     if not isinstance(op, Watching) or op.scope is None or op.scope.data != "system":
         return ""
     return "acq_rel" if op.semantics is None else op.semantics.data
+
+
+def announced(op: Operation) -> str:
+    """The semantics that an access of any scope says that it has; "" where it says nothing."""
+    if not isinstance(op, Watching) or op.semantics is None:
+        return semantics_of(op)
+    return op.semantics.data
 
 
 def signals(op: Operation) -> bool:
@@ -133,8 +141,8 @@ def no_signal(op: Operation) -> None:
 
 OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
     "scope": (narrower, lambda op: bool(semantics_of(op))),
-    "relaxed": (relaxed, lambda op: semantics_of(op) not in ("", "relaxed")),
-    "alone": (alone, signals),
+    "relaxed": (relaxed, lambda op: announced(op) not in ("", "relaxed")),
+    "alone": (alone, lambda op: announced(op) in ("release", "acq_rel")),
     "source read": (
         source_read,
         lambda op: (

@@ -22,6 +22,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, tile
+from tkc.ir.elementwise import Elementwise
 from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
@@ -172,7 +173,7 @@ def is_of_programs(loop: Operation) -> bool:
     """
     match loop:
         case scf.ForOp():
-            taken = _is_cluster_number(loop.lb) and isinstance(loop.step.owner, Identity)
+            taken = _is_cluster_number(loop.lb) and _is_of_clusters(loop.step)
         case scf.WhileOp() if loop.arguments:
             taken = _is_cluster_number(loop.arguments[0]) and any(
                 isinstance(op, NextProgram) for op in body_of(loop).ops
@@ -183,8 +184,29 @@ def is_of_programs(loop: Operation) -> bool:
 
 
 def _is_cluster_number(value: SSAValue) -> bool:
+    """Whether a value is this cluster's number, or one that is some times as many as there are
+    clusters after it.
+    """
+    while (terms := _operands(value, "add")) is not None:
+        further = [not _is_of_clusters(term) for term in terms]
+        if all(further) or not any(further):
+            return False
+        value = terms[further.index(True)]
     identity = defining_op(value, Identity)
     return identity is not None and identity.what.data == "cluster"
+
+
+def _is_of_clusters(value: SSAValue) -> bool:
+    """Whether a value is the number of clusters, or some times that."""
+    factors = _operands(value, "mul") or (value,)
+    identities = [defining_op(factor, Identity) for factor in factors]
+    return any(identity and identity.what.data == "clusters" for identity in identities)
+
+
+def _operands(value: SSAValue, name: str) -> Sequence[SSAValue] | None:
+    """What a function is applied to, where the value is its result."""
+    op = defining_op(value, Elementwise)
+    return op.args if op is not None and op.fn.name == name else None
 
 
 def _body(loop: Operation) -> Block:

@@ -158,11 +158,14 @@ def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
 
 
 def atomic(kind: str, pointer: SSAValue, value: SSAValue, wanted: bool) -> tile.Atomic:
+    """An update of a counter. wanted: its old value, which says whose parts are there, so that the
+    update orders what they stored. One that nobody reads before the next launch orders nothing.
+    """
     return tile.Atomic.build(
         operands=[pointer, value, [], []],
         properties={
             "kind": StringAttr(kind),
-            "semantics": StringAttr("acq_rel"),
+            "semantics": StringAttr("acq_rel" if wanted else "relaxed"),
             "scope": StringAttr("gpu"),
         },
         result_types=[[value.type] if wanted else []],
