@@ -25,12 +25,18 @@ Give = Callable[..., object]
 
 
 def numbers(
-    shape, dtype: str = "float32", seed: int = 0, low: int | None = None, high: int | None = None
+    shape,
+    dtype: str = "float32",
+    seed: int = 0,
+    low: int | None = None,
+    high: int | None = None,
+    scale: float = 1.0,
 ) -> np.ndarray:
+    """Whole numbers from low (0) to high, or normal ones of this scale."""
     rng = np.random.default_rng(seed)
     if high is not None:
         return rng.integers(low or 0, high, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
+    return (scale * rng.standard_normal(shape)).astype(getattr(ml_dtypes, dtype, dtype))
 
 
 def examples(device: str) -> dict[str, Callable[[], list[dict]]]:

@@ -6,9 +6,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.gpu import sanitize
+from tests.gpu import recurrences, sanitize
 from tests.gpu.sanitized import cases, examples, flat, library, numbers, unset
 from tkc import kernels
 
@@ -36,6 +37,15 @@ def test_every_example_is_in_the_list():
 @pytest.mark.parametrize("name", library())
 def test_calls_run(name):
     assert all(r is not None for r in flat(library()[name](numbers)))
+
+
+@pytest.mark.parametrize("of", recurrences.MODELS, ids=lambda of: str(of.width))
+@pytest.mark.parametrize("name", recurrences.library())
+def test_numbers_at_models_widths_say_something(name, of):
+    """Nothing overflows or vanishes, so that a GPU that is near the CPU is right."""
+    for array in flat(recurrences.library()[name](numbers, of)):
+        found = np.asarray(array).astype(np.float64)
+        assert np.isfinite(found).all() and (not found.size or found.any())
 
 
 @pytest.mark.parametrize("name", library())
