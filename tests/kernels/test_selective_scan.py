@@ -82,6 +82,7 @@ def arguments(shape, width, dtype="float32", sequences=None, softplus=True):
         ((1, 60, 5), 3, [0, 0, 3, 35, 60], True),
         ((1, 17, 3), 64, None, False),
         ((1, 1, 1), 1, None, True),
+        ((1, 290, 35), 2, [0, 0, 280, 290], True),  # segments, of which one sequence fills three
     ],
 )
 def test_forward_and_backward(shape, width, starts, softplus):

@@ -356,3 +356,19 @@ def test_resuming_from_text_reads_the_plan():
 def test_each_conversion_names_the_line_of_the_kernel():
     _, _, given = selected(CASES["product"])
     assert all("kernels.py:" in line for line in given.decisions if "converted" in line)
+
+
+@tkc.jit
+def _sums_in_a_loop(x, rates, out, D: tkc.constexpr, N: tkc.constexpr):
+    rate, state = tkc.load(rates, (0, 0), (D, N)), tkc.zeros((D, N))
+    for t in tkc.range(0, x.shape[0]):
+        state = state * rate + tkc.load(x, (t, 0), (None, D))[:, None]
+        tkc.store(out, (t, 0), tkc.sum(state, axis=1)[None, :])
+
+
+@pytest.mark.parametrize("warps, lanes", [(1, False), (2, True)])
+def test_what_a_loop_sums_is_in_one_thread(warps, lanes):
+    """Where there is a row for each thread: the rows are then the threads' own, too."""
+    shapes = "f32[100, 32]", "f32[32, 16]", "f32[100, 32]"
+    ptx = _sums_in_a_loop.compile(*shapes, D=32, N=16, num_warps=warps, target="sm_90a").ptx
+    assert ("shfl" in ptx) == lanes

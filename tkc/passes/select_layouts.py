@@ -19,9 +19,11 @@ results, what a loop carries). A group takes its layout from the strongest of
     2. a larger neighbour that it is broadcast to, or that it is reduced from: the neighbour's
        without the axis, so that row statistics and bias vectors meet their tile without moving; one
        as large, where what the group loads and stores comes in whole sectors there too
-    3. the loads and stores it meets: coalesced, vectors as wide as alignment allows, warps off the
+    3. the one axis it is reduced along in loops deeper than any load or store it meets: that axis
+       in registers, where the others have an element for each thread
+    4. the loads and stores it meets: coalesced, vectors as wide as alignment allows, warps off the
        axes to be reduced
-    4. nothing: blocked
+    5. nothing: blocked
 
 Then the program is rewritten: every operation gets its operands in the layouts it needs. Constants,
 index arithmetic and masks are rematerialised in that layout; the operand of a transpose or

@@ -265,15 +265,24 @@ def log(e: Emitter, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
         return rough if scale != 1.0 else F.mul(rough, LN2)
     tiny = F.test("lt", x, 1.1754943508222875e-38)
     y = F.select(tiny, F.mul(x, 8388608.0), x)
-    exponent = w.op("and.b32", "b32", w.op("sub.s32", "b32", y, 0x3F2AAAAB), -0x800000)
+    exponent = _exponent(F, y)
     i = F.fma(
         w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23, w.op("selp.f32", "b32", -23.0, 0.0, tiny)
     )
     m = F.sub(w.op("sub.s32", "b32", y, exponent), 1.0)
     r = polynomials.log1p(F, m)
     found = F.fma(i, LN2, r) if scale == 1.0 else F.fma(r, scale, i)
-    normal = w.op("setp.lt.and.f32", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f32")
-    return F.select(normal, found, rough)
+    return F.select(_positive(F, x), found, rough)
+
+
+def _exponent(F: Floats, x: Operand) -> str:
+    """The i of x = 2^i m, m in [2/3, 4/3), in an exponent's place."""
+    return F.w.op("and.b32", "b32", F.w.op("sub.s32", "b32", x, 0x3F2AAAAB), -0x800000)
+
+
+def _positive(F: Floats, x: Operand) -> str:
+    """Whether x is a number above 0, and finite."""
+    return F.w.op("setp.lt.and.f32", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f32")
 
 
 def log2(e: Emitter, t: Attribute, x: Operand) -> Operand:
@@ -281,12 +290,26 @@ def log2(e: Emitter, t: Attribute, x: Operand) -> Operand:
 
 
 def log1p(e: Emitter, t: Attribute, x: Operand) -> Operand:
-    """log(u) x / (u - 1) with u = 1 + x: the quotient makes up for the rounding of u."""
-    F = Floats(e, max(bits(t), 32))
+    """Of float32, log's reduction of 1 + x, with m - 1 = 2^-i x + (2^-i - 1) from x itself: what
+    rounding 1 + x loses is in neither. Of float64, log(u) x / (u - 1) with u = 1 + x.
+    """
+    if bits(t) == 64:
+        return _log1p64(e, t, x)
+    F, w = Floats(e), e.w
+    u = F.add(x, 1.0)
+    exponent = _exponent(F, u)
+    i = F.mul(w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23)
+    share = w.op("sub.s32", "b32", 0x40800000, exponent)  # 4 / 2^i, which is never subnormal
+    m = F.add(w.op("sub.s32", "b32", x, exponent), F.fma(share, 0.25, -1.0))
+    found = F.signed_as(F.fma(i, LN2, polynomials.log1p(F, m)), x)  # -0 stays
+    return F.select(_positive(F, u), found, F.op("lg2.approx", u))
+
+
+def _log1p64(e: Emitter, t: Attribute, x: Operand) -> Operand:
+    F = Floats(e, 64)
     u = F.add(x, 1.0)
     ratio = F.op("div.rn", x, F.sub(u, 1.0))
-    plain = log(e, t if bits(t) >= 32 else _f32(), u)
-    found = F.select(F.test("eq", u, 1.0), x, F.mul(plain, ratio))
+    found = F.select(F.test("eq", u, 1.0), x, F.mul(log(e, t, u), ratio))
     return F.select(F.test("eq", x, float("inf")), x, found)
 
 
@@ -497,12 +520,6 @@ def _taylor_exp(F: Floats, r: Operand) -> Operand:
 
 def _nan_stays(F: Floats, x: Operand, found: Operand) -> Operand:
     return F.select(F.test("nan", x, x), x, found)
-
-
-def _f32() -> Attribute:
-    from tkc.ir.types import f32
-
-    return f32
 
 
 def _scaled64(e: Emitter, x: Operand, n: Operand) -> Operand:

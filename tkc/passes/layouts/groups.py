@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice, pairwise
-from math import gcd
+from math import gcd, prod
 from typing import TypeVar
 
 from xdsl.dialects import scf
@@ -20,7 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import InlinePtx
-from tkc.ir.layout import Layout, movement
+from tkc.ir.layout import WARP, Layout, movement
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
@@ -101,6 +101,7 @@ class Groups:
         self.anchors: dict[SSAValue, list[Operation]] = {}
         self.reductions: Members = {}
         self.scans: Members = {}
+        self.depths: Members = {}  # of the loops round each reduction
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
@@ -226,6 +227,7 @@ class Groups:
                 self.relations.append(Relation(op.args[0], r, lambda layout: layout.drop(axis)))
         for a in op.args:
             self.reductions.setdefault(a, []).append(axis)
+            self.depths.setdefault(a, []).append(len(loops_of(op)))
 
     def _enter_access(self, op: BlockAccess | PointerAccess) -> None:
         t = tile_of(op)
@@ -323,7 +325,7 @@ class Groups:
         """Decides the layout of every group: those of dots first, then what follows from them, then
         the others, the largest first.
         """
-        for found in self.reductions, self.scans:
+        for found in self.reductions, self.scans, self.depths:
             self._gather(found)
         self._gather(self.anchors)
         self.relations.sort(key=lambda r: -tile_type(r.source).size)
@@ -463,12 +465,14 @@ class Groups:
         return max((len(loops_of(op)) for op in self.anchors.get(root, ())), default=-1)
 
     def _own(self, root: SSAValue) -> Layout:
-        """By the views it is made of, if that is in a loop deeper than any load or store it meets;
-        by those; or blocked.
+        """By the views it is made of, or the axis it is reduced along, if that is in a loop deeper
+        than any load or store it meets; by those; or blocked.
         """
         if (seen := self._of_deeper_views(root)) is not None:
             return seen
         t, ops = tile_type(root), self.anchors.get(root, [])
+        if (axis := self._reduced_deeper(root)) is not None:
+            return one_thread(t.extents, axis, self.plan.warps)
         if not ops:
             return self._default(t, self.reductions.get(root, ()))
         weights: Counter[tuple[int, ...]] = Counter()
@@ -501,6 +505,20 @@ class Groups:
                     if self.kinds.view(operand) and (seen := self._image(operand)) is not None:
                         return seen
         return None
+
+    def _reduced_deeper(self, root: SSAValue) -> int | None:
+        """The one axis that a group is reduced along, in loops deeper than any load or store of the
+        group, if the others have an element for each thread: sums in registers need no lanes, and
+        what is broadcast along the axis is computed once.
+        """
+        axes, extents = set(self.reductions.get(root, ())), extents_of(root)
+        if len(axes) != 1 or root in self.scans or not self.anchors.get(root):
+            return None
+        axis = axes.pop()
+        others = prod(extents) // extents[axis]
+        if min(self.depths[root]) <= self._depth(root) or others < WARP * self.plan.warps:
+            return None
+        return axis
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
         """(axis, elements of a vector) of a store that writes a group's tile along another axis
