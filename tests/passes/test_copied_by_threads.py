@@ -97,6 +97,17 @@ def before(a, b, y):
     tkc.store(y, (m, 0), acc.to(y.dtype))
 
 
+def chained(w, y, steps):
+    """Each step reads, in other rows, what its program stored in the step before."""
+    rows = (tkc.arange(BM) + 1) % BM
+    for t in range(steps):
+        acc = tkc.zeros((BM, BN))
+        for k in range(0, w.shape[0], BK):
+            x = tkc.load(y, (t * BM + rows, k % BN), (BM, BK))
+            acc = tkc.dot(x, tkc.load(w, (k, 0), (BK, BN)), acc)
+        tkc.store(y, (t * BM + BM, 0), tkc.minimum(tkc.maximum(acc, -2), 2).to(y.dtype))
+
+
 def dequantized(a, b, y):
     """An operand that is computed from a gathered block."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
@@ -170,6 +181,24 @@ def of_list(m: int, n: int, k: int):
     return [a, which, b, y], grid_of(y), rows.astype(np.float64) @ b[which[:k] // 4]
 
 
+def of_ends(m: int, n: int, k: int):
+    (a, which, b, y), grid, expected = of_list(m, n + 3, k + 3)
+    a, b, y = (np.pad(x, ((0, 0), (0, -x.shape[1] % 8)))[:, : x.shape[1]] for x in (a, b, y))
+    return [a, which, b, y], grid, expected
+
+
+def of_chain(m: int, n: int, k: int):
+    w, steps = numbers(1, 3 * BN, BN), k // BK
+    y = np.full(((steps + 1) * BM, BN), 9, np.float16)
+    y[:BM] = numbers(0, BM, BN)
+    expected = y.astype(np.float64)
+    for t in range(steps):
+        before = np.roll(expected[t * BM : (t + 1) * BM], -1, 0)
+        product = np.tile(before, 3) @ w
+        expected[(t + 1) * BM : (t + 2) * BM] = np.clip(product, -2, 2)
+    return [w, y, steps], (1, 1, 1), expected
+
+
 def of_narrow(m: int, n: int, k: int):
     a, b, y = numbers(0, m, k + 4), numbers(1, k + 4, n + 2), np.full((m, n + 2), 9, np.float16)
     return [a, b, y], grid_of(y), a.astype(np.float64) @ b
@@ -191,6 +220,8 @@ def of_nibbles(m: int, n: int, k: int):
 
 
 HALVES = known()
+# whose rows begin at multiples of 16 bytes, and end anywhere
+ROWS = ArrayArgument(tkc.float16, ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), align=16))
 CASES = {
     "convolution": Case(convolution, (HALVES, HALVES, HALVES, i32(), i32()), of_convolution, (3,)),
     "masked": Case(masked, (HALVES, HALVES, HALVES, i32()), of_mask),
@@ -198,6 +229,8 @@ CASES = {
         narrow, (known(divisor=4, align=8), known(divisor=2, align=4), known(divisor=2)), of_narrow
     ),
     "listed": Case(listed, (HALVES, integers(), HALVES, HALVES), of_list),
+    "ends anywhere": Case(listed, (ROWS, integers(), ROWS, ROWS), of_ends),
+    "chained": Case(chained, (HALVES, HALVES, i32()), of_chain),
     "before": Case(before, (HALVES, HALVES, HALVES), of_before),
     "dequantized": Case(dequantized, (HALVES, known(tkc.uint8, divisor=16), HALVES), of_nibbles),
 }
@@ -275,7 +308,9 @@ def test_assembles(name):
     assembles_clean(modules[LAST])
 
 
-@pytest.mark.parametrize(("name", "columns"), [("convolution", BN), ("before", 3 * BN)])
+@pytest.mark.parametrize(
+    ("name", "columns"), [("convolution", BN), ("before", 3 * BN), ("chained", BN)]
+)
 def test_mutants(name, columns):
     modules, _ = lowered(name, num_stages=4)
     every, missed = survivors(

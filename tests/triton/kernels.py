@@ -394,3 +394,98 @@ def matmul_block_pointers(
         b = tl.advance(b, (BK, 0))
     c = tl.make_block_ptr(c_ptr, (M, N), (stride_cm, 1), (at_m, at_n), (BM, BN), (1, 0))
     tl.store(c, accumulator.to(tl.float16), boundary_check=(0, 1))
+
+
+@triton.jit
+def grouped_by_pointers(
+    a_table,
+    b_table,
+    c_table,
+    sizes,
+    rows,
+    groups,
+    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Products of several sizes; where their operands are is in tables."""
+    tile = tl.program_id(0)
+    end = 0
+    for g in range(groups):
+        m, n, k = tl.load(sizes + g * 3), tl.load(sizes + g * 3 + 1), tl.load(sizes + g * 3 + 2)
+        begin = end
+        across = tl.cdiv(n, BN)
+        end += tl.cdiv(m, BM) * across
+        while tile < end:
+            row_a, row_b = tl.load(rows + g * 3), tl.load(rows + g * 3 + 1)
+            a = tl.load(a_table + g).to(tl.pointer_type(tl.float16))
+            b = tl.load(b_table + g).to(tl.pointer_type(tl.float16))
+            c = tl.load(c_table + g).to(tl.pointer_type(tl.float16))
+            rm = (tile - begin) // across * BM + tl.arange(0, BM)
+            rn = (tile - begin) % across * BN + tl.arange(0, BN)
+            rk = tl.arange(0, BK)
+            a_at = a + rm[:, None] * row_a + rk[None, :]
+            b_at = b + rk[:, None] * row_b + rn[None, :]
+            total = tl.zeros((BM, BN), dtype=tl.float32)
+            for left in range(k, 0, -BK):
+                tl.multiple_of(a_at, [16, 16])
+                tl.multiple_of(b_at, [16, 16])
+                x = tl.load(a_at, mask=(rm[:, None] < m) & (rk[None, :] < left), other=0.0)
+                y = tl.load(b_at, mask=(rk[:, None] < left) & (rn[None, :] < n), other=0.0)
+                total = tl.dot(x, y, total)
+                a_at += BK
+                b_at += BK * row_b
+            c_at = c + rm[:, None] * tl.load(rows + g * 3 + 2) + rn[None, :]
+            tl.store(c_at, total.to(tl.float16), mask=(rm[:, None] < m) & (rn[None, :] < n))
+            tile += PROGRAMS
+
+
+@triton.jit
+def grouped_by_descriptors(
+    a_table,
+    b_table,
+    c_table,
+    sizes,
+    rows,
+    groups,
+    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The same, with descriptors made of what the tables say; the right operands are transposed."""
+    tile = tl.program_id(0)
+    end = 0
+    for g in range(groups):
+        m, n, k = tl.load(sizes + g * 3), tl.load(sizes + g * 3 + 1), tl.load(sizes + g * 3 + 2)
+        begin = end
+        across = tl.cdiv(n, BN)
+        end += tl.cdiv(m, BM) * across
+        if tile < end:
+            a = tl.make_tensor_descriptor(
+                tl.load(a_table + g).to(tl.pointer_type(tl.float16)),
+                shape=[m, k],
+                strides=[tl.load(rows + g * 3), 1],
+                block_shape=[BM, BK],
+            )
+            b = tl.make_tensor_descriptor(
+                tl.load(b_table + g).to(tl.pointer_type(tl.float16)),
+                shape=[n, k],
+                strides=[tl.load(rows + g * 3 + 1), 1],
+                block_shape=[BN, BK],
+            )
+            c = tl.make_tensor_descriptor(
+                tl.load(c_table + g).to(tl.pointer_type(tl.float16)),
+                shape=[m, n],
+                strides=[tl.load(rows + g * 3 + 2), 1],
+                block_shape=[BM, BN],
+            )
+            while tile < end:
+                at_m = (tile - begin) // across * BM
+                at_n = (tile - begin) % across * BN
+                total = tl.zeros((BM, BN), dtype=tl.float32)
+                for at_k in range(0, k, BK):
+                    total = tl.dot(a.load([at_m, at_k]), b.load([at_n, at_k]).T, total)
+                c.store([at_m, at_n], total.to(tl.float16))
+                tile += PROGRAMS

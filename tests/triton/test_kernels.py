@@ -155,6 +155,52 @@ def test_matmul_with_block_pointers():
     hopper(launched)
 
 
+def padded(*shape):
+    """Rows that begin at multiples of 16 bytes, and end anywhere."""
+    rows, columns = shape
+    return normal(rows, -(-columns // 8) * 8 + 8, dtype=np.float16)[:, :columns]
+
+
+@pytest.mark.parametrize("simulated", [False, True], ids=["CPU", "simulated"])
+@pytest.mark.parametrize("kernel", ["grouped_by_pointers", "grouped_by_descriptors"])
+def test_products_of_operands_in_tables(kernel, simulated, monkeypatch):
+    """One has no steps. A role of threads copies, for nothing is known on the host."""
+    if simulated:
+        monkeypatch.setenv("TKC_SIM", "1")
+        monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    sizes = [(200, 136, 100), (64, 70, 0), (130, 60, 68)]
+    a = [padded(m, k) for m, _, k in sizes]
+    b = [padded(n, k) if "descr" in kernel else padded(k, n) for _, n, k in sizes]
+    c = [padded(m, n) for m, n, _ in sizes]
+    tables = [np.array([x.ctypes.data for x in several]) for several in (a, b, c)]
+    rows = np.array([x.strides[0] // 2 for of in zip(a, b, c, strict=True) for x in of], np.int32)
+    launched = getattr(kernels, kernel)[(2,)](
+        *tables, np.array(sizes, np.int32), rows, 3, PROGRAMS=2, BM=128, BN=64, BK=64
+    )
+    for x, y, z in zip(a, b, c, strict=True):
+        exact = x.astype(np.float32) @ (y.T if "descr" in kernel else y).astype(np.float32)
+        np.testing.assert_allclose(z, exact, atol=0.03, rtol=2e-3)
+    compiled = launched.compiled_for("sm_90a")
+    assert compiled.resources.clean, compiled.resources
+    assert "wgmma.mma_async" in compiled.ptx and "cp.async.cg.shared.global" in compiled.ptx
+    assert any(d.startswith("plan: copies wait for what programs") for d in compiled.decisions)
+
+
+@triton.jit
+def copied_from_a_table(table, out, BLOCK: tl.constexpr):
+    at = tl.load(table).to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
+    tl.multiple_of(at, 16)
+    tl.store(out + tl.arange(0, BLOCK), tl.load(at))
+
+
+def test_a_promise_of_pointers_is_used():
+    """A statement of its own is one, too: as Triton marks the operand."""
+    x, out = normal(1024), np.zeros(1024, np.float32)
+    launched = copied_from_a_table[(1,)](np.array([x.ctypes.data]), out, BLOCK=1024)
+    assert (out == x).all()
+    assert "ld.global.v4" in hopper(launched, wgmma=False).ptx
+
+
 @triton.jit(repr=lambda found: f"named_{found.signature['n']}_{found.constants['BLOCK']}")
 def named(out, n, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), n)

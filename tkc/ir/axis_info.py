@@ -116,8 +116,7 @@ def _along(
         case tile.Arange() as op:
             return Along(extent, 1, abs(op.start.value.data))
         case tile.Multiple() as op:
-            found = of(op.arg)
-            return Along(found.run, found.same, _lcm(found.divisor, op.divisor.value.data))
+            return _with_promise(op, of(op.arg), extent)
         case ew.Cast() as op:
             return _cast(op, of(op.arg), ranges)
         case ew.PointerAdd() as op:
@@ -290,10 +289,23 @@ def _alignment(pointer: SSAValue, ranges: Ranges) -> int:
                 ranges.known(pointer.owner.offset).divisor,
             )
         case tile.Multiple():
-            return _lcm(
-                _alignment(pointer.owner.arg, ranges), max(1, pointer.owner.divisor.value.data)
-            )
+            return _lcm(_alignment(pointer.owner.arg, ranges), _promised(pointer.owner))
     return 1
+
+
+def _with_promise(op: tile.Multiple, found: Along, extent: int) -> Along:
+    promised = _promised(op)
+    if isinstance(element_of(op.arg.type), PointerType) and found.run < extent:
+        promised = gcd(promised, found.run)  # it is of whole rows
+    return Along(found.run, found.same, _lcm(found.divisor, promised))
+
+
+def _promised(op: tile.Multiple) -> int:
+    """What is promised, of pointers in elements."""
+    divisor, element = op.divisor.value.data, element_of(op.arg.type)
+    if isinstance(element, PointerType):
+        return max(1, divisor * 8 // bits(pointee_of(element)))
+    return divisor
 
 
 def _lcm(a: int, b: int) -> int:

@@ -128,6 +128,8 @@ class Plan:
     written_stages: int = 1
     # numbers of the dots that run one iteration late, with what needs them there
     rotate: tuple[int, ...] = ()
+    # roles that copy wait for what consumers store: programs may read it afterwards
+    copies_wait: bool = False
     # the first dot of a block's next program is issued before this one's epilogue
     cross_tile_prologue: bool = False
     # running maxima that only keep powers small are updated where needed

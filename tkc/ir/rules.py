@@ -313,8 +313,10 @@ RULES: dict[type[Operation], Callable] = {
     tile.ProgramId: _grid_axis,
     tile.NumPrograms: _grid_axis,
     tile.Multiple: lambda op: (
-        "is of an integer and a divisor of 1 and more"
-        if op.divisor.value.data < 1 or not is_integer(element_of(op.arg.type))
+        "is of an integer or a pointer and a divisor of 1 and more"
+        if op.divisor.value.data < 1
+        or not is_integer(element_of(op.arg.type))
+        and not isinstance(element_of(op.arg.type), PointerType)
         else None
     ),
     tile.Broadcast: _moved,

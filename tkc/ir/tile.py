@@ -301,7 +301,8 @@ class Arange(Source):
 @irdl_op_definition
 class Multiple(TileOperation):
     """The operand, known to be a multiple of `divisor` (a user's promise or a fact of the
-    specialization).
+    specialization). Of a pointer its address is, in bytes; of a tile of pointers, of each row of
+    neighbours the first one's.
     """
 
     name = "tile.multiple"

@@ -11,9 +11,9 @@ from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import PointerAdd, Select
+from tkc.ir.elementwise import Bitcast, PointerAdd, Select
 from tkc.ir.ranges import Ranges, divisor
-from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact
+from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact, is_integer
 from tkc.ir.values import array_type
 from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
@@ -302,6 +302,10 @@ def _alignment(pointer: SSAValue, size: int) -> int:
     if isinstance(op, PointerAdd):
         moved = math.gcd(size * divisor(op.operands[1]), MOST_BYTES)
         return math.gcd(_alignment(op.operands[0], size), moved)
+    if isinstance(op, tile.Multiple):
+        return max(_alignment(op.arg, size), math.gcd(op.divisor.value.data, MOST_BYTES))
+    if isinstance(op, Bitcast) and is_integer(op.arg.type):  # an address, perhaps with a promise
+        return max(size, math.gcd(divisor(op.arg), MOST_BYTES))
     return size
 
 

@@ -9,7 +9,10 @@ written with pointers get what blocks get: copies that run ahead, tensor maps, w
 
 An access is raised in kernels with dots, where its address is affine (analysis/pointers.py) and
 
-  base      is an array argument
+  base      is an array argument, or any other pointer (one that the kernel loads, say): the array
+            is made before the innermost loop round the access then, and what is known there takes
+            the place of what the host can compute. It begins where the block of the first iteration
+            does, so that only what the loop adds must not be negative
   strides   of the tile's axes are single products that the host can compute
   starts    are never negative, or the mask bounds them from below; a divisor of `//` and `%` in
             them counts as positive (TKC_DEBUG checks that)
@@ -21,27 +24,33 @@ An access is raised in kernels with dots, where its address is affine (analysis/
             the rows once, and what was loaded is repeated
 
 An axis without a bound has an extent that no access reaches. What is left of the address becomes
-outer axes of the array (batches, heads), or its offset in the argument where the host knows it.
+outer axes of the array (batches, heads), or its offset in the argument where the host knows it. A
+promise of the pointers (`tile.multiple`: that rows of neighbours begin at multiples of so many
+bytes) is one of the array's strides, and of its address where the block begins at such multiples.
 Sources: the semantics of masked pointer loads in Triton's language reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import gcd, prod
+from functools import partial
+from math import gcd, lcm, prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i1, i32, i64
+from xdsl.ir import Block as BasicBlock
 from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.host_values import UNBOUNDED
+from tkc.ir.host_values import UNBOUNDED, argument_number
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import Builder, erase, replace
-from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, bits
-from tkc.ir.values import array_type, owner_op, tile_type
+from tkc.ir.rewrite import Builder, erase, loop_of, replace
+from tkc.ir.target import ROW_ALIGNMENT
+from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact, TileType, bits, pointee_of
+from tkc.ir.values import array_type, block_of, defining_op, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
@@ -91,7 +100,7 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
     forms, blocks = Forms.of(kernel), []
     for op in accesses:
         try:
-            blocks.append(_Recognition(op, forms).block())
+            blocks.append(_recognised(op, forms))
         except (NotABlock, TooLarge) as why:
             context.decisions.append(
                 f"raise-pointers: an access of {'x'.join(map(str, tile_type(op.pointers).extents))}"
@@ -146,12 +155,16 @@ class Condition:
 @dataclass
 class Block:
     """What an access addresses: a block of an array that begins `offset` elements behind an
-    argument's first, where the conditions hold. repeated: how many elements along each of the
-    tile's axes are one of the block. assumed: divisors taken to be positive.
+    argument's first, or behind a pointer, where the conditions hold. anchor: before which the array
+    is made; None for that of an argument. rows: bytes of which the pointers promise that each row
+    begins at a multiple. repeated: how many elements along each of the tile's axes are one of the
+    block. assumed: divisors taken to be positive.
     """
 
     op: PointerBlock
-    argument: SSAValue
+    base: SSAValue
+    anchor: Operation | None
+    rows: int
     offset: Polynomial
     axes: list[Axis]
     conditions: list[Condition]
@@ -217,31 +230,67 @@ class Mask:
         return any(bound == high for bound, _ in self.bounds.get(axis, Bounds()).high)
 
 
-class _Recognition:
-    """Finds the block that one access addresses."""
+def _recognised(op: PointerBlock, forms: Forms) -> Block:
+    """The block that an access addresses. Raises NotABlock with the reason."""
+    form = forms.get(op.pointers)
+    if form is None or form.base is None:
+        raise NotABlock("its address is not affine")
+    if argument_number(form.base) is not None:
+        return _Recognition(op, form, forms, None).block()
+    if (loop := loop_of(op)) is not None:
+        with suppress(NotABlock, TooLarge):  # where the access itself is, more is known
+            return _Recognition(op, form, forms, loop).block()
+    return _Recognition(op, form, forms, op).block()
 
-    def __init__(self, op: PointerBlock, forms: Forms):
-        self.op, self.forms, self.scalars = op, forms, forms.scalars
+
+class _Recognition:
+    """Finds the block that one access addresses. anchor: before which its array is made, of what is
+    known there; None: at the kernel's beginning, of what the host can compute.
+    """
+
+    def __init__(self, op: PointerBlock, form: Affine, forms: Forms, anchor: Operation | None):
+        self.op, self.form, self.forms, self.scalars = op, form, forms, forms.scalars
+        self.anchor = anchor
         self.extents = tile_type(op.pointers).extents
         mask = Mask(op.mask, len(self.extents), forms)
         self.bounds, self.left = mask.bounds, mask.left
 
+    def _is_known(self, polynomial: Polynomial) -> bool:
+        """Whether it can be computed where the array is made."""
+        if self.anchor is None:
+            return self.scalars.is_host(polynomial)
+        return all(_is_visible(self.scalars.atoms[a], self.anchor) for a in polynomial.atoms)
+
+    def _known_part(self, polynomial: Polynomial) -> Polynomial:
+        """The terms that can be computed where the array is made."""
+        known = [m for m, _ in polynomial.terms if self._is_known(Polynomial(((m, 1),)))]
+        return polynomial.part(known)
+
     def block(self) -> Block:
         """Raises NotABlock with the reason."""
-        form = self.forms.get(self.op.pointers)
-        if form is None or form.base is None:
-            raise NotABlock("its address is not affine")
+        form, base = self.form, self.form.base
+        assert base is not None
         if prod(self.extents) == 1:
             raise NotABlock("it is one element")
+        if self.anchor is not None and not _is_visible(base, self.anchor):
+            raise NotABlock("its address is loaded in its loop")
         self._unwrap(form)
         self._repeat(form)
         strides = self._strides(form)
         starts, bounds, rest = self._starts(form.offset, strides)
-        offset = self.scalars.host_part(rest)
+        offset = self._known_part(rest)
         outer = self._outer(rest - offset)
         inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
-        repeated = dict(form.repeated)
-        block = Block(self.op, form.base, offset, [*outer, *inner], self.left, repeated)
+        block = Block(
+            self.op,
+            base,
+            self.anchor,
+            _promised_rows(self.op.pointers),
+            offset,
+            [*outer, *inner],
+            self.left,
+            dict(form.repeated),
+        )
         for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
             bounded = a is not None and self.bounds.get(a, Bounds()).low
             if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
@@ -278,7 +327,7 @@ class _Recognition:
                 found.pop(axis, None)
             elif axis not in found:
                 raise NotABlock("neighbours along an axis have one address")
-            elif len(found[axis].terms) != 1 or not self.scalars.is_host(found[axis]):
+            elif len(found[axis].terms) != 1 or not self._is_known(found[axis]):
                 raise NotABlock("a stride is a sum, or computed in the kernel")
         return found
 
@@ -296,7 +345,7 @@ class _Recognition:
                 offset = offset - starts[axis] * stride
         for axis in sorted(set(strides) - set(starts), key=lambda a: _coarseness(strides[a])):
             start, offset = self._divided(offset, strides[axis])
-            host = self.scalars.host_part(start)  # the array itself can begin there
+            host = self._known_part(start)  # the array itself can begin there
             starts[axis], offset = start - host, offset + host * strides[axis]
         return starts, bounds, offset
 
@@ -313,7 +362,7 @@ class _Recognition:
         return start, rest + apart
 
     def _counts_strides(self, monomial: tuple[int, ...]) -> bool:
-        known = {self.scalars.is_host(Polynomial((((a,), 1),))) for a in monomial}
+        known = {self._is_known(Polynomial((((a,), 1),))) for a in monomial}
         return known == {True, False}
 
     def _by_mask(
@@ -327,11 +376,11 @@ class _Recognition:
             starts[axis] = -found.low[0][0]
             self.left += [condition for _, condition in found.low[1:]]
         for high, condition in found.high:
-            known = self.scalars.host_part(high)
+            known = self._known_part(high)
             start = known - high
             if bounds[axis] is None and starts.setdefault(axis, start) == start:
                 bounds[axis] = known
-            elif bounds[axis] is None and self.scalars.is_host(starts[axis] + high):
+            elif bounds[axis] is None and self._is_known(starts[axis] + high):
                 bounds[axis] = starts[axis] + high
             elif condition.value in self.op.results:
                 raise NotABlock("its indices are taken modulo something")
@@ -344,7 +393,7 @@ class _Recognition:
         """Axes that the block lacks: a batch, a head. One for each stride that the host knows."""
         grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
         for monomial, coefficient in rest.terms:
-            host = tuple(a for a in monomial if self.scalars.is_host(Polynomial((((a,), 1),))))
+            host = tuple(a for a in monomial if self._is_known(Polynomial((((a,), 1),))))
             own = tuple(a for a in monomial if a not in host)
             grouped.setdefault(host, {})[own] = coefficient
         found = []
@@ -353,6 +402,23 @@ class _Recognition:
             start = Polynomial.of({m: c // step for m, c in terms.items()})
             found.append(Axis(Polynomial(((host, step),)), start, None, -1))
         return found
+
+
+def _is_visible(value: SSAValue, anchor: Operation) -> bool:
+    """Whether a value is there before an operation."""
+    block = value.owner if isinstance(value.owner, BasicBlock) else block_of(value.owner)
+    here = ancestor(anchor, block)
+    if here is None:
+        return False
+    return isinstance(value, BlockArgument) or owner_op(value).is_before_in_block(here)
+
+
+def _promised_rows(pointers: SSAValue) -> int:
+    """Bytes at whose multiples each row of neighbours begins, as a tile of pointers promises."""
+    found = 1
+    while (promise := defining_op(pointers, tile.Multiple)) is not None:
+        found, pointers = lcm(found, promise.divisor.value.data), promise.arg
+    return found
 
 
 def _coarseness(stride: Polynomial) -> tuple[int, int]:
@@ -510,36 +576,52 @@ class _Writer:
 
     def _array(self, block: Block) -> SSAValue:
         """The array that a block is of."""
-        key = (
-            block.argument,
-            block.offset,
-            tuple((axis.stride, axis.bound) for axis in block.axes),
-        )
+        if block.anchor is not None:
+            return self._made(block, block.base, Builder(block.anchor), False)
+        axes = tuple((axis.stride, axis.bound) for axis in block.axes)
+        key = block.base, block.offset, axes, self._facts(block)
         if key not in self.arrays:
             assert self.entry is not None
-            build, scalars = Builder(self.entry), self.scalars
-            pointer = build(tile.Pointer(block.argument))
-            if block.offset.terms:
-                offset = self._sum(block.offset, build, True)
-                pointer = build(ew.PointerAdd(pointer, offset))
-            bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
-            strides = [axis.stride for axis in block.axes]
-            given = array_type(block.argument)
-            size = bits(given.element) // 8
-            facts = ArrayFacts(
-                tuple(_fact(scalars, bound) for bound in bounds),
-                tuple(_fact(scalars, stride) for stride in strides),
-                gcd(given.facts.align, size * scalars.divisor(block.offset)),
-            )
-            self.arrays[key] = build(
-                tile.MakeArray(
-                    pointer,
-                    [self._sum(bound, build, True) for bound in bounds],
-                    [self._sum(stride, build, True) for stride in strides],
-                    ArrayType(len(block.axes), given.element, facts),
-                )
-            )
+            build = Builder(self.entry)
+            self.arrays[key] = self._made(block, build(tile.Pointer(block.base)), build, True)
         return self.arrays[key]
+
+    def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> SSAValue:
+        """An array that begins behind a pointer."""
+        if block.offset.terms:
+            offset = self._sum(block.offset, build, at_entry)
+            pointer = build(ew.PointerAdd(pointer, offset))
+        bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+        extents = [self._sum(bound, build, at_entry) for bound in bounds]
+        if not at_entry:  # a block that lies behind the bound has nothing
+            extents = [
+                extent if bound.exact is not None else build.max(extent, 0)
+                for bound, extent in zip(bounds, extents, strict=True)
+            ]
+        strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
+        element = pointee_of(pointer.type)
+        t = ArrayType(len(block.axes), element, self._facts(block))
+        return build(tile.MakeArray(pointer, extents, strides, t))
+
+    def _facts(self, block: Block) -> ArrayFacts:
+        """What is known of the array that a block is of, by what its pointers promise too."""
+        scalars, base = self.scalars, block.base
+        bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+        strides = [axis.stride for axis in block.axes]
+        pointers = tile_type(block.op.pointers)
+        size = bits(pointee_of(pointers.element)) // 8
+        known = array_type(base).facts.align if isinstance(base.type, ArrayType) else size
+        align = gcd(known, size * scalars.divisor(block.offset))
+        steps = tuple(_fact(scalars, stride) for stride in strides)
+        rows = block.rows // size
+        if rows > 1 and not block.repeated and any(map(_is_dense, block.axes)):
+            steps = tuple(map(partial(_promised_step, rows), steps, block.axes))
+            if all(
+                _is_of_rows(axis) or scalars.divisor(axis.start * axis.stride) % rows == 0
+                for axis in block.axes
+            ):
+                align = max(align, gcd(block.rows, ROW_ALIGNMENT))
+        return ArrayFacts(tuple(_fact(scalars, bound) for bound in bounds), steps, align)
 
     def _sum(self, polynomial: Polynomial, build: Builder, at_entry: bool) -> SSAValue:
         """Operations that compute a polynomial, of 64 bits where an atom has 64, else of 32."""
@@ -603,6 +685,23 @@ def _repeated(value: SSAValue, repeated: dict[int, int], build: Builder) -> SSAV
         several = build(tile.Broadcast(apart, TileType([*before, n, count, *behind], t.element)))
         value = _reshaped(several, [*before, n * count, *behind], build)
     return value
+
+
+def _is_dense(axis: Axis) -> bool:
+    """Whether an axis has rows of neighbours."""
+    return axis.stride.exact == 1 and axis.extent > 1
+
+
+def _is_of_rows(axis: Axis) -> bool:
+    """Whether the block has several rows along an axis."""
+    return axis.extent > 1 and not _is_dense(axis)
+
+
+def _promised_step(rows: int, known: Fact, axis: Axis) -> Fact:
+    """What is known of a stride where rows of a block begin at multiples of so many elements."""
+    if known.exact is not None or not _is_of_rows(axis):
+        return known
+    return Fact(gcd(lcm(known.divisor, rows), MOST_DIVISOR), None, known.negative)
 
 
 def _fact(scalars: Scalars, polynomial: Polynomial) -> Fact:

@@ -631,6 +631,8 @@ def check(m: ProgramInterpreter, op: tile.Assert, condition: np.ndarray) -> None
 
 
 def multiple(m: ProgramInterpreter, op: tile.Multiple, x: np.ndarray) -> np.ndarray:
+    if isinstance(element_of(op.arg.type), PointerType):
+        return x  # what is accessed there has addresses
     if (np.asarray(x) % op.divisor.value.data).any():
         raise AssertionFailed(f"{x} is promised to be a multiple of {op.divisor.value.data}")
     return x

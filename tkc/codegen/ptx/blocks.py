@@ -124,13 +124,17 @@ class Block:
         axis = fast_axis(self.layout)
         return -1 if axis is None else self.axes[axis]
 
-    def vector(self, most: int = MAX_ACCESS_BYTES, mask: SSAValue | None = None) -> int:
-        """Elements that one access of at most `most` bytes may move."""
+    def vector(
+        self, most: int = MAX_ACCESS_BYTES, mask: SSAValue | None = None, cut: bool = False
+    ) -> int:
+        """Elements that one access of at most `most` bytes may move. cut: of which it can leave out
+        those behind the array's end (`left`).
+        """
         array, axis, fast = self.array, fast_axis(self.layout), self.fast
         if axis is None or fast in self.sources or array.facts.strides[fast].exact != 1:
             return 1
         v = self.layout.vector(axis, most // array.itemsize)
-        while v > 1 and not (self._aligned(v) and self._whole(v)):
+        while v > 1 and not (self._aligned(v) and self._whole(v, cut)):
             v //= 2
         return vector_of_mask(self.e, mask, axis, v)
 
@@ -142,12 +146,29 @@ class Block:
         aligned = self.array.facts.align % (n * self.array.itemsize) == 0
         return aligned and all(self._multiple(i, n) for i in others)
 
-    def _whole(self, n: int) -> bool:
-        """Whether groups of n elements along the fastest axis lie inside the array or outside."""
+    def _whole(self, n: int, cut: bool) -> bool:
+        """Whether groups of n elements along the fastest axis lie inside the array or outside, or
+        begin inside or lie outside.
+        """
         fast = self.fast
         if not self._divisor(fast, n):
             return False
-        return self._proven[fast] or self.array.facts.shape[fast].divisible(n)
+        return cut or self._proven[fast] or self.array.facts.shape[fast].divisible(n)
+
+    def left(self, register: int) -> Integer:
+        """Elements from a register's to the array's end along the fastest axis, where it lies
+        inside.
+        """
+        e, axis, position = self.e, self.fast, self._position(self.fast, register)
+        offset, extent = e.integer(self.op.offsets[axis]), self.array.extent(axis)
+        type = "s32" if is_narrow(offset) else "s64"
+        here = self._once((axis, "u"), lambda: add(e, offset, self._thread(axis, offset), type))
+        if is_narrow(here):
+            behind = self._once((axis, "left"), lambda: self._difference(extent, here))
+            return add(e, behind, -position)
+        whole = wide(e, extent) if self.array.long is None else self.array.long(axis)
+        far = self._once((axis, "far"), lambda: e.w.op("sub.s64", "b64", whole, here))
+        return add(e, far, -position, "s64")
 
     def ragged(self, mask: SSAValue | None = None) -> int:
         """Elements that one access may move where the whole block lies inside the array along its
@@ -157,7 +178,9 @@ class Block:
         if axis is None or mask is not None or self.e.debug or fast in self.sources:
             return 0
         v, found = self.vector(), self.e.ranges.offset(self.op.offsets[fast])
-        if self._proven[fast] or found is None or found.lo < 0:
+        if self._proven[fast] or found is None:
+            return 0
+        if found.lo < 0 and not isinstance(self.op, tile.Store):  # which has its registers anyway
             return 0
         if array.facts.strides[fast].exact != 1:
             return 0
@@ -167,9 +190,20 @@ class Block:
         return n if n > v and n * array.itemsize >= 4 else 0
 
     def reaches(self) -> Operand:
-        """Whether the whole block ends inside the array along the fastest axis: the same for all
+        """Whether the whole block lies inside the array along the fastest axis: the same for all
         threads.
         """
+        e, found = self.e, self.e.ranges.offset(self.op.offsets[self.fast])
+        if found is not None and found.lo >= 0:
+            return self._ends_inside()
+        offset = e.integer(self.op.offsets[self.fast])
+        if not isinstance(offset, str):
+            return offset >= 0 and self._ends_inside()
+        begins = f"setp.ge.{'s32' if is_narrow(offset) else 's64'}"
+        return both(e, e.w.op(begins, "pred", offset, 0), self._ends_inside())
+
+    def _ends_inside(self) -> Operand:
+        """Whether the whole block ends inside the array along the fastest axis."""
         e, axis = self.e, self.fast
         offset, extent, n = (
             e.integer(self.op.offsets[axis]),

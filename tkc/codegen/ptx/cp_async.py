@@ -15,9 +15,10 @@ from tkc.codegen.ptx.blocks import Block, mask_of
 from tkc.codegen.ptx.coordinates import is_first_copy
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import otherwise
+from tkc.codegen.ptx.integers import is_narrow, mul
 from tkc.codegen.ptx.shared_memory import plain_groups
 from tkc.codegen.ptx.traps import access, span_of
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir import threads
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
@@ -37,7 +38,8 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         layout = blocked(shape, max(most // size, 1), e.instance.warps, view.memory.order)
     block = Block(e, op, layout)
     width, place = plain_groups(e, layout, view)
-    v = min(block.vector(most, op.mask), width)
+    fills_with_zeros = op.other is None or e.constant(op.other) == 0
+    v = min(block.vector(most, op.mask, cut=fills_with_zeros), width)
     if v * size < 4:
         e.notes.append(
             f"the copy of {'x'.join(map(str, shape))}x{element} goes through registers: only"
@@ -48,18 +50,32 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         return store_tile(e, value, width, place, "shared")
     if width % v:
         e.fail(f"a copy of {v} elements at once into a buffer that takes {width}")
-    Copy(e, op, block, v, v * size).emit(place)
+    cut = v > block.vector(most, op.mask)
+    Copy(e, op, block, v, v * size, fills_with_zeros, cut).emit(place)
 
 
 class Copy:
-    """The instructions of a copy by `v` elements, which are so many bytes."""
+    """The instructions of a copy by `v` elements, which are so many bytes. cut: some of them may
+    lie behind the array's end.
+    """
 
-    def __init__(self, e: Emitter, op: threads.CpAsync, block: Block, v: int, size: int):
+    def __init__(
+        self,
+        e: Emitter,
+        op: threads.CpAsync,
+        block: Block,
+        v: int,
+        size: int,
+        fills_with_zeros: bool,
+        cut: bool,
+    ):
         self.e, self.op, self.block, self.v, self.size = e, op, block, v, size
+        self.cut, self.fills_with_zeros = cut, fills_with_zeros
+        self.there: dict[str, Integer] = {}  # by what is left of the array, in elements
         self.bounds = span_of(e, op.array) if e.debug else None
         self.first = is_first_copy(e, block.layout)
-        self.fills_with_zeros = op.other is None or e.constant(op.other) == 0
-        self.sizes: dict[Operand, str] = {True: ""}  # operand of the instruction, by predicate
+        # the operand of the instruction, by predicate and how many bytes there are where it holds
+        self.sizes: dict[tuple[Operand, Operand], str] = {(True, size): ""}
 
     def emit(self, place: Callable[[int], Group]) -> None:
         """Each element once; `place`: where those from a register on lie in the buffer."""
@@ -83,28 +99,46 @@ class Copy:
                 _filled(e, op, target, both(e, mine, opposite(e, held)), r, self.v)
             if held is False:
                 return
-        bytes_read = self._bytes_read(held)
+        bytes_read = self._bytes_read(held, r)
         source, guard = Group(*self.block.address(r)), both(e, target.held, self.first)
         if not self.fills_with_zeros:
             guard = both(e, guard, held)
         if e.debug:
             checked = Group(source.address, source.offset, both(e, guard, held))
-            access(e, checked, self.size, "copies", self.bounds)
+            least = self.size // self.v if self.cut else self.size
+            access(e, checked, least, "copies", self.bounds)
         with e.w.predicated(guard):
             e.w.emit(
                 f"cp.async.{'cg' if self.size == 16 else 'ca'}.shared.global {target.text},"
                 f" {source.text}, {self.size}{bytes_read}"
             )
 
-    def _bytes_read(self, held: Operand) -> str:
+    def _bytes_read(self, held: Operand, r: int) -> str:
         """The operand that says how many bytes are read, where that is not all of them."""
         if held is False:
             return ", 0"
         if not self.fills_with_zeros:
             return ""
-        if held not in self.sizes:
-            self.sizes[held] = f", {self.e.w.op('selp.b32', 'b32', self.size, 0, held)}"
-        return self.sizes[held]
+        there = self._bytes_there(r) if self.cut else self.size
+        if (held, there) not in self.sizes:
+            read = there
+            if held is not True:
+                read = self.e.w.op("selp.b32", "b32", there, 0, held)
+            self.sizes[held, there] = f", {read}"
+        return self.sizes[held, there]
+
+    def _bytes_there(self, r: int) -> Operand:
+        """The bytes of a vector that lie before the array's end, of one that begins there."""
+        w, left = self.e.w, self.block.left(r)
+        if not isinstance(left, str):
+            return max(0, min(left, self.v)) * self.size // self.v
+        if left not in self.there:
+            if is_narrow(left):
+                count: Integer = w.op("min.s32", "b32", left, self.v)
+            else:
+                count = w.op("cvt.u32.u64", "b32", w.op("min.s64", "b64", left, self.v))
+            self.there[left] = mul(self.e, count, self.size // self.v)
+        return self.there[left]
 
 
 def opposite(e: Emitter, held: Operand) -> Operand:

@@ -43,7 +43,9 @@ def overlapping(argument: BlockArgument, overlaps: Overlaps) -> set[BlockArgumen
 def accessed(op: Operation) -> BlockArgument | None:
     """The array argument in whose memory an access is; None where that is not known."""
     match op:
-        case tile.Load() | tile.Store() | tile.AtomicBlock() | shared.Copy() | shared.CopyOut():
+        case tile.Load() | tile.Store() | tile.AtomicBlock():
+            return origin(op.array)
+        case shared.Copy() | shared.CopyAsync() | shared.CopyOut():
             return origin(op.array)
         case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
             return origin(op.pointers)

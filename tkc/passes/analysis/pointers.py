@@ -151,9 +151,7 @@ class Forms:
                 return Affine(start, ((0, Polynomial.number(1)),))
             case tile.Pointer() if argument_number(op.arg) is not None:
                 return Affine(base=op.arg)
-            case tile.Splat() | tile.Multiple():
-                return self.get(op.arg)
-            case tile.Broadcast():
+            case tile.Splat() | tile.Multiple() | tile.Broadcast():
                 return self.get(op.arg)
             case ew.Cast() if element_of(op.arg.type) in (i32, i64):
                 return self.get(op.arg) if element_of(op.result.type) in (i32, i64) else None
@@ -165,6 +163,8 @@ class Forms:
                 return None if form is None else form.renumbered(axes)
             case ew.PointerAdd():
                 return self._sum(op.pointer, op.offset, 1)
+            case tile.LoadPointers() | ew.Bitcast() if isinstance(op.results[0].type, PointerType):
+                return Affine(base=op.results[0])  # loaded, or made of a number
             case ew.Select() if isinstance(op.result.type, TileType):
                 return self._selected(op)
             case ew.Elementwise() if isinstance(op.result.type, TileType):

@@ -10,8 +10,8 @@ scalars and what it loads: a list of rows is read by each thread for the rows th
 thread moves at least 4 bytes at a time.
 
 What no role can copy ahead (tiles of pointers, rows that start at odd bytes, a block that its own
-program may have written) the consumers load themselves, in the order of the program: to the dot it
-is an operand that is computed.
+program may have written in the same loop) the consumers load themselves, in the order of the
+program: to the dot it is an operand that is computed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,6 @@ def copied_bytes(load: tile.Load) -> int:
         if (
             facts.align % size == 0
             and divisor(load.offsets[dense]) % count == 0
-            and facts.shape[dense].divisible(count)
             and all(step.divisible(count) for step in steps)
         ):
             return size

@@ -50,11 +50,9 @@ from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import array_type, defining_op, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
-from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import (
     Overlaps,
     unwritten,
-    written_before,
 )
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
@@ -98,7 +96,7 @@ from tkc.passes.planning.operands import (
     why_not_wgmma,
     written_operands,
 )
-from tkc.passes.planning.order import acquiring_loops, why_not_claimed, work_claims
+from tkc.passes.planning.order import acquiring_loops, keep_in_order, why_not_claimed, work_claims
 from tkc.passes.planning.rings import (
     MAX_RINGS,
     exchanged_bytes,
@@ -211,7 +209,9 @@ def _roles(
     options, dots, overlaps = context.options, program.dots, context.overlaps
     if not context.target.wgmma:
         return None, f"{context.target.name} has no wgmma"
-    _keep_in_order(program, overlaps)
+    ordered = keep_in_order(program.kernel, program.loads, options, overlaps)
+    if ordered:  # a store by a tensor map would have to be over before its threads say so
+        options = replace(options, epilogue="direct")
     if options.roles == "one":
         return None, "roles = 'one', as asked"
     if options.num_warps not in (None, 4, 8, 12, 16):
@@ -239,6 +239,7 @@ def _roles(
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(relaid), options)
     if streamed and waiting:
         streamed, undealt = 0, "programs wait for others"
+    single = single or ("copies wait for what they store" if ordered else "")
     members, apart = (
         (1, single or "programs wait for others")
         if single or waiting
@@ -399,7 +400,7 @@ def _roles(
         and not claimed
         and not claims  # neighbours claim what nobody knows beforehand
         # a neighbour copies what this program reads before this program's wait is over
-        and not waiting
+        and not (waiting or ordered)
         else ((1, 1), {}, "")
     )
     registers: tuple[int, ...] = aside or (
@@ -525,7 +526,7 @@ def _roles(
         and twice
         and bool(late)
         and queue
-        and not third
+        and not (third or ordered)
         and (not kept or each + kept <= LARGE_ACCUMULATOR_REGISTERS)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
         and min(stages, default=1) > 1
@@ -626,6 +627,11 @@ def _roles(
         for load in by_threads
     ]
     said += [f"plan: the consumers load {which_and_why}" for which_and_why in by_consumers]
+    if ordered:
+        said.append(
+            "plan: copies wait for what programs store, which they may read afterwards: results are"
+            " stored from registers"
+        )
     if fuse:
         said.append(
             "plan: the next program's first dot is issued before this one's results are stored"
@@ -758,6 +764,7 @@ def _roles(
             rings=stages,
             written_stages=written_stages,
             rotate=tuple(i for i, dot in enumerate(dots) if dot in late),
+            copies_wait=ordered,
             cross_tile_prologue=fuse,
             relax=relax,
             decisions=tuple(said),
@@ -936,18 +943,6 @@ def _without_role(
     for load in loads:
         load.attributes[BY_CONSUMERS] = UnitAttr()
     return _roles(program, context, plan, single)
-
-
-def _keep_in_order(program: Program, overlaps: Overlaps) -> None:
-    """Marks the loads that no copy may make early: their program may have written what they read,
-    or what says where it is.
-    """
-    loads = [op for op in program.loads if isinstance(op, tile.Load)]
-    changed = {op for op in loads if addresses(op.result) and not unwritten(op, overlaps)}
-    for op in loads:
-        follows = changed and not changed.isdisjoint(sources(op.operands))
-        if follows or written_before(op, overlaps):
-            op.attributes[BY_CONSUMERS] = UnitAttr()
 
 
 def _split(program, dots, m: int, options, waiting) -> tuple[int, str]:

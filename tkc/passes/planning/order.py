@@ -1,21 +1,28 @@
 """What programs see of one another, and how roles live with it: numbers that programs take from
 counters, which the producer takes for all roles, and signals that they wait for, each role for
-itself.
+itself. And what a program sees of itself: loads of what it has stored.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import UnitAttr, i32
 from xdsl.ir import Operation
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
+from tkc.ir.rewrite import loops_of
 from tkc.ir.values import block_of
-from tkc.passes.analysis.alias import Overlaps, may_meet
+from tkc.passes import LaunchOptions
+from tkc.passes.analysis.access import addresses
+from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
+from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import LOADS, WRITES
+from tkc.passes.planning.gathers import BY_CONSUMERS, loaded_by_consumers
+from tkc.passes.warpgroups.stored import STORES
 
 
 def work_claims(kernel: Operation) -> list[tile.Atomic]:
@@ -92,4 +99,45 @@ def is_at_beginning(op: Operation) -> bool:
     return all(
         not other.regions and (is_side_effect_free(other) or isinstance(other, tile.Atomic))
         for other in itertools.takewhile(lambda other: other is not op, block_of(op).ops)
+    )
+
+
+def keep_in_order(
+    kernel: tile.Kernel, loads: Sequence[Operation], options: LaunchOptions, overlaps: Overlaps
+) -> bool:
+    """What is done about loads whose program may have written what they read, or what says where it
+    is: copies wait for stores, as the result says, where they can run ahead between these; the
+    other loads are marked, and no copy makes them early.
+    """
+    blocks = [op for op in loads if isinstance(op, tile.Load)]
+    changed = {op for op in blocks if addresses(op.result) and not unwritten(op, overlaps)}
+    found = [
+        op
+        for op in blocks
+        if BY_CONSUMERS not in op.attributes
+        and (
+            changed and not changed.isdisjoint(sources(op.operands)) or written_before(op, overlaps)
+        )
+    ]
+    waits = [op for op in found if _can_wait(op, kernel, options)]
+    for op in found:
+        if op not in waits:
+            op.attributes[BY_CONSUMERS] = UnitAttr()
+    return bool(waits)
+
+
+def _can_wait(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:
+    """Whether copies of a load run ahead in its loop although they wait for what consumers store:
+    nothing is stored there. What else is written, by atomics, nothing waits for.
+    """
+    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
+    loop = next(iter(loops_of(load)), None)
+    return (
+        not loaded_by_consumers(load)
+        and options.split_k in (None, 1)
+        and not options.stream_k
+        and not acquiring_loops(kernel)
+        and all(isinstance(op, STORES) for op in writes)
+        and loop is not None
+        and not any(isinstance(op, WRITES) for op in loop.walk())
     )

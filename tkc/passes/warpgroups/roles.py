@@ -84,6 +84,7 @@ from tkc.passes.warpgroups.rings import (
     ring_of,
     shared_along,
 )
+from tkc.passes.warpgroups.stored import order_stores
 from tkc.passes.warpgroups.tails import straighten
 from tkc.passes.warpgroups.written_operands import exchange_operands
 
@@ -101,6 +102,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         room = room_left(kernel, plan.programs, context.target.shared_bytes)
         carried = precompute_next_tile(_programs(block), instances.bounds(), room)
         instances.replace_bounds(carried)
+    order = order_stores(kernel, context.overlaps) if plan.copies_wait else None
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     _allocate_before(block, first)
@@ -111,6 +113,8 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     copied = _copy_to(group, moved)
     for role in (group.producer, group.consumer):
         broadcasts.keep_own_half(role, posted, role is group.producer)
+    if order is not None:
+        order.divide(group.consumer, [group.producer, *group.others], group.roles)
     shared_claims = _share_work(plan, group, instances.members)
     instances.gather(group.producer, copied)
     produce(group.producer.body.block, rings.barriers, maps, multicast, shared_claims)
@@ -318,7 +322,8 @@ def _suffix(block: Block) -> list[Operation]:
     allocations and the first claims of work apart, and whatever makes a tile before it, since a
     tile is spread over the warps of the role that makes it.
     """
-    ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
+    made = tile.Return, shared.Alloc, threads.Barriers
+    ops = [op for op in block.ops if not isinstance(op, made)]
     start = next(
         i
         for i, op in enumerate(ops)

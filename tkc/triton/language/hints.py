@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from xdsl.ir import Block
+
+from tkc.ir import tile
 from tkc.language import operations
-from tkc.language.tracer import fail
-from tkc.language.values import Scalar
+from tkc.language.tracer import fail, tracer
+from tkc.language.values import Scalar, wrap
 from tkc.triton.language.constants import unwrap, unwrap_all
 from tkc.triton.language.context import settings
 from tkc.triton.language.values import tensor, to_tensor, truth
@@ -18,15 +22,25 @@ def _values(given: Any) -> tuple[int, ...]:
 
 
 def multiple_of(input: Any, values: Any) -> Any:
-    """A promise that a tensor's first element is a multiple. Of an integer scalar it is used; tkc
-    finds out itself what a block is made of.
+    """A promise that an integer is a multiple, or that rows of a tensor of pointers begin at
+    multiples of so many bytes: of `input` from here on in its loop or branch, and of the result. Of
+    a block of integers tkc finds out itself what it is made of.
     """
-    x, (divisor, *_) = unwrap(input), _values(values)
+    x, divisors = unwrap(input), _values(values)
     if not isinstance(x, tensor):
         return input
+    divisor = math.gcd(*divisors)
     if isinstance(x.value, Scalar) and x.dtype.is_int():
-        return tensor(to_tensor(operations.multiple_of(x.value, divisor)).value)
-    return x
+        promised = tensor(to_tensor(operations.multiple_of(x.value, divisor)).value)
+    elif x.dtype.is_ptr() and divisor > 1:
+        made = tracer().emit(tile.Multiple(x.value.use(), divisor))
+        promised = tensor(wrap(made.result))
+    else:
+        return x
+    owner = x.value.ssa.owner
+    if tracer().blocks[-1] is (owner if isinstance(owner, Block) else owner.parent):
+        object.__setattr__(x, "value", promised.value)  # as Triton marks the operand itself
+    return promised
 
 
 def max_contiguous(input: Any, values: Any) -> Any:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tkc.ir import tile
+from tkc.ir.host_values import host_pointer
 from tkc.language import memory, values
 from tkc.language.arrays import Array, array
-from tkc.language.tracer import fail
+from tkc.language.tracer import fail, tracer
 from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
 from tkc.triton.language.creation import shape_of
+from tkc.triton.language.hints import multiple_of
 from tkc.triton.language.types import block_type as BlockType
 from tkc.triton.language.types import dtype, of_core, pointer_type
 from tkc.triton.language.values import (
@@ -202,7 +205,9 @@ def _as_operand(x: Any) -> Any:
 def make_tensor_descriptor(
     base: tensor, shape: Any, strides: Any, block_shape: Any, padding_option: str = "zero"
 ) -> tensor_descriptor:
-    """A descriptor of an array at an address. The last stride is 1."""
+    """A descriptor of an array at an address. The last stride is 1; the address and the other
+    strides are multiples of 16 bytes, as Triton asks for.
+    """
     extents, steps = _integers(shape, "extents"), _integers(strides, "strides")
     blocks, padding = tuple_(shape_of(block_shape)), unwrap(padding_option)
     check_hints(padding_option=padding)
@@ -212,7 +217,23 @@ def make_tensor_descriptor(
         fail(f"the last stride of a descriptor is 1, got {steps[-1]}")
     if blocks[-1] * base.dtype.element_ty.primitive_bitwidth < 128:
         fail("the last extent of a descriptor's block has 16 bytes at least")
-    return tensor_descriptor(_array(base, extents, steps), extents, steps, blocks, padding)
+    whole = tuple_(map(_of_16_bytes(base), steps[:-1])) + steps[-1:]
+    array = _array(_aligned(base), extents, whole)
+    return tensor_descriptor(array, extents, steps, blocks, padding)
+
+
+def _of_16_bytes(base: tensor) -> Callable[[Any], Any]:
+    """Makes a stride a promised multiple of 16 bytes of what a pointer points to."""
+    count = max(128 // base.dtype.element_ty.primitive_bitwidth, 1)
+    return lambda step: multiple_of(step, count) if isinstance(step, tensor) else step
+
+
+def _aligned(base: tensor) -> tensor:
+    """A pointer with the promise that it is a multiple of 16; one that the host knows as it is."""
+    if host_pointer(base.value.ssa) is not None:
+        return base
+    promised = tile.Multiple(base.value.use(), 16)
+    return tensor(values.wrap(tracer().emit(promised).result))
 
 
 def load_tensor_descriptor(desc: tensor_descriptor, offsets: Sequence) -> tensor:
