@@ -171,6 +171,33 @@ def test_the_simulator_knows_what_is_before_an_array(add, monkeypatch):
         stored_before(-16, 0, add, monkeypatch)
 
 
+def grouped(x, o, groups, ADD: tkc.constexpr):
+    """Programs in an order of their own: nothing says that none of them is before the array."""
+    pid = tkc.program_id(0)
+    row, column = (pid // groups - 1) * 64, (pid % groups - 1) * 64
+    acc = tkc.zeros((64, 64))
+    for k in tkc.range(0, x.shape[1], 32):
+        left = tkc.load(x, (0, k), (64, 32))
+        acc = tkc.dot(left, tkc.load(x, (0, k), (64, 32)).T, acc)
+    if ADD:
+        tkc.atomic_add(o, (row, column), acc.to(o.dtype))
+    else:
+        tkc.store(o, (row, column), acc.to(o.dtype))
+
+
+@pytest.mark.parametrize("add", (False, True))
+def test_blocks_that_lie_before_their_array_as_a_whole_are_stored_by_a_map(add, monkeypatch):
+    kernel, types = tkc.jit(grouped), ("f16[64, 64]", "f16[64, 128]", 3)
+    stores = f"cp.{'reduce.' * add}async.bulk.tensor.2d.global"
+    assert stores in kernel.compile(*types, ADD=add, target="sm_90a").ptx
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x = np.random.default_rng(0).integers(-2, 3, (64, 64)).astype(np.float16)
+    o = np.zeros((64, 128), np.float16)
+    kernel[9](x, o, 3, ADD=add)
+    np.testing.assert_array_equal(o, np.tile(x.astype(np.float64) @ x.T.astype(np.float64), 2))
+
+
 def placed(x, o, row, column):
     acc = tkc.zeros((64, 64))
     for k in tkc.range(0, 64, 32):

@@ -52,7 +52,12 @@ from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
-from tkc.passes.analysis.mapped import BEGINS_INSIDE, begins_inside
+from tkc.passes.analysis.mapped import (
+    BEFORE_OR_INSIDE,
+    BEGINS_INSIDE,
+    begins_inside,
+    is_before_or_inside,
+)
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.remembered import unchanged
 from tkc.passes.analysis.stabilizers import is_running_maximum
@@ -103,8 +108,12 @@ def run(module: ModuleOp, context: PassContext) -> None:
 def mark_stores(kernel: tile.Kernel) -> None:
     """Writes on every store of a block what is known of its beginning."""
     for op in kernel.walk():
-        if isinstance(op, (tile.Store, tile.AtomicBlock)) and begins_inside(op):
+        if not isinstance(op, (tile.Store, tile.AtomicBlock)):
+            continue
+        if begins_inside(op):
             op.attributes[BEGINS_INSIDE] = UnitAttr()
+        elif is_before_or_inside(op):
+            op.attributes[BEFORE_OR_INSIDE] = UnitAttr()
 
 
 def number(kernel: tile.Kernel) -> None:

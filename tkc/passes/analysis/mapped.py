@@ -8,6 +8,7 @@ major.
 
 from __future__ import annotations
 
+from xdsl.dialects.builtin import i32
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
@@ -27,6 +28,8 @@ MIN_SWIZZLE_BYTES = 32
 # The attribute of a store of which `plan` knew that it begins inside its array: in the order that
 # schedule-programs gives them, programs are harder to bound.
 BEGINS_INSIDE = "begins_inside"
+# And of one of which it knew that it begins inside, or lies before the array as a whole.
+BEFORE_OR_INSIDE = "before_or_inside"
 
 
 def dense_axis(array: SSAValue) -> int:
@@ -116,12 +119,36 @@ def begins_inside(op: BlockAccess) -> bool:
     return all(known is not None and known.lo >= 0 for known in found)
 
 
+def is_before_or_inside(op: BlockAccess) -> bool:
+    """Whether a block that begins before its array along an axis ends before it, too: places are
+    multiples of the block's extent, from 0 on or not.
+    """
+    ranges = Ranges()
+    found = zip(op.offsets, op.extents.get_values(), strict=True)
+    return all(
+        o.type == i32
+        and (known := ranges.offset(o)) is not None
+        and (known.lo >= 0 or known.divisor % max(n, 1) == 0)
+        for o, n in found
+    )
+
+
+def may_lie_before(op: BlockAccess) -> bool:
+    """Whether a block that a map stores may lie before its array, as a whole."""
+    if BEGINS_INSIDE in op.attributes:
+        return False
+    return BEFORE_OR_INSIDE in op.attributes or not begins_inside(op)
+
+
 def _unmapped_start(op: BlockAccess) -> str:
     """Why a tensor map cannot move a block to where it begins; empty if it can. What lies outside
     an array reads as zero on every side of it, but only behind its end is it not written: the copy
-    engine raises an illegal instruction for a store or reduction that begins before an array.
+    engine raises an illegal instruction for a store or reduction that begins before an array. One
+    that lies before it as a whole goes behind its end instead.
     """
-    if isinstance(op, tile.Load) or BEGINS_INSIDE in op.attributes or begins_inside(op):
+    if isinstance(op, tile.Load) or {BEGINS_INSIDE, BEFORE_OR_INSIDE} & op.attributes.keys():
+        return ""
+    if begins_inside(op) or is_before_or_inside(op):
         return ""
     return "a block that may begin before its array (tkc.maximum with 0 tells that it does not)"
 

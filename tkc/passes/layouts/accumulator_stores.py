@@ -5,17 +5,20 @@ memory, or from registers.
 from __future__ import annotations
 
 from xdsl.dialects.builtin import i32
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.fragments import wgmma_accumulator
 from tkc.ir.plan import Plan, number_of
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
 from tkc.ir.values import extents_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import may_meet
+from tkc.passes.analysis.mapped import may_lie_before
 from tkc.passes.layouts.buffers import offsets_of_parts, written
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
@@ -153,6 +156,8 @@ class _Stores:
                 buffer, part = turn[i % in_turn], self.parts.of(op.value, (at, size), anchor)
                 written(buffer, part, anchor, self.context)
                 offsets, extents = _part_of(op, at, size, anchor)
+                if may_lie_before(op):
+                    offsets = [_not_before(offset, anchor) for offset in offsets]
                 pending = in_turn * len(stores)
                 kind = op.kind.data if isinstance(op, tile.AtomicBlock) else None
                 before(anchor, shared.CopyOut(op.array, offsets, buffer, extents, pending, kind))
@@ -187,6 +192,15 @@ class _Stores:
             before(anchor, tile.AtomicBlock(op.kind.data, op.array, offsets, value, extents, mask))
         else:
             before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+
+
+def _not_before(offset: SSAValue, anchor: Operation) -> SSAValue:
+    """The offset; of a block before its array one far behind it, where nothing is written."""
+    known = Ranges().offset(offset)
+    if known is not None and known.lo >= 0:
+        return offset
+    rest = before(anchor, tile.Constant((1 << 31) - 1, offset.type)).result
+    return before(anchor, CLASSES["and"](offset, rest)).result
 
 
 def _part_of(
