@@ -343,6 +343,29 @@ def test_acquire_and_release():
     check(relay, [np.array([1, 0], np.int32), numbers(64, np.int32), np.zeros(64, np.int32)], N=64)
 
 
+def test_the_thread_that_updates_fences_for_all():
+    """They met it before its release, and meet it behind its acquire: with a result or without."""
+
+    def handed(flag, x, o, N: tkc.constexpr):
+        tkc.store(o, (0,), tkc.load(x, (0,), (N,)))
+        tkc.atomic_add(flag.ptr, 1, sem="acq_rel")
+        tkc.store(o, (0,), tkc.load(o, (0,), (N,)) + tkc.atomic_add(flag.ptr, 1, sem="acquire"))
+
+    given = [np.zeros(1, np.int32), numbers(64, np.int32), np.zeros(64, np.int32)]
+    check(handed, given, N=64)
+    case = Case(
+        handed, [array(BY_NUMPY[x.dtype], 1) for x in given], {"N": 64}, lambda: given, (1,)
+    )
+    lines = [line.strip() for line in emitted(case.module()).text.splitlines()]
+    words = ("bar.sync", "fence.acq_rel", "atom.", "red.")
+    order = [next(w for w in words if w in line) for line in lines if any(w in line for w in words)]
+    update = order.index("fence.acq_rel")
+    assert order[update - 1 : update + 4] in (
+        ["bar.sync", "fence.acq_rel", word, "fence.acq_rel", "bar.sync"] for word in words[2:]
+    )
+    assert all(line.startswith("@") for line in lines if "fence.acq_rel" in line)
+
+
 def test_relaxed_accesses_are_made_each_time():
     """A word that others write is asked for again in each turn of a loop, by one thread for all
     that hold it, and nothing is ordered round it.

@@ -144,12 +144,19 @@ class Update:
         return function(e, self.kind, t, (before, x))
 
 
-def ordered(e: Emitter, semantics: str, scope: str, before: bool) -> None:
-    """The fence before, or behind, relaxed updates."""
+def ordered(
+    e: Emitter, semantics: str, scope: str, before: bool, held: Operand | bool = True
+) -> None:
+    """The fence before, or behind, relaxed updates. held: which threads make updates.
+
+    Fences are cumulative, so one by the thread that updates is for all that met it before, or meet
+    it behind; each thread's own would wait for its own stores, one after the other.
+    """
     if before and semantics in ("release", "acq_rel"):
         meet(e)
-        e.w.emit(f"fence.acq_rel.{scope}")
-    if not before and semantics in ("acquire", "acq_rel"):
+    elif before or semantics not in ("acquire", "acq_rel"):
+        return
+    with e.w.predicated(held):
         e.w.emit(f"fence.acq_rel.{scope}")
 
 
@@ -162,15 +169,18 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
     wanted = result is not None and result.first_use is not None
     element = element_of(t)
     update = Update(op.kind.data, element, scope, wanted)
-    ordered(e, semantics, scope, before=True)
     if not isinstance(t, TileType):
         at = scalar_pointer_group(e, op, bits(t) // 8, "updates")
         expected = e.operand(op.expected) if op.expected is not None else None
+        ordered(e, semantics, scope, before=True, held=at.held)
         old = update.emit(e, at, e.operand(op.value), expected)
-        ordered(e, semantics, scope, before=False)
+        ordered(e, semantics, scope, before=False, held=at.held)
         if wanted and result is not None:
             e.set(result, broadcast(e, old, compute_class(element)))
+        elif semantics in ("acquire", "acq_rel"):
+            meet(e)
         return
+    ordered(e, semantics, scope, before=True)
     value, once = e.tile(op.value), stores_once(e, layout_of(t))
     places = pointer_group(e, op.pointers, op.mask, once)
     group = guarded(e, places, bits(element) // 8, "updates", op.pointers)
