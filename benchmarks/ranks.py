@@ -53,23 +53,8 @@ def run(
 def _processes(
     module: str, names: list[str], state: Path, world: int, each: float, end: float
 ) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    env = os.environ | OFF
-    env |= {
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANKS_STATE": str(state),
-        "RANKS_EACH": str(each),
-        "PYTHONUNBUFFERED": "1",
-    }
-    command = [sys.executable, "-m", module, "--rank", *names]
-    started = [
-        subprocess.Popen(command, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)})
-        for r in range(world)
-    ]
+    told = {"RANKS_STATE": str(state), "RANKS_EACH": str(each)}
+    started = processes(module, ["--rank", *names], world, told)
     while all(p.poll() is None for p in started) and time.monotonic() < end:
         time.sleep(0.05)
     grace = min(end, time.monotonic() + GRACE)
@@ -79,6 +64,29 @@ def _processes(
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def processes(
+    module: str, arguments: list[str], world: int, told: Mapping[str, str] = {}, **options: Any
+) -> list[subprocess.Popen]:
+    """A process a rank, of `python -m module ARGUMENTS`. told: to its environment; options: of
+    subprocess.Popen.
+    """
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    env = os.environ | OFF | told
+    env |= {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", module, *arguments]
+    return [
+        subprocess.Popen(command, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, **options)
+        for r in range(world)
+    ]
 
 
 def work(

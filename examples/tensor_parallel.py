@@ -7,8 +7,8 @@ between the products.
     x = x + scatter of swiglu(h) times own rows              matmul_reduce_scatter
 
 Each rank has x of its rows alone: norms and residuals are not done twice, and what the exchange
-moves is what a sum over ranks would move. The exchange of a block runs beside the product of
-another; the functions are ordinary kernels (tkc/kernels/distributed) with signals and waits.
+moves is what a sum over ranks would move. Rows of other ranks travel while a rank multiplies its
+own (tkc/kernels/distributed).
 
 On this machine's processor the ranks are threads over NumPy arrays. On GPUs, a process each:
 

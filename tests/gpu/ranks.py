@@ -11,6 +11,7 @@ reference, and bit by bit with that of the same variant before it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -256,9 +257,19 @@ def all_to_all(place: Place) -> None:
 
 
 def replayed(place: Place) -> None:
-    """An all_reduce that a CUDA graph has, of data that change between replays."""
-    x = place.array(np.zeros(100_000), "float32")
-    distributed.all_reduce(x, place.group)  # what it needs is allocated
+    """An all_reduce and a product of gathered rows that a CUDA graph has, of data that change
+    between replays.
+    """
+    x, rows = place.array(np.zeros(100_000), "float32"), place.array(np.zeros((128, 256)))
+    w = place.array(np.eye(256))
+
+    def calls() -> tuple[Any, Any]:
+        return (
+            distributed.all_reduce(x, place.group),
+            distributed.all_gather_matmul(rows, w, place.group),
+        )
+
+    calls()  # what they need is allocated
     if place.cpu:
         return
     import torch
@@ -267,13 +278,17 @@ def replayed(place: Place) -> None:
     assert not place.agree(False)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = distributed.all_reduce(x, place.group)
+        total, product = calls()
     for turn in range(place.times):
         x.fill_(turn + place.rank)
+        rows.fill_(turn + place.rank)
         graph.replay()
         want = place.world * turn + sum(range(place.world))
-        seen = torch.unique(y).tolist()
+        seen = torch.unique(total).tolist()
         assert seen == [want], f"replay {turn} gave {seen[:8]}, not {want}"
+        for r, part in enumerate(product.split(128)):
+            seen = torch.unique(part).tolist()
+            assert seen == [turn + r], f"replay {turn}: rank {r}'s rows are {seen[:8]}"
 
 
 # ---- products, attention, experts ---------------------------------------------------------------
@@ -306,27 +321,75 @@ def summed(function: Callable, scattered: bool, m: int, k: int, n: int) -> Calla
     return case
 
 
-def ring_attention(causal: bool, n: int = 512) -> Callable[[Place], None]:
+def _positions(place: Place, n: int, balanced: bool) -> list[np.ndarray]:
+    """Where in the sequence the rows of each rank are."""
+    pieces = np.split(np.arange(place.world * n), 2 * place.world)
+    order = [(r, -1 - r) if balanced else (2 * r, 2 * r + 1) for r in range(place.world)]
+    return [np.concatenate([pieces[i] for i in both]) for both in order]
+
+
+def ring_attention(
+    causal: bool, n: int = 512, balanced: bool = False, back: bool = False
+) -> Callable[[Place], None]:
+    """back: of the gradients, one behind the other."""
+
     def case(place: Place) -> None:
         shape = (2, n if not place.cpu else 96, 128)
+        at = _positions(place, shape[1], balanced)
 
         def make(random: np.random.Generator) -> Made:
-            q, k, v = (normal(random, place, *shape) for _ in range(3))
+            q, k, v, grad = (normal(random, place, *shape) for _ in range(4))
             own = [place.array(x[place.rank]) for x in (q, k, v)]
-            rows, cols = q[place.rank], np.concatenate(k, 1)
-            scores = np.einsum("hid,hjd->hij", rows, cols) / np.sqrt(shape[2])
-            if causal:
-                first = place.rank * shape[1]
-                here = first + np.arange(shape[1])[:, None] >= np.arange(cols.shape[1])
-                scores = np.where(here, scores, -np.inf)
-            powers = np.exp(scores - scores.max(-1, keepdims=True))
-            want = powers / powers.sum(-1, keepdims=True) @ np.concatenate(v, 1)
-            call = lambda: distributed.ring_attention(*own, place.group, causal)  # noqa: E731
-            return call, want, 2 * tolerance(place)
+            change = place.array(grad[place.rank])
+
+            def call() -> Any:
+                y, sums = distributed.ring_attention(*own, place.group, causal, balanced, True)
+                if not back:
+                    return y
+                found = distributed.ring_attention_backward(
+                    change, *own, y, sums, place.group, causal, balanced, deterministic=True
+                )
+                return np.stack(found) if place.cpu else stacked(found)
+
+            results = _attention(*(np.concatenate(x, 1) for x in (q, k, v, grad)), at, causal)
+            mine = slice(place.rank * shape[1], (place.rank + 1) * shape[1])
+            want = [x[:, mine] for x in results]
+            return call, np.stack(want[1:]) if back else want[0], (2 + back) * tolerance(place)
 
         repeated(place, make)
 
     return case
+
+
+def stacked(arrays: Any) -> Any:
+    import torch
+
+    return torch.stack(arrays)
+
+
+def _attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    grad: np.ndarray,
+    at: list[np.ndarray],
+    causal: bool,
+) -> tuple[np.ndarray, ...]:
+    """Attention of rows at these places, and the gradients of q, k and v."""
+    places, scale = np.concatenate(at), q.shape[2] ** -0.5
+    scores = q @ k.transpose(0, 2, 1) * scale
+    if causal:
+        scores = np.where(places[:, None] >= places, scores, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    powers /= powers.sum(-1, keepdims=True)
+    into = grad @ v.transpose(0, 2, 1)
+    change = powers * (into - (powers * into).sum(-1, keepdims=True)) * scale
+    return (
+        powers @ v,
+        change @ k,
+        change.transpose(0, 2, 1) @ q,
+        powers.transpose(0, 2, 1) @ grad,
+    )
 
 
 def experts(back: bool) -> Callable[[Place], None]:
@@ -366,7 +429,7 @@ CASES: dict[str, Callable[[Place], None]] = {
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
-    "all_reduce in a graph": replayed,
+    "in a graph": replayed,
     "all_gather_matmul": all_gather_matmul(512, 512, 384),
     "all_gather_matmul, odd": all_gather_matmul(200, 328, 136),
     "matmul_reduce_scatter": summed(distributed.matmul_reduce_scatter, True, 512, 512, 384),
@@ -374,9 +437,44 @@ CASES: dict[str, Callable[[Place], None]] = {
     "matmul_all_reduce": summed(distributed.matmul_all_reduce, False, 512, 256, 256),
     "ring_attention": ring_attention(False),
     "ring_attention, causal": ring_attention(True),
+    "ring_attention, balanced": ring_attention(True, balanced=True),
+    "ring_attention, backward": ring_attention(False, back=True),
+    "ring_attention, balanced, backward": ring_attention(True, balanced=True, back=True),
     "dispatch": experts(False),
     "dispatch and combine": experts(True),
 }
+
+
+DYING_S = 40.0  # from the death of a rank to the end of the other one, and what comes before
+
+
+def dying() -> None:
+    """Rank 1 dies between two calls; rank 0 waits for it."""
+    place = Place("--cpu" in sys.argv)
+    x = place.array(np.zeros(1000), "float32")
+    distributed.all_reduce(x, place.group)
+    place.wait()
+    assert not place.agree(False)
+    if place.rank == 1:
+        os._exit(7)
+    distributed.all_reduce(x, place.group)
+    place.wait()
+
+
+def of_a_death(cpu: bool) -> tuple[int | None, str]:
+    """How rank 0 ends where rank 1 dies: its exit code (None: not at all), and what it said."""
+    started = ranks.processes(
+        "tests.gpu.ranks", ["--dying", *(["--cpu"] if cpu else [])], 2, stderr=subprocess.PIPE
+    )
+    try:
+        _, said = started[0].communicate(timeout=DYING_S)
+        return started[0].returncode, said.decode()
+    except subprocess.TimeoutExpired:
+        return None, "it goes on"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def outcomes(names: list[str], cpu: bool, limit: float = LIMIT) -> dict[str, str]:
@@ -387,6 +485,9 @@ def outcomes(names: list[str], cpu: bool, limit: float = LIMIT) -> dict[str, str
 
 def main() -> int:
     names = [a for a in sys.argv[1:] if a in CASES]
+    if "--dying" in sys.argv:
+        dying()
+        return 0
     if "--rank" in sys.argv:
         place = Place(os.environ["RANKS_CPU"] == "1")
         ranks.work(names, CASES, place, place.agree)

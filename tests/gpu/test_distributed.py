@@ -4,7 +4,7 @@ hang ends. Two processes without a GPU run the same cases in tests/kernels/distr
 
 import pytest
 
-from tests.gpu.ranks import CASES, outcomes
+from tests.gpu.ranks import CASES, of_a_death, outcomes
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +19,9 @@ def became():
 @pytest.mark.parametrize("name", CASES)
 def test_two_gpus(name, became):
     assert became[name] == "right"
+
+
+@pytest.mark.xdist_group("two_gpus")
+def test_a_rank_that_dies_ends_the_other(became):
+    code, said = of_a_death(cpu=False)
+    assert code == 1 and "PeerError: rank 1 has died" in said

@@ -3,7 +3,7 @@
 import pytest
 
 import tkc
-from tkc.kernels.distributed import products, ring
+from tests.kernels.distributed import waiting
 
 W = 2
 
@@ -14,7 +14,7 @@ def peers(text, rank=0):
 
 CASES = {
     "gathered": (
-        products._product_of_gathered,
+        waiting.product_of_gathered,
         (
             "bf16[2, 2, 1024, 1024]",
             "bf16[1024, 2048]",
@@ -26,7 +26,7 @@ CASES = {
         (1, 0),
     ),
     "to owners": (
-        products._product_to_owners,
+        waiting.product_to_owners,
         (
             "bf16[2, 1024, 1024]",
             "bf16[1024, 2048]",
@@ -38,7 +38,7 @@ CASES = {
         (0, 1),
     ),
     "ring attention": (
-        ring._attention,
+        waiting.attention_of_gathered,
         (
             "bf16[8, 1024, 128]",
             "bf16[32, 1024, 128]",

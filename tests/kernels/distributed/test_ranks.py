@@ -88,26 +88,62 @@ def test_products(world, m, k, n):
             assert (summed == calls[0][2]).all()
 
 
-@pytest.mark.parametrize("world, causal", [(2, True), (3, False)])
-def test_ring_attention(world, causal):
-    heads, n, d = 2, 70, 32
-    q, k, v = (each(world, (heads, n, d), seed=s) for s in range(3))
-    results = distributed.threads(
-        world,
-        lambda g: [
-            distributed.ring_attention(q[g.rank], k[g.rank], v[g.rank], g, causal)
-            for _ in range(CALLS)
-        ],
+def test_sums_of_float64_are_float64():
+    a, w = each(2, (8, 16), np.float64), each(2, (16, 8), np.float64, 1)
+    found = distributed.threads(
+        2, lambda g: distributed.matmul_reduce_scatter(a[g.rank], w[g.rank], g)
     )
-    whole = [exact(np.concatenate(x, axis=1)) for x in (q, k, v)]
-    scores = whole[0] @ whole[1].transpose(0, 2, 1) / np.sqrt(d)
+    close(np.concatenate(found), a[0] @ w[0] + a[1] @ w[1], np.float64)
+
+
+def positions(world, n, balanced):
+    """Where in the sequence the rows of each rank are."""
+    pieces = np.split(np.arange(world * n), 2 * world)
+    if not balanced:
+        return np.split(np.arange(world * n), world)
+    return [np.concatenate((pieces[r], pieces[-1 - r])) for r in range(world)]
+
+
+def attended(q, k, v, places, causal):
+    """Attention of ranks' rows, in the order of the sequence, and its probabilities."""
+    rows, order = np.concatenate(places), np.argsort(np.concatenate(places))
+    q, k, v = (exact(np.concatenate(x, 1))[:, order] for x in (q, k, v))
+    scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[2])
     if causal:
-        scores = np.where(np.tri(world * n, dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(len(rows), dtype=bool), scores, -np.inf)
     powers = np.exp(scores - scores.max(-1, keepdims=True))
-    want = powers / powers.sum(-1, keepdims=True) @ whole[2]
-    for r, calls in enumerate(results):
-        for y in calls:
-            close(y, want[:, r * n : (r + 1) * n], np.float32)
+    powers /= powers.sum(-1, keepdims=True)
+    return powers @ v, powers
+
+
+RINGS = [(2, True, False), (2, True, True), (3, False, False), (3, True, False), (3, True, True)]
+
+
+@pytest.mark.parametrize("world, causal, balanced", RINGS)
+def test_ring_attention(world, causal, balanced):
+    heads, n, d = 2, 70, 24
+    q, k, v, grad = (each(world, (heads, n, d), seed=s) for s in range(4))
+
+    def run(g):
+        mine = q[g.rank], k[g.rank], v[g.rank]
+        for _ in range(CALLS):
+            y, lse = distributed.ring_attention(*mine, g, causal, balanced, with_lse=True)
+            gradients = distributed.ring_attention_backward(
+                grad[g.rank], *mine, y, lse, g, causal, balanced
+            )
+        return y, *gradients
+
+    places = positions(world, n, balanced)
+    order = np.argsort(np.concatenate(places))
+    want, powers = attended(q, k, v, places, causal)
+    rows, cols, values, change = (exact(np.concatenate(x, 1))[:, order] for x in (q, k, v, grad))
+    into = change @ values.transpose(0, 2, 1)
+    scores = powers * (into - (powers * into).sum(-1, keepdims=True)) / np.sqrt(d)
+    dq, dk = scores @ cols, scores.transpose(0, 2, 1) @ rows
+    dv = powers.transpose(0, 2, 1) @ change
+    for r, results in enumerate(distributed.threads(world, run)):
+        for y, whole in zip(results, (want, dq, dk, dv), strict=True):
+            close(y, whole[:, places[r]], np.float32)
 
 
 def test_experts():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.distributed.test_ranks import close, each, exact
+from tests.kernels.distributed.test_ranks import attended, close, each, exact, positions
 from tkc.kernels import distributed
 from tkc.kernels.distributed.groups import beside
 
@@ -50,3 +50,21 @@ def test_matmul_reduce_scatter():
     for r, calls in enumerate(found):
         for y in calls:
             close(y, want[r * 64 : (r + 1) * 64], BF16)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_ring_attention(balanced):
+    heads, n, d = 1, 64, 64
+    q, k, v = (each(2, (heads, n, d), BF16, seed) for seed in range(3))
+    found = simulated(
+        2,
+        lambda g: [
+            distributed.ring_attention(q[g.rank], k[g.rank], v[g.rank], g, True, balanced)
+            for _ in range(2)
+        ],
+    )
+    places = positions(2, n, balanced)
+    want, _ = attended(q, k, v, places, True)
+    for r, calls in enumerate(found):
+        for y in calls:
+            close(y, want[:, places[r]], BF16)

@@ -14,7 +14,7 @@ from tkc.kernels.distributed.products import (
     matmul_all_reduce,
     matmul_reduce_scatter,
 )
-from tkc.kernels.distributed.ring import ring_attention
+from tkc.kernels.distributed.ring import ring_attention, ring_attention_backward
 
 
 def group_of_torch(group: Any = None, seconds: float = MAX_SECONDS) -> Group:
@@ -42,5 +42,6 @@ __all__ = [
     "matmul_reduce_scatter",
     "reduce_scatter",
     "ring_attention",
+    "ring_attention_backward",
     "threads",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import tkc
 from tkc.kernels.distributed.groups import Group
-from tkc.kernels.distributed.staging import Staging, staging
+from tkc.kernels.distributed.staging import staging
 
 BLOCK = 4096  # elements of a program
 # of an all_reduce of more bytes, over more than two ranks: two shots send less
@@ -35,14 +35,17 @@ def _exchange(
     """
     me, W, i = tkc.rank(), tkc.world(), tkc.program_id(0)
     turn, at = turns[i] + 1, i * N
-    for r in tkc.static_range(W):
-        own = tkc.load(x, (0 if ALL else r, at), (None, N))
-        tkc.store(data[r][turn % 2, me], (at,), own)
+    for step in tkc.static_range(1, W):
+        r = (me - step) % W
+        given = tkc.load(x, (0 if ALL else r, at), (None, N))
+        tkc.store(data[r][turn % 2, me], (at,), given)
         tkc.signal(flags[r], (me, i), turn)
+    own = tkc.load(x, (0 if ALL else me, at), (None, N))
     total = tkc.zeros((N,), tkc.float64 if x.dtype == tkc.float64 else tkc.float32)
     for r in tkc.static_range(W):
-        tkc.wait(flags[me], (r, i), turn)
-        part = tkc.load(data[me][turn % 2, r], (at,), (N,))
+        if r != me:
+            tkc.wait(flags[me], (r, i), turn)
+        part = own if r == me else tkc.load(data[me][turn % 2, r], (at,), (N,))
         if ADD:
             total = total + part
         else:
@@ -66,48 +69,26 @@ def _all_reduce_two_shots(
     """Program i is summed by rank i mod W, which gives the sum to all."""
     me, W, i = tkc.rank(), tkc.world(), tkc.program_id(0)
     turn, at, owner = turns[i] + 1, i * N, i % W
-    tkc.store(data[owner][turn % 2, me], (at,), tkc.load(x, (at,), (N,)))
-    tkc.signal(flags[owner], (me, i), turn)
+    own = tkc.load(x, (at,), (N,))
     if owner == me:
         total = tkc.zeros((N,), tkc.float64 if x.dtype == tkc.float64 else tkc.float32)
         for r in tkc.static_range(W):
-            tkc.wait(flags[me], (r, i), turn)
-            total = total + tkc.load(data[me][turn % 2, r], (at,), (N,))
-        for r in tkc.static_range(W):
+            if r == me:
+                total = total + own
+            else:
+                tkc.wait(flags[me], (r, i), turn)
+                total = total + tkc.load(data[me][turn % 2, r], (at,), (N,))
+        for step in tkc.static_range(1, W):
+            r = (me - step) % W
             tkc.store(sums[r][turn % 2], (at,), total.to(y.dtype))
             tkc.signal(done[r], (0, i), turn)
-    tkc.wait(done[me], (0, i), turn)
-    tkc.store(y, (at,), tkc.load(sums[me][turn % 2], (at,), (N,)))
+        tkc.store(y, (at,), total.to(y.dtype))
+    else:
+        tkc.store(data[owner][turn % 2, me], (at,), own)
+        tkc.signal(flags[owner], (me, i), turn)
+        tkc.wait(done[me], (0, i), turn)
+        tkc.store(y, (at,), tkc.load(sums[me][turn % 2], (at,), (N,)))
     tkc.store(turns, (i,), turn)
-
-
-@tkc.jit
-def _push(x, data: tkc.peers, flags: tkc.peers, turns, C: tkc.constexpr, N: tkc.constexpr):
-    """Gives all ranks this one's x [n], in pieces of C elements, N at a time; a signal a piece."""
-    me, W, i = tkc.rank(), tkc.world(), tkc.program_id(0)
-    turn = turns[i] + 1
-    for r in tkc.static_range(W):
-        target = data[r][turn % 2, me]
-        for at in tkc.range(i * C, tkc.minimum(i * C + C, x.shape[0]), N):
-            tkc.store(target, (at,), tkc.load(x, (at,), (N,)))
-        tkc.signal(flags[r], (me, i), turn)
-    tkc.store(turns, (i,), turn)
-
-
-def all_gathered(
-    x: Any, group: Group, call: str, piece: int = 1 << 16, exact: bool = False
-) -> tuple[Staging, int]:
-    """Launches what gives all ranks this one's x, and does not wait: the memory in which kernels
-    behind it find what has come, in pieces of so many elements (at most, unless `exact`), and that
-    number.
-    """
-    n = len(x.reshape(-1))
-    piece = piece if exact or n > piece else block_of(n)
-    programs = tkc.cdiv(n, piece)
-    memory = staging(group, call, (group.world, n), x.dtype, programs)
-    group.begin()
-    _push[programs](x.reshape(-1), *memory, C=piece, N=min(BLOCK, piece & -piece))
-    return memory, piece
 
 
 def _exchanged(group: Group, call: str, x: Any, y: Any, add: bool) -> Any:
@@ -119,6 +100,7 @@ def _exchanged(group: Group, call: str, x: Any, y: Any, add: bool) -> Any:
     memory = staging(group, call, (group.world, n), x.dtype, programs)
     group.begin()
     _exchange[programs](x, y, *memory, ADD=add, ALL=x.shape[0] == 1, N=block_of(n))
+    group.end()
     return y
 
 
@@ -184,6 +166,7 @@ def all_reduce(x: Any, group: Group, shots: int | None = None) -> Any:
         memory.turns,
         N=block_of(n),
     )
+    group.end()
     return y
 
 

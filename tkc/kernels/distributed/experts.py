@@ -16,12 +16,12 @@ from tkc.kernels.distributed.collectives import all_gather
 from tkc.kernels.distributed.groups import Group
 from tkc.kernels.distributed.staging import staging
 
-ROWS = 16  # of a program
-COLUMNS = 256  # of a row that are moved at once
+ROWS = 4  # of a program: few, so that some programs send while others receive
+COLUMNS = 2048  # of a row that are moved at once
 
 
 @tkc.jit
-def _send_rows(
+def _dispatch(
     x,
     experts,
     y,
@@ -30,39 +30,69 @@ def _send_rows(
     turns,
     EACH: tkc.constexpr,
     K: tkc.constexpr,
-    BACK: tkc.constexpr,
     R: tkc.constexpr,
     C: tkc.constexpr,
 ):
-    """x [T, D] to the ranks of its rows' experts [W, T, K], y [W, T, D] what came, zeros where a
-    row was not for this rank. BACK: x [W, T, D] to the ranks where its rows are from, y [T, D] the
-    sum of what came.
+    """x [T, D] to the ranks of its rows' experts [W, T, K]; y [W, T, D] what came, zeros where a
+    row was not for this rank.
     """
     me, W, i, D = tkc.rank(), tkc.world(), tkc.program_id(0), x.shape[-1]
     first, turn = i * R, turns[i] + 1
-    for r in tkc.static_range(W):
-        sent = _goes(experts, r if BACK else me, first, me if BACK else r, EACH, K, R)
+    goes = [_goes(experts, me, first, r, EACH, K, R) for r in range(W)]
+    for c in tkc.range(0, D, C):
+        rows = tkc.load(x, (first, c), (R, C))
+        for step in tkc.static_range(1, W):
+            r = (me - step) % W
+            tkc.store(data[r][turn % 2, me], (first, c), rows, mask=goes[r][:, None])
+        own = tkc.where(goes[me][:, None], rows, 0)
+        tkc.store(y, (me, first, c), own.to(y.dtype)[None, :, :])
+    for step in tkc.static_range(1, W):
+        tkc.signal(flags[(me - step) % W], (me, i), turn)
+    for step in tkc.static_range(1, W):
+        r = (me + step) % W
+        came = _goes(experts, r, first, me, EACH, K, R)
+        tkc.wait(flags[me], (r, i), turn)
         for c in tkc.range(0, D, C):
-            rows = (
-                tkc.load(x, (r, first, c), (None, R, C))
-                if BACK
-                else tkc.load(x, (first, c), (R, C))
-            )
+            rows = tkc.load(data[me][turn % 2, r], (first, c), (R, C), mask=came[:, None], other=0)
+            tkc.store(y, (r, first, c), rows[None, :, :])
+    tkc.store(turns, (i,), turn)
+
+
+@tkc.jit
+def _combine(
+    x,
+    experts,
+    y,
+    data: tkc.peers,
+    flags: tkc.peers,
+    turns,
+    EACH: tkc.constexpr,
+    K: tkc.constexpr,
+    R: tkc.constexpr,
+    C: tkc.constexpr,
+):
+    """x [W, T, D] to the ranks where its rows are from, of those that have an expert here; y [T, D]
+    the sum of what came.
+    """
+    me, W, i, D = tkc.rank(), tkc.world(), tkc.program_id(0), x.shape[-1]
+    first, turn = i * R, turns[i] + 1
+    for step in tkc.static_range(1, W):
+        r = (me - step) % W
+        sent = _goes(experts, r, first, me, EACH, K, R)
+        for c in tkc.range(0, D, C):
+            rows = tkc.load(x, (r, first, c), (None, R, C))
             tkc.store(data[r][turn % 2, me], (first, c), rows, mask=sent[:, None])
         tkc.signal(flags[r], (me, i), turn)
+    came = [_goes(experts, me, first, r, EACH, K, R) for r in range(W)]
     for r in tkc.static_range(W):
-        tkc.wait(flags[me], (r, i), turn)
+        if r != me:
+            tkc.wait(flags[me], (r, i), turn)
     for c in tkc.range(0, D, C):
         total = tkc.zeros((R, C), tkc.float32)
         for r in tkc.static_range(W):
-            came = _goes(experts, me if BACK else r, first, r if BACK else me, EACH, K, R)
-            rows = tkc.load(data[me][turn % 2, r], (first, c), (R, C))
-            rows = tkc.where(came[:, None], rows, 0)
-            total = total + rows
-            if not BACK:
-                tkc.store(y, (r, first, c), rows[None, :, :])
-        if BACK:
-            tkc.store(y, (first, c), total.to(y.dtype))
+            source = x[r] if r == me else data[me][turn % 2, r]
+            total = total + tkc.load(source, (first, c), (R, C), mask=came[r][:, None], other=0)
+        tkc.store(y, (first, c), total.to(y.dtype))
     tkc.store(turns, (i,), turn)
 
 
@@ -88,7 +118,7 @@ def dispatch(x: Any, experts: Any, number: int, group: Group) -> tuple[Any, Any]
         )
     every = all_gather(experts, group)
     y = group.empty((world, *x.shape), x.dtype)
-    _sent(x, every, y, number // world, False, group)
+    _sent(_dispatch, x, every, y, number // world, group)
     return y, every
 
 
@@ -98,26 +128,23 @@ def combine(rows: Any, experts: Any, number: int, group: Group) -> Any:
     `dispatch` gave; experts: [W, T, K], as given by it.
     """
     y = group.empty(rows.shape[1:], rows.dtype)
-    _sent(rows, experts, y, number // group.world, True, group)
+    _sent(_combine, rows, experts, y, number // group.world, group)
     return y
 
 
-def _sent(x: Any, experts: Any, y: Any, each: int, back: bool, group: Group) -> None:
+def _sent(kernel: Any, x: Any, experts: Any, y: Any, each: int, group: Group) -> None:
     tokens, d = x.shape[-2:]
     if tokens * d == 0:
         return
     programs = tkc.cdiv(tokens, ROWS)
-    call = "combine" if back else "dispatch"
-    memory = staging(group, call, (group.world, tokens, d), x.dtype, programs)
+    memory = staging(group, kernel.__name__, (group.world, tokens, d), x.dtype, programs)
     group.begin()
-    _send_rows[programs](
-        x,
-        experts,
-        y,
-        *memory,
-        EACH=each,
-        K=experts.shape[2],
-        BACK=back,
-        R=ROWS,
-        C=COLUMNS,
+    kernel[programs](
+        x, experts, y, *memory, EACH=each, K=experts.shape[2], R=ROWS, C=min(COLUMNS, _power(d))
     )
+    group.end()
+
+
+def _power(n: int) -> int:
+    """The least power of two that is n or more."""
+    return 1 << (n - 1).bit_length()

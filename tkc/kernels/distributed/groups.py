@@ -27,6 +27,21 @@ import tkc
 MAX_SECONDS = 600.0  # that a launch waits for another rank that has not died
 
 
+PUSHED = 4096  # elements at once
+
+
+@tkc.jit
+def _push(x, to, N: tkc.constexpr):
+    n = x.shape[0]
+    for at in tkc.range(0, n, N):
+        tkc.store(to, (at,), tkc.load(x, (at,), (N,)), mask=at + tkc.arange(N) < n)
+
+
+@tkc.jit
+def _tell(number, flag):
+    tkc.signal(flag, 0, number[0])
+
+
 class Group:
     """One rank's place among others. rank, world: which, of how many; seconds: that a launch waits
     for a rank that has not come.
@@ -67,9 +82,31 @@ class Group:
             self._memory[key] = make()
         return self._memory[key]
 
+    def beside(self, queue: int) -> contextlib.AbstractContextManager[None]:
+        """Within it, launches run beside those behind it, if the ranks are GPUs: in a queue of this
+        number, behind what is in it, and behind what was launched before. `join` ends that.
+        """
+        return contextlib.nullcontext()
+
+    def join(self) -> None:
+        """What is launched from here on runs behind all that was launched beside."""
+
+    def push(self, x: Any, to: Any) -> None:
+        """Copies x [n] to another rank's memory of n elements or more."""
+        _push[1](x, to, N=PUSHED)
+
+    def tell(self, number: Any, flag: Any) -> None:
+        """Copies a number [1] to another rank's flag [1] behind what was pushed before: a rank that
+        sees it finds that.
+        """
+        _tell[1](number, flag)
+
     def begin(self) -> None:
         """Before launches in which ranks wait: the time that they have begins."""
         self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Behind launches in which ranks wait."""
 
     def lost(self) -> str | None:
         """What a launch that waits asks: who has died, or has not come in time."""
@@ -156,10 +193,49 @@ POLL_S = 0.002
 STATES = "not yet here", "here", "gone"
 
 
+class Alive:
+    """Which processes of a host are still there: each holds a lock on a file of its own as long as
+    it lives, however it ends. name: one that these processes alone have.
+    """
+
+    def __init__(self, name: str, rank: int, world: int):
+        self._name, self._rank, self._world = name, rank, world
+        self._lock = open(self._path(rank), "w")  # noqa: SIM115 - held as long as this lives
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def _path(self, rank: int) -> str:
+        return os.path.join(tempfile.gettempdir(), f"{self._name}.rank{rank}")
+
+    def died(self) -> str | None:
+        """A sentence about another process that is gone, where one is."""
+        for r in range(self._world):
+            if r != self._rank and self._state(r) == "gone":
+                return f"rank {r} has died, or left before the others"
+        return None
+
+    def _state(self, rank: int) -> str:
+        try:
+            with open(self._path(rank)) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return STATES[2] if file.read() else STATES[0]
+        except FileNotFoundError:
+            return STATES[0]
+        except BlockingIOError:
+            return STATES[1]
+
+    def close(self) -> None:
+        """Lets go; the last one removes the files."""
+        self._lock.close()
+        if all(self._state(r) != "here" for r in range(self._world)):
+            for r in range(self._world):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(r))
+
+
 class Processes(Group):
     """A rank that is a process of this host; ranks find one another by a name that is theirs alone.
-
-    A process holds a lock on a file as long as it lives, however it ends: so the others know.
     Raises PeerError where a rank does not come within `seconds`.
     """
 
@@ -167,13 +243,7 @@ class Processes(Group):
         super().__init__(rank, world, seconds)
         self.name, self._calls = name, 0
         self._segments: list[shared_memory.SharedMemory] = []
-        self._lock = open(self._path(rank), "w")  # noqa: SIM115 - held as long as this lives
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
-
-    def _path(self, rank: int) -> str:
-        return os.path.join(tempfile.gettempdir(), f"{self.name}.rank{rank}")
+        self._alive = Alive(name, rank, world)
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> list[Any]:
         number, kind = self._calls, np.dtype(dtype)
@@ -206,31 +276,14 @@ class Processes(Group):
             time.sleep(POLL_S)
 
     def died(self) -> str | None:
-        for r in range(self.world):
-            if r != self.rank and self._state(r) == "gone":
-                return f"rank {r} has died, or left before the others"
-        return None
-
-    def _state(self, rank: int) -> str:
-        try:
-            with open(self._path(rank)) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return STATES[2] if file.read() else STATES[0]
-        except FileNotFoundError:
-            return STATES[0]
-        except BlockingIOError:
-            return STATES[1]
+        return self._alive.died()
 
     def close(self) -> None:
         super().close()
         for segment in self._segments:
             _forget(segment, segment.name.split(".")[-1] == str(self.rank))
         self._segments.clear()
-        self._lock.close()
-        if all(self._state(r) != "here" for r in range(self.world)):  # the last one
-            for r in range(self.world):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path(r))
+        self._alive.close()
 
 
 def _attached(name: str) -> shared_memory.SharedMemory:

@@ -1,13 +1,13 @@
-"""Products whose operand is gathered, or whose result is summed, over ranks, block by block beside
-the exchange.
+"""Products whose operand is gathered, or whose result is summed, over ranks, beside the exchange.
 
     all_gather_matmul       y = [a of rank 0; a of rank 1; …] w      columns of w a rank
     matmul_reduce_scatter   y = rows of this rank of Σ a w           k is dealt out over ranks
     matmul_all_reduce       y = Σ a w
 
-Programs that need another rank's rows wait for them, own rows first; of those whose results others
-sum, own rows are last. Results of ranks are added in the order of ranks: the same bits in every
-call.
+Own rows are multiplied while those of others arrive; of those whose results others sum, own rows
+are last. Each rank's rows are one product, as `kernels.matmul` plans it, launched beside the one
+before it, whose last blocks leave multiprocessors free. Results of ranks are added in the order of
+ranks: the same bits in every call.
 """
 
 from __future__ import annotations
@@ -15,104 +15,54 @@ from __future__ import annotations
 from typing import Any
 
 import tkc
-from tkc.kernels.distributed.collectives import all_gather, all_gathered
+from tkc.kernels.distributed import exchange
+from tkc.kernels.distributed.collectives import all_gather
 from tkc.kernels.distributed.groups import Group
-from tkc.kernels.distributed.staging import staging
+from tkc.kernels.matmul import matmul
 
-BM, BN, BK = 128, 128, 64  # of a program
+SUMMED = 4096  # elements of a program that sums parts
 
 
 @tkc.jit
-def _product_of_gathered(
-    a,
-    w,
-    y,
-    flags: tkc.peers,
-    turns,
-    C: tkc.constexpr,
-    BM: tkc.constexpr,
-    BN: tkc.constexpr,
-    BK: tkc.constexpr,
-):
-    """y [W, m, N] = a [2, W, m, K] w [K, N], of the half of this turn; own rows first. The rows of
-    a block lie in pieces of C elements, for whose signals it waits.
+def _sum_of_parts(y, own, given, ME: tkc.constexpr, W: tkc.constexpr, N: tkc.constexpr):
+    """y [n]: the sum of this rank's own part [n] and those of the others, rows of given [W, n], in
+    the order of ranks.
     """
-    W, m, K = tkc.world(), a.shape[2], a.shape[3]
-    blocks, turn, i = tkc.cdiv(m, BM), turns[0], tkc.program_id(0)
-    shard, row, column = (i // blocks + tkc.rank()) % W, i % blocks * BM, tkc.program_id(1) * BN
-    for piece in tkc.range(row * K // C, (tkc.minimum(row + BM, m) * K - 1) // C + 1):
-        tkc.wait(flags[tkc.rank()], (shard, piece), turn)
-    total = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, K, BK):
-        left = tkc.load(a, (turn % 2, shard, row, k), (None, None, BM, BK))
-        total = tkc.dot(left, tkc.load(w, (k, column), (BK, BN)), total)
-    tkc.store(y, (shard, row, column), total.to(y.dtype)[None, :, :])
-
-
-@tkc.jit
-def _product_to_owners(
-    a,
-    w,
-    data: tkc.peers,
-    flags: tkc.peers,
-    turns,
-    BM: tkc.constexpr,
-    BN: tkc.constexpr,
-    BK: tkc.constexpr,
-):
-    """a [W, m, K] w [K, N]: each block goes to the rank that has its rows; own rows last."""
-    me, W, m, K = tkc.rank(), tkc.world(), a.shape[1], a.shape[2]
-    blocks, i, j = tkc.cdiv(m, BM), tkc.program_id(0), tkc.program_id(1)
-    owner, row, column = (i // blocks + me + 1) % W, i % blocks * BM, j * BN
-    turn = turns[0] + 1
-    total = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, K, BK):
-        left = tkc.load(a, (owner, row, k), (None, BM, BK))
-        total = tkc.dot(left, tkc.load(w, (k, column), (BK, BN)), total)
-    target = data[owner]
-    tkc.store(target, (turn % 2, me, row, column), total.to(target.dtype)[None, None, :, :])
-    tkc.signal(flags[owner], (me, i % blocks * tkc.num_programs(1) + j), turn)
-
-
-@tkc.jit
-def _sum_of_results(
-    y, data: tkc.peers, flags: tkc.peers, turns, BM: tkc.constexpr, BN: tkc.constexpr
-):
-    """y [m, N]: the sum of what all ranks gave this one, block by block, in the order of ranks."""
-    me, W = tkc.rank(), tkc.world()
-    i, j = tkc.program_id(0), tkc.program_id(1)
-    number, row, column = i * tkc.num_programs(1) + j, i * BM, j * BN
-    turn = turns[number] + 1
-    total = tkc.zeros((BM, BN), tkc.float32)
+    at = tkc.program_id(0) * N
+    total = tkc.zeros((N,), tkc.float64 if y.dtype == tkc.float64 else tkc.float32)
     for r in tkc.static_range(W):
-        tkc.wait(flags[me], (r, number), turn)
-        total = total + tkc.load(data[me], (turn % 2, r, row, column), (None, None, BM, BN))
-    tkc.store(y, (row, column), total.to(y.dtype))
-    tkc.store(turns, (number,), turn)
+        total = total + tkc.load(own if r == ME else given[r], (at,), (N,))
+    tkc.store(y, (at,), total.to(y.dtype))
 
 
 def all_gather_matmul(a: Any, w: Any, group: Group) -> Any:
     """[W m, N]: the rows of all ranks times this rank's columns. a: [m, K], this rank's rows; w:
-    [K, N]; 16-bit floats or float32, sums in float32.
+    [K, N]; floats, products as of kernels.matmul.
     """
-    (m, k), n = a.shape, w.shape[1]
+    (m, k), n, me = a.shape, w.shape[1], group.rank
     _check_product(a, w, "all_gather_matmul")
     y = group.empty((group.world, m, n), a.dtype)
-    if m * n == 0:
-        return y.reshape(group.world * m, n)
-    memory, piece = all_gathered(a, group, "all_gather_matmul")
-    gathered = memory.data.own.reshape(2, group.world, m, k)
-    _product_of_gathered[group.world * tkc.cdiv(m, BM), tkc.cdiv(n, BN)](
-        gathered, w, y, memory.flags, memory.turns, C=piece, BM=BM, BN=BN, BK=BK
-    )
+    if m * k:
+        memory = exchange.begun(group, "all_gather_matmul", m * k, a.dtype)
+        for _, to, _ in exchange.others(group):
+            exchange.give((a,), to, memory, group)
+    with group.beside(exchange.queue(0)):
+        matmul(a, w, out=y[me])
+    for step, _, source in exchange.others(group):
+        with group.beside(exchange.queue(step)):
+            rows = exchange.receive(source, memory, group).reshape(m, k) if m * k else a
+            matmul(rows, w, out=y[source])
+    group.join()
+    group.end()
     return y.reshape(group.world * m, n)
 
 
 def matmul_reduce_scatter(a: Any, w: Any, group: Group) -> Any:
     """[M / W, N]: this rank's rows of the sum over ranks of a w. a: [M, k], w: [k, N]: this rank's
-    part of K; 16-bit floats or float32. Parts are rounded to a's dtype and summed in float32.
+    part of K; floats. Parts are rounded to a's dtype and summed in float32 (of
+    float64 in float64).
     """
-    (rows, k), n, world = a.shape, w.shape[1], group.world
+    (rows, k), n, world, me = a.shape, w.shape[1], group.world, group.rank
     _check_product(a, w, "matmul_reduce_scatter")
     if rows % world:
         raise tkc.LaunchError(
@@ -120,16 +70,25 @@ def matmul_reduce_scatter(a: Any, w: Any, group: Group) -> Any:
             f" multiple of {world}"
         )
     m = rows // world
-    y = group.empty((m, n), a.dtype)
+    y, left = group.empty((m, n), a.dtype), a.reshape(world, m, k)
     if m * n == 0:
         return y
-    grid = tkc.cdiv(m, BM), tkc.cdiv(n, BN)
-    memory = staging(group, "matmul_reduce_scatter", (world, m, n), a.dtype, grid[0] * grid[1], k)
-    group.begin()
-    _product_to_owners[world * grid[0], grid[1]](
-        a.reshape(world, m, k), w, *memory, BM=BM, BN=BN, BK=BK
+    parts = group.empty((group.world, m, n), a.dtype)
+    memory = exchange.begun(group, "matmul_reduce_scatter", m * n, a.dtype)
+    for step, to, _ in exchange.others(group):
+        with group.beside(exchange.queue(step)):
+            matmul(left[to], w, out=parts[to])
+            exchange.give((parts[to],), to, memory, group)
+    with group.beside(exchange.queue(group.world)):
+        matmul(left[me], w, out=parts[me])
+    group.join()
+    for _, _, source in exchange.others(group):
+        exchange.receive(source, memory, group)
+    own, given = parts[me].reshape(-1), memory.data.own
+    _sum_of_parts[tkc.cdiv(m * n, SUMMED)](
+        y.reshape(-1), own, given, ME=me, W=group.world, N=SUMMED
     )
-    _sum_of_results[grid](y, *memory, BM=BM, BN=BN)
+    group.end()
     return y
 
 

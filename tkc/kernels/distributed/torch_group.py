@@ -1,11 +1,14 @@
 """Ranks as torch.distributed has them: GPUs over symmetric memory, processes of a host over gloo.
 
-Not yet run on GPUs: it is written after torch 2.11's documentation.
+What is pushed to another GPU is copied by the copy engines: the number behind it becomes seen when
+the data are, since a stream's copies follow one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +16,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 import tkc
-from tkc.kernels.distributed.groups import MAX_SECONDS, Group, Processes
+from tkc.kernels.distributed.groups import MAX_SECONDS, Alive, Group, Processes
+from tkc.kernels.distributed.watch import Watch
 
 
 def group_of(group: Any = None, seconds: float = MAX_SECONDS) -> Group:
@@ -23,20 +27,31 @@ def group_of(group: Any = None, seconds: float = MAX_SECONDS) -> Group:
     group = group or dist.group.WORLD
     if dist.get_backend(group) == "nccl":
         return Devices(group, seconds)
-    name = [f"tkc-{id(group):x}-{torch.randint(1 << 62, ()).item():x}"]
+    return Processes(_name(group), dist.get_rank(group), dist.get_world_size(group), seconds)
+
+
+def _name(group: Any) -> str:
+    """One that the processes of this group have, and no others."""
+    name = [f"tkc-{uuid.uuid4().hex}"]
     dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
-    return Processes(name[0], dist.get_rank(group), dist.get_world_size(group), seconds)
+    return name[0]
 
 
 class Devices(Group):
     """A rank that is a GPU: torch allocates memory that all GPUs of the group can use. Results are
-    torch's tensors.
+    torch's tensors. Where another rank dies and launches that wait for it do not end, this
+    process does, with a sentence that says so (watch.py); launches of a graph are not looked at.
     """
 
     def __init__(self, group: Any, seconds: float = MAX_SECONDS):
         super().__init__(dist.get_rank(group), dist.get_world_size(group), seconds)
         self._group = group
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._forked: dict[int, torch.cuda.Stream] = {}
+        self._alive = Alive(_name(group), self.rank, self.world)
+        self._ended: Any = None  # an event behind the last launches in which ranks wait
+        self._watch = Watch(self.died, self._is_idle)
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> list[Any]:
         kind = _dtype(dtype)
@@ -54,8 +69,43 @@ class Devices(Group):
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=_dtype(dtype), device=self._device)
 
+    @contextlib.contextmanager
+    def beside(self, queue: int) -> Iterator[None]:
+        if queue not in self._streams:
+            self._streams[queue] = torch.cuda.Stream(self._device)
+        stream = self._streams[queue]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._forked[queue] = stream
+        with torch.cuda.stream(stream):
+            yield
+
+    def join(self) -> None:
+        current = torch.cuda.current_stream(self._device)
+        for stream in self._forked.values():
+            current.wait_stream(stream)
+        self._forked.clear()
+
+    def push(self, x: Any, to: Any) -> None:
+        to[: len(x)].copy_(x)
+
+    def tell(self, number: Any, flag: Any) -> None:
+        flag.copy_(number)
+
+    def end(self) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            self._ended = self._ended or torch.cuda.Event()
+            self._ended.record()
+
+    def _is_idle(self) -> bool:
+        return self._ended is None or self._ended.query()
+
     def died(self) -> str | None:
-        return None  # a launch on a GPU does not ask: TKC_DEBUG bounds its waits
+        return self._alive.died()
+
+    def close(self) -> None:
+        self._watch.stop()
+        self._alive.close()
+        super().close()
 
 
 def _dtype(dtype: Any) -> Any:
