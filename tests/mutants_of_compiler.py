@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSES = ROOT / "tkc" / "passes"
+RESULTS = ROOT / "benchmarks" / "results" / "mutants_of_compiler.json"
 SITE = "_mutation_site"  # the name under which instrumented modules find `Sites.value`
 # kernels of a policy that are compiled; the numbers of statements keep them short
 CORPUS = {"in_place": 60, "roles": 90, "large": 40, "pipelines": 40, "memory": 30, "layouts": 30}
@@ -567,7 +568,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=float, default=1.0, help="share of them, for --collect")
     parser.add_argument("--each", type=float, default=SECONDS_OF_TESTS, help="seconds of tests")
     parser.add_argument("--reached", type=Path, default=ROOT / "out" / "mutants_reached.json")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="what was caught, and is kept")
     given = parser.parse_args()
     began = time.monotonic()
     os.chdir(ROOT)

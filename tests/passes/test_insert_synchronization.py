@@ -1,5 +1,6 @@
 """Where insert-synchronization puts a barrier, and where none is needed: in small kernels without
-roles, whose stores and updates of global memory nothing else orders.
+roles, whose stores and updates of global memory nothing else orders, and between a write and a read
+of shared memory, with what other passes put there.
 
 No schedule of the simulator shows that a barrier between two updates is missing: it makes all
 elements of an update at once. So the barriers are counted.
@@ -9,6 +10,11 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.passes.kernels import context
+from tkc.ir.layout import blocked
+from tkc.ir.text import parse
+from tkc.ir.threads import BlockBarrier
+from tkc.passes import insert_synchronization
 
 N = 64
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -167,3 +173,103 @@ def histogram(x, out):
 def test_a_sum_of_updates_needs_no_barriers(target):
     given = np.zeros((4 * N, N), np.float32), np.zeros((N, N), np.float32)
     assert barriers(histogram, *given, target=target) == 0
+
+
+@tkc.jit
+def by_pointers(x, out, WIDTH: tkc.constexpr):
+    at = x.ptr + tkc.arange(WIDTH)
+    tkc.store(at, tkc.load(out, (0,), (WIDTH,)))
+    tkc.store(out, (0,), tkc.load(at))
+
+
+@tkc.jit
+def by_blocks(x, out, WIDTH: tkc.constexpr):
+    tkc.store(x, (0,), tkc.load(out, (0,), (WIDTH,)) + 1)
+    tkc.store(out, (0,), tkc.load(x, (0,), (WIDTH,)))
+
+
+@TARGETS
+@pytest.mark.parametrize("kernel", [by_pointers, by_blocks], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("width, needed", [(1024, 0), (32, 1)])
+def test_elements_that_several_threads_hold(kernel, width, needed, target):
+    """One of them stores, all load."""
+    given = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    assert barriers(kernel, *given, width, target=target) == needed
+
+
+S = '!tile.shared<1, 32x64xf32, "32x64xb32">'
+T = f'!tile.tile<32x64xf32, "{blocked((32, 64), vector=4, warps=8)}">'
+OTHER = f'!tile.tile<32x64xf32, "{blocked((32, 64), vector=4, warps=8, order=(0, 1))}">'
+BETWEEN = f"""tile.kernel @between(%x: !tile.array<?x?xf32>, %n: i32) \
+    {{level = 3 : i64, warps = 8 : i64}} {{
+  %zero = tile.constant 0 : i32
+  %one = tile.constant 1 : i32
+  %yes = tile.constant 1 : i1
+  %s = tile.alloc : {S}
+  %m = tile.mbarriers : !tile.barriers<2>
+  tile.mbarrier_init %m {{count = 8 : i64}} : (!tile.barriers<2>)
+  tile.fence mbarrier_init
+  tile.block_barrier
+  %v = tile.constant 1.0 : {T}
+  WRITE
+  BETWEEN
+  %w = tile.read %s : ({S}) -> {OTHER}
+  tile.store %x[%zero, %zero] %w {{extents = array<i64: 32, 64>}} \
+    : (!tile.array<?x?xf32>, i32, i32, {OTHER})
+  tile.return
+}}"""
+WRITE = f"tile.write %s, %v : ({S}, {T})"
+ARRIVE = 'tile.mbarrier_arrive %m[%zero] {each = "warp"} : (!tile.barriers<2>, i32)'
+SOME_ARRIVE = (
+    'tile.mbarrier_arrive %m[%zero] when %yes {each = "warp"} : (!tile.barriers<2>, i32, i1)'
+)
+WAIT = "tile.mbarrier_wait %m[%zero] %zero : (!tile.barriers<2>, i32, i32)"
+
+
+def in_loop(text: str) -> str:
+    return f"scf.for %i = %zero to %n step %one : i32 {{\n {text}\n scf.yield\n }}"
+
+
+@pytest.mark.parametrize(
+    "between, needed",
+    [
+        ("", 1),
+        ("tile.block_barrier", 0),
+        ('tile.block_barrier {each = "warpgroup"}', 1),
+        (f"{ARRIVE}\n{WAIT}", 0),
+        (ARRIVE, 1),
+        (f"{WAIT}\n{ARRIVE}", 1),
+        # one warp may arrive for another one
+        (f"{ARRIVE}\n{ARRIVE}\n{WAIT}", 1),
+        (f"{in_loop(ARRIVE)}\n{WAIT}", 1),
+        (f"{ARRIVE}\n{in_loop(WAIT)}", 1),
+        (f"{ARRIVE}\n{WAIT}".replace("%m[%zero]", "%m[%one]", 1), 1),
+        (f"{ARRIVE}\n{WAIT}".replace(' {each = "warp"}', ""), 1),
+        (f"{ARRIVE}\n{WAIT}".replace('"warp"', '"copies"'), 1),
+        (f"{SOME_ARRIVE}\n{WAIT}", 1),
+        # who else completes a phase has not written
+        (
+            f"tile.mbarrier_expect %m[%zero] {{bytes = 64 : i64}} : (!tile.barriers<2>, i32)\n"
+            f"{ARRIVE}\n{WAIT}",
+            1,
+        ),
+    ],
+)
+def test_between_a_write_and_a_read(between, needed):
+    """What all warps have met at orders them, and nothing less."""
+    there = between.count("block_barrier") + 1
+    assert barriers_of(BETWEEN.replace("BETWEEN", between)) == there + needed
+
+
+def barriers_of(text):
+    module = parse(text.replace("WRITE", WRITE))
+    insert_synchronization.run(module, context("sm_90a"))
+    return sum(isinstance(op, BlockBarrier) for op in module.walk())
+
+
+def test_a_phase_is_not_over_where_each_warp_arrives_in_many_rounds():
+    """A warp may have arrived as often as all are expected to, before another one has written."""
+    rounds = in_loop(f"{WRITE}\n{ARRIVE}")
+    text = BETWEEN.replace("WRITE", "").replace("BETWEEN", f"{rounds}\n{WAIT}")
+    # one after the initialization, one between two rounds, which write to the same bytes
+    assert barriers_of(text) == 3

@@ -276,13 +276,17 @@ def _is_of_role(op: threads.MbarrierArrive | threads.MbarrierWait) -> bool:
     arrivals = [user for user in users if isinstance(user, threads.MbarrierArrive)]
     waits = [user for user in users if isinstance(user, threads.MbarrierWait)]
     return (
-        bool(arrivals)
-        and len(users) == 1 + len(arrivals) + len(waits)  # it is made, too
-        and all(arrival.each is not None and arrival.when is None for arrival in arrivals)
+        len(users) == 1 + len(arrivals) + len(waits)  # it is made, too
+        and all(map(_is_of_all_warps, arrivals))
         and {(arrival.parent, arrival.index[0]) for arrival in arrivals}
         == {(wait.parent, wait.index[0]) for wait in waits if wait.unless is None}
         and len(arrivals) == len(waits)
     )
+
+
+def _is_of_all_warps(arrival: threads.MbarrierArrive) -> bool:
+    """Whether each warp arrives when it comes there: copies may arrive before and after."""
+    return arrival.each is not None and arrival.each.data == "warp" and arrival.when is None
 
 
 def _told(op: threads.MbarrierArrive | threads.MbarrierWait, state: State) -> State:
