@@ -16,7 +16,10 @@ row's sum too, so the quotient stays) and small ones keep one bit more. Not more
 compiler lets a running maximum fall behind as long as a row's powers of one block add up to 2^8 at
 most (relax-stabilizers), and 128 columns of 2 do.
 
-**Sums** stay in float32: `total` of the powers before they are rounded, `acc` in the tensor core.
+**Sums** stay in float32, `acc` in the tensor core. `total` is of the powers as they are multiplied,
+after rounding: the weights of a row add up to one, and what one power has too much or too little
+moves the result only as far as its value is from the row's mean. A row of few keys needs that: a
+power that is not the largest of its first block may be half of the row, and rounded by a sixteenth.
 
 V is another matter: Hopper multiplies float8 only where K is the dense axis of both factors, and V
 [keys, D] is dense along D. Nothing is to be done about it here. The compiler has a warpgroup of its
@@ -73,8 +76,9 @@ def float8_attention(
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new)
         p, shrink = tkc.exp2(s * c - (base - LIFT)[:, None]), tkc.exp2(top - base)
-        total = total * shrink + tkc.sum(p, axis=1)
-        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
+        p = p.to(v.dtype)
+        total = total * shrink + tkc.sum(p.to(tkc.float32), axis=1)
+        acc = tkc.dot(p, tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
         top = new
     tkc.store(o, (m, 0), tkc.where(total[:, None] > 0, acc / total[:, None] * vs[h], 0).to(o.dtype))
 

@@ -207,6 +207,14 @@ def test_decoding():
         )
 
 
+@pytest.mark.parametrize("keys", [3, 150])
+def test_weights_of_float8_add_up_to_one(keys):
+    """As they are multiplied, that is rounded to three bits: the mean of equal values is exact."""
+    q, k = (numbers((1, 2, n, 64), "float8_e4m3fn", i) for i, n in enumerate((40, keys)))
+    out = kernels.attention(q, k, np.ones_like(k))
+    assert (double(out) == 1).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
 @pytest.mark.parametrize("page", [0, 16, 64])
 def test_decoding_of_float8(dtype, page):

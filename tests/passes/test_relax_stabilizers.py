@@ -4,6 +4,7 @@ computes the same however maxima move, and that how many rows vote together does
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 
 import numpy as np
 import pytest
@@ -609,6 +610,17 @@ def test_a_type_that_would_lose_bits_is_not_guessed_at():
             case.constants | dict(KIND=tkc.float8_e4m3),
         ).relaxed()[0]
     )
+
+
+@pytest.mark.parametrize("kind", [tkc.float32, tkc.float16, tkc.float8_e4m3])
+def test_a_sum_of_narrow_powers_says_whether_they_are_small(kind):
+    """No maximum of them is searched beside the branch."""
+    case = CASES["window"]
+    case = changed(case, constants=case.constants | dict(KIND=kind))
+    module, _ = case.relaxed()
+    (loop,) = [op for op in module.walk() if op.name == "scf.for"]
+    kinds = [op.kind.data for op in loop.body.block.ops if op.name == "tile.reduce"]
+    assert kinds == ["sum"]
 
 
 def test_a_guess_is_checked_for_every_part():

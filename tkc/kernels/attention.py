@@ -97,6 +97,22 @@ def write_rows(x: Any, start: Any, i: Any, value: Any, end: Any) -> None:
     tkc.store(x, (start + i, 0), value, mask=inside)
 
 
+def _add_up(p: Any, kind: Any, shrink: Any, total: Any, exact: Any) -> tuple[Any, Any]:
+    """Sums of rows' powers, relative to new maxima. Of 8 bits those of the weights as they are
+    multiplied, which then add up to one whatever they were rounded to, and (None: without) exact
+    ones for the log-sum-exp.
+    """
+    if kind.bits != 8:
+        return total * shrink + tkc.sum(p, axis=1), exact
+    total = total * shrink + tkc.sum(p.to(kind).to(tkc.float32), axis=1)
+    return total, None if exact is None else exact * shrink + tkc.sum(p, axis=1)
+
+
+def _log_sums(top: Any, total: Any) -> Any:
+    """The natural log-sum-exp of rows; −∞ where they see nothing."""
+    return tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
+
+
 @tkc.jit
 def _attention(
     q,
@@ -143,7 +159,7 @@ def _attention(
     if sinks is not None:  # as a column that was seen before
         ones = 2.0**LIFT if v.dtype.bits == 8 else 1.0
         top, total = tkc.full((BM,), 0.0) + sinks[h] * LOG2E, tkc.full((BM,), ones)
-    first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
+    first, exact = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0, total
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
         # the last row sees the last column: what rows behind it see is not stored
@@ -158,16 +174,14 @@ def _attention(
         base = tkc.where(new == -inf, 0, new)  # a row with nothing to see
         low = base - LIFT if v.dtype.bits == 8 else base
         p, shrink = tkc.exp2(s * c - low[:, None]), tkc.exp2(top - base)
-        total = total * shrink + tkc.sum(p, axis=1)
+        total, exact = _add_up(p, v.dtype, shrink, total, None if lse is None else exact)
         acc = tkc.dot(p.to(v.dtype), tkc.load(v, (key + n, 0), (BN, DV)), acc * shrink[:, None])
         top = new
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
     out = out if vs is None else out * vs[h // GROUP]
     write_rows(o, start, m, out, None if cu_seqlens is None else queries)
     if lse is not None:
-        sums = tkc.where(
-            total > 0, ((top - LIFT if v.dtype.bits == 8 else top) + tkc.log2(total)) * LN2, -inf
-        )
+        sums = _log_sums(top - LIFT, exact) if v.dtype.bits == 8 else _log_sums(top, total)
         if cu_seqlens is None:
             tkc.store(lse[b, h], (m,), sums)
         else:

@@ -422,12 +422,15 @@ class Relaxation:
         return value if value.type == t else before(fast.anchor, tile.Reshape(value, t)).result
 
     def _existing_sum(self, value: SSAValue) -> SSAValue | None:
-        """A sum of powers, for each maximum, that the loop computes anyway."""
+        """A sum of powers, for each maximum, that the loop computes anyway: also of powers that
+        were cast to a narrow type, which holds more than `max_sum` and makes no less of what it
+        cannot hold.
+        """
         while _extents(value) != _extents(self.old):
             users = [use.operation for use in value.uses if use.operation in self.inner]
             sums = (op for op in users if isinstance(op, tile.Reduce) and op.kind.data == "sum")
-            reshapes = (op for op in users if isinstance(op, tile.Reshape))
-            following = next(chain(sums, reshapes), None)
+            views = (op for op in users if isinstance(op, (tile.Reshape, ew.Cast)))
+            following = next(chain(sums, views), None)
             if following is None:
                 return None
             value = following.results[0]
