@@ -28,11 +28,13 @@ OPERAND = re.compile(r"[%$\w.]+|-\d+")
 
 @dataclass
 class _Block:
-    """What is known in a basic block. values: a register's number; written: the wgmma (by line)
-    that wrote a register last; seen: the instructions so far, by what they compute.
+    """What is known in a basic block. values: a register's number; writes: how many wgmma there
+    were; written: which of them wrote a register last; seen: the instructions so far, by what they
+    compute.
     """
 
     values: dict[str, object] = field(default_factory=dict)
+    writes: int = 0
     written: dict[str, int] = field(default_factory=dict)
     seen: dict[tuple, tuple[int, list[object], frozenset]] = field(default_factory=dict)
 
@@ -52,24 +54,43 @@ def merged_reads(text: str) -> Iterator[tuple[int, int]]:
     """Pairs of instructions, by their lines' numbers, that are equal but for the wgmma that wrote
     what they read.
     """
-    block = _Block()
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.rstrip().endswith(":"):
-            block = _Block()
-        if (found := INSTRUCTION.match(line.strip())) is None:
-            continue
-        predicate, name, rest = found.groups()
-        if name.startswith("bra") or predicate and EFFECTS.match(name):
-            block = _Block()  # ptxas makes a branch of each
-        elif name.startswith("wgmma.mma_async"):
-            for register in OPERAND.findall(LIST.findall(rest)[0]):
-                block.values[register] = "accumulator", register
-                block.written[register] = number
-        elif predicate or EFFECTS.match(name):
-            for register in _results(rest):
-                block.define(register, (number, register))
-        elif (first := _computed(block, number, name, rest)) is not None:
-            yield first, number
+    for lines in _basic_blocks(text):
+        block = _Block()
+        for number, line in lines:
+            if (found := INSTRUCTION.match(line)) is None:
+                continue
+            predicate, name, rest = found.groups()
+            if name.startswith("wgmma.mma_async"):
+                block.writes += 1
+                for register in OPERAND.findall(LIST.findall(rest)[0]):
+                    block.values[register] = "accumulator", register
+                    block.written[register] = block.writes
+            elif predicate or EFFECTS.match(name):
+                for register in _results(rest):
+                    block.define(register, (number, register))
+            elif (first := _computed(block, number, name, rest)) is not None:
+                yield first, number
+
+
+def _basic_blocks(text: str) -> Iterator[list[tuple[int, str]]]:
+    """The lines of each basic block, with their numbers; twice, of a loop of one block that ptxas
+    may unroll.
+    """
+    lines: list[tuple[int, str]] = []
+    label = ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        found = INSTRUCTION.match(line)
+        if line.endswith(":"):
+            yield lines
+            lines, label = [], line[:-1]
+        elif found and (found[2].startswith("bra") or found[1] and EFFECTS.match(found[2])):
+            loops = found[2].startswith("bra") and found[3] == label
+            unrolled = loops and not any("nounroll" in text for _, text in lines)
+            yield lines * (1 + unrolled)
+            lines, label = [], ""  # ptxas makes a branch of each
+        else:
+            lines.append((number, line))
+    yield lines
 
 
 def _results(operands: str) -> list[str]:

@@ -63,3 +63,15 @@ def test_numbers_of_lines():
         assert not list(merged_reads(text.replace("SEPARATE", separate)))
     other = text.replace("SEPARATE", "add.f32 %r9, %r9, %r9;")
     assert not list(merged_reads(other))
+
+
+def test_a_loop_that_may_be_unrolled_merges_with_itself():
+    text = """
+        $loop:
+        wgmma.mma_async.sync.aligned.m64n8k16 {%r0, %r1}, %d0, %d1, 0;
+        mul.f32 %r2, %r9, %r0;
+        @%p0 bra $loop;
+    """
+    assert list(merged_reads(text)) == [(4, 4)]
+    assert not list(merged_reads(text.replace("$loop:", '$loop:\n.pragma "nounroll";', 1)))
+    assert not list(merged_reads(text.replace("mul", "@%p1 st.shared.b32 [%r8], %r3;\nmul")))

@@ -13,6 +13,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.codegen.ptx import traps
 from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.equal_readers import merges_iterations
 from tkc.codegen.ptx.values import (
     SharedView,
     Tile,
@@ -102,6 +103,8 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
     if not known:
         branch(e, w.op(f"setp.ge.{kind}", "pred", counter, upper), end)
     w.place(top)
+    if merges_iterations(op.body.block):
+        w.emit('.pragma "nounroll"')
     with w.scope():
         e.values[variable] = counter
         bind(e, arguments, carried)

@@ -10,6 +10,9 @@ Copies of the registers, other fences, and zeros written first change nothing; o
 a branch in between, do. So results of two dots may share registers only if no operation that reads
 the one could be equal to an operation of the same basic block that reads the other. Operations are
 compared by what they compute, down to the values that both use.
+
+A loop whose number of rounds ptxas knows becomes one basic block where nothing in it branches. Its
+rounds write the same registers, so that it must stay a loop.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import cast
 
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
@@ -60,6 +63,14 @@ def read_alike(left: Collection[SSAValue], right: Collection[SSAValue]) -> bool:
         for b in _readers(value)
         for a in near.get((b.parent, _kind(b)), ())
     )
+
+
+def merges_iterations(body: Block) -> bool:
+    """Whether ptxas, if it unrolled a loop with this body, would have dots of several iterations in
+    one basic block.
+    """
+    ops = list(body.ops)
+    return any(isinstance(op, threads.DotAsync) for op in ops) and not any(map(_branches, ops))
 
 
 def _written_by_dots(values: Collection[SSAValue]) -> Writers:
