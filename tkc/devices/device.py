@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LONGEST_ROW = 64  # 16-bit elements of a row that a tensor map moves: the widest swizzle
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -167,6 +169,19 @@ class Costs(_SharedMemory):
     memory_latency: float  # ns of a load from memory under load
     copied: float  # part of the memory's rate that a copy of a matrix reaches
     added: float  # part of it that adding up parts of k reaches
+
+    def leaving(self, results: int, rows: int, columns: int, whole: bool = False) -> float:
+        """Clocks in which a program's results leave by tensor maps, in subtiles of so many rows and
+        columns; whole: all at once.
+        """
+        each = self.store_subtile if whole else self.store_tma
+        each += self.store_row / min(columns, LONGEST_ROW)
+        return each * results + self.store_part * results / max(1, rows * columns)
+
+    def meeting(self, results: int, parts: int) -> float:
+        """Clocks in which a program's parts of k are stored and the last one adds them up."""
+        once = self.split_k + self.split_k_element * results
+        return once + parts * (self.part + self.part_element * results)
 
 
 @dataclass(frozen=True)

@@ -212,9 +212,8 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     step, tensor, copied = _step(product, tile, min(programs, places), machine)
     looping = steps * step
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
-    met = costs.split_k + costs.split_k_element * sums
-    met += parts * (costs.part + costs.part_element * sums)
-    clocks = waves * each + leaving * tile.in_turn + met * (parts > 1)
+    clocks = waves * each + leaving * tile.in_turn
+    clocks += costs.meeting(sums, parts) if parts > 1 else 0
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     shared = programs / places * steps / clocks
     clock = machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied)
@@ -229,8 +228,7 @@ def _storing(tile: Tile, costs: Any) -> float:
     if tile.transposed:
         steps = range(TRANSPOSED_STEP, WHOLE_SWIZZLE + 1, TRANSPOSED_STEP)
         rows, columns = max(n for n in steps if tile.rows % n == 0), rows
-    sums, row = tile.rows * tile.columns, costs.store_row / min(columns, WHOLE_SWIZZLE)
-    return float((costs.store_tma + row) * sums + costs.store_part * sums / (rows * columns))
+    return float(costs.leaving(tile.rows * tile.columns, rows, columns))
 
 
 def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[float, float, float]:

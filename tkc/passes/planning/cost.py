@@ -200,7 +200,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     total = (
         waves * each
         + (exposed if per_block > 1 else 0)
-        + (_meeting(work, costs, shares) if shares > 1 else 0)
+        + (costs.meeting(work.results, shares) if shares > 1 else 0)
         + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
     )
     scale = 1 / (_clock(target, loops, total, parallel / places) * 1e9)
@@ -247,12 +247,6 @@ def _waves(work: Work, plan: Plan, parallel: int, places: int) -> tuple[float, i
     # each helper takes the last steps of several programs
     turns = ceil(rest / helpers)
     return whole + (steps - steps // (turns + 1)) / steps, turns + 1
-
-
-def _meeting(work: Work, costs: Costs, parts: int) -> float:
-    """Clocks in which a program's parts are stored and the last one adds them up."""
-    once = costs.split_k + costs.split_k_element * work.results
-    return once + parts * (costs.part + costs.part_element * work.results)
 
 
 @dataclass(frozen=True)
@@ -309,9 +303,7 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
     rows, columns = ROWS_PER_WARPGROUP * max(1, plan.warps // 4), gcd(work.width, plan.columns)
     if any(dot.swap for dot in plan.dots):
         rows, columns = lines_of_subtile(work.height, plan.columns), rows
-    each = costs.store_subtile if plan.subtiles == 1 else costs.store_tma
-    each += costs.store_row / min(columns, ROWS_PER_WARPGROUP)
-    return each * work.results + costs.store_part * work.results / max(1, rows * columns)
+    return costs.leaving(work.results, rows, columns, whole=plan.subtiles == 1)
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
