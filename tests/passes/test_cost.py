@@ -139,3 +139,20 @@ def test_no_raster_shares_more_where_one_axis_has_all_programs():
     for shape in ((65536, 128, 4096), (128 * 640, 96, 4096)):
         one, eight = (estimate(shape, (64, 128), roles="one", raster=raster) for raster in (1, 8))
         assert eight == one
+
+
+@pytest.mark.parametrize(
+    "shape, shared",
+    [((2048, 2304, 8192), True), ((2048, 2304, 256), False), ((1408, 3072, 8192), False)],
+    ids=["a rest of a wave", "too short to share", "a whole wave"],
+)
+def test_programs_of_an_unfinished_wave_are_tried_in_parts(shape, shared):
+    """128 x 256: of 144 programs twelve are left for a second wave; of 132 none."""
+    block, (m, n, k) = (128, 256), shape
+    module = product(*block)
+    found = planning.candidates(module, context("sm_90a"), sizes(m, n, k, *block))
+    assert any(p.stream_k for p in found) == shared
+    if shared:
+        assert found[0].stream_k, "twelve programs cost as much as a whole wave"
+    asked = planning.candidates(module, context("sm_90a", stream_k=0), sizes(m, n, k, *block))
+    assert not any(p.stream_k for p in asked)

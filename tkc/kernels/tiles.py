@@ -74,13 +74,12 @@ class Tile:
             "BK": self.depth,
             "programs": 1 + self.in_turn,
             "cluster": self.cluster,
+            "stream_k": self.stream_k,
         }
         if self.warpgroups == 3:
             found["num_warps"] = 12
         if self.split_k > 1:
             found["split_k"] = self.split_k
-        if self.stream_k:
-            found["stream_k"] = self.stream_k
         return found
 
 

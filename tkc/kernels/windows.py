@@ -38,8 +38,6 @@ TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
 SIDE = 128  # of a block of the weights' gradient
 STRIP = 64, 64  # positions and channels of a program, of each channel by itself
 STEP = 64  # positions of a step of a sum over them
-STREAMED = 4  # parts of a program of the last wave, at most
-SHARED_BLOCK = 128 * 128  # elements of a block whose last programs are worth sharing
 
 
 @dataclass(frozen=True)
@@ -123,22 +121,14 @@ def _finished(acc, bias, y, m, n, of, S, activation):
     tkc.store(y, (at, n), acc.to(y.dtype))
 
 
-def _configs(args: dict, target: str) -> list[tkc.Config]:
-    """A first one for the CPU, then those of which the model takes its choice; of programs that
-    leave a wave unfinished, also with the last ones shared.
-    """
+def _configs(args: dict) -> list[tkc.Config]:
+    """A first one for the CPU, then those of which the model takes its choice."""
     w, back = args["w"], args["BACK"]
     n, k = (w.shape[2], w.shape[0]) if back else (w.shape[0], w.shape[2])
     line = max(16, min(64, power(k)))
     tiles = [(bm, bn) for bm, bn in TILES if bn <= max(64, power(n))]
     host = (64, max(16, min(64, power(n))))
     found = [{"BM": bm, "BN": bn, "BK": line} for bm, bn in dict.fromkeys([host, *tiles])]
-    if target != "cpu" and (machine := tkc.target(target)).wgmma:
-        places = machine.multiprocessors
-        for block in [c for c in found if c["BM"] * c["BN"] >= SHARED_BLOCK]:
-            programs = prod(_grid(args | block))
-            if programs > places and programs % places:
-                found.append(block | {"stream_k": STREAMED})
     return [tkc.Config(**block) for block in found]
 
 

@@ -161,47 +161,49 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would
     take first, or with sizes the cheapest first. Raises CompileError like `plan`.
     """
-    program, options = Program.of(kernel_of(module)), context.options
+    program = Program.of(kernel_of(module))
     first, work = _legally(program, context), Work.of(program.kernel, sizes)
     if first.roles == "one":
-        others = _narrowed(first, options, _ordinary(program))
-        late = (
-            [names | {"rotate": True} for names in ({}, *others)]
-            if options.rotate is None and _several(program)
-            else []
-        )
-        found = [first, *_realised(first, program, context, [*others, *late])]
-        return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
-    further: dict[str, tuple] = {}
-    if sizes is not None:
-        further["split_k"] = (1, *_parts(work, context.target))
-    if sizes is not None and any(map(is_cut, program.loads)):
-        further["cluster"] = CUT_SECTOR_CLUSTERS
-    if _several(program):
-        further["programs"] = CO_RESIDENT_PROGRAMS
-    found = [
-        p
-        for _, p in _ranked(
-            [
-                first,
-                *_realised(
-                    first,
-                    program,
-                    context,
-                    _narrowed(first, options, ROLE_CHOICES | further),
-                    sizes is not None,
-                ),
-            ],
-            work,
-            context.target,
-        )
-    ]
-    simple = _realised(first, program, context, [{"roles": "one"}] if options.roles is None else [])
-    return (
-        [*found, *simple]
-        if sizes is None
-        else [p for _, p in _ranked([*found, *simple], work, context.target)]
+        found = _of_one_role(first, program, context)
+    else:
+        found = _with_roles(first, program, context, work, sizes is not None)
+    return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
+
+
+def _of_one_role(first: Plan, program: Program, context: PassContext) -> list[Plan]:
+    """Candidates where the rules choose one role."""
+    others = _narrowed(first, context.options, _ordinary(program))
+    late = (
+        [names | {"rotate": True} for names in ({}, *others)]
+        if context.options.rotate is None and _several(program)
+        else []
     )
+    return [first, *_realised(first, program, context, [*others, *late])]
+
+
+def _with_roles(
+    first: Plan, program: Program, context: PassContext, work: Work, sized: bool
+) -> list[Plan]:
+    """Candidates where the rules choose roles, the cheapest first, and one role last. The cheapest
+    is also tried with programs of its last wave shared.
+    """
+    options, choices = context.options, dict[str, tuple](ROLE_CHOICES)
+    if sized:
+        choices["split_k"] = (1, *_parts(work, context.target))
+        if any(map(is_cut, program.loads)):
+            choices["cluster"] = CUT_SECTOR_CLUSTERS
+    if _several(program):
+        choices["programs"] = CO_RESIDENT_PROGRAMS
+    every = _narrowed(first, options, choices)
+    made = [first, *_realised(first, program, context, every, sized)]
+    found = [p for _, p in _ranked(made, work, context.target)]
+    if sized and options.stream_k is None:
+        names = {name: keywords(found[0])[name] for name in choices}
+        shared = [names | {"stream_k": n} for n in _shares_of_a_wave(work, context.target)]
+        found += _realised(first, program, context, shared, sized)
+    if options.roles is None:
+        found += _realised(first, program, context, [{"roles": "one"}])
+    return found
 
 
 def _legally(program: Program, context: PassContext) -> Plan:
@@ -224,6 +226,7 @@ CUT_SECTOR_CLUSTERS = (*ROLE_CHOICES["cluster"], (2, 2), (4, 1), (4, 2))
 # where loops have several dots
 CO_RESIDENT_PROGRAMS = (*ROLE_CHOICES["programs"], 3, 4)
 ONE_ROLE_CHOICES = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
+STEPS_OF_A_PART = 8  # of k, at least
 # of programs without dots, where it makes a difference
 NO_DOT_CHOICES = {
     "num_warps": (2, 4, 8, 16),
@@ -256,7 +259,7 @@ def _several(program: Program) -> bool:
 
 def _parts(work: Work, target: Target) -> list[int]:
     """Numbers of parts of k worth a try: where programs leave multiprocessors idle, enough to give
-    all of them work, each at least eight steps.
+    all of them work.
     """
     programs = prod(work.grid or (0,))
     steps = max((p.trips for p in work.parts if p.dots), default=0)
@@ -265,8 +268,19 @@ def _parts(work: Work, target: Target) -> list[int]:
     return [
         n
         for n in (2, 3, 4, 6, 8, 12, 16, 32, 64)
-        if programs * n <= 2 * target.multiprocessors and steps >= 8 * n
+        if programs * n <= 2 * target.multiprocessors and steps >= STEPS_OF_A_PART * n
     ]
+
+
+def _shares_of_a_wave(work: Work, target: Target) -> list[int]:
+    """Numbers of parts of k worth a try of programs of the last wave, where it leaves
+    multiprocessors idle.
+    """
+    programs, places = prod(work.grid or (0,)), target.multiprocessors
+    steps = max((p.trips for p in work.parts if p.dots), default=0)
+    if programs <= places or programs % places == 0:
+        return []
+    return [n for n in (2, 4) if steps >= STEPS_OF_A_PART * n]
 
 
 def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
