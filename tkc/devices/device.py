@@ -135,12 +135,15 @@ class Costs(_SharedMemory):
     # likewise, of each part that the last program adds up
     part: float
     part_element: float
-    cluster: float
+    cluster: float  # clocks until two blocks of a cluster know each other; of four twice as many
     # as in `Engines`
     free_shared: float
     max_shared: float
     shared_slowing: float
     copied_line: float  # clocks in which a tensor map copies of one line of 128 bytes, all or less
+    # bytes of sectors a clock that the L2 cache gives to all multiprocessors where rows of an
+    # operand begin amid sectors: what several ask for at once is hardly ever answered once then
+    cut_l2: float
     mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
     one_role: float  # how much longer a plan of one role takes than the model says, likewise

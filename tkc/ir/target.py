@@ -18,6 +18,7 @@ from tkc.errors import DeviceError
 
 RESERVED_BYTES_OF_BLOCK = 1024  # of shared memory, by the hardware
 LINE = 128  # bytes of a line of the caches of every GPU here
+SECTOR = 32  # likewise of what memory and caches move at once
 # bytes, of which rows of an array that a tensor map describes are multiples, and where a box begins
 # in its rows: elsewhere the accelerator raises an illegal instruction. Of a row that ends elsewhere
 # it writes as many bytes as make that up

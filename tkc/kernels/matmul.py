@@ -42,6 +42,7 @@ BYTES = {
     "float8_e5m2": 1,
 }
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
+THIN_EXTENT = 32  # rows or columns of a product that these are for
 BESIDE = 4  # blocks of rows that read b together
 # k from which programs there and back pay, in two waves or more
 MIN_K_WALKED_BACK = 4096
@@ -163,12 +164,19 @@ def _tiles(m: int, n: int, line: int) -> Iterable[tuple[int, int, int]]:
     """Extents of blocks, the CPU's first. line: k of most."""
     tiles = [
         (bm, bn)
-        for bm, bn in (*(THIN if m <= 32 else ()), *TILES)
+        for bm, bn in (*_thin(m, n), *TILES)
         if bm <= max(64, power(m)) and bn <= max(64, power(n))
     ]
     host = (min(256, power(m)), min(256, power(n)), 64)
     deep = [(bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64]
     return dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *deep])
+
+
+def _thin(m: int, n: int) -> Iterable[tuple[int, int]]:
+    """Blocks for few rows, or for few columns."""
+    rows = THIN if m <= THIN_EXTENT else ()
+    columns = [(bm, bn) for bn, bm in THIN] if n <= THIN_EXTENT else []
+    return (*rows, *columns)
 
 
 def _walks_back(args: dict, size: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, gcd, prod
+from math import ceil, gcd, log2, prod
 from typing import Any
 
 import tkc
@@ -34,10 +34,13 @@ SUMS = {1: 208, 2: 208, 3: 128}
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
 WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
+# where rows cut sectors, which the L2 cache serves slowly
+CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1))
+SECTOR = 32  # bytes in which the memory moves
 MAX_PARTS = 32
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
-OUTPUT_BYTES = 1 << 15  # of shared memory, for results on their way out
+OUTPUT_BYTES = 1 << 14  # of shared memory, for results on their way out
 MAX_STAGES = 8
 
 
@@ -100,6 +103,20 @@ class Product:
     def bytes(self) -> int:
         """Of the operands and the result, 16 bits an element."""
         return 2 * self.batches * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    @property
+    def cuts_sectors(self) -> bool:
+        """Whether rows of an operand may begin amid sectors."""
+        return any(pitch % SECTOR for pitch in self.pitches)
+
+    def clusters(self, tile: Tile) -> tuple[tuple[int, int], ...]:
+        """Worth a try of a tile: those whose shares of it are whole swizzles, and all where rows
+        begin amid sectors.
+        """
+        if self.cuts_sectors:
+            return CUT_SECTOR_CLUSTERS
+        whole = not self.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
+        return CLUSTERS if whole else CLUSTERS[:1]
 
     def steps(self, tile: Tile) -> int:
         """Of a program that has all of k."""
@@ -185,8 +202,7 @@ def _fits_registers(tile: Tile) -> bool:
 def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
     """A tile in clusters, in parts of k, with the last wave's programs in parts."""
     programs, places = product.programs(tile), machine.multiprocessors
-    shared = not product.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
-    for cluster in CLUSTERS if shared else CLUSTERS[:1]:
+    for cluster in product.clusters(tile):
         yield replace(tile, cluster=cluster)
     if tile.in_turn:
         return
@@ -202,7 +218,7 @@ def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
 
 def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     """Of the busiest multiprocessor."""
-    costs, places = machine.costs, machine.multiprocessors
+    costs, places = machine.costs, machine.clustered(prod(tile.cluster))
     programs = product.programs(tile) * tile.split_k
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
@@ -213,7 +229,7 @@ def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
     clocks = waves * each + leaving * tile.in_turn
     clocks += costs.meeting(sums, parts) if parts > 1 else 0
-    clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
+    clocks += costs.launch_clocks + costs.cluster * log2(prod(tile.cluster))
     shared = programs / places * steps / clocks
     clock = machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied)
     memory = product.bytes / machine.memory
@@ -238,14 +254,19 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     rows, columns = (tile.columns, tile.rows) if tile.transposed else (tile.rows, tile.columns)
     tensor = 2 * rows * columns * tile.depth / machine.tensor
     across, down = tile.cluster
-    shares = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
-    copied = 2 * tile.depth * shares
+    copied = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
+    copied *= 2 * tile.depth
     along_k = min(WHOLE_SWIZZLE, tile.depth)
     width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
-    of_a = machine.lines_of_row(2 * along_k, product.pitches[0]) / along_k
-    of_b = machine.lines_of_row(2 * width, product.pitches[1]) / width
-    lines = tile.depth * (tile.rows / down * of_a + tile.columns / across * of_b)
-    fabric = max(copied / min(machine.fabric, machine.l2 / active), lines * costs.copied_line)
+    lines = touched = 0.0
+    given = (tile.rows, product.m, down), (tile.columns, product.n, across)
+    rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, strict=True)
+    for (extent, whole, sharing), row, pitch in rows_of:
+        lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
+        cut = 1 + SECTOR / 2 / row if pitch % SECTOR else 1
+        touched += 2 * tile.depth * min(extent, whole) / sharing * cut
+    served = costs.cut_l2 if product.cuts_sectors else machine.l2
+    fabric = max(copied / machine.fabric, touched * active / served, lines * costs.copied_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
     read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)

@@ -78,7 +78,8 @@ class Options:
     # L2 keeps the rows of a raster, which are read again, longer than the columns, which are not
     retain: bool | None = None
     split_k: int | None = None  # programs that share one output block, each a part of k
-    # programs of the last wave are shared by all blocks, each in at most so many parts of k
+    # programs of the last wave are shared by all blocks, each in at most so many parts of k; 0:
+    # they are whole
     stream_k: int | None = None
     # 1: dots whose results a loop adds up stay whole; else they come in parts, so that one is added
     # up under the next

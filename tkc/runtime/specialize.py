@@ -82,7 +82,7 @@ PAIRS, BOOLEANS = (
         "prefetch",
     ),
 )
-MIN_NUMBER = {"subtiles": 0}  # of numbers; of others 1
+MIN_NUMBER = {"subtiles": 0, "stream_k": 0}  # of numbers; of others 1
 CHOICES = {
     "roles": ("one", "cooperative", "pingpong", "co_resident"),
     "left_operand": ("registers", "shared"),

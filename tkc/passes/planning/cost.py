@@ -8,7 +8,9 @@ A step of a loop takes a multiprocessor as long as the slowest of
 
     tensor        dots at the rate of the planned instruction; wgmma reads shared memory itself,
                   2 KiB and 32 N bytes for each 64 x N x 16, and shares it with the copies
-    l2            bytes that its loads bring from the L2 cache (shared copies of a cluster once)
+    l2            bytes that its loads bring from the L2 cache (shared copies of a cluster once): as
+                  many as a multiprocessor takes, or the cache gives to all of them, which is less
+                  where rows cut its sectors
     lines         of 128 bytes that tensor maps ask for: narrow rows take one each, rows that begin
                   amid a line two
     latency       of a copy, divided by the stages that run ahead of the one in use
@@ -24,8 +26,8 @@ trip count take ASSUMED_TRIPS steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd, prod
-from typing import cast
+from math import ceil, gcd, log2, prod
+from typing import TypeGuard, cast
 
 from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -34,7 +36,7 @@ from tkc.devices import Costs
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import LINE, Target
+from tkc.ir.target import LINE, SECTOR, Target
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -72,7 +74,8 @@ class Dot:
 @dataclass(frozen=True)
 class Moved:
     """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program
-    axes it depends on, whether it feeds a dot, and lines of the cache that a tensor map asks for.
+    axes it depends on, whether it feeds a dot, lines of the cache that a tensor map asks for, and
+    how many times its bytes the sectors have that it touches.
     """
 
     number: int
@@ -81,6 +84,7 @@ class Moved:
     axes: frozenset[int]
     fed: bool
     lines: float = 0.0
+    touched: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ class Work:
                     frozenset(program_axes([*load.operands, *around], ends=False)),
                     load.results[0] in feeding,
                     lines(load),
+                    1 + SECTOR / 2 / _row(load) if is_cut(load) else 1.0,
                 )
             )
         stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
@@ -201,7 +206,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         waves * each
         + (exposed if per_block > 1 else 0)
         + (costs.meeting(work.results, shares) if shares > 1 else 0)
-        + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
+        + (costs.launch_clocks + costs.cluster * log2(prod(plan.cluster)) if work.grid else 0)
     )
     scale = 1 / (_clock(target, loops, total, parallel / places) * 1e9)
     seconds = (
@@ -362,11 +367,13 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
     if reads:
         moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
         tensor = tensor * costs.slowed((reads + moved) / tensor) + costs.step
-    each = min(target.fabric, target.l2 / active) if active else target.fabric
-    fabric = copies.bytes / each
+    served = costs.cut_l2 if copies.sectors > copies.bytes else target.l2
+    fabric = max(copies.bytes / target.fabric, copies.sectors * active / served)
     stages = max(1, plan.stages)
     if not part.dots or not any(x.fed for x in part.moved):
         latency = 0.0
+    elif _waits(part, plan):
+        latency = _latency(part, plan, costs) + tensor + fabric + copies.units
     elif stages > 1:
         latency = _latency(part, plan, costs) / (stages - 1)
     else:
@@ -381,6 +388,12 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
     }
     why = max(times, key=lambda part: times[part])
     return Step(times[why], tensor * resident, copies.bytes * resident, why)
+
+
+def _waits(part: Part, plan: Plan) -> bool:
+    """Whether threads load an operand step by step, with nothing that runs ahead."""
+    loads = [_load_of(x, plan) for x in part.moved if x.fed]
+    return any(load is not None and load.path == "shared" for load in loads) and part.trips > 1
 
 
 def _latency(part: Part, plan: Plan, costs: Costs) -> float:
@@ -416,11 +429,12 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes that a step brings from the L2 cache; clocks of copies that pass through registers, of
-    the lines that tensor maps ask for.
+    """Bytes that a step brings from the L2 cache, and of sectors that it touches there; clocks of
+    copies that pass through registers, of the lines that tensor maps ask for.
     """
 
     bytes: float
+    sectors: float
     units: float
     lines: float
 
@@ -440,13 +454,15 @@ def _load_of(moved: Moved, plan: Plan) -> LoadPlan | None:
 def _copied(part: Part, plan: Plan, target: Target) -> Copies:
     """What a step copies."""
     costs = target.costs
-    fabric = units = asked = 0.0
+    fabric = sectors = units = asked = 0.0
     for x in part.moved:
         load = _load_of(x, plan)
         mapped = load is not None and load.path == "tma"
         filled = x.bytes - x.inside if mapped else 0
         sharing = _sharing(load, plan)
-        fabric += (x.inside + costs.filled * filled) / sharing
+        each = (x.inside + costs.filled * filled) / sharing
+        fabric += each
+        sectors += each * x.touched
         if load is None:
             continue
         if mapped:
@@ -454,7 +470,7 @@ def _copied(part: Part, plan: Plan, target: Target) -> Copies:
         else:
             instructions = x.bytes / (32 * max(1, load.vector))
             units += instructions * _instruction(load.path, x.fed, costs)
-    return Copies(fabric, units, asked)
+    return Copies(fabric, sectors, units, asked)
 
 
 def _instruction(path: str, fed: bool, costs: Costs) -> float:
@@ -577,17 +593,22 @@ def lines(op: Operation) -> float:
     """
     if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType):
         return bytes_of(op) / LINE
-    size, dense = bits(op.result.type.element) // 8, dense_of_block(op)
-    extents = op.result.type.extents
-    row = gcd(LINE, (extents[dense] if dense < len(extents) else 1) * size)
-    return bytes_of(op) / row * Target.lines_of_row(row, _pitch(op))
+    return bytes_of(op) / _row(op) * Target.lines_of_row(_row(op), _pitch(op))
 
 
-def is_cut(op: Operation) -> bool:
-    """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory
-    moves.
-    """
-    return isinstance(op, tile.Load) and _pitch(op) % 32 != 0
+def _row(op: tile.Load) -> int:
+    """Bytes of a row of a block as a tensor map copies it."""
+    size, dense, extents = (
+        bits(array_type(op.array).element) // 8,
+        dense_of_block(op),
+        tile_type(op.result).extents,
+    )
+    return gcd(LINE, (extents[dense] if dense < len(extents) else 1) * size)
+
+
+def is_cut(op: Operation) -> TypeGuard[tile.Load]:
+    """Whether rows of a block may start amid a sector, in which the memory moves."""
+    return isinstance(op, tile.Load) and _pitch(op) % SECTOR != 0
 
 
 def _pitch(op: tile.Load) -> int:
