@@ -109,6 +109,18 @@ class Target:
         offsets = range(0, LINE, gcd(pitch, LINE))
         return 1 + sum(at + row > LINE for at in offsets) / len(offsets)
 
+    @staticmethod
+    def cuts_sectors(pitch: int) -> bool:
+        """Whether rows that are some multiple of `pitch` bytes apart may begin amid a sector."""
+        return pitch % SECTOR != 0
+
+    @staticmethod
+    def sectors_of_row(row: int, pitch: int) -> float:
+        """How many times a row's bytes the sectors have that it touches on average, where rows are
+        some multiple of `pitch` bytes apart.
+        """
+        return 1 + SECTOR / 2 / row if Target.cuts_sectors(pitch) else 1.0
+
     def at_entry(self, threads: int) -> int:
         """32-bit registers that ptxas gives each of so many threads, which fill a multiprocessor.
         setmaxnreg moves these between warpgroups; what the division leaves of the multiprocessor's

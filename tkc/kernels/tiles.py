@@ -36,7 +36,6 @@ WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # where rows cut sectors, which the L2 cache serves slowly
 CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1))
-SECTOR = 32  # bytes in which the memory moves
 MAX_PARTS = 32
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
@@ -104,16 +103,15 @@ class Product:
         """Of the operands and the result, 16 bits an element."""
         return 2 * self.batches * (self.m * self.k + self.k * self.n + self.m * self.n)
 
-    @property
-    def cuts_sectors(self) -> bool:
+    def cuts_sectors(self, machine: Any) -> bool:
         """Whether rows of an operand may begin amid sectors."""
-        return any(pitch % SECTOR for pitch in self.pitches)
+        return any(map(machine.cuts_sectors, self.pitches))
 
-    def clusters(self, tile: Tile) -> tuple[tuple[int, int], ...]:
+    def clusters(self, tile: Tile, machine: Any) -> tuple[tuple[int, int], ...]:
         """Worth a try of a tile: those whose shares of it are whole swizzles, and all where rows
         begin amid sectors.
         """
-        if self.cuts_sectors:
+        if self.cuts_sectors(machine):
             return CUT_SECTOR_CLUSTERS
         whole = not self.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
         return CLUSTERS if whole else CLUSTERS[:1]
@@ -202,7 +200,7 @@ def _fits_registers(tile: Tile) -> bool:
 def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
     """A tile in clusters, in parts of k, with the last wave's programs in parts."""
     programs, places = product.programs(tile), machine.multiprocessors
-    for cluster in product.clusters(tile):
+    for cluster in product.clusters(tile, machine):
         yield replace(tile, cluster=cluster)
     if tile.in_turn:
         return
@@ -263,9 +261,10 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, strict=True)
     for (extent, whole, sharing), row, pitch in rows_of:
         lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
-        cut = 1 + SECTOR / 2 / row if pitch % SECTOR else 1
-        touched += 2 * tile.depth * min(extent, whole) / sharing * cut
-    served = costs.cut_l2 if product.cuts_sectors else machine.l2
+        touched += (
+            2 * tile.depth * min(extent, whole) / sharing * machine.sectors_of_row(row, pitch)
+        )
+    served = costs.cut_l2 if product.cuts_sectors(machine) else machine.l2
     fabric = max(copied / machine.fabric, touched * active / served, lines * costs.copied_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column

@@ -128,8 +128,7 @@ def _configs(args: dict) -> list[tkc.Config]:
     line = max(16, min(64, power(k)))
     tiles = [(bm, bn) for bm, bn in TILES if bn <= max(64, power(n))]
     host = (64, max(16, min(64, power(n))))
-    found = [{"BM": bm, "BN": bn, "BK": line} for bm, bn in dict.fromkeys([host, *tiles])]
-    return [tkc.Config(**block) for block in found]
+    return [tkc.Config(BM=bm, BN=bn, BK=line) for bm, bn in dict.fromkeys([host, *tiles])]
 
 
 def _grid(args: dict) -> tuple[int, int]:

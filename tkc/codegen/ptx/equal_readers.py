@@ -23,23 +23,11 @@ from typing import cast
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from tkc.ir import elementwise as ew
-from tkc.ir import shared, threads, tile
+from tkc.codegen.ptx.values import ALIASES
+from tkc.ir import threads, tile
 
-# Their results are registers of their operand: what reads these reads the operand.
-SELECTIONS = (
-    tile.Reshape,
-    tile.Transpose,
-    tile.Slice,
-    tile.Concat,
-    tile.Broadcast,
-    tile.Flip,
-    tile.Multiple,
-    shared.Convert,
-    ew.Bitcast,
-    threads.DotWait,
-    threads.Accumulator,
-)
+# What reads their results reads their operand.
+SELECTIONS = (*ALIASES, threads.DotWait, threads.Accumulator)
 # Their first instructions on registers can be the same.
 COMBINING = (tile.Reduce, tile.Scan)
 

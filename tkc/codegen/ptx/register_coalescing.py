@@ -28,23 +28,12 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.equal_readers import read_alike
-from tkc.codegen.ptx.values import registers_of
+from tkc.codegen.ptx.values import ALIASES, registers_of
 from tkc.ir import elementwise as ew
-from tkc.ir import shared, threads, tile
+from tkc.ir import threads, tile
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import yielded_by
 
-ALIASES = (
-    tile.Reshape,
-    tile.Transpose,
-    tile.Slice,
-    tile.Concat,
-    tile.Broadcast,
-    tile.Flip,
-    tile.Multiple,
-    shared.Convert,
-    ew.Bitcast,
-)
 LOOPS = (scf.ForOp, scf.WhileOp)
 MIN_NOTED_REGISTERS = 8  # of a carried tile whose copies are remarked on
 

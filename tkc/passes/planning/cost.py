@@ -36,7 +36,7 @@ from tkc.devices import Costs
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import LINE, SECTOR, Target
+from tkc.ir.target import LINE, Target
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -142,7 +142,7 @@ class Work:
                     frozenset(program_axes([*load.operands, *around], ends=False)),
                     load.results[0] in feeding,
                     lines(load),
-                    1 + SECTOR / 2 / _row(load) if is_cut(load) else 1.0,
+                    Target.sectors_of_row(_row(load), _pitch(load)) if is_cut(load) else 1.0,
                 )
             )
         stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
@@ -608,7 +608,7 @@ def _row(op: tile.Load) -> int:
 
 def is_cut(op: Operation) -> TypeGuard[tile.Load]:
     """Whether rows of a block may start amid a sector, in which the memory moves."""
-    return isinstance(op, tile.Load) and _pitch(op) % SECTOR != 0
+    return isinstance(op, tile.Load) and Target.cuts_sectors(_pitch(op))
 
 
 def _pitch(op: tile.Load) -> int:

@@ -52,6 +52,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
+from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
 from tkc.ir.types import TileType
@@ -203,7 +204,7 @@ class _Rings:
         ring = ring_of(copies[0])
         threads_copy = is_by_threads(copies[0])
         self.by_threads |= threads_copy
-        filled = 32 * COPIER_WARPS if threads_copy else 1
+        filled = WARP * COPIER_WARPS if threads_copy else 1
         single = self.instances.is_single(ring)
         made = barriers_of(first, copies, filled, self._readers(ring), single)
         self.barriers |= dict.fromkeys(map(ring_of, copies), made)
