@@ -12,13 +12,16 @@ of None and of lengths, without which programs stop with errors of Python; what 
 values that were seen; what was asked for or planned, where both answers are right; sizes and
 thresholds; and the modules that weigh times (`CHOOSING`).
 
-First the random kernels and the tests run once without a mutant, in a process of its own, and what
-refuses in each is written to a file (`--reached`), by the names of sites, so that it outlives
-edits. A mutant is then run on these alone, in a child process with a deadline that has compiled
-nothing before: on the tests that are named as its module is, then on the kernels, then on other
-tests, the quickest first. It is caught where a kernel computes something else, races, or fails, or
-where a test fails. Of a mutant that survives it is said whether any kernel was compiled to another
-program. What was caught is kept in `--out`: the next run of the same file goes on with the rest.
+First the random kernels and the tests run once without a mutant, some at a time in a process of
+their own, and what refuses in each is written to a file (`--reached`), by the names of sites, so
+that it outlives edits. A mutant is then run on these alone, in a child process with a deadline that
+has compiled nothing before: on the tests that are named as its module is, then on the kernels, then
+on other tests, the quickest first. It is caught where a kernel computes something else, races, or
+fails, or where a test fails. Of a mutant that survives it is said whether any kernel was compiled
+to another program.
+
+`--jobs` says how many processes run beside each other, `--limit` after how many seconds all of them
+end. Either file is written as results come: the next run of the same files goes on with the rest.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ import importlib.abc
 import importlib.machinery
 import io
 import json
+import math
+import multiprocessing
 import os
 import random
 import resource
@@ -38,11 +43,13 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tkc.fuzz.check import Comparison, Variant
@@ -59,8 +66,13 @@ STATEMENTS = 5
 KERNELS_OF_A_MUTANT = 16
 TESTS_OF_A_MUTANT = 60
 SECONDS_OF_TESTS = 60.0  # of a mutant, as they were measured without one
-DEADLINE = 240  # seconds of the processor's time, of a mutant
+# Seconds of the processor's time after which a mutant is caught: to begin with, and how many for
+# each second of its tests and for each kernel
+DEADLINE, DEADLINE_OF_A_SECOND, DEADLINE_OF_A_KERNEL = 60, 4, 6
 WALL = 10  # times as many seconds of the clock
+COLLECTING = 3600  # seconds of the processor's time, of what one process collects
+KERNELS_OF_A_PROCESS, TESTS_OF_A_PROCESS = 3, 20
+WRITTEN_EACH = 20  # seconds, what was collected
 # Parts of names of files, those whose checks keep an order of accesses to memory before those that
 # ask whether a plan or a rewrite is right: what they let through is wrong and says nothing
 FIRST = (
@@ -350,17 +362,96 @@ def instrument() -> None:
     setattr(builtins, SITE, SITES.value)
     for path in sorted(PASSES.rglob("*.py")):
         importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for name in ("pytest", "tkc.fuzz.check", "tkc.fuzz.productions"):  # once for all children
+        importlib.import_module(name)
+
+
+# ---- processes
+@dataclass(frozen=True)
+class Child:
+    """A process that runs a function, and where it says what the function gave."""
+
+    key: Any
+    pid: int
+    seconds: float
+    pipe: Connection
+
+    @staticmethod
+    def begin(key: object, run: Callable[[], object], seconds: float) -> Child:
+        """seconds: of the processor's time, after which the process ends."""
+        source, target = multiprocessing.Pipe(duplex=False)
+        pid = os.fork()
+        if not pid:
+            source.close()
+            os.setpgid(0, 0)  # with what tests start
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds)))
+            signal.alarm(math.ceil(WALL * seconds))
+            try:
+                result = run()
+            except BaseException as e:
+                result = f"{type(e).__name__}: {e}"[:300]
+            target.send(result)
+            os._exit(0)
+        target.close()
+        return Child(key, pid, seconds, source)
+
+    def result(self) -> object:
+        """What the function gave; a text where it raised an error, crashed or did not end."""
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            return f"no end within {self.seconds:g} s, or a crash"
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the process and what it started."""
+        self.pipe.close()
+        for kill in (os.kill, os.killpg):  # it may not lead a group yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def in_children(
+    tasks: Iterable[tuple[object, Callable[[], object], float]], jobs: int, ends: float
+) -> Iterator[tuple[Any, Any]]:
+    """What functions give, each in a process of its own, as they end. tasks: a key, the function,
+    seconds of the processor's time. jobs: processes at a time. ends: when those that run are ended
+    and no other begins, by time.monotonic.
+    """
+    rest, running = iter(tasks), dict[Connection, Child]()
+    try:
+        while True:
+            while len(running) < jobs and (task := next(rest, None)) is not None:
+                child = Child.begin(*task)
+                running[child.pipe] = child
+            left = ends - time.monotonic()
+            if not running or left <= 0:
+                return
+            for pipe in wait(list(running), None if math.isinf(left) else left):
+                child = running.pop(pipe)  # type: ignore[call-overload]
+                yield child.key, child.result()
+    finally:
+        for child in running.values():
+            child.end()
+
+
+def in_child(run: Callable[[], object], seconds: float) -> Any:
+    """What a function gives in a process of its own."""
+    return next(in_children([(None, run, seconds)], 1, math.inf))[1]
 
 
 # ---- what runs without a mutant
 @dataclass
 class Reached:
     """By the name of a site, what it refuses in: kernels as (policy, seed, number of the variant),
-    tests as (seconds, id).
+    tests as (seconds, id). done: kernels and tests that ran, whatever refused in them.
     """
 
-    kernels: dict[str, list[tuple[str, int, int]]]
-    tests: dict[str, list[tuple[float, str]]]
+    kernels: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
+    tests: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
 
     @staticmethod
     def read(path: Path) -> Reached:
@@ -368,13 +459,16 @@ class Reached:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)))
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)))
+        new.replace(path)
 
     def add(self, other: Reached) -> None:
         """What another collection reached, too."""
         for mine, its in ((self.kernels, other.kernels), (self.tests, other.tests)):
             for name, runs in its.items():
-                mine[name] = mine.get(name, []) + runs
+                mine[name] = sorted([*mine.get(name, []), *map(tuple, runs)])
+        self.done += other.done
 
 
 def runs_of(policy: str, seed: int) -> list[Run]:
@@ -393,17 +487,17 @@ def runs_of(policy: str, seed: int) -> list[Run]:
     ]
 
 
-def kernels_reached(share: float) -> dict[str, list[tuple[str, int, int]]]:
-    """By site, random kernels in which it refuses. share: of the kernels of each policy."""
-    by_site: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
-    for policy, count in CORPUS.items():
-        for seed in range(round(share * count)):
-            for number, (comparison, variant) in enumerate(runs_of(policy, seed)):
-                SITES.refused = set()
-                if not list(comparison.passes(variant)):
-                    for site in SITES.refused:
-                        by_site[SITES.all[site].name].append((policy, seed, number))
-    return by_site
+def kernels_reached(kernels: Sequence[tuple[str, int]]) -> Reached:
+    """In which random kernels, of a policy and a seed, which sites refuse."""
+    reached = Reached(done=[f"{policy} {seed}" for policy, seed in kernels])
+    for policy, seed in kernels:
+        for number, (comparison, variant) in enumerate(runs_of(policy, seed)):
+            SITES.refused = set()
+            if not list(comparison.passes(variant)):
+                for site in SITES.refused:
+                    name = SITES.all[site].name
+                    reached.kernels.setdefault(name, []).append((policy, seed, number))
+    return reached
 
 
 class Recorder:
@@ -421,15 +515,30 @@ class Recorder:
             SITES.refused = set()
 
 
-def tests_reached(given: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
-    """By site, tests in which it refuses: of every case, not of today's alone."""
+def tests_reached(tests: Sequence[str]) -> Reached:
+    """In which tests, of these names, which sites refuse."""
+    import pytest
+
+    recorder = Recorder()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[recorder])
+    return Reached(tests=dict(recorder.by_site), done=list(tests))
+
+
+def names_of(given: Sequence[str]) -> list[str]:
+    """The tests in files and folders: every case, not of today's alone."""
     import pytest
 
     os.environ.setdefault("TKC_TEST_SEED", "all")
-    recorder = Recorder()
+    names: list[str] = []
+
+    class Names:
+        def pytest_collection_finish(self, session) -> None:  # noqa: ANN001
+            names.extend(item.nodeid for item in session.items)
+
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["-q", "-p", "no:cacheprovider", *given], plugins=[recorder])
-    return recorder.by_site
+        pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *given], plugins=[Names()])
+    return names
 
 
 # ---- one mutant
@@ -494,29 +603,6 @@ def unlike(number: int, kernels: Sequence[tuple[str, int, int]]) -> str:
     return f"{different} of {len(kernels)} kernels are other programs"
 
 
-def in_child(run: Callable[[], str | None], seconds: float) -> str | None:
-    """What a function gives in a process of its own; a crash, and no end after so many seconds of
-    the processor's time, are findings.
-    """
-    source, target = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(source)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))  # ends the process
-        signal.alarm(int(WALL * seconds))
-        try:
-            result = json.dumps(run())
-        except BaseException as e:
-            result = json.dumps(f"{type(e).__name__}: {e}"[:300])
-        os.write(target, result.encode())
-        os._exit(0)
-    os.close(target)
-    with os.fdopen(source, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(data) if data else f"no end within {seconds:g} s, or a crash"
-
-
 def chosen_of(reached: Reached, name: str, left: float) -> tuple[list, list]:
     """The kernels, and the quickest tests, on which a mutant is run. left: seconds of tests."""
     kernels = reached.kernels.get(name, [])
@@ -534,11 +620,43 @@ def chosen_of(reached: Reached, name: str, left: float) -> tuple[list, list]:
     return kernels, tests
 
 
-def collect(path: Path, tests: Sequence[str], share: float) -> None:
-    """Writes what refuses in some tests and a share of the kernels, besides what the file has."""
-    found = Reached.read(path) if path.exists() else Reached({}, {})
-    found.add(Reached(kernels_reached(share), tests_reached(tests) if tests else {}))
+def _parts(tests: Sequence[str], share: float, done: set[str]) -> Iterator[Callable[[], Reached]]:
+    """What is to be collected, in parts for a process each."""
+    kernels = [
+        (policy, seed)
+        for policy, count in CORPUS.items()
+        for seed in range(round(share * count))
+        if f"{policy} {seed}" not in done
+    ]
+    for i in range(0, len(kernels), KERNELS_OF_A_PROCESS):
+        yield partial(kernels_reached, kernels[i : i + KERNELS_OF_A_PROCESS])
+    names = in_child(lambda: names_of(tests), COLLECTING) if tests else []
+    if isinstance(names, str):
+        sys.exit(f"the tests cannot be listed: {names}")
+    names = [name for name in names if name not in done]
+    for i in range(0, len(names), TESTS_OF_A_PROCESS):
+        yield partial(tests_reached, names[i : i + TESTS_OF_A_PROCESS])
+
+
+def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: float) -> None:
+    """Writes what refuses in some tests and a share of the kernels, besides what the file has. A
+    part that fails is named and left out.
+    """
+    found = Reached.read(path) if path.exists() else Reached()
+    parts = list(_parts(tests, share, set(found.done)))
+    written = time.monotonic()
+    for number, reached in in_children(
+        ((i, part, COLLECTING) for i, part in enumerate(parts)), jobs, ends
+    ):
+        if isinstance(reached, Reached):
+            found.add(reached)
+        else:
+            print(f"not collected: {parts[number].args[0]}: {reached}", flush=True)  # type: ignore[attr-defined]
+        if time.monotonic() - written > WRITTEN_EACH:
+            found.write(path)
+            written = time.monotonic()
     found.write(path)
+    print(f"collected: {len(found.done)} kernels and tests", flush=True)
 
 
 def _order(site: Site, seed: int) -> tuple[int, str]:
@@ -555,31 +673,27 @@ def print_table(found: dict[str, str | None]) -> None:
         print(f"| {file.removeprefix('tkc/passes/')} | {count} | {dead[file]} |")
 
 
-def main() -> None:
-    """Prints each survivor, and how many mutants there were."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--files", nargs="*", default=[], help="parts of names of files")
     parser.add_argument("--lines", nargs="*", type=int, default=[], help="of those files")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the mutants")
     parser.add_argument("--most", type=int, default=10_000, help="mutants, the first in that order")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no mutant after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes beside each other")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds until all end")
     parser.add_argument("--tests", nargs="*", default=["tests/passes"], help="for --collect")
     parser.add_argument("--collect", action="store_true", help="what is reached; then end")
     parser.add_argument("--kernels", type=float, default=1.0, help="share of them, for --collect")
     parser.add_argument("--each", type=float, default=SECONDS_OF_TESTS, help="seconds of tests")
     parser.add_argument("--reached", type=Path, default=ROOT / "out" / "mutants_reached.json")
     parser.add_argument("--out", type=Path, default=RESULTS, help="what was caught, and is kept")
-    given = parser.parse_args()
-    began = time.monotonic()
-    os.chdir(ROOT)
-    instrument()
-    if given.collect or not given.reached.exists():
-        why = in_child(lambda: collect(given.reached, given.tests, given.kernels), 36000)
-        if why:
-            sys.exit(why)
-        if given.collect:
-            return
-    reached = Reached.read(given.reached)
+    return parser.parse_args()
+
+
+def chosen_sites(given: argparse.Namespace, reached: Reached) -> list[int]:
+    """The numbers of the checks that were asked for and refuse somewhere, in the order in which
+    they are disabled.
+    """
     checks = {n: site for n, site in enumerate(SITES.all) if no_legality(site) is None}
     there = [n for n, s in checks.items() if s.name in reached.kernels or s.name in reached.tests]
     print(f"{len(SITES.all)} conditions, {len(checks)} checks of legality, {len(there)} refuse")
@@ -589,26 +703,70 @@ def main() -> None:
         if (not given.files or any(f in SITES.all[n].file for f in given.files))
         and (not given.lines or SITES.all[n].line in given.lines)
     ]
-    chosen.sort(key=lambda n: _order(SITES.all[n], given.seed))
-    found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    chosen = chosen[: given.most]
-    for number in [n for n in chosen if found.get(SITES.all[n].name) is None]:
-        name = SITES.all[number].name
-        kernels, tests = chosen_of(reached, name, given.each)
-        by = in_child(lambda n=number, k=kernels, t=tests: caught(n, k, t), DEADLINE)
-        found[name] = by
-        if by is None:
-            how = in_child(lambda n=number, k=kernels: unlike(n, k), DEADLINE)
-            print(f"survives: {SITES.all[number]} ({how}, {len(tests)} tests)", flush=True)
+    return sorted(chosen, key=lambda n: _order(SITES.all[n], given.seed))[: given.most]
+
+
+def run_mutants(
+    numbers: Sequence[int],
+    runs: dict[int, tuple[list, list]],
+    found: dict[str, str | None],
+    given: argparse.Namespace,
+    ends: float,
+) -> None:
+    """Disables checks and writes what finds each. runs: their kernels and tests. found: what is
+    known already, and what this adds.
+    """
+    began = time.monotonic()
+
+    def tasks() -> Iterator[tuple[int, Callable[[], str | None], float]]:
+        for n in numbers:
+            kernels, tests = runs[n]
+            seconds = sum(seconds for seconds, _ in tests)
+            deadline = (
+                DEADLINE + DEADLINE_OF_A_SECOND * seconds + DEADLINE_OF_A_KERNEL * len(kernels)
+            )
+            yield n, partial(caught, n, kernels, tests), deadline
+
+    for number, by in in_children(tasks(), given.jobs, ends):
+        found[SITES.all[number].name] = by
+        print(
+            f"{time.monotonic() - began:.0f} s {SITES.all[number]}: {(by or 'survives')[:160]}",
+            flush=True,
+        )
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(found, indent=1))
-        if time.monotonic() - began > given.seconds:
-            break
+        given.out.write_text(json.dumps(dict(sorted(found.items())), indent=1))
+
+
+def main() -> None:
+    """Prints what finds each mutant, each survivor, and how many mutants there were."""
+    given = _arguments()
+    ends = time.monotonic() + given.limit
+    os.chdir(ROOT)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process keeps to its core
+    instrument()
+    if given.collect or not given.reached.exists():
+        collect(given.reached, given.tests, given.kernels, given.jobs, ends)
+        if given.collect:
+            return
+    reached = Reached.read(given.reached)
+    chosen = chosen_sites(given, reached)
+    found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    runs = {n: chosen_of(reached, SITES.all[n].name, given.each) for n in chosen}
+    run_mutants(
+        [n for n in chosen if found.get(SITES.all[n].name) is None], runs, found, given, ends
+    )
+    alive = [n for n in chosen if found.get(SITES.all[n].name, "not run") is None]
+    programs = ((n, partial(unlike, n, runs[n][0]), DEADLINE) for n in alive)
+    how = dict(in_children(programs, given.jobs, ends))
+    for n in alive:
+        told = how.get(n, "programs not compared")
+        print(f"survives: {SITES.all[n]} ({told}, {len(runs[n][1])} tests)", flush=True)
     names = {SITES.all[n].name for n in chosen}
-    found = {name: by for name, by in found.items() if name in names}
-    print_table(found)
-    survivors = [site for site, by in found.items() if by is None]
-    print(f"{len(found)} mutants: {len(found) - len(survivors)} caught, {len(survivors)} survive")
+    print_table({name: by for name, by in found.items() if name in names})
+    print(
+        f"{len(chosen)} mutants: {len(names & found.keys()) - len(alive)} caught,"
+        f" {len(alive)} survive, {len(names - found.keys())} not run"
+    )
 
 
 if __name__ == "__main__":
