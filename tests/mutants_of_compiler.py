@@ -16,9 +16,9 @@ First the random kernels and the tests run once without a mutant, some at a time
 their own, and what refuses in each is written to a file (`--reached`), by the names of sites, so
 that it outlives edits. A mutant is then run on these alone, in a child process with a deadline that
 has compiled nothing before: on the tests that are named as its module is, then on the kernels, then
-on other tests, the quickest first. It is caught where a kernel computes something else, races, or
-fails, or where a test fails. Of a mutant that survives it is said whether any kernel was compiled
-to another program.
+on other tests: a case of each test, the quickest first, then another. It is caught where a kernel
+computes something else, races, or fails, or where a test fails, which without the mutant does not.
+Of a mutant that survives it is said whether any kernel was compiled to another program.
 
 `--jobs` says how many processes run beside each other, `--limit` after how many seconds all of them
 end. Either file is written as results come: the next run of the same files goes on with the rest.
@@ -42,8 +42,8 @@ import resource
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -56,6 +56,11 @@ if TYPE_CHECKING:
 
     Run = tuple[Comparison, Variant]
 
+Kernel = tuple[str, int, int]  # a random one: policy, seed, number of the variant
+Test = tuple[float, str]  # seconds, id
+# a key, a function, and seconds of the processor's time
+Task = tuple[Any, Callable[[], Any], float]
+
 ROOT = Path(__file__).resolve().parents[1]
 PASSES = ROOT / "tkc" / "passes"
 RESULTS = ROOT / "benchmarks" / "results" / "mutants_of_compiler.json"
@@ -64,7 +69,7 @@ SITE = "_mutation_site"  # the name under which instrumented modules find `Sites
 CORPUS = {"in_place": 60, "roles": 90, "large": 40, "pipelines": 40, "memory": 30, "layouts": 30}
 STATEMENTS = 5
 KERNELS_OF_A_MUTANT = 16
-TESTS_OF_A_MUTANT = 60
+LEAST = 0.05  # seconds that a test takes at least, what pytest does included
 SECONDS_OF_TESTS = 60.0  # of a mutant, as they were measured without one
 # Seconds of the processor's time after which a mutant is caught: to begin with, and how many for
 # each second of its tests and for each kernel
@@ -413,18 +418,16 @@ class Child:
         os.waitpid(self.pid, 0)
 
 
-def in_children(
-    tasks: Iterable[tuple[object, Callable[[], object], float]], jobs: int, ends: float
-) -> Iterator[tuple[Any, Any]]:
-    """What functions give, each in a process of its own, as they end. tasks: a key, the function,
-    seconds of the processor's time. jobs: processes at a time. ends: when those that run are ended
-    and no other begins, by time.monotonic.
+def in_children(tasks: deque[Task], jobs: int, ends: float) -> Iterator[tuple[Any, Any]]:
+    """What functions give, each in a process of its own, as they end. tasks: while these are run,
+    others may be added. jobs: processes at a time. ends: when those that run are ended and no other
+    begins, by time.monotonic.
     """
-    rest, running = iter(tasks), dict[Connection, Child]()
+    running: dict[Connection, Child] = {}
     try:
         while True:
-            while len(running) < jobs and (task := next(rest, None)) is not None:
-                child = Child.begin(*task)
+            while len(running) < jobs and tasks:
+                child = Child.begin(*tasks.popleft())
                 running[child.pipe] = child
             left = ends - time.monotonic()
             if not running or left <= 0:
@@ -439,23 +442,27 @@ def in_children(
 
 def in_child(run: Callable[[], object], seconds: float) -> Any:
     """What a function gives in a process of its own."""
-    return next(in_children([(None, run, seconds)], 1, math.inf))[1]
+    return next(in_children(deque([(None, run, seconds)]), 1, math.inf))[1]
 
 
 # ---- what runs without a mutant
 @dataclass
 class Reached:
-    """By the name of a site, what it refuses in: kernels as (policy, seed, number of the variant),
-    tests as (seconds, id). done: kernels and tests that ran, whatever refused in them.
+    """By the name of a site, what it refuses in. done: kernels and tests that ran, whatever refused
+    in them.
     """
 
-    kernels: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
-    tests: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    kernels: dict[str, list[Kernel]] = field(default_factory=dict)
+    tests: dict[str, list[Test]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
 
     @staticmethod
     def read(path: Path) -> Reached:
-        return Reached(**json.loads(path.read_text()))
+        data = json.loads(path.read_text())
+        for runs in (data["kernels"], data["tests"]):
+            for name in runs:
+                runs[name] = [tuple(run) for run in runs[name]]
+        return Reached(**data)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -467,7 +474,7 @@ class Reached:
         """What another collection reached, too."""
         for mine, its in ((self.kernels, other.kernels), (self.tests, other.tests)):
             for name, runs in its.items():
-                mine[name] = sorted([*mine.get(name, []), *map(tuple, runs)])
+                mine[name] = sorted([*mine.get(name, []), *runs])
         self.done += other.done
 
 
@@ -504,7 +511,7 @@ class Recorder:
     """A plugin of pytest: by site, tests in which it refuses."""
 
     def __init__(self) -> None:
-        self.by_site: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self.by_site: dict[str, list[Test]] = defaultdict(list)
 
     def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
         """After each part of a test; one that did not pass says nothing."""
@@ -515,13 +522,40 @@ class Recorder:
             SITES.refused = set()
 
 
-def tests_reached(tests: Sequence[str]) -> Reached:
-    """In which tests, of these names, which sites refuse."""
+class Only:
+    """A plugin of pytest: of the tests in some files those of some names, in their order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.place = {name: i for i, name in enumerate(names)}
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place),
+            key=lambda item: self.place[item.nodeid],
+        )
+
+
+def run_tests(names: Sequence[str], *options: str, plugins: Sequence[object] = ()) -> int:
+    """Runs tests, as far as they are there, quietly; pytest's status."""
     import pytest
 
+    os.environ["TKC_TEST_SEED"] = "all"
+    files = [f for f in dict.fromkeys(n.partition("::")[0] for n in names) if Path(f).exists()]
+    if not files:
+        return int(pytest.ExitCode.NO_TESTS_COLLECTED)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return int(
+            pytest.main(
+                ["-q", "-p", "no:cacheprovider", *options, *files],
+                plugins=[Only(names), *plugins],
+            )
+        )
+
+
+def tests_reached(tests: Sequence[str]) -> Reached:
+    """In which tests, of these names, which sites refuse."""
     recorder = Recorder()
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[recorder])
+    run_tests(tests, plugins=[recorder])
     return Reached(tests=dict(recorder.by_site), done=list(tests))
 
 
@@ -542,47 +576,53 @@ def names_of(given: Sequence[str]) -> list[str]:
 
 
 # ---- one mutant
-def caught(
-    number: int, kernels: Sequence[tuple[str, int, int]], tests: Sequence[tuple[float, str]]
-) -> str | None:
-    """What finds a mutant; None if nothing does."""
+@dataclass(frozen=True)
+class Finding:
+    """What finds a mutant. run: the kernel, or the id of the test, that does."""
+
+    run: Kernel | str
+    text: str
+
+
+def caught(number: int | None, kernels: Sequence[Kernel], tests: Sequence[str]) -> Finding | None:
+    """What finds a mutant, or fails without one; None if nothing does."""
     SITES.active = number
-    stem = Path(SITES.all[number].file).stem
-    near = [name for _, name in tests if stem in name]
-    far = [name for _, name in tests if stem not in name]
+    stem = Path(SITES.all[number].file).stem if number is not None else ""
+    near = [name for name in tests if stem in name]
+    far = [name for name in tests if stem not in name]
     return failing_test(near) or failing_kernel(kernels) or failing_test(far)
 
 
-def failing_kernel(kernels: Sequence[tuple[str, int, int]]) -> str | None:
+def failing_kernel(kernels: Sequence[Kernel]) -> Finding | None:
     """The first random kernel that fails, and how."""
     for policy, seed, variant in kernels:
         comparison, how = runs_of(policy, seed)[variant]
         for failure in comparison.passes(how):
             if failure.kind != "refused":
-                return f"kernel {policy} {seed}: {failure}"[:300]
+                return Finding((policy, seed, variant), f"kernel {policy} {seed}: {failure}"[:300])
     return None
 
 
-def failing_test(tests: Sequence[str]) -> str | None:
+def failing_test(tests: Sequence[str]) -> Finding | None:
     """The first test that fails."""
-    if not tests:
-        return None
-    import pytest
-
-    failed: list[str] = []
+    failed: list[Finding] = []
 
     class Failed:
         def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
             if report.failed:
-                failed.append(report.nodeid)
+                failed.append(Finding(report.nodeid, f"test {report.nodeid}"))
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[Failed()])
-    return f"test {failed[0]}" if status == 1 else None
+        def pytest_collectreport(self, report) -> None:  # noqa: ANN001
+            if report.failed:
+                some = next(name for name in tests if name.startswith(report.nodeid))
+                failed.append(Finding(some, f"test {some}: cannot be collected"))
+
+    run_tests(tests, "-x", plugins=[Failed()])
+    return failed[0] if failed else None
 
 
 # ---- which mutants, and how they are run
-def unlike(number: int, kernels: Sequence[tuple[str, int, int]]) -> str:
+def unlike(number: int, kernels: Sequence[Kernel]) -> str:
     """How many of the kernels a mutant compiles to another program."""
     from tkc.ir.text import show
     from tkc.passes.pipeline import PIPELINE, module_of
@@ -603,18 +643,21 @@ def unlike(number: int, kernels: Sequence[tuple[str, int, int]]) -> str:
     return f"{different} of {len(kernels)} kernels are other programs"
 
 
-def chosen_of(reached: Reached, name: str, left: float) -> tuple[list, list]:
-    """The kernels, and the quickest tests, on which a mutant is run. left: seconds of tests."""
+def chosen_of(reached: Reached, name: str, left: float) -> tuple[list[Kernel], list[Test]]:
+    """The kernels, and the tests, on which a mutant is run. left: seconds of tests."""
     kernels = reached.kernels.get(name, [])
     kernels = random.Random(0).sample(kernels, min(len(kernels), KERNELS_OF_A_MUTANT))
-    tests: list[tuple[float, str]] = []
+    tests: list[Test] = []
     stem = Path(name.partition(" ")[0]).stem  # tests of the module's own first
-    order = sorted(
-        (stem not in test, seconds, test) for seconds, test in reached.tests.get(name, [])
-    )
-    for _, seconds, test in order:
-        left -= seconds
-        if (left < 0 and tests) or len(tests) == TESTS_OF_A_MUTANT:
+    cases: Counter[str] = Counter()  # of a test function, the quickest first
+    order = []
+    for seconds, test in sorted(reached.tests.get(name, [])):
+        function = test.partition("[")[0]
+        order.append((stem not in test, cases[function], seconds, test))
+        cases[function] += 1
+    for *_, seconds, test in sorted(order):
+        left -= max(seconds, LEAST)
+        if left < 0 and tests:
             break
         tests.append((seconds, test))
     return kernels, tests
@@ -646,7 +689,7 @@ def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: flo
     parts = list(_parts(tests, share, set(found.done)))
     written = time.monotonic()
     for number, reached in in_children(
-        ((i, part, COLLECTING) for i, part in enumerate(parts)), jobs, ends
+        deque((i, part, COLLECTING) for i, part in enumerate(parts)), jobs, ends
     ):
         if isinstance(reached, Reached):
             found.add(reached)
@@ -706,35 +749,76 @@ def chosen_sites(given: argparse.Namespace, reached: Reached) -> list[int]:
     return sorted(chosen, key=lambda n: _order(SITES.all[n], given.seed))[: given.most]
 
 
-def run_mutants(
-    numbers: Sequence[int],
-    runs: dict[int, tuple[list, list]],
-    found: dict[str, str | None],
-    given: argparse.Namespace,
-    ends: float,
-) -> None:
-    """Disables checks and writes what finds each. runs: their kernels and tests. found: what is
-    known already, and what this adds.
+class Trials:
+    """Mutants at work, and what their findings are worth: what fails without a mutant, too, finds
+    none. runs: the kernels and tests of each. found: what is known already, and what this adds.
     """
-    began = time.monotonic()
 
-    def tasks() -> Iterator[tuple[int, Callable[[], str | None], float]]:
-        for n in numbers:
-            kernels, tests = runs[n]
-            seconds = sum(seconds for seconds, _ in tests)
-            deadline = (
-                DEADLINE + DEADLINE_OF_A_SECOND * seconds + DEADLINE_OF_A_KERNEL * len(kernels)
-            )
-            yield n, partial(caught, n, kernels, tests), deadline
+    def __init__(
+        self, runs: dict[int, tuple[list[Kernel], list[Test]]], found: dict[str, str | None]
+    ) -> None:
+        self.runs, self.found = runs, found
+        self.tasks: deque[Task] = deque()
+        self.sound: dict[Kernel | str, bool] = {}  # runs that pass without a mutant
+        self.waiting: dict[Kernel | str, list[tuple[int, Finding]]] = {}  # until that is known
 
-    for number, by in in_children(tasks(), given.jobs, ends):
-        found[SITES.all[number].name] = by
-        print(
-            f"{time.monotonic() - began:.0f} s {SITES.all[number]}: {(by or 'survives')[:160]}",
-            flush=True,
+    def add(self, number: int) -> None:
+        """A mutant is to be run."""
+        kernels = [k for k in self.runs[number][0] if self.sound.get(k, True)]
+        tests = [(s, test) for s, test in self.runs[number][1] if self.sound.get(test, True)]
+        deadline = (
+            DEADLINE
+            + DEADLINE_OF_A_SECOND * sum(seconds for seconds, _ in tests)
+            + DEADLINE_OF_A_KERNEL * len(kernels)
         )
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(dict(sorted(found.items())), indent=1))
+        run = partial(caught, number, kernels, [test for _, test in tests])
+        self.tasks.append((number, run, deadline))
+
+    def run(self, jobs: int, ends: float, out: Path) -> None:
+        """Writes what finds the mutants that were added."""
+        began = time.monotonic()
+        for key, gave in in_children(self.tasks, jobs, ends):
+            if not isinstance(key, int):
+                self._judge(key, gave is None)
+            elif isinstance(gave, Finding):
+                self._weigh(key, gave)
+            else:
+                self._keep(key, gave)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(dict(sorted(self.found.items())), indent=1))
+            done = time.monotonic() - began
+            print(f"{done:.0f} s, {len(self.found)} known, {len(self.tasks)} to go", flush=True)
+
+    def _weigh(self, number: int, finding: Finding) -> None:
+        """A mutant was found."""
+        run = finding.run
+        if run in self.sound:
+            self._settle(number, finding)
+        elif run in self.waiting:
+            self.waiting[run].append((number, finding))
+        else:
+            self.waiting[run] = [(number, finding)]
+            kernels, tests = ([], [run]) if isinstance(run, str) else ([run], [])
+            self.tasks.appendleft((run, partial(caught, None, kernels, tests), COLLECTING))
+
+    def _judge(self, run: Kernel | str, passes: bool) -> None:
+        """A kernel or a test was run without a mutant."""
+        self.sound[run] = passes
+        if not passes:
+            print(f"fails without a mutant: {run}")
+        for number, finding in self.waiting.pop(run):
+            self._settle(number, finding)
+
+    def _settle(self, number: int, finding: Finding) -> None:
+        """What found a mutant is known to pass, or to fail, without one."""
+        if self.sound[finding.run]:
+            self._keep(number, finding.text)
+        else:
+            self.add(number)
+
+    def _keep(self, number: int, by: str | None) -> None:
+        self.found[SITES.all[number].name] = by
+        print(f"{SITES.all[number]}: {(by or 'survives')[:160]}")
 
 
 def main() -> None:
@@ -752,11 +836,13 @@ def main() -> None:
     chosen = chosen_sites(given, reached)
     found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
     runs = {n: chosen_of(reached, SITES.all[n].name, given.each) for n in chosen}
-    run_mutants(
-        [n for n in chosen if found.get(SITES.all[n].name) is None], runs, found, given, ends
-    )
+    trials = Trials(runs, found)
+    for n in chosen:
+        if found.get(SITES.all[n].name) is None:
+            trials.add(n)
+    trials.run(given.jobs, ends, given.out)
     alive = [n for n in chosen if found.get(SITES.all[n].name, "not run") is None]
-    programs = ((n, partial(unlike, n, runs[n][0]), DEADLINE) for n in alive)
+    programs = deque((n, partial(unlike, n, runs[n][0]), DEADLINE) for n in alive)
     how = dict(in_children(programs, given.jobs, ends))
     for n in alive:
         told = how.get(n, "programs not compared")

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from functools import partial
 
 import pytest
 
 from tests import mutants_of_compiler
-from tests.mutants_of_compiler import SITE, Sites, _Instrument, in_child
+from tests.mutants_of_compiler import (
+    ROOT,
+    SITE,
+    Finding,
+    Reached,
+    Sites,
+    Trials,
+    _Instrument,
+    in_child,
+    in_children,
+)
 
 TEXT = """
 def may_move(op, stores):
@@ -88,3 +106,97 @@ def test_a_child_that_does_not_end_is_a_finding():
             pass
 
     assert "no end within 1 s" in in_child(never, 1)
+
+
+def test_children_give_what_they_found_as_they_end():
+    def after(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    tasks = [(name, partial(after, s), 5) for name, s in (("a", 0.6), ("b", 0.1), ("c", 0.1))]
+    found = list(in_children(deque(tasks), 2, math.inf))
+    assert [name for name, _ in found] == ["b", "c", "a"]
+    assert dict(found) == {"a": 0.6, "b": 0.1, "c": 0.1}
+
+
+def test_children_give_more_than_a_pipe_holds():
+    assert in_child(lambda: "x" * 10**6, 5) == "x" * 10**6
+
+
+def test_children_end_at_the_limit_and_so_does_what_they_started(tmp_path):
+    pids = tmp_path / "pids"
+
+    def waits():
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        pids.write_text(str(started.pid))
+        started.wait()
+
+    began = time.monotonic()
+    tasks = [("quick", lambda: 1, 5), ("slow", waits, 50), ("other", waits, 50)]
+    assert list(in_children(deque(tasks), 2, began + 2)) == [("quick", 1)]
+    assert time.monotonic() - began < 20
+    with pytest.raises(ProcessLookupError):
+        for _ in range(50):  # whoever adopts it takes its status in time
+            os.kill(int(pids.read_text()), 0)
+            time.sleep(0.1)
+
+
+def test_what_fails_without_a_mutant_finds_none(sites, monkeypatch, tmp_path):
+    instrumented(sites)
+
+    def caught(number, kernels, tests):
+        failing = [t for t in tests if t == "flaky" or (t == "good" and number == 0)]
+        return Finding(failing[0], f"test {failing[0]}") if failing else None
+
+    monkeypatch.setattr(mutants_of_compiler, "caught", caught)
+    tests = [(0.1, "flaky"), (0.2, "good")]
+    trials = Trials({0: ([], tests), 1: ([], tests)}, {})
+    trials.add(0)
+    trials.add(1)
+    trials.run(1, math.inf, tmp_path / "found.json")
+    names = [site.name for site in sites.all]
+    found = {names[0]: "test good", names[1]: None}
+    assert json.loads((tmp_path / "found.json").read_text()) == found
+
+
+def test_collections_add_up(tmp_path):
+    one = Reached({"a": [("memory", 2, 0)]}, {"a": [(0.5, "t")]}, ["memory 2", "t"])
+    one.write(tmp_path / "reached.json")
+    one = Reached.read(tmp_path / "reached.json")
+    one.add(Reached({"a": [("memory", 1, 0)]}, {"b": [(0.1, "u")]}, ["memory 1", "u"]))
+    assert one == Reached(
+        {"a": [("memory", 1, 0), ("memory", 2, 0)]},
+        {"a": [(0.5, "t")], "b": [(0.1, "u")]},
+        ["memory 2", "t", "memory 1", "u"],
+    )
+
+
+def test_a_run_goes_on_where_one_ended(tmp_path):
+    def run(*options):
+        files = ["--reached", tmp_path / "reached.json", "--out", tmp_path / "found.json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.mutants_of_compiler", *options, *map(str, files)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    file = "tests/passes/test_split_masked_loops.py"
+    left, right = (
+        f"{file}::test_any_other_mask_stays[of what may wrap]",
+        f"{file}::test_small_tiles_are_not_worth_a_branch",
+    )
+    Reached(done=[left]).write(tmp_path / "reached.json")
+    run("--collect", "--kernels", "0", "--tests", left, right)
+    reached = Reached.read(tmp_path / "reached.json")
+    assert reached.done == [left, right]
+    assert {test for tests in reached.tests.values() for _, test in tests} == {right}
+
+    assert "0 not run" not in run("--limit", "0")
+    first, *rest = sorted(reached.tests)
+    (tmp_path / "found.json").write_text(json.dumps(dict.fromkeys(rest, "a test")))
+    assert "0 not run" in run("--jobs", "2", "--each", "1")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.keys() <= {first, *rest} and {found[name] for name in rest} == {"a test"}
