@@ -53,7 +53,11 @@ def test_the_reasons_without_wgmma_are_those_of_the_planner():
     said = " ".join(
         (ROOT / "tkc" / "passes" / name).read_text()
         for name in (
-            "planning/hopper.py",
+            "planning/roles/request.py",
+            "planning/roles/sharing.py",
+            "planning/roles/dots.py",
+            "planning/roles/loads.py",
+            "planning/roles/memory.py",
             "planning/operands.py",
             "planning/gathers.py",
             "planning/order.py",

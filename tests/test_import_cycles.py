@@ -20,12 +20,6 @@ MEANT = {
             "tkc.runtime.report",
         }
     ): "Compiled.report asks the runtime for its page, inside a function",
-    frozenset(
-        {
-            "tkc.passes.plan",
-            "tkc.passes.planning.hopper",
-        }
-    ): "One planner",
 }
 
 

@@ -13,7 +13,7 @@ from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
-from tkc.passes.planning import hopper, rings, streaming
+from tkc.passes.planning import order, rings, streaming
 from tkc.passes.warpgroups import epilogue_stores
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -38,7 +38,7 @@ def found(policy: str | None, seeds: Iterable[int]) -> Failure | None:
 CHECKS = {
     "copies ahead of stores": (pipeline_async_copies, "source_unchanged", True, "in_place"),
     "loads ahead of stores": (fetch_ahead, "unchanged", True, "in_place"),
-    "tensor maps of what a program wrote": (hopper, "written_before", False, "roles"),
+    "tensor maps of what a program wrote": (order, "written_before", False, "roles"),
     "barriers between arguments": (insert_synchronization, "_stand_ins", {}, "in_place"),
     "loads moved into a loop over parts": (fit_dots, "unseen", True, "large"),
 }

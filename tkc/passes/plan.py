@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from math import prod
 
@@ -60,14 +60,15 @@ from tkc.passes.analysis.mapped import (
 )
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.remembered import unchanged
-from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, is_cut
-from tkc.passes.planning.hopper import has_small_accumulators, roles
+from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
+from tkc.passes.planning.program import Program
+from tkc.passes.planning.roles.multicast import has_small_accumulators
 
 # registers of a thread
 MAX_REGISTERS_PER_THREAD = 255
@@ -401,46 +402,6 @@ def keyword_text(plan: Plan) -> str:
 
 # ---- what the program is
 # -------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Program:
-    """What a plan depends on."""
-
-    kernel: tile.Kernel
-    dots: tuple[tile.Dot, ...]
-    loads: tuple[Operation, ...]
-
-    @staticmethod
-    def of(kernel: tile.Kernel) -> Program:
-        ops = list(kernel.walk())
-        return Program(
-            kernel,
-            tuple(op for op in ops if isinstance(op, tile.Dot)),
-            tuple(op for op in ops if isinstance(op, LOADS)),
-        )
-
-    @property
-    def maxima(self) -> bool:
-        """Whether a loop carries a running maximum."""
-        return any(
-            is_running_maximum(loop, a)
-            for loop in self.kernel.walk()
-            if isinstance(loop, scf.ForOp)
-            for a in loop.body.block.args[1:]
-        )
-
-    @property
-    def largest(self) -> int:
-        """Elements of the largest tile that is loaded, stored or reduced."""
-        accesses = (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
-        moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, accesses)]
-        moved += [
-            tile_type(op.args[0])
-            for op in self.kernel.walk()
-            if isinstance(op, (tile.Reduce, tile.Scan))
-        ]
-        return max((t.size for t in moved if t is not None), default=1)
-
-
 def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
     """The tensor-core instruction for a dot, or None with the reason."""
     a, b, acc = (element_of(v.type) for v in (dot.a, dot.b, dot.acc))

@@ -35,7 +35,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile_buffers,
     subtile_of,
 )
-from tkc.passes.planning.hopper import is_stored_by_map, subtile_stores
+from tkc.passes.planning.roles.results import is_stored_by_map, subtile_stores
 
 MAX_COLUMNS = 64  # of a part that is stored from registers
 

@@ -6,20 +6,20 @@ itself. And what a program sees of itself: loads of what it has stored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import UnitAttr, i32
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, defining_op
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
-from tkc.passes.analysis.program_axes import sources
+from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS, WRITES
 from tkc.passes.planning.gathers import BY_CONSUMERS, loaded_by_consumers
 from tkc.passes.warpgroups.stored import STORES
@@ -141,3 +141,22 @@ def _can_wait(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> b
         and loop is not None
         and not any(isinstance(op, WRITES) for op in loop.walk())
     )
+
+
+def reads_first_of_written(
+    loads: Sequence[tile.Load], along: Collection[int], overlaps: Overlaps
+) -> bool:
+    """Whether a padding tile of tile groups along some axes would copy operands that another
+    program writes: of arrays that program ids index, it has the first (programs/tile_groups.py).
+    """
+    return any(
+        not unwritten(load, overlaps) and not program_axes(_indices(load.array)).isdisjoint(along)
+        for load in loads
+    )
+
+
+def _indices(array: SSAValue) -> Iterator[SSAValue]:
+    """What the views of an array are indexed by."""
+    while (view := defining_op(array, tile.View)) is not None:
+        yield from view.offsets
+        array = view.array

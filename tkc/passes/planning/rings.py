@@ -38,6 +38,9 @@ MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
+# of each ring; none, and why
+Stages = tuple[tuple[int, ...], str]
+
 
 def rings_of(
     dots: Sequence[tile.Dot],
@@ -328,7 +331,7 @@ def stage_bytes(ring: list[tile.Load]) -> int:
 
 def stages_of(
     rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
-) -> tuple[tuple[int, ...], str]:
+) -> Stages:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is
     there when it begins, one where that is too many; as many as then fit for those of a loop,
     alike. Each of the co-resident programs has the former of its own: in a stage that was
@@ -363,7 +366,7 @@ def fitted(
     room: int,
     members: int,
     options: LaunchOptions,
-) -> tuple[int, dict[int, int], dict[int, tuple[tuple[int, ...], str]]]:
+) -> tuple[int, dict[int, int], dict[int, Stages]]:
     """Columns of the subtiles of results, narrower ones where wider ones leave no room for the
     rings; and, by how many buffers each result has in turn, their bytes, and the stages of rings
     beside them with why there are none.
@@ -385,7 +388,7 @@ def fitted(
 def least_stages(
     rings: list[list[tile.Load]],
     loops: Collection[Operation],
-    fitting: dict[int, tuple[tuple[int, ...], str]],
+    fitting: dict[int, Stages],
 ) -> int:
     """The fewest stages of a loop's ring, where results have the number of buffers that leaves
     most of them; 0 where none fit.

@@ -59,8 +59,8 @@ from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.gathers import COPIER_WARPS
-from tkc.passes.planning.hopper import MIN_LOOKAHEAD_REGISTERS
 from tkc.passes.planning.order import acquiring_loops
+from tkc.passes.planning.roles.registers import MIN_LOOKAHEAD_REGISTERS
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts

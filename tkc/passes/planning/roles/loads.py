@@ -1,0 +1,158 @@
+"""How each load is made: by tensor maps or threads into a ring, by the producer, which broadcasts
+it, or by the consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from xdsl.ir import Operation
+
+from tkc.ir import tile
+from tkc.ir.plan import LoadPlan
+from tkc.ir.rewrite import is_inside
+from tkc.ir.target import LINE
+from tkc.ir.types import bits
+from tkc.ir.values import tile_type
+from tkc.passes.analysis.mapped import dense_of_block
+from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.values import LOADS
+from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
+from tkc.passes.planning.operands import ADDRESS_REGISTERS, partial, summed
+from tkc.passes.planning.rings import (
+    MAX_RINGS,
+    loads_beside,
+    rings_of,
+    small_load_registers,
+)
+from tkc.passes.planning.roles.dots import DotExecution
+from tkc.passes.planning.roles.memory import Rings
+from tkc.passes.planning.roles.multicast import Multicast
+from tkc.passes.planning.roles.registers import MAX_OPERAND_REGISTERS, score_registers
+from tkc.passes.planning.roles.request import NoRoles, RoleRequest
+from tkc.passes.planning.roles.sharing import Sharing
+
+
+@dataclass(frozen=True)
+class RingLoads:
+    """The loads that fill each ring, and with which one the producer broadcasts a number."""
+
+    rings: Rings
+    broadcast: Mapping[tile.Load, int]
+
+    @staticmethod
+    def of(request: RoleRequest, sharing: Sharing, execution: DotExecution) -> RingLoads:
+        """Raises NoRoles where there are too many rings."""
+        rings = rings_of(request.dots, request.relaid, execution.late, request.options)
+        if len(rings) > MAX_RINGS:
+            raise NoRoles(
+                f"the operands of its dots take {len(rings)} rings, of which threads would carry"
+                f" more than {MAX_RINGS} stages and parities (a loop by tkc.range has one)"
+            )
+        broadcast: dict[tile.Load, int] = {}
+        if not request.has_third_role:
+            for loop in request.loops:
+                broadcast |= loads_beside(
+                    loop, rings, execution.late, sharing.members > 1, request.overlaps
+                )
+        return RingLoads(rings, broadcast)
+
+    @property
+    def ring_of(self) -> dict[Operation, int]:
+        """The ring into which each load copies first."""
+        numbered = reversed(list(enumerate(self.rings)))
+        return {load: number for number, ring in numbered for load in ring}
+
+    def planned(self, request: RoleRequest, multicast: Multicast) -> tuple[LoadPlan, ...]:
+        """Of each load of the program."""
+        ring_of = self.ring_of
+        relaid_into = {
+            load: number
+            for number, ring in enumerate(self.rings)
+            for load in ring
+            if load in request.relaid
+        }
+
+        def planned(op: Operation, alone: LoadPlan) -> LoadPlan:
+            if isinstance(op, tile.Load) and op in ring_of:
+                return _copied(op, ring_of[op], relaid_into.get(op, -1), request, multicast)
+            if isinstance(op, tile.Load) and op in self.broadcast:
+                return LoadPlan("broadcast", ring=self.broadcast[op])
+            if isinstance(op, LOADS) and loaded_by_consumers(op):
+                return replace(alone, path="registers")
+            return alone
+
+        pairs = zip(request.program.loads, request.plan.loads, strict=False)
+        return tuple(planned(op, alone) for op, alone in pairs)
+
+
+def _copied(
+    op: tile.Load, ring: int, relaid_into: int, request: RoleRequest, multicast: Multicast
+) -> LoadPlan:
+    """Of a load whose block is copied into a ring."""
+    by_threads = op in request.copied_by_threads
+    copy = multicast.copies.get(op)
+    return LoadPlan(
+        "cp_async" if by_threads else "tma",
+        copied_bytes(op) if by_threads else 16,
+        copy.axis if copy else -1,
+        copy.among if copy else (0,),
+        ring,
+        relaid_into,
+        _kept_in_cache(op, request),
+        boxes=copy.boxes if copy else 1,
+        fetch=0 if by_threads else _fetched_bytes(op),
+    )
+
+
+def _kept_in_cache(load: Operation, request: RoleRequest) -> str:
+    """What a raster reads again as it moves along axis 1 stays in the cache; what it reads but then
+    goes first.
+    """
+    if not request.options.retain or request.plan.raster < 2:
+        return ""
+    axes = program_axes(load.operands)
+    if (0 in axes) == (1 in axes):
+        return ""
+    return "evict_last" if 0 in axes else "evict_first"
+
+
+def _fetched_bytes(load: tile.Load) -> int:
+    """What lies beside a line of a narrow block is asked for by another program or copy at about
+    the same time: read two lines at once, each would be read for both.
+    """
+    extents, dense = load.extents.get_values(), dense_of_block(load)
+    axis = [a for a, n in enumerate(extents) if n >= 0][dense]
+    is_narrow = extents[axis] * bits(tile_type(load.result).element) <= 2 * 8 * LINE
+    loop = load.parent_op()
+    # not what the next iteration loads
+    beside = (
+        loop is not None
+        and not is_inside(load.offsets[axis], loop)
+        and program_axes([load.offsets[axis]])
+    )
+    return LINE if is_narrow and beside else 0
+
+
+@dataclass(frozen=True)
+class SmallLoads:
+    """Blocks beside the dots that consumers load. registers: of a thread, for them; busy: of a
+    thread, for the rest; early: they are loaded one iteration ahead.
+    """
+
+    registers: int
+    busy: int
+    early: bool
+
+    @staticmethod
+    def of(
+        request: RoleRequest, sharing: Sharing, execution: DotExecution, loads: RingLoads
+    ) -> SmallLoads:
+        copied = loads.ring_of.keys() | loads.broadcast.keys()
+        registers = small_load_registers(request.loops, copied, sharing.groups)
+        scored = [dot for dot in request.dots if not summed(dot) and not partial(dot)]
+        scores = score_registers(scored, execution.late, sharing.groups)
+        busy = execution.registers + scores + ADDRESS_REGISTERS
+        early = not registers or busy + registers <= MAX_OPERAND_REGISTERS[sharing.consumers]
+        return SmallLoads(registers, busy, early)

@@ -1,0 +1,42 @@
+"""How often programs run the loops that dots stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import scf
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.passes.analysis.program_axes import from_memory, program_axes
+
+
+def is_conditional(loop: scf.ForOp) -> bool:
+    """Whether programs may make a loop's iterations a different number of times, or not at all:
+    it is in a loop without a count, in a branch, or in a loop whose bounds differ.
+    """
+    around = loop.parent_op()
+    while around is not None and not isinstance(around, tile.Kernel):
+        if not isinstance(around, scf.ForOp):
+            return True
+        bounds = [around.lb, around.ub, around.step]
+        if program_axes(bounds) or from_memory(bounds):
+            return True
+        around = around.parent_op()
+    return False
+
+
+def differs_in_steps(bounds: Sequence[SSAValue], loops: Sequence[Operation]) -> bool:
+    """Whether bounds are computed from the counter of one of these loops, or what it carries."""
+    seen: set[SSAValue] = set()
+    left = list(bounds)
+    while left:
+        v = left.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if isinstance(v.owner, Operation):
+            left += [x for inner in v.owner.walk() for x in inner.operands]
+        elif v.owner.parent_op() in loops:
+            return True
+    return False

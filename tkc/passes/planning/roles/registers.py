@@ -1,0 +1,41 @@
+"""How many registers the threads of each role have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tkc.ir import tile
+from tkc.ir.types import bits
+from tkc.ir.values import tile_type
+
+# of a thread of the producer and of a consumer, by consumer warpgroups
+ROLE_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
+# of a consumer's thread: with fewer there are none for what is computed ahead, and ptxas spills
+MIN_LOOKAHEAD_REGISTERS = 160
+# accumulators of more registers a thread take the second, of producer and consumer
+LARGE_ACCUMULATOR_REGISTERS, LARGE_ROLE_REGISTERS = 176, (24, 240)
+# where two blocks of one consumer warpgroup share a multiprocessor; and of a consumer's thread, for
+# all tiles that are live at once
+PAIRED_ROLE_REGISTERS, PAIRED_LIVE_REGISTERS = (24, 232), 216
+# by which scores, accumulators and left operands may exceed a consumer's registers: they are not
+# all live at once
+SCORE_REGISTER_SLACK = 12
+# of a consumer's thread, for accumulators and left operands
+MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
+# of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
+# relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
+RELAYOUT_ROLE_REGISTERS = {
+    1: ((24, 240, 72), (24, 240, 88)),
+    2: ((24, 208, 72), (24, 200, 88)),
+}
+RELAYOUT_SMALL_REGISTERS = 32
+
+
+def score_registers(dots: Sequence[tile.Dot], late: Collection[tile.Dot], warpgroups: int) -> int:
+    """Registers of a thread for what the late dot's operand is computed from."""
+    sizes = [
+        tile_type(dot.acc).size * bits(tile_type(dot.acc).element)
+        for dot in dots
+        if dot not in late
+    ]
+    return max(sizes, default=0) // (32 * 128 * warpgroups)
