@@ -43,10 +43,8 @@ def linear(give: Give, of: Sizes = SMALL):
     q, k, v, grad = (give(shape, "bfloat16", seed) for seed in range(4))
     g, first = give(shape[:3], seed=4), give((2, 2, of.width, of.width), seed=5)
     g = -abs(g)
-    out, last = t.linear_attention(q, k, v, g, None, None, first)
-    return out, *t.linear_attention_backward(
-        grad, q, k, v, g, None, None, first, None, None, last, first
-    )
+    out, _ = t.linear_attention(q, k, v, g, None, None, first)
+    return out, *t.linear_attention_backward(grad, q, k, v, g, None, None, first, None, None, first)
 
 
 def linear_step(give: Give, of: Sizes = SMALL):
@@ -219,7 +217,7 @@ def scan(give: Give, of: Sizes = SMALL):
     rate, skip, bias = -abs(give((2,), seed=7)), give((2,), seed=8), give((2,), seed=9)
     given = (x, dt, rate, b, c, skip, z, bias, True, last)
     out, final = t.ssd(*given)
-    return out, final, *t.ssd_backward(grad, *given, None, final, last)
+    return out, final, *t.ssd_backward(grad, *given, None, last)
 
 
 def scan_step(give: Give, of: Sizes = SMALL):

@@ -292,19 +292,18 @@ def ssd_backward(
     softplus: bool = False,
     initial: Array | None = None,
     cu_seqlens: Array | None = None,
-    final: Array | None = None,
     grad_final: Array | None = None,
 ) -> Iterator[tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array]]:
-    """The gradients of x, dt, a, b, c, skip, z, dt_bias and initial from those of the result and,
-    with the last state itself, of the last state. Those of a, skip, dt_bias and initial are
-    float32; what is not given has a gradient without elements.
+    """The gradients of x, dt, a, b, c, skip, z, dt_bias and initial from those of the result and
+    of the last state. Those of a, skip, dt_bias and initial are float32; what is not given has a
+    gradient without elements.
     """
     _check(x, dt, a, b, c, skip, z, dt_bias)
     expect(grad, x.shape, "grad")
     g, weight = empty(dt, dtype="float32"), empty(dt, dtype="float32")
     dr = grad if z is None else empty(x)
     given = (c, b, x, g, None, weight, initial, cu_seqlens, 1.0)
-    recurrence = linear_attention_backward.fn(dr, *given, final, grad_final)
+    recurrence = linear_attention_backward.fn(dr, *given, grad_final)
     dc, db, dx, dg, dw, ds = next(recurrence)
     ddt, of_heads = empty(dt), (x.shape[2],)
     da, dbias = empty(x, of_heads, "float32"), empty(x, of_heads, "float32")
@@ -336,12 +335,12 @@ def ssd_backward(
         sum_of_parts(parts[part], out)
 
 
-@ssd.backward(saves="x dt a b c skip z dt_bias softplus initial cu_seqlens result", zeros=False)
+@ssd.backward(saves="x dt a b c skip z dt_bias softplus initial cu_seqlens", zeros=False)
 def _(saved, grad, grad_final):
     if grad is None:
         grad = saved.x.new_zeros(saved.x.shape)
     first = (saved.x, saved.dt, saved.a, saved.b, saved.c, saved.skip, saved.z, saved.dt_bias)
-    others = (saved.softplus, saved.initial, saved.cu_seqlens, saved.result[1], grad_final)
+    others = (saved.softplus, saved.initial, saved.cu_seqlens, grad_final)
     results = ssd_backward(grad, *first, *others)
     given = (*first, saved.initial)
     slopes = [None if x is None else d.to(x.dtype) for x, d in zip(given, results, strict=True)]
