@@ -68,6 +68,7 @@ from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
 from tkc.passes.planning.program import Program
+from tkc.passes.planning.reading import Reading, Threads, ahead
 from tkc.passes.planning.roles.multicast import has_small_accumulators
 
 # registers of a thread
@@ -469,10 +470,10 @@ def _plan(program: Program, context: PassContext) -> Plan:
     )
     persistent = not program.dots and streaming.persistent(program.kernel, streams, context, say)
     reading = (
-        streaming.Reading(loads)
+        Reading(loads)
         if program.dots
-        else streaming.ahead(
-            program.kernel, given, warps, spread[0], persistent, streams, context, say
+        else ahead(
+            program.kernel, given, Threads(warps, spread[0]), persistent, streams, context, say
         )
     )
     loads = reading.loads

@@ -33,7 +33,7 @@ from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import defining_slice
-from tkc.ir.target import LINE, Target
+from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
@@ -44,9 +44,6 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, BlockAccess
 from tkc.passes.layouts.movers import crosses
 from tkc.passes.planning.pressure import (
-    MAX_REGISTERS_PER_THREAD,
-    TILE_REGISTER_SHARE,
-    demand,
     fits,
     pressure,
     room,
@@ -64,7 +61,6 @@ MAX_TILE_REGISTERS = 72
 MAX_LOOP_REGISTERS = 100  # in a loop
 MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
 MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
-MAX_READ_AHEAD_REGISTERS = 144  # with what is read ahead
 ROW_OPERATIONS = (
     tile.Load,
     tile.Store,
@@ -83,15 +79,59 @@ ROW_OPERATIONS = (
     *VIEWS,
     *POINTWISE,
 )
-SCALAR_REGISTERS = 8  # of addresses, masks, counters
-ADDRESS_REGISTERS = 2
-MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
 MAX_VECTOR_ELEMENTS = 16  # of bytes
 VECTOR_BYTES = 16
 RESERVED_SHARED_BYTES = 2048  # for reductions
 L2_FETCH_BYTES = 256  # that the L2 cache requests from memory at once, at most
 MIN_ROW_ELEMENTS = 1024  # of a row that blocks of a cluster could share
 CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "fmax", "fmin", "any", "all", "xor")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What decides how many warps a program without dots has.
+
+    words: 32-bit registers of all tiles that are live together. largest: elements of the largest
+    tile. looped: there are loops. max_registers: of tiles, a thread. max_elements: of the largest
+    tile, a thread.
+    """
+
+    words: int
+    largest: int
+    looped: bool
+    max_registers: int
+    max_elements: int
+
+    @staticmethod
+    def of(kernel: tile.Kernel, largest: int, context: PassContext) -> _Sizes:
+        ops = list(kernel.walk())
+        looped = any(isinstance(op, scf.ForOp) for op in ops)
+        transposes = context.options.register_transpose is not False and _transposing(kernel)
+        if transposes or any(isinstance(op, tile.Sort) for op in ops):
+            elements = 2 * MAX_TILE_ELEMENTS
+        elif any(isinstance(op, (tile.Reduce, tile.Scan)) for op in ops):
+            elements = MAX_TILE_ELEMENTS
+        else:
+            elements = MAX_TILE_ELEMENTS // 2
+        registers = MAX_LOOP_REGISTERS if looped else MAX_TILE_REGISTERS
+        return _Sizes(pressure(kernel), largest, looped, registers, elements)
+
+    @property
+    def warp_counts(self) -> tuple[int, ...]:
+        """Of a block: threads that meet in every iteration are fewer."""
+        return WARP_COUNTS[:-1] if self.looped else WARP_COUNTS
+
+    def registers(self, warps: int, blocks: int = 1) -> int:
+        """Of tiles, a thread of so many warps in each of so many blocks."""
+        return -(-self.words // (32 * warps * blocks))
+
+    def least_warps(self) -> int | None:
+        """The fewest that hold all tiles."""
+        for warps in self.warp_counts:
+            elements = 32 * warps * self.max_elements
+            if self.registers(warps) <= self.max_registers and self.largest <= elements:
+                return warps
+        return None
 
 
 def choose(
@@ -104,119 +144,134 @@ def choose(
     """(warps, spread, whether programs stream through blocks) of a program without dots; `largest`:
     elements of its largest tile. The user's num_warps and num_ctas narrow the choice.
     """
-    words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
-
-    def each(warps, blocks=1):
-        return -(-words // (32 * warps * blocks))
-
-    most = (
-        MAX_LOOP_REGISTERS
-        if any(isinstance(op, scf.ForOp) for op in kernel.walk())
-        else MAX_TILE_REGISTERS
-    )
-    elements = (
-        2 * MAX_TILE_ELEMENTS
-        if context.options.register_transpose is not False
-        and has_transposed_store(kernel)
-        or any(isinstance(op, tile.Sort) for op in kernel.walk())
-        else (
-            MAX_TILE_ELEMENTS
-            if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk())
-            else MAX_TILE_ELEMENTS // 2
-        )
-    )
-    fit = next(
-        (
-            w
-            for w in (WARP_COUNTS[:-1] if most is MAX_LOOP_REGISTERS else WARP_COUNTS)
-            if each(w) <= most and largest <= 32 * w * elements
-        ),
-        None,
-    )
-    if (
-        asked is None
-        and ctas == 1
-        and most is MAX_TILE_REGISTERS
-        and fit in (None, WARP_COUNTS[-1])
-        and context.options.persistent is not False
-        and context.target.clusters
-        and (extent := row_of(kernel, context.overlaps))
-    ):
-        for blocks in CLUSTER_SIZES if fit is None else (1,):
-            if (
-                words // (32 * STREAMING_WARPS * blocks) > MAX_CLUSTER_REGISTERS
-                or not _dealt(kernel, extent, blocks, STREAMING_WARPS, _longest_vector(loads))
-                or not (found := Shares.of(kernel, loads, STREAMING_WARPS, blocks)).streams
-            ):
-                continue
-            say(
-                f"{STREAMING_WARPS} warps"
-                + (
-                    f" in each of {blocks} blocks of a cluster, which split rows of {extent}"
-                    if blocks > 1
-                    else ""
-                )
-                + f", through which programs stream: {found.stage} bytes of each fill a"
-                " multiprocessor"
-            )
-            return STREAMING_WARPS, (blocks, extent) if blocks > 1 else (1, 0), True
+    sizes, asked = _Sizes.of(kernel, largest, context), context.options.num_warps
+    fit = sizes.least_warps()
+    clusters = context.target.clusters
+    if clusters and (found := _streaming(kernel, loads, sizes, fit, context)):
+        blocks, extent, stage = found
+        say(_streaming_sentence(blocks, extent, stage))
+        return STREAMING_WARPS, (blocks, extent) if blocks > 1 else (1, 0), True
     if fit and not fits(kernel, fit, 1, context):
         fit = None
     if (
-        (
-            asked is None
-            and (fit is None or most is MAX_LOOP_REGISTERS and fit > WARP_COUNTS[1])
-            or ctas > 1
-            or asked
-            and each(asked) > MAX_CLUSTER_REGISTERS
-        )
-        and context.target.clusters
+        clusters
+        and _needs_cluster(sizes, fit, context)
         and (extent := row_of(kernel, context.overlaps))
+        and (divided := _cluster_of(kernel, loads, sizes, extent, context))
     ):
-        limit = (
-            most
-            if most is MAX_LOOP_REGISTERS
-            else MAX_CLUSTER_REGISTERS // 2
-            if has_narrow_loads(loads)
-            else MAX_CLUSTER_REGISTERS
+        warps, blocks = divided
+        say(
+            f"{warps} warps in each of {blocks} blocks of a cluster, which split rows of {extent}:"
+            f" {sizes.registers(warps, blocks)} registers of tiles a thread,"
+            f" {sizes.registers(warps)} with one block"
         )
-        possible = [
-            (w, b)
-            for w in (
-                (asked,)
-                if asked
-                else WARP_COUNTS[:-1]
-                if most is MAX_LOOP_REGISTERS
-                else WARP_COUNTS[1:]
-            )
-            for b in ((ctas,) if ctas > 1 else CLUSTER_SIZES)
-            if _dealt(kernel, extent, b, w, 8)
-        ]
-        good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
-        if good:
-            warps, blocks = min(
-                good,
-                key=(lambda x: (x[0] > WARP_COUNTS[1], x[::-1]))
-                if most is MAX_LOOP_REGISTERS
-                else None,
-            )
-            say(
-                f"{warps} warps in each of {blocks} blocks of a cluster, which split rows of"
-                f" {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with"
-                " one block"
-            )
-            return warps, (blocks, extent), False
-    warps = (
-        asked
-        or fit
-        or (
-            WARP_COUNTS[-2]
-            if most is MAX_LOOP_REGISTERS and each(WARP_COUNTS[-2]) <= MAX_CRAMPED_REGISTERS
-            else WARP_COUNTS[-1]
-        )
-    )
-    say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
+        return warps, (blocks, extent), False
+    warps = asked or fit or _largest_block(sizes)
+    said = ", as asked" if asked else ""
+    say(f"{warps} warps{said}: {sizes.registers(warps)} registers of tiles a thread")
     return warps, (1, 0), False
+
+
+def _largest_block(sizes: _Sizes) -> int:
+    """Warps of a block for a program that none is large enough for."""
+    cramped = sizes.looped and sizes.registers(WARP_COUNTS[-2]) <= MAX_CRAMPED_REGISTERS
+    return WARP_COUNTS[-2] if cramped else WARP_COUNTS[-1]
+
+
+def _may_stream(sizes: _Sizes, fit: int | None, context: PassContext) -> bool:
+    """Whether programs fill a multiprocessor, or more, and nothing else is asked for."""
+    options = context.options
+    return (
+        options.num_warps is None
+        and options.num_ctas == 1
+        and options.persistent is not False
+        and not sizes.looped
+        and fit in (None, WARP_COUNTS[-1])
+    )
+
+
+def _streaming(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    sizes: _Sizes,
+    fit: int | None,
+    context: PassContext,
+) -> tuple[int, int, int] | None:
+    """Blocks through which programs stream, the extent of the rows that these split, and bytes of
+    each program; None where programs do not stream.
+    """
+    if not _may_stream(sizes, fit, context):
+        return None
+    if not (extent := row_of(kernel, context.overlaps)):
+        return None
+    for blocks in CLUSTER_SIZES if fit is None else (1,):
+        if stage := _streamed_bytes(kernel, loads, sizes, extent, blocks):
+            return blocks, extent, stage
+    return None
+
+
+def _streamed_bytes(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    sizes: _Sizes,
+    extent: int,
+    blocks: int,
+) -> int:
+    """Bytes of each program in a block, where programs stream through so many of them; else 0."""
+    if sizes.words // (32 * STREAMING_WARPS * blocks) > MAX_CLUSTER_REGISTERS:
+        return 0
+    if not _dealt(kernel, extent, blocks, STREAMING_WARPS, _longest_vector(loads)):
+        return 0
+    found = Shares.of(kernel, loads, STREAMING_WARPS, blocks)
+    return found.stage if found.streams else 0
+
+
+def _streaming_sentence(blocks: int, extent: int, stage: int) -> str:
+    shared = f" in each of {blocks} blocks of a cluster, which split rows of {extent}"
+    return (
+        f"{STREAMING_WARPS} warps{shared * (blocks > 1)}, through which programs stream: {stage}"
+        " bytes of each fill a multiprocessor"
+    )
+
+
+def _needs_cluster(sizes: _Sizes, fit: int | None, context: PassContext) -> bool:
+    """Whether a program is too much for one block, or is to be split over several."""
+    asked = context.options.num_warps
+    if context.options.num_ctas > 1:
+        return True
+    if asked:
+        return sizes.registers(asked) > MAX_CLUSTER_REGISTERS
+    return fit is None or sizes.looped and fit > WARP_COUNTS[1]
+
+
+def _cluster_of(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    sizes: _Sizes,
+    extent: int,
+    context: PassContext,
+) -> tuple[int, int] | None:
+    """Warps of a block, and blocks of a cluster that split rows; None where no cluster divides
+    them.
+    """
+    asked, ctas = context.options.num_warps, context.options.num_ctas
+    warps = WARP_COUNTS[:-1] if sizes.looped else WARP_COUNTS[1:]
+    possible = [
+        (w, b)
+        for w in ((asked,) if asked else warps)
+        for b in ((ctas,) if ctas > 1 else CLUSTER_SIZES)
+        if _dealt(kernel, extent, b, w, 8)
+    ]
+    limit = sizes.max_registers
+    if not sizes.looped:
+        narrow = has_narrow_loads(loads)
+        limit = MAX_CLUSTER_REGISTERS // 2 if narrow else MAX_CLUSTER_REGISTERS
+    good = [(w, b) for w, b in possible if sizes.registers(w, b) <= limit] or possible[-1:]
+    if not good:
+        return None
+    if sizes.looped:  # few blocks, of few warps
+        return min(good, key=lambda choice: (choice[0] > WARP_COUNTS[1], choice[::-1]))
+    return min(good)
 
 
 def _longest_vector(loads: Sequence[tuple[Operation, LoadPlan]]) -> int:
@@ -464,175 +519,6 @@ def with_l2_fetch(
     )
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one;
-    prefetch, keep, blocks, queue: as in a Plan; taken: bytes of shared memory.
-    """
-
-    loads: tuple[LoadPlan, ...]
-    stages: int = 0
-    prefetch: bool = False
-    keep: bool = False
-    blocks: int = 0
-    dynamic_schedule: bool = False
-    taken: int = 0
-
-
-def ahead(
-    kernel: tile.Kernel,
-    loads: Sequence[tuple[Operation, LoadPlan]],
-    warps: int,
-    blocks: int,
-    persistent: bool,
-    streams: bool,
-    context: PassContext,
-    say: Callable[[str], None],
-) -> Reading:
-    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory,
-    still fits the registers. Programs that a block takes in turn are a loop too. Theirs may come
-    through a ring in shared memory instead, which each thread fills for itself, 16 bytes at a time:
-    it requests its next bytes as soon as it has these in registers, and nothing but its own wait
-    orders them. What all programs share is read once, where registers or shared memory have room.
-    """
-    tiles = [
-        op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)
-    ]
-    shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
-    shared, stage = max(0, context.room() - RESERVED_SHARED_BYTES), shares.stage
-    # a cluster waits for the slowest of its blocks
-    stages = (
-        min(
-            context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)),
-            shared // stage,
-        )
-        if stage
-        else 0
-    )
-    own = set(shares.own) & shares.copied if stages else set()
-
-    def each(words):
-        return -(-words // (32 * warps * blocks))
-
-    vectors = {op: plan.vector for op, plan in loads}
-
-    def size(ops):
-        return each(sum(op.result.type.bytes // 4 for op in ops))
-
-    def apart(op):
-        # elements that are loaded one by one have a register each
-        return op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size
-
-    early = [
-        op
-        for op in tiles
-        if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own
-    ]
-    # 16 warps have 128 registers a thread, 32 have 64
-    most = min(
-        MAX_READ_AHEAD_REGISTERS,
-        1600 // warps if warps < 32 else 48,
-        int(TILE_REGISTER_SHARE * (context.options.maxnreg or MAX_REGISTERS_PER_THREAD)),
-    )
-    left, peak = (
-        most - each(pressure(kernel)),
-        (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks)
-        + ADDRESS_REGISTERS * len(early),
-    )
-    more, kept = size(early), size(shares.alike)
-    # kept as what is computed with
-    prefetch, keep = (
-        bool(early) and more <= left and peak <= most and context.options.prefetch is not False,
-        bool(kept)
-        and more + kept <= left
-        and peak + each(sum(tile_type(op.result).size for op in shares.alike)) <= most,
-    )
-    queue = (
-        bool(own)
-        and not tile.waits_for_programs(kernel)
-        and context.options.dynamic_schedule is not False
-    )
-
-    def resident(more):
-        return context.target.registers // (
-            32
-            * warps
-            * max(MIN_REGISTERS, -(-(each(pressure(kernel)) + more + SCALAR_REGISTERS) // 8) * 8)
-        )
-
-    looped, arriving = (
-        any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None,
-        each(sum(map(apart, early))),
-    )
-    if (
-        prefetch
-        and looped
-        and resident(arriving) < 2 <= resident(0)
-        and context.options.prefetch is None
-    ):
-        prefetch = False
-        say(
-            f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor"
-            " would have one block, which would idle while it waits"
-        )
-    if stages:
-        say(
-            f"the blocks of the next {stages} programs come through a ring of {stages} stages of"
-            f" {stage} bytes, which each thread fills for itself"
-            + ("; programs are claimed one by one" if queue else "")
-        )
-    if prefetch:
-        say(f"loops read one iteration ahead, into {more} registers a thread")
-    if prefetch and persistent and not stages:
-        say(_in_flight(sum(tile_type(op.result).bytes for op in early) // blocks, context.target))
-    if keep:
-        say(f"what all programs read stays in {kept} registers a thread")
-    elif (
-        stages
-        and kept
-        and shares.copied.issuperset(shares.alike)
-        and stages * stage + shares.kept <= shared
-    ):
-        own, keep = own.union(shares.alike), True
-        say(f"what all programs read stays in {shares.kept} bytes of shared memory")
-    taken = sum(
-        tile_type(op.result).bytes // blocks * (stages if op in shares.own else 1) for op in own
-    )
-    # what stagger-programs has of the next program
-    begun = more if tile.waits_for_programs(kernel) else 0
-    beside = begun + (keep and not stages) * kept  # as long as it is read ahead of
-    together = (
-        resident(prefetch * arriving + beside)
-        if looped or blocks > 1 and not stages and has_narrow_loads(loads)
-        else resident(more + beside)
-        if prefetch and persistent and blocks == 1
-        else 0
-    )
-    if together > 1:
-        say(f"{together} blocks a multiprocessor")
-    return Reading(
-        tuple(replace(plan, path="own") if op in own else plan for op, plan in loads),
-        stages,
-        prefetch,
-        keep,
-        together if together > 1 else 0,
-        queue,
-        taken,
-    )
-
-
-def _in_flight(each: int, target: Target) -> str:
-    """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency
-    x bandwidth / multiprocessors.
-    """
-    needed = target.costs.memory_latency * target.memory / 2 / target.multiprocessors
-    return (
-        f"{each} bytes of the next program are in flight while one computes:"
-        f" {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way,"
-        f" half of the memory's rate for {target.costs.memory_latency:.0f} ns"
-    )
-
-
 # ---- rows for a cluster
 # ------------------------------------------------------------------------------------------------
 def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
@@ -640,45 +526,49 @@ def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     tile, once in each; 0 if there is none.
     """
     ops = list(kernel.walk())
-    if not _keeps_parts_apart(ops, overlaps):
+    if not _keeps_parts_apart(ops, overlaps) or not all(map(_is_of_rows, ops)):
         return 0
-    if not all(
-        isinstance(op, ROW_OPERATIONS)
-        or isinstance(op, tile.Extract)
-        and tile_type(op.arg).size == 1
+    reduced = [
+        tile_type(op.args[0]).extents[op.axis.value.data]
         for op in ops
-    ):
+        if isinstance(op, tile.Reduce)
+    ]
+    extent = max(reduced, default=0)
+    if extent < MIN_ROW_ELEMENTS or not all(_divides(op, extent) for op in ops):
         return 0
-    extent = max(
-        (
-            tile_type(op.args[0]).extents[op.axis.value.data]
-            for op in ops
-            if isinstance(op, tile.Reduce)
-        ),
-        default=0,
-    )
-    if extent < MIN_ROW_ELEMENTS:
-        return 0
-    for op in ops:
-        tiles = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
-        if any(
-            t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles
-        ):
-            return 0
-        if isinstance(op, tile.Reduce) and op.kind.data not in CLUSTER_REDUCTIONS:
-            return 0
-        if isinstance(op, tile.Reshape) and (
-            (extent in tile_type(op.arg).extents) != (extent in tile_type(op.result).extents)
-            or crosses(op, WARP_COUNTS[0])
-        ):
-            return 0
-        if isinstance(op, (tile.Load, tile.Store)) and any(
-            isinstance(o.type, TileType) for o in op.offsets
-        ):
-            return 0
-        if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType):
-            return 0
     return extent
+
+
+def _is_of_rows(op: Operation) -> bool:
+    """Whether an operation is one of those that parts of rows can have."""
+    if isinstance(op, ROW_OPERATIONS):
+        return True
+    return isinstance(op, tile.Extract) and tile_type(op.arg).size == 1
+
+
+def _divides(op: Operation, extent: int) -> bool:
+    """Whether each of several blocks can do its part of an operation, of rows of an extent."""
+    for value in (*op.operands, *op.results):
+        t = value.type
+        if isinstance(t, TileType) and not _divides_tile(t, extent):
+            return False
+    if isinstance(op, tile.Reduce):
+        return op.kind.data in CLUSTER_REDUCTIONS
+    if isinstance(op, tile.Reshape):
+        before, after = (extent in tile_type(v).extents for v in (op.arg, op.result))
+        return before == after and not crosses(op, WARP_COUNTS[0])
+    if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType):
+        return False
+    if isinstance(op, (tile.Load, tile.Store)):
+        return not any(isinstance(offset.type, TileType) for offset in op.offsets)
+    return True
+
+
+def _divides_tile(t: TileType, extent: int) -> bool:
+    """Whether a tile has rows of an extent along one axis, or is so small that each block has it
+    all.
+    """
+    return t.extents.count(extent) <= 1 and (extent in t.extents or t.size < 1024)
 
 
 def _keeps_parts_apart(ops: Sequence[Operation], overlaps: Overlaps) -> bool:
