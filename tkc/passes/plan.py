@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from math import prod
@@ -49,7 +50,7 @@ from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
 from tkc.ir.values import tile_type
-from tkc.passes import PassContext
+from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.mapped import (
@@ -68,8 +69,10 @@ from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
 from tkc.passes.planning.program import Program
-from tkc.passes.planning.reading import Reading, Threads, ahead
+from tkc.passes.planning.reading import Threads, ahead
 from tkc.passes.planning.roles.multicast import has_small_accumulators
+
+Say = Callable[[str], None]
 
 # registers of a thread
 MAX_REGISTERS_PER_THREAD = 255
@@ -449,115 +452,135 @@ def bound_to_rows(dot: tile.Dot) -> bool:
 # --------------------------------------------------------------------------------------------------
 def _plan(program: Program, context: PassContext) -> Plan:
     """What the rules make of a program and the user's options."""
-    num_warps, num_stages = context.options.num_warps, context.options.num_stages
     said: list[str] = []
 
-    def say(text):
-        return said.append(f"plan: {text}")
+    def say(text: str) -> None:
+        said.append(f"plan: {text}")
 
-    ranges = Ranges()
+    made = (_with_dots if program.dots else _without_dots)(program, context, say)
+    if made.roles == "one":
+        made = replace(made, decisions=tuple(said))
+    return replace(made, decisions=(*made.decisions, *_unused(made, context.options)))
+
+
+def _loads(program: Program, ranges: Ranges) -> tuple[LoadPlan, ...]:
+    """How one role gets each block."""
     feeding = feeding_dots(program.kernel)
-    loads = tuple(_load(op, ranges, op.results[0] in feeding) for op in program.loads)
-    given = list(zip(program.loads, loads, strict=False))
-    warps, spread, streams = (
-        (
-            num_warps or _split_among(context.options) or _warps(program, loads, context, say),
-            (1, 0),
-            False,
-        )
-        if program.dots
-        else streaming.choose(program.kernel, given, program.largest, context, say)
-    )
-    persistent = not program.dots and streaming.persistent(program.kernel, streams, context, say)
-    reading = (
-        Reading(loads)
-        if program.dots
-        else ahead(
-            program.kernel, given, Threads(warps, spread[0]), persistent, streams, context, say
-        )
-    )
+    return tuple(_load(op, ranges, op.results[0] in feeding) for op in program.loads)
+
+
+def _relaxed(options: LaunchOptions) -> bool:
+    """Whether running maxima are updated where needed, if nothing speaks against it."""
+    return os.environ.get("TKC_RELAX") != "0" if options.relax is None else options.relax
+
+
+def _shared_or_in_ring(loads: Sequence[LoadPlan], stages: int) -> tuple[LoadPlan, ...]:
+    """A ring of one stage is none."""
+    if stages > 1:
+        return tuple(loads)
+    return tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
+
+
+def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
+    """The plan of a program whose time is that of moving bytes."""
+    kernel, ranges = program.kernel, Ranges()
+    given = list(zip(program.loads, _loads(program, ranges), strict=True))
+    warps, spread, streams = streaming.choose(kernel, given, program.largest, context, say)
+    persistent = streaming.persistent(kernel, streams, context, say)
+    threads = Threads(warps, spread[0])
+    reading = ahead(kernel, given, threads, persistent, streams, context, say)
     loads = reading.loads
-    if num_warps and program.dots:
-        say(f"{warps} warps, as asked")
-    rows = any(bound_to_rows(d) for d in program.dots)
-    each = _accumulators(program, warps)
-    dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
-    turned = (
-        not program.dots
-        and context.options.register_transpose is not False
-        and streaming.has_transposed_store(program.kernel)
+    turned = context.options.register_transpose is not False and streaming.has_transposed_store(
+        kernel
     )
-    in_rows = (
-        turned
-        and spread[0] == 1
-        and context.target.clusters
-        and streaming.stores_whole_rows(program.kernel, loads, warps, ranges, context, say)
-    )
-    if turned and context.target.clusters:
-        # PTX of older targets has no word for it
+    in_rows = False
+    if turned and context.target.clusters:  # PTX of older targets has no word for the hint
+        in_rows = spread[0] == 1 and streaming.stores_whole_rows(
+            kernel, loads, warps, ranges, context, say
+        )
         loads = streaming.with_l2_fetch(program.loads, loads, say)
-    stages = reading.stages or _stages(program, loads, num_stages, context, say)
-    if stages == 1:
-        loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
+    stages = reading.stages or _stages(program, loads, context.options.num_stages, context, say)
+    loads = _shared_or_in_ring(loads, stages)
     stage, others = _shared(program, loads)
-    spare = (
-        context.room()
-        - reading.taken
-        - stages * stage
-        - others
-        - in_rows * streaming.transposed_bytes(program.kernel)
-    )
-    raster = (
-        1
-        if not program.dots or not _unordered(program)
-        else context.options.raster or (8 if _swept(program) else 1)
-    )
-    if raster > 1:
-        say(
-            f"programs run in columns of {raster} along axis 0: blocks in flight share rows and"
-            " columns in the L2 cache"
-        )
-    if context.options.num_ctas > 1 and spread[0] == 1:
-        say(
-            f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile"
-            " in one block"
-        )
-    asked = context.options.relax
-    ordinary = Plan(
+    _say_one_block(spread, context, say)
+    taken = reading.taken + in_rows * streaming.transposed_bytes(kernel)
+    return Plan(
         warps,
         stages,
-        dots,
+        (),
         loads,
         cluster_split=spread,
         prefetch=reading.prefetch,
-        raster=raster,
         persistent=persistent,
         blocks=reading.blocks,
         resident_operands=reading.keep,
         dynamic_schedule=reading.dynamic_schedule,
         register_transpose=turned,
         rows=in_rows,
-        relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked,
-        decisions=tuple(said),
-        spare=spare,
+        relax=_relaxed(context.options),
+        spare=context.room() - taken - stages * stage - others,
     )
-    if not program.dots:
-        return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
-    if context.options.num_ctas == 1:
-        special, reason = roles(program, context, ordinary)
+
+
+def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
+    """The plan of a program with dots: with roles where it can be, else of one role."""
+    options = context.options
+    loads = _loads(program, Ranges())
+    warps = options.num_warps or _split_among(options) or _warps(program, loads, context, say)
+    if options.num_warps:
+        say(f"{warps} warps, as asked")
+    rows = any(bound_to_rows(d) for d in program.dots)
+    each = _accumulators(program, warps)
+    dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
+    stages = _stages(program, loads, options.num_stages, context, say)
+    loads = _shared_or_in_ring(loads, stages)
+    stage, others = _shared(program, loads)
+    raster = _raster(program, options, say)
+    _say_one_block((1, 0), context, say)
+    made = Plan(
+        warps,
+        stages,
+        dots,
+        loads,
+        raster=raster,
+        relax=_relaxed(options),
+        spare=context.room() - stages * stage - others,
+    )
+    if options.num_ctas == 1:
+        special, reason = roles(program, context, made)
         if special:
-            return replace(
-                special, decisions=(*special.decisions, *_unused(special, context.options))
-            )
+            return special
         say(f"one role with mma.sync: {reason}")
-    if asked is None and ordinary.relax and each > MAX_REGISTERS_TO_RELAX and program.maxima:
+    crowded = options.relax is None and made.relax and each > MAX_REGISTERS_TO_RELAX
+    if crowded and program.maxima:
         say(
             f"running maxima stay exact: beside {each} registers of accumulators there is no room"
             " to keep scores until they are known to fit"
         )
-        ordinary = replace(ordinary, relax=False)
-    ordinary = replace(ordinary, rotate=_late(program, ordinary, each, context, say))
-    return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
+        made = replace(made, relax=False)
+    return replace(made, rotate=_late(program, made, each, context, say))
+
+
+def _raster(program: Program, options: LaunchOptions, say: Say) -> int:
+    """Programs of axis 0 that run together before axis 1 moves on."""
+    if not _unordered(program):
+        return 1
+    raster = options.raster or (8 if _swept(program) else 1)
+    if raster > 1:
+        say(
+            f"programs run in columns of {raster} along axis 0: blocks in flight share rows and"
+            " columns in the L2 cache"
+        )
+    return raster
+
+
+def _say_one_block(spread: tuple[int, int], context: PassContext, say: Say) -> None:
+    """Says that a cluster is not used which was asked for."""
+    if context.options.num_ctas > 1 and spread[0] == 1:
+        say(
+            f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile"
+            " in one block"
+        )
 
 
 def _late(program: Program, plan: Plan, each: int, context: PassContext, say) -> tuple[int, ...]:

@@ -54,6 +54,14 @@ from tkc.ir.values import index_of, terminator_of, yielded_by
 from tkc.passes.warpgroups.lookahead import freed
 
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
+# what loops have that pass blocks
+PASSING = (
+    scf.ForOp,
+    threads.MbarrierWait,
+    threads.MbarrierArrive,
+    threads.RingNext,
+    scf.YieldOp,
+)
 
 
 def overlap_epilogue(consumer: threads.Role) -> bool:
@@ -98,110 +106,28 @@ class Prologue:
 
     @staticmethod
     def of(loop: scf.WhileOp) -> Prologue | None:
+        """None where programs begin or end with something else."""
         body = loop.after_region.block
-        branch = next(
-            (
-                op
-                for op in body.ops
-                if isinstance(op, scf.IfOp)
-                and any(isinstance(inner, threads.DotAsync) for inner in op.walk())
-            ),
-            None,
-        )
-        if (
-            branch is None
-            or any(isinstance(op, threads.DotAsync) for op in branch.regions[1].walk())
-            or any(
-                isinstance(inner, threads.DotAsync)
-                for op in body.ops
-                if op is not branch
-                for inner in op.walk()
-            )
-        ):
+        branch = _branch_of_dots(body)
+        if branch is None:
             return None
         ops = list(branch.regions[0].block.ops)
-        dot, waits = (
-            next((op for op in ops if isinstance(op, threads.DotAsync)), None),
-            [op for op in ops if isinstance(op, threads.DotWait)],
-        )
-        if (
-            dot is None
-            or len(waits) < 2
-            or list(waits[0].args) != [dot.result]
-            or any(wait.pending.value.data for wait in (waits[0], waits[-1]))
-        ):
+        waits = [op for op in ops if isinstance(op, threads.DotWait)]
+        first = _first_dot(ops, waits)
+        if first is None:
             return None
-        # how it begins: straight code up to the first dot's commit
-        head = ops[: ops.index(dot) + 2]
-        kinds = (*WAITS, threads.DotAsync, threads.DotCommit)
-        first: list[Operation] = [op for op in head if isinstance(op, kinds)]
-        if (
-            any(op.regions for op in head)
-            or not isinstance(dot.next_op, threads.DotCommit)
-            or dot.acc is not None
-        ):
-            return None
-        # what it waits for or passes before, and behind: of the latter the claim's barriers, and
-        # what the next program knows from all that
-        before_it, behind = (
-            [op for op in body.ops if op.is_before_in_block(branch)],
-            [op for op in body.ops if branch.is_before_in_block(op)],
-        )
-
-        def passes(op):
-            return isinstance(op, scf.ForOp) and all(
-                isinstance(
-                    inner,
-                    (
-                        scf.ForOp,
-                        threads.MbarrierWait,
-                        threads.MbarrierArrive,
-                        threads.RingNext,
-                        scf.YieldOp,
-                    ),
-                )
-                for inner in op.walk()
-            )
-
-        arrivals = [op for op in before_it if isinstance(op, threads.MbarrierWait) or passes(op)]
-        claimed = {op.index[0] for op in behind if isinstance(op, threads.MbarrierWait)}
-        closing = [
-            op
-            for op in behind
-            if passes(op)
-            or isinstance(op, (threads.MbarrierWait, threads.BroadcastLoad))
-            or isinstance(op, threads.MbarrierArrive)
-            and op.index[0] in claimed
-        ]
-        given = [
-            r
-            for op in closing
-            for r in op.results
-            if any(use.operation not in closing for use in r.uses)
-        ]
-        later = set(defining_slice(yielded_by(body), body))
+        arrivals = [op for op in body.ops if op.is_before_in_block(branch) and _waits_or_passes(op)]
+        behind = [op for op in body.ops if branch.is_before_in_block(op)]
+        closing = _closing(behind)
+        given = _read_elsewhere(closing)
+        later = defining_slice(yielded_by(body), body)
         # the rest is the epilogue, with what is computed of the last dot if nothing else needs it
-        results = [
-            op for op in behind if op not in closing and op not in later and op is not body.last_op
-        ]
+        apart = {*closing, *later, body.last_op}
+        results = [op for op in behind if op not in apart]
         made = ops[ops.index(waits[-1]) + 1 + len(freed(waits[-1])) : -1]
-        early = [
-            yielded_by(branch.regions[0].block)[branch.results.index(v)]
-            for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands}
-            if v in branch.results
-        ]
-        if any(op.regions or not is_side_effect_free(op) for op in made) or any(
-            v.owner in made for v in early
-        ):
+        if not _is_of_epilogue(made, _needed_early(branch, [*closing, *later])):
             return None
-        states = {
-            yielded_by(body)[index_of(a)]
-            for op in arrivals
-            if isinstance(op, scf.ForOp)
-            for a in op.iter_args
-            if isinstance(a.owner, Block) and a.owner is body
-        }
-        if not results or not states <= set(given):
+        if not results or not _states(arrivals, body) <= set(given):
             return None
         return Prologue(
             loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results, made
@@ -463,6 +389,88 @@ class Prologue:
             op.detach()
             no.add_op(op)
         no.add_op(stamp(scf.YieldOp(self.landed.results[0]), self.landed))
+
+
+def _has_dots(op: Operation | Region) -> bool:
+    return any(isinstance(inner, threads.DotAsync) for inner in op.walk())
+
+
+def _branch_of_dots(body: Block) -> scf.IfOp | None:
+    """The branch that has all dots of a program, in its first way."""
+    with_dots = [op for op in body.ops if _has_dots(op)]
+    branch = with_dots[0] if len(with_dots) == 1 else None
+    if not isinstance(branch, scf.IfOp) or _has_dots(branch.regions[1]):
+        return None
+    return branch
+
+
+def _first_dot(ops: list[Operation], waits: list[threads.DotWait]) -> list[Operation] | None:
+    """How a program begins: its first dot with what it waits for and its commit, in straight code;
+    None where it begins or ends with something else than one dot.
+    """
+    dot = next((op for op in ops if isinstance(op, threads.DotAsync)), None)
+    if dot is None or dot.acc is not None or not isinstance(dot.next_op, threads.DotCommit):
+        return None
+    if len(waits) < 2 or list(waits[0].args) != [dot.result]:
+        return None
+    if any(wait.pending.value.data for wait in (waits[0], waits[-1])):
+        return None
+    head = ops[: ops.index(dot) + 2]
+    if any(op.regions for op in head):
+        return None
+    return [op for op in head if isinstance(op, (*WAITS, threads.DotAsync, threads.DotCommit))]
+
+
+def _passes_blocks(op: Operation) -> bool:
+    """Whether a loop does nothing but wait for blocks of other programs and release them."""
+    return isinstance(op, scf.ForOp) and all(isinstance(inner, PASSING) for inner in op.walk())
+
+
+def _waits_or_passes(op: Operation) -> bool:
+    return isinstance(op, threads.MbarrierWait) or _passes_blocks(op)
+
+
+def _closing(behind: list[Operation]) -> list[Operation]:
+    """What passes the blocks behind a program's own, and claims the next program: of what stands
+    behind the branch, with the barriers of the claim and what the next program knows from it.
+    """
+    claimed = {op.index[0] for op in behind if isinstance(op, threads.MbarrierWait)}
+    return [
+        op
+        for op in behind
+        if _waits_or_passes(op)
+        or isinstance(op, threads.BroadcastLoad)
+        or isinstance(op, threads.MbarrierArrive)
+        and op.index[0] in claimed
+    ]
+
+
+def _read_elsewhere(ops: list[Operation]) -> list[SSAValue]:
+    """What some operations say that others read."""
+    return [r for op in ops for r in op.results if any(use.operation not in ops for use in r.uses)]
+
+
+def _is_of_epilogue(made: list[Operation], early: list[SSAValue]) -> bool:
+    """Whether what is computed of the last dot may be computed later: early needs none of it."""
+    pure = all(not op.regions and is_side_effect_free(op) for op in made)
+    return pure and not any(v.owner in made for v in early)
+
+
+def _needed_early(branch: scf.IfOp, ops: list[Operation]) -> list[SSAValue]:
+    """What the first way of a branch yields for some operations behind it."""
+    read = {v for op in ops for inner in op.walk() for v in inner.operands}
+    yielded = yielded_by(branch.regions[0].block)
+    return [yielded[branch.results.index(v)] for v in read if v in branch.results]
+
+
+def _states(arrivals: list[Operation], body: Block) -> set[SSAValue]:
+    """What a program yields to the next one's loops that pass blocks."""
+    return {
+        yielded_by(body)[index_of(a)]
+        for op in _passes(arrivals)
+        for a in op.iter_args
+        if isinstance(a.owner, Block) and a.owner is body
+    }
 
 
 def _passes(ops: list[Operation]) -> list[scf.ForOp]:
