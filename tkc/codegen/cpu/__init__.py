@@ -7,7 +7,7 @@ numbers, functions    what an element is and what can be done to it
 nest                  tile expressions, 16 lanes at a time
 planning              which tiles get a buffer
 lower, memory, messages, collective, sorting, dot     one method an operation
-program, host         LLVM's optimizer, the object file, this processor
+program, host         LLVM, the object file, this processor
 running, arguments, signals     launches: threads, arguments, Ctrl-C
 """
 

@@ -1,4 +1,4 @@
-"""From a kernel to an object file and its description: lowering, then LLVM's optimizer."""
+"""From a kernel to an object file and its description: lowering, then LLVM."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ from tkc.ir.types import ArrayType, PointerType
 if TYPE_CHECKING:
     from llvmlite.binding import ModuleRef
 
-# The whole pipeline takes longer than the rest of a compilation where a program has more blocks.
-MAX_BLOCKS_OF_PIPELINE = 256
-
 
 def optimized(text: str) -> ModuleRef:
-    """The parsed and optimized LLVM module.
-
-    By LLVM's pipeline of level 1: NewGVN, which is not in it, aborts in builds with assertions.
+    """The parsed module, simplified. The lowering keeps values in registers and moves what does not
+    change out of loops: LLVM's pipelines take ten times as long and find nothing to add.
     """
     llvm, machine, *_ = host()
     try:
@@ -36,18 +32,10 @@ def optimized(text: str) -> ModuleRef:
     except RuntimeError as e:
         raise CompileError(f"the CPU back end wrote bad LLVM IR (a bug of tkc): {e}") from None
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=1)
-    options.loop_vectorization = options.slp_vectorization = False
-    options.loop_unrolling = options.loop_interleaving = False
-    options.inlining_threshold = 0
-    builder = llvm.create_pass_builder(machine, options)
-    if text.count(":\n") <= MAX_BLOCKS_OF_PIPELINE:
-        passes = builder.getModulePassManager()
-    else:
-        passes = llvm.create_new_module_pass_manager()
-        passes.add_simplify_cfg_pass()
-        passes.add_instruction_combine_pass()
-    passes.run(module, builder)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module
 
 
