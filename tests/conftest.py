@@ -12,6 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest  # noqa: E402
 
 from tests import sampling  # noqa: E402
+from tests.hardware import no_gpu  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -67,17 +68,6 @@ def golden(request):
     return compare
 
 
-def _no_gpu() -> str | None:
-    """Why tests marked gpu cannot run here."""
-    from tkc.errors import DeviceError
-    from tkc.runtime import driver
-
-    try:
-        return None if driver.count() else "no GPU in this machine"
-    except DeviceError as e:
-        return str(e)
-
-
 # Collecting makes a few objects for each of 20,000 cases, none of which ends before the tests do:
 # walking them again and again finds nothing.
 gc.disable()
@@ -125,6 +115,6 @@ def pytest_collection_modifyitems(config, items):
         if left_out:
             config.hook.pytest_deselected(items=left_out)
     marked = [i for i in items if i.get_closest_marker("gpu")]
-    if marked and (reason := _no_gpu()):
+    if marked and (reason := no_gpu()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))

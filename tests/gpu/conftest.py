@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from tests.hardware import no_gpu
+
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
@@ -24,6 +26,20 @@ def pytest_runtest_makereport(item, call):
         os.write(2, f"{item.nodeid}: {call.excinfo.value}\n".encode())
         os._exit(1)
     return outcome
+
+
+class Unrun(pytest.Module):
+    """A file of tests where there is no GPU: it must load, and is skipped as one. Making its cases,
+    4,000 in all, and skipping each takes longer than many tests.
+    """
+
+    def collect(self):
+        assert self.obj
+        pytest.skip(no_gpu(), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Unrun.from_parent(parent, path=module_path) if no_gpu() else None
 
 
 def pytest_collection_modifyitems(items):
