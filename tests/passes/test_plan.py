@@ -134,6 +134,17 @@ def test_what_cannot_be_is_refused_with_a_way_out(options, words):
     assert caught.value.location is not None and caught.value.location.file.endswith("kernels.py")
 
 
+def one_dot(a, b, o):
+    tkc.store(o, (0, 0), tkc.dot(tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64))))
+
+
+def test_stages_of_a_program_without_a_loop():
+    """Two stages were said to be the most that fit shared memory, and the program was refused."""
+    kind = aligned(tkc.bfloat16, 2)
+    plan = planned(traced(one_dot, kind, kind, aligned(tkc.float32, 2)), "sm_90a", num_stages=4)
+    assert plan.roles != "one" and any("num_stages is not used" in d for d in plan.decisions)
+
+
 def test_candidates_are_legal_and_different():
     kind = aligned(tkc.bfloat16, 2)
     module, given = traced(matmul, kind, kind, kind, BM=128, BN=128, BK=32), context()

@@ -70,6 +70,7 @@ from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
+from tkc.passes.planning.rings import run_ahead
 from tkc.passes.planning.roles.multicast import has_small_accumulators
 
 Say = Callable[[str], None]
@@ -1037,6 +1038,15 @@ def _swept(program: Program) -> bool:
     return {0} in axes and {1} in axes
 
 
+def _rings(plan: Plan, program: Program) -> list[list[Operation]]:
+    """The loads of each ring that a producer fills."""
+    rings: dict[int, list[Operation]] = defaultdict(list)
+    for op, load in zip(program.loads, plan.loads, strict=False):
+        if load.ring >= 0:
+            rings[load.ring].append(op)
+    return list(rings.values())
+
+
 # ---- limits
 # --------------------------------------------------------------------------------------------------
 def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
@@ -1048,7 +1058,7 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
         found.append(f"num_stages = {plan.stages} is not a positive number")
     if plan.roles != "one":  # planning/hopper.py checks its own
         asked = context.options.num_stages
-        if asked and plan.stages < asked:
+        if asked and plan.stages < asked and any(run_ahead(_rings(plan, program))):
             found.append(
                 f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared"
                 f" memory; at most {plan.stages} stages do"

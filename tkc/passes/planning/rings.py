@@ -329,6 +329,16 @@ def stage_bytes(ring: list[tile.Load]) -> int:
     return sum(t.bytes for t in first.values())
 
 
+def run_ahead(rings: Sequence[Sequence[Operation]]) -> list[bool]:
+    """Of each ring of loads, whether it has as many stages as one likes: it is of a loop that no
+    other ring is inside of.
+    """
+    outer = {loop for ring in rings for loop in loops_of(ring[0])[1:]}
+    return [
+        isinstance(loop := ring[0].parent_op(), scf.ForOp) and loop not in outer for ring in rings
+    ]
+
+
 def stages_of(
     rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
 ) -> Stages:
@@ -340,11 +350,7 @@ def stages_of(
     """
     if asked == 1:
         return (), "num_stages = 1: a ring has two stages or more"
-    round_others = {loop for ring in rings for loop in loops_of(ring[0])[1:]}
-    inner = [
-        isinstance(loop := ring[0].parent_op(), scf.ForOp) and loop not in round_others
-        for ring in rings
-    ]
+    inner = run_ahead(rings)
     stages = [stage_bytes(ring) for ring in rings]
     for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
         for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):

@@ -14,7 +14,7 @@ from tkc.passes.analysis.mapped import unmapped
 from tkc.passes.planning.bodies import shape
 from tkc.passes.planning.gathers import loaded_by_consumers, why_by_consumers
 from tkc.passes.planning.operands import made_from, permuted, relaid_loads
-from tkc.passes.planning.rings import stage_bytes
+from tkc.passes.planning.rings import run_ahead, stage_bytes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
 from tkc.passes.planning.roles.memory import REDUCED_SHARED_BYTES, BlockMemory
@@ -177,6 +177,8 @@ def _of_memory(made: Decided) -> Iterator[str]:
     memory = made.memory
     for i, (n, ring) in enumerate(zip(memory.stages, made.loads.rings, strict=True)):
         yield f"ring {i}: {n} stages of {stage_bytes(ring)} bytes"
+    if made.request.options.num_stages and not any(run_ahead(made.loads.rings)):
+        yield "num_stages is not used: no loop has a load that can run ahead"
     if memory.reused:
         which = " and ".join(f"ring {made.loads.ring_of[load]}" for load in memory.reused)
         yield f"results are stored through the stages of {which}"
