@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from tkc.codegen.ptx import register_coalescing
 from tkc.fuzz.check import Failure, check, default_target, variants
+from tkc.fuzz.dot_productions import READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
@@ -20,14 +22,14 @@ MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
 
 
-def found(policy: str | None, seeds: Iterable[int]) -> Failure | None:
+def found(policy: str | None, seeds: Iterable[int], ptx: bool = False) -> Failure | None:
     """The first failure of a random kernel, compiled for its own target and run at the end of the
-    passes alone. policy: None, where the seed chooses it.
+    passes alone. policy: None, where the seed chooses it. ptx: read and run its PTX, too.
     """
     for seed in seeds:
         k = kernel(seed, policy, STATEMENTS if policy not in (None, "roles") else None)
         target = default_target(k)
-        chosen = [replace(v, each=False, ptx=False) for v in variants(k, target, False, None)]
+        chosen = [replace(v, each=False, ptx=ptx) for v in variants(k, target, False, None)]
         failures = [f for f in check(k, chosen=chosen) if f.kind != "refused"]
         if failures:
             return failures[0]
@@ -74,6 +76,13 @@ def test_copies_by_threads_behind_a_loop_wait_for_their_own_stage():
     its ring, and hung.
     """
     assert found("roles", [324]) is None
+
+
+def test_results_of_dots_that_ptxas_takes_for_each_other(monkeypatch):
+    """Dots took turns in registers that equal operations read, and ptxas dropped one of them."""
+    monkeypatch.setattr(register_coalescing, "read_alike", lambda left, right: False)
+    failure = found("roles", range(READ_ALIKE - 1, MOST_KERNELS, READ_ALIKE), ptx=True)
+    assert failure is not None and "ptxas would take" in failure.message
 
 
 def test_steps_below_zero(monkeypatch):

@@ -22,6 +22,8 @@ TYPES = (
     + ("float8_e4m3", "float8_e5m2", "float64", "int32")
 )
 MOST_PRODUCT = 64  # of two elements of operands in loops of dots
+FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # of a dot's results, numbers to multiply with
+READ_ALIKE = 10  # one kernel of so many has dots whose results are read alike
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -198,7 +200,9 @@ class DotWriter(ValueWriter):
         return self.let(text, t.dtype, t.shape, t.bound)
 
     def dot_loop(self) -> None:
-        """A loop of one dot, of several it accumulates, or of two with vector work between."""
+        """A loop of one dot, of several it accumulates, or of two with vector work between; or dots
+        without a loop.
+        """
         m, n, k = MOST_RESULTS, MOST_RESULTS, 0
         while m * n > MOST_RESULTS:
             m, n, k = map(self.pick, EXTENTS)
@@ -206,7 +210,9 @@ class DotWriter(ValueWriter):
         row, column = self.pick((f"p0 * {m}", "0")), self.pick((f"p0 * {n}", "0", "8"))
         loop = DotLoop(dtype, accumulator_of(dtype), (m, n, k), self.fresh("k"), column)
         form = self.pick(("sum", "sum", "partial", "computed", "before", "several", "chain"))
-        if self.chance(0.25):
+        if self.seed % READ_ALIKE == READ_ALIKE - 1:  # no draw: others stay what they were
+            self._dots_read_alike(loop, row)
+        elif self.chance(0.25):
             self._loop_of_late_dots(loop, row)
         else:
             self._loop_of_early_dots(loop, row, form)
@@ -257,6 +263,22 @@ class DotWriter(ValueWriter):
         self.leave(saved)
         self._results_of(loop, results, [q], 8)
 
+    def _dots_read_alike(self, loop: DotLoop, row: str) -> None:
+        """Dots that begin with nothing, of operands that threads have computed, each of what an
+        operation has made of the one before, and the operation is the same for all.
+        """
+        (m, _, k), dtype, total = loop.shape, loop.dtype, loop.total
+        left = self.changed(self.operand(dtype, m, k, row, "0"))
+        rights = [
+            self.changed(self.operand(dtype, k, k, "0", "0")) for _ in range(self.pick((2, 2, 3)))
+        ]
+        below = f"tkc.arange({m})[:, None] >= tkc.arange({k})[None, :]"
+        text = self.pick(("{0} % 4", f"tkc.where({below}, {{0}} % 3, 0)", FEW))
+        for right in rights:
+            dot = self.let(f"tkc.dot({left.name}, {right.name})", total, (m, k), MOST_PRODUCT * k)
+            few = self.let(text.format(dot.name), total, (m, k), 4)
+            left = self.to(few, dtype)
+
     def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> None:
         """Dots of operands that do not depend on each other."""
         m, n, k = loop.shape
@@ -279,17 +301,16 @@ class DotWriter(ValueWriter):
     def _late_dots(self, loop: DotLoop, q: Tile, acc: Tile, count: Tile | None = None) -> None:
         """Two or three dots of an iteration, each with a left operand made of the one before."""
         (m, n, k), total, i = loop.shape, loop.total, loop.index
-        between = "tkc.minimum(tkc.maximum({0}, -3), 3)"
 
         def product() -> Tile:
             right = self.operand(loop.dtype, k, k, "0", i)
             return self.let(f"tkc.dot({q.name}, {right.name})", total, (m, k), MOST_PRODUCT * k)
 
         if self.chance(0.3):
-            few = self.let(between.format(product().name), total, (m, k), 4)
+            few = self.let(FEW.format(product().name), total, (m, k), 4)
             q = self.to(few, loop.dtype)
         causal = f"(tkc.arange({m})[:, None] >= {i} + tkc.arange({k})[None, :])"
-        text = self.pick((between, "{0} % 4", f"tkc.where({causal}, {{0}} % 3, 0)"))
+        text = self.pick((FEW, "{0} % 4", f"tkc.where({causal}, {{0}} % 3, 0)"))
         few = self.let(text.format(product().name), total, (m, k), 4)
         if count:
             self.line(f"{count.name} = {count.name} + tkc.sum({few.name}, axis=1)")
