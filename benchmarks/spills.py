@@ -1,6 +1,7 @@
 """Which kernels spill: `python -m benchmarks.spills` assembles the kernels of the library, of the
-examples and of the tests of the passes for every GPU, and lists those of which ptxas puts registers
-into local memory, with another number of warps or stages that does not, where there is one.
+examples and of the tests of the passes for every GPU, each with the blocks that the library chooses
+for it, and lists those of which ptxas puts registers into local memory, with another number of
+warps or stages that does not, where there is one.
 
     --only TEXT     kernels whose name contains it
     --seconds N     begin no kernel after so long
@@ -45,11 +46,11 @@ class Spill:
         return f"| {self.name} | {self.target} | {self.registers} | {self.stored} | {instead} |"
 
 
-def _launched(call: Callable[[], object]) -> Iterator[tuple[str, Assemble]]:
-    """The kernels that a function launches, of whichever arguments."""
+def _launched(call: Callable[[], object], target: str) -> Iterator[tuple[str, Assemble]]:
+    """The kernels that a function launches on a GPU, of whichever arguments."""
     from tests.kernels.checks import launches
 
-    with launches() as found:
+    with launches(target) as found:
         call()
     for i, (kernel, args, kwargs) in enumerate(found):
         yield str(i), _compiling(kernel, args, kwargs)
@@ -79,8 +80,8 @@ def _of_passes(case) -> Assemble:  # noqa: ANN001
     return assemble
 
 
-def kernels() -> Iterator[tuple[str, Assemble]]:
-    """All kernels by name."""
+def kernels(target: str) -> Iterator[tuple[str, Assemble]]:
+    """All kernels of a GPU by name."""
     import numpy as np
 
     from benchmarks.harness import example
@@ -89,7 +90,7 @@ def kernels() -> Iterator[tuple[str, Assemble]]:
 
     np.random.seed(0)
     for name, call in library().items():
-        for i, assemble in _launched(lambda c=call: c(numbers)):
+        for i, assemble in _launched(lambda c=call: c(numbers), target):
             yield f"kernels.{name} {i}", assemble
     for name in examples("cpu"):
         for i, (kernel, arguments, _) in enumerate(example(name).kernels()):
@@ -125,8 +126,10 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp()
     began, count, found = time.monotonic(), 0, list[Spill]()
-    for name, assemble in kernels():
-        for target in TARGETS if given.only in name else ():
+    for target in TARGETS:
+        for name, assemble in kernels(target):
+            if given.only not in name:
+                continue
             if time.monotonic() - began > given.seconds:
                 break
             if (made := _tried(assemble, target, {})) is None:

@@ -51,10 +51,14 @@ def close(got, want, dtype: str | None = None, ulps: float = 4) -> None:
 
 
 @contextmanager
-def launches():
-    """Collects the (kernel, arguments, options) that are launched, and launches nothing."""
+def launches(target: str | None = None):
+    """Collects the (kernel, arguments, options) that are launched, and launches nothing. target:
+    what blocks are chosen for, the CPU if None.
+    """
     found = []
-    with tkc.handed(lambda kernel, grid, args, kwargs: found.append((kernel, args, kwargs))):
+    with tkc.handed(
+        lambda kernel, grid, args, kwargs: found.append((kernel, args, kwargs)), target
+    ):
         yield found
 
 
