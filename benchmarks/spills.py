@@ -3,7 +3,7 @@ examples and of the tests of the passes for every GPU, each with the blocks that
 for it, and lists those of which ptxas puts registers into local memory, with another number of
 warps or stages that does not, where there is one.
 
-    --only TEXT     kernels whose name contains it
+    --only TEXT     kernels of the calls, examples and cases whose names contain it
     --seconds N     begin no kernel after so long
     --out FILE      the list as a table of Markdown (benchmarks/results/spills.md)
 """
@@ -80,8 +80,8 @@ def _of_passes(case) -> Assemble:  # noqa: ANN001
     return assemble
 
 
-def kernels(target: str) -> Iterator[tuple[str, Assemble]]:
-    """All kernels of a GPU by name."""
+def kernels(target: str, only: str) -> Iterator[tuple[str, Assemble]]:
+    """The kernels of a GPU by name, of what has a text in its name."""
     import numpy as np
 
     from benchmarks.harness import example
@@ -90,13 +90,16 @@ def kernels(target: str) -> Iterator[tuple[str, Assemble]]:
 
     np.random.seed(0)
     for name, call in library().items():
-        for i, assemble in _launched(lambda c=call: c(numbers), target):
-            yield f"kernels.{name} {i}", assemble
+        if only in f"kernels.{name}":
+            for i, assemble in _launched(lambda c=call: c(numbers), target):
+                yield f"kernels.{name} {i}", assemble
     for name in examples("cpu"):
-        for i, (kernel, arguments, _) in enumerate(example(name).kernels()):
-            yield f"examples/{name} {i}", _compiling(kernel, (), arguments)
+        if only in f"examples/{name}":
+            for i, (kernel, arguments, _) in enumerate(example(name).kernels()):
+                yield f"examples/{name} {i}", _compiling(kernel, (), arguments)
     for name, case in pass_kernels.CASES.items():
-        yield f"tests/passes {name}", _of_passes(case)
+        if only in f"tests/passes {name}":
+            yield f"tests/passes {name}", _of_passes(case)
 
 
 def _tried(assemble: Assemble, target: str, options: dict[str, int]) -> tuple[int, int] | None:
@@ -127,9 +130,7 @@ def main() -> None:
     os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp()
     began, count, found = time.monotonic(), 0, list[Spill]()
     for target in TARGETS:
-        for name, assemble in kernels(target):
-            if given.only not in name:
-                continue
+        for name, assemble in kernels(target, given.only):
             if time.monotonic() - began > given.seconds:
                 break
             if (made := _tried(assemble, target, {})) is None:
