@@ -119,6 +119,7 @@ DANGERS = (
     "_is_written",
     "_meet",
     "_overlap",
+    "may_lie_before",
     "meets",
 )
 LARGEST_NUMBER = 2  # greater ones are sizes
@@ -241,9 +242,12 @@ def _is_guard(node: ast.expr) -> bool:
 
 def _refuses(body: list[ast.stmt], returns: str) -> bool:
     """Whether the suite of an `if` refuses. returns: the annotation of the function: where 0 is one
-    answer among others, it is no refusal, nor is the end of a function that gives nothing.
+    answer among others, it is no refusal, nor is the end of a function that gives nothing, nor that
+    there is no reason.
     """
     if len(body) != 1:
+        return False
+    if isinstance(body[0], ast.Return) and ast.unparse(body[0]) == "return ''":
         return False
     if isinstance(body[0], ast.Return) and body[0].value is None and returns == "None":
         return False
@@ -315,9 +319,14 @@ class _Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
+    def _is_refusal(self, node: ast.If) -> bool:
+        if self.functions[-1] in DANGERS:
+            return len(node.body) == 1 and ast.unparse(node.body[0]) == "return True"
+        return node not in self.skips and _refuses(node.body, self.returns[-1])
+
     def visit_If(self, node: ast.If) -> ast.If:
         self.generic_visit(node)
-        if node not in self.skips and _refuses(node.body, self.returns[-1]):
+        if self._is_refusal(node):
             node.test = self._operands(node.test, ast.Or, True)
         return node
 

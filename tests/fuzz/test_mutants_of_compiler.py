@@ -48,6 +48,22 @@ def movable(stores):
     return found
 
 
+def reason(op) -> str:
+    if op.is_load:
+        return ""
+    if op.is_volatile:
+        return "it is volatile"
+    return ""
+
+
+def _meet(a, b):
+    if a is b or a == b:
+        return True
+    if a < b:
+        return False
+    return b.is_load
+
+
 def other(op):
     if isinstance(op, int):
         return None
@@ -79,6 +95,9 @@ def test_sites_are_conditions_that_refuse(sites):
         ("store in op", True),
         ("op.is_load", False),
         ("store.is_volatile", True),
+        ("op.is_volatile", True),
+        ("a == b", True),
+        ("b.is_load", True),
     ]
 
 

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.language.kernels import array as described_by
 from tests.language.kernels import traced
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.analysis import mapped
 from tkc.passes.analysis.mapped import unmapped
+from tkc.passes.planning.gathers import uncopied
 
 
 def block(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
@@ -233,3 +235,66 @@ def test_a_later_negative_number_is_compiled_anew(target, monkeypatch):
         at = 128 + row, 128 + column * 16
         whole[at[0] : at[0] + 64, at[1] : at[1] + 64] = block
         np.testing.assert_array_equal(o, whole[128:384, 128:256])
+
+
+def filled(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    inside = tkc.arange(ROWS)[:, None] < 5
+    tkc.store(o, (0, 0), tkc.load(x, (0, 0), (ROWS, COLUMNS), mask=inside, other=1))
+
+
+def masked(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    inside = tkc.arange(ROWS)[:, None] < 5
+    tkc.store(o, (0, 0), tkc.load(x, (0, 0), (ROWS, COLUMNS), mask=inside))
+
+
+def masked_by_sums(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    sums = tkc.sum(tkc.load(o, (0, 0), (ROWS, COLUMNS)), axis=1)
+    inside = (sums > 0)[:, None]
+    tkc.store(o, (0, 0), tkc.load(x, (0, 0), (ROWS, COLUMNS), mask=inside))
+
+
+def listed(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    sums = tkc.sum(tkc.load(o, (0, 0), (ROWS, COLUMNS)), axis=1).to(tkc.int32)
+    tkc.store(o, (0, 0), tkc.load(x, (sums, 0), (ROWS, COLUMNS)))
+
+
+@pytest.mark.parametrize(
+    "fn, columns, array, why",
+    [
+        (masked, 64, described(16, 8), ""),
+        (scattered, 64, described(16, 8), ""),
+        (masked, 64, described(4, 2), ""),
+        (filled, 64, described(16, 8), "is not zero"),
+        (masked_by_sums, 64, described(16, 8), "tiles that other threads have parts of"),
+        (listed, 64, described(16, 8), "tiles that other threads have parts of"),
+        (masked, 64, described(16, 8, None), "neither rows nor columns"),
+        (column, 64, described(16, 8), "neither rows nor columns"),
+        (masked, 8, described(16, 8), "narrower than a swizzle"),
+        (masked, 64, described(2, 8), "multiples of 4 bytes"),
+        (masked, 64, described(16, 1), "multiples of 4 bytes"),
+    ],
+)
+def test_what_threads_of_another_role_copy(fn, columns, array, why):
+    module = traced(fn, array, described(16, 8), ROWS=64, COLUMNS=columns)
+    *_, load = (op for op in module.walk() if isinstance(op, tile.Load))
+    reason = uncopied(load)
+    assert (why in reason) if why else not reason, reason
+
+
+@pytest.mark.parametrize(
+    "shape, strides, why",
+    [
+        ((None, None), (8, 1), ""),
+        ((0, None), (8, 1), "an empty array"),
+        ((None, None), (0, 1), "a stride that is 0 or negative"),
+        ((None, None), (-8, 1), "a stride that is 0 or negative"),
+        ((1, None), (0, 1), ""),
+        ((None, None), (12, 1), "multiples of 16 bytes"),
+    ],
+)
+def test_strides_of_a_map(shape, strides, why):
+    x = described_by(tkc.float16, 2, shape=shape, strides=strides)
+    module = traced(block, x, described(16, 8), ROWS=64, COLUMNS=64)
+    (load,) = [op for op in module.walk() if isinstance(op, tile.Load)]
+    reason = unmapped(load)
+    assert (why in reason) if why else not reason, reason
