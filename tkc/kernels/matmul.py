@@ -24,7 +24,7 @@ import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.operator import operator
-from tkc.kernels.tiles import Product, tiles
+from tkc.kernels.tiles import Product, Tile, tiles
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = MappingProxyType(
@@ -98,7 +98,7 @@ ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
 def _configs(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product: one for the CPU, those of which the model takes its choice on a GPU."""
     if target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args):
-        return _on_wgmma(args, target)
+        return on_wgmma(args, target)
     return _by_rule(args)
 
 
@@ -110,11 +110,18 @@ def _fits_tensor_cores(args: dict) -> bool:
     )
 
 
-def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
-    """The tiles that a closed form puts first."""
+def product_of(args: dict) -> Product:
+    """What a product of two matrices or of batches computes."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
     of_a, of_b = (strides_of(args[name])[-2:] for name in ("a", "b"))
-    product = Product(m, n, k, prod(batch), of_b[-1] == 1, (2 * max(of_a), 2 * max(of_b)))
+    return Product(m, n, k, prod(batch), of_b[-1] == 1, (2 * max(of_a), 2 * max(of_b)))
+
+
+def on_wgmma(
+    args: dict, target: str, allowed: Callable[[Tile], bool] = lambda tile: True
+) -> list[tkc.Config]:
+    """The tiles that a closed form puts first, of those that are allowed."""
+    m, product = args["c"].shape[-2], product_of(args)
     # b is read once, where few blocks have all rows, which stand side by side: where not all fits
     # the cache anyway, it need not displace what others have there
     once = len(args["b"].shape) == len(args["c"].shape)
@@ -126,7 +133,7 @@ def _on_wgmma(args: dict, target: str) -> list[tkc.Config]:
             **back,
             **({"retain": True} if once and m <= BESIDE * tile.rows else {}),
         )
-        for tile in tiles(product, target, TILES_RANKED)
+        for tile in tiles(product, target, TILES_RANKED, allowed)
     ]
 
 

@@ -2,6 +2,7 @@
 closed form from the device's numbers, the best few kept for the compiler's model to choose among.
 
     tiles(Product(4096, 4096, 4096, 1, True, (8192, 8192)), "sm_90a", 12)   Tile(128, 256, …), …
+    nanoseconds(product, tile, tkc.target("sm_90a"))                        what they are ranked by
 
 One number for each: the time of the busiest multiprocessor, at the clock that power allows,
 
@@ -13,7 +14,7 @@ other, and so are few programs that share k (`split_k`, or `stream_k` in the las
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd, log2, prod
 from typing import Any
@@ -127,14 +128,16 @@ class Product:
         return ceil(ceil(self.m / tile.rows) / across) * across * columns * self.batches
 
 
-def tiles(product: Product, target: str, count: int) -> list[Tile]:
-    """The `count` tiles that the estimate puts first, on a target whose tensor cores take operands
-    from shared memory (wgmma).
+def tiles(
+    product: Product, target: str, count: int, allowed: Callable[[Tile], bool] = lambda tile: True
+) -> list[Tile]:
+    """Of the tiles that are allowed the `count` that the estimate puts first, on a target whose
+    tensor cores take operands from shared memory (wgmma).
     """
     machine = tkc.target(target)
     ranked = sorted(
-        _legal(product, machine),
-        key=lambda tile: (_nanoseconds(product, tile, machine), repr(tile)),
+        filter(allowed, _legal(product, machine)),
+        key=lambda tile: (nanoseconds(product, tile, machine), repr(tile)),
     )
     return ranked[:count]
 
@@ -214,8 +217,8 @@ def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
                 yield replace(tile, stream_k=parts)
 
 
-def _nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
-    """Of the busiest multiprocessor."""
+def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
+    """The estimate: of the busiest multiprocessor."""
     costs, places = machine.costs, machine.clustered(prod(tile.cluster))
     programs = product.programs(tile) * tile.split_k
     waves, parts = _waves(product, tile, programs, places)

@@ -13,9 +13,11 @@ as they are, and up to the uses of the accumulator, where they choose registers:
 
 from __future__ import annotations
 
+import itertools
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.plan import number_of
@@ -39,25 +41,54 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def _swap(dot: tile.Dot) -> None:
-    """A dot whose accumulator only goes round its loop and starts from zero."""
-    loop, acc = parent_of(dot, scf.ForOp), dot.acc
-    body, index, count = loop.body.block, index_of(acc) - 1, len(loop.iter_args)
-    zero = before(loop, tile.Constant(0, _transposed_type(tile_type(dot.result)))).result
-    loop = rebuild_for(loop, range(count), [zero])
-    carried = body.args[-1]
-    carried.name_hint = acc.name_hint
-    left, right = transposed(dot.b, dot), transposed(dot.a, dot)
-    new = tile.Dot(left, right, carried, dot.precision.data)
+    """A dot whose accumulator only goes round its loop, and may go round those about it."""
+    loop, index = parent_of(dot, scf.ForOp), index_of(dot.acc) - 1
+    carriers = _carriers(loop, index)
+    for i, (outer, at) in reversed([*enumerate(carriers)]):
+        is_outermost = i == len(carriers) - 1
+        start = transposed(outer.iter_args[at], outer) if is_outermost else around.args[-1]
+        carriers[i] = rebuild_for(outer, range(len(outer.iter_args)), [start]), at
+        around = carriers[i][0].body.block
+        around.args[-1].name_hint = around.args[1 + at].name_hint
+    new = tile.Dot(
+        transposed(dot.b, dot), transposed(dot.a, dot), around.args[-1], dot.precision.data
+    )
     new.attributes |= dot.attributes
     before(dot, new)
+    _yield_also(around, index, new.result)
+    erase(dot)
+    for (inner, _), (outer, at) in itertools.pairwise(carriers):
+        _yield_also(outer.body.block, at, inner.results[-1])
+    outermost, index = carriers[-1]
+    whole = after(outermost, tile.Transpose(outermost.results[-1], (1, 0))).result
+    outermost.results[index].replace_all_uses_with(whole)
+    for inner, at in carriers:  # nothing uses what each carried before, or what it gave
+        rebuild_for(inner, [i for i in range(len(inner.results)) if i != at])
+
+
+def _carriers(loop: scf.ForOp, index: int) -> list[tuple[scf.ForOp, int]]:
+    """The loops that carry a sum, each with its number among those carried, from the inside."""
+    carriers = [(loop, index)]
+    while isinstance(outer := loop.parent_op(), scf.ForOp):
+        start, body = loop.iter_args[index], outer.body.block
+        if not isinstance(start, BlockArgument) or start.block is not body or start.index == 0:
+            break
+        given = loop.results[index]
+        if not (start.has_one_use() and given.has_one_use()):
+            break
+        if terminator_of(body).operands[start.index - 1] is not given:
+            break
+        loop, index = outer, start.index - 1
+        carriers.append((loop, index))
+    return carriers
+
+
+def _yield_also(body: Block, index: int, value: SSAValue) -> None:
+    """Also yields `value`, and what is carried at `index` as it came."""
     end = terminator_of(body)
     yielded = list(end.operands)
     yielded[index] = body.args[1 + index]
-    end.operands = [*yielded, new.result]
-    erase(dot)
-    whole = after(loop, tile.Transpose(loop.results[-1], (1, 0))).result
-    loop.results[index].replace_all_uses_with(whole)
-    rebuild_for(loop, [i for i in range(count + 1) if i != index])
+    end.operands = [*yielded, value]
 
 
 def _transposed_type(t: TileType) -> TileType:

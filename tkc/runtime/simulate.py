@@ -135,7 +135,7 @@ def rank_launches(
 
     for rank in range(world):
         launches.append([])
-        with handed(take):
+        with handed(take, target=target):
             results.append(run(rank))
     return results, launches, alive
 

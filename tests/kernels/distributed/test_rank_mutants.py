@@ -10,7 +10,7 @@ import pytest
 
 import tkc
 from tests.kernels.distributed import waiting
-from tkc.kernels.distributed import exchange
+from tkc.kernels.distributed import exchange, pieces
 from tkc.kernels.distributed.groups import beside
 from tkc.runtime.simulate import rank_launches
 from tkc.sim import ranks
@@ -108,15 +108,19 @@ def test_nothing_is_found_in_it(made):
     assert {verdict(made, seed) for seed in SEEDS} == {"clean"}
 
 
-def missed(made, launches, number):
-    """(how many mutants of rank 0's launch there are, which of them nothing finds)"""
-    original, count, found = launches(made)[0][0][number].module, 0, []
+def missed(made, launches, number, stream=0, among=None):
+    """(how many mutants of a launch of a stream there are, or of those among them, which of them
+    nothing finds)
+    """
+    original, count, found = launches(made)[0][stream][number].module, 0, []
     for place in places(original):
         fence = place.operator == "drop" and "fence async_global" in place.label
         if place.operator not in OPERATORS and not fence:
             continue
+        if among is not None and place.label not in among:
+            continue
         count += 1
-        changed = 0, number, mutated(original, place)
+        changed = stream, number, mutated(original, place)
         if all(verdict(made, seed, changed, launches) == "clean" for seed in SEEDS):
             found.append(place.label)
     return count, found
@@ -149,3 +153,66 @@ def test_every_mutant_of_an_exchange_is_found(made, name):
     number, least, equivalent = EXCHANGED[name]
     count, found = missed(made, exchanges, number)
     assert count >= least and set(found) <= set(equivalent), (count, found)
+
+
+def turns_of_pieces(made):
+    """Two ranks give one another rows in pieces, and multiply them, in each of two turns."""
+    groups, rng = beside(W), np.random.default_rng(0)
+    a = [rng.normal(size=(TURNS, ROWS, 2 * K)).astype(BF16) for _ in range(W)]
+    w = rng.normal(size=(2 * K, N)).astype(BF16)
+    y = [np.zeros((TURNS, W * ROWS, N), BF16) for _ in range(W)]
+
+    def run(r):
+        for turn in range(TURNS):
+            pieces.product_of_pieces(a[r][turn], w, y[r][turn], groups[r])
+
+    _, found, alive = rank_launches(W, run, "sm_90a", made)
+    want = np.concatenate(a, 1).astype(float) @ w.astype(float)
+    return found, y, [want] * W, (alive, groups)
+
+
+def pieces_beside(made):
+    """The first turn, each rank's rows given beside the product that reads them: what gives and
+    what multiplies are streams of their own, as on a GPU.
+    """
+    found, y, want, alive = turns_of_pieces(made)
+    begin, give, product = zip(*(launches[:3] for launches in found), strict=True)
+    for launch in begin:
+        launch.arguments[0][:] = 1  # the turn
+    streams = [[launch] for launch in (*product, *give)]
+    return streams, [one[0] for one in y], [one[0] for one in want], alive
+
+
+ROWS = 40  # of a rank
+# by launch of rank 0, which is its stream beside others too: how many mutants there are at least,
+# and those that leave a program right: of two signals one behind the other, all threads have met at
+# the first one; consumers, who copy nothing, have waited where their copies have come
+PIECES = {
+    "give": (1, W, 8, {"alone: atomic, 2"}),
+    "product": (
+        2,
+        0,
+        8,
+        {"no wait: scf.while in consumer", "relaxed: load_pointers in consumer"},
+    ),
+}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    for name, value in {"GIVERS": 2, "GIVER_WARPS": 4, "MIN_PIECE": K}.items():
+        monkeypatch.setattr(pieces, name, value)
+
+
+@pytest.mark.parametrize("launches", [pieces_beside, turns_of_pieces])
+def test_nothing_is_found_in_pieces(made, small_pieces, launches):
+    assert {verdict(made, seed, launches=launches) for seed in SEEDS} == {"clean"}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_every_mutant_of_pieces_is_found(made, small_pieces, name):
+    number, stream, least, equivalent = PIECES[name]
+    count, left = missed(made, pieces_beside, 0, stream)
+    # a number that grows while another turn waits for it
+    _, found = missed(made, turns_of_pieces, number, 0, left)
+    assert count >= least and set(found) <= equivalent, (count, found)

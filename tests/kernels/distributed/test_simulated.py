@@ -10,6 +10,7 @@ import pytest
 import tkc
 from tests.kernels.distributed.test_ranks import attended, close, each, exact, positions
 from tkc.kernels import distributed
+from tkc.kernels.distributed import pieces
 from tkc.kernels.distributed.groups import beside
 
 BF16 = ml_dtypes.bfloat16
@@ -38,6 +39,33 @@ def test_all_gather_matmul():
     for r, calls in enumerate(found):
         for y in calls:
             close(y, exact(np.concatenate(a)) @ exact(w[r]), BF16)
+
+
+@pytest.mark.parametrize("rows", [40, 64])
+def test_all_gather_matmul_in_pieces(rows, monkeypatch):
+    """Blocks with rows of both ranks, and a last piece that is not whole; memory used again."""
+    for name, value in {"GIVERS": 2, "GIVER_WARPS": 4, "MIN_PIECE": 64}.items():
+        monkeypatch.setattr(pieces, name, value)
+    a, w = each(2, (rows, 136), BF16), each(2, (136, 64), BF16, 1)
+    launched = []
+    monkeypatch.setattr(pieces, "product_of_pieces", seen(pieces.product_of_pieces, launched))
+    found = simulated(
+        2, lambda g: [distributed.all_gather_matmul(a[g.rank], w[g.rank], g) for _ in range(3)]
+    )
+    assert len(launched) == 6
+    for r, calls in enumerate(found):
+        for y in calls:
+            close(y, exact(np.concatenate(a)) @ exact(w[r]), BF16)
+
+
+def seen(function, calls):
+    """The function, which tells of its calls."""
+
+    def call(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    return call
 
 
 def test_matmul_reduce_scatter():

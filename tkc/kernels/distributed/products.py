@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import tkc
-from tkc.kernels.distributed import exchange
+from tkc.kernels.distributed import exchange, pieces
 from tkc.kernels.distributed.collectives import all_gather
 from tkc.kernels.distributed.groups import Group
 from tkc.kernels.matmul import matmul
@@ -41,6 +41,10 @@ def all_gather_matmul(a: Any, w: Any, group: Group) -> Any:
     """
     (m, k), n, me = a.shape, w.shape[1], group.rank
     _check_product(a, w, "all_gather_matmul")
+    if pieces.pay(a, w, group):
+        y = group.empty((group.world * m, n), a.dtype)
+        pieces.product_of_pieces(a, w, y, group)
+        return y
     y = group.empty((group.world, m, n), a.dtype)
     if m * k:
         memory = exchange.begun(group, "all_gather_matmul", m * k, a.dtype)
