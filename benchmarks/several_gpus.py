@@ -2,8 +2,10 @@
 
     python -m benchmarks.several_gpus [--quick] [--out DIR] [--limit SECONDS] [PART...]
 
-Times are medians of calls, each between two CUDA events, queued behind a sleeping kernel so that
-the host is not measured; of two ranks, the slower one's. A part that hangs costs itself alone.
+A round's time is the median of calls, each between two CUDA events, queued behind a sleeping
+kernel so that the host is not measured; of two ranks, the slower one's. Rounds go through all
+contenders in shuffled order; tables have the median of rounds and their quartiles. What the library
+does is the first of ours, others are variants. A part that hangs costs itself alone.
 Tables are printed at the end and written to DIR/several_gpus.txt, figures to several_gpus.jsonl.
 Every result of ours is compared with the rivals' before it is timed. Multicast stays off.
 """
@@ -14,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -24,8 +27,9 @@ from benchmarks import ranks
 
 PARTS = ("all_reduce", "collectives", "gather_product", "product_scatter", "dispatch", "ring")
 EACH = 55.0  # seconds of a part, compilation too
-QUICK = 10, 2  # calls that are timed, and before them
-FULL = 20, 3
+QUICK = 5, 6  # rounds, and calls of one that are timed
+FULL = 11, 10
+WARM = 2  # calls before them
 GATHERED = {"mlp up": (8192, 14336), "qkv": (8192, 5120)}  # K, N of a rank: Llama 70B on two
 SUMMED = {"mlp down": (14336, 8192), "out": (4096, 8192)}
 ROWS = (512, 2048, 8192)
@@ -48,7 +52,7 @@ class Race:
         dist.init_process_group("nccl", device_id=self.device)
         self.torch, self.dist, self.symmetric, self.tkc = torch, dist, symmetric, distributed
         self.group, self.name = distributed.group_of_torch(), dist.group.WORLD.group_name
-        self.calls, self.warm = QUICK if os.environ["RACES_QUICK"] == "1" else FULL
+        self.rounds, self.calls = QUICK if os.environ["RACES_QUICK"] == "1" else FULL
         self.meetings = 0
 
     def agree(self, failed: bool) -> bool:
@@ -73,7 +77,7 @@ class Race:
     def microseconds(self, call: Callable[[], Any]) -> float:
         """The median time of a call, of the slower rank."""
         torch = self.torch
-        for _ in range(self.warm):
+        for _ in range(WARM):
             call()
         self.meet()
         events = [torch.cuda.Event(enable_timing=True) for _ in range(self.calls + 1)]
@@ -102,37 +106,50 @@ class Race:
         **figures: float,
     ) -> None:
         """Times all, ours and rivals, and writes a row of a part's table. want: the result that
-        ours has to have; where one has not, its error stands in place of the time. bounds: parts of
-        the work alone, none of which can be beaten by the whole.
+        ours has to have; where one has not, its error stands in place of the times. bounds: parts
+        of the work alone, none of which can be beaten by the whole.
         """
         line: dict[str, Any] = {"part": part, "what": what}
-        for kind, calls, right in (
-            ("rivals", rivals, None),
-            ("ours", ours, want),
-            ("bounds", bounds or {}, None),
-        ):
+        calls: dict[tuple[str, str], Callable[[], Any]] = {}
+        for kind, of in ("rivals", rivals), ("ours", ours), ("bounds", bounds or {}):
             line[kind] = {}
-            for name, call in calls.items():
+            for name, call in of.items():
                 # told before it is begun: the last line before a hang says what hung
                 if self.rank == 0:
                     print(f"   {part}, {what}: {kind}, {name}", flush=True)
-                line[kind][name] = self._timed(call, right)
+                line[kind][name] = wrong = self._wrong(call, want if kind == "ours" else None)
+                if not wrong:
+                    calls[kind, name] = call
+        for (kind, name), times in self._rounds(calls).items():
+            line[kind][name] = [statistics.median(times), *statistics.quantiles(times, n=4)[::2]]
         if self.rank == 0:
             line |= figures
             with open(os.environ["RACES_FILE"], "a") as file:
                 file.write(json.dumps(line) + "\n")
             print(shown(line), flush=True)
 
-    def _timed(self, call: Callable[[], Any], want: Any) -> float | str:
+    def _wrong(self, call: Callable[[], Any], want: Any) -> str:
+        """What is wrong with a call on any rank; empty if nothing is."""
         wrong = ""
         try:
-            if want is not None and not (error := self._error(call(), want)) < 2e-2:
+            got = call()
+            if want is not None and not (error := self._error(got, want)) < 2e-2:
                 wrong = f"WRONG, error {error:.1e}"
         except Exception as caught:  # of one contender: the others go on
             wrong = f"{type(caught).__name__}: {str(caught)[:120]}"
-        if self.agree(bool(wrong)):
-            return wrong or "failed on another rank"
-        return self.microseconds(call)
+        return (wrong or "failed on another rank") if self.agree(bool(wrong)) else ""
+
+    def _rounds(
+        self, calls: dict[tuple[str, str], Callable[[], Any]]
+    ) -> dict[tuple[str, str], list[float]]:
+        """The times of all rounds, of each call."""
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+        for number in range(self.rounds):
+            order = list(calls)
+            random.Random(number).shuffle(order)  # alike on all ranks
+            for key in order:
+                times[key].append(self.microseconds(calls[key]))
+        return times
 
     def _error(self, got: Any, want: Any) -> float:
         got, want = got.double().reshape(-1), want.double().reshape(-1)
@@ -157,8 +174,10 @@ def all_reduce(r: Race) -> None:
         r.dist.all_reduce(want)
         room[:n].copy_(x)
         ours = {
-            f"{shots} shot": lambda s=shots, x=x: r.tkc.all_reduce(x, r.group, s)
-            for shots in (1, 2)
+            "tkc" if shots is None else f"{shots} shots": lambda s=shots, x=x: r.tkc.all_reduce(
+                x, r.group, s
+            )
+            for shots in (None, 2)
         }
         rivals = {
             "nccl": lambda x=own: r.dist.all_reduce(x),
@@ -369,28 +388,35 @@ def shown(line: dict[str, Any]) -> str:
     """A row: ours, the best rival's, their ratio, and what was asked for."""
 
     def times(of: dict[str, Any]) -> str:
-        said = (f"{t:.1f}" if isinstance(t, float) else f"[{t}]" for t in of.values())
-        return "  ".join(f"{name} {t}" for name, t in zip(of, said, strict=True))
+        return "  ".join(f"{name} {_figure(t)}" for name, t in of.items())
 
-    ours, best = (least(line[of]) for of in ("ours", "rivals"))
+    (ours, *_), best = (list(map(_median, line[of].values())) for of in ("ours", "rivals"))
+    rival = min((t for t in best if not math.isnan(t)), default=math.nan)
     said = f"  {line['what']:<32} ours: {times(line['ours'])} | rivals: {times(line['rivals'])}"
-    said += f" | ours / best rival {ours / best:.3f}"
+    said += f" | ours / best rival {ours / rival:.3f}"
     if "must" in line:
-        said += f" (must {line['must']}: {'met' if ours <= line['must'] * best else 'MISSED'})"
+        said += f" (must {line['must']}: {'met' if ours <= line['must'] * rival else 'MISSED'})"
     if bounds := line.get("bounds"):
         said += f" | bounds: {times(bounds)}"
-        greatest = max((t for t in bounds.values() if isinstance(t, float)), default=math.nan)
+        greatest = max((_median(t) for t in bounds.values()), default=math.nan)
         said += f" | greatest bound / ours {greatest / ours:.3f}"
     return said
 
 
-def least(times: dict[str, Any]) -> float:
-    return min((t for t in times.values() if isinstance(t, float)), default=math.nan)
+def _figure(times: Any) -> str:
+    if isinstance(times, str):
+        return f"[{times}]"
+    median, low, high = times
+    return f"{median:.1f} ({low:.1f}-{high:.1f})"
+
+
+def _median(times: Any) -> float:
+    return math.nan if isinstance(times, str) else float(times[0])
 
 
 def table(lines: list[dict[str, Any]], became: dict[str, str]) -> str:
     """All parts' rows, in microseconds."""
-    said = ["== two GPUs, bf16, microseconds: medians, the slower rank's"]
+    said = ["== two GPUs, bf16, microseconds: medians and quartiles, the slower rank's"]
     for part, what in became.items():
         said.append(f"{part}: {what if what != 'right' else 'ran'}")
         said += [shown(line) for line in lines if line["part"] == part]

@@ -220,8 +220,9 @@ def test_one_file_knows_the_driver():
     assert importers("cuda") == ["runtime/driver.py"]
 
 
-def test_two_files_know_torch_and_none_another_framework():
-    assert importers("torch") == ["kernels/distributed/torch_group.py", "kernels/torch_ops.py"]
+def test_three_files_know_torch_and_none_another_framework():
+    of_ranks = [f"kernels/distributed/torch_{name}.py" for name in ("group", "ops")]
+    assert importers("torch") == [*of_ranks, "kernels/torch_ops.py"]
     assert not importers("cupy", "jax")
 
 

@@ -448,24 +448,37 @@ CASES: dict[str, Callable[[Place], None]] = {
 DYING_S = 40.0  # from the death of a rank to the end of the other one, and what comes before
 
 
-def dying() -> None:
-    """Rank 1 dies between two calls; rank 0 waits for it."""
+def dying(in_a_graph: bool) -> None:
+    """Rank 1 dies between two calls, or replays of one; rank 0 waits for it."""
     place = Place("--cpu" in sys.argv)
     x = place.array(np.zeros(1000), "float32")
-    distributed.all_reduce(x, place.group)
+
+    def call() -> Any:
+        return distributed.all_reduce(x, place.group)
+
+    call()
     place.wait()
     assert not place.agree(False)
+    if in_a_graph:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        call = graph.replay
+        call()
+        place.wait()
+        assert not place.agree(False)
     if place.rank == 1:
         os._exit(7)
-    distributed.all_reduce(x, place.group)
+    call()
     place.wait()
 
 
-def of_a_death(cpu: bool) -> tuple[int | None, str]:
+def of_a_death(cpu: bool, in_a_graph: bool = False) -> tuple[int | None, str]:
     """How rank 0 ends where rank 1 dies: its exit code (None: not at all), and what it said."""
-    started = ranks.processes(
-        "tests.gpu.ranks", ["--dying", *(["--cpu"] if cpu else [])], 2, stderr=subprocess.PIPE
-    )
+    options = ["--cpu"] * cpu + ["--graph"] * in_a_graph
+    started = ranks.processes("tests.gpu.ranks", ["--dying", *options], 2, stderr=subprocess.PIPE)
     try:
         _, said = started[0].communicate(timeout=DYING_S)
         return started[0].returncode, said.decode()
@@ -486,7 +499,7 @@ def outcomes(names: list[str], cpu: bool, limit: float = LIMIT) -> dict[str, str
 def main() -> int:
     names = [a for a in sys.argv[1:] if a in CASES]
     if "--dying" in sys.argv:
-        dying()
+        dying("--graph" in sys.argv)
         return 0
     if "--rank" in sys.argv:
         place = Place(os.environ["RANKS_CPU"] == "1")

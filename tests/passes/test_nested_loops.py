@@ -76,7 +76,7 @@ def test_the_steps_of_loops_in_loops(kernel, roles):
 
 
 def one_sum(a, b, c, n):
-    """Of all steps of both loops, on top of what is there; rows that only a transposed dot takes."""
+    """Of all steps of both loops, on top of what is there; only a transposed dot takes its rows."""
     acc = tkc.load(c, (0, 0), (ROWS, BN))
     for j in range(n):
         for k in range(j * 2 * BK, (j + 1) * 2 * BK, BK):

@@ -23,7 +23,7 @@ from tkc.ir import tile
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import Builder, after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import index_of, parent_of, terminator_of, tile_type
+from tkc.ir.values import block_of, index_of, parent_of, terminator_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE
 
@@ -42,20 +42,19 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 def _swap(dot: tile.Dot) -> None:
     """A dot whose accumulator only goes round its loop, and may go round those about it."""
-    loop, index = parent_of(dot, scf.ForOp), index_of(dot.acc) - 1
-    carriers = _carriers(loop, index)
-    for i, (outer, at) in reversed([*enumerate(carriers)]):
-        is_outermost = i == len(carriers) - 1
-        start = transposed(outer.iter_args[at], outer) if is_outermost else around.args[-1]
-        carriers[i] = rebuild_for(outer, range(len(outer.iter_args)), [start]), at
+    index = index_of(dot.acc) - 1
+    carriers = _carriers(parent_of(dot, scf.ForOp), index)
+    outermost, at = carriers[-1]
+    start = transposed(outermost.iter_args[at], outermost)
+    for i, (loop, at) in reversed([*enumerate(carriers)]):
+        carriers[i] = rebuild_for(loop, range(len(loop.iter_args)), [start]), at
         around = carriers[i][0].body.block
-        around.args[-1].name_hint = around.args[1 + at].name_hint
-    new = tile.Dot(
-        transposed(dot.b, dot), transposed(dot.a, dot), around.args[-1], dot.precision.data
-    )
+        start = around.args[-1]
+        start.name_hint = around.args[1 + at].name_hint
+    new = tile.Dot(transposed(dot.b, dot), transposed(dot.a, dot), start, dot.precision.data)
     new.attributes |= dot.attributes
     before(dot, new)
-    _yield_also(around, index, new.result)
+    _yield_also(block_of(new), index, new.result)
     erase(dot)
     for (inner, _), (outer, at) in itertools.pairwise(carriers):
         _yield_also(outer.body.block, at, inner.results[-1])

@@ -108,16 +108,12 @@ def test_nothing_is_found_in_it(made):
     assert {verdict(made, seed) for seed in SEEDS} == {"clean"}
 
 
-def missed(made, launches, number, stream=0, among=None):
-    """(how many mutants of a launch of a stream there are, or of those among them, which of them
-    nothing finds)
-    """
+def missed(made, launches, number, stream=0):
+    """(how many mutants of a launch of a stream there are, which of them nothing finds)"""
     original, count, found = launches(made)[0][stream][number].module, 0, []
     for place in places(original):
         fence = place.operator == "drop" and "fence async_global" in place.label
         if place.operator not in OPERATORS and not fence:
-            continue
-        if among is not None and place.label not in among:
             continue
         count += 1
         changed = stream, number, mutated(original, place)
@@ -173,24 +169,30 @@ def turns_of_pieces(made):
 
 def pieces_beside(made):
     """The first turn, each rank's rows given beside the product that reads them: what gives and
-    what multiplies are streams of their own, as on a GPU.
+    what multiplies are streams of their own, as on a GPU. Rank 1 goes on to give those of the
+    second turn.
     """
     found, y, want, alive = turns_of_pieces(made)
     begin, give, product = zip(*(launches[:3] for launches in found), strict=True)
     for launch in begin:
         launch.arguments[0][:] = 1  # the turn
+    turns, later = begin[1].arguments[0], found[1][4]
+    arguments = [
+        turns + 1 if isinstance(x, np.ndarray) and np.shares_memory(x, turns) else x
+        for x in later.arguments
+    ]
     streams = [[launch] for launch in (*product, *give)]
+    streams[-1].append(replace(later, arguments=arguments))
     return streams, [one[0] for one in y], [one[0] for one in want], alive
 
 
 ROWS = 40  # of a rank
-# by launch of rank 0, which is its stream beside others too: how many mutants there are at least,
-# and those that leave a program right: of two signals one behind the other, all threads have met at
-# the first one; consumers, who copy nothing, have waited where their copies have come
+# by stream of rank 0: how many mutants there are at least, and those that leave a program right: of
+# two signals one behind the other, all threads have met at the first one; consumers, who copy
+# nothing, have waited where their copies have come
 PIECES = {
-    "give": (1, W, 8, {"alone: atomic, 2"}),
+    "give": (W, 8, {"alone: atomic, 2"}),
     "product": (
-        2,
         0,
         8,
         {"no wait: scf.while in consumer", "relaxed: load_pointers in consumer"},
@@ -211,8 +213,6 @@ def test_nothing_is_found_in_pieces(made, small_pieces, launches):
 
 @pytest.mark.parametrize("name", PIECES)
 def test_every_mutant_of_pieces_is_found(made, small_pieces, name):
-    number, stream, least, equivalent = PIECES[name]
-    count, left = missed(made, pieces_beside, 0, stream)
-    # a number that grows while another turn waits for it
-    _, found = missed(made, turns_of_pieces, number, 0, left)
+    stream, least, equivalent = PIECES[name]
+    count, found = missed(made, pieces_beside, 0, stream)
     assert count >= least and set(found) <= equivalent, (count, found)

@@ -97,8 +97,8 @@ def _product_of_pieces(
     BN: tkc.constexpr,
     BK: tkc.constexpr,
 ):
-    """c [W m, n] = a [2, W m, K] b [K, n], of this turn's half of a. A block waits for each piece of
-    the ranks whose rows it has: N programs gave it.
+    """c [W m, n] = a [2, W m, K] b [K, n], of this turn's half of a. A block waits for each piece
+    of the ranks whose rows it has, which N programs give.
     """
     me, i, j = tkc.rank(), tkc.program_id(0), tkc.program_id(1)
     rows, K, turn, row, column = a.shape[1], a.shape[2], turns[0], i * BM, j * BN
@@ -156,7 +156,7 @@ def product_of_pieces(a: Any, w: Any, y: Any, group: Group) -> None:
             group.zeros((1,), "int32"),
         )
 
-    memory = group.remembered(("product_of_pieces", m, k, str(a.dtype)), make)
+    memory = group.remembered(("product_of_pieces", m, k, str(a.dtype), piece, GIVERS), make)
     group.begin()
     _begin[1](memory.turns, num_warps=1)
     with group.beside(GIVING):

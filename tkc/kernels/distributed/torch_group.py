@@ -7,6 +7,7 @@ the data are, since a stream's copies follow one another.
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,7 +41,8 @@ def _name(group: Any) -> str:
 class Devices(Group):
     """A rank that is a GPU: torch allocates memory that all GPUs of the group can use. Results are
     torch's tensors. Where another rank dies and launches that wait for it do not end, this
-    process does, with a sentence that says so (watch.py); launches of a graph are not looked at.
+    process does, with a sentence that says so (watch.py). Of those that a graph has it is not known
+    when they run: there the device has to become idle.
     """
 
     def __init__(self, group: Any, seconds: float = MAX_SECONDS):
@@ -51,10 +53,14 @@ class Devices(Group):
         self._forked: dict[int, torch.cuda.Stream] = {}
         self._alive = Alive(_name(group), self.rank, self.world)
         self._ended: Any = None  # an event behind the last launches in which ranks wait
+        self._recorded = False  # whether a graph has such launches
+        self._idle: threading.Thread | None = None  # which waits for the device
         self._watch = Watch(self.died, self._is_idle)
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> list[Any]:
         kind = _dtype(dtype)
+        if self.world == 1:
+            return [self.zeros(shape, kind)]
         own = symmetric.empty(tuple(shape), dtype=kind, device=self._device).zero_()
         handle = symmetric.rendezvous(own, self._group)
         handle.barrier()  # all are zero before the first one is written
@@ -92,12 +98,27 @@ class Devices(Group):
         flag.copy_(number)
 
     def end(self) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
+            self._recorded = True
+        else:
             self._ended = self._ended or torch.cuda.Event()
             self._ended.record()
 
     def _is_idle(self) -> bool:
-        return self._ended is None or self._ended.query()
+        ended = self._ended is None or self._ended.query()
+        return ended and (not self._recorded or self._device_is_idle())
+
+    def _device_is_idle(self) -> bool:
+        """Whether the device has done what it had to do when this was first asked."""
+        if self._idle is None:
+            self._idle = threading.Thread(
+                target=torch.cuda.synchronize, args=(self._device,), name="tkc idle", daemon=True
+            )
+            self._idle.start()
+        if self._idle.is_alive():
+            return False
+        self._idle = None
+        return True
 
     def died(self) -> str | None:
         return self._alive.died()
