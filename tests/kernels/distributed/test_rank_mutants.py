@@ -151,6 +151,36 @@ def test_every_mutant_of_an_exchange_is_found(made, name):
     assert count >= least and set(found) <= set(equivalent), (count, found)
 
 
+def products_of_peers(made):
+    """Each rank stores its product to the other one by tensor maps, which copies what has come."""
+    rng = np.random.default_rng(0)
+    a = [rng.normal(size=(2 * M, K)).astype(BF16) for _ in range(W)]
+    w = rng.normal(size=(K, M)).astype(BF16)
+    y, out = ([np.zeros((2 * M, M), BF16) for _ in range(W)] for _ in range(2))
+    flags = [np.zeros(2, np.int32) for _ in range(W)]
+
+    def run(r):
+        seen = tkc.peers(flags, r)
+        waiting.product_to_peer[2](a[r], w, tkc.peers(y, r), seen, BM=M, BN=M, BK=K)
+        waiting.came[2](y[r], out[r], seen, BM=M, BN=M)
+
+    _, found, alive = rank_launches(W, run, "sm_90a", made)
+    return found, out, [a[1 - r].astype(float) @ w.astype(float) for r in range(W)], (alive, y)
+
+
+def test_a_signal_waits_for_what_tensor_maps_store(made):
+    text = str(products_of_peers(made)[0][0][0].module)
+    assert "tile.tma_store" in text and "tile.roles" in text
+    assert {verdict(made, seed, launches=products_of_peers) for seed in SEEDS} == {"clean"}
+
+
+def test_every_mutant_of_a_product_for_a_peer_is_found(made):
+    count, found = missed(made, products_of_peers, 0)
+    # all threads have met behind the wait for the stores, which makes these visible by itself
+    equivalent = "alone: store_pointers in consumer", "drop: fence async_global in consumer"
+    assert count >= 6 and set(found) <= set(equivalent), (count, found)
+
+
 def turns_of_pieces(made):
     """Two ranks give one another rows in pieces, and multiply them, in each of two turns."""
     groups, rng = beside(W), np.random.default_rng(0)

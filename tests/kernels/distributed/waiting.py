@@ -93,6 +93,34 @@ def attention_of_gathered(
 
 
 @tkc.jit
+def product_to_peer(
+    a,
+    w,
+    y: tkc.peers,
+    flags: tkc.peers,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+):
+    """The next rank's y [m, N] = a [m, K] w [K, N], a signal a block of rows; N is a block."""
+    to, i = (tkc.rank() + 1) % tkc.world(), tkc.program_id(0)
+    total = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        left = tkc.load(a, (i * BM, k), (BM, BK))
+        total = tkc.dot(left, tkc.load(w, (k, 0), (BK, BN)), total)
+    tkc.store(y[to], (i * BM, 0), total.to(y[to].dtype))
+    tkc.signal(flags[to], i)
+
+
+@tkc.jit
+def came(y, out, flags: tkc.peers, BM: tkc.constexpr, BN: tkc.constexpr):
+    """out [m, N] = y [m, N], when each block of rows has come."""
+    i = tkc.program_id(0)
+    tkc.wait(flags[tkc.rank()], i)
+    tkc.store(out, (i * BM, 0), tkc.load(y, (i * BM, 0), (BM, BN)))
+
+
+@tkc.jit
 def product_to_owners(
     a,
     w,

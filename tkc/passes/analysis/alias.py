@@ -81,6 +81,12 @@ def orders(op: Operation) -> bool:
             return False
 
 
+def releases(op: Operation) -> bool:
+    """Whether an access tells others that what came before it is done."""
+    semantics = getattr(op, "semantics", None)
+    return orders(op) and (semantics is None or semantics.data != "acquire")
+
+
 def reads(op: Operation) -> bool:
     """Whether an operation is a load of memory that nothing else writes meanwhile."""
     return isinstance(op, (tile.Load, tile.LoadPointers)) and not tile.watches(op)

@@ -8,7 +8,8 @@ A step of roles.py.
 One thread issues the copies. A buffer is free when its previous copy has been read (`bulk_wait`),
 and is copied after a fence of the asynchronous proxy and a barrier of the threads that wrote it.
 Two copies of a program to the same place are not ordered: where they may meet, the later one waits
-until the first has written (`bulk_wait` without `read`). A result may be stored through a stage of
+until the first has written (`bulk_wait` without `read`); so does what says that it is written. A
+result may be stored through a stage of
 a ring which the program has read for the last time (`Plan.reuse_operand_stages`); the stage is
 released when the copy has read it:
 
@@ -48,6 +49,7 @@ from tkc.passes.analysis.alias import (
     is_of_programs,
     may_meet,
     reads,
+    releases,
 )
 from tkc.passes.analysis.alias import apart as are_apart
 from tkc.passes.warpgroups.maps import Maps
@@ -122,7 +124,9 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
             )
         before(end, threads.BulkCommit(each))
         if any(
-            may_meet(out, op, overlaps) and _may_follow(op, end) for out in group for op in accesses
+            (may_meet(out, op, overlaps) or releases(op)) and _may_follow(op, end)
+            for out in group
+            for op in accesses
         ):
             before(
                 end,
