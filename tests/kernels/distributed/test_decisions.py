@@ -4,6 +4,7 @@ import pytest
 
 import tkc
 from tests.kernels.distributed import waiting
+from tkc.kernels.distributed import pieces
 
 W = 2
 
@@ -23,6 +24,18 @@ CASES = {
             "i32[16]",
         ),
         {"C": 1 << 16, "BM": 128, "BN": 128, "BK": 64},
+        (1, 0),
+    ),
+    "in pieces": (
+        pieces._product_of_pieces.kernel,
+        (
+            "bf16[2, 512, 8192]",
+            "bf16[8192, 5120]",
+            "bf16[512, 5120]",
+            peers("i32[2, 8]"),
+            "i32[1]",
+        ),
+        {"C": 1024, "N": 8, "BM": 176, "BN": 128, "BK": 64},
         (1, 0),
     ),
     "to owners": (
@@ -67,3 +80,11 @@ def test_roles_and_wgmma_stay(name):
     assert made.ptx.count("fence.proxy.async.global") == waits
     assert made.ptx.count("st.release.sys") == signals
     assert not made.resources.spill_stores
+
+
+@pytest.mark.parametrize("rows, pay", [(64, True), (1 << 14, False)])
+def test_pieces_are_of_few_rows(rows, pay):
+    """Where a product of all rows leaves no room, each rank's rows are one."""
+    assert pieces._pay(W, rows, 4096, 4096, True, 4096, "sm_90a") == pay
+    assert not pieces._pay(W, rows, 4096, 4096, True, 4096, "cpu")
+    assert not pieces._pay(W, rows, 4096, 4096, True, 4096, "sm_80")
