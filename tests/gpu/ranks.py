@@ -307,9 +307,11 @@ def all_gather_matmul(m: int, k: int, n: int) -> Callable[[Place], None]:
 
 
 def summed(function: Callable, scattered: bool, m: int, k: int, n: int) -> Callable[[Place], None]:
+    """m: rows of each rank."""
+
     def case(place: Place) -> None:
         def make(random: np.random.Generator) -> Made:
-            a, w = normal(random, place, m, k), normal(random, place, k, n)
+            a, w = normal(random, place, place.world * m, k), normal(random, place, k, n)
             own, rows = place.array(a[place.rank]), place.array(w[place.rank])
             want = sum(left @ right for left, right in zip(a, w, strict=True))
             if scattered:
@@ -432,9 +434,9 @@ CASES: dict[str, Callable[[Place], None]] = {
     "in a graph": replayed,
     "all_gather_matmul": all_gather_matmul(512, 512, 384),
     "all_gather_matmul, odd": all_gather_matmul(200, 328, 136),
-    "matmul_reduce_scatter": summed(distributed.matmul_reduce_scatter, True, 512, 512, 384),
-    "matmul_reduce_scatter, odd": summed(distributed.matmul_reduce_scatter, True, 398, 328, 136),
-    "matmul_all_reduce": summed(distributed.matmul_all_reduce, False, 512, 256, 256),
+    "matmul_reduce_scatter": summed(distributed.matmul_reduce_scatter, True, 256, 512, 384),
+    "matmul_reduce_scatter, odd": summed(distributed.matmul_reduce_scatter, True, 199, 328, 136),
+    "matmul_all_reduce": summed(distributed.matmul_all_reduce, False, 256, 256, 256),
     "ring_attention": ring_attention(False),
     "ring_attention, causal": ring_attention(True),
     "ring_attention, balanced": ring_attention(True, balanced=True),

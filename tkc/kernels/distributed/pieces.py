@@ -4,7 +4,7 @@ pieces of their columns, in the order in which the product reads them.
 Where a product of all rows has no more blocks than the GPU has multiprocessors, a product of each
 rank's rows after the other takes longer: its blocks are too few, or too small. So there is one,
 whose blocks wait for the first piece of the rows, and for the others while they multiply. A few
-multiprocessors, which the product leaves, give them.
+multiprocessors, which the product leaves, give them; own rows are there before it begins.
 
 Turn by turn rows lie in one half of the memory and then in the other (staging.py).
 """
@@ -21,46 +21,57 @@ from tkc.kernels.matmul import BYTES, on_wgmma, strides_of
 from tkc.kernels.tiles import Product, Tile, nanoseconds, tiles
 
 GIVING = 0  # the queue of what gives, beside which the product runs
-GIVERS = 8  # programs that give
-GIVER_WARPS = 16  # of each: a multiprocessor has room for two programs
-LEFT = GIVERS // 2  # multiprocessors that a product leaves to them
-GIVEN_ROWS = 8  # at once
+GIVERS = 8  # programs that give, to each of which a product leaves a multiprocessor
+GIVER_WARPS = 16
+GIVEN_ROWS = 16  # at once
+KEPT = 4096  # elements of a program that copies own rows
 PIECES = 8  # about so many
 MIN_PIECE = 512  # columns
 
 
 class _Memory(NamedTuple):
     """rows: [2, W, m, K] of each rank; came: [W, pieces] of each rank, how many parts of a piece
-    have come; turns: [1].
+    have come; given, kept: turns of each program that gives, and of each that keeps own rows.
     """
 
     rows: tkc.peers
     came: tkc.peers
-    turns: Any
+    given: Any
+    kept: Any
 
 
 @tkc.jit
-def _begin(turns):
-    tkc.store(turns, (0,), turns[0] + 1)
+def _keep(x, own, came: tkc.peers, turns, G: tkc.constexpr, N: tkc.constexpr):
+    """Own rows x [m K] among those of all ranks, own [2, W, m K], as if G programs had given each
+    piece.
+    """
+    me, i = tkc.rank(), tkc.program_id(0)
+    turn = turns[i] + 1
+    tkc.store(own[turn % 2, me], (i * N,), tkc.load(x, (i * N,), (N,)))
+    if i == 0:
+        for piece in tkc.range(0, came[me].shape[1]):
+            tkc.store(came[me], (me, piece), turn * G)
+    tkc.store(turns, (i,), turn)
 
 
 @tkc.jit
 def _give(
-    x, rows: tkc.peers, came: tkc.peers, turns, C: tkc.constexpr, N: tkc.constexpr, R: tkc.constexpr
+    x, rows: tkc.peers, came: tkc.peers, turns, C: tkc.constexpr, G: tkc.constexpr, R: tkc.constexpr
 ):
-    """Gives all ranks this one's x [m, K] in pieces of C columns: each of N programs some rows of
+    """Gives the others this rank's x [m, K] in pieces of C columns: each of G programs some rows of
     all pieces, R at a time.
     """
     me, W, i = tkc.rank(), tkc.world(), tkc.program_id(0)
-    m, turn = x.shape[0], turns[0]
-    each = tkc.cdiv(m, N * R) * R
+    m, turn = x.shape[0], turns[i] + 1
+    each = tkc.cdiv(m, G * R) * R
     for piece in tkc.range(0, tkc.cdiv(x.shape[1], C)):
         for row in tkc.range(i * each, tkc.minimum(i * each + each, m), R):
             some = tkc.load(x, (row, piece * C), (R, C))
-            for step in tkc.static_range(1, W + 1):
-                tkc.store(rows[(me + step) % W][turn % 2, me], (row, piece * C), some)
-        for step in tkc.static_range(1, W + 1):
-            tkc.signal(came[(me + step) % W], (me, piece), how="add")
+            for step in tkc.static_range(1, W):
+                tkc.store(rows[(me - step) % W][turn % 2, me], (row, piece * C), some)
+        for step in tkc.static_range(1, W):
+            tkc.signal(came[(me - step) % W], (me, piece), how="add")
+    tkc.store(turns, (i,), turn)
 
 
 def _blocks_beside(args: dict, target: str) -> list[tkc.Config]:
@@ -80,7 +91,7 @@ def _leaves_room(product: Product, tile: Tile, machine: Any) -> bool:
     with another, which might wait for other pieces.
     """
     alone = tile.cluster == (1, 1) and tile.split_k == 1 and not (tile.in_turn or tile.stream_k)
-    return alone and product.programs(tile) <= machine.multiprocessors - LEFT
+    return alone and product.programs(tile) <= machine.multiprocessors - GIVERS
 
 
 @tkc.autotune(_blocks_beside, measure=False)
@@ -92,13 +103,13 @@ def _product_of_pieces(
     came: tkc.peers,
     turns,
     C: tkc.constexpr,
-    N: tkc.constexpr,
+    G: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
     BK: tkc.constexpr,
 ):
     """c [W m, n] = a [2, W m, K] b [K, n], of this turn's half of a. A block waits for each piece
-    of the ranks whose rows it has, which N programs give.
+    of the ranks whose rows it has, which G programs give.
     """
     me, i, j = tkc.rank(), tkc.program_id(0), tkc.program_id(1)
     rows, K, turn, row, column = a.shape[1], a.shape[2], turns[0], i * BM, j * BN
@@ -106,7 +117,7 @@ def _product_of_pieces(
     total = tkc.zeros((BM, BN), tkc.float32)
     for piece in tkc.range(0, tkc.cdiv(K, C)):
         for r in tkc.range(row // m, (tkc.minimum(row + BM, rows) - 1) // m + 1):
-            tkc.wait(came[me], (r, piece), turn * N)
+            tkc.wait(came[me], (r, piece), turn * G)
         for k in tkc.range(piece * C, tkc.minimum(piece * C + C, K), BK):
             left = tkc.load(a, (turn % 2, row, k), (None, BM, BK))
             total = tkc.dot(left, tkc.load(b, (k, column), (BK, BN)), total)
@@ -147,30 +158,39 @@ def product_of_pieces(a: Any, w: Any, y: Any, group: Group) -> None:
     floats. All ranks call it together.
     """
     (m, k), world = a.shape, group.world
-    piece = max(MIN_PIECE, power(tkc.cdiv(k, PIECES)))
+    piece, keepers = max(MIN_PIECE, power(tkc.cdiv(k, PIECES))), tkc.cdiv(m * k, KEPT)
 
     def make() -> _Memory:
         return _Memory(
             group.peers((2, world, m, k), a.dtype),
             group.peers((world, tkc.cdiv(k, piece)), "int32"),
-            group.zeros((1,), "int32"),
+            group.zeros((GIVERS,), "int32"),
+            group.zeros((keepers,), "int32"),
         )
 
     memory = group.remembered(("product_of_pieces", m, k, str(a.dtype), piece, GIVERS), make)
+    own = memory.rows.own
     group.begin()
-    _begin[1](memory.turns, num_warps=1)
     with group.beside(GIVING):
         _give[GIVERS](
             a,
             memory.rows,
             memory.came,
-            memory.turns,
+            memory.given,
             C=piece,
-            N=GIVERS,
+            G=GIVERS,
             R=GIVEN_ROWS,
             num_warps=GIVER_WARPS,
         )
-    rows = memory.rows.own.reshape(2, world * m, k)
-    _product_of_pieces[_grid](rows, w, y, memory.came, memory.turns, C=piece, N=GIVERS)
+    _keep[keepers](
+        a.reshape(-1),
+        own.reshape(2, world, m * k),
+        memory.came,
+        memory.kept,
+        G=GIVERS,
+        N=KEPT,
+    )
+    rows = own.reshape(2, world * m, k)
+    _product_of_pieces[_grid](rows, w, y, memory.came, memory.kept, C=piece, G=GIVERS)
     group.join()
     group.end()
