@@ -434,6 +434,8 @@ CASES: dict[str, Callable[[Place], None]] = {
     "in a graph": replayed,
     "all_gather_matmul": all_gather_matmul(512, 512, 384),
     "all_gather_matmul, odd": all_gather_matmul(200, 328, 136),
+    "all_gather_matmul, many rows": all_gather_matmul(4096, 256, 1024),
+    "all_gather_matmul, single columns": all_gather_matmul(130, 77, 51),
     "matmul_reduce_scatter": summed(distributed.matmul_reduce_scatter, True, 256, 512, 384),
     "matmul_reduce_scatter, odd": summed(distributed.matmul_reduce_scatter, True, 199, 328, 136),
     "matmul_all_reduce": summed(distributed.matmul_all_reduce, False, 256, 256, 256),
