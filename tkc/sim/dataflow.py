@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout
@@ -197,7 +196,7 @@ def copy_out(m: DataflowInterpreter, op: shared.CopyOut, *_: Any) -> None:
         level0.update(m, op.reduce.data, (place, live), values, 0, shared_type(op.buffer).element)
 
 
-RULES: dict[type[Operation], level0.Rule] = level0.RULES | {
+RULES: level0.Rules = level0.RULES | {
     tile.Dot: dot,
     shared.CopyOut: copy_out,
     shared.Convert: lambda m, op, x: x,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -113,14 +113,22 @@ def widened(x: Number) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind in "fV" else x
 
 
+def rounding_to(t: Attribute) -> Callable[[Number], np.ndarray]:
+    """What rounds values to elements of type t: floats to nearest even, integers wrap."""
+    dtype, largest = dtype_of(t), LARGEST_FLOAT8.get(element_of(t))
+
+    def to(x: Number) -> np.ndarray:
+        x = np.asarray(x)
+        if x.dtype == dtype:
+            return x
+        return (x if largest is None else np.clip(x, -largest, largest)).astype(dtype)
+
+    return to
+
+
 def rounded(x: Number, t: Attribute) -> np.ndarray:
     """Values as elements of type t: floats to nearest even, integers wrap."""
-    x, t = np.asarray(x), element_of(t)
-    if x.dtype == dtype_of(t):
-        return x
-    if t in LARGEST_FLOAT8:
-        x = np.clip(x, -LARGEST_FLOAT8[t], LARGEST_FLOAT8[t])
-    return x.astype(dtype_of(t))
+    return rounding_to(t)(x)
 
 
 def to_integer(x: Number, t: Attribute) -> np.ndarray:
@@ -145,6 +153,17 @@ class Array:
 
 # --------------------------------------------------------------------------------------------------
 Function = Callable[..., Any]
+Rule = Callable[..., Any]
+
+
+class Prepared:
+    """A rule that is made for each operation: what every visit would ask it again is asked once."""
+
+    def __init__(self, of: Callable[[Any], Rule]):
+        self.of = of
+
+
+Rules = dict[type[Operation], Rule | Prepared]
 
 
 def _in64(f: Function) -> Function:
@@ -164,6 +183,9 @@ def _width(x: Number) -> int:
 
 
 def _mulhi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if _width(a) <= 32:
+        wide = np.int64 if np.asarray(a).dtype.kind == "i" else np.uint64
+        return (np.asarray(a, wide) * np.asarray(b, wide) >> wide(_width(a))).astype(a.dtype)
     product = np.asarray(a, object) * np.asarray(b, object) >> _width(a)
     return np.asarray(product).astype(a.dtype)
 
@@ -261,8 +283,9 @@ FOLLOWED = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", 
 }
 
 
-def elementwise(m: ProgramInterpreter, op: ew.Elementwise, *x: np.ndarray) -> np.ndarray:
-    return rounded(FUNCTIONS[op.fn.name](*map(widened, x)), op.result.type)
+def elementwise(op: ew.Elementwise) -> Rule:
+    function, to_type = FUNCTIONS[op.fn.name], rounding_to(op.result.type)
+    return lambda m, op, *x: to_type(function(*map(widened, x)))
 
 
 def inline(m: ProgramInterpreter, op: ew.InlinePtx, *x: np.ndarray) -> Results:
@@ -313,9 +336,8 @@ def pointer_add(
     m: ProgramInterpreter, op: ew.PointerAdd, pointer: np.ndarray, offset: np.ndarray
 ) -> np.ndarray:
     offset, wrapped = m.offsets(op.offset)
-    return np.where(
-        wrapped, WRAPPED, pointer + offset * dtype_of(pointee_of(op.pointer.type)).itemsize
-    )
+    moved = pointer + offset * dtype_of(pointee_of(op.pointer.type)).itemsize
+    return moved if wrapped is NOWHERE else np.where(wrapped, WRAPPED, moved)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -517,14 +539,16 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
         op.offsets, extents, array.shape, array.strides, strict=True
     ):
         index, wrapped = m.offsets(offset)
+        within = not index.ndim and 0 <= index <= bound - max(extent, 1)
         if extent >= 0:
             along = [1] * axis + [-1] + [1] * (len(shape) - axis - 1)
             axis += 1
             index = np.reshape(index if index.ndim else index + np.arange(extent), along)
-            wrapped = np.reshape(wrapped, along)
+            wrapped = wrapped if wrapped is NOWHERE else np.reshape(wrapped, along)
         at = at + index * (stride * array.dtype.itemsize)
-        live = live & (index >= 0) & (index < bound)
-        if wrapped.any():
+        if not within:
+            live = live & (index >= 0) & (index < bound)
+        if wrapped is not NOWHERE and wrapped.any():
             lost = lost | wrapped
     live = np.broadcast_to(live, shape)
     if array.fault and live.any():
@@ -705,7 +729,6 @@ def strided(m: ProgramInterpreter, op: tile.Slice, x: np.ndarray) -> np.ndarray:
     return x[tuple(slice(o, o + (n - 1) * s + 1, s) for o, n, s in parts)]
 
 
-Rule = Callable[..., Any]
 SHAPES: dict[type[Operation], Rule] = {
     tile.Splat: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
     tile.Broadcast: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
@@ -740,8 +763,10 @@ def identity(m: ProgramInterpreter, op: threads.Identity) -> np.int32:
     return np.int32(known.get(op.what.data, 0))
 
 
-def constant(m: ProgramInterpreter, op: tile.Constant) -> np.ndarray:
-    return np.full(shape_of(op.result.type), op.number, dtype_of(op.result.type))
+def constant(op: tile.Constant) -> Rule:
+    value = np.full(shape_of(op.result.type), op.number, dtype_of(op.result.type))
+    value.flags.writeable = False  # every visit gives the same array
+    return lambda m, op: value
 
 
 def arange(m: ProgramInterpreter, op: tile.Arange) -> np.ndarray:
@@ -749,15 +774,15 @@ def arange(m: ProgramInterpreter, op: tile.Arange) -> np.ndarray:
     return numbers.astype(dtype_of(op.result.type))
 
 
-RULES: dict[type[Operation], Rule] = (
+RULES: Rules = (
     SHAPES
-    | dict.fromkeys(ew.CLASSES.values(), elementwise)
+    | dict.fromkeys(ew.CLASSES.values(), Prepared(elementwise))
     | {
         ew.Cast: cast,
         ew.Bitcast: bitcast,
         ew.PointerAdd: pointer_add,
         ew.InlinePtx: inline,
-        tile.Constant: constant,
+        tile.Constant: Prepared(constant),
         tile.ProgramId: lambda m, op: np.int32(m.program[op.axis.value.data]),
         tile.NumPrograms: lambda m, op: np.int32(m.grid[op.axis.value.data]),
         tile.Arange: arange,
@@ -794,6 +819,7 @@ RULES: dict[type[Operation], Rule] = (
 )
 TERMINATORS: set[type[Operation]] = {tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp}
 SCALARS = (np.generic, bool, int, float)
+NOWHERE = np.zeros((), bool)
 
 
 class Decoded(NamedTuple):
@@ -808,8 +834,9 @@ class Decoded(NamedTuple):
     always: bool = False  # may wrap by itself: not only where an operand did
 
     @staticmethod
-    def of(op: Operation, rules: Mapping[type[Operation], Rule]) -> Decoded:
-        rule, operands, results = rules.get(type(op)), tuple(op.operands), tuple(op.results)
+    def of(op: Operation, rules: Rules) -> Decoded:
+        given, operands, results = rules.get(type(op)), tuple(op.operands), tuple(op.results)
+        rule = given.of(op) if isinstance(given, Prepared) else given
         t = element_of(results[0].type) if results else None
         if t is None or not is_integer(t) or is_unsigned(t):
             return Decoded(rule, operands, results)
@@ -826,7 +853,7 @@ class ProgramInterpreter:
     operations, which programs of one launch share.
     """
 
-    rules: Mapping[type[Operation], Rule] = RULES
+    rules: Rules = RULES
     rank = member = claimed = 0
 
     def __init__(
@@ -848,8 +875,11 @@ class ProgramInterpreter:
 
     def assign(self, targets: Iterable[SSAValue], values: Iterable[Any]) -> None:
         """Gives values to operations' results or to arguments of blocks."""
+        held = self.values
         for target, value in zip(targets, values, strict=True):
-            self.values[target] = np.asarray(value) if isinstance(value, SCALARS) else value
+            if type(value) is not np.ndarray and isinstance(value, SCALARS):
+                value = np.asarray(value)
+            held[target] = value
 
     def region(self, region: Region, arguments: Sequence[Any]) -> Results:
         """Runs a region's block; gives what its terminator yields."""
@@ -903,8 +933,7 @@ class ProgramInterpreter:
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""
         number = np.asarray(self.values[value])
-        nowhere = np.zeros((1,) * number.ndim, bool)
-        wrapped = self.exact[value] != number if value in self.exact else nowhere
+        wrapped = self.exact[value] != number if value in self.exact else NOWHERE
         return number.astype(np.int64), wrapped
 
     def offset(self, value: SSAValue) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,13 +106,24 @@ def arguments(kernel: tile.Kernel, given: Sequence[Any], seed: int) -> list[Any]
 
 
 # --------------------------------------------------------------------------------------------------
+@cache
+def _powers(itemsize: int) -> list[np.ndarray]:
+    """5 to each value of each byte of a number, the lowest byte first."""
+    of_bytes, base, kind = [], 5, np.dtype(f"u{itemsize}")
+    for _ in range(itemsize):
+        row = [pow(base, n, 1 << 8 * itemsize) for n in range(256)]
+        of_bytes.append(np.array(row, kind))
+        base = pow(base, 256, 1 << 8 * itemsize)
+    return of_bytes
+
+
 def power(x: np.ndarray) -> np.ndarray:
     """5ˣ."""
     x = level0.unsigned(x)
-    result, base, one = np.ones_like(x), np.full_like(x, 5), x.dtype.type(1)
-    for k in range(8 * x.dtype.itemsize):
-        result = np.where(x >> x.dtype.type(k) & one, result * base, result)
-        base = base * base
+    kind = x.dtype.type
+    result = np.ones_like(x)
+    for k, powers in enumerate(_powers(x.dtype.itemsize)):
+        result = result * powers[x >> kind(8 * k) & kind(255)]
     return result
 
 
@@ -179,8 +190,9 @@ FUNCTIONS: dict[str, level0.Function] = (
 FUNCTIONS |= dict.fromkeys(("div", "div_rn"), lambda x, y: x * reciprocal(y))
 
 
-def elementwise(m: level0.ProgramInterpreter, op: ew.Elementwise, *x: np.ndarray) -> np.ndarray:
-    return level0.rounded(FUNCTIONS[op.fn.name](*x), op.result.type)
+def elementwise(op: ew.Elementwise) -> level0.Rule:
+    function, to_type = FUNCTIONS[op.fn.name], level0.rounding_to(op.result.type)
+    return lambda m, op, *x: to_type(function(*x))
 
 
 def inline(
@@ -196,8 +208,8 @@ def inline(
     )
 
 
-RULES: dict[type[Operation], level0.Rule] = {
-    **dict.fromkeys(ew.CLASSES.values(), elementwise),
+RULES: level0.Rules = {
+    **dict.fromkeys(ew.CLASSES.values(), level0.Prepared(elementwise)),
     ew.InlinePtx: inline,
 }
 
