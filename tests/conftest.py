@@ -109,7 +109,12 @@ def _asked_for_by_name(config) -> bool:
 
 def pytest_collection_modifyitems(config, items):
     if not _asked_for_by_name(config):
-        today = sampling.chosen([item.nodeid for item in items], sampling.seed())
+        programs = {
+            item.nodeid: sampling.program(item.module, item.callspec.params)
+            for item in items
+            if hasattr(item, "callspec")
+        }
+        today = sampling.chosen([item.nodeid for item in items], sampling.seed(), programs)
         left_out = [item for item in items if item.nodeid not in today]
         items[:] = [item for item in items if item.nodeid in today]
         if left_out:

@@ -3,8 +3,9 @@
 Tests are dealt out in families. A *family* is a file with all its test functions and their cases;
 of the tables of operations, it is the cases of one operation and element type. Its tests are dealt
 out to seven days in the order of a hash of their names, so that the deal does not depend on where
-one stands. Every family runs at least one test a day, and within seven consecutive days all of
-them.
+one stands. In files that keep what they compile from one test to the next, those of one program
+stand together: it is compiled on one day and not on each. Every family runs at least one test a
+day, and within seven consecutive days all of them.
 
     TKC_TEST_SEED=3     the sample of day 3; by default the number of days since 1970
     TKC_TEST_SEED=all   every test (`make test-all`)
@@ -19,8 +20,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 DAYS = 7
 
@@ -51,6 +52,8 @@ MESSAGES = re.compile(r"error|refus|message|wrong|bad_|says|cannot|sentence", re
 # tests that hold a list to the code: whoever adds an operation, a kernel or an option must enter it
 LISTS = re.compile(r"in_the_list|in_the_table|has_a_case|known_everywhere")
 OPERATION = re.compile(r"\[([^\d\]]*)")  # of a case of tests/operations: the text before its shape
+# parameters of tests that say which program is tested, in what has a name
+PROGRAM = ("form", "case", "kernel", "fn", "name", "how")
 
 T = TypeVar("T")
 
@@ -79,20 +82,39 @@ def _rank(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def chosen(nodeids: Iterable[str], day: int | None) -> set[str]:
-    """The tests that run on a day."""
-    every = list(nodeids)
+def program(module: Any, parameters: Mapping[str, Any]) -> str:
+    """Of a test's parameters, those that say which program it is about; none where its module keeps
+    no program for other tests, by a function that is cached.
+    """
+    if not any(hasattr(v, "cache_info") for v in vars(module).values()):
+        return ""
+    held = [parameters[key] for key in PROGRAM if key in parameters]
+    names = [
+        v if isinstance(v, str) else getattr(v, "name", getattr(v, "__name__", "")) for v in held
+    ]
+    return " ".join(map(str, names))
+
+
+def chosen(
+    nodeids: Iterable[str], day: int | None, programs: Mapping[str, str] | None = None
+) -> set[str]:
+    """The tests that run on a day. programs: of tests that are about one, by their ids."""
+    every, programs = list(nodeids), programs or {}
     if day is None:
         return set(every)
     families: dict[str, list[str]] = {}
     for nodeid in every:
         if (name := family(nodeid)) is not None:
             families.setdefault(name, []).append(nodeid)
+
+    def place(nodeid: str) -> tuple[str, str]:
+        return _rank(programs.get(nodeid) or nodeid), _rank(nodeid)
+
     left_out: set[str] = set()
     for cases in families.values():
         turns = min(DAYS, len(cases))
-        for i, nodeid in enumerate(sorted(cases, key=_rank)):
-            if i % turns != day % turns:
+        for i, nodeid in enumerate(sorted(cases, key=place)):
+            if i * turns // len(cases) != day % turns:
                 left_out.add(nodeid)
     return set(every) - left_out
 

@@ -1,13 +1,15 @@
 """The sampler: every family runs every day, and a week runs everything."""
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import DAYS, chosen, family, sampled, seed
+from tests.sampling import DAYS, chosen, family, program, sampled, seed
 
 CASES = (
     *(f"tests/passes/test_roles.py::test_every_level[{i}]" for i in range(40)),
@@ -35,6 +37,28 @@ def test_every_family_runs_every_day(day):
     assert {family(case) for case in today} == {family(case) for case in CASES}
     whole = [c for c in CASES if family(c) is None]
     assert set(whole) <= today and len(today) < len(CASES) / 2
+
+
+def test_the_tests_of_a_program_run_on_few_days():
+    cases = {
+        f"tests/passes/test_roles.py::test_{what}[{i}-{n}]": f"form {i}"
+        for i in range(14)
+        for what, count in (("steps", 6), ("shapes", 1))
+        for n in range(count)
+    }
+    days = [chosen(cases, day, cases) for day in range(DAYS)]
+    assert set().union(*days) == set(cases) and sum(map(len, days)) == len(cases)
+    assert all(len(day) == 14 and len({cases[c] for c in day}) == 2 for day in days)
+
+
+def test_parameters_name_a_program_that_is_kept():
+    def kernel():
+        """Of no use."""
+
+    keeps, keeps_none = SimpleNamespace(compiled=functools.cache(kernel)), SimpleNamespace(n=kernel)
+    assert program(keeps, {"steps": 3, "form": CASES[0]}) == CASES[0]
+    assert program(keeps, {"kernel": kernel, "n": 1, "name": "x"}) == "kernel x"
+    assert program(keeps, {"n": 1}) == program(keeps_none, {"form": CASES[0]}) == ""
 
 
 def test_everything_can_be_asked_for(monkeypatch):
