@@ -60,6 +60,11 @@ TORCH_CONSTANTS = ("dtype", "device", "layout", "memory_format", "Size")
 DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 
 
+# Classes (kept alive, so that no id is used again) and their texts, by id, for a metaclass may
+# allow no hash: to find one, Python parses all of its file
+_texts: dict[int, tuple[type, bytes]] = {}
+
+
 class Fingerprint:
     """Everything one function depends on; without one, what the values do that it spells.
 
@@ -313,10 +318,12 @@ class Fingerprint:
             return name.encode()
         if _of_library(cls.__module__):
             return name.encode()
-        try:
-            text = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
-        except (OSError, TypeError, SyntaxError):
-            raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
+        if id(cls) not in _texts:
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+            except (OSError, TypeError, SyntaxError):
+                raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
+            _texts[id(cls)] = cls, ast.dump(tree).encode()
         data = {
             n: v
             for n, v in vars(cls).items()
@@ -327,7 +334,7 @@ class Fingerprint:
         methods = [f for f in map(_method, vars(cls).values()) if f]
         codes = [_reading(f.__code__)[-1] + self.spell(_numbers_of(f)) for f in methods]
         bases = [self._class(base) for base in cls.__bases__]
-        return _join("class", [name.encode(), text, self.spell(data), *codes, *bases])
+        return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
 
 
 def _method(member: object) -> types.FunctionType | None:
