@@ -46,7 +46,7 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.types import bits, is_float
+from tkc.ir.types import Concrete, bits, is_float
 
 SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
 
@@ -101,7 +101,7 @@ def _fixed_results(operation: type[IRDLOperation]) -> list[Attribute] | None:
     return [found for t in types for found in t.infer(InferenceContext(), length=1)]
 
 
-class TileOperation(IRDLOperation):
+class TileOperation(IRDLOperation, metaclass=Concrete):
     """Base of every operation of the dialect: text from `__form__` (a dunder: definitions of xDSL
     admit no other plain class attribute).
     """

@@ -23,6 +23,7 @@ value.
 from __future__ import annotations
 
 import re
+from abc import ABCMeta
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -167,7 +168,16 @@ def _print_shape(printer: Printer, extents, element: Attribute) -> None:
     printer.print_attribute(element)
 
 
-class _Shaped(ParametrizedAttribute):
+class Concrete(ABCMeta):
+    """Of classes with which no other is registered: `isinstance` looks at their bases alone. What
+    xDSL defines are abstract base classes, which takes `isinstance` three times as long, and a
+    compilation asks some hundred thousand times.
+    """
+
+    __instancecheck__ = type.__instancecheck__
+
+
+class _Shaped(ParametrizedAttribute, metaclass=Concrete):
     if TYPE_CHECKING:
         shape: ArrayAttr[IntAttr]
         element: Attribute
@@ -247,7 +257,7 @@ class TileType(_Shaped, TypeAttribute):
             printer.print_string_literal(str(self.shared_layout or self.register_layout))
 
 
-class _OfType(ParametrizedAttribute):
+class _OfType(ParametrizedAttribute, metaclass=Concrete):
     """Base of what has one parameter, a type: its text is that type's."""
 
     @classmethod
@@ -349,7 +359,7 @@ class ArrayFacts:
 
 
 @irdl_attr_definition
-class ArrayType(ParametrizedAttribute, TypeAttribute):
+class ArrayType(ParametrizedAttribute, TypeAttribute, metaclass=Concrete):
     """An array in global memory: pointer, extents and strides in one value. Rank 0 is allowed."""
 
     name = "tile.array"

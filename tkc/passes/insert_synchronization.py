@@ -66,6 +66,8 @@ COMMUTING = ("add", "max", "min", "and", "or", "xor")  # kinds of updates
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 # Of arguments that share memory, the one that stands for all; set while a kernel is looked at
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
+# What the operations of that kernel access: each is looked at again for every barrier that is put
+_FOUND: ContextVar[dict[Operation, tuple[Access, ...]]] = ContextVar("_FOUND")
 
 Loop = scf.ForOp | scf.WhileOp
 Commit = threads.CpCommit | threads.DotCommit
@@ -167,6 +169,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         ]
         blocks = roles or [kernel.body.block]
         _STAND_IN.set(_stand_ins(kernel, context.overlaps))
+        _FOUND.set({})
         barriers = sum(len(_with_barriers(block)) for block in blocks)
         far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
         if barriers or far:
@@ -238,7 +241,10 @@ def _flow(block: Block, state: State) -> State:
     """The accesses in flight after the block; raises _Conflict at the first operation that needs a
     barrier before it.
     """
+    found = _FOUND.get()
     for op in block.ops:
+        if type(op) not in LOOKED_AT:
+            continue
         match op:
             case scf.ForOp():
                 state = _loop(op, state)
@@ -262,11 +268,12 @@ def _flow(block: Block, state: State) -> State:
             case _:
                 if isinstance(op, tile.Atomic | tile.StorePointers) and _publishes(op):
                     state = _met(state)
-                new = list(_accesses(op))
-                for access in new:
+                if op not in found:
+                    found[op] = tuple(_accesses(op))
+                for access in found[op]:
                     for earlier in state:
                         _check(op, access, earlier)
-                state |= frozenset(new)
+                state = state.union(found[op])
     return state
 
 
@@ -582,6 +589,34 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(_array(op.pointers), True, own=_own_stored(op.pointers))
         case tile.Atomic():
             yield Access(_array(op.pointers), True, own=_own_update(op))
+
+
+# operations that change which accesses are in flight: all others are passed over
+LOOKED_AT: set[type[Operation]] = {
+    scf.ForOp,
+    scf.WhileOp,
+    scf.IfOp,
+    threads.BlockBarrier,
+    threads.ClusterWait,
+    threads.CpCommit,
+    threads.CpWait,
+    threads.DotCommit,
+    threads.DotWait,
+    threads.MbarrierArrive,
+    threads.MbarrierWait,
+    shared.Read,
+    shared.Write,
+    threads.DotAsync,
+    threads.BroadcastStore,
+    threads.BroadcastLoad,
+    threads.CpAsync,
+    tile.Load,
+    tile.Store,
+    tile.AtomicBlock,
+    tile.LoadPointers,
+    tile.StorePointers,
+    tile.Atomic,
+}
 
 
 def _operands_in_buffers(dot: threads.DotAsync) -> list[Place]:
