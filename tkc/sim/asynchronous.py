@@ -34,6 +34,7 @@ from tkc.sim.global_order import READS, RELEASES, UPDATES, WRITES, GlobalAccess,
 from tkc.sim.instance import Instance
 from tkc.sim.level0 import Array, dtype_of, rounded
 from tkc.sim.memory import ALL_WARPS, WarpRange, cells_of, elements_of
+from tkc.sim.products import tf32
 from tkc.sim.report import Violation
 from tkc.sim.synchronization import before_release
 
@@ -196,7 +197,7 @@ def tma_load(m: Instance, op: threads.TmaLoad) -> Steps:
             )
         source = m[op.map]
         values = m.memory.load(pointers, live, dtype_of(source.type.element))
-        block.memory.store(buffer.base, lands, level0.tf32(values) if source.tf32 else values)
+        block.memory.store(buffer.base, lands, tf32(values) if source.tf32 else values)
         known = np.maximum(clocks.end(event), clocks.end(fetched))
         block.mbarriers[address].deliver(known, source.type.bytes, op)
 

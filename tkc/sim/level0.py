@@ -69,6 +69,7 @@ from tkc.ir.values import tile_type
 from tkc.sim import ptx
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
+from tkc.sim.products import matmul, tf32
 
 NUMPY: dict[Attribute, np.dtype] = {
     i1: np.dtype(np.bool_),
@@ -91,7 +92,6 @@ LARGEST_FLOAT8: dict[Attribute, float] = {f8e4m3: 448.0, f8e5m2: 57344.0}
 MAX_WHILE_ROUNDS = 1_000_000
 # of a wait for another rank: between two looks, and until it is given up
 RANKS_PERIOD_S, RANKS_SECONDS = 1e-4, 60.0
-MAX_SINGLE_THREADED = 1 << 18  # multiplications that OpenBLAS does without its threads
 Number = np.ndarray | np.generic | float  # a scalar, or a tile
 Results = tuple[Any, ...]
 
@@ -428,24 +428,6 @@ def histogram(
 
 
 # --------------------------------------------------------------------------------------------------
-def tf32(x: np.ndarray) -> np.ndarray:
-    """float32 with 10 bits of mantissa: to nearest, ties away from zero."""
-    word = np.asarray(x, np.float32).view(np.uint32)
-    return np.where(
-        np.isfinite(x), (word + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32), x
-    )
-
-
-def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b, so few rows at once that BLAS takes one thread: on a busy machine, to wake the others
-    takes longer than to multiply tiles.
-    """
-    rows = max(1, MAX_SINGLE_THREADED // max(1, a.shape[-1] * b.shape[-1]))
-    if a.shape[-2] <= rows:
-        return a @ b
-    return np.concatenate([a[..., i : i + rows, :] @ b for i in range(0, a.shape[-2], rows)], -2)
-
-
 def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a·b of the last two axes, in the wide type of `dot`."""
 
