@@ -274,6 +274,40 @@ def heads(a, b, c, H, M, N, K):
     tkc.store(cp + (rm[:, None] * c.strides[2] + rn[None, :]), tkc.dot(av, bv).to(c.dtype))
 
 
+ROWS = 80  # of a chunk: no whole number of blocks
+
+
+def in_chunks(a, b, c, H, M, N, K):
+    """Heads and chunks of rows along one axis of the grid; the last chunk is a part of one, which
+    only the program knows; sums that grow along another.
+    """
+    z = tkc.program_id(2)
+    chunk = z // H
+    head = z - chunk * H
+    rows = tkc.minimum(ROWS, M - chunk * ROWS)
+    end = tkc.minimum((tkc.program_id(0) + 1) * BM, K)
+    rm, rk = tkc.program_id(0) * BM + tkc.arange(BM), tkc.arange(BK)
+    rn = tkc.program_id(1) * BN + tkc.arange(BN)
+    first = chunk * ROWS
+    ap = a.ptr + head * a.strides[0] + first * a.strides[1]
+    cp = c.ptr + head * c.strides[0] + first * c.strides[1]
+    bp = b.ptr + head * b.strides[0]
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, end, BK):
+        steps = k + rk
+        av = tkc.load(
+            ap + rm[:, None] * a.strides[1] + steps[None, :],
+            mask=(rm[:, None] < rows) & (steps[None, :] < K),
+        )
+        bv = tkc.load(
+            bp + steps[:, None] * b.strides[1] + rn[None, :],
+            mask=(steps[:, None] < end) & (rn[None, :] < N),
+        )
+        acc = tkc.dot(av, bv, acc)
+    inside = (rm[:, None] < rows) & (rn[None, :] < N)
+    tkc.store(cp + rm[:, None] * c.strides[1] + rn[None, :], acc.to(c.dtype), mask=inside)
+
+
 def blocks(m: int, n: int) -> tuple[int, int]:
     return -(-m // BM), -(-n // BN)
 
@@ -310,6 +344,12 @@ def of_triangle(given: list) -> np.ndarray:
         if start >= m:
             right[start : start + BK] = 0
     return left @ right
+
+
+def of_chunks(given: list) -> np.ndarray:
+    a, b = wide(given[0]), wide(given[1])
+    rows, steps = np.arange(a.shape[1]) % ROWS, np.arange(a.shape[2])
+    return np.where(steps < (rows // BM + 1)[:, None] * BM, a, 0) @ b
 
 
 def matrices(given: list) -> np.ndarray:
@@ -382,6 +422,22 @@ FORMS = {
         ],
         lambda m, n, k: (*blocks(m, n), 6),
         lambda given: wide(given[0]) @ wide(given[1]).swapaxes(-1, -2),
+    ),
+    "in_chunks": Form(
+        in_chunks,
+        lambda m, n, k: [
+            numbers(2, m, k, pad=8),
+            numbers(2, k, n, seed=1, pad=8),
+            np.zeros((2, m, n), np.float16),
+            2,
+            m,
+            n,
+            k,
+        ],
+        lambda m, n, k: (*blocks(ROWS, n), 2 * -(-m // ROWS)),
+        of_chunks,
+        maps=0,
+        nonnegative=True,
     ),
     "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
 }
@@ -472,7 +528,6 @@ def broadcast(a, rm, rk, M, K):
     "pointers, why",
     [
         (modulo, "modulo"),
-        (by_a_loaded_number, "before the array"),
         (diagonal, "a sum"),
         (squares, "not affine"),
         (broadcast, "one address"),
@@ -508,6 +563,18 @@ def test_accesses_outside_loops_and_of_one_element():
     assert remaining(module) == 2
     level0.run(module, given, (1,))
     np.testing.assert_array_equal(given[2], want[2])
+
+
+def test_a_place_that_is_loaded_is_where_an_array_begins_that_the_kernel_makes():
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    module = traced(copied, *args, i32(), i32(), i32(), pointers=by_a_loaded_number)
+    through(module, "raise-pointers", context("sm_90a"))
+    assert remaining(module) == 0
+    rows = numbers(BM + 3, BK)
+    rows[0, 5] = 3
+    given = [rows, numbers(BK, BN, seed=1), np.zeros((BM, BN), np.float16), BM, BN, 5]
+    level0.run(module, given, (1, 1, 1))
+    np.testing.assert_array_equal(given[2], wide(rows[3:]) @ wide(given[1]))
 
 
 def test_a_block_that_begins_before_its_first_row_keeps_its_offset():

@@ -9,8 +9,9 @@ written with pointers get what blocks get: copies that run ahead, tensor maps, w
 
 An access is raised in kernels with dots, where its address is affine (analysis/pointers.py) and
 
-  base      is an array argument, or any other pointer (one that the kernel loads, say): the array
-            is made before the innermost loop round the access then, and what is known there takes
+  base      is an array argument, or any other pointer (one that the kernel loads, say). Of another
+            pointer, and of an argument where the host cannot compute what is asked of it below, the
+            array is made before the innermost loop round the access, and what is known there takes
             the place of what the host can compute. It begins where the block of the first iteration
             does, so that only what the loop adds must not be negative
   strides   of the tile's axes are single products that the host can compute
@@ -18,6 +19,7 @@ An access is raised in kernels with dots, where its address is affine (analysis/
             them counts as positive (TKC_DEBUG checks that)
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
+  remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
   modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
             reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
@@ -32,7 +34,7 @@ Sources: the semantics of masked pointer loads in Triton's language reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +61,7 @@ from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import run as simplify
 
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
+REMAINDERS = {"floordiv": "mod", "div_trunc": "rem_trunc"}
 PointerBlock = tile.LoadPointers | tile.StorePointers
 
 
@@ -97,6 +100,7 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
     if not accesses:
         return 0
     _divide_apart(kernel)
+    _take_remainders(kernel)
     forms, blocks = Forms.of(kernel), []
     for op in accesses:
         try:
@@ -131,6 +135,31 @@ def _divide_apart(kernel: tile.Kernel) -> None:
                 behind = build(ew.CLASSES["floordiv"](rest, op.args[1]))
                 replace(op, [build.add(first, behind)])
                 break
+
+
+def _take_remainders(kernel: tile.Kernel) -> None:
+    """%x - %x // %n * %n of scalars becomes %x % %n: one place along one axis, not a place back
+    along another.
+    """
+    for op in list(kernel.walk()):
+        if not isinstance(op, ew.Elementwise) or op.fn.name != "sub" or not _is_index(op.result):
+            continue
+        whole, product = op.args
+        multiple = product.owner
+        if not isinstance(multiple, ew.Elementwise) or multiple.fn.name != "mul":
+            continue
+        for quotient, count in (multiple.args, tuple(reversed(multiple.args))):
+            division = quotient.owner
+            if not isinstance(division, ew.Elementwise) or division.fn.name not in REMAINDERS:
+                continue
+            if division.args[0] is whole and division.args[1] is count:
+                rest = ew.CLASSES[REMAINDERS[division.fn.name]](whole, count)
+                replace(op, [Builder(op)(rest)])
+                break
+
+
+def _is_index(value: SSAValue) -> bool:
+    return value.type in (i32, i64)
 
 
 # ---- what an access addresses
@@ -235,12 +264,28 @@ def _recognised(op: PointerBlock, forms: Forms) -> Block:
     form = forms.get(op.pointers)
     if form is None or form.base is None:
         raise NotABlock("its address is not affine")
-    if argument_number(form.base) is not None:
+    loop = loop_of(op)
+    anchors = [op] if loop is None else [loop, op]
+    if argument_number(form.base) is None:
+        return _first_block(op, form, forms, anchors)
+    try:
         return _Recognition(op, form, forms, None).block()
-    if (loop := loop_of(op)) is not None:
-        with suppress(NotABlock, TooLarge):  # where the access itself is, more is known
-            return _Recognition(op, form, forms, loop).block()
-    return _Recognition(op, form, forms, op).block()
+    except NotABlock as why:
+        with suppress(NotABlock, TooLarge):  # a bound that the kernel computes, say
+            return _first_block(op, form, forms, anchors)
+        raise why
+
+
+def _first_block(
+    op: PointerBlock, form: Affine, forms: Forms, anchors: Sequence[Operation]
+) -> Block:
+    """The block of an array that is made before the first of some operations before which it can
+    be: where the access itself is, most is known. Raises NotABlock with the last reason.
+    """
+    for anchor in anchors[:-1]:
+        with suppress(NotABlock, TooLarge):
+            return _Recognition(op, form, forms, anchor).block()
+    return _Recognition(op, form, forms, anchors[-1]).block()
 
 
 class _Recognition:
@@ -577,7 +622,9 @@ class _Writer:
     def _array(self, block: Block) -> SSAValue:
         """The array that a block is of."""
         if block.anchor is not None:
-            return self._made(block, block.base, Builder(block.anchor), False)
+            build, base = Builder(block.anchor), block.base
+            pointer = build(tile.Pointer(base)) if isinstance(base.type, ArrayType) else base
+            return self._made(block, pointer, build, False)
         axes = tuple((axis.stride, axis.bound) for axis in block.axes)
         key = block.base, block.offset, axes, self._facts(block)
         if key not in self.arrays:

@@ -261,9 +261,11 @@ def _section(
 ) -> SSAValue:
     """How many neighbours along the other axes have their arrays in a cache of so many bytes: those
     a loop loads from or adds to, or of these what the first `few` rows of programs of all may read.
+    Arrays that each program makes for itself count for nothing.
     """
     accesses = (op for op in loop.walk() if isinstance(op, (tile.Load, tile.AtomicBlock)))
-    sizes = [_bytes(build, array) for array in dict.fromkeys(op.array for op in accesses)]
+    arrays = dict.fromkeys(op.array for op in accesses)
+    sizes = [_bytes(build, array) for array in arrays if _is_shared(array)]
     if not sizes:
         return others
     each, available = reduce(build.add, sizes), build.number(room, i64)
@@ -277,6 +279,13 @@ def _section(
     return build.max(
         build.min(build(Cast(build.min(fit, build(Cast(others, f32))), i32)), others), 1
     )
+
+
+def _is_shared(array: SSAValue) -> bool:
+    """Whether an array is one for all programs, and known before any of them."""
+    while isinstance(array.owner, tile.View):
+        array = array.owner.array
+    return not program_axes([array]) and not from_memory([array])
 
 
 def _bytes(build: Builder, array: SSAValue) -> SSAValue:
