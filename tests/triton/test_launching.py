@@ -7,6 +7,8 @@ import pytest
 
 import tkc.triton as triton
 import tkc.triton.language as tl
+from tests.runtime.fake_driver import FakeTensor
+from tests.triton import kernels
 from tkc.errors import LaunchError
 from tkc.triton.errors import InvalidOption
 from tkc.triton.runtime.jit import JITFunction
@@ -137,3 +139,26 @@ def test_a_parameter_may_have_an_options_name():
         assert o[0] == 1 + stages
         chosen[(1,)](x, o, stages)
         assert o[0] == 1 + stages
+
+
+class _Numbers(FakeTensor):
+    """A tensor over an array of NumPy."""
+
+    def __init__(self, array: np.ndarray):
+        super().__init__(array.shape, str(array.dtype), array.ctypes.data, device=-1)
+        self.data = array
+
+    def element_size(self) -> int:
+        return self.data.itemsize
+
+    def numel(self) -> int:
+        return self.data.size
+
+
+def test_arrays_taken_as_another_type_are_launched_again_and_again():
+    x, y = np.arange(4, dtype=np.int16) - 2, np.zeros(4, np.int16)
+    given = [triton.reinterpret(_Numbers(a), tl.uint16) for a in (x, x, y)]
+    for _ in range(3):
+        kernels.add[(1,)](*given, 4, BLOCK=4)
+        np.testing.assert_array_equal(y, 2 * x)
+        x += 1

@@ -18,6 +18,11 @@ class TensorWrapper(Wrapped):
         self.base, self.dtype, self.device, self.shape = base, dtype, base.device, base.shape
         self.data = base.data
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is in a GPU's memory."""
+        return self.base.is_cuda
+
     def data_ptr(self) -> int:
         return self.base.data_ptr()
 
