@@ -661,12 +661,14 @@ def written(
         ("scales", "cooperative", "broadcast registers tma tma"),
         ("number", "cooperative", "registers tma tma tma"),
         ("behind", "cooperative", "registers registers tma tma"),
-        ("factor", "cooperative", "broadcast registers tma tma"),
+        ("factor", "cooperative", "broadcast tma tma tma"),
         ("factor inside", "cooperative", "broadcast registers tma tma"),
     ],
 )
 def test_what_a_program_has_written_it_loads_itself(what, roles, paths):
-    """A producer is ahead of what its consumers store."""
+    """A producer is ahead of what its consumers store, unless it waits for it ("factor"): what is
+    stored in a loop of its own a loop of dots may copy.
+    """
     BM, BN, BK, m, k = 128, 64, 32, 256, 96
     modules, given = stages.compiled(
         traced(

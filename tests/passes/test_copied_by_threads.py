@@ -188,13 +188,14 @@ def of_ends(m: int, n: int, k: int):
 
 
 def of_chain(m: int, n: int, k: int):
-    w, steps = numbers(1, 3 * BN, BN), k // BK
+    """Of m = 0 the loop over k has no step."""
+    w, steps = numbers(1, 3 * BN if m else 0, BN), k // BK
     y = np.full(((steps + 1) * BM, BN), 9, np.float16)
     y[:BM] = numbers(0, BM, BN)
     expected = y.astype(np.float64)
     for t in range(steps):
         before = np.roll(expected[t * BM : (t + 1) * BM], -1, 0)
-        product = np.tile(before, 3) @ w
+        product = np.tile(before, 3)[:, : len(w)] @ w
         expected[(t + 1) * BM : (t + 2) * BM] = np.clip(product, -2, 2)
     return [w, y, steps], (1, 1, 1), expected
 
@@ -313,15 +314,25 @@ def test_assembles(name):
 )
 def test_mutants(name, columns):
     modules, _ = lowered(name, num_stages=4)
+    # in loops without a step nothing but the order of stores keeps roles together
+    chains = [
+        lambda module, seed=seed: check(module, name, 0, columns, 6 * BK, seed=seed)
+        for seed in range(4 * (name == "chained"))
+    ]
     every, missed = survivors(
         mutants(modules[LAST]),
         *(
             lambda module, seed=seed, k=k: check(module, name, 4 * BM, columns, k * BK, seed=seed)
             for seed, k in enumerate((1, 5, 7))
         ),
+        *chains,
     )
     # the dots that read a stage are the work of the whole warpgroup: the leader has waited for them
     missed = {label for label in missed if "leader alone: mbarrier_arrive empty" not in label}
+    # what copies behind a store waits for it, and so for the dot before it: behind the loop the
+    # stage of the copier may be released sooner
+    if name == "chained":
+        missed.discard("earlier: mbarrier_arrive empty in consumer, 2")
     assert every > 40
     assert not missed
 

@@ -1,10 +1,10 @@
-"""cp.async: what is filled with zeros, which copies a wait waits for."""
+"""cp.async: what is filled with zeros, which copies a wait or an arrival waits for."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.gpu.forms.belief import belief, dump, fill, put
+from tests.gpu.forms.belief import belief, dump, fill, only, put, wait
 
 
 def words(n):
@@ -52,9 +52,9 @@ COLD = np.arange(FAR, dtype=np.uint32)
 STRIDE = FAR // (4 * 128)  # words from one copy to the next
 
 
-def groups(name: str, commits: str, depth: str, ready: int, confirms) -> None:
+def groups(name: str, commits: str, depth: str, ready: int, confirms, begin: str = "") -> None:
     """Each thread copies four words from far apart; after the wait the first `ready` must be there,
-    for its neighbour too.
+    for its neighbour too. begin: what comes before the copies.
     """
     copies = "".join(
         f"mad.lo.u32 %r2, %t, 4, {i}; mul.lo.u32 %r2, %r2, {STRIDE}; mad.wide.u32 %d1, %r2, 4, %a0;"
@@ -68,14 +68,14 @@ def groups(name: str, commits: str, depth: str, ready: int, confirms) -> None:
     )
     belief(
         name,
-        f"{fill(512, 128)} bar.sync 0;\n{copies} {depth}; bar.sync 0; xor.b32 %r4, %t, 33;"
+        f"{fill(512, 128)} {begin} bar.sync 0;\n{copies} {depth}; bar.sync 0; xor.b32 %r4, %t, 33;"
         f" mad.lo.u32 %r5, %r4, 16, %s; mov.u32 %r7, 0;\n{look}\n{put(1, '%t', '%r7')}"
         " cp.async.wait_all;",
         [COLD, words(128)],
         [None, np.zeros(128, np.uint32)],
         confirms,
         threads=128,
-        shared=2048,
+        shared=2176,
     )
 
 
@@ -108,4 +108,13 @@ groups(
     "cp.async.wait_all",
     4,
     ["cp.async.wait_all"],
+)
+ARRIVE, AT = "cp.async.mbarrier.arrive.noinc.shared::cta.b64", "[%s+2048]"
+groups(
+    "copies_arrive_at_a_barrier_when_they_have_landed",
+    f"{C}|||",
+    f"{ARRIVE} {AT}; {wait(AT, 0)} mov.u32 %r7, 0",
+    4,
+    [ARRIVE],
+    begin=only(0, f"mbarrier.init.shared::cta.b64 {AT}, 128;"),
 )

@@ -49,9 +49,15 @@ class StoreOrder:
 
     def divide(self, consumer: threads.Role, others: list[threads.Role], roles: Operation) -> None:
         """Leaves each role its half, and initialises the barriers. Of the others those wait that
-        read what is stored; what the tensor memory accelerator reads is fenced.
+        read what is stored; what the tensor memory accelerator reads is fenced. Where none does,
+        because consumers load it themselves, nobody says so.
         """
         waiting = [role for role in others if self._reads(role)]
+        if not waiting:
+            for barrier in (self.stored, self.seen):
+                for op in [use.operation for use in barrier.uses]:
+                    erase(op)
+            return
         for barrier in (self.stored, self.seen):
             for op in [use.operation for use in barrier.uses]:
                 role = next((r for r in (consumer, *waiting) if r.is_ancestor(op)), None)
