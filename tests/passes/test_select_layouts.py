@@ -22,7 +22,9 @@ from tests.passes.kernels import (
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.text import parse, show
+from tkc.ir.values import tile_type
 from tkc.ir.verify import verify
+from tkc.passes.pipeline import PIPELINE
 
 LAST = "select-layouts"
 
@@ -123,6 +125,24 @@ def test_a_transposed_operand_is_converted_before_it_is_transposed():
     assert isinstance(transpose.arg.owner, shared.Convert) and isinstance(
         transpose.arg.owner.arg.owner, tile.Load
     )
+
+
+def turned_product(a, b, out, LEFT: tkc.constexpr, RIGHT: tkc.constexpr):
+    x, y = tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64))
+    tkc.store(out, (0, 0), tkc.dot(x.T if LEFT else x, y.T if RIGHT else y))
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+def test_operands_of_multiply_adds_are_read_as_they_are_used(left, right):
+    """Turned ones were read whole: 512 registers a thread, most of which spilled."""
+    module = traced(turned_product, *[array(tkc.float32, 2)] * 3, LEFT=left, RIGHT=right)
+    given = context("sm_80")
+    through(module, PIPELINE[-1], given)
+    *_, last = (op for op in module.walk() if isinstance(op, tile.Dot))
+    reads = [op for op in last.parent.ops if isinstance(op, shared.Read)]
+    sizes = {tile_type(op.result).size for op in reads if op.is_before_in_block(last)}
+    assert sizes == {64 * given.plan.dots[0].chunk}
 
 
 def test_a_scaled_operand_is_computed_in_its_fragment():

@@ -518,6 +518,16 @@ class Selection:
         replace(op, [acc])
 
     def _part(self, op: tile.Dot, value: SSAValue, axis: int, start: int, count: int) -> SSAValue:
+        """A slice of what an operand is a view of, seen as the operand: what converts it to its
+        layout has slices as its users, each of which is read where it is used.
+        """
+        if (view := defining_op(value, tile.Transpose)) is not None:
+            order = tuple(view.permutation.get_values())
+            part = self._part(op, view.arg, order[axis], start, count)
+            extents = tuple(extents_of(part)[a] for a in order)
+            turned = TileType(extents, tile_type(part).element)
+            turned = turned.with_layout(layout_of(part).transpose(order))
+            return before(op, tile.Transpose(part, order, turned)).result
         t = tile_type(value)
         offsets, extents = [0] * t.rank, list(t.extents)
         offsets[axis], extents[axis] = start, count
