@@ -123,7 +123,7 @@ def test_mma_operands(bits, wm, wn):
                     for s in range(steps):
                         for r in range(2 * p):
                             row, col = B[bits](g, q, r // p, r % p)
-                            assert b.coords((j * steps + s) * 2 * p + r, lane, warp) == (
+                            assert b.coords((s * ns + j) * 2 * p + r, lane, warp) == (
                                 s * k + row,
                                 left + col,
                             )
@@ -142,7 +142,7 @@ def test_mma_by_hand():
         for j in range(n // 8):
             for s in range(k // 16):
                 fa = a[:, (i * 3 + s) * 8 :][:, :8].reshape(-1, 2)
-                fb = b[:, (j * 3 + s) * 4 :][:, :4].reshape(-1, 2)
+                fb = b[:, (s * 4 + j) * 4 :][:, :4].reshape(-1, 2)
                 fc = c[:, (i * 4 + j) * 4 :][:, :4].reshape(-1, 2)
                 assert set(fa[:, 1]) == set(fb[:, 0])
                 rows, cols, ks = sorted(set(fa[:, 0])), sorted(set(fb[:, 1])), sorted(set(fa[:, 1]))

@@ -53,6 +53,21 @@ def test_products_of_the_usual_sizes():
     )
 
 
+def attention_plan(name: str, columns: int) -> Plan:
+    return planned(attended(256, 128, 128, columns, False).module(), name)
+
+
+def test_warps_with_rows_of_their_own_are_few_where_two_blocks_fit():
+    """Half as many warps read right factors from shared memory half as often; but one block of
+    four leaves a multiprocessor's schedulers one warp each.
+    """
+    few, many = attention_plan("sm_80", 48), attention_plan("sm_80", 64)
+    assert (few.warps, few.stages) == (4, 2)
+    assert many.warps == 8  # 192 registers of accumulators otherwise
+    assert attention_plan("sm_86", 48).warps == 8  # shared memory holds one block
+    assert any("two blocks fit a multiprocessor" in line for line in few.decisions)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_rings_fit_every_target(name):
     plan = product_plan(128, 256, 64, name=name)

@@ -14,10 +14,11 @@ from tests.passes.kernels import context, through
 from tests.passes.stages import assembler
 from tkc.codegen.ptx.emit import emit
 from tkc.compiler import Compiled
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
+from tkc.passes.analysis.mapped import whole_of
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0, level4
 
@@ -64,9 +65,12 @@ def queries(q, k, v, do, lse, delta, dq, unused, scale, D: tkc.constexpr):
     tkc.store(dq[h], (m, 0), acc.to(dq.dtype))
 
 
-def arguments(vector: int = 4) -> list:
-    """vector: elements that divide the strides of small blocks, which maps copy where that is 4."""
-    facts = ArrayFacts((Fact(),) * 3, (Fact(8), Fact(8), Fact(exact=1)), 16)
+def arguments(vector: int = 4, columns: int = 1) -> list:
+    """vector: elements that divide the strides of small blocks, which maps copy where that is 4;
+    columns: what divides the arrays' columns.
+    """
+    shape = Fact(), Fact(), Fact(columns)
+    facts = ArrayFacts(shape, (Fact(8), Fact(8), Fact(exact=1)), 16)
     blocks = [ArrayArgument(tkc.float16, facts)] * 4
     rows = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(vector), Fact(exact=1)), 16))
     return [*blocks, rows, rows, *[ArrayArgument(tkc.float16, facts)] * 2, f32()]
@@ -140,6 +144,22 @@ def test_without_wgmma_blocks_are_loaded_once():
     before = loads(module)
     through(module, "separate-operands", context("sm_80"))
     assert loads(module) == before
+
+
+@pytest.mark.parametrize("fn", (queries, keys_and_values))
+def test_without_wgmma_blocks_are_copied_once(fn):
+    """A block that two dots read, along its rows and along its columns, is in shared memory once;
+    and the gradients are right at every level.
+    """
+    module = traced(fn, *arguments(columns=8), D=64)
+    through(module, "swizzle-shared", given := context("sm_80"))
+    assert not given.has_roles
+    copied = [whole_of(op.array) for op in module.walk() if isinstance(op, shared.Copy)]
+    assert len(copied) == len(set(copied)) == 4
+    module = traced(fn, *arguments(columns=8), D=64)
+    through(module, PIPELINE[-1], context("sm_80"))
+    check(fn, 64, 136, lambda x, grid: level4.run(module, x, grid, 0))
+    check(fn, 64, 136, lambda x, grid: machine.run(module, x, grid))
 
 
 def in_place(q, k, v, do, lse, delta, dk, dv, scale, D: tkc.constexpr):

@@ -11,6 +11,7 @@ from tests.language.kernels import array, i32, inf, traced
 from tests.passes.kernels import CASES, blank, context, normal, through
 from tests.passes.stages import count
 from tkc.ir import elementwise as ew
+from tkc.ir import tile
 from tkc.ir.text import parse, show
 from tkc.ir.verify import verify
 from tkc.passes import split_masked_loops
@@ -123,6 +124,18 @@ def test_what_only_the_mask_needs_moves_with_it_and_what_no_loop_changes_comes_b
     assert not any(getattr(op.result.type, "rank", 0) == 2 and op.fn.truth for op in inside)
     # two of the mask, two of its ends
     assert count(loop, ew.CLASSES["ge"], ew.CLASSES["le"], ew.CLASSES["lt"]) >= 4
+
+
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_rows_that_only_the_mask_needs_are_made_in_its_branch(name):
+    """Registers do not hold them through a loop of one role."""
+    module = module_of(KNOWN[name], 300)
+    given = through(module, "split-masked-loops", context(num_warps=4))
+    assert not given.has_roles
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    before = list(loop.parent.ops)[: list(loop.parent.ops).index(loop)]
+    assert not any(isinstance(op, tile.Arange) for op in before)
+    assert sum(isinstance(op, tile.Arange) for op in loop.walk()) == 2
 
 
 def test_small_tiles_are_not_worth_a_branch():

@@ -22,13 +22,16 @@ A wgmma accumulator of 64 x n is four warps of this under each other, so its row
 consecutive ones share a 32-bit register.
 
 **Order.** Whole tiles repeat the instruction's fragment. Registers count, fastest first: inside one
-instruction; the instructions along k (of A and B) or n (of the accumulator); the instructions along
-m (A, accumulator) or n (B). So the operands of instruction (m, n, k) are consecutive registers,
+instruction; the instructions along k (of A) or n (of B and the accumulator); the instructions along
+m (A, accumulator) or k (B). So the operands of instruction (m, n, k) are consecutive registers,
 starting at a multiple of their number (K, N: how many instructions):
 
-    A[(m * K + k) * a :][:a]       B[(n * K + k) * b :][:b]       C[(m * N + n) * c :][:c]
+    A[(m * K + k) * a :][:a]       B[(k * N + n) * b :][:b]       C[(m * N + n) * c :][:c]
 
-and an accumulator cast to 16 bits *is* the A operand of the next product, register for register
+ldmatrix fills four registers: an A of one instruction, or the B of two that are issued one after
+the other, since k is outermost. Along k, half of what it fills would wait for the next k.
+
+An accumulator cast to 16 bits *is* the A operand of the next product, register for register
 (attention's P):
 
 >>> from tkc.ir.layout import movement
@@ -89,7 +92,7 @@ def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) ->
     p = pack(bits)
     return Layout(
         (k, n),
-        (Digit(p, 0, 1), Digit(2, 0, 4 * p), _repeat(0, k, 8 * p), _repeat(1, n, 8 * warps_n)),
+        (Digit(p, 0, 1), Digit(2, 0, 4 * p), _repeat(1, n, 8 * warps_n), _repeat(0, k, 8 * p)),
         (Digit(4, 0, p), Digit(8, 1, 1)),
         (copies(warps_m), Digit(warps_n, 1, 8)),
     )

@@ -56,6 +56,11 @@ class Target:
         return resolved(self.usual)
 
     @property
+    def half_shared_bytes(self) -> int:
+        """Of shared memory, what a block may have where two share a multiprocessor."""
+        return half_of(self.shared_bytes)
+
+    @property
     def engines(self) -> Engines:
         return self.device.engines
 

@@ -189,25 +189,37 @@ def _attention(
 
 
 def page_of(table: Any, n: Any, size: int, block: int) -> Any:
-    """Where the `block` rows from n on of a sequence lie: the page's number where they are part of
-    one page of `size` rows, else the pool's row of each.
+    """The pool's row of each of the `block` rows from n on of a sequence, which lie in several
+    pages of `size` rows.
     """
-    if size % block == 0:
-        return table[n // size]
     rows = n + tkc.arange(block)
     return tkc.load(table, (rows // size,), (block,)) * size + rows % size
 
 
-def paged_block(
-    x: Any, page: Any, at: tuple[Any, Any], inside: Any, shape: tuple[int, int], size: int
-) -> Any:
-    """The block at row and column `at` of a head. x: of that head, [pages, size, D] where `page`
-    is a page's number, else [rows of the pool, D]; inside: which rows are there.
+def blocks_of(
+    places: list[tuple[Any, Any, int]], table: Any, n: Any, last: Any, step: int, size: int
+) -> tuple[Any, Any, list]:
+    """The block of the `step` rows from n on of a sequence that ends at `last`, whole and with no
+    row behind the end: where it begins, which of its rows are from n on, and for each of `places`,
+    (array, first column, columns), what is there. What stands behind the end need not be numbers,
+    and a mask would keep tensor maps from copying the block; what stands before n is other rows of
+    the sequence, or zeros. table: the sequence's pages, of `size` rows, or None. Where a block has
+    rows of several pages, they are gathered, and those behind the end are zeros.
     """
-    n, column = at
-    if size % shape[0] == 0:
-        return tkc.load(x[page], (n % size, column), shape, mask=inside)
-    return tkc.load(x, (page, column), shape, mask=inside)
+    if size % step:
+        inside = n + tkc.arange(step) < last
+        page, kept = page_of(table, n, size, step), inside[:, None]
+        return (
+            n,
+            inside,
+            [tkc.load(x, (page, at), (step, width), mask=kept) for x, at, width in places],
+        )
+    start = tkc.minimum(n, last - step)
+    inside = start + tkc.arange(step) >= n
+    if table is None:
+        return start, inside, [tkc.load(x, (start, at), (step, width)) for x, at, width in places]
+    page, row = table[n // size], start - n // size * size
+    return start, inside, [tkc.load(x[page], (row, at), (step, width)) for x, at, width in places]
 
 
 def _part_and_row(blocks: int, rows: int) -> tuple[Any, Any]:
@@ -224,17 +236,15 @@ def _by_row(x: Any, m: Any, rows: int, queries: int) -> Any:
 
 
 def _visible(
-    m: Any, n: Any, block: tuple[int, int], keys: Any, last: Any, queries: int, window: Any
+    m: Any, cols: Any, inside: Any, rows: int, keys: Any, queries: int, window: Any
 ) -> Any:
-    """Which columns from n on rows from m on see: those of the part; where there are several
-    queries, which are the last positions, none that is behind; the last `window` (None: all).
+    """Which columns, of those inside, rows from m on see: where there are several queries, which
+    are the last positions, none that is behind; the last `window` (None: all).
     """
-    cols = (n + tkc.arange(block[1]))[None, :]
-    keep = cols < last
     if queries == 1 and window is None:
-        return keep
-    place = ((m + tkc.arange(block[0])) % queries)[:, None] + (keys - queries)
-    keep = keep & (place >= cols)
+        return inside
+    place = ((m + tkc.arange(rows)) % queries)[:, None] + (keys - queries)
+    keep = inside & (place >= cols)
     return keep if window is None else keep & (place - cols < window)
 
 
@@ -293,17 +303,14 @@ def _decode(
         k, v = k[b, h], v[b, h]
     else:
         k, v = (x[:, :, h] if PAGE % BN == 0 else x[:, h] for x in (k, v))
+    pages = None if table is None else table[b]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
-        keep = _visible(m, n, (BM, BN), keys, last, QUERIES, window if WINDOW else None)
-        if table is not None:
-            page = page_of(table[b], n, PAGE, BN)
-            inside = (n + tkc.arange(BN) < last)[:, None]
-            ki, vi = (
-                paged_block(x, page, (n, 0), inside, (BN, width), PAGE)
-                for x, width in ((k, D), (v, DV))
-            )
-        s = tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(qi.dtype).T)
+        places = [(k, 0, D), (v, 0, DV)]
+        start, inside, (ki, vi) = blocks_of(places, pages, n, last, BN, PAGE)
+        cols, seen = (start + tkc.arange(BN))[None, :], inside[None, :]
+        keep = _visible(m, cols, seen, BM, keys, QUERIES, window if WINDOW else None)
+        s = tkc.dot(qi, ki.to(qi.dtype).T)
         if CAP:
             s = tkc.tanh(s * ((c[:, None] if rows else c) / (cap * LOG2E))) * (cap * LOG2E)
         s, most = tkc.where(keep, s, -inf), 1.0 if CAP else c
@@ -313,9 +320,6 @@ def _decode(
         p = tkc.exp2(s * (c[:, None] if rows and not CAP else most) - base[:, None])
         shrink = tkc.exp2(high - base)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
-        if table is None:
-            # p is 0 behind the end; 0 times what lies there need not be
-            vi = tkc.load(v, (n, 0), (BN, DV), mask=(n + tkc.arange(BN) < last)[:, None])
         out = tkc.dot(p.to(held), vi.to(held), out * shrink[:, None])
     tkc.store(acc[b, h, part], (m, 0), out if vs is None else out * vs[h])
     tkc.store(top[b, h, part], (m,), high)

@@ -151,7 +151,7 @@ def choose_block(
     if dtype_of(q) == "float32":
         bm, bn = _float32_block(d, target)
     elif not has_wgmma(target):
-        bm, bn = _mma_block(d, target, queries, each)
+        bm, bn = _mma_block(d, target, queries, each, window is not None)
     else:
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         free = (rows, columns) == (None, None)
@@ -161,11 +161,30 @@ def choose_block(
     return Block(rows or bm, columns or bn)
 
 
-def _mma_block(d: int, target: str, queries: int, each: Callable[[int], float]) -> tuple[int, int]:
+def _mma_block(
+    d: int, target: str, queries: int, each: Callable[[int], float], windowed: bool
+) -> tuple[int, int]:
     """64 rows as long as every program has a multiprocessor."""
     short = queries <= 64 or d > 128
     bm = 64 if short or 0 < each(64) <= 1 else 128
-    return bm, 32 if 128 < d <= 192 and target != "cpu" else 64
+    if target == "cpu" or d > 192:
+        return bm, 64
+    if d > 128:
+        return bm, 32
+    return bm, 64 if bm == 64 else _columns_of_two_blocks(bm, d, target, windowed)
+
+
+def _columns_of_two_blocks(rows: int, d: int, target: str, windowed: bool) -> int:
+    """Rows of K, 64 at most, with which two programs' Q, and two stages of their K and V, share a
+    multiprocessor's shared memory; 64 where there is no room for 48. windowed: a window's ends take
+    registers, too, so that more than 160 accumulators leave a thread too few.
+    """
+    d = width_of(d)
+    left = tkc.target(target).half_shared_bytes - 2 * rows * d
+    columns = min(64, left // (2 * 2 * 2 * d) // 16 * 16)
+    if columns < 48:
+        return 64
+    return min(columns, 160 - d) if windowed else columns
 
 
 def _fits_tma(q: Array, k: Array, v: Array) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
-from tkc.kernels.attention import LOG2E, Parts, combine, page_of, paged_block, pages_as_rows
+from tkc.kernels.attention import LOG2E, Parts, blocks_of, combine, pages_as_rows
 from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
 from tkc.kernels.attention_checks import check_lengths, check_pages
 from tkc.kernels.operator import operator
@@ -52,28 +52,15 @@ def _scaled(x: Any, scale: Any) -> Any:
     return x if scale is None else x * scale[0]
 
 
-def _keep(m: Any, n: Any, block: tuple[int, int], ends: tuple[Any, Any], span: tuple) -> Any:
-    """Which columns from n on rows from m on see. ends: of the part, and of the keys; span:
-    queries, which are the last positions, and heads of each.
+def _keep(m: Any, cols: Any, inside: Any, rows: int, keys: Any, span: tuple) -> Any:
+    """Which columns, of those inside, rows from m on see. keys: of the sequence; span: queries,
+    which are the last positions, and heads of each.
     """
-    cols, (last, keys), (queries, heads) = (n + tkc.arange(block[1]))[None, :], ends, span
+    queries, heads = span
     if queries == 1:
-        return cols < last
-    place = (m + tkc.arange(block[0])) // heads + (keys - queries)
-    return (cols < last) & (place[:, None] >= cols)
-
-
-def _blocks(
-    x: Any, row: Any, n: Any, last: Any, places: list[tuple[Any, int]], size: int, step: int
-) -> list:
-    """Rows n to n + step of a sequence, up to `last`: a block for each of `places`, (first column,
-    columns). row: the sequence's pages, of `size` rows, or None.
-    """
-    inside = (n + tkc.arange(step) < last)[:, None]
-    if row is None:
-        return [tkc.load(x, (n, at), (step, width), mask=inside) for at, width in places]
-    page = page_of(row, n, size, step)
-    return [paged_block(x, page, (n, at), inside, (step, width), size) for at, width in places]
+        return inside
+    place = (m + tkc.arange(rows)) // heads + (keys - queries)
+    return inside & (place[:, None] >= cols)
 
 
 @tkc.jit
@@ -115,11 +102,15 @@ def _latent(
     x, row = (cache[b], None) if table is None else (cache, table[b])
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, width))
     for n in tkc.range(first, last, BN):
-        blocks, s = _blocks(x, row, n, last, places, PAGE, BN), tkc.zeros((BM, BN))
+        rows = [(x, at, size) for at, size in places]
+        start, inside, blocks = blocks_of(rows, row, n, last, BN, PAGE)
+        cols = start + tkc.arange(BN)
+        s = tkc.zeros((BM, BN))
         blocks = [block.to(q.dtype) for block in blocks]
         for query, block in zip(queries[::-1], blocks[::-1], strict=True):
             s = tkc.dot(query, block.T, s)
-        s = tkc.where(_keep(m, n, (BM, BN), (last, keys), (QUERIES, HEADS)), s, -inf)
+        keep = _keep(m, cols[None, :], inside[None, :], BM, keys, (QUERIES, HEADS))
+        s = tkc.where(keep, s, -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new) if QUERIES > 1 else new  # nothing seen yet
         p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(high - base)

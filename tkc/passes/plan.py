@@ -15,12 +15,17 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
                 multiply-adds
   warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
-                MAX_STAGED_REGISTERS); programs without dots: planning/streaming.py
+                MAX_STAGED_REGISTERS), or within MAX_ROW_ACCUMULATOR_REGISTERS where warps have
+                rows of their own and two blocks share a multiprocessor: each warp reads all of the
+                right factors, so that half as many read half as much shared memory; programs
+                without dots: planning/streaming.py
   split         the warps' shares of M and N that read least shared memory; all along M where rows
                 are reduced or feed another dot, so that a row stays in one warp
   loads         what only feeds dots goes through shared memory, in a loop ahead of its use if at
                 least 4 bytes move at a time
-  stages        as many as half of the shared memory holds (all of it for large stages), 4 at most
+  stages        as many as half of the shared memory holds (all of it for large stages), 4 at most;
+                of 4 warps, which leave a multiprocessor's schedulers one each, 2 in half of it
+                before 4 in all
   raster        8 neighbours along axis 0 before axis 1 moves on, so that blocks in flight share
                 rows and columns in the L2 cache
 """
@@ -46,7 +51,7 @@ from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
 from tkc.ir.shared import scratch
-from tkc.ir.target import Target
+from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
 from tkc.ir.values import tile_type
@@ -78,6 +83,8 @@ Say = Callable[[str], None]
 # registers of a thread
 MAX_REGISTERS_PER_THREAD = 255
 MAX_ACCUMULATOR_REGISTERS = 128
+# likewise of a warp that has rows of its own of every dot: nothing passes between warps
+MAX_ROW_ACCUMULATOR_REGISTERS = 176
 # accumulators and left operands that a loop does not change, or that it carries when rotated
 MAX_OPERAND_AND_ACCUMULATOR_REGISTERS = 144
 # accumulators, and loads on their way to shared memory
@@ -85,6 +92,7 @@ MAX_STAGED_REGISTERS = 160
 # accumulators beside which relaxed maxima have room for scores
 MAX_REGISTERS_TO_RELAX = 64
 MIN_REGISTERS_BESIDE_ACCUMULATORS = 32
+MIN_WARPS = 4  # of a program with dots: one for each scheduler of a multiprocessor
 # Elements of a tile for each of which a thread has instructions of its own: of many more the
 # assembler begins all loads before it computes, spills, and takes long.
 MAX_ELEMENTS_IN_LINE = 256
@@ -500,7 +508,8 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
             kernel, loads, warps, ranges, context, say
         )
         loads = streaming.with_l2_fetch(program.loads, loads, say)
-    stages = reading.stages or _stages(program, loads, context.options.num_stages, context, say)
+    asked = context.options.num_stages
+    stages = reading.stages or _stages(program, loads, warps, asked, context, say)
     loads = _shared_or_in_ring(loads, stages)
     stage, others = _shared(program, loads)
     _say_one_block(spread, context, say)
@@ -533,7 +542,7 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
-    stages = _stages(program, loads, options.num_stages, context, say)
+    stages = _stages(program, loads, warps, options.num_stages, context, say)
     loads = _shared_or_in_ring(loads, stages)
     stage, others = _shared(program, loads)
     raster = _raster(program, options, say)
@@ -706,6 +715,8 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
         if _widened(program, context)
         else {}
     )
+    most = {warps: _most_accumulators(program, loads, warps, context) for warps in (4, 8, 16)}
+    most |= narrow
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(
@@ -713,8 +724,8 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
             for op, load in zip(program.loads, loads, strict=False)
             if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None
         ) // (4 * 32 * warps)
-        if each <= narrow.get(warps, MAX_ACCUMULATOR_REGISTERS) and (
-            each + staged <= MAX_STAGED_REGISTERS or warps == 8
+        if each <= most[warps] and (
+            not staged or each + staged <= MAX_STAGED_REGISTERS or warps == 8
         ):
             break  # 16 warps have 128 registers a thread
     say(
@@ -723,6 +734,34 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
         + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else "")
     )
     return warps
+
+
+def _most_accumulators(
+    program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
+) -> int:
+    """Of a thread, at most: more where warps have rows of their own in every dot. Twice as many
+    would have half of the rows, and read right factors from shared memory twice as often; or share
+    rows, which left factors and maxima then cross. Two blocks of so few warps must fit a
+    multiprocessor, since one would leave its schedulers idle.
+    """
+    if not any(map(bound_to_rows, program.dots)):
+        return MAX_ACCUMULATOR_REGISTERS
+    for dot in program.dots:
+        instruction = instruction_of(dot, context.target.capability)[0]
+        rows = tile_type(dot.acc).extents[-2]
+        if instruction is None or rows < instruction.m * warps:
+            return MAX_ACCUMULATOR_REGISTERS
+    stage, others = _shared(program, loads)
+    if 2 * stage > _beside_another(others, context):
+        return MAX_ACCUMULATOR_REGISTERS
+    return MAX_ROW_ACCUMULATOR_REGISTERS
+
+
+def _beside_another(others: int, context: PassContext) -> int:
+    """Bytes of shared memory for stages where two blocks share a multiprocessor. others: bytes of a
+    block's other buffers.
+    """
+    return half_of(context.room()) - others
 
 
 def _split_among(options) -> int:
@@ -763,7 +802,7 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
         n % 16 for d in program.dots for n in tile_type(d.acc).extents[-2:]
     )
     limit = min(
-        MAX_ACCUMULATOR_REGISTERS,
+        _most_accumulators(program, _loads(program, Ranges()), warps, context),
         most // 2 if _added(program, context).dots else most - MIN_REGISTERS_BESIDE_ACCUMULATORS,
     ) // (2 if ragged else 1)
 
@@ -990,7 +1029,12 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
 
 
 def _stages(
-    program: Program, loads: tuple[LoadPlan, ...], asked: int | None, context: PassContext, say
+    program: Program,
+    loads: tuple[LoadPlan, ...],
+    warps: int,
+    asked: int | None,
+    context: PassContext,
+    say: Say,
 ) -> int:
     stage, others = _shared(program, loads)
     if not stage:
@@ -1000,8 +1044,9 @@ def _stages(
     if asked:
         return asked
     room = context.room() - others - RESERVED_SHARED_BYTES
-    half = min(room, context.target.shared_bytes // 2 - others - RESERVED_SHARED_BYTES)
-    chosen = next((s for s in (4, 3) if s * stage <= half), None) or next(
+    half = min(room, _beside_another(others, context))
+    few = (4, 3, 2) if warps <= MIN_WARPS else (4, 3)
+    chosen = next((s for s in few if s * stage <= half), None) or next(
         (s for s in (4, 3, 2) if s * stage <= room), 1
     )
     if _widened(program, context):

@@ -20,7 +20,8 @@ the ends of the indices' ranges, computed once an iteration:
 
 The ends follow from the mask's own operations: and, or, not; comparisons; sums, differences,
 products with known signs, minima and maxima of splats, aranges and constants. A mask of loaded
-data, or a sum that might wrap, has none and stays. What only the mask needs moves into its branch.
+data, or a sum that might wrap, has none and stays. What only the mask needs moves into its branch,
+in a program of one role also the tiles of indices that were made before the loop.
 The values are those of the select, so nothing is assumed about what is masked: infinities and NaN
 pass as they did.
 
@@ -46,7 +47,7 @@ from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
 from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import fold
-from tkc.passes.analysis.values import LOADS
+from tkc.passes.analysis.values import LEAVES, LOADS
 
 MIN_ELEMENTS_PER_THREAD = 32
 # Operations whose results have elements of their operand only.
@@ -94,6 +95,8 @@ def _split(op: ew.Select, context: PassContext) -> None:
     op.detach()
     no.add_ops([op, stamp(scf.YieldOp(op.result), op)])
     _sink(block_of(branch), no)
+    if not context.has_roles:
+        _sink_indices(no)
     context.decisions.append(
         f"split-masked-loops: the mask of a {shape} select is computed only where it is not full"
     )
@@ -108,6 +111,27 @@ def _sink(outer: Block, inner: Block) -> None:
         if is_side_effect_free(op) and not isinstance(op, (*LOADS, tile.Dot)):
             op.detach()
             inner.insert_op_before(op, first_of(inner))
+
+
+def _sink_indices(inner: Block) -> None:
+    """Computes in the branch the tiles of indices that it alone needs, of those made before the
+    loop: they would be in registers all through it. (Roles' registers are planned without them.)
+    """
+    left = list(inner.ops)
+    while left:
+        for value in left.pop().operands:
+            op = value.owner
+            if not isinstance(op, (*LEAVES, *VIEWS, ew.Elementwise)) or op.parent is inner:
+                continue
+            users = [use.operation for r in op.results for use in r.uses]
+            if _is_index(value) and all(user.parent is inner for user in users):
+                op.detach()
+                inner.insert_op_before(op, first_of(inner))
+                left.append(op)
+
+
+def _is_index(value: SSAValue) -> bool:
+    return isinstance(value.type, TileType) and is_integer(element_of(value.type))
 
 
 # Writes the operations of a scalar, once it is known to be used.

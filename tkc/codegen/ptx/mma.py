@@ -102,7 +102,7 @@ def mma(e: Emitter, op: tile.Dot, a: Tile, b: Tile, acc: Tile, into: list[str]) 
         c = slice(first, first + per_c)
         start = source if step_k == 0 and ra is passes[0][0] else into
         x = ra[4 * ((batch * ms + m) * ks + step_k) :][:4]
-        y = rb[2 * ((batch * ns + n) * ks + step_k) :][:2]
+        y = rb[2 * ((batch * ks + step_k) * ns + n) :][:2]
         w.emit(f"{name} {braced(into[c])}, {braced(x)}, {braced(y)}, {braced(start[c])}")
 
 

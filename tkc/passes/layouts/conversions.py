@@ -5,8 +5,9 @@ memory.
 from __future__ import annotations
 
 from math import gcd
+from typing import cast
 
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.layout import Layout, movement
@@ -29,32 +30,49 @@ def is_in_registers(op: shared.Convert) -> bool:
 
 def convert(op: shared.Convert, context: PassContext) -> None:
     """Through shared memory, where a thread's own registers do not suffice."""
-    if is_in_registers(op):
+    if is_in_registers(op) or op.parent is None:
         return
-    source, parts = layout_of(op.arg), _parts(op)
-    t, result = tile_type(op.result), layout_of(op.result)
     load = defining_op(op.arg, tile.Load)
     # a role's threads copy nothing: copies are its producer's
     width = 0 if context.has_roles or load is None else _copy_width(load)
     if load is not None and width:
-        memory = best_layout(t, [result], copied=source, sliced=bool(parts))
-        buffer = allocated(t, memory, load)
-        before(
-            load,
-            shared.Copy(
-                load.array,
-                load.offsets,
-                buffer,
-                load.extents.get_values(),
-                load.mask,
-                load.other,
-                vector=width,
-                threads=source,
-            ),
-        )
-    else:
-        buffer = allocated(t, best_layout(t, [source, result], sliced=bool(parts)), op)
-        written(buffer, op.arg, op, context)
+        _copy(load, width, context)
+        return
+    t, parts = tile_type(op.result), _parts(op)
+    layouts = [layout_of(op.arg), layout_of(op.result)]
+    buffer = allocated(t, best_layout(t, layouts, sliced=bool(parts)), op)
+    written(buffer, op.arg, op, context)
+    _read(op, parts, buffer, context)
+
+
+def _copy(load: tile.Load, width: int, context: PassContext) -> None:
+    """One copy of a block for all the layouts in which it is wanted, `width` bytes at a time."""
+    users = [cast(shared.Convert, use.operation) for use in load.result.uses]
+    readers = {op: _parts(op) for op in users if not is_in_registers(op)}
+    t, source = tile_type(load.result), layout_of(load.result)
+    wanted, sliced = [layout_of(op.result) for op in readers], any(readers.values())
+    buffer = allocated(t, best_layout(t, wanted, copied=source, sliced=sliced), load)
+    before(
+        load,
+        shared.Copy(
+            load.array,
+            load.offsets,
+            buffer,
+            load.extents.get_values(),
+            load.mask,
+            load.other,
+            vector=width,
+            threads=source,
+        ),
+    )
+    for op, parts in readers.items():
+        _read(op, parts, buffer, context)
+
+
+def _read(
+    op: shared.Convert, parts: list[tile.Slice], buffer: SSAValue, context: PassContext
+) -> None:
+    """Reads a buffer in place of a conversion. parts: its only users, which read what they need."""
     for part in parts:
         r = tile_type(part.result)
         piece = view(buffer, part.offsets.get_values(), r.extents, part)
@@ -62,7 +80,7 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     if parts:
         erase(op)
     else:
-        replace(op, [read(buffer, t, op, context)])
+        replace(op, [read(buffer, tile_type(op.result), op, context)])
 
 
 def reshape(op: tile.Reshape, context: PassContext) -> None:
