@@ -524,8 +524,8 @@ class Selection:
         if (view := defining_op(value, tile.Transpose)) is not None:
             order = tuple(view.permutation.get_values())
             part = self._part(op, view.arg, order[axis], start, count)
-            extents = tuple(extents_of(part)[a] for a in order)
-            turned = TileType(extents, tile_type(part).element)
+            whole = tile_type(part)
+            turned = TileType([whole.extents[a] for a in order], whole.element)
             turned = turned.with_layout(layout_of(part).transpose(order))
             return before(op, tile.Transpose(part, order, turned)).result
         t = tile_type(value)
