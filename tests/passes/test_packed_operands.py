@@ -141,6 +141,13 @@ def test_blocks_come_through_the_ring(name):
     assert not any("between warps" in d for d in compiled.decisions)
 
 
+def test_what_two_parts_are_computed_of_is_read_once():
+    """Both halves of a byte come from one read of it."""
+    given, _ = CASES["joined"].arguments()
+    compiled = CASES["joined"].kernel.compile(*given, target="sm_90a")
+    assert compiled.stages["swizzle-shared"].count("tile.read") == 1
+
+
 # ---- rows that are read several times
 def repeated(a, b, c, M, N, K, masked: tkc.constexpr):
     """Each row of b stands for four rows of the operand; masked: where the last rows are zeros."""

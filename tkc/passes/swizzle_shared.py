@@ -131,7 +131,7 @@ def _cross_threads(op: Operation, context: PassContext) -> None:
 def _staged(op: tile.Load, context: PassContext) -> None:
     """A block that a dot's operand is computed from: a copy by a tensor map, read in the layouts
     that are wanted, or in its own where matrices can be read in that alone and threads keep what
-    they have.
+    they have. What several want of one layout in one place is read once.
     """
     t = tile_type(op.result)
     buffer = _copied(op, of_block(op), context)
@@ -145,13 +145,28 @@ def _staged(op: tile.Load, context: PassContext) -> None:
         in_registers = movement(layout, wanted) == "registers"
         return in_registers and is_matrix(layout) and not is_matrix(wanted)
 
-    for use in list(op.result.uses):
-        user = use.operation
+    made: dict[tuple[Block | None, TileType], SSAValue] = {}
+
+    def held(wanted: TileType, user: Operation) -> SSAValue:
+        place = user.parent, wanted
+        if place not in made:
+            made[place] = read(buffer, wanted, user, context)
+        return made[place]
+
+    for user in _in_order(op.result):
         if isinstance(user, shared.Convert) and not is_kept(user):
-            replace(user, [read(buffer, tile_type(user.result), user, context)])
+            replace(user, [held(tile_type(user.result), user)])
         else:
-            user.operands[use.index] = read(buffer, t, user, context)
+            value = held(t, user)
+            user.operands = [value if x is op.result else x for x in user.operands]
     erase(op)
+
+
+def _in_order(value: SSAValue) -> list[Operation]:
+    """What uses a value, in each block from first to last."""
+    users = list(dict.fromkeys(use.operation for use in value.uses))
+    blocks = dict.fromkeys(user.parent for user in users)
+    return [op for block in blocks if block is not None for op in block.ops if op in users]
 
 
 def _own(op: tile.Load, context: PassContext) -> None:
