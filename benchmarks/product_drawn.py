@@ -231,7 +231,7 @@ def main() -> None:
     else:
         products = drawn(options.seed, options.count)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=spawn) as pool:
+    with ProcessPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 1), mp_context=spawn) as pool:
         for why in filter(None, pool.map(prepared, products)):
             print(why, flush=True)
     print(f"{len(products)} compiled in {time.monotonic() - began:.1f} s", flush=True)

@@ -5,8 +5,10 @@ measured plans as they were measured.
 import pytest
 
 import tkc
+from benchmarks.fit_costs import work_and_plan
 from tests.language.kernels import array, matmul, traced
 from tests.passes.kernels import aligned, attended, context
+from tkc.ir.target import target
 from tkc.passes import plan as planning
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.plan import candidates, kernel_of, keywords
@@ -87,6 +89,39 @@ def test_trips_of_a_causal_loop_are_those_of_the_middle():
 )
 def test_measured_pairs(shape, better, worse):
     assert estimate(shape, better) < estimate(shape, worse)
+
+
+@pytest.mark.parametrize(
+    "shape, block, better, worse",
+    [  # each pair measured on an H200, 2026-11-28, with b dense along k
+        ((640, 1856, 9152), (64, 144, 64), (1, 1), (2, 1)),  # 37.0 us and 42.0: neighbours' copies
+        ((768, 1280, 11072), (64, 128, 64), (1, 1), (1, 2)),  # 38.0 and 50.7: likewise
+        ((640, 1856, 9152), (128, 96, 64), (1, 1), (2, 1)),  # 41.1 and 64.4: beyond the grid
+        ((640, 1856, 9152), (96, 128, 64), (1, 1), (2, 1)),  # 40.8 and 58.0: likewise
+        ((1552, 344, 7736), (64, 96, 64), (2, 4), (1, 1)),  # 30.1 and 44.5: rows cut sectors
+        ((1552, 344, 7736), (64, 96, 64), (2, 4), (2, 1)),  # 30.1 and 36.8: likewise
+    ],
+)
+def test_measured_clusters(shape, block, better, worse):
+    assert clustered(shape, block, better) < clustered(shape, block, worse)
+
+
+def clustered(shape, block, cluster):
+    """Seconds of a product whose b is dense along k."""
+    given = dict(zip(("BM", "BN", "BK"), block, strict=True)) | {"cluster": cluster}
+    machine = target("sm_90a")
+    return cost(*work_and_plan(shape, "nt", given, machine), machine).seconds
+
+
+def test_what_stands_together_in_a_gpc():
+    """Of blocks alone sixteen in a row, of clusters every eighth."""
+    machine = target("sm_90a")
+    count, down, across = machine.neighbours((32, 16), (1, 1), 8, 1)
+    assert (count, down) == (16.5, 8) and 2 <= across < 3
+    count, down, across = machine.neighbours((32, 16), (2, 1), 8, 1)
+    assert (count, down, across) == (16.5, 2, 8.25)
+    count, down, across = machine.neighbours((6, 16), (2, 1), 8, 1)
+    assert (count, down) == (16.5, 6) and across == 8.25
 
 
 def test_unaligned_rows_cost_more():

@@ -33,7 +33,7 @@ class Rates:
 
     clock: float  # GHz that it keeps up under load
     fabric: float  # bytes a clock from the L2 cache to each multiprocessor
-    l2: float  # … to all multiprocessors together
+    l2: float  # … to all multiprocessors together; a GPC's that ask for the same count once
     memory: float  # GB/s of a long read
     cache: int  # bytes of L2 that one kernel may count on
 
@@ -135,15 +135,16 @@ class Costs(_SharedMemory):
     # likewise, of each part that the last program adds up
     part: float
     part_element: float
-    cluster: float  # clocks until two blocks of a cluster know each other; of four twice as many
+    cluster: float  # clocks until the blocks of a cluster know each other
     # as in `Engines`
     free_shared: float
     max_shared: float
     shared_slowing: float
     copied_line: float  # clocks in which a tensor map copies of one line of 128 bytes, all or less
-    # bytes of sectors a clock that the L2 cache gives to all multiprocessors where rows of an
-    # operand begin amid sectors: what several ask for at once is hardly ever answered once then
+    # bytes of sectors a clock that the L2 cache gives to all multiprocessors of operands whose rows
+    # begin amid sectors: what several ask for at once is hardly ever answered once then
     cut_l2: float
+    cut_line: float  # clocks between its answers to those that ask for one line of such an operand
     mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
     one_role: float  # how much longer a plan of one role takes than the model says, likewise
@@ -157,6 +158,8 @@ class Costs(_SharedMemory):
     warming: float
     step: float  # clocks of a step that neither the tensor cores nor copies overlap
     overlap: float
+    # of engines that are busy at once: the time is the root of the sum of their times' powers
+    crowd: float
     staged_load: float  # clocks of a warp's instruction that loads what goes to shared memory
     async_load: float  # clocks of a warp's instruction that copies to shared memory
     # clocks of a warp's instruction that loads a part of a dot's operand straight into its layout

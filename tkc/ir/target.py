@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import ceil, gcd
 
 from tkc.devices import Costs, Device, Engines, resolved
 from tkc.errors import DeviceError
@@ -106,6 +106,35 @@ class Target:
         """Multiprocessors that clusters of so many blocks, one on each, can use at once."""
         return sum(n // size * size for n in self.device.multiprocessors_of_gpcs)
 
+    def neighbours(
+        self, grid: Sequence[int], cluster: Sequence[int], raster: int, programs: float
+    ) -> tuple[float, float, float]:
+        """Programs that a GPC has at once, on average, and in how many places along axes 0 and 1
+        of the grid they stand: the L2 cache sends a GPC once what several of them ask for at once.
+        Blocks fill one GPC after the other; clusters go to the GPCs in turn, of which the smallest
+        is full before the others. programs: of a block.
+        """
+        gpcs = len(self.device.multiprocessors_of_gpcs)
+        rows = ceil(grid[0] / cluster[0])
+        rows = min(rows, raster) if raster > 1 else rows
+        size = cluster[0] * cluster[1]
+        count = self.multiprocessors / gpcs / size
+        if size == 1:
+            count *= programs
+            down = min(count, rows)
+            return count, down, min(count, count / down + 0.5)
+        apart = [rows / gcd(rows, step) for step in (gpcs, max(1, gpcs - 1))]
+        down = min(count, sum(apart) / len(apart))
+        across = min(count, max(1.0, gpcs * count / rows))
+        return count * size, down * cluster[0], across * cluster[1]
+
+    def crowded(self, times: Iterable[float]) -> float:
+        """How long takes what several engines do at once, each so long alone: somewhat longer than
+        the slowest, as they get in one another's way.
+        """
+        power = self.costs.crowd
+        return sum(t**power for t in times) ** (1 / power)
+
     @staticmethod
     def lines_of_row(row: int, pitch: int) -> float:
         """Lines that a row of at most a line's bytes touches on average, where rows are some
@@ -125,6 +154,11 @@ class Target:
         some multiple of `pitch` bytes apart.
         """
         return 1 + SECTOR / 2 / row if Target.cuts_sectors(pitch) else 1.0
+
+    @staticmethod
+    def asked_of_line(row: int, pitch: int) -> float:
+        """How often blocks side by side, whose rows have so many bytes, ask for one line."""
+        return Target.lines_of_row(row, pitch) * LINE / row
 
     def at_entry(self, threads: int) -> int:
         """32-bit registers that ptxas gives each of so many threads, which fill a multiprocessor.

@@ -6,7 +6,7 @@ closed form from the device's numbers, the best few kept for the compiler's mode
 
 One number for each: the time of the busiest multiprocessor, at the clock that power allows,
 
-    waves · (steps · max(tensor cores, L2 cache, latency of copies) + what a program ends with)
+    waves · (steps · (tensor cores, L2 cache, latency of copies) + what a program ends with)
 
 so that a tile of odd width that leaves no multiprocessor idle in the last wave is found like any
 other, and so are few programs that share k (`split_k`, or `stream_k` in the last wave alone).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import ceil, gcd, log2, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 import tkc
@@ -36,7 +36,8 @@ WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
 WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # where rows cut sectors, which the L2 cache serves slowly
-CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1))
+CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+RASTER = 8  # blocks along rows that start before the next column does
 MAX_PARTS = 32
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
@@ -121,11 +122,14 @@ class Product:
         """Of a program that has all of k."""
         return ceil(self.k / tile.depth)
 
+    def grid(self, tile: Tile) -> tuple[int, int]:
+        """Blocks along the result's rows and columns."""
+        return ceil(self.m / tile.rows), ceil(self.n / tile.columns)
+
     def programs(self, tile: Tile) -> int:
         """Blocks of the result, as many as clusters make of them, without parts of k."""
-        across, down = tile.cluster
-        columns = ceil(ceil(self.n / tile.columns) / down) * down
-        return ceil(ceil(self.m / tile.rows) / across) * across * columns * self.batches
+        along = zip(self.grid(tile), tile.cluster, strict=True)
+        return prod(ceil(n / cluster) * cluster for n, cluster in along) * self.batches
 
 
 def tiles(
@@ -225,12 +229,16 @@ def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     steps = ceil(product.steps(tile) / tile.split_k)
     sums = tile.rows * tile.columns
     leaving = costs.restart_clocks + _storing(tile, costs)
-    step, tensor, copied = _step(product, tile, min(programs, places), machine)
+    active = min(programs, places)
+    step, tensor, copied = _step(product, tile, active, machine)
+    if beyond := _beyond(product, tile, waves):
+        filled, *_ = _step(product, tile, active, machine, beyond=True)
+        step += beyond * (filled - step)
     looping = steps * step
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
     clocks = waves * each + leaving * tile.in_turn
     clocks += costs.meeting(sums, parts) if parts > 1 else 0
-    clocks += costs.launch_clocks + costs.cluster * log2(prod(tile.cluster))
+    clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     shared = programs / places * steps / clocks
     clock = machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied)
     memory = product.bytes / machine.memory
@@ -247,28 +255,51 @@ def _storing(tile: Tile, costs: Any) -> float:
     return float(costs.leaving(tile.rows * tile.columns, rows, columns))
 
 
-def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[float, float, float]:
+def _beyond(product: Product, tile: Tile, waves: float) -> float:
+    """The busiest multiprocessor's share of programs that are beyond the result and fill up its
+    clusters.
+    """
+    inside = 1.0
+    for extent, cluster in zip(product.grid(tile), tile.cluster, strict=True):
+        if extent % cluster:
+            inside *= 1 - 1 / ceil(extent / cluster)
+    whole = max(1, ceil(waves))
+    return ceil(whole * (1 - inside)) / whole
+
+
+def _step(
+    product: Product, tile: Tile, active: int, machine: Any, beyond: bool = False
+) -> tuple[float, float, float]:
     """Clocks of one step of a program, those of the tensor cores, and bytes copied. active:
-    multiprocessors that have programs.
+    multiprocessors that have programs; beyond: of a program beyond the result.
     """
     costs = machine.costs
     rows, columns = (tile.columns, tile.rows) if tile.transposed else (tile.rows, tile.columns)
     tensor = 2 * rows * columns * tile.depth / machine.tensor
     across, down = tile.cluster
-    copied = min(tile.rows, product.m) / down + min(tile.columns, product.n) / across
-    copied *= 2 * tile.depth
+    grid = product.grid(tile)
+    count, *places = machine.neighbours(
+        grid, tile.cluster, RASTER, (1 + tile.in_turn) / tile.split_k
+    )
     along_k = min(WHOLE_SWIZZLE, tile.depth)
     width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
-    lines = touched = 0.0
+    lines = copied = served = asked = 0.0
     given = (tile.rows, product.m, down), (tile.columns, product.n, across)
     rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, strict=True)
-    for (extent, whole, sharing), row, pitch in rows_of:
+    for axis, ((extent, whole, sharing), row, pitch) in enumerate(rows_of):
         lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
-        touched += (
-            2 * tile.depth * min(extent, whole) / sharing * machine.sectors_of_row(row, pitch)
-        )
-    served = costs.cut_l2 if product.cuts_sectors(machine) else machine.l2
-    fabric = max(copied / machine.fabric, touched * active / served, lines * costs.copied_line)
+        if beyond and grid[axis] % tile.cluster[axis]:
+            copied += 2 * tile.depth * extent / sharing * costs.filled
+            continue
+        size = 2 * tile.depth * min(extent, whole)
+        copied += size / sharing
+        if machine.cuts_sectors(pitch):
+            served += size / sharing * machine.sectors_of_row(row, pitch) / costs.cut_l2
+            having = min(active, grid[1 - axis] * product.batches) / sharing
+            asked = max(asked, having * machine.asked_of_line(row, pitch))
+        else:
+            served += size * min(count, places[axis]) / count / machine.l2
+    fabric = max(copied / machine.fabric, served * active, asked * costs.cut_line)
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
     read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
@@ -276,7 +307,8 @@ def _step(product: Product, tile: Tile, active: int, machine: Any) -> tuple[floa
     stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
     latency = (costs.copy_latency + shared) / max(1, stages - 1)
-    return max(tensor, fabric, latency), tensor, copied
+    times = tensor, fabric, lines * costs.copied_line, latency
+    return machine.crowded(times), tensor, copied
 
 
 def _waves(product: Product, tile: Tile, programs: int, places: int) -> tuple[float, int]:

@@ -9,13 +9,16 @@ A step of a loop takes a multiprocessor as long as the slowest of
     tensor        dots at the rate of the planned instruction; wgmma reads shared memory itself,
                   2 KiB and 32 N bytes for each 64 x N x 16, and shares it with the copies
     l2            bytes that its loads bring from the L2 cache (shared copies of a cluster once): as
-                  many as a multiprocessor takes, or the cache gives to all of them, which is less
-                  where rows cut its sectors
+                  many as a multiprocessor takes, or the cache gives to all of them: what programs
+                  of one GPC ask for at once it sends once, unless rows cut its sectors
     lines         of 128 bytes that tensor maps ask for: narrow rows take one each, rows that begin
                   amid a line two
     latency       of a copy, divided by the stages that run ahead of the one in use
     units         copies that pass through registers
     relayout      of 8-bit operands: a role of its own reads and writes shared memory again
+
+and somewhat longer, as these get in one another's way. Programs beyond the grid, which fill up
+clusters, have blocks of zeros, which tensor maps make slowly.
 
 A program adds what nothing overlaps: its epilogue and the restart of the pipeline, unless another
 program of the block multiplies meanwhile. Programs come in waves; the last one costs like a full
@@ -25,8 +28,8 @@ trip count take ASSUMED_TRIPS steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, gcd, log2, prod
+from dataclasses import dataclass, replace
+from math import ceil, gcd, prod
 from typing import TypeGuard, cast
 
 from xdsl.dialects import scf
@@ -74,8 +77,9 @@ class Dot:
 @dataclass(frozen=True)
 class Moved:
     """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program
-    axes it depends on, whether it feeds a dot, lines of the cache that a tensor map asks for, and
-    how many times its bytes the sectors have that it touches.
+    axes it depends on, whether it feeds a dot, lines of the cache that a tensor map asks for, how
+    many times its bytes the sectors have that it touches, and where rows cut sectors how often
+    programs that stand side by side ask for one line.
     """
 
     number: int
@@ -85,6 +89,7 @@ class Moved:
     fed: bool
     lines: float = 0.0
     touched: float = 1.0
+    asked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class Work:
                     load.results[0] in feeding,
                     lines(load),
                     Target.sectors_of_row(_row(load), _pitch(load)) if is_cut(load) else 1.0,
+                    Target.asked_of_line(_row(load), _pitch(load)) if is_cut(load) else 0.0,
                 )
             )
         stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
@@ -193,7 +199,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     memory += min(memory, costs.dirty / (target.memory * 1e9))
     parallel = programs * plan.split_k
     waves, shares = _waves(work, plan, parallel, places)
-    loops = _loops(work, plan, target, resident, parallel, places)
+    loops = _loops(work, plan, target, resident, parallel, places, waves)
     stored = _stored(work, plan, costs)
     exposed = loops.exposed + stored
     # two programs at once hide what the other multiplies over
@@ -206,7 +212,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         waves * each
         + (exposed if per_block > 1 else 0)
         + (costs.meeting(work.results, shares) if shares > 1 else 0)
-        + (costs.launch_clocks + costs.cluster * log2(prod(plan.cluster)) if work.grid else 0)
+        + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
     )
     scale = 1 / (_clock(target, loops, total, parallel / places) * 1e9)
     seconds = (
@@ -268,19 +274,30 @@ class Loops:
 
 
 def _loops(
-    work: Work, plan: Plan, target: Target, resident: int, parallel: int, places: int
+    work: Work,
+    plan: Plan,
+    target: Target,
+    resident: int,
+    parallel: int,
+    places: int,
+    waves: float,
 ) -> Loops:
     """What a program does besides storing its results."""
     clocks = exposed = tensor = copied = longest = 0.0
     limit = "memory"
     active = min(parallel, places) / resident if work.grid else 0.0
+    launch = Launch(work.grid, active)
+    beyond = _beyond(plan, work.grid, waves) if work.grid else 0.0
     for part in work.parts:
         trips = ceil(part.trips / plan.split_k) if part.dots else part.trips
-        step = _step(part, plan, target, resident, active)
+        step = _step(part, plan, target, resident, launch)
         if part.trips == 1 and not part.dots:
             exposed += step.clocks
         else:
             clocks += trips * step.clocks
+        if beyond and part.dots:
+            filled = _step(part, plan, target, resident, replace(launch, beyond=True))
+            clocks += trips * beyond * (filled.clocks - step.clocks)
         tensor += trips * step.tensor
         copied += trips * step.copied
         if trips * step.clocks > longest and part.dots:
@@ -359,16 +376,39 @@ class Step:
     limit: str
 
 
-def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) -> Step:
-    """One trip of a loop's body. active: multiprocessors that have programs, 0 if not known."""
+@dataclass(frozen=True)
+class Launch:
+    """Where a step is done. grid: None where sizes are not known; active: multiprocessors that have
+    programs, 0 likewise; beyond: whether its program is beyond the grid.
+    """
+
+    grid: tuple[int, int, int] | None
+    active: float
+    beyond: bool = False
+
+
+def _beyond(plan: Plan, grid: tuple[int, int, int], waves: float) -> float:
+    """The busiest place's share of programs that are beyond the grid and fill up its clusters."""
+    inside = 1.0
+    for extent, cluster in zip(grid, plan.cluster, strict=False):
+        if extent % cluster:
+            inside *= 1 - 1 / ceil(extent / cluster)
+    whole = max(1, ceil(waves))
+    return ceil(whole * (1 - inside)) / whole
+
+
+def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch) -> Step:
+    """One trip of a loop's body."""
     costs = target.costs
     tensor, reads, relaid = _multiplied(part, plan, target)
-    copies = _copied(part, plan, target)
+    copies = _copied(part, plan, target, launch)
     if reads:
         moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
         tensor = tensor * costs.slowed((reads + moved) / tensor) + costs.step
-    served = costs.cut_l2 if copies.sectors > copies.bytes else target.l2
-    fabric = max(copies.bytes / target.fabric, copies.sectors * active / served)
+    served = copies.sent / target.l2 + copies.cut / costs.cut_l2
+    fabric = max(
+        copies.bytes / target.fabric, served * launch.active, copies.asked * costs.cut_line
+    )
     stages = max(1, plan.stages)
     if not part.dots or not any(x.fed for x in part.moved):
         latency = 0.0
@@ -387,7 +427,8 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, active: float) 
         "an operand relaid": costs.relayout + costs.relayout_byte * relaid if relaid else 0.0,
     }
     why = max(times, key=lambda part: times[part])
-    return Step(times[why], tensor * resident, copies.bytes * resident, why)
+    clocks = times[why] if plan.roles == "one" else target.crowded(times.values())
+    return Step(clocks, tensor * resident, copies.bytes * resident, why)
 
 
 def _waits(part: Part, plan: Plan) -> bool:
@@ -429,12 +470,15 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes that a step brings from the L2 cache, and of sectors that it touches there; clocks of
+    """Bytes that a step brings from the L2 cache; its share of what that sends to a GPC, of whole
+    sectors and of those that rows cut; how often all ask for one line of the latter; clocks of
     copies that pass through registers, of the lines that tensor maps ask for.
     """
 
     bytes: float
-    sectors: float
+    sent: float
+    cut: float
+    asked: float
     units: float
     lines: float
 
@@ -451,26 +495,53 @@ def _load_of(moved: Moved, plan: Plan) -> LoadPlan | None:
     return plan.loads[moved.number] if 0 <= moved.number < len(plan.loads) else None
 
 
-def _copied(part: Part, plan: Plan, target: Target) -> Copies:
+def _copied(part: Part, plan: Plan, target: Target, launch: Launch) -> Copies:
     """What a step copies."""
     costs = target.costs
-    fabric = sectors = units = asked = 0.0
+    fabric = sent = cut = units = lines = asked = 0.0
     for x in part.moved:
         load = _load_of(x, plan)
         mapped = load is not None and load.path == "tma"
-        filled = x.bytes - x.inside if mapped else 0
+        inside = 0 if launch.beyond and _is_beyond(x, plan, launch) else x.inside
+        filled = x.bytes - inside if mapped else 0
         sharing = _sharing(load, plan)
-        each = (x.inside + costs.filled * filled) / sharing
+        each = (inside + costs.filled * filled) / sharing
         fabric += each
-        sectors += each * x.touched
+        if x.touched > 1:
+            cut += each * x.touched
+            asked = max(asked, x.asked * _sharers(x, launch) / sharing)
+        else:
+            sent += each * sharing * _once(x, sharing, plan, target, launch)
         if load is None:
             continue
         if mapped:
-            asked += x.lines * costs.copied_line / sharing
+            lines += x.lines * costs.copied_line / sharing
         else:
             instructions = x.bytes / (32 * max(1, load.vector))
             units += instructions * _instruction(load.path, x.fed, costs)
-    return Copies(fabric, sectors, units, asked)
+    return Copies(fabric, sent, cut, asked, units, lines)
+
+
+def _sharers(moved: Moved, launch: Launch) -> float:
+    """Programs that have a block at once."""
+    sizes = enumerate(launch.grid or ())
+    return min(launch.active, prod(n for axis, n in sizes if axis not in moved.axes))
+
+
+def _is_beyond(moved: Moved, plan: Plan, launch: Launch) -> bool:
+    """Whether a block of a program beyond the grid is beyond its array."""
+    sizes = zip(launch.grid or (), plan.cluster, strict=False)
+    return any(axis in moved.axes and n % cluster for axis, (n, cluster) in enumerate(sizes))
+
+
+def _once(moved: Moved, sharing: int, plan: Plan, target: Target, launch: Launch) -> float:
+    """Copies of a block that the L2 cache sends, for each program that has it."""
+    if launch.grid is None or moved.number < 0:
+        return 1 / sharing
+    programs = max(1, plan.programs) / plan.split_k
+    count, *places = target.neighbours(launch.grid, plan.cluster, plan.raster, programs)
+    apart = prod(places[axis] for axis in moved.axes if axis < len(places))
+    return min(count, apart) / count
 
 
 def _instruction(path: str, fed: bool, costs: Costs) -> float:
