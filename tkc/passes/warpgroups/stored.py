@@ -58,6 +58,13 @@ class StoreOrder:
                 for op in [use.operation for use in barrier.uses]:
                     erase(op)
             return
+        self._halve(consumer, waiting)
+        arrivals = sum(1 if role.single is not None else role.warps.value.data for role in waiting)
+        before(roles, threads.MbarrierInit(self.stored, 1))
+        before(roles, threads.MbarrierInit(self.seen, arrivals))
+
+    def _halve(self, consumer: threads.Role, waiting: list[threads.Role]) -> None:
+        """Leaves each role what it says and what it waits for."""
         for barrier in (self.stored, self.seen):
             for op in [use.operation for use in barrier.uses]:
                 role = next((r for r in (consumer, *waiting) if r.is_ancestor(op)), None)
@@ -66,9 +73,6 @@ class StoreOrder:
                     erase(op)
                 elif role.single is not None and not says:
                     after(op, threads.Fence("async_global"))
-        arrivals = sum(1 if role.single is not None else role.warps.value.data for role in waiting)
-        before(roles, threads.MbarrierInit(self.stored, 1))
-        before(roles, threads.MbarrierInit(self.seen, arrivals))
 
     def _reads(self, role: threads.Role) -> bool:
         """Whether a role that copies, of which it is not yet known what it leaves to others, may
