@@ -332,7 +332,7 @@ def chosen(
 @pytest.mark.parametrize(
     "m, n, k, way, exact, block",
     [
-        (8192, 8192, 8192, "whole", False, (128, 256)),
+        (8192, 8192, 8192, "whole", False, (128, 192)),
         (8192, 8192, 8192, "rows", True, (128, 256)),
         (4096, 4096, 4096, "rows of one", False, (128, 128)),
         (8192, 8192, 8192, "blocks", True, (256, 128)),

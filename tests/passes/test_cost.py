@@ -114,12 +114,14 @@ def clustered(shape, block, cluster):
 
 
 def test_what_stands_together_in_a_gpc():
-    """Of blocks alone sixteen in a row, of clusters every eighth."""
+    """Of blocks alone sixteen in a row; clusters go to the eight GPCs in turn, of a column of eight
+    each to the same row, and to seven once the smallest GPC is full, each to another row.
+    """
     machine = target("sm_90a")
     count, down, across = machine.neighbours((32, 16), (1, 1), 8, 1)
     assert (count, down) == (16.5, 8) and 2 <= across < 3
     count, down, across = machine.neighbours((32, 16), (2, 1), 8, 1)
-    assert (count, down, across) == (16.5, 2, 8.25)
+    assert (count, down, across) == (16.5, 2 * (1 + 8) / 2, 8.25)
     count, down, across = machine.neighbours((6, 16), (2, 1), 8, 1)
     assert (count, down) == (16.5, 6) and across == 8.25
 

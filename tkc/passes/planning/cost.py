@@ -54,6 +54,10 @@ from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
+# Clusters of more blocks leave some multiprocessors of a GPC without any, in every wave: of several
+# waves they must be better by this, because the plans to which costs were fitted have one
+MAX_WHOLE_CLUSTER, LARGE_CLUSTER_MARGIN = 2, 1.03
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -222,6 +226,8 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     )
     if target.wgmma and plan.roles == "one":
         seconds *= costs.one_role
+    if waves > per_block and prod(plan.cluster) > MAX_WHOLE_CLUSTER:
+        seconds *= LARGE_CLUSTER_MARGIN
     return Cost(
         seconds,
         waves / per_block,
