@@ -54,9 +54,7 @@ from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
-# Clusters of more blocks leave some multiprocessors of a GPC without any, in every wave: of several
-# waves they must be better by this, because the plans to which costs were fitted have one
-MAX_WHOLE_CLUSTER, LARGE_CLUSTER_MARGIN = 2, 1.03
+MAX_WHOLE_CLUSTER = 2  # blocks of a cluster of which every multiprocessor has its part
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     if target.wgmma and plan.roles == "one":
         seconds *= costs.one_role
     if waves > per_block and prod(plan.cluster) > MAX_WHOLE_CLUSTER:
-        seconds *= LARGE_CLUSTER_MARGIN
+        seconds *= costs.large_cluster
     return Cost(
         seconds,
         waves / per_block,
