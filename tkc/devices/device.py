@@ -160,8 +160,8 @@ class Costs(_SharedMemory):
     overlap: float
     # of engines that are busy at once: the time is the root of the sum of their times' powers
     crowd: float
-    # by which plans of several waves must be better in clusters of more than two blocks, which leave
-    # some multiprocessors of a GPC without any: those to which costs were fitted have one wave
+    # by which plans of several waves must be better in clusters of more than two blocks: these
+    # leave some multiprocessors of a GPC without any, and costs were fitted to plans of one wave
     large_cluster: float
     staged_load: float  # clocks of a warp's instruction that loads what goes to shared memory
     async_load: float  # clocks of a warp's instruction that copies to shared memory
