@@ -81,11 +81,11 @@ builtin.module {
       tile.block_barrier
       tile.write %65, %64 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">, !tile.tile<32x64xbf16, "32x64: 16:2@0 | 32:1@1 | 2:32@1 2:1@0">)
       tile.block_barrier
-      %66 = tile.read %65 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">) -> !tile.tile<32x64xbf16, "32x64: 2:1@0 4:8@0 2:32@1 | 4:2@0 8:1@1 | 4:8@1">
+      %66 = tile.read %65 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">) -> !tile.tile<32x64xbf16, "32x64: 2:1@0 2:8@0 2:32@1 2:16@0 | 4:2@0 8:1@1 | 4:8@1">
       %67 = tile.reshape %54 : (!tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">) -> !tile.tile<4x1xf32, "4x1: 2:8@0 | 4:* 8:1@0 | 4:*">
       %68 = tile.broadcast %67 : (!tile.tile<4x1xf32, "4x1: 2:8@0 | 4:* 8:1@0 | 4:*">) -> !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
       %69 = tile.mul %acc, %68 : !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
-      %70 = tile.dot %63, %66, %69 {precision = "ieee", instruction = "mma"} : (!tile.tile<4x32xbf16, "4x32: 2:1@1 2:8@0 4:8@1 | 4:2@1 8:1@0 | 4:*">, !tile.tile<32x64xbf16, "32x64: 2:1@0 4:8@0 2:32@1 | 4:2@0 8:1@1 | 4:8@1">, !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
+      %70 = tile.dot %63, %66, %69 {precision = "ieee", instruction = "mma"} : (!tile.tile<4x32xbf16, "4x32: 2:1@1 2:8@0 4:8@1 | 4:2@1 8:1@0 | 4:*">, !tile.tile<32x64xbf16, "32x64: 2:1@0 2:8@0 2:32@1 2:16@0 | 4:2@0 8:1@1 | 4:8@1">, !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
       scf.yield %60, %70, %45 : !tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">, !tile.tile<4x64xf32, "4x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">, !tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">
     }
     %71 = tile.reshape %26 : (!tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">) -> !tile.tile<4x1xf32, "4x1: 2:8@0 | 4:* 8:1@0 | 4:*">

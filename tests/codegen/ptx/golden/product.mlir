@@ -36,8 +36,8 @@ builtin.module {
       tile.block_barrier
       tile.write %27, %26 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">, !tile.tile<32x64xbf16, "32x64: 16:2@0 | 32:1@1 | 2:32@1 2:1@0">)
       tile.block_barrier
-      %28 = tile.read %27 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">) -> !tile.tile<32x64xbf16, "32x64: 2:1@0 4:8@0 2:32@1 | 4:2@0 8:1@1 | 4:8@1">
-      %29 = tile.dot %25, %28, %acc {precision = "ieee", instruction = "mma"} : (!tile.tile<16x32xbf16, "16x32: 2:1@1 2:8@0 4:8@1 | 4:2@1 8:1@0 | 4:*">, !tile.tile<32x64xbf16, "32x64: 2:1@0 4:8@0 2:32@1 | 4:2@0 8:1@1 | 4:8@1">, !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
+      %28 = tile.read %27 {conflicts = 1 : i64} : (!tile.shared<1, 32x64xbf16, "32x64xb16 swizzle 128">) -> !tile.tile<32x64xbf16, "32x64: 2:1@0 2:8@0 2:32@1 2:16@0 | 4:2@0 8:1@1 | 4:8@1">
+      %29 = tile.dot %25, %28, %acc {precision = "ieee", instruction = "mma"} : (!tile.tile<16x32xbf16, "16x32: 2:1@1 2:8@0 4:8@1 | 4:2@1 8:1@0 | 4:*">, !tile.tile<32x64xbf16, "32x64: 2:1@0 2:8@0 2:32@1 2:16@0 | 4:2@0 8:1@1 | 4:8@1">, !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
       scf.yield %29 : !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
     }
     %30 = tile.cast %22 : !tile.tile<16x64xf32, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1"> to !tile.tile<16x64xbf16, "16x64: 2:1@1 2:8@0 2:32@1 | 4:2@1 8:1@0 | 4:8@1">
