@@ -334,7 +334,7 @@ def _blocks(
         return _Blocks(_Block(rows, 16), _Block(16, 32 if wide <= 128 else 16), together=False)
     if not has_wgmma(target):
         if wide > 192:
-            return _Blocks(_Block(64, 16), _Block(32, 32))
+            return _Blocks(_Block(64, 16), _Block(16, 32))
         return _Blocks(_Block(128, 16) if wide <= 64 else _Block(64, 32), _Block(32, 64))
     return _wgmma_blocks(d, d_v, softcap, _are_large(options, batch, has_slopes))
 
