@@ -50,6 +50,16 @@ def run(
     return became | {name: "not run: no time left" for name in left}
 
 
+def report(title: str, became: Mapping[str, str]) -> int:
+    """Prints what became of each part. Returns the exit code: 0 where all are right."""
+    print(f"\n== {title}: what became of each part")
+    for name, what in became.items():
+        print(f"  {name:<34} {what[:600]}")
+    wrong = sum(what != "right" for what in became.values())
+    print(f"== {len(became) - wrong} of {len(became)} are right")
+    return int(wrong > 0)
+
+
 def _processes(
     module: str, names: list[str], state: Path, world: int, each: float, end: float
 ) -> None:

@@ -703,7 +703,8 @@ def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: flo
         if isinstance(reached, Reached):
             found.add(reached)
         else:
-            print(f"not collected: {parts[number].args[0]}: {reached}", flush=True)  # type: ignore[attr-defined]
+            what = parts[number].args[0]  # type: ignore[attr-defined]
+            print(f"not collected: {what}: {reached}", flush=True)
         if time.monotonic() - written > WRITTEN_EACH:
             found.write(path)
             written = time.monotonic()

@@ -511,12 +511,7 @@ def main() -> int:
         place.group.close()
         ranks.end()
     became = outcomes(names or list(CASES), "--cpu" in sys.argv)
-    print("\n== functions of several ranks: what became of each case")
-    for name, what in became.items():
-        print(f"  {name:<30} {what[:600]}")
-    wrong = sum(what != "right" for what in became.values())
-    print(f"== {len(became) - wrong} of {len(became)} cases are right")
-    return int(wrong > 0)
+    return ranks.report("functions of several ranks", became)
 
 
 if __name__ == "__main__":

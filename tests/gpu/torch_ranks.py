@@ -327,12 +327,7 @@ def main() -> int:
         place.leave()
         ranks.end()
     became = outcomes(names or list(PARTS), "--cpu" in sys.argv)
-    print("\n== torch's ops of several ranks: what became of each part")
-    for name, what in became.items():
-        print(f"  {name:<34} {what[:600]}")
-    wrong = sum(what != "right" for what in became.values())
-    print(f"== {len(became) - wrong} of {len(became)} are right")
-    return int(wrong > 0)
+    return ranks.report("torch's ops of several ranks", became)
 
 
 if __name__ == "__main__":

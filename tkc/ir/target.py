@@ -128,6 +128,18 @@ class Target:
         across = min(count, max(1.0, gpcs * count / rows))
         return count * size, down * cluster[0], across * cluster[1]
 
+    @staticmethod
+    def beyond(grid: Sequence[int], cluster: Sequence[int], waves: float) -> float:
+        """The share of the busiest multiprocessor's programs that are beyond the grid, and fill up
+        clusters of its last rows and columns.
+        """
+        inside = 1.0
+        for extent, size in zip(grid, cluster, strict=False):
+            if extent % size:
+                inside *= 1 - 1 / ceil(extent / size)
+        whole = max(1, ceil(waves))
+        return ceil(whole * (1 - inside)) / whole
+
     def crowded(self, times: Iterable[float]) -> float:
         """How long takes what several engines do at once, each so long alone: somewhat longer than
         the slowest, as they get in one another's way.

@@ -231,7 +231,7 @@ def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     leaving = costs.restart_clocks + _storing(tile, costs)
     active = min(programs, places)
     step, tensor, copied = _step(product, tile, active, machine)
-    if beyond := _beyond(product, tile, waves):
+    if beyond := machine.beyond(product.grid(tile), tile.cluster, waves):
         filled, *_ = _step(product, tile, active, machine, beyond=True)
         step += beyond * (filled - step)
     looping = steps * step
@@ -253,18 +253,6 @@ def _storing(tile: Tile, costs: Any) -> float:
         steps = range(TRANSPOSED_STEP, WHOLE_SWIZZLE + 1, TRANSPOSED_STEP)
         rows, columns = max(n for n in steps if tile.rows % n == 0), rows
     return float(costs.leaving(tile.rows * tile.columns, rows, columns))
-
-
-def _beyond(product: Product, tile: Tile, waves: float) -> float:
-    """The busiest multiprocessor's share of programs that are beyond the result and fill up its
-    clusters.
-    """
-    inside = 1.0
-    for extent, cluster in zip(product.grid(tile), tile.cluster, strict=True):
-        if extent % cluster:
-            inside *= 1 - 1 / ceil(extent / cluster)
-    whole = max(1, ceil(waves))
-    return ceil(whole * (1 - inside)) / whole
 
 
 def _step(

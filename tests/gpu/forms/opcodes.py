@@ -13,6 +13,10 @@ import re
 SCOPE, WORDS = "(cta|gpu|sys)", "(s32|u32|s64|u64)"
 PAIRS = r"(bf16\.bf16|f16\.f16)"
 
+TENSOR_COPY = (
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
+)
+
 FORMS: tuple[str, ...] = (
     r"bar\.sync",
     r"bar\.arrive",
@@ -50,9 +54,9 @@ FORMS: tuple[str, ...] = (
         rf"cp\.async\.bulk\.tensor\.{n}d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
         for n in range(1, 6)
     ),
-    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.mbarrier::complete_tx::bytes\.L2::cache_hint",
-    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.mbarrier::complete_tx::bytes\.multicast::cluster",
-    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.mbarrier::complete_tx::bytes\.multicast::cluster\.L2::cache_hint",
+    rf"{TENSOR_COPY}\.L2::cache_hint",
+    rf"{TENSOR_COPY}\.multicast::cluster",
+    rf"{TENSOR_COPY}\.multicast::cluster\.L2::cache_hint",
     *(rf"cp\.async\.bulk\.tensor\.{n}d\.global\.shared::cta\.bulk_group" for n in range(1, 6)),
     *(
         rf"cp\.reduce\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.{kind}\.bulk_group"

@@ -291,7 +291,7 @@ def _loops(
     limit = "memory"
     active = min(parallel, places) / resident if work.grid else 0.0
     launch = Launch(work.grid, active)
-    beyond = _beyond(plan, work.grid, waves) if work.grid else 0.0
+    beyond = target.beyond(work.grid, plan.cluster, waves) if work.grid else 0.0
     for part in work.parts:
         trips = ceil(part.trips / plan.split_k) if part.dots else part.trips
         step = _step(part, plan, target, resident, launch)
@@ -389,16 +389,6 @@ class Launch:
     grid: tuple[int, int, int] | None
     active: float
     beyond: bool = False
-
-
-def _beyond(plan: Plan, grid: tuple[int, int, int], waves: float) -> float:
-    """The busiest place's share of programs that are beyond the grid and fill up its clusters."""
-    inside = 1.0
-    for extent, cluster in zip(grid, plan.cluster, strict=False):
-        if extent % cluster:
-            inside *= 1 - 1 / ceil(extent / cluster)
-    whole = max(1, ceil(waves))
-    return ceil(whole * (1 - inside)) / whole
 
 
 def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch) -> Step:

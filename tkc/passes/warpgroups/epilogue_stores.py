@@ -9,9 +9,8 @@ One thread issues the copies. A buffer is free when its previous copy has been r
 and is copied after a fence of the asynchronous proxy and a barrier of the threads that wrote it.
 Two copies of a program to the same place are not ordered: where they may meet, the later one waits
 until the first has written (`bulk_wait` without `read`); so does what says that it is written. A
-result may be stored through a stage of
-a ring which the program has read for the last time (`Plan.reuse_operand_stages`); the stage is
-released when the copy has read it:
+result may be stored through a stage of a ring which the program has read for the last time
+(`Plan.reuse_operand_stages`); the stage is released when the copy has read it:
 
     tile.write %ring[%s] …, %y                  barrier;  tile.write %ring[%s] …, %y
     tile.copy_out %c[%m, %n] %ring[%s]    ->    fence async_shared;  barrier
