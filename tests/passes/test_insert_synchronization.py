@@ -6,6 +6,9 @@ No schedule of the simulator shows that a barrier between two updates is missing
 elements of an update at once. So the barriers are counted.
 """
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -275,3 +278,19 @@ def test_a_phase_is_not_over_where_each_warp_arrives_in_many_rounds():
     text = BETWEEN.replace("WRITE", "").replace("BETWEEN", f"{rounds}\n{WAIT}")
     # one after the initialization, one between two rounds, which write to the same bytes
     assert barriers_of(text) == 3
+
+
+def test_every_operation_with_a_case_is_in_the_list():
+    """What is passed over has no case: neither accesses nor orders."""
+    source = ast.parse(Path(insert_synchronization.__file__).read_text())
+    named = {
+        ast.unparse(pattern.cls)
+        for function in ast.walk(source)
+        if isinstance(function, ast.FunctionDef)
+        if function.name in ("_flow", "_synchronized", "_accesses")
+        for pattern in ast.walk(function)
+        if isinstance(pattern, ast.MatchClass)
+    }
+    cases = {eval(name, vars(insert_synchronization)) for name in named}
+    assert len(cases) > 15
+    assert cases == insert_synchronization.LOOKED_AT
