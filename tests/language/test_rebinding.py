@@ -4,6 +4,7 @@ and more trips, or refuse.
 
 import contextlib
 import copy
+import functools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -742,6 +743,28 @@ def test_object_with_methods(out, n, c):
     for k in tkc.range(n):
         box.add(k).add(k + 1)
     tkc.store(out, (0,), box())
+
+
+class Doubled:
+    """An object with an attribute that is computed once."""
+
+    def __init__(self, start):
+        self.start = start
+
+    @functools.cached_property
+    def twice(self):
+        return self.start * 2
+
+    thrice = functools.partialmethod(lambda self, times: self.start * times, 3)
+
+
+@kernel
+def test_a_class_with_cached_properties(out, n, c):
+    box = Doubled(c)
+    total = box.twice
+    for k in tkc.range(n):
+        total = total + box.twice + Doubled(k).twice + box.thrice()
+    tkc.store(out, (0,), total)
 
 
 def test_what_changed_is_listed_in_the_order_of_the_names():

@@ -18,6 +18,7 @@ Nothing that the body rebinds is ever silently taken at its old value.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -243,8 +244,10 @@ def parts(obj: Any) -> dict:
             } | {"defaults": obj.__defaults__}
         case MethodType():
             return {"self": obj.__self__, "function": obj.__func__}
-    if type(obj).__module__ == "functools" and hasattr(obj, "func"):
+    if isinstance(obj, functools.partial | functools.partialmethod):
         return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
+    if isinstance(obj, functools.cached_property):
+        return {"function": obj.func}
     if (inner := traced_function(obj)) is not None:
         return {"function": inner}
     return {}

@@ -79,14 +79,18 @@ class DotExecution:
         late = tuple(dot for found in searched for dot in found.late)
         parts = tuple(_parts(dot, request, sharing, bool(late), room) for dot in request.dots)
         registers = max(
-            operand_registers(
-                here,
-                bool(late),
-                [parts[request.dots.index(dot)] for dot in here],
-                sharing.groups,
-                request.options,
-            )
-            for here in request.dots_by_block
+            (
+                operand_registers(
+                    here,
+                    bool(late),
+                    [parts[request.dots.index(dot)] for dot in here],
+                    sharing.groups,
+                    request.options,
+                )
+                for here in request.dots_by_block
+                if isinstance(here[0].parent_op(), scf.ForOp | scf.WhileOp)
+            ),
+            default=0,  # of dots outside loops those count that are live at once
         )
         live = _live_instead(request, sharing, late, registers, room)
         if live is not None:
