@@ -21,7 +21,8 @@ def test_losses_are_those_of_torch():
     pytest.importorskip("torch")
     gpt = example("gpt")
     want, *found = (gpt.train(name, 3, "cpu") for name in gpt.ATTENTIONS)
-    assert want[2] < want[0]
+    *_, last = gpt.train("torch", 30, "cpu")
+    assert last < want[0]  # each step has another batch: the first three may differ more
     for losses in found:
         assert losses == pytest.approx(want, abs=1e-5)
 

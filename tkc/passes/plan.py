@@ -16,9 +16,10 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
   warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
                 MAX_STAGED_REGISTERS), or within MAX_ROW_ACCUMULATOR_REGISTERS where warps have
-                rows of their own and two blocks share a multiprocessor: each warp reads all of the
-                right factors, so that half as many read half as much shared memory; programs
-                without dots: planning/streaming.py
+                rows of their own, two blocks share a multiprocessor, and what lives at once is
+                within MAX_ROW_LIVE_REGISTERS: each warp reads all of the right factors, so that
+                half as many read half as much shared memory; programs without dots:
+                planning/streaming.py
   split         the warps' shares of M and N that read least shared memory; all along M where rows
                 are reduced or feed another dot, so that a row stays in one warp
   loads         what only feeds dots goes through shared memory, in a loop ahead of its use if at
@@ -72,7 +73,13 @@ from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.operands import partial
-from tkc.passes.planning.pressure import demand, fits, results_of_dots, together
+from tkc.passes.planning.pressure import (
+    demand,
+    fits,
+    results_of_dots,
+    scalars,
+    together,
+)
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
 from tkc.passes.planning.rings import run_ahead
@@ -85,6 +92,8 @@ MAX_REGISTERS_PER_THREAD = 255
 MAX_ACCUMULATOR_REGISTERS = 128
 # likewise of a warp that has rows of its own of every dot: nothing passes between warps
 MAX_ROW_ACCUMULATOR_REGISTERS = 176
+# all its tiles that are live at once, and what is no tile in a loop of dots
+MAX_ROW_LIVE_REGISTERS = 198
 # accumulators and left operands that a loop does not change, or that it carries when rotated
 MAX_OPERAND_AND_ACCUMULATOR_REGISTERS = 144
 # accumulators, and loads on their way to shared memory
@@ -754,7 +763,25 @@ def _most_accumulators(
     stage, others = _shared(program, loads)
     if 2 * stage > _beside_another(others, context):
         return MAX_ACCUMULATOR_REGISTERS
+    if _live_in_loops(program, loads) // (32 * warps) + _scalars(program) > MAX_ROW_LIVE_REGISTERS:
+        return MAX_ACCUMULATOR_REGISTERS
     return MAX_ROW_ACCUMULATOR_REGISTERS
+
+
+def _live_in_loops(program: Program, loads: tuple[LoadPlan, ...]) -> int:
+    """Words of all threads for the tiles that are live at once, but for those in shared memory."""
+    shared = {
+        op.results[0]
+        for op, load in zip(program.loads, loads, strict=True)
+        if load.path == "shared"
+    }
+    return demand(program.kernel, shared)
+
+
+def _scalars(program: Program) -> int:
+    """Words of a thread for what is no tile in the loop of dots that reads the most."""
+    loops = {dot.parent_op() for dot in program.dots}
+    return max((scalars(loop) for loop in loops if isinstance(loop, scf.ForOp)), default=0)
 
 
 def _beside_another(others: int, context: PassContext) -> int:

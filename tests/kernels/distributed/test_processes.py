@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,15 @@ def test_processes_share_memory():
     for rank in ranks:
         said, _ = rank.communicate(timeout=300)
         assert rank.returncode == 0 and said.endswith("right\n"), said
+
+
+def test_a_process_that_does_not_close_its_group_leaves_nothing():
+    """No segment of shared memory, of which Python would warn, and no file."""
+    name = f"tkc-{uuid.uuid4().hex}"
+    for rank in started(SUMS.replace("group.close()", "").format(then="pass"), name):
+        said, _ = rank.communicate(timeout=300)
+        assert rank.returncode == 0 and said == "right\n", said
+    assert not [*Path("/dev/shm").glob(f"{name}*"), *Path(tempfile.gettempdir()).glob(f"{name}*")]
 
 
 def test_a_process_that_dies_ends_the_others():

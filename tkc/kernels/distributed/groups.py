@@ -10,6 +10,7 @@ All ranks make the same calls in the same order.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -244,6 +245,7 @@ class Processes(Group):
         self.name, self._calls = name, 0
         self._segments: list[shared_memory.SharedMemory] = []
         self._alive = Alive(name, rank, world)
+        atexit.register(self.close)  # else its segments outlive a process that does not close it
 
     def allocate(self, shape: Sequence[int], dtype: Any) -> list[Any]:
         number, kind = self._calls, np.dtype(dtype)
@@ -280,6 +282,7 @@ class Processes(Group):
 
     def close(self) -> None:
         super().close()
+        atexit.unregister(self.close)
         for segment in self._segments:
             _forget(segment, segment.name.split(".")[-1] == str(self.rank))
         self._segments.clear()

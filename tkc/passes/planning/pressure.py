@@ -18,7 +18,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.types import TileType, element_of, is_bool
+from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
 from tkc.ir.values import only_user, owner_op, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -26,6 +26,7 @@ from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
 MAX_REGISTERS_PER_THREAD = 255
 TILE_REGISTER_SHARE = 3 / 4  # of a thread's registers; with more, ptxas spills
 COLLECTIVES = tile.Reduce, tile.Scan, tile.Sort, tile.Gather
+WORDS_OF_ARRAY = 3  # its address, and an extent or a stride
 CARRIED_REGISTERS = 8  # of a loop's other loop-carried values
 
 
@@ -84,6 +85,24 @@ def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
                     if not made.isdisjoint(together):
                         made.update(together[1:])
     return made
+
+
+def scalars(loop: Operation) -> int:
+    """Words of a thread for what a loop reads from before it that is no tile: addresses, extents,
+    indices and conditions.
+    """
+    inside = {
+        value
+        for op in loop.walk()
+        for block in (b for region in op.regions for b in region.blocks)
+        for value in (*block.args, *(r for inner in block.ops for r in inner.results))
+    }
+    read = {operand for op in loop.walk() for operand in op.operands} - inside
+    return sum(
+        WORDS_OF_ARRAY if isinstance(value.type, ArrayType | PointerType) else 1
+        for value in read
+        if not isinstance(value.type, TileType) and not isinstance(value.owner, tile.Constant)
+    )
 
 
 def together(loads: Sequence[tuple[Operation, int]], kernel: tile.Kernel) -> int:
