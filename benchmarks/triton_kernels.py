@@ -108,9 +108,13 @@ _measure: list[Callable] = []  # what tuning measures by
 
 
 def tune(measure: Callable) -> None:
-    """Makes tuning measure configurations so, from the start: what was chosen is forgotten."""
+    """Makes tuning measure configurations so, from the start: what was chosen is forgotten, also
+    what Triton has on disk, which may be of processes that compiled only.
+    """
     _measure[:] = [measure]
-    from triton.runtime import driver
+    from triton.runtime import autotuner, driver
+
+    autotuner.Autotuner.check_disk_cache = lambda tuner, key, configs, measured: measured()
 
     active = driver.active
     with contextlib.suppress(AttributeError):  # Triton's driver is a stand-in until it is asked

@@ -19,7 +19,7 @@ from tkc.ir.target import target
 from tkc.ir.text import parse
 from tkc.language.signature import Options
 from tkc.passes import pipeline
-from tkc.sim.ptx import Trapped, run
+from tkc.sim.ptx import Fault, Trapped, run
 
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
 
@@ -139,6 +139,39 @@ def test_assertions_say_which_and_where():
     # of elements 2 i and 2 i + 1, which a thread holds, the first ones are looked at first
     assert "failed: small {enough} at element [10]" in trap(program, [X, 9]).said
     assert not [s for s in emit(parse(kernel("")), target("sm_90a"), debug=10).interface.sites]
+
+
+def in_order(x, out, M: tkc.constexpr, N: tkc.constexpr, BACK: tkc.constexpr):
+    """Sums of what has to be positive, whose combination asserts that places are in order."""
+
+    def add(a, i, b, j):
+        tkc.device_assert((a > 0) & (b > 0), "positive")
+        tkc.device_assert((i > j) if BACK else (i < j), "in order")
+        return a + b, j
+
+    row, at = tkc.load(x, (0, 0), (M, N)), tkc.broadcast_to(tkc.arange(N)[None, :], (M, N))
+    tkc.store(out, (0, 0), tkc.scan((row, at), 1, add, reverse=BACK)[0])
+    if not BACK:
+        tkc.store(out, (0, N), tkc.reduce((row, at), 1, add)[0][:, None])
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("m", "n", "warps"), [(3, 100, 1), (1, 1000, 4), (64, 5, 4)])
+def test_assertions_of_combinations_hold_for_elements_alone(m, n, warps, back):
+    """Neither for padding, nor where lanes combine what they throw away."""
+    module = traced(in_order, *(array(tkc.float32, 2) for _ in range(2)), M=m, N=n, BACK=back)
+    pipeline.run(module, target("sm_90a"), Options(num_warps=warps))
+    for debug in (0, 10):
+        program = emit(module, target("sm_90a"), debug=debug)
+        x, out = np.ones((m, n), np.float32), np.zeros((m, n + 1), np.float32)
+        _, found = run(program, [x, out])
+        assert found[0].tolist() == [
+            *(range(n, 0, -1) if back else range(1, n + 1)),
+            (1 - back) * n,
+        ]
+        x[m - 1, 3] = -1
+        with pytest.raises((Trapped, Fault), match="positive" if debug else "a trap"):
+            run(program, [x, out])
 
 
 WAIT = (

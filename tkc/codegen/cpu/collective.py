@@ -29,8 +29,10 @@ CHEAP = 8
 
 
 def branches(region: Region | None) -> bool:
-    """Whether a combine region holds control flow."""
-    return region is not None and any(op.regions for op in region.block.ops)
+    """Whether a combine region holds control flow, or ends the program."""
+    return region is not None and any(
+        op.regions or isinstance(op, (tile.Assert, tile.Print)) for op in region.block.ops
+    )
 
 
 class Collective(Planning):

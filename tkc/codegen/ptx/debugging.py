@@ -28,9 +28,9 @@ def check(e: Emitter, op: tile.Assert) -> None:
         condition = e.operand(op.condition)
         if condition is True:
             return
-        if e.debug:
+        if e.debug or e.counts is not True:
             wrong = w.op("not.pred", "pred", condition) if isinstance(condition, str) else True
-            return trap(e, wrong, op.text.data)
+            return trap(e, both(e, wrong, e.counts), op.text.data)
         with w.predicated(condition, negate=True):
             w.emit("trap")
         return
@@ -42,18 +42,18 @@ def check(e: Emitter, op: tile.Assert) -> None:
         wrong = w.op("not.pred", "pred", holds) if isinstance(holds, str) else True
         if isinstance(real, str):
             wrong = real if wrong is True else w.op("and.pred", "pred", wrong, real)
-        if e.debug:
-            at = [coordinate(e, value.layout, r, a) for a in range(min(t.rank, 2))]
-            trap(e, wrong, op.text.data, *at)
-        else:
-            with w.predicated(wrong):
-                w.emit("trap")
+        at = [coordinate(e, value.layout, r, a) for a in range(min(t.rank, 2))] if e.debug else []
+        trap(e, wrong, op.text.data, *at)
 
 
 def trap(e: Emitter, wrong: Operand, text: str, *at: Integer) -> None:
-    """TKC_DEBUG=1: the assertion says which it was, and of which element (its first two
+    """Traps. TKC_DEBUG=1: the assertion says which it was, and of which element (its first two
     coordinates).
     """
+    if not e.debug:
+        with e.w.predicated(wrong):
+            e.w.emit("trap")
+        return
     said = text.replace("{", "{{").replace("}", "}}")
     where = f" at element [{', '.join(f'{{{a}}}' for a in range(len(at)))}]" if at else ""
     check_site(e, wrong, f"tkc.device_assert failed{f': {said}' if said else ''}{where}", *at)

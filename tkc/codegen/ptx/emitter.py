@@ -109,6 +109,8 @@ class Emitter:
         self.threads = 32 * kernel.warps  # of the block; roles add theirs
         self.shared_bytes = kernel.integer("shared_bytes")
         self.uses_shared = False
+        # whether what is computed now is asked for: a region is also run on padding
+        self.counts: Operand = True
         self.globals: list[str] = []  # declarations before the entry
         self.directives: list[str] = []  # of the entry, e.g. ".minnctapersm 1"
         self.isa = tuple(map(int, target.ptx.split(".")))

@@ -18,7 +18,7 @@ import numpy as np
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Region, SSAValue
 
-from tkc.codegen.ptx.access import bool_bits
+from tkc.codegen.ptx.access import bool_bits, both
 from tkc.codegen.ptx.conversions import normal
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.elementwise import function, select
@@ -82,30 +82,37 @@ class Folder:
         self.elements = (*elements, i32) if region else tuple(elements)
         self.classes = tuple(map(compute_class, self.elements))
 
-    def __call__(self, a: Values, b: Values) -> Values:
-        """a comes before b along the axis."""
+    def __call__(self, a: Values, b: Values, *, wanted: Operand = True) -> Values:
+        """a comes before b along the axis. wanted: where the result is used."""
         if self.region is not None:
-            return self._region(self.region, a, b)
+            return self._region(self.region, a, b, wanted)
         if self.kind.startswith("arg"):
             return self._first_of(a, b)
         return (function(self.e, FUNCTION[self.kind], self.elements[0], (a[0], b[0])),)
 
-    def _region(self, region: Region, first: Values, second: Values) -> Values:
+    def _region(self, region: Region, first: Values, second: Values, wanted: Operand) -> Values:
         """The last of a tuple, 0 or 1, says whether there is an element at all, or padding: a
         region has no neutral element.
         """
         e, (*a, here), (*b, there) = self.e, first, second
         if here == 0 or there == 0:
             return first if there == 0 else second
+        if any(isinstance(op, tile.Assert) for op in region.walk()):
+            for real in (here, there):
+                wanted = both(e, wanted, isinstance(real, int) or self._is_there(real))
         with e.w.scope():
             e.values.update(zip(region.block.args, (*a, *b), strict=True))
+            outside, e.counts = e.counts, both(e, e.counts, wanted)
             e.block(region.block)
+            e.counts = outside
             found = [e.operand(v) for v in yielded_by(region.block)]
         for real, instead in ((there, a), (here, b)):
             if isinstance(real, str):
-                held = e.w.op("setp.ne.b32", "pred", real, 0)
-                found = self._select(held, found, instead)
+                found = self._select(self._is_there(real), found, instead)
         return (*found, 1 if 1 in (here, there) else e.w.op("or.b32", "b32", here, there))
+
+    def _is_there(self, real: Operand) -> Operand:
+        return self.e.w.op("setp.ne.b32", "pred", real, 0)
 
     def _select(
         self, condition: Operand, yes: Sequence[Operand], no: Sequence[Operand]
@@ -465,7 +472,7 @@ class Walk:
             if self.back:
                 later = w.memo(("no bit", mask), functools.partial(w.op, "not.pred", "pred", later))
             other = folder.shuffled(total, mask)
-            grown = other if mask == masks[0] else folder(other, before)
+            grown = other if mask == masks[0] else folder(other, before, wanted=later)
             before = folder.pick(later, grown, before)
             if folder.kind == "combine":
                 first = folder.pick(later, other, total)
