@@ -11,7 +11,7 @@ file has four sections; each number is a pair, [value, source], and `sources` sa
 
     chip       what the device is made of, by its vendor
     rates      what it reaches: measured (`tkc calibrate`), or a share of what the vendor promises
-    engines    what a multiprocessor's engines do, for timelines (tkc/timing/timeline.py)
+    engines    what a multiprocessor's engines do, for timelines (tkc/timing/simulation.py)
     costs      of the closed-form model (tkc/passes/planning/cost.py)
 
 A file may leave engines and costs to another one's, which `like` names: nobody measured them there.

@@ -36,7 +36,8 @@ from tkc.passes.planning.cost import (
     memory_of,
 )
 from tkc.timing import demands
-from tkc.timing.timeline import MultiprocessorSimulation, Timeline
+from tkc.timing.simulation import MultiprocessorSimulation
+from tkc.timing.timeline import Timeline
 
 PROGRAMS_PER_CONSUMER = 4  # run in the timeline
 Scalars = int | float | np.ndarray | None
