@@ -83,60 +83,30 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
         kernel, target, sizes, resident, PROGRAMS_PER_CONSUMER if persistent else 1
     )
     timeline = simulation.run()
-    loops = [op for op in timeline.periods]
     launch = Launch(kernel, sizes, simulation, bool(plan.stream_k))
-    trips = {op: launch.trips(op) for op in loops}
+    step = _step(timeline)
+    trips = {op: launch.trips(op) for op in timeline.periods}
+    if plan.stream_k:
+        trips = _shared_trips(timeline, step, work, launch.programs)
     fixed = _fixed(timeline, persistent)
-    step = max(
-        (
-            timeline.periods[op]
-            for op in loops
-            if any(isinstance(o, (threads.DotAsync, tile.Dot)) for o in op.walk())
-        ),
-        default=max(timeline.periods.values(), default=0.0),
-    )
-    if plan.stream_k:  # blocks share the last programs' steps evenly
-        steps = max((part.trips for part in work.parts if part.dots), default=0.0)
-        trips = {
-            op: np.full(
-                launch.programs,
-                (
-                    steps
-                    if any(isinstance(o, threads.DotAsync) for o in op.walk())
-                    and timeline.periods[op] == step
-                    else 0.0
-                ),
-            )
-            for op in loops
-        }
     each = np.full(launch.programs, fixed)
-    for op in loops:
-        each = each + timeline.periods[op] * trips[op]
-    tensor = _tensor(kernel, target, trips, launch.programs) * launch.members
+    for op, period in timeline.periods.items():
+        each = each + period * trips[op]
+    e = target.engines
     begin = (
         _filling(timeline, fixed) * persistent
-        + target.engines.kernel
-        + (target.engines.cluster if simulation.cluster > 1 else 0)
+        + e.kernel
+        + (e.cluster if simulation.cluster > 1 else 0)
     )
-    if plan.stream_k:
-        busiest = float(each.sum()) / simulation.blocks
-    elif persistent:
-        busiest = _finish(each, simulation.blocks, plan.dynamic_schedule)
-    else:
-        places = simulation.blocks * resident
-        waves = -(-launch.programs // places)
-        busiest = waves * float(each.max(initial=0.0))
-    clocks = busiest + begin
+    clocks = _of_busiest(each, simulation, plan, resident) + begin
+    tensor = _tensor(kernel, target, trips, launch.programs) * launch.members
     share = min(1.0, float(tensor.sum()) / simulation.blocks / max(clocks, 1.0))
-    e = target.engines
     clock = min(e.top, e.heat / (1 + e.work * share) ** (1 / 3)) if target.wgmma else target.clock
     memory = memory_of(work, plan, target)[0]
     running = clocks / (clock * 1e9)
-    seconds = (
-        max(running, memory) + target.engines.overlap * min(running, memory) + e.begin
-        if sizes is not None
-        else None
-    )
+    seconds = None
+    if sizes is not None:
+        seconds = max(running, memory) + e.overlap * min(running, memory) + e.begin
     return Prediction(
         seconds,
         clocks,
@@ -149,6 +119,47 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
         share,
         timeline,
     )
+
+
+def _step(timeline: Timeline) -> float:
+    """Clocks of an iteration of the loop of dots that takes longest; of any loop without dots."""
+    of_dots = [period for op, period in timeline.periods.items() if _has_dots(op)]
+    return max(of_dots or timeline.periods.values(), default=0.0)
+
+
+def _has_dots(loop: Operation) -> bool:
+    return any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in loop.walk())
+
+
+def _shared_trips(
+    timeline: Timeline, step: float, work: Work, programs: int
+) -> dict[Operation, np.ndarray]:
+    """Iterations of each loop in each program, where blocks share the last programs' steps evenly:
+    those of the loop of dots.
+    """
+    steps = max((part.trips for part in work.parts if part.dots), default=0.0)
+    return {
+        op: np.full(programs, steps if period == step and _has_asynchronous_dots(op) else 0.0)
+        for op, period in timeline.periods.items()
+    }
+
+
+def _has_asynchronous_dots(loop: Operation) -> bool:
+    return any(isinstance(op, threads.DotAsync) for op in loop.walk())
+
+
+def _of_busiest(
+    each: np.ndarray, simulation: MultiprocessorSimulation, plan: Plan, resident: int
+) -> float:
+    """Clocks of the multiprocessor that works longest. each: clocks of every program; resident:
+    blocks of a multiprocessor.
+    """
+    if plan.stream_k:
+        return float(each.sum()) / simulation.blocks
+    if simulation.persistent:
+        return _finish(each, simulation.blocks, plan.dynamic_schedule)
+    waves = -(-len(each) // (simulation.blocks * resident))
+    return waves * float(each.max(initial=0.0))
 
 
 def _fixed(t: Timeline, persistent: bool) -> float:

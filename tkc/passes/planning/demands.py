@@ -12,6 +12,7 @@ evenly, four lanes to a row, as in the results of dots.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log2
 
@@ -136,106 +137,98 @@ def registers(t: Attribute, warps: int) -> int:
 
 
 def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
-    name = op.name.removeprefix("tile.")
+    """Adds what an operation asks of the pipes."""
     result = op.results[0].type if op.results else None
-    if (
-        isinstance(op, FREE_OPERATIONS)
-        or isinstance(op, ew.Elementwise)
-        and not isinstance(result, TileType)
-    ):
+    is_scalar = isinstance(op, ew.Elementwise) and not isinstance(result, TileType)
+    if isinstance(op, FREE_OPERATIONS) or is_scalar:
         return
-    match op:
-        case ew.Cast():
-            if not isinstance(result, TileType):
-                return
-            n, narrow = (
-                registers(result, warps),
-                bits(element_of(result)) <= 16 and is_float(element_of(result)),
-            )
-            total.add(
-                "alu", n / 2 if narrow else n, n / 2 * e.alu if narrow else n * e.alu, "convert"
-            )
-        case ew.Select():
-            n = registers(op.result.type, warps)
-            total.add("alu", n, n * e.alu, "select")
-        case ew.Elementwise():
-            _elementwise(op, function_of(op), e, warps, total)
-        case tile.Reduce():
-            _reduce(op, e, warps, total)
-        case threads.Vote():
-            total.add("alu", 4, registers(op.arg.type, warps) * e.alu + 2 * e.lsu, "vote")
-        case shared.Read() | shared.Write() | shared.ReducePartial():
-            t = next(v.type for v in (*op.results, *op.operands) if isinstance(v.type, TileType))
-            size = (
-                t.size
-                * max(bits(t.element), 8)
-                // 8
-                // (t.register_layout.num_blocks if t.register_layout is not None else 1)
-            )
-            conflicts = op.properties.get("conflicts")
-            ways = conflicts.value.data if isinstance(conflicts, IntegerAttr) else 1
-            total.add(
-                "shared",
-                size / (512 * max(1, warps / 4)),
-                size * max(1, ways) / e.shared / max(1, warps / 4),
-                name,
-            )
-        case (
-            tile.Load()
-            | tile.Store()
-            | tile.LoadPointers()
-            | tile.StorePointers()
-            | tile.Atomic()
-            | tile.AtomicBlock()
-        ):
-            n = max(registers(v.type, warps) for v in (*op.operands, *op.results))
-            total.add("lsu", n, n * e.lsu, name)
-        case (
-            shared.Convert()
-            | tile.Scan()
-            | shared.ScanTotal()
-            | tile.Sort()
-            | shared.SortFirst()
-            | tile.Histogram()
-            | tile.Gather()
-        ):
-            n = max(registers(v.type, warps) for v in (*op.operands, *op.results))
-            total.add("lsu", 2 * n, n * e.lsu, name)
-
-
-def _elementwise(op: ew.Elementwise, name: str, e: Engines, warps: int, total: Demand) -> None:
-    t = op.operands[0].type
-    n, floats = registers(op.results[0].type, warps), is_float(element_of(t))
-    if name == "and" and str(element_of(t)) == "i1":
-        return  # part of the comparison after it
-    if name == "mul" and floats and _fuses(op.results[0]):
-        return
-    if floats and name in FMA_FUNCTIONS:
-        total.add("fma", n, n * e.fma, name)
-    elif floats and name in ("div", "div_rn"):
-        if name == "div" and inverse(op):
-            total.add("mufu", n, n * e.mufu, "reciprocal")
+    for kinds, counter in COUNTERS:
+        if isinstance(op, kinds):
+            counter(op, e, warps, total)
             return
-        divisor = op.operands[1]
-        rows = (
-            registers(divisor.owner.arg.type, warps)
-            if isinstance(divisor.owner, tile.Broadcast)
-            else n
-        )
-        total.add("mufu", rows, rows * e.mufu, "reciprocal")
-        total.add("fma", 3 * n, 3 * n * e.fma, name)
-        total.add("alu", 2 * n, 2 * n * e.alu)
-    elif floats and (name in MUFU_FUNCTIONS or name not in (*ONE_INSTRUCTION, *ew.COMPARISONS)):
+
+
+def _cast(op: ew.Cast, e: Engines, warps: int, total: Demand) -> None:
+    result = op.results[0].type
+    if not isinstance(result, TileType):
+        return
+    element = element_of(result)
+    at_once = 2 if bits(element) <= 16 and is_float(element) else 1
+    n = registers(result, warps) / at_once
+    total.add("alu", n, n * e.alu, "convert")
+
+
+def _select(op: ew.Select, e: Engines, warps: int, total: Demand) -> None:
+    n = registers(op.result.type, warps)
+    total.add("alu", n, n * e.alu, "select")
+
+
+def _vote(op: threads.Vote, e: Engines, warps: int, total: Demand) -> None:
+    total.add("alu", 4, registers(op.arg.type, warps) * e.alu + 2 * e.lsu, "vote")
+
+
+def _shared_access(op: Operation, e: Engines, warps: int, total: Demand) -> None:
+    t = next(v.type for v in (*op.results, *op.operands) if isinstance(v.type, TileType))
+    copies = t.register_layout.num_blocks if t.register_layout is not None else 1
+    size = t.size * max(bits(t.element), 8) // 8 // copies
+    conflicts = op.properties.get("conflicts")
+    ways = conflicts.value.data if isinstance(conflicts, IntegerAttr) else 1
+    warpgroups = max(1, warps / 4)
+    clocks = size * max(1, ways) / e.shared / warpgroups
+    total.add("shared", size / (512 * warpgroups), clocks, function_of(op))
+
+
+def _global_access(op: Operation, e: Engines, warps: int, total: Demand) -> None:
+    n = _most_registers(op, warps)
+    total.add("lsu", n, n * e.lsu, function_of(op))
+
+
+def _exchange(op: Operation, e: Engines, warps: int, total: Demand) -> None:
+    """What threads hand to one another, through shared memory or by shuffles."""
+    n = _most_registers(op, warps)
+    total.add("lsu", 2 * n, n * e.lsu, function_of(op))
+
+
+def _most_registers(op: Operation, warps: int) -> int:
+    return max(registers(v.type, warps) for v in (*op.operands, *op.results))
+
+
+def _elementwise(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> None:
+    name, element = function_of(op), element_of(op.operands[0].type)
+    n, floats = registers(op.results[0].type, warps), is_float(element)
+    if name == "and" and str(element) == "i1":
+        return  # part of the comparison after it
+    if not floats:
+        total.add("alu", n, n * e.alu, "index")
+    elif name == "mul" and _fuses(op.results[0]):
+        return
+    elif name in FMA_FUNCTIONS:
+        total.add("fma", n, n * e.fma, name)
+    elif name in ("div", "div_rn"):
+        _divide(op, e, warps, total)
+    elif name in MUFU_FUNCTIONS or name not in (*ONE_INSTRUCTION, *ew.COMPARISONS):
         special, around = MUFU_FUNCTIONS.get(name, LIBRARY_FUNCTION)
         total.add("mufu", special * n, special * n * e.mufu, name)
         if around:
             total.add("fma", around * n, around * n * e.fma)
     else:
-        total.add("alu", n, n * e.alu, name if floats else "index")
+        total.add("alu", n, n * e.alu, name)
 
 
-def function_of(op: ew.Elementwise) -> str:
-    """The name of the function that an operation computes of each element."""
+def _divide(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> None:
+    n = registers(op.results[0].type, warps)
+    if function_of(op) == "div" and inverse(op):
+        total.add("mufu", n, n * e.mufu, "reciprocal")
+        return
+    divisor = op.operands[1].owner
+    rows = registers(divisor.arg.type, warps) if isinstance(divisor, tile.Broadcast) else n
+    total.add("mufu", rows, rows * e.mufu, "reciprocal")
+    total.add("fma", 3 * n, 3 * n * e.fma, function_of(op))
+    total.add("alu", 2 * n, 2 * n * e.alu)
+
+
+def function_of(op: Operation) -> str:
+    """The name of what an operation computes."""
     return op.name.removeprefix("tile.")
 
 
@@ -266,3 +259,37 @@ def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
     if lanes:
         total.add("lsu", lanes * left, lanes * left * e.lsu, "shuffle")
         total.add(pipe, lanes * left, lanes * left * each)
+
+
+# by the first that an operation is of
+COUNTERS: tuple[tuple[tuple[type[Operation], ...], Callable[..., None]], ...] = (
+    ((ew.Cast,), _cast),
+    ((ew.Select,), _select),
+    ((ew.Elementwise,), _elementwise),
+    ((tile.Reduce,), _reduce),
+    ((threads.Vote,), _vote),
+    ((shared.Read, shared.Write, shared.ReducePartial), _shared_access),
+    (
+        (
+            tile.Load,
+            tile.Store,
+            tile.LoadPointers,
+            tile.StorePointers,
+            tile.Atomic,
+            tile.AtomicBlock,
+        ),
+        _global_access,
+    ),
+    (
+        (
+            shared.Convert,
+            tile.Scan,
+            shared.ScanTotal,
+            tile.Sort,
+            shared.SortFirst,
+            tile.Histogram,
+            tile.Gather,
+        ),
+        _exchange,
+    ),
+)
