@@ -240,32 +240,53 @@ def _peak(
     """The most that is live at once in a block beside what lives through it. through: what a loop
     is the last to read is live in all of it.
     """
-    last: dict[SSAValue, Operation] = {}
-    for op in block.ops:
-        for inner in op.walk():
-            if isinstance(inner, VIEWS) or _of_scanned(inner):
-                continue  # its users read what it is a view of; one of a scan's totals
-            for operand in inner.operands:
-                for root in _roots(operand, kinds):
-                    last[root] = op
-    ending: dict[Operation, set[SSAValue]] = defaultdict(set)
-    for value, op in last.items():
-        if value not in live:
-            ending[op].add(value)
+    ending = _endings(block, live, kinds)
+    read = set().union(*ending.values())
     now = set(live) | {a for a in block.args if size(a)}
     peak = held = sum(map(size, now))
     for op in block.ops:
         dying = ending[op] & now
         if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)):
-            gone = dying & set(op.operands) if through else dying
-            inner = frozenset(now - gone) if isinstance(op, scf.ForOp) else frozenset(now)
-            for region in op.regions:
-                for b in region.blocks:
-                    peak = max(peak, _peak(b, inner, size, kinds, through))
+            inner = _live_inside(op, now, dying, through)
+            for b in (b for region in op.regions for b in region.blocks):
+                peak = max(peak, _peak(b, inner, size, kinds, through))
         now -= dying
         held -= sum(map(size, dying))
-        made = {r for r in op.results if r in last and size(r)}
+        made = {r for r in op.results if r in read and size(r)}
         now |= made
         held += sum(map(size, made))
         peak = max(peak, held)
     return peak
+
+
+def _endings(
+    block: Block, live: frozenset[SSAValue], kinds: Kinds
+) -> defaultdict[Operation, set[SSAValue]]:
+    """The values that each operation of a block is the last to read, but for those that live
+    through the block.
+    """
+    last = {
+        root: op
+        for op in block.ops
+        for inner in op.walk()
+        # the users of a view read what it is a view of; a total of a scan reads no tile
+        if not isinstance(inner, VIEWS) and not _of_scanned(inner)
+        for operand in inner.operands
+        for root in _roots(operand, kinds)
+    }
+    ending: defaultdict[Operation, set[SSAValue]] = defaultdict(set)
+    for value, op in last.items():
+        if value not in live:
+            ending[op].add(value)
+    return ending
+
+
+def _live_inside(
+    op: Operation, now: set[SSAValue], dying: set[SSAValue], through: bool
+) -> frozenset[SSAValue]:
+    """What lives through a loop or a branch. now: what is live before it; dying: of this, what it
+    is the last to read; through: as of `_peak`.
+    """
+    if not isinstance(op, scf.ForOp):
+        return frozenset(now)
+    return frozenset(now - (dying & set(op.operands) if through else dying))

@@ -151,15 +151,20 @@ def choices(body: Body) -> Iterator[frozenset[int]]:
     if len(dots) > MAX_LATE_DOTS:
         dots = []
     needs = [{a for a, b, d in body.edges if b == i and d == 0} for i in range(len(body.groups))]
-    seen = set()
+    seen = set[frozenset[int]]()
     for mask in range(1 << len(dots)):
-        late = {dot for n, dot in enumerate(dots) if mask >> n & 1}
-        for i in body.sorted:
-            late |= {i} if needs[i] & late else set()
-        if any(body.groups[i].fixed for i in late) or (chosen := frozenset(late)) in seen:
-            continue
-        seen.add(chosen)
-        yield chosen
+        late = _with_needing({dot for n, dot in enumerate(dots) if mask >> n & 1}, needs, body)
+        if late not in seen and not any(body.groups[i].fixed for i in late):
+            seen.add(late)
+            yield late
+
+
+def _with_needing(late: set[int], needs: list[set[int]], body: Body) -> frozenset[int]:
+    """Late groups, and those that need one of them."""
+    for i in body.sorted:
+        if needs[i] & late:
+            late.add(i)
+    return frozenset(late)
 
 
 def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
@@ -216,60 +221,93 @@ def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[
     """The order of least clocks of a rotated iteration, and these. Of orders alike the first in
     which a group that can go on early goes first.
     """
-    groups, before = body.groups, rotated(body, late)
-    tails, count = _tails(body, before), len(groups)
-    bound, best = least(body, late), float("inf")
-    chosen: tuple[int, ...] = ()
-    seen: dict[int, list[tuple]] = {}
-    path: list[int] = []
-    ends = [0.0] * count
+    search = _OrderSearch(body, late, effort)
+    search.go(0, 0.0, 0.0, 0.0)
+    return search.chosen, search.best
 
-    def go(done: int, now: float, tensor: float, last: float) -> None:
-        nonlocal best, chosen
-        if len(path) == count:
-            if (total := max(now, last)) < best:
-                best, chosen = total, tuple(path)
+
+class _OrderSearch:
+    """Branch and bound over the orders of a rotated iteration.
+
+    effort: how many nodes may still be visited, of all searches. best: clocks of the chosen order.
+    ends: when each group on the path ends. seen: of each set of groups that are done, in what
+    states it was left.
+    """
+
+    def __init__(self, body: Body, late: frozenset[int], effort: list[int]):
+        self.groups, self.late, self.effort = body.groups, late, effort
+        self.result = body.result
+        self.before = rotated(body, late)
+        self.tails = _tails(body, self.before)
+        self.bound, self.best = least(body, late), float("inf")
+        self.chosen: tuple[int, ...] = ()
+        self.path: list[int] = []
+        self.ends = [0.0] * len(self.groups)
+        self.seen: dict[int, list[tuple[float, ...]]] = {}
+
+    def go(self, done: int, now: float, tensor: float, last: float) -> None:
+        """Tries the orders that go on behind the path. done: the set of its groups, as bits; now,
+        tensor: clocks until threads and tensor cores are free; last: until the last dot's result.
+        """
+        if len(self.path) == len(self.groups):
+            if (total := max(now, last)) < self.best:
+                self.best, self.chosen = total, tuple(self.path)
             return
-        if effort[0] <= 0 and chosen:
+        if self.effort[0] <= 0 and self.chosen:
             return
-        effort[0] -= 1
-        left = [i for i in range(count) if not done >> i & 1]
-        if (
-            max(
-                last,
-                tensor + sum(groups[i].tensor for i in left),
-                now + max(tails[i] for i in left),
-                now + sum(groups[i].vector for i in left if not groups[i].tensor),
-            )
-            >= best
-        ):
+        self.effort[0] -= 1
+        left = [i for i in range(len(self.groups)) if not done >> i & 1]
+        if self._least(left, now, tensor, last) >= self.best:
             return
-        state = (
-            now,
-            tensor,
-            last,
-            *(ends[i] for i in range(count) if done >> i & 1 and any(i in before[j] for j in left)),
-        )
-        known = seen.setdefault(done, [])
-        if any(all(a <= b for a, b in zip(other, state, strict=True)) for other in known):
+        if self._is_dominated(done, left, (now, tensor, last)):
             return
-        known.append(state)
-        ready = [i for i in left if all(done >> a & 1 for a in before[i])]
-        starts = {i: max([now, *(ends[a] for a in before[i])]) for i in ready}
-        for i in sorted(
-            ready, key=lambda i: (starts[i], not groups[i].tensor, i in late, -tails[i], i)
-        ):
-            path.append(i)
-            if groups[i].tensor:
-                over = max(starts[i], tensor) + groups[i].tensor
-                ends[i] = over + body.result
-                go(done | 1 << i, starts[i], over, max(last, ends[i]))
-            else:
-                ends[i] = starts[i] + groups[i].vector
-                go(done | 1 << i, ends[i], tensor, last)
-            path.pop()
-            if best <= bound:
+        for i, start in self._ready(done, left, now):
+            self.path.append(i)
+            self._step(i, start, done, tensor, last)
+            self.path.pop()
+            if self.best <= self.bound:
                 return
 
-    go(0, 0.0, 0.0, 0.0)
-    return chosen, best
+    def _least(self, left: list[int], now: float, tensor: float, last: float) -> float:
+        """Clocks that no order of the groups left goes below."""
+        return max(
+            last,
+            tensor + sum(self.groups[i].tensor for i in left),
+            now + max(self.tails[i] for i in left),
+            now + sum(self.groups[i].vector for i in left if not self.groups[i].tensor),
+        )
+
+    def _is_dominated(self, done: int, left: list[int], clocks: tuple[float, ...]) -> bool:
+        """Whether the same groups were done before, each no later; remembers the state if not."""
+        needed = [
+            i
+            for i in range(len(self.groups))
+            if done >> i & 1 and any(i in self.before[j] for j in left)
+        ]
+        state = *clocks, *(self.ends[i] for i in needed)
+        known = self.seen.setdefault(done, [])
+        if any(all(a <= b for a, b in zip(other, state, strict=True)) for other in known):
+            return True
+        known.append(state)
+        return False
+
+    def _ready(self, done: int, left: list[int], now: float) -> list[tuple[int, float]]:
+        """The groups that can go on, the best first, and when."""
+        ready = [i for i in left if all(done >> a & 1 for a in self.before[i])]
+        starts = {i: max([now, *(self.ends[a] for a in self.before[i])]) for i in ready}
+
+        def rank(i: int) -> tuple:
+            return starts[i], not self.groups[i].tensor, i in self.late, -self.tails[i], i
+
+        return [(i, starts[i]) for i in sorted(ready, key=rank)]
+
+    def _step(self, i: int, start: float, done: int, tensor: float, last: float) -> None:
+        """Goes on behind group i."""
+        group = self.groups[i]
+        if group.tensor:
+            over = max(start, tensor) + group.tensor
+            self.ends[i] = over + self.result
+            self.go(done | 1 << i, start, over, max(last, self.ends[i]))
+        else:
+            self.ends[i] = start + group.vector
+            self.go(done | 1 << i, self.ends[i], tensor, last)
