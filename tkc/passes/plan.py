@@ -905,46 +905,21 @@ def _dot(
     k = tile_type(dot.a).extents[-1]
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
-    asked, least = (
-        context.options.split_warps or (0, 0),
-        ((4, 8) if instruction is None else (instruction.m, 8)),
-    )
-    forced = (
-        asked
-        if prod(asked) == warps
-        and all(
-            parts == 1 or extent >= each * parts
-            for extent, each, parts in zip((m, n), least, asked, strict=False)
-        )
-        else None
-    )
+    least = (4, 8) if instruction is None else (instruction.m, 8)
+    forced = _split_as_asked(m, n, least, warps, context.options.split_warps or (0, 0))
     if instruction is None:
         split = forced or ((warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1))
-        width = bits(element_of(dot.acc.type))
-        held = -(-m * n // (32 * warps))
-        side = max(1, int(held**0.5))
-        chunk = max(
-            1,
-            min(
-                8,
-                1 << (max(1, 64 * 32 // width // (side + max(1, held // side))).bit_length() - 1),
-                k,
-            ),
-        )
-        if (m & (m - 1) or n & (n - 1)) and held >= 16:
-            chunk = max(1, chunk // 2)  # layouts of ragged extents have more elements than the tile
+        chunk = _chunk(dot, warps)
         say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
         return DotPlan("fma", split, chunk=chunk)
     split = forced or (
         (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
     )
-    why = (
-        "as asked"
-        if forced
-        else "a row stays in one warp"
-        if rows and split[1] == 1
-        else "least shared memory read"
-    )
+    why = "least shared memory read"
+    if forced:
+        why = "as asked"
+    elif rows and split[1] == 1:
+        why = "a row stays in one warp"
     left = _source(dot.a, dot, split[0], accumulators, context.options.left_operand)
     right = _source(dot.b, dot, split[1], accumulators, None)
     again = "".join(
@@ -954,6 +929,32 @@ def _dot(
     )
     say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
     return DotPlan("mma", split, left, right)
+
+
+def _split_as_asked(
+    m: int, n: int, least: tuple[int, int], warps: int, asked: tuple[int, int]
+) -> tuple[int, int] | None:
+    """How warps are asked to share a dot of m rows and n columns, of which each has at least so
+    many; None where it is not asked, or impossible.
+    """
+    if prod(asked) != warps:
+        return None
+    sides = zip((m, n), least, asked, strict=True)
+    return asked if all(p == 1 or extent >= each * p for extent, each, p in sides) else None
+
+
+def _chunk(dot: tile.Dot, warps: int) -> int:
+    """How many k multiply-adds take at a time: as many as registers hold of both operands."""
+    *_, m, n = tile_type(dot.acc).extents
+    width = bits(element_of(dot.acc.type))
+    held = -(-m * n // (32 * warps))
+    side = max(1, int(held**0.5))
+    fitting = max(1, 64 * 32 // width // (side + max(1, held // side)))
+    power = 1 << (fitting.bit_length() - 1)
+    chunk = max(1, min(8, power, tile_type(dot.a).extents[-1]))
+    if (m & (m - 1) or n & (n - 1)) and held >= 16:
+        chunk = max(1, chunk // 2)  # layouts of ragged extents have more elements than the tile
+    return chunk
 
 
 def _source(

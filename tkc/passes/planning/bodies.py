@@ -95,84 +95,81 @@ class LoopGraph:
         ]
 
     def _anew(self, overlaps) -> set[Operation]:
+        """What each group computes for itself: cheap tiles, views, scalars, and unchanged loads, of
+        nothing else that the iteration computes.
+        """
         anew, cheap = set[Operation](), set[Operation]()
         for op in self.ops:
             reads = self.reads(op)
-            if op.regions or any(
-                isinstance(v.owner, Block)
-                and index_of(v) > 0
-                or isinstance(v.owner, Operation)
-                and v.owner not in anew
-                for v in reads
-            ):
+            if op.regions or not all(self._is_given(v, anew) for v in reads):
                 continue
-            if isinstance(op, LOADS):
-                if isinstance(op, tile.Load) and unchanged(op, self.loop, overlaps):
-                    anew.add(op)
-                continue
-            if not is_side_effect_free(op) or isinstance(op, tile.Dot):
-                continue
-            tiles = [v.owner for v in reads if isinstance(v.type, TileType)]
-            if (
-                isinstance(op, LEAVES)
-                or is_computed_by(op.__class__)
-                and all(owner in cheap for owner in tiles)
-            ):
+            if _is_cheap(op, {v.owner for v in reads if isinstance(v.type, TileType)}, cheap):
                 cheap.add(op)
-            if (
-                op in cheap
-                or isinstance(op, VIEWS)
-                or not any(isinstance(r.type, TileType) for r in op.results)
-            ):
+            if self._is_anew(op, op in cheap, overlaps):
                 anew.add(op)
         return anew
 
+    def _is_anew(self, op: Operation, is_cheap: bool, overlaps) -> bool:
+        """Of an operation of which all that it reads is given."""
+        if isinstance(op, LOADS):
+            return isinstance(op, tile.Load) and unchanged(op, self.loop, overlaps)
+        if not is_side_effect_free(op) or isinstance(op, tile.Dot):
+            return False
+        makes_tile = any(isinstance(r.type, TileType) for r in op.results)
+        return is_cheap or isinstance(op, VIEWS) or not makes_tile
+
+    def _is_given(self, value: SSAValue, anew: set[Operation]) -> bool:
+        """Whether a value of the body is its loop's variable, or made anew."""
+        if isinstance(value.owner, Block):
+            return index_of(value) == 0
+        return value.owner in anew
+
     def _signatures(self) -> dict[Operation, object]:
-        above: dict[Operation, frozenset] = {}
-        carried: dict[SSAValue, frozenset] = {}
-        for _ in range(2):  # the second time with what the iteration before hands on
-            for op in self.ops:
-                if op in self.anew:
-                    continue
-                above[op] = frozenset().union(
-                    *(
-                        (
-                            carried.get(v, frozenset())
-                            if isinstance(v, BlockArgument)
-                            else above.get(owner_op(v), frozenset())
-                            | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
-                        )
-                        for v in self.reads(op)
-                    )
-                )
-            ends = [
-                (
-                    above.get(owner_op(v), frozenset())
-                    | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
-                    if v.owner in self.place
-                    else frozenset()
-                )
-                for v in self.yielded
-            ]
-            carried = {
-                a: frozenset((dot, 1) for dot, d in found if d == 0)
-                for a, found in zip(self.block.args[1:], ends, strict=False)
-            }
-        below: dict[Operation, frozenset] = {}
-        for op in reversed(self.ops):
-            if op in self.anew:
-                continue
-            users = {
-                u for r in op.results for use in r.uses if (u := self._here(use.operation)) in above
-            }
-            below[op] = frozenset().union(
-                *(below[u] | ({u} if isinstance(u, tile.Dot) else frozenset()) for u in users)
-            )
+        """Of each operation, the dots above and below it: those alike are one group."""
+        above, below = self._dots_above(), self._dots_below()
         return {
             op: op if isinstance(op, tile.Dot) else (above[op], below[op])
             for op in self.ops
             if op not in self.anew
         }
+
+    def _dots_above(self) -> dict[Operation, frozenset]:
+        """The dots that each operation follows from, of its iteration (0) and the last one (1)."""
+        above: dict[Operation, frozenset] = {}
+        carried: dict[SSAValue, frozenset] = {}
+
+        def of(value: SSAValue) -> frozenset:
+            if isinstance(value, BlockArgument):
+                return carried.get(value, frozenset())
+            own = {(value.owner, 0)} if isinstance(value.owner, tile.Dot) else frozenset()
+            return above.get(owner_op(value), frozenset()) | own
+
+        for _ in range(2):  # the second time with what the iteration before hands on
+            for op in self.ops:
+                if op not in self.anew:
+                    above[op] = frozenset().union(*map(of, self.reads(op)))
+            ends = [of(v) if v.owner in self.place else frozenset() for v in self.yielded]
+            carried = {
+                a: frozenset((dot, 1) for dot, d in found if d == 0)
+                for a, found in zip(self.block.args[1:], ends, strict=False)
+            }
+        return above
+
+    def _dots_below(self) -> dict[Operation, frozenset]:
+        """The dots of its iteration that follow from each operation."""
+        below: dict[Operation, frozenset] = {}
+        for op in reversed(self.ops):
+            if op in self.anew:
+                continue
+            users = {self._here(use.operation) for r in op.results for use in r.uses}
+            below[op] = frozenset().union(
+                *(
+                    below[u] | ({u} if isinstance(u, tile.Dot) else frozenset())
+                    for u in users
+                    if u in self.place and u not in self.anew
+                )
+            )
+        return below
 
     def _here(self, op: Operation) -> Operation | None:
         """The operation of the body around another."""
@@ -359,3 +356,10 @@ def best_stages(
         if i in schedules[0].late and isinstance(ops[0], tile.Dot)
     )
     return Found(late, tuple(schedules), graph)
+
+
+def _is_cheap(op: Operation, tiles: set, cheap: set[Operation]) -> bool:
+    """Whether a tile is computed of no data. tiles: where those that it reads are computed."""
+    if isinstance(op, LOADS) or not is_side_effect_free(op) or isinstance(op, tile.Dot):
+        return False
+    return isinstance(op, LEAVES) or is_computed_by(op.__class__) and tiles <= cheap
