@@ -166,7 +166,7 @@ class LoopGraph:
                 *(
                     below[u] | ({u} if isinstance(u, tile.Dot) else frozenset())
                     for u in users
-                    if u in self.place and u not in self.anew
+                    if u is not None and u in self.place and u not in self.anew
                 )
             )
         return below
