@@ -92,24 +92,27 @@ def run(module: ModuleOp, context: PassContext) -> None:
             dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
             if not (plan.prefetch or dots and plan.roles != "one"):
                 continue
-            loads = [
-                op
-                for op in loop.body.block.ops
-                if isinstance(op, tile.Load)
-                and _wanted(op, plan)
-                and _may_be_early(op, loop, context.overlaps)
-            ]
-            if not loads:
-                continue
-            _ahead(loop, loads, dots[-1] if dots else None)
-            context.decisions.append(
-                f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration"
-                " early"
-            )
+            if loads := _early_loads(loop, plan, context):
+                _ahead(loop, loads, dots[-1] if dots else None)
+                context.decisions.append(
+                    f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration"
+                    " early"
+                )
 
 
 # ---- which loads
 # --------------------------------------------------------------------------------------------------
+def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile.Load]:
+    """The loads of a loop that are made one iteration early."""
+    return [
+        op
+        for op in loop.body.block.ops
+        if isinstance(op, tile.Load)
+        and _wanted(op, plan)
+        and _may_be_early(op, loop, context.overlaps)
+    ]
+
+
 def _wanted(op: tile.Load, plan: Plan) -> bool:
     """Whether the plan has a load made early: beside dots what goes straight to registers, few of
     them; without dots, what is not a scalar.

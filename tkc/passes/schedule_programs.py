@@ -26,28 +26,21 @@ all blocks share the programs of the last wave (programs/stream_k.py).
 
 from __future__ import annotations
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.ir import Block, Operation
 from xdsl.traits import is_side_effect_free
 
-from tkc.errors import VerifyError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, replace, stamp
-from tkc.ir.threads import Identity
+from tkc.ir.rewrite import Builder, replace
 from tkc.ir.types import TileType
 from tkc.ir.values import first_of, parent_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import accessed, overlapping
 from tkc.passes.analysis.values import WRITES
-from tkc.passes.programs import co_resident
-from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
-from tkc.passes.programs.order import in_groups, order_of, uneven
-from tkc.passes.programs.serpentine import backwards
-from tkc.passes.programs.split_k import Part, divide
-from tkc.passes.programs.stream_k import StreamKSchedule, Turn, share
-from tkc.passes.programs.tile_groups import Grid, TileGroups, guard_effects
+from tkc.passes.programs.order import in_groups
+from tkc.passes.programs.persistent import Programs
+from tkc.passes.programs.tile_groups import guard_effects
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -91,105 +84,30 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id
     reaches stays before it.
     """
-    block, end, size = (
-        kernel.body.block,
-        terminator_of(kernel.body.block),
-        plan.cluster[0] * plan.cluster[1],
-    )
-    inside = (
-        _dependent(block)
-        if plan.dots
-        else _each_program(block, plan.resident_operands, context.overlaps)
-    )
+    inside = _in_each_program(kernel, plan, context)
     if not inside:
         return
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
-    sums = next(
-        (
-            op
-            for op in inside
-            if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())
-        ),
-        None,
-    )
-
-    build = Builder(end)
-    ends = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
-    grid = Grid.of(
-        build,
-        ends,
-        (plan.cluster[0] * plan.members, plan.cluster[1]),
-        any(op.axis.value.data == 2 for op in ids),
-    )
-    total = build.mul(grid.rows, grid.others)
-    if plan.split_k > 1:
-        total = build.mul(total, plan.split_k)
-    first, step = build(Identity("cluster")), build(Identity("clusters"))
-    deal = (
-        StreamKSchedule.of(total, _the(sums), step, plan.stream_k, end, size)
-        if plan.stream_k
-        else None
-    )
-    by_length = uneven(kernel, plan)
-    tile_groups = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
-    rank = build(Identity("cluster_rank")) if deal and tile_groups.ranks else None
-    order = order_of(by_length, plan, build, grid, tile_groups, step, context)
-
-    def place_of(build: Builder, number: SSAValue) -> list[SSAValue]:
-        return tile_groups.own(build, order.place(build, number))
-
-    lookup = (
-        Lookup.of(kernel, inside, ids, plan.members, context.overlaps)
-        if plan.dynamic_schedule and plan.dots
-        else None
-    )
-    for op in inside:
-        op.detach()
-    real = None
-    if lookup:
-        body, place = claimed(first, total, place_of, lookup, inside, end)
-    elif plan.dynamic_schedule:
-        body = claimed_ahead(first, total, step, plan.stages, inside, end)
-        place = place_of(Builder(first_of(body)), body.args[0])
-    else:
-        body = _counted(first, deal.turns if deal else total, step, inside, end)
-        build = Builder(first_of(body))
-        if deal:
-            turn = Turn.of(deal, body.args[0], build.anchor)
-            place = place_of(build, turn.number)
-        else:
-            part = Part.of(build, body.args[0], plan.split_k)
-            place = place_of(build, part.number)
-        real = tile_groups.real(build, place, ends)
-    if plan.members > 1:
-        place[0], real = co_resident.place_of(body, place[0], ends[0], by_length is not None)
-    body.args[0].name_hint = "program"
-    for i, v in enumerate(place):
+    programs = Programs.of(kernel, plan, inside, ids, context)
+    loop = programs.loop(inside, ids, context)
+    loop.body.args[0].name_hint = "program"
+    for i, v in enumerate(loop.place):
         v.name_hint = f"program_{i}"
     for op in ids:
-        replace(op, [place[op.axis.value.data]])
-
-    if plan.members > 1 and real is not None:
-        co_resident.only_real(body, real)
-    if deal:
-        share(body, _the(sums), deal, turn, plan.warps // 4, size, rank)
-    if plan.serpentine:
-        # of the steps that are left to a loop that is shared
-        backwards(_the(sums), Builder(first_of(body)), body.args[0], first, step)
-    if plan.split_k > 1:
-        divide(body, _the(sums), part, plan.split_k)
-    if real is not None:
+        replace(op, [loop.place[op.axis.value.data]])
+    programs.divide(loop)
+    if loop.real is not None:
         sizes = (plan.members * plan.cluster[0], plan.cluster[1])
-        padded = [v for v, n in zip(place, sizes, strict=False) if n > 1]
-        guard_effects(body, real, padded, context)
+        padded = [v for v, n in zip(loop.place, sizes, strict=False) if n > 1]
+        guard_effects(loop.body, loop.real, padded, context)
     _note(kernel, plan, context)
 
 
-def _the(loop: scf.ForOp | None) -> scf.ForOp:
-    """The loop of a program's dots, which a plan that divides it is only made for."""
-    if loop is None:
-        raise VerifyError("the plan divides a loop of dots, and the program has none")
-    return loop
+def _in_each_program(kernel: tile.Kernel, plan: Plan, context: PassContext) -> list[Operation]:
+    """What of a kernel is done in each of a block's programs, in order."""
+    if plan.dots:
+        return _dependent(kernel.body.block)
+    return _each_program(kernel.body.block, plan.resident_operands, context.overlaps)
 
 
 def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
@@ -216,16 +134,6 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.attributes["together"] = UnitAttr()
     if plan.cluster_split[0] > 1:
         kernel.set_integer("split", plan.cluster_split[0])
-
-
-def _counted(
-    first: SSAValue, total: SSAValue, step: SSAValue, inside: list[Operation], end: Operation
-) -> Block:
-    """The body of a loop over every so many-th of all numbers."""
-    body = Block(arg_types=[i32])
-    loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
-    body.add_ops([*inside, stamp(scf.YieldOp(), loop)])
-    return body
 
 
 def _dependent(block: Block) -> list[Operation]:

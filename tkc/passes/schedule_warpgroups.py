@@ -20,7 +20,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase, narrow_while, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.ir.values import terminator_of
@@ -33,29 +33,33 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         if context.plan is not None and context.plan.roles != "one":
             split(kernel, context.plan, context)
-            kernel.set_integer("level", 4)
-            continue
-        exchange(kernel, context)
-        for op in list(kernel.walk()):
-            match op:
-                case shared.Read() if op.after:
-                    replace(op, _without_tokens(op))
-                case shared.WaitCopies():
-                    before(op, threads.CpWait(op.pending.value.data))
-                    _drop(op)
-                case shared.JoinTokens():
-                    before(op, threads.CpCommit())
-                    _drop(op)
-                case shared.CopyAsync():
-                    _copy(op)
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            _forget_tokens(loop)
-        for while_ in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]:
-            _pass_none(while_)
-        for op in list(kernel.walk()):
-            if isinstance(op, shared.NoToken):
-                erase(op)
+        else:
+            exchange(kernel, context)
+            _replace_tokens(kernel)
         kernel.set_integer("level", 4)
+
+
+def _replace_tokens(kernel: tile.Kernel) -> None:
+    """Copies and waits as threads of one role have them: in groups, without tokens."""
+    for op in list(kernel.walk()):
+        match op:
+            case shared.Read() if op.after:
+                replace(op, _without_tokens(op))
+            case shared.WaitCopies():
+                before(op, threads.CpWait(op.pending.value.data))
+                _drop(op)
+            case shared.JoinTokens():
+                before(op, threads.CpCommit())
+                _drop(op)
+            case shared.CopyAsync():
+                _copy(op)
+    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        _forget_tokens(loop)
+    for while_ in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]:
+        _pass_none(while_)
+    for op in list(kernel.walk()):
+        if isinstance(op, shared.NoToken):
+            erase(op)
 
 
 def _without_tokens(read: shared.Read) -> shared.Read:
