@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
@@ -71,43 +71,19 @@ def _stagger(loop: scf.ForOp) -> bool:
     """
     body = loop.body.block
     ops = list(body.ops)[:-1]
-    cut = next(
-        (i for i, op in enumerate(ops) if any(tile.watches(inner) for inner in op.walk())), 0
-    )
+    watching = (i for i, op in enumerate(ops) if any(map(tile.watches, op.walk())))
+    cut = next(watching, 0)
     early, late = ops[:cut], ops[cut:]
-    effects = [
-        op for op in early if op.regions or not (is_side_effect_free(op) or isinstance(op, LOADS))
-    ]
+    effects = [op for op in early if _has_effect(op)]
     if loop.iter_args or not effects or any(op.results for op in effects):
         return False
     carried = _carried(early, late)
-    first = [
-        op
-        for op in body.ops
-        if op
-        in {
-            *effects,
-            *defining_slice(
-                [*carried, *(v for op in effects for inner in op.walk() for v in inner.operands)],
-                body,
-            ),
-        }
-    ]
-
-    def begun(number: SSAValue, anchor: Operation, exists: SSAValue | None) -> list[SSAValue]:
-        """The first part of another program; what it has for the second."""
-        mapping: dict[SSAValue, SSAValue] = {body.args[0]: number}
-        for op in first:
-            clone_slice([op], mapping, anchor)
-            if exists is not None and op in effects and anchor.prev_op is not None:
-                only_if(exists, anchor.prev_op)
-        return [mapping[v] for v in carried]
-
+    first = _FirstPart(body, effects, carried)
     build = Builder(ops[0])
     following = build.add(body.args[0], loop.step)
     exists = build.lt(following, loop.ub)
-    after = begun(build.select(exists, following, body.args[0]), ops[0], exists)
-    rebuild_for(loop, (), begun(loop.lb, loop, None))
+    after = first.write(build.select(exists, following, body.args[0]), ops[0], exists)
+    rebuild_for(loop, (), first.write(loop.lb, loop, None))
     terminator_of(body).operands = after
     for old, new in zip(carried, body.args[1:], strict=True):
         old.replace_all_uses_with(new)
@@ -115,6 +91,30 @@ def _stagger(loop: scf.ForOp) -> bool:
         if op in effects or not any(r.first_use for r in op.results):
             erase(op)
     return True
+
+
+def _has_effect(op: Operation) -> bool:
+    """Whether an operation does more than compute and read."""
+    return bool(op.regions) or not (is_side_effect_free(op) or isinstance(op, LOADS))
+
+
+class _FirstPart:
+    """What a program does before it waits: its effects, and what these and the second part need."""
+
+    def __init__(self, body: Block, effects: list[Operation], carried: list[SSAValue]):
+        read = [v for op in effects for inner in op.walk() for v in inner.operands]
+        wanted = {*effects, *defining_slice([*carried, *read], body)}
+        self.number, self.effects, self.carried = body.args[0], effects, carried
+        self.ops = [op for op in body.ops if op in wanted]
+
+    def write(self, number: SSAValue, anchor: Operation, exists: SSAValue | None) -> list[SSAValue]:
+        """The first part of the program of a number, where it exists; what it hands on."""
+        mapping: dict[SSAValue, SSAValue] = {self.number: number}
+        for op in self.ops:
+            clone_slice([op], mapping, anchor)
+            if exists is not None and op in self.effects and anchor.prev_op is not None:
+                only_if(exists, anchor.prev_op)
+        return [mapping[v] for v in self.carried]
 
 
 def _carried(early: list[Operation], late: list[Operation]) -> list[SSAValue]:

@@ -185,44 +185,45 @@ class Producer(CoResident):
             for use in stage.uses
             if isinstance(use.operation, threads.RingNext) and use.index == 0
         )
-        group = [
-            *dict.fromkeys(owner_op(copy.buffer) for copy in copies),
-            *copies,
-            *joins,
-            wait,
-            step,
-        ]
-        needed = [
-            op
-            for op in defining_slice([v for copy in copies for v in copy.operands], self.body)
-            if op in self.own and op not in group
-        ]
-        build, stages = Builder(step), step.stages.value.data
-        states = [
-            (stage, step.parity),
-            *(
-                build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results
-                for n in range(1, self.count + 1)
-            ),
-        ]
-        others = self._places(step)
-        for member, state in enumerate(states[:-1]):
-            for anchor in others if member else [step]:
-                clone_slice(
-                    [*needed, *group],
-                    {
-                        self.member.result: Builder(anchor).number(member),
-                        stage: state[0],
-                        step.parity: state[1],
-                    },
-                    anchor,
-                )
+        buffers = dict.fromkeys(owner_op(copy.buffer) for copy in copies)
+        group = [*buffers, *copies, *joins, wait, step]
+        states = self._states(stage, step)
+        self._clone_for_members(copies, group, states, step)
         replace(step, states[-1])
         for op in (wait, *joins, *copies):
             for result in op.results:
                 if result.first_use:
                     result.replace_all_uses_with(before(op, shared.NoToken()).token)
             erase(op)
+
+    def _states(self, stage: SSAValue, step: threads.RingNext) -> list[Sequence[SSAValue]]:
+        """Stage and parity of each program's copies, and of what comes after the last one's."""
+        build, stages = Builder(step), step.stages.value.data
+        further = (
+            build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results
+            for n in range(1, self.count + 1)
+        )
+        return [(stage, step.parity), *further]
+
+    def _clone_for_members(
+        self, copies: list, group: list[Operation], states: list, step: threads.RingNext
+    ) -> None:
+        """A group of operations, and what of a program's own it needs, for each program."""
+        stage = step.stage
+        needed = [
+            op
+            for op in defining_slice([v for copy in copies for v in copy.operands], self.body)
+            if op in self.own and op not in group
+        ]
+        others = self._places(step)
+        for member, state in enumerate(states[:-1]):
+            for anchor in others if member else [step]:
+                known = {
+                    self.member.result: Builder(anchor).number(member),
+                    stage: state[0],
+                    step.parity: state[1],
+                }
+                clone_slice([*needed, *group], known, anchor)
 
     def _places(self, step: Operation) -> list[Operation]:
         """Where a tile group's other programs get what is their own: behind the first block of what

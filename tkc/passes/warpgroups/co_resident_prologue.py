@@ -140,36 +140,34 @@ class Prologue:
         behind it; results are stored while that is computed, or behind the branch where there is no
         such dot.
         """
-        anchor, build, yields, n = (
-            self.last,
-            Builder(self.last),
-            list(yielded_by(self.way)),
-            len(self.last.results),
-        )
+        n = len(self.last.results)
+        chosen = self._choose_way()
+        other = terminator_of(self.branch.regions[1].block)
+        known = self._close(other, list(other.operands))
+        ways: list[list[SSAValue]] = [
+            list(chosen.results[n:]),
+            [*(known[v] for v in self.given), *self._nothing(other)],
+        ]
+        for op in freed(self.last):
+            erase(op)
+        replace(self.last, list(chosen.results[:n]))
+        closing = [op for op in reversed(list(self.body.ops)) if op in self.closing]
+        self._hand_on(ways)
+        for op in closing:
+            erase(op)
+        self._store_alone()
+
+    def _choose_way(self) -> scf.IfOp:
+        """Behind the last dot: where the ring has room for the blocks of what closes the program,
+        that stands under the dot, and the next program's first dot, if there is one, behind it;
+        else the dot ends first. Results are the dot's, what is handed on, whether the next
+        program's first dot is issued, and that.
+        """
+        anchor, build = self.last, Builder(self.last)
+        yields = list(yielded_by(self.way))
         passes = _passes(self.closing)
-        room = (
-            min(
-                (
-                    op.stages.value.data
-                    for pass_ in passes
-                    for op in pass_.walk()
-                    if isinstance(op, threads.RingNext)
-                ),
-                default=1,
-            )
-            - 1
-        )
-        counts: dict[SSAValue, SSAValue] = {}
-        clone_slice(
-            [
-                op
-                for op in defining_slice([pass_.ub for pass_ in passes], self.body)
-                if self.branch.is_before_in_block(op)
-            ],
-            counts,
-            anchor,
-        )
-        total = _sum(build, [counts.get(pass_.ub, pass_.ub) for pass_ in passes])
+        room = _stages_of(passes) - 1
+        total = self._count_of_passes(build, passes)
         kinds = [
             *(v.type for v in self.last.results),
             *(v.type for v in self.given),
@@ -196,21 +194,19 @@ class Prologue:
             *(known[v] for v in self.given),
             *self._nothing(terminator_of(slow)),
         ]
-        other = terminator_of(self.branch.regions[1].block)
-        known = self._close(other, list(other.operands))
-        ways: list[list[SSAValue]] = [
-            list(chosen.results[n:]),
-            [*(known[v] for v in self.given), *self._nothing(other)],
-        ]
-        for op in freed(self.last):
-            erase(op)
-        replace(self.last, list(chosen.results[:n]))
-        first, results, closing = (
-            self.body.first_op,
-            self.results,
-            [op for op in reversed(list(self.body.ops)) if op in self.closing],
-        )
-        place = self.branch.prev_op
+        return chosen
+
+    def _count_of_passes(self, build: Builder, passes: list[scf.ForOp]) -> SSAValue:
+        """The stages that what closes a program passes over, known at the last dot."""
+        counts: dict[SSAValue, SSAValue] = {}
+        needed = defining_slice([pass_.ub for pass_ in passes], self.body)
+        early = [op for op in needed if self.branch.is_before_in_block(op)]
+        clone_slice(early, counts, self.last)
+        return _sum(build, [counts.get(pass_.ub, pass_.ub) for pass_ in passes])
+
+    def _hand_on(self, ways: list[list[SSAValue]]) -> None:
+        """What each way through the branch gives, as results of the branch."""
+        place, first = self.branch.prev_op, self.body.first_op
         *given, self.ahead, self.scores = with_results(self.branch, ways)
         branch = place.next_op if place is not None else first
         if not isinstance(branch, scf.IfOp):
@@ -218,13 +214,14 @@ class Prologue:
         self.branch = branch
         for old, new in zip(self.given, given, strict=False):
             old.replace_all_uses_with(new)
-        for op in closing:
-            erase(op)
-        none = before(
-            results[0], CLASSES["xor"](self.ahead, before(results[0], tile.Constant(1, i1)).result)
-        ).result
-        alone = before(results[0], scf.IfOp(none, [], Region(Block([scf.YieldOp()]))))
-        for op in results:
+
+    def _store_alone(self) -> None:
+        """Results are stored behind the branch where the next program's first dot is not issued."""
+        at = self.results[0]
+        one = before(at, tile.Constant(1, i1)).result
+        none = before(at, CLASSES["xor"](self.ahead, one)).result
+        alone = before(at, scf.IfOp(none, [], Region(Block([scf.YieldOp()]))))
+        for op in self.results:
             op.detach()
             before(terminator_of(alone.regions[0].block), op)
 
@@ -267,54 +264,58 @@ class Prologue:
         values: list[SSAValue],
     ) -> list[SSAValue]:
         """The next program's first dot is issued, and results are stored."""
-        wanted, where = {*self.arrivals, *self.first}, dict(known)
-        needed = {
-            *defining_slice(
-                [v for op in wanted for inner in op.walk() for v in inner.operands], self.body
-            ),
-            *defining_slice([v for op in self.first for v in op.operands], self.way),
-        }
-        needed |= set(
-            defining_slice(
-                [v for op in needed if op.parent is self.way for v in op.operands], self.body
-            )
-        )
-        ops = [
-            op
-            for op in (*self.body.ops, *self.way.ops)
-            if op in wanted or op in needed and not all(r in where for r in op.results)
-        ]
-        clone_slice(ops, where, anchor)
+        where = dict(known)
+        clone_slice(self._first_of_next(where), where, anchor)
         states = {
             where[old]: where[new]
             for pass_ in _passes(self.arrivals)
             for old, new in zip(pass_.iter_args, pass_.results, strict=False)
         }
+        sums = self._store_under_first(anchor, where, yields)
+        scores = before(anchor, threads.DotWait(0, [sums[-1]])).results[0]
+        for op in freed(self.landed):
+            before(anchor, op.clone(where))
+        return [
+            *sums[:-1],
+            *(states.get(v, v) for v in values),
+            before(anchor, tile.Constant(1, i1)).result,
+            scores,
+        ]
+
+    def _first_of_next(self, where: dict[SSAValue, SSAValue]) -> list[Operation]:
+        """What the next program's first dot takes, that is not known yet."""
+        wanted = {*self.arrivals, *self.first}
+        read = [v for op in wanted for inner in op.walk() for v in inner.operands]
+        needed = {
+            *defining_slice(read, self.body),
+            *defining_slice([v for op in self.first for v in op.operands], self.way),
+        }
+        of_way = [v for op in needed if op.parent is self.way for v in op.operands]
+        needed |= set(defining_slice(of_way, self.body))
+        return [
+            op
+            for op in (*self.body.ops, *self.way.ops)
+            if op in wanted or op in needed and not all(r in where for r in op.results)
+        ]
+
+    def _store_under_first(
+        self, anchor: Operation, where: dict[SSAValue, SSAValue], yields: list[SSAValue]
+    ) -> list[SSAValue]:
+        """The last dot is over, and results are stored under the next program's first one; the last
+        dot's sums, and the first one, still pending.
+        """
         count = len(self.last.args)
-        both = before(
-            anchor,
-            threads.DotWait(1, [*self.last.args, where[self.dot.result]], [True] * count + [False]),
-        )
+        pending = [*self.last.args, where[self.dot.result]]
+        both = before(anchor, threads.DotWait(1, pending, [True] * count + [False]))
         for op in freed(self.last):
             before(anchor, op.clone())
         sums: dict[SSAValue, SSAValue] = dict(
             zip(self.last.results, both.results[:count], strict=True)
         )
         clone_slice(self.made, sums, anchor)
-        clone_slice(
-            self.results,
-            dict(zip(self.branch.results, (sums.get(v, v) for v in yields), strict=False)),
-            anchor,
-        )
-        scores = before(anchor, threads.DotWait(0, [both.results[-1]])).results[0]
-        for op in freed(self.landed):
-            before(anchor, op.clone(where))
-        return [
-            *both.results[:-1],
-            *(states.get(v, v) for v in values),
-            before(anchor, tile.Constant(1, i1)).result,
-            scores,
-        ]
+        shown = zip(self.branch.results, (sums.get(v, v) for v in yields), strict=False)
+        clone_slice(self.results, dict(shown), anchor)
+        return list(both.results)
 
     def _next(
         self, anchor: Operation, known: dict[SSAValue, SSAValue], total: SSAValue, room: int
@@ -479,3 +480,16 @@ def _passes(ops: list[Operation]) -> list[scf.ForOp]:
 
 def _sum(build: Builder, values: list[SSAValue]) -> SSAValue:
     return reduce(build.add, values) if values else build.number(0)
+
+
+def _stages_of(passes: list[scf.ForOp]) -> int:
+    """The fewest stages of a ring that loops pass over."""
+    return min(
+        (
+            op.stages.value.data
+            for pass_ in passes
+            for op in pass_.walk()
+            if isinstance(op, threads.RingNext)
+        ),
+        default=1,
+    )

@@ -73,7 +73,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         if reads(op) or isinstance(op, WRITES) and not all(_is_alternative(op, out) for out in outs)
     ]
     accesses = [op for op in accesses if not _of_workspace(op)]
-    alone = (
+    together = (
         len({out.buffer for out in outs}) == len(outs)
         and len({out.parent for out in outs}) == 1
         and not any(_meet(a, b, overlaps) for a, b in combinations(outs, 2))
@@ -81,52 +81,23 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
     )
     sent: list[tuple[shared.CopyOut, str | None]] = []
     met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
-    for group in [outs] if alone else [[out] for out in outs]:
-        writes = [_write_of(out) for out in group]
-        shares = {_own_part(tile_type(write.value).register_layout) for write in writes}
-        share = shares.pop() if len(shares) == 1 else None
-        if share and any(_of_others(out, op, share, overlaps) for out in group for op in accesses):
-            share = None
+    for group in [outs] if together else [[out] for out in outs]:
+        share = _common_share(group, accesses, overlaps)
         each = "warpgroup" if share else None
+        write, end = _write_of(group[0]), group[-1]
         if not all(stage_of(out) for out in group):
-            before(
-                writes[0],
-                threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each),
-            )
-        before(writes[0], threads.BlockBarrier(each))
-        end = group[-1]
+            before_last = 0 if together else group[0].slots.value.data - 1
+            before(write, threads.BulkWait(before_last, each=each))
+        before(write, threads.BlockBarrier(each))
         # nothing else orders what two copies write
         if earlier := {by for out, by in sent if out in met[group[0]]}:
-            before(
-                writes[0],
-                *(threads.BulkWait(0, read=False, each=by) for by in earlier),
-                threads.BlockBarrier(),
-            )
+            waits = (threads.BulkWait(0, read=False, each=by) for by in earlier)
+            before(write, *waits, threads.BlockBarrier())
         before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
         for out in group:
-            box = [max(n, 1) for n in out.extents.get_values()]
-            if share:
-                box[_axis_of(out.extents.get_values(), share)] = share.extent
-            map, place = maps.of(
-                out.array, list(out.offsets), box, shared_type(out.buffer).memory.swizzle
-            )
-            before(
-                end,
-                threads.TmaStore(
-                    map,
-                    place,
-                    out.buffer,
-                    reduce=None if out.reduce is None else out.reduce.data,
-                    each=each,
-                    axis=(_axis_of(type_of(map, MapType).extents, share) if share else None),
-                ),
-            )
+            _store(out, maps, share, end)
         before(end, threads.BulkCommit(each))
-        if any(
-            (may_meet(out, op, overlaps) or releases(op)) and _may_follow(op, end)
-            for out in group
-            for op in accesses
-        ):
+        if _is_awaited(group, accesses, overlaps):
             before(
                 end,
                 threads.BulkWait(0, read=False, each=each),
@@ -136,6 +107,47 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         sent += [(out, each) for out in group]
     for out in outs:
         erase(out)
+
+
+def _common_share(
+    group: list[shared.CopyOut], accesses: list[Operation], overlaps: Overlaps
+) -> _Part | None:
+    """The part of buffers that each warpgroup writes and may store for itself."""
+    writes = [_write_of(out) for out in group]
+    shares = {_own_part(tile_type(write.value).register_layout) for write in writes}
+    share = shares.pop() if len(shares) == 1 else None
+    if share and any(_of_others(out, op, share, overlaps) for out in group for op in accesses):
+        return None
+    return share
+
+
+def _store(out: shared.CopyOut, maps: Maps, share: _Part | None, end: Operation) -> None:
+    """A buffer to global memory, whole or a share of it."""
+    box = [max(n, 1) for n in out.extents.get_values()]
+    if share:
+        box[_axis_of(out.extents.get_values(), share)] = share.extent
+    swizzle = shared_type(out.buffer).memory.swizzle
+    map, place = maps.of(out.array, list(out.offsets), box, swizzle)
+    before(
+        end,
+        threads.TmaStore(
+            map,
+            place,
+            out.buffer,
+            reduce=None if out.reduce is None else out.reduce.data,
+            each="warpgroup" if share else None,
+            axis=(_axis_of(type_of(map, MapType).extents, share) if share else None),
+        ),
+    )
+
+
+def _is_awaited(group: list[shared.CopyOut], accesses: list[Operation], overlaps: Overlaps) -> bool:
+    """Whether an access behind a group of copies needs what they write."""
+    return any(
+        (may_meet(out, op, overlaps) or releases(op)) and _may_follow(op, group[-1])
+        for out in group
+        for op in accesses
+    )
 
 
 def _is_passed(access: Operation, outs: Sequence[shared.CopyOut], overlaps: Overlaps) -> bool:

@@ -180,48 +180,15 @@ def _load(
     maps: Maps,
     multicast: Multicast | None,
 ) -> None:
-    box, t, to = [max(n, 1) for n in copy.extents.get_values()], shared_type(copy.buffer), None
+    """A copy as a tensor map's boxes into a stage: one, or a block's share of what the blocks of a
+    cluster copy for all of them.
+    """
+    t, to = shared_type(copy.buffer), None
+    box = [max(n, 1) for n in copy.extents.get_values()]
     parts = [(copy.buffer, list(copy.offsets))]
     if copy.cut is not None and multicast is not None:
-        axis, fast, along, build = (
-            copy.cut.value.data,
-            t.memory.fast,
-            shared_along(copy),
-            Builder(copy),
-        )
-        to = multicast.masks[along]
-        piece = t.extents[axis] // multicast.parts(along)
-        panel = t.memory.swizzle * 8 // bits(t.element)
-        share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
-        sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
-        if axis != fast:
-            # of rows that lie in several panels, a share is a box in each
-            sizes[fast] = min(sizes[fast], panel)
-        memory, _ = t.memory.slice([0] * t.rank, sizes)
-        box, parts = (
-            [
-                size if a in (axis, fast) else n
-                for a, (n, size) in enumerate(zip(box, sizes, strict=False))
-            ],
-            [],
-        )
-        for at in range(0, t.extents[fast] if axis != fast else 1, panel):
-            start = before(copy, tile.Constant(at, i32)).result if at else zero
-            place = [share if a == axis else start if a == fast else zero for a in range(t.rank)]
-            parts.append(
-                (
-                    before(
-                        copy,
-                        shared.SharedSlice(
-                            copy.buffer, place, SharedType(1, sizes, t.element, memory)
-                        ),
-                    ).result,
-                    [
-                        o if p is zero else before(copy, CLASSES["add"](o, p)).result
-                        for o, p in zip(copy.offsets, place, strict=False)
-                    ],
-                )
-            )
+        to = multicast.masks[shared_along(copy)]
+        box, parts = _share_of(copy, copy.cut.value.data, box, multicast)
     for view, offsets in parts:
         if t.memory.fast != t.rank - 1:
             view = before(
@@ -235,12 +202,42 @@ def _load(
             copy.tf32 is not None,
             copy.fetch.value.data if copy.fetch else 0,
         )
-        before(
-            copy,
-            threads.TmaLoad(
-                map, place, view, ring.full, stage, to, copy.hint.data if copy.hint else None
-            ),
-        )
+        hint = copy.hint.data if copy.hint else None
+        before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to, hint))
+
+
+Boxes = list[tuple[SSAValue, list[SSAValue]]]  # of a copy: parts of its buffer, and their offsets
+
+
+def _share_of(
+    copy: shared.CopyAsync, axis: int, box: list[int], multicast: Multicast
+) -> tuple[list[int], Boxes]:
+    """The share of a copy along an axis that a block of the cluster makes: extents of its boxes,
+    and these. Of rows that lie in several panels it is a box in each.
+    """
+    t = shared_type(copy.buffer)
+    fast, along, build = t.memory.fast, shared_along(copy), Builder(copy)
+    piece = t.extents[axis] // multicast.parts(along)
+    panel = t.memory.swizzle * 8 // bits(t.element)
+    share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
+    sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
+    if axis != fast:
+        sizes[fast] = min(sizes[fast], panel)
+    memory, _ = t.memory.slice([0] * t.rank, sizes)
+    kind = SharedType(1, sizes, t.element, memory)
+    parts: Boxes = []
+    for at in range(0, t.extents[fast] if axis != fast else 1, panel):
+        start = before(copy, tile.Constant(at, i32)).result if at else zero
+        place = [share if a == axis else start if a == fast else zero for a in range(t.rank)]
+        view = before(copy, shared.SharedSlice(copy.buffer, place, kind)).result
+        offsets = [
+            o if p is zero else before(copy, CLASSES["add"](o, p)).result
+            for o, p in zip(copy.offsets, place, strict=False)
+        ]
+        parts.append((view, offsets))
+    cut = (axis, fast)
+    extents = zip(box, sizes, strict=False)
+    return [size if a in cut else n for a, (n, size) in enumerate(extents)], parts
 
 
 def _drain(block: Block, ring: RingBarriers) -> None:
