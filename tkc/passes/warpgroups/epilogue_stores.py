@@ -73,26 +73,17 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         if reads(op) or isinstance(op, WRITES) and not all(_is_alternative(op, out) for out in outs)
     ]
     accesses = [op for op in accesses if not _of_workspace(op)]
-    together = (
-        len({out.buffer for out in outs}) == len(outs)
-        and len({out.parent for out in outs}) == 1
-        and not any(_meet(a, b, overlaps) for a, b in combinations(outs, 2))
-        and not any(_is_passed(op, outs, overlaps) for op in accesses)
-    )
+    together = _may_go_together(outs, accesses, overlaps)
     sent: list[tuple[shared.CopyOut, str | None]] = []
     met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
     for group in [outs] if together else [[out] for out in outs]:
         share = _common_share(group, accesses, overlaps)
         each = "warpgroup" if share else None
-        write, end = _write_of(group[0]), group[-1]
-        if not all(stage_of(out) for out in group):
-            before_last = 0 if together else group[0].slots.value.data - 1
-            before(write, threads.BulkWait(before_last, each=each))
-        before(write, threads.BlockBarrier(each))
+        in_flight = 0 if together else group[0].slots.value.data - 1
         # nothing else orders what two copies write
-        if earlier := {by for out, by in sent if out in met[group[0]]}:
-            waits = (threads.BulkWait(0, read=False, each=by) for by in earlier)
-            before(write, *waits, threads.BlockBarrier())
+        earlier = {by for out, by in sent if out in met[group[0]]}
+        _await_earlier(group, in_flight, each, earlier)
+        end = group[-1]
         before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
         for out in group:
             _store(out, maps, share, end)
@@ -107,6 +98,33 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         sent += [(out, each) for out in group]
     for out in outs:
         erase(out)
+
+
+def _may_go_together(
+    outs: Sequence[shared.CopyOut], accesses: list[Operation], overlaps: Overlaps
+) -> bool:
+    """Whether buffers may be stored when all are written."""
+    return (
+        len({out.buffer for out in outs}) == len(outs)
+        and len({out.parent for out in outs}) == 1
+        and not any(_meet(a, b, overlaps) for a, b in combinations(outs, 2))
+        and not any(_is_passed(op, outs, overlaps) for op in accesses)
+    )
+
+
+def _await_earlier(
+    group: list[shared.CopyOut], in_flight: int, each: str | None, earlier: set[str | None]
+) -> None:
+    """Before a group's buffers are written: copies that still read them, but for so many that read
+    others; and by whom copies are made of which nothing else orders what they write.
+    """
+    write = _write_of(group[0])
+    if not all(stage_of(out) for out in group):
+        before(write, threads.BulkWait(in_flight, each=each))
+    before(write, threads.BlockBarrier(each))
+    if earlier:
+        waits = (threads.BulkWait(0, read=False, each=by) for by in earlier)
+        before(write, *waits, threads.BlockBarrier())
 
 
 def _common_share(
