@@ -67,12 +67,7 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
     Buffers of their own are stored together, where nothing between them observes or changes what
     is stored; others, and those that results take in turn, one after the other.
     """
-    accesses = [
-        op
-        for op in block.walk()
-        if reads(op) or isinstance(op, WRITES) and not all(_is_alternative(op, out) for out in outs)
-    ]
-    accesses = [op for op in accesses if not _of_workspace(op)]
+    accesses = _accesses(outs, block)
     together = _may_go_together(outs, accesses, overlaps)
     sent: list[tuple[shared.CopyOut, str | None]] = []
     met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
@@ -83,21 +78,44 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
         # nothing else orders what two copies write
         earlier = {by for out, by in sent if out in met[group[0]]}
         _await_earlier(group, in_flight, each, earlier)
-        end = group[-1]
-        before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
-        for out in group:
-            _store(out, maps, share, end)
-        before(end, threads.BulkCommit(each))
-        if _is_awaited(group, accesses, overlaps):
-            before(
-                end,
-                threads.BulkWait(0, read=False, each=each),
-                threads.Fence("async_global"),
-                threads.BlockBarrier(),
-            )
+        _store_group(group, maps, share, _is_awaited(group, accesses, overlaps))
         sent += [(out, each) for out in group]
     for out in outs:
         erase(out)
+
+
+def _accesses(outs: Sequence[shared.CopyOut], block: Block) -> list[Operation]:
+    """What in a role's block may observe or change what is stored."""
+    return [
+        op
+        for op in block.walk()
+        if (
+            reads(op)
+            or isinstance(op, WRITES)
+            and not all(_is_alternative(op, out) for out in outs)
+        )
+        and not _of_workspace(op)
+    ]
+
+
+def _store_group(
+    group: list[shared.CopyOut], maps: Maps, share: _Part | None, is_awaited: bool
+) -> None:
+    """Buffers to global memory when they are written; is_awaited: the role goes on when they have
+    arrived.
+    """
+    end, each = group[-1], "warpgroup" if share else None
+    before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
+    for out in group:
+        _store(out, maps, share, end)
+    before(end, threads.BulkCommit(each))
+    if is_awaited:
+        before(
+            end,
+            threads.BulkWait(0, read=False, each=each),
+            threads.Fence("async_global"),
+            threads.BlockBarrier(),
+        )
 
 
 def _may_go_together(
