@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 import pytest
@@ -110,6 +110,16 @@ def single(a, b, y):
     tkc.store(y, (m, n), acc.to(y.dtype))
 
 
+def in_a_row(a, b, y, COUNT: tkc.constexpr):
+    """Dots outside of loops, each of what the one before gives: of their sums one lives at once."""
+    m = tkc.program_id(0) * BM
+    x = tkc.load(a, (m, 0), (BM, BN))
+    for i in tkc.static_range(COUNT):
+        product = tkc.dot(x, tkc.load(b, (i, 0, 0), (None, BN, BN)))
+        x = tkc.minimum(tkc.maximum(product, -1), 1).to(a.dtype)
+    tkc.store(y, (m, 0), x)
+
+
 def chosen(a, b, y):
     """A dot in a condition."""
     m = tkc.program_id(0) * BM
@@ -208,6 +218,12 @@ CASES = {
             lambda x, w, v: folded(relu(x @ w)) + x @ v,
         ),
         Case(single, lambda m, n, k: [(m, BK), (BK, n), (m, n)], lambda a, b: a @ b),
+        Case(
+            in_a_row,
+            lambda m, n, k: [(m, BN), (6, BN, BN), (m, BN)],
+            lambda a, b: reduce(lambda x, w: np.clip(x @ w, -1, 1), b, a),
+            (6,),
+        ),
         Case(
             chosen,
             lambda m, n, k: [(m, k), (k, BN), (m, BN)],
