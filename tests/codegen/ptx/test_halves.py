@@ -29,6 +29,25 @@ def fields_by_element(x, out):
 
 
 @tkc.jit
+def counted(x, out, MASK: tkc.constexpr, LESS: tkc.constexpr):
+    codes = tkc.load(x, (0,), (N,)) & MASK
+    tkc.store(out, (0,), (codes.to(tkc.int32) - LESS).to(out.dtype))
+
+
+@tkc.jit
+def counted_of_pairs(x, out):
+    """Two of four bits a byte, one after the other."""
+    packed = tkc.load(x, (0,), (N // 2,))
+    low, high = (packed & 15).to(tkc.int8) - 8, (packed >> 4).to(tkc.int8) - 8
+    tkc.store(out, (0,), tkc.join(low, high).reshape(N).to(out.dtype))
+
+
+@tkc.jit
+def converted(x, out):
+    tkc.store(out, (0,), tkc.load(x, (0,), (N,)).to(out.dtype))
+
+
+@tkc.jit
 def less(x, out, BY: tkc.constexpr):
     tkc.store(out, (0,), (BY - tkc.load(x, (0,), (N,))) * 3.0)
 
@@ -92,3 +111,105 @@ def test_quotients_by_constants(by):
     np.testing.assert_array_equal(found, (x & 0x7FFFFFFF) // by)
     np.testing.assert_array_equal(rest, (x & 0x7FFFFFFF) % by)
     assert "div." not in text and "rem." not in text
+
+
+FLOATS = ml_dtypes.bfloat16, np.float16
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("mask, taken", [(15, 8), (15, 0), (127, 100), (31, -3), (63, 64)])
+@pytest.mark.parametrize("source", [np.int32, np.uint8, np.int16])
+def test_integers_of_few_bits_as_floats(source, mask, taken, dtype):
+    x = words(source)
+    out = np.zeros(N, dtype)
+    text = ran(counted, x, out, MASK=mask, LESS=taken)
+    np.testing.assert_array_equal(out, ((x & mask).astype(int) - taken).astype(dtype))
+    assert "cvt.rn" not in text
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("mask, taken", [(0x7FF, 8), (0xFFFF, 0), (15, 1 << 20), (127, 2000)])
+def test_integers_of_more_bits_are_converted(mask, taken, dtype):
+    x = words(np.int32)
+    out = np.zeros(N, dtype)
+    ran(counted, x, out, MASK=mask, LESS=taken)
+    np.testing.assert_array_equal(out, ((x & mask) - taken).astype(np.float32).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_integers_of_few_bits_that_were_packed(dtype):
+    x = words(np.uint8)[: N // 2]
+    out = np.zeros(N, dtype)
+    text = ran(counted_of_pairs, x, out)
+    wanted = np.stack([x & 15, x >> 4], axis=1).reshape(N).astype(int) - 8
+    np.testing.assert_array_equal(out, wanted.astype(dtype))
+    assert "cvt.rn" not in text
+
+
+@pytest.mark.parametrize("source", [np.int8, np.uint8, np.int16])
+def test_integers_as_they_are_in_memory(source):
+    """Bytes have fewer digits than float16, but more than bfloat16."""
+    x = words(source)
+    for dtype in FLOATS:
+        out = np.zeros(N, dtype)
+        text = ran(converted, x, out)
+        np.testing.assert_array_equal(out, x.astype(np.float32).astype(dtype))
+        assert ("cvt.rn" in text) == (dtype != np.float16 or source == np.int16)
+
+
+@tkc.jit
+def of_bfloat16(x, y, out, TIMES: tkc.constexpr):
+    a, b = tkc.load(x, (0,), (N,)), tkc.load(y, (0,), (N,))
+    tkc.store(out, (0,), a * b if TIMES else a - b)
+    tkc.store(out, (N,), a + b)
+
+
+@pytest.mark.parametrize("times", [True, False])
+def test_bfloat16_without_sums_of_its_own(times, monkeypatch):
+    """By fused multiply-adds; zeros keep their signs."""
+    monkeypatch.setattr("tests.codegen.ptx.test_halves.TARGET", "sm_80")
+    dtype = ml_dtypes.bfloat16
+    x, y = (np.random.default_rng(i).standard_normal(N).astype(dtype) for i in range(2))
+    x[:4], y[:4] = [0.0, -0.0, 0.0, -0.0], [1.0, 1.0, -1.0, -1.0]
+    out = np.zeros(2 * N, dtype)
+    text = ran(of_bfloat16, x, y, out, TIMES=times)
+    np.testing.assert_array_equal(out[:N], x * y if times else x - y)
+    np.testing.assert_array_equal(np.signbit(out[:N]), np.signbit(x * y if times else x - y))
+    np.testing.assert_array_equal(out[N:], x + y)
+    assert "fma.rn.bf16x2" in text and "cvt" not in text
+
+
+@tkc.jit
+def in_float32(x, y, out, OP: tkc.constexpr):
+    """Of what has 16 bits, or fewer, by way of float32, and of 16 bits again."""
+    a = tkc.load(x, (0,), (N,)).to(tkc.float32)
+    b = tkc.load(y, (0,), (N // 2,)).to(tkc.float32)[:, None]
+    b = tkc.broadcast_to(b, (N // 2, 2)).reshape(N)
+    found = a * b if OP == "mul" else a + b if OP == "add" else a - b
+    tkc.store(out, (0,), found.to(out.dtype))
+
+
+def bits_of(dtype, count: int, seed: int) -> np.ndarray:
+    """Numbers of any bits: infinite ones, and those that are next to nothing, too."""
+    found = np.random.default_rng(seed).integers(0, 1 << 16, count, np.uint16).view(dtype)
+    found[:6] = np.array([0, 0x8000, 1, 0x8003, 0x7F80, 0x7C00], np.uint16).view(dtype)
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["add", "sub", "mul"])
+@pytest.mark.parametrize("integers", [True, False])
+def test_sums_and_products_by_way_of_float32(integers, op, dtype):
+    """They are computed in 16 bits where that rounds alike: not products of two bfloat16."""
+    x = words(np.int8) if integers else bits_of(dtype, N, 1)
+    y, out = bits_of(dtype, N // 2, 2), np.zeros(N, dtype)
+    text = ran(in_float32, x, y, out, OP=op)
+    a, b = x.astype(np.float32), np.repeat(y, 2).astype(np.float32)
+    with np.errstate(all="ignore"):
+        wanted = {"add": a + b, "sub": a - b, "mul": a * b}[op].astype(dtype)
+    np.testing.assert_array_equal(out.astype(np.float32), wanted.astype(np.float32))
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(out)[numbers], np.signbit(wanted)[numbers])
+    is_exact = integers or op != "mul" or dtype == np.float16
+    assert (f"{op}.rn.{'bf16x2' if dtype != np.float16 else 'f16x2'}" in text) == is_exact
+    assert is_exact != (f"{op}.f32" in text)

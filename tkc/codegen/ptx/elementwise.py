@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tkc.codegen.ptx import halves, mathematics
+from tkc.codegen.ptx import halves, mathematics, small_integers
 from tkc.codegen.ptx.access import either
 from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
 from tkc.codegen.ptx.conversions import cast, normal
@@ -27,6 +27,7 @@ from tkc.codegen.ptx.integers import (
     is_power_of_two,
     narrowed,
     quotient_by_constant,
+    remember_sum,
 )
 from tkc.codegen.ptx.values import (
     Tile,
@@ -235,7 +236,10 @@ def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer)
     if not isinstance(a, str) and name != "sub":
         a, b = b, a
     if name != "mul":
-        return a if b == 0 else e.w.op(f"{name}.{kind}", cls, a, b)
+        found = a if b == 0 else e.w.op(f"{name}.{kind}", cls, a, b)
+        if b and cls == "b32" and isinstance(a, str) and not isinstance(b, str):
+            remember_sum(e, str(found), a, b if name == "add" else -b)
+        return found
     if not isinstance(b, str):
         if b in (0, 1):
             return a if b else 0
@@ -480,7 +484,7 @@ class Run:
             return self.e.element(self.tiles[v], i)
         if v not in self.results:
             return self.e.operand(v)  # a scalar
-        return self.e.element(Tile.of(tile_type(v), self.results[v]), i)
+        return self.e.element(self._held(v), i)
 
     def _record_differences(self, op: ew.Elementwise, first: int, found: list[Operand]) -> None:
         """Differences of sums with constants, where none wraps, are one value for many elements and
@@ -503,14 +507,21 @@ class Run:
             return None
         if op in self.fields:
             return self.fields[op].emit(self.e, i, into)
+        if isinstance(op, ew.Cast):
+            known, target = self.e.ranges.of(op.arg), tile_type(op.result).element
+            return small_integers.pair(self.e, self._held(op.arg), first, known, target, into)
         return halves.together(self.e, op, lambda v: self._register(v, i), into)
 
     def _register(self, v: SSAValue, i: int) -> Integer | None:
         """A register of a tile of which two elements share one."""
         if v not in self.tiles and v not in self.results:
             return None
-        found = self.tiles.get(v) or Tile.of(tile_type(v), self.results[v])
+        found = self._held(v)
         return found.registers[i] if found.pack == 2 else None
+
+    def _held(self, v: SSAValue) -> Tile:
+        """What there is of a tile so far."""
+        return self.tiles.get(v) or Tile.of(tile_type(v), self.results[v])
 
     def _float8_pair(self, op: Fusable, first: int, p: int) -> tuple[str, Attribute, int] | None:
         """The register, type and half of it that two elements of a cast from float8 to float16 come

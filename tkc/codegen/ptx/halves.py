@@ -1,7 +1,8 @@
 """Two elements of 16 bits by one instruction on the register that they share.
 
-x + y, x - y, x * y    of floats: add.rn.bf16x2 …; by way of float32, which has more than twice
-                       their digits and two more, they would be rounded alike
+x + y, x - y, x * y    of floats: add.rn.bf16x2 …, or fma.rn.bf16x2 where there is nothing else for
+                       bfloat16; by way of float32, which has more than twice their digits and two
+                       more, they would be rounded alike
 x & y, x | y, x ^ y    of integers: and.b32 …
 (x >> 4) & 15          of integers: shr.u32, and.b32: the mask keeps no bit that another element
                        shifts in, nor one of a sign
@@ -25,6 +26,7 @@ from tkc.ir.values import tile_type
 SUMS_AND_PRODUCTS = ("add", "sub", "mul")
 BITWISE = ("and", "or", "xor")
 HALF, ONES = 16, 0xFFFF
+ONE, MINUS_ONE, MINUS_ZERO = 0x3F803F80, 0xBF80BF80, 0x80008000  # of bfloat16, twice
 
 
 def together(
@@ -39,32 +41,41 @@ def together(
     if not isinstance(op, ew.Elementwise) or len(op.args) != 2:
         return None
     element, name = tile_type(op.result).element, op.fn.name
-    if name in SUMS_AND_PRODUCTS and _has_arithmetic(e, element):
-        return _arithmetic(e, name, element, [register(v) for v in op.args], into)
+    if name in SUMS_AND_PRODUCTS and element in (f16, bf16):
+        return arithmetic(e, name, element, [register(v) for v in op.args], into)
     if name in BITWISE and _is_integer(element):
         return _bitwise(e, name, element, [register(v) for v in op.args], into)
     return None
-
-
-def _has_arithmetic(e: Emitter, element: Attribute) -> bool:
-    return element == f16 or element == bf16 and e.target.bfloat16_sums
 
 
 def _is_integer(element: Attribute) -> bool:
     return not is_float(element) and not is_bool(element) and bits(element) == HALF
 
 
-def _arithmetic(
+def arithmetic(
     e: Emitter, name: str, element: Attribute, found: Sequence[Integer | None], into: str | None
 ) -> Integer | None:
+    """A sum, difference or product of two registers of two elements each; None where there are no
+    such registers, or constants alone.
+    """
     pairs = [raw for raw in found if raw is not None]
     if len(pairs) < len(found) or not any(isinstance(raw, str) for raw in pairs):
         return None
-    if element == bf16:
+    kind = "bf16x2" if element == bf16 else "f16x2"
+    if element == bf16 and not e.target.bfloat16_sums:
+        name, pairs = "fma", _as_fma(name, *pairs)
+    elif element == bf16:
         e.need("7.8")
     held = [_in_register(e, raw) for raw in pairs]
-    raw = e.w.op(f"{name}.rn.{'bf16x2' if element == bf16 else 'f16x2'}", "b32", *held, into=into)
+    raw = e.w.op(f"{name}.rn.{kind}", "b32", *held, into=into)
     return raw if into else e.owned(raw)
+
+
+def _as_fma(name: str, x: Integer, y: Integer) -> list[Integer]:
+    """The operands of a fused multiply-add of bfloat16 that is x + y, x - y or x * y."""
+    if name == "mul":
+        return [x, y, MINUS_ZERO]
+    return [x, ONE, y] if name == "add" else [y, MINUS_ONE, x]
 
 
 def _in_register(e: Emitter, raw: Integer) -> str:

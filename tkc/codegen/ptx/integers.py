@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.writer import Integer
 
@@ -126,6 +128,30 @@ def bitwise(
     if lasts and name == "and" and not {a, result} & e.coalesced:
         w.memo(("masked", result), lambda: (a, b))
     return result
+
+
+@dataclass(frozen=True)
+class Made:
+    """A register as (source & mask) + more."""
+
+    source: str
+    mask: int
+    more: int
+
+
+def made_with(e: Emitter, x: str) -> Made:
+    """How a 32-bit register was made of another one and constants, where that is known."""
+    more = 0
+    if (found := e.w.memo(("more", x), lambda: None)) is not None:
+        x, more = found
+    masked = e.w.memo(("masked", x), lambda: None)
+    return Made(x, -1, more) if masked is None else Made(*masked, more)
+
+
+def remember_sum(e: Emitter, result: str, source: str, more: int) -> None:
+    """Notes that a register is another one and a constant."""
+    if not {source, result} & e.coalesced:
+        e.w.memo(("more", result), lambda: (source, more))
 
 
 def quotient_by_constant(e: Emitter, a: Integer, b: int) -> str:

@@ -79,6 +79,8 @@ def fold(op: Operation, ranges: Ranges) -> Sequence[SSAValue] | None:
         return _elementwise(op, ranges)
     if isinstance(op, scf.ForOp):
         return _for(op, ranges)
+    if isinstance(op, ew.Cast):
+        return _cast(op) or _in_sixteen_bits(op, ranges)
     rule = _RULES.get(type(op))
     return None if rule is None else rule(op)
 
@@ -383,6 +385,62 @@ def _cast(op: ew.Cast) -> Sequence[SSAValue] | None:
     return _pointwise(op)
 
 
+# The largest integers below which a float type of 16 bits holds all.
+_EXACT_INTEGERS: dict[Attribute, int] = {f16: 1 << 11, bf16: 1 << 8}
+
+
+def _in_sixteen_bits(op: ew.Cast, ranges: Ranges) -> Sequence[SSAValue] | None:
+    """A float32 sum or product of numbers that a type of 16 bits holds, cast to that type: one of
+    that type. float32 has more than twice its digits and two more, so that it is rounded alike;
+    products of two bfloat16 may be below what float32 holds, those of one and an integer are not.
+    """
+    wanted, sum_or_product = element_of(op.result.type), op.arg.owner
+    if wanted not in _EXACT_INTEGERS or not isinstance(sum_or_product, ew.Elementwise):
+        return None
+    name = sum_or_product.fn.name
+    if element_of(op.arg.type) != f32 or name not in ("add", "sub", "mul"):
+        return None
+    if not isinstance(op.arg.type, TileType) or not op.arg.has_one_use():
+        return None
+    sources = [_cast_of(v) for v in sum_or_product.args]
+    if not all(_is_held(v, wanted, ranges) for v in sources):
+        return None
+    if (
+        name == "mul"
+        and wanted == bf16
+        and not any(is_integer(element_of(v.type)) for v in sources)
+    ):
+        return None
+    x, y = (_recast(op, v, wanted) for v in sum_or_product.args)
+    return _new_before(op, ew.CLASSES[name](x, y))
+
+
+def _cast_of(value: SSAValue) -> SSAValue:
+    """What a view of a cast is a cast of; the value itself where it is none."""
+    at = value
+    while isinstance(at.owner, View):
+        at = at.owner.arg
+    return at.owner.arg if isinstance(at.owner, ew.Cast) else value
+
+
+def _is_held(value: SSAValue, wanted: Attribute, ranges: Ranges) -> bool:
+    """Whether a 16-bit type of floats holds the elements of a value."""
+    known, largest = ranges.of(value), _EXACT_INTEGERS[wanted]
+    if element_of(value.type) == wanted:
+        return True
+    return known is not None and -largest <= known.lo and known.hi <= largest
+
+
+def _recast(op: Operation, value: SSAValue, element: Attribute) -> SSAValue:
+    """A view of a cast as one of a cast to another element type, before an operation."""
+    owner = value.owner
+    t = tile_type(value).with_element(element)
+    if isinstance(owner, View):
+        return before(op, _clone(owner, [_recast(op, owner.arg, element)], t)).results[0]
+    assert isinstance(owner, ew.Cast)
+    return owner.arg if owner.arg.type == t else before(op, ew.Cast(owner.arg, t)).result
+
+
 def _is_skipped(first: Attribute, between: Attribute, last: Attribute) -> bool:
     """Whether a cast of a cast is one from the first type to the last. (An integer by way of a
     float saturates, without it wraps.)
@@ -576,7 +634,6 @@ def _inline(op: Operation, block: Block) -> list[SSAValue]:
 
 _RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
     ew.Select: _select,
-    ew.Cast: _cast,
     ew.Bitcast: _bitcast,
     ew.PointerAdd: _pointer_add,
     tile.Multiple: _multiple,

@@ -21,9 +21,10 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
+from tkc.ir.layout import register_map
 from tkc.ir.ranges import inverse
 from tkc.ir.target import Engines
-from tkc.ir.types import TileType, bits, element_of, is_float
+from tkc.ir.types import TileType, bits, element_of, is_float, is_integer
 from tkc.ir.values import tile_type
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
@@ -149,12 +150,20 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
 
 
 def _cast(op: ew.Cast, e: Engines, warps: int, total: Demand) -> None:
+    """Two elements of 16 bits are packed at once; integers of few bits are put in the fraction of a
+    number, two at a time, others are converted first.
+    """
     result = op.results[0].type
     if not isinstance(result, TileType):
         return
-    element = element_of(result)
-    at_once = 2 if bits(element) <= 16 and is_float(element) else 1
-    n = registers(result, warps) / at_once
+    source, target = element_of(op.arg.type), element_of(result)
+    if is_integer(source) and is_integer(target) and bits(source) <= 32 >= bits(target):
+        return
+    halves = bits(target) <= 16 and is_float(target)
+    n = registers(result, warps) / (2 if halves else 1)
+    if halves and is_integer(source):
+        total.add("fma", n, n * e.fma)
+        n *= 2
     total.add("alu", n, n * e.alu, "convert")
 
 
@@ -185,8 +194,16 @@ def _global_access(op: Operation, e: Engines, warps: int, total: Demand) -> None
 
 def _exchange(op: Operation, e: Engines, warps: int, total: Demand) -> None:
     """What threads hand to one another, through shared memory or by shuffles."""
+    if isinstance(op, shared.Convert) and _stays_in_threads(op):
+        return
     n = _most_registers(op, warps)
     total.add("lsu", 2 * n, n * e.lsu, function_of(op))
+
+
+def _stays_in_threads(op: shared.Convert) -> bool:
+    """Whether a conversion between layouts only names registers anew."""
+    have, want = tile_type(op.arg).register_layout, tile_type(op.result).register_layout
+    return have is not None and want is not None and register_map(have, want) is not None
 
 
 def _most_registers(op: Operation, warps: int) -> int:
@@ -199,11 +216,13 @@ def _elementwise(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> N
     if name == "and" and str(element) == "i1":
         return  # part of the comparison after it
     if not floats:
-        total.add("alu", n, n * e.alu, "index")
+        if not _is_put_in_a_float(op):
+            total.add("alu", n, n * e.alu, "index")
     elif name == "mul" and _fuses(op.results[0]):
         return
     elif name in FMA_FUNCTIONS:
-        total.add("fma", n, n * e.fma, name)
+        instructions = n / 2 if bits(element) == 16 else n
+        total.add("fma", instructions, instructions * e.fma, name)
     elif name in ("div", "div_rn"):
         _divide(op, e, warps, total)
     elif name in MUFU_FUNCTIONS or name not in (*ONE_INSTRUCTION, *ew.COMPARISONS):
@@ -213,6 +232,24 @@ def _elementwise(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> N
             total.add("fma", around * n, around * n * e.fma)
     else:
         total.add("alu", n, n * e.alu, name)
+
+
+def _is_put_in_a_float(op: ew.Elementwise) -> bool:
+    """Whether a mask or a sum with a constant is part of a conversion to floats of 16 bits."""
+    has_constant = any(isinstance(v.owner, tile.Constant) for v in op.args)
+    return has_constant and function_of(op) in ("and", "add", "sub") and _is_converted(op)
+
+
+def _is_converted(op: Operation) -> bool:
+    """Whether an operation's result, or views of it, are only cast to floats of 16 bits."""
+    for use in op.results[0].uses:
+        user = use.operation
+        if isinstance(user, ew.Cast) and is_float(element_of(user.result.type)):
+            if bits(element_of(user.result.type)) > 16:
+                return False
+        elif not isinstance(user, (ew.Cast, *FREE_OPERATIONS)) or not _is_converted(user):
+            return False
+    return op.results[0].first_use is not None
 
 
 def _divide(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> None:

@@ -1,0 +1,93 @@
+"""Integers of few bits as two floats of 16 bits: their bits behind those of a power of two, from
+which that is taken away.
+
+(p & 15) - 8      prmt.b32 %r, %p0, %p1, 0x5410           two elements in one register
+                  lop3.b32 %r, %r, 0x000f000f, 0x4300     2^7 + (p & 15)
+                  sub.rn.bf16x2 %r, %r, 2^7 + 8
+
+Masks and constants that a register is known to be made with take no instructions of their own.
+Otherwise each element is converted to float32, and these to floats of 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Attribute
+
+from tkc.codegen.ptx import halves
+from tkc.codegen.ptx.emitter import Emitter
+from tkc.codegen.ptx.integers import LUT, made_with
+from tkc.codegen.ptx.values import Tile, to_bits
+from tkc.codegen.ptx.writer import Integer
+from tkc.ir.ranges import Range
+from tkc.ir.types import bf16, f16, is_float
+
+DIGITS: dict[Attribute, int] = {bf16: 7, f16: 10}  # behind the leading one
+TWICE = 0x10001
+LOW_HALVES = 0x5410  # of two registers
+BYTES = 0x4140  # the two lowest bytes of a register, as halves
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A register with two elements in its halves: those bits of them that the mask leaves are the
+    integers less `more`; the bits of `flipped` are the other way round.
+    """
+
+    register: str
+    mask: int
+    more: int
+    flipped: int = 0
+
+
+def pair(
+    e: Emitter, held: Tile, i: int, known: Range | None, target: Attribute, into: str | None
+) -> Integer | None:
+    """The i-th integer of a tile, all of which lie in a range, and the next one, as floats; None
+    where these are none of 16 bits, or have too few digits for this.
+    """
+    digits = DIGITS.get(target)
+    if digits is None or is_float(held.element) or known is None or known.hi - known.lo >> digits:
+        return None
+    found = _packed(e, held, i, known, digits) or _apart(e, held, i, known, digits)
+    if found is None:
+        return None
+    w, behind = e.w, e.w.new()
+    mask = w.memo(("mask", found.mask), lambda: w.register(found.mask))
+    leading = TWICE * (to_bits(float(1 << digits), target) | found.flipped)
+    w.emit(f"lop3.b32 {behind}, {found.register}, {mask}, {leading}, {LUT['xor']}")
+    less = TWICE * to_bits(float((1 << digits) - found.more), target)
+    return halves.arithmetic(e, "sub", target, [behind, less], into)
+
+
+def _packed(e: Emitter, held: Tile, i: int, known: Range, digits: int) -> Pair | None:
+    """Of elements that share a register, and are in no other."""
+    raw, part = held.registers[i // held.pack], i % held.pack
+    if held.pack == 1 or not isinstance(raw, str) or (raw, held.element) in e.widened:
+        return None
+    if held.pack == 4:
+        raw = e.w.op("prmt.b32", "b32", raw, 0, BYTES + 0x101 * part)
+    return _whole(raw, known, digits)
+
+
+def _apart(e: Emitter, held: Tile, i: int, known: Range, digits: int) -> Pair | None:
+    """Of elements in a register each."""
+    x, y = (e.element(held, at) for at in (i, i + 1))
+    if not isinstance(x, str) or not isinstance(y, str):
+        return None
+    (a, b), whole = (made_with(e, x), made_with(e, y)), (1 << digits) - 1
+    more = a.more
+    if more == b.more and more <= known.lo and known.hi <= whole + more and abs(more) <= whole:
+        both = e.w.op("prmt.b32", "b32", a.source, b.source, LOW_HALVES)
+        return Pair(both, (b.mask & whole) << 16 | a.mask & whole, more)
+    return _whole(e.w.op("prmt.b32", "b32", x, y, LOW_HALVES), known, digits)
+
+
+def _whole(raw: str, known: Range, digits: int) -> Pair | None:
+    """Of a register of both."""
+    width = max(known.lo, -1 - known.lo, known.hi, -1 - known.hi).bit_length()
+    if known.lo >= 0:
+        return Pair(raw, TWICE * ((1 << width) - 1), 0) if width <= digits else None
+    half = 1 << width
+    return Pair(raw, TWICE * (2 * half - 1), -half, half) if width < digits else None
