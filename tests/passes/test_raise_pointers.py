@@ -617,6 +617,75 @@ def test_wrapped_rows_that_matter_stay(row_mask, where):
     assert any("modulo" in d for d in given.decisions)
 
 
+# ---- rows that are gathered
+def scattered(table, a, b, c, M, N, K):
+    """Rows in an order that is computed; one that the mask leaves out lies before the first."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    return rm * 7 % M - 1, rm < M
+
+
+def listed(table, a, b, c, M, N, K):
+    """Rows that a table in memory has."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    return tkc.load(table.ptr + rm, mask=rm < M, other=-1), rm < M
+
+
+def gathered(table, a, b, c, M, N, K, rows: tkc.constexpr, TURNED: tkc.constexpr):
+    row, inside = rows(table, a, b, c, M, N, K)
+    here = inside & (row >= 0)
+    n, rk = tkc.program_id(1) * BN, tkc.arange(BK)
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        if TURNED:
+            ap = a.ptr + (k + rk)[:, None] + row[None, :] * a.strides[0]
+            x = tkc.load(ap, mask=here[None, :] & (k + rk < K)[:, None]).T
+        else:
+            ap = a.ptr + row[:, None] * a.strides[0] + (k + rk)[None, :]
+            x = tkc.load(ap, mask=here[:, None] & (k + rk < K)[None, :])
+        acc = tkc.dot(x, tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (tkc.program_id(0) * BM, n), acc.to(c.dtype))
+
+
+def of_rows(rows: Callable, divisor: int, turned: bool):
+    facts = [ArrayFacts((Fact(),) * 2, (Fact(divisor), Fact(exact=1)), 16)] * 3
+    table = ArrayArgument(tkc.int32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    arrays = [ArrayArgument(tkc.float16, fact) for fact in facts]
+    sizes = [i32(), i32(), i32()]
+    return traced(gathered, table, *arrays, *sizes, rows=rows, TURNED=turned)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rows", [scattered, listed])
+def test_rows_that_are_gathered(rows, turned):
+    m, n, k = 100, 64, 72
+    order = np.arange(m) * 7 % m - 1
+    data = numbers(m, 128), numbers(k, n, seed=1, pad=64)
+    wanted = np.where(order[:, None] >= 0, wide(data[0])[order, :k], 0) @ wide(data[1])
+
+    def check(run: Callable) -> None:
+        given = [order.astype(np.int32), *data, np.zeros((m, 128), np.float16)[:, :n], m, n, k]
+        run(given, (2, 1, 1))
+        np.testing.assert_array_equal(given[3], wanted.astype(np.float16))
+
+    raised = of_rows(rows, 128, turned)
+    through(raised, "raise-pointers", context("sm_90a"))
+    assert remaining(raised) == 0
+    check(lambda given, grid: level0.run(raised, given, grid))
+    for name in ("sm_80", "sm_90a"):
+        module, given = of_rows(rows, 128, turned), context(name)
+        through(module, PIPELINE[-1], given)
+        check(lambda given, grid, module=module: level4.run(module, given, grid, 1))
+        assert name == "sm_80" or any("a gather" in d for d in given.decisions)
+
+
+def test_short_rows_that_may_lie_before_the_first_stay_by_pointers():
+    """So many of them may fit before it that no number says which one is meant."""
+    for divisor, left in ((1, 1), (8, 1), (128, 0)):
+        module = of_rows(listed, divisor, False)
+        through(module, "raise-pointers", context("sm_90a"))
+        assert remaining(module) == left
+
+
 def in_place(a, b, c, M, N, K):
     """Every iteration reads what the one before stored, through other pointers to the array."""
     rm, rk = tkc.arange(BM), tkc.arange(BK)

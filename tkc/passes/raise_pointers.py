@@ -22,6 +22,8 @@ An access is raised in kernels with dots, where its address is affine (analysis/
   remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
   modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
             reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
+  numbers   of rows that nothing is known of gather them, -1 where the mask leaves a row out. They
+            may be negative: the array begins so many rows before that none is
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
             the rows once, and what was loaded is repeated
 
@@ -60,6 +62,8 @@ from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import run as simplify
 
+# rows of so many bytes, so many of which are more than any device's memory
+ROW_BYTES, ROWS_BEFORE = 256, 1 << 30
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
 REMAINDERS = {"floordiv": "mod", "div_trunc": "rem_trunc"}
 PointerBlock = tile.LoadPointers | tile.StorePointers
@@ -165,12 +169,15 @@ def _is_index(value: SSAValue) -> bool:
 # ---- what an access addresses
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks."""
+    """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks.
+    gathered: numbers of the elements along it, which count from `start`.
+    """
 
     stride: Polynomial
     start: Polynomial
     bound: Polynomial | None
     extent: int
+    gathered: SSAValue | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +242,9 @@ class Mask:
         if op.fn.name in ("gt", "ge"):
             less, more = more, less
         difference = None if less is None or more is None else less.plus(more, -1)
-        if difference is None or difference.base is not None or difference.wrapped:
+        if difference is None or difference.base is not None:
+            return False
+        if difference.wrapped or difference.gathered:
             return False
         if len(difference.strides) != 1:
             return False
@@ -299,6 +308,7 @@ class _Recognition:
         self.extents = tile_type(op.pointers).extents
         mask = Mask(op.mask, len(self.extents), forms)
         self.bounds, self.left = mask.bounds, mask.left
+        self.ranges = Ranges()
 
     def _is_known(self, polynomial: Polynomial) -> bool:
         """Whether it can be computed where the array is made."""
@@ -321,11 +331,19 @@ class _Recognition:
             raise NotABlock("its address is loaded in its loop")
         self._unwrap(form)
         self._repeat(form)
+        gathered = self._gather(form)
         strides = self._strides(form)
-        starts, bounds, rest = self._starts(form.offset, strides)
+        even = {a: stride for a, stride in strides.items() if a not in gathered}
+        starts, bounds, rest = self._starts(form.offset, even)
         offset = self._known_part(rest)
         outer = self._outer(rest - offset)
-        inner = [Axis(strides[a], starts[a], bounds[a], self.extents[a]) for a in sorted(strides)]
+        for a, rows in gathered.items():
+            starts[a], bounds[a] = self._first_row(rows, strides[a]), None
+            offset = offset - starts[a] * strides[a]
+        inner = [
+            Axis(strides[a], starts[a], bounds[a], self.extents[a], gathered.get(a))
+            for a in sorted(strides)
+        ]
         block = Block(
             self.op,
             base,
@@ -336,8 +354,9 @@ class _Recognition:
             self.left,
             dict(form.repeated),
         )
-        for a, axis in zip([*[None] * len(outer), *sorted(strides)], block.axes, strict=True):
-            bounded = a is not None and self.bounds.get(a, Bounds()).low
+        numbers = [*[None] * len(outer), *sorted(strides)]
+        for number, axis in zip(numbers, block.axes, strict=True):
+            bounded = number is not None and self.bounds.get(number, Bounds()).low
             if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
                 raise NotABlock("it may begin before the array")
         return block
@@ -365,8 +384,43 @@ class _Recognition:
             raise NotABlock("a mask bounds an axis along which neighbours have one address")
         self.extents = tuple(n // repeated.get(a, 1) for a, n in enumerate(self.extents))
 
+    def _gather(self, form: Affine) -> dict[int, SSAValue]:
+        """The numbers of rows that are gathered: of a load, along one axis beside a dense one. What
+        a mask says of that axis it says of rows, not of their numbers.
+        """
+        found = {a: g.numbers for a, g in form.gathered}
+        if not found:
+            return found
+        dense = any(stride.exact == 1 for stride in form.by_axis.values())
+        if len(found) > 1 or not dense or not isinstance(self.op, tile.LoadPointers):
+            raise NotABlock("its address is not affine")
+        for a, g in form.gathered:
+            if self.scalars.divisor(g.stride) * self._size % ROW_ALIGNMENT:
+                raise NotABlock(
+                    "its address is not affine, nor a multiple of 16 bytes for each row"
+                )
+            bounds = self.bounds.pop(a, Bounds())
+            self.left += [condition for _, condition in (*bounds.low, *bounds.high)]
+        return found
+
+    @property
+    def _size(self) -> int:
+        """Bytes of an element."""
+        return bits(pointee_of(tile_type(self.op.pointers).element)) // 8
+
+    def _first_row(self, numbers: SSAValue, stride: Polynomial) -> Polynomial:
+        """By how much the numbers of rows are raised, so that none is negative: by nothing, or by
+        more than fit before one in the memory of a device.
+        """
+        known = self.ranges.of(numbers)
+        if known is not None and known.lo >= 0 and known.hi < UNBOUNDED:
+            return Polynomial()
+        if self.scalars.divisor(stride) * self._size < ROW_BYTES:
+            raise NotABlock("rows that may begin before the array are short")
+        return Polynomial.number(ROWS_BEFORE)
+
     def _strides(self, form: Affine) -> dict[int, Polynomial]:
-        found = form.by_axis
+        found = form.by_axis | {a: g.stride for a, g in form.gathered}
         for axis, extent in enumerate(self.extents):
             if extent == 1:
                 found.pop(axis, None)
@@ -568,6 +622,7 @@ class _Writer:
         self.arrays: dict[tuple, SSAValue] = {}
         self.entry: Operation | None = None  # before it arrays are made
         self.placed: dict[SSAValue, SSAValue] = {}
+        self.loaded: dict[SSAValue, SSAValue] = {}  # what has been written, by what it replaces
 
     def write(self, block: Block) -> None:
         """Replaces the access."""
@@ -577,7 +632,11 @@ class _Writer:
         build = Builder(op)
         self._check(block, build)
         array = self._array(block)
-        offsets = [self._sum(axis.start, build, False) for axis in block.axes]
+        rows = self._take_rows(block, build)
+        offsets = [
+            self._sum(axis.start, build, False) if row is None else row
+            for axis, row in zip(block.axes, rows, strict=True)
+        ]
         extents = [axis.extent for axis in block.axes]
         kept = [n for n in extents if n >= 0]
         mask = self._mask(block, kept, build)
@@ -588,11 +647,38 @@ class _Writer:
             loaded = build(tile.Load(array, offsets, extents, mask, other))
             whole = list(tile_type(op.result).extents)
             once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
-            replace(op, [_repeated(_reshaped(loaded, once, build), block.repeated, build)])
+            whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
+            self.loaded[op.result] = whole_tile
+            replace(op, [whole_tile])
         else:
             value = _reshaped(op.value, kept, build)
             build.do(tile.Store(array, offsets, value, extents, mask))
             erase(op)
+
+    def _take_rows(self, block: Block, build: Builder) -> list[SSAValue | None]:
+        """Of each axis the numbers of rows that are gathered along it: -1, which reads as zeros, in
+        place of those that the mask leaves out. These conditions go.
+        """
+        found: list[SSAValue | None] = []
+        kept = [axis for axis in block.axes if axis.extent >= 0]
+        for axis in block.axes:
+            numbers = axis.gathered
+            if numbers is None:
+                found.append(None)
+                continue
+            at = kept.index(axis)
+            numbers = _reshaped(self.loaded.get(numbers, numbers), [axis.extent], build)
+            if axis.start.terms:
+                numbers = build.add(numbers, axis.start.exact)
+            own = [c for c in block.conditions if _is_about(c, at)]
+            for condition in own:
+                here = self.loaded.get(condition.value, condition.value)
+                here = _reshaped(here, [axis.extent], build)
+                nowhere = build(tile.Constant(-1, numbers.type))
+                numbers = build(ew.Select(here, numbers, nowhere))
+            block.conditions = [c for c in block.conditions if c not in own]
+            found.append(numbers)
+        return found
 
     def _check(self, block: Block, build: Builder) -> None:
         """Promises that divisors are positive, for the checks of TKC_DEBUG."""
@@ -605,7 +691,7 @@ class _Writer:
         whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
         mask: SSAValue | None = None
         for condition in block.conditions:
-            value = condition.value
+            value = self.loaded.get(condition.value, condition.value)
             if isinstance(value.type, TileType):
                 own = value.type.extents
                 shape = [1] * len(whole)
@@ -672,7 +758,9 @@ class _Writer:
 
     def _sum(self, polynomial: Polynomial, build: Builder, at_entry: bool) -> SSAValue:
         """Operations that compute a polynomial, of 64 bits where an atom has 64, else of 32."""
-        wide = any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
+        wide = any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms) or any(
+            abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms
+        )
         t = i64 if wide else i32
         total: SSAValue | None = None
         for monomial, coefficient in polynomial.terms:
@@ -714,6 +802,14 @@ class _Writer:
                 operands = {v: self._at_entry(v) for v in op.operands}
                 self.placed[value] = Builder(self.entry)(op.clone(operands))
         return self.placed[value]
+
+
+def _is_about(condition: Condition, axis: int) -> bool:
+    """Whether a condition is about nothing but the elements along an axis."""
+    t = condition.value.type
+    if not isinstance(t, TileType):
+        return False
+    return [condition.axes[a] for a, n in enumerate(t.extents) if n > 1] == [axis]
 
 
 def _reshaped(value: SSAValue, extents: list[int], build: Builder) -> SSAValue:

@@ -4,12 +4,15 @@
 
 i_a counts along axis a of the tile; base is an array argument (None of a tile of indices); offset
 and strides are polynomials of scalars (polynomials.py). Along a *repeated* axis so many neighbours
-are alike: i_a // 8 stands where i_a does (`Affine.repeated`). What a loop carries and moves by the
-same amount in each iteration is its first value and that amount times the iterations so far.
+are alike: i_a // 8 stands where i_a does (`Affine.repeated`). Along a *gathered* axis numbers that
+nothing is known of, those of a tile of one axis, stand where i_a does (`Affine.gathered`). What a
+loop carries and moves by the same amount in each iteration is its first value and that amount times
+the iterations so far.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from xdsl.dialects import scf
@@ -34,9 +37,17 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """An axis along which a tile of numbers says how many strides away each element is."""
+
+    numbers: SSAValue
+    stride: Polynomial
+
+
+@dataclass(frozen=True)
 class Affine:
-    """A tile (or scalar) of pointers or indices. strides: of the axes along which it changes;
-    repeated: of those along which that is once in so many elements, how many.
+    """A tile (or scalar) of pointers or indices. strides: of the axes along which it changes
+    evenly; repeated: of those along which that is once in so many elements, how many.
     """
 
     offset: Polynomial = Polynomial()
@@ -44,6 +55,17 @@ class Affine:
     base: SSAValue | None = None
     wrapped: tuple[tuple[int, Wrapped], ...] = ()
     repeated: tuple[tuple[int, int], ...] = ()
+    gathered: tuple[tuple[int, Gathered], ...] = ()
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it changes as the numbers of its elements do, without remainders or quotients."""
+        return not self.wrapped and not self.repeated and not self.gathered
+
+    @property
+    def varies(self) -> bool:
+        """Whether its elements differ."""
+        return bool(self.strides or self.gathered)
 
     @property
     def by_axis(self) -> dict[int, Polynomial]:
@@ -58,13 +80,16 @@ class Affine:
             self.base,
             tuple(sorted(((axes[a], w) for a, w in self.wrapped), key=lambda pair: pair[0])),
             tuple(sorted((axes[a], count) for a, count in self.repeated)),
+            tuple(sorted(((axes[a], g) for a, g in self.gathered), key=lambda pair: pair[0])),
         )
 
     def plus(self, other: Affine, sign: int = 1) -> Affine | None:
-        """The sum or difference; None of two bases, and where both are wrapped along an axis, or
-        change along it at different elements.
+        """The sum or difference; None of two bases, and where both are wrapped along an axis,
+        change along it at different elements, or one is gathered along it and the other changes.
         """
         if self.base is not None and other.base is not None:
+            return None
+        if self._is_gathered_where_changes(other) or other._is_gathered_where_changes(self):
             return None
         if {a for a, _ in self.wrapped} & {a for a, _ in other.wrapped}:
             return None
@@ -82,18 +107,36 @@ class Affine:
             self.base if self.base is not None else other.base,
             (*self.wrapped, *other.wrapped),
             tuple(sorted((repeated | dict(other.repeated)).items())),
+            (*self.gathered, *other.times(one).gathered),
         )
+
+    def _is_gathered_where_changes(self, other: Affine) -> bool:
+        changing = {a for a, _ in (*other.strides, *other.gathered)}
+        return any(a in changing for a, _ in self.gathered)
 
     def times(self, factor: Polynomial) -> Affine:
         """Each element times a scalar."""
         strides = tuple((a, s * factor) for a, s in self.strides)
-        return Affine(self.offset * factor, strides, self.base, self.wrapped, self.repeated)
+        gathered = tuple((a, Gathered(g.numbers, g.stride * factor)) for a, g in self.gathered)
+        offset = self.offset * factor
+        return Affine(offset, strides, self.base, self.wrapped, self.repeated, gathered)
 
 
 def is_index(value: SSAValue) -> bool:
     """Whether a value is an integer of 32 or 64 bits or a pointer, or a tile of them."""
     element = element_of(value.type)
     return element in (i32, i64) or isinstance(element, PointerType)
+
+
+def _gathered(value: SSAValue) -> Affine | None:
+    """Of integers along one axis of a tile: these numbers themselves."""
+    t = value.type
+    if not isinstance(t, TileType) or isinstance(t.element, PointerType):
+        return None
+    axes = [axis for axis, n in enumerate(t.extents) if n > 1]
+    if len(axes) != 1:
+        return None
+    return Affine(gathered=((axes[0], Gathered(value, Polynomial.number(1))),))
 
 
 def _is_scalar(value: SSAValue) -> bool:
@@ -135,10 +178,11 @@ class Forms:
                 self._note(op)
 
     def _note(self, op: Operation) -> None:
-        try:
+        form: Affine | None = None
+        with suppress(TooLarge):
             form = self._form(op)
-        except TooLarge:
-            return
+        if form is None:
+            form = _gathered(op.results[0])
         if form is not None:
             self.found[op.results[0]] = form
 
@@ -193,6 +237,7 @@ class Forms:
             form.base,
             form.wrapped,
             tuple((a, count) for a, count in form.repeated if a in axes),
+            form.gathered,
         ).renumbered(axes)
 
     def _function(self, op: ew.Elementwise) -> Affine | None:
@@ -205,9 +250,9 @@ class Forms:
                 a, b = map(self.get, op.args)
                 if a is None or b is None:
                     return None
-                if b.strides:
+                if b.varies:
                     a, b = b, a
-                return None if b.strides else a.times(b.offset)
+                return None if b.varies else a.times(b.offset)
             case "mod" | "rem_trunc":
                 return self._wrapped(*map(self.get, op.args))
             case "floordiv":
@@ -216,7 +261,7 @@ class Forms:
 
     def _divided(self, t: TileType, a: Affine | None, b: Affine | None) -> Affine | None:
         """`(count * start + i) // count` is start + i // count."""
-        if a is None or b is None or b.strides or a.wrapped or a.repeated or len(a.strides) != 1:
+        if a is None or b is None or b.varies or not a.is_even or len(a.strides) != 1:
             return None
         ((axis, stride),), count = a.strides, b.offset.exact
         if stride.exact != 1 or not count or count < 2 or t.extents[axis] % count:
@@ -228,7 +273,7 @@ class Forms:
         """`(start + i) % modulus` counts as start + i: where that is not the remainder, it is up to
         who asks.
         """
-        if a is None or b is None or b.strides or a.wrapped or a.repeated or len(a.strides) != 1:
+        if a is None or b is None or b.varies or not a.is_even or len(a.strides) != 1:
             return None
         ((axis, stride),) = a.strides
         if stride.exact != 1:
@@ -243,7 +288,7 @@ class Forms:
         if not isinstance(test, ew.Elementwise) or test.fn.name != "lt":
             return None
         other = self.get(op.if_false)
-        if test.args[0] is not op.if_true or other is None or other.strides or other.base:
+        if test.args[0] is not op.if_true or other is None or other.varies or other.base:
             return None
         return self._wrapped(self.get(op.if_true), self.get(test.args[1]))
 
@@ -274,7 +319,7 @@ class Forms:
         """What a carried value is in an iteration; None where it does not move evenly."""
         first = self.get(loop.iter_args[argument.index - 1])
         then = self.get(yielded_by(argument.owner)[argument.index - 1])
-        if first is None or then is None or then.base is not None or then.strides or then.wrapped:
+        if first is None or then is None or then.base is not None or then.varies or then.wrapped:
             return None
         try:
             by = then.offset - self.scalars.atom(argument)
