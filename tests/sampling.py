@@ -16,6 +16,7 @@ runtime but for three files, and whatever is in no folder below.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -82,11 +83,19 @@ def _rank(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+@functools.cache
+def _keeps_programs(module: Any) -> bool:
+    """Whether a module has a function that is cached. Asked once for all its tests: a module such
+    as tkc looks for what a missing name may have meant.
+    """
+    return any(hasattr(v, "cache_info") for v in vars(module).values())
+
+
 def program(module: Any, parameters: Mapping[str, Any]) -> str:
     """Of a test's parameters, those that say which program it is about; none where its module keeps
     no program for other tests, by a function that is cached.
     """
-    if not any(hasattr(v, "cache_info") for v in vars(module).values()):
+    if not _keeps_programs(module):
         return ""
     held = [parameters[key] for key in PROGRAM if key in parameters]
     names = [

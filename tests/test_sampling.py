@@ -1,11 +1,10 @@
 """The sampler: every family runs every day, and a week runs everything."""
 
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -55,7 +54,8 @@ def test_parameters_name_a_program_that_is_kept():
     def kernel():
         """Of no use."""
 
-    keeps, keeps_none = SimpleNamespace(compiled=functools.cache(kernel)), SimpleNamespace(n=kernel)
+    keeps, keeps_none = ModuleType("keeps"), ModuleType("keeps_none")
+    keeps.compiled, keeps_none.n = functools.cache(kernel), kernel
     assert program(keeps, {"steps": 3, "form": CASES[0]}) == CASES[0]
     assert program(keeps, {"kernel": kernel, "n": 1, "name": "x"}) == "kernel x"
     assert program(keeps, {"n": 1}) == program(keeps_none, {"form": CASES[0]}) == ""
@@ -69,22 +69,30 @@ def test_everything_can_be_asked_for(monkeypatch):
     assert seed() == 12 and list(sampled(range(30))) == [5, 12, 19, 26]
 
 
+COLLECTS = """
+import os, sys
+import pytest
+
+for day in sys.argv[1:]:
+    os.environ["TKC_TEST_SEED"] = day
+    print("day", day)
+    assert pytest.main(["--collect-only", "-q", "tests/ir"]) == 0
+"""
+
+
 def test_a_week_covers_what_pytest_collects():
     """Of one folder, with the real collection."""
-    root = Path(__file__).resolve().parents[1]  # of the project
-
-    def collected(day: str) -> set[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/ir"],
-            cwd=root,
-            env=os.environ | {"TKC_TEST_SEED": day},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout
-        return {line for line in done.stdout.splitlines() if "::" in line}
-
-    every = collected("all")
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTS, "all", "3"],
+        cwd=Path(__file__).resolve().parents[1],  # of the project
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    every, third = (
+        {line for line in text.splitlines() if "::" in line}
+        for text in done.stdout.partition("day all")[2].split("day 3")
+    )
     days = [chosen(every, day) for day in range(DAYS)]
     assert set().union(*days) == every and all(len(day) < len(every) for day in days)
-    assert collected("3") == days[3]
+    assert third == days[3]

@@ -3,9 +3,10 @@ tests of plans with roles share.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
+from xdsl.dialects.builtin import ModuleOp
 
 from tests.codegen.ptx import machine
 from tests.passes.kernels import context, through
@@ -18,6 +19,7 @@ from tkc.ir.text import parse, show
 from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
+from tkc.sim.mutants import mutated, places
 from tkc.sim.report import Violation
 
 LAST = PIPELINE[-1]
@@ -175,18 +177,22 @@ def overwritten(module, machine: str = "sm_90a") -> list[str]:
     return list(found)
 
 
-def survivors(mutants: Iterable[tuple[str, object]], *runs: Callable) -> tuple[int, set[str]]:
-    """How many mutants there are, and the labels of those in which no run finds anything; of the
-    mutants, those of the day run (tests/sampling.py).
+def survivors(
+    module: ModuleOp, *runs: Callable, among: Callable[[str], object] = bool
+) -> tuple[int, set[str]]:
+    """How many mutants a module has, and the labels of those in which no run finds anything; of the
+    mutants, those of the day are made and run (tests/sampling.py). among: of a label, whether the
+    mutant counts.
     """
-    every = list(mutants)
+    every = [place for place in places(module) if among(place.label)]
     missed = set()
-    for label, mutant in sampled(every):
+    for place in sampled(every):
+        mutant = mutated(module, place)
         for run_ in runs:
             try:
                 run_(mutant)
             except (Violation, AssertionError):
                 break
         else:
-            missed.add(label)
+            missed.add(place.label)
     return len(every), missed

@@ -35,7 +35,6 @@ from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.sim.mutants import mutants
 
 
 def scaled(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
@@ -319,7 +318,7 @@ def test_every_mutant_is_found(name):
     BM, BN, BK = form.block
     most = 7 if "ping" in name else 3
     number, missed = survivors(
-        mutants(last(form)),
+        last(form),
         *(
             lambda m, seed=seed, programs=programs, steps=steps: check(
                 m, form, programs * BM, BN, steps * BK, seed=seed

@@ -37,7 +37,6 @@ from tkc.ir.target import TARGETS
 from tkc.passes import plan as planning
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.cost import Sizes, Work
-from tkc.sim.mutants import mutants
 from tkc.timing.predict import predict
 
 
@@ -393,7 +392,7 @@ def test_every_mutant_is_found(form):
         7 * form.cluster[0],
     )
     number, missed = survivors(
-        mutants(last(form)),
+        last(form),
         *(
             lambda m, seed=seed, steps=steps: check(
                 m, form, programs * BM, 2 * BN, steps * BK, seed=seed

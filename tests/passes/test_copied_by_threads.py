@@ -31,7 +31,6 @@ from tests.passes.stages import (
 from tkc.ir import threads
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.sim.mutants import mutants
 
 BM, BN, BK = 64, 64, 32
 
@@ -320,7 +319,7 @@ def test_mutants(name, columns):
         for seed in range(4 * (name == "chained"))
     ]
     every, missed = survivors(
-        mutants(modules[LAST]),
+        modules[LAST],
         *(
             lambda module, seed=seed, k=k: check(module, name, 4 * BM, columns, k * BK, seed=seed)
             for seed, k in enumerate((1, 5, 7))

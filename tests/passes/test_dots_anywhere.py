@@ -30,7 +30,6 @@ from tests.passes.stages import (
 from tkc.ir import threads
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.sim.mutants import mutants
 
 BM, BN, BK = 128, 64, 32
 
@@ -319,7 +318,7 @@ EQUIVALENT = {"adapted 16": set(), "layers 64": UNDER_THE_NEXT_LOOP, "nested": S
 def test_mutants(name):
     modules, _ = lowered(name, num_stages=3)
     every, missed = survivors(
-        mutants(modules[LAST]),
+        modules[LAST],
         *(
             lambda module, seed=seed, k=k: check(module, name, 4 * BM, BN, k * BK, seed=seed)
             for seed, k in enumerate((1, 4, 5, 7))

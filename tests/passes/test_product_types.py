@@ -32,7 +32,6 @@ from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.sim.mutants import mutants
 
 NUMPY = {
     tkc.bfloat16: ml_dtypes.bfloat16,
@@ -663,7 +662,7 @@ def test_every_mutant_is_found(case, equivalent):
     )
     BM, BN, BK = case.block
     number, missed = survivors(
-        mutants(module),
+        module,
         *(
             lambda m, seed=seed, steps=steps: check_one(
                 m, case, 4 * BM, BN, steps * BK, seed=seed, resident=1

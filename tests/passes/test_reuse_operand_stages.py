@@ -29,7 +29,7 @@ from tests.passes.test_forced import is_forced, is_refused
 from tests.passes.test_roles import array, integers, result
 from tests.passes.test_roles_attention import Form, check, compiled, last
 from tkc.ir import shared, threads
-from tkc.sim.mutants import mutants
+from tkc.sim.mutants import places
 
 THROUGH = ("subtiles", 0)
 ALONE = ("roles", "cooperative"), ("num_warps", 4)
@@ -348,9 +348,8 @@ def test_every_mutant_of_the_results_is_found(form):
     see nothing, few steps, or lie outside of the grid.
     """
     assert compiled(form)[1].plan.subtiles == 0
-    chosen = [(label, mutant) for label, mutant in mutants(last(form)) if RESULTS.search(label)]
     number, missed = survivors(
-        chosen,
+        last(form),
         *(
             lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed)
             for seed, shape in enumerate(
@@ -366,8 +365,9 @@ def test_every_mutant_of_the_results_is_found(form):
                 )
             )
         ),
+        among=RESULTS.search,
     )
-    labels = {label for label, _ in chosen}
+    labels = {place.label for place in places(last(form))}
     assert {
         "drop: bulk_wait in consumer",
         "deeper: bulk_wait in consumer",

@@ -34,7 +34,6 @@ from tests.passes.stages import (
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.sim.mutants import mutants
 
 NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32}
 
@@ -462,7 +461,7 @@ def test_every_mutant_is_found(name, form):
     # three each, and one more
     programs = 7 * compiled(form)[1].plan.cluster[0] if "ping" in name else 3
     number, missed = survivors(
-        mutants(last(form)),
+        last(form),
         *(
             lambda m, seed=seed, steps=steps: check(
                 m, form, programs * BM, BN, steps * BK, seed=seed

@@ -34,7 +34,6 @@ from tkc.ir.types import ArrayFacts, Fact, PendingType
 from tkc.language.signature import ArrayArgument
 from tkc.passes import plan as planning
 from tkc.passes.warpgroups.roles import MIN_LOOKAHEAD_REGISTERS
-from tkc.sim.mutants import mutants
 
 NUMPY, HALF_ULP = (
     {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16},
@@ -253,7 +252,7 @@ STREAM = {
 def test_every_mutant_is_found(options, known):
     form = Form(block=(64, 64), options=(("num_stages", 2), *options))
     number, missed = survivors(
-        mutants(last(form)),
+        last(form),
         *(
             lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed)
             for seed in range(4)

@@ -33,7 +33,6 @@ from tests.passes.stages import (
 from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
 from tkc.sim import level4
-from tkc.sim.mutants import mutants
 
 
 def gated(x, g, u, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
@@ -245,7 +244,7 @@ def test_every_mutant_is_found(name):
     form = SMALL[name]
     BM, BN, BK = form.block
     number, missed = survivors(
-        mutants(last(form)),
+        last(form),
         *(
             lambda m, seed=seed, steps=steps: check(m, form, 3 * BM, BN, steps * BK, seed=seed)
             for seed, steps in enumerate((4, 5, 7))

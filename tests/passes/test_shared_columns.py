@@ -20,7 +20,6 @@ from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level4
-from tkc.sim.mutants import mutants
 
 ROWS, KEYS = 64, 64
 FORCED = dict(roles="cooperative", split_warps=(4, 2))
@@ -137,7 +136,7 @@ def test_each_synchronization_is_needed():
     module, given = lowered("attended", 128, num_stages=2, **FORCED)
     assert min(given.plan.rings) == 2
     total, left = survivors(
-        mutants(module),
+        module,
         *(
             lambda m, seed=seed, shape=shape: run("attended", 128, m, seed, *shape)
             for seed in range(4)
