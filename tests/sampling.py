@@ -5,7 +5,7 @@ of the tables of operations, it is the cases of one operation and element type. 
 out to seven days in the order of a hash of their names, so that the deal does not depend on where
 one stands. In files that keep what they compile from one test to the next, those of one program
 stand together: it is compiled on one day and not on each. Every family runs at least one test a
-day, and within seven consecutive days all of them.
+day, and within seven consecutive days all of them. Tests of mutants sample these, too (`sampled`).
 
     TKC_TEST_SEED=3     the sample of day 3; by default the number of days since 1970
     TKC_TEST_SEED=all   every test (`make test-all`)
@@ -129,8 +129,12 @@ def chosen(
 
 
 def sampled(items: Iterable[T], day: int | None = None) -> Iterator[T]:
-    """Of the items that one test goes through (mutants, say) those of the day, in their order."""
+    """Of the items that one test goes through (mutants, say) those of the day, in their order.
+
+    A test that runs every day goes through all of them from one multiple of seven days to the next.
+    One that is dealt to a day of the week takes another seventh each week.
+    """
     today = seed() if day is None else day
     for i, item in enumerate(items):
-        if today is None or i % DAYS == today % DAYS:
+        if today is None or i % DAYS == (today + today // DAYS) % DAYS:
             yield item

@@ -66,7 +66,13 @@ def test_everything_can_be_asked_for(monkeypatch):
     assert seed() is None and chosen(CASES, seed()) == set(CASES)
     assert list(sampled(range(30))) == list(range(30))
     monkeypatch.setenv("TKC_TEST_SEED", "12")
-    assert seed() == 12 and list(sampled(range(30))) == [5, 12, 19, 26]
+    assert seed() == 12 and list(sampled(range(30))) == [6, 13, 20, 27]
+
+
+@pytest.mark.parametrize("days", [range(70, 77), range(5, 54, 7)], ids=["daily", "weekly"])
+def test_what_a_test_goes_through_is_covered(days):
+    """Whether the test runs every day, or one day of each week."""
+    assert sorted(i for day in days for i in sampled(range(30), day)) == list(range(30))
 
 
 COLLECTS = """

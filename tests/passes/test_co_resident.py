@@ -1046,7 +1046,8 @@ def test_every_mutant_of_the_rings_is_found():
                 )
             )
         ),
-        among=lambda label: re.search("mbarrier|ring_next", label) and label not in known,
+        among=re.compile("mbarrier|ring_next").search,
+        known=known.__contains__,
     )
     assert number > 80 and not missed, missed
 
@@ -1059,5 +1060,6 @@ def test_every_mutant_is_found(kernel, known):
             lambda m, shape=shape, seed=seed: check_other(m, kernel, *shape, seed=seed)
             for seed, shape in enumerate(((6, 300, 40, 96), (9, 400, 32, 32), (7, 300, 33, 200)))
         ),
+        known=known.__contains__,
     )
-    assert number > 100 and missed <= known, missed - known
+    assert number > 100 and not missed, missed

@@ -323,8 +323,10 @@ def test_mutants(name):
             lambda module, seed=seed, k=k: check(module, name, 4 * BM, BN, k * BK, seed=seed)
             for seed, k in enumerate((1, 4, 5, 7))
         ),
+        # the dots that read a stage are the work of the whole warpgroup: the leader has waited
+        known=lambda label: (
+            label in EQUIVALENT[name] or "leader alone: mbarrier_arrive empty" in label
+        ),
     )
-    # the dots that read a stage are the work of the whole warpgroup: the leader has waited for them
-    missed = {label for label in missed if "leader alone: mbarrier_arrive empty" not in label}
     assert every > 40
-    assert missed <= EQUIVALENT[name]
+    assert not missed

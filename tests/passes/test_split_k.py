@@ -189,12 +189,13 @@ def test_mutants_of_what_the_parts_wait_for_are_found(form):
             for seed in range(4)
         ),
         among=re.compile("barrier|atomic|store").search,
+        # a warpgroup's dots are the work of all its warps, and the leader has waited for them
+        known={
+            "leader alone: mbarrier_arrive empty in consumer",
+            "leader alone: mbarrier_arrive empty in consumer, 2",
+        }.__contains__,
     )
-    # a warpgroup's dots are the work of all its warps, and the leader has waited for them
-    assert number >= 5 and not missed - {
-        "leader alone: mbarrier_arrive empty in consumer",
-        "leader alone: mbarrier_arrive empty in consumer, 2",
-    }, missed
+    assert number >= 5 and not missed, missed
 
 
 def test_programs_of_different_lengths_take_turns():

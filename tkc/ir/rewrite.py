@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir.elementwise import CLASSES, Select
@@ -133,7 +133,7 @@ def following(source: Operation | SSAValue, others: Iterable[Operation]) -> set[
 
 def is_inside(value: SSAValue, round_it: Operation) -> bool:
     """Whether a value is defined in a region of an operation."""
-    block = value.owner if isinstance(value.owner, Block) else value.owner.parent
+    block = value.op.parent if isinstance(value, OpResult) else value.owner
     while block is not None:
         op = block.parent_op()
         if op is round_it:

@@ -430,8 +430,7 @@ def conflicts(addresses: np.ndarray, access: int) -> int:
     words.sort(axis=1)
     fresh = words >= 0
     fresh[:, 1:] &= words[:, 1:] != words[:, :-1]
-    loads = np.zeros((len(words), BANKS), int)
-    np.add.at(loads, (np.nonzero(fresh)[0], words[fresh] % BANKS), 1)
+    loads = np.bincount(np.nonzero(fresh)[0] * BANKS + words[fresh] % BANKS, minlength=1)
     return max(int(loads.max()), 1)
 
 

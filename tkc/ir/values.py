@@ -40,9 +40,9 @@ def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
 
 def owner_op(value: SSAValue) -> Operation:
     """The operation that defines a value. Raises TypeError for a block's argument."""
-    if not isinstance(value.owner, Operation):
+    if not isinstance(value, OpResult):
         raise TypeError(f"{value} is an argument of a block; expected the result of an operation")
-    return value.owner
+    return value.op
 
 
 def owner_of(value: SSAValue, kind: type[Op]) -> Op:

@@ -102,8 +102,25 @@ class _Sound(set[tuple[Any, ...]]):
 
 
 SOUND = _Sound()
-# operations that are not remembered as they are, with their descriptions (None: they look around)
-Changed = dict[Operation, tuple[Any, ...] | None]
+
+
+class Changed(set[Operation]):
+    """Operations whose rules are checked now: one of each description that is not remembered, and
+    those that look around.
+    """
+
+    def __init__(self) -> None:
+        self.descriptions: set[tuple[Any, ...]] = set()
+
+    def has_new(self, op: Operation, block: Block | None) -> bool:
+        """Whether the rules of an operation must be checked; it is one of them from here on."""
+        if type(op) not in LOOK_AROUND:
+            description = _description(op, block)
+            if description in SOUND or description in self.descriptions:
+                return False
+            self.descriptions.add(description)
+        self.add(op)
+        return True
 
 
 def _types(values: Iterable[SSAValue]) -> tuple[Attribute, ...]:
@@ -157,7 +174,7 @@ def verify(module: ModuleOp, what: str = "the IR", verified: Verified | None = N
 
 
 def _verify_all(module: ModuleOp, what: str, verified: Verified) -> None:
-    changed: Changed = {}
+    changed = Changed()
     _verify_operation(module, None, verified, changed)
     for op in module.body.block.ops:
         if not isinstance(op, tile.Kernel):
@@ -171,9 +188,8 @@ def _verify_all(module: ModuleOp, what: str, verified: Verified) -> None:
         _verify_block(op.body.block, set(), level, what, changed)
         if not isinstance(op.body.block.last_op, tile.Return):
             _fail(op, what, "a kernel ends with tile.return")
-    for description in changed.values():
-        if description is not None:
-            SOUND.remember(description)
+    for description in changed.descriptions:
+        SOUND.remember(description)
 
 
 def _verify_operation(
@@ -200,10 +216,8 @@ def _verify_operation(
                 if round_it or verified.new(inner):
                     _verify_operation(inner, inside, verified, changed)
                 inner = inner._next_op
-    description = None if type(op) in LOOK_AROUND else _description(op, block)
-    if description not in SOUND:
+    if changed.has_new(op, block):
         op.verify(verify_nested_ops=False)
-        changed[op] = description
 
 
 def _fail(op: Operation, what: str, message: str) -> None:

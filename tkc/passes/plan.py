@@ -66,7 +66,7 @@ from tkc.passes.analysis.mapped import (
     is_before_or_inside,
 )
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.remembered import unchanged
+from tkc.passes.analysis.remembered import remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
@@ -1025,6 +1025,7 @@ def _copied(op: Operation, load: LoadPlan) -> bool:
     return op.other is None and (not op.offsets or not isinstance(op.offsets[-1].type, TileType))
 
 
+@remembered
 def _only_dots(value: SSAValue) -> bool:
     """Whether everything a value is used for ends as an operand of a dot."""
     left = [value]

@@ -45,6 +45,8 @@ MAX_ROUNDS = 10
 MAX_HOISTED_WORDS = 2048  # 32-bit words of a tile that may stay in registers all through a loop
 REAL = True  # constants of floats are folded
 COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram, tile.Gather)
+# what is alive only where something needs it
+WITHOUT_EFFECT = {scf.YieldOp, scf.ConditionOp, tile.Yield, tile.Load, shared.Read}
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -113,7 +115,7 @@ def _hoist(block: Block) -> bool:
         for region in op.regions:
             for inner in region.blocks:
                 changed |= _hoist(inner)
-        if isinstance(op, (scf.ForOp, scf.WhileOp)):
+        if op.regions and isinstance(op, (scf.ForOp, scf.WhileOp)):
             for child in [o for region in op.regions for b in region.blocks for o in b.ops]:
                 if _may_leave(child, op):
                     child.detach()
@@ -240,6 +242,8 @@ def sweep(kernel: tile.Kernel) -> bool:
 
 def _trim(op: Operation, alive: set[Operation | SSAValue]) -> bool:
     """Drops what a loop or branch carries or yields and is not alive."""
+    if not op.regions:
+        return False
     if isinstance(op, scf.ForOp):
         return _trim_loop(op, alive)
     return isinstance(op, scf.IfOp) and _trim_branch(op, alive)
@@ -256,9 +260,7 @@ def _erase_unused(op: Operation) -> bool:
 
 
 def _has_effect(op: Operation) -> bool:
-    if isinstance(op, (scf.YieldOp, scf.ConditionOp, tile.Yield)) or op.regions:
-        return False
-    if isinstance(op, (tile.Load, shared.Read)):
+    if op.regions or type(op) in WITHOUT_EFFECT:
         return False
     if isinstance(op, tile.LoadPointers):
         return op.semantics is not None  # an acquire orders what follows
@@ -267,10 +269,10 @@ def _has_effect(op: Operation) -> bool:
 
 def _needs(item: Operation | SSAValue) -> list[Operation | SSAValue]:
     """What must be alive if an operation or a value is."""
+    if type(item) is OpResult:
+        return [item.op, *_sources(item)]
     if isinstance(item, Operation):
         return _around(item) + _operands(item)
-    if isinstance(item, OpResult):
-        return [item.owner, *_sources(item)]
     if not isinstance(item, BlockArgument):
         return []
     loop = item.block.parent_op()
@@ -287,6 +289,8 @@ def _around(op: Operation) -> list[Operation | SSAValue]:
 
 def _operands(op: Operation) -> list[Operation | SSAValue]:
     """The values that an operation needs whichever of its results are alive."""
+    if not op.regions:
+        return list(op.operands)
     match op:
         case scf.ForOp():
             return [op.lb, op.ub, op.step]
@@ -303,7 +307,9 @@ def _operands(op: Operation) -> list[Operation | SSAValue]:
 
 def _sources(result: OpResult) -> list[SSAValue]:
     """The values that one result of a loop or branch comes from; none of other operations."""
-    op, i = result.owner, result.index
+    op, i = result.op, result.index
+    if not op.regions:
+        return []
     match op:
         case scf.ForOp():
             body = op.body.block

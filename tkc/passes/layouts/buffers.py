@@ -7,6 +7,7 @@ taken; the degree of each access is recorded on it (`conflicts`, 1 is none).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from typing import TypeVar
 
@@ -117,6 +118,7 @@ def _cost(layout: Layout, memory: SharedLayout, width: int) -> float:
     return degree * layout.num_registers * width / 8 / moved
 
 
+@lru_cache(4096)  # the buffers of a program, and of programs like it, have few kinds of accesses
 def _degree(
     layout: Layout, memory: SharedLayout, width: int, store: bool = False
 ) -> tuple[int, int]:

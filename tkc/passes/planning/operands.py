@@ -42,6 +42,7 @@ from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, POINTWISE, is_computed_by
 from tkc.passes.layouts.relayout import fits
 from tkc.passes.planning.gathers import loaded_by_consumers, uncopied
@@ -134,6 +135,7 @@ def _turned(value: SSAValue, k: int) -> bool:
     return not unmapped(load) and dense_of_operand(value) != k
 
 
+@remembered
 def _is_turned_result(value: SSAValue) -> bool:
     """Whether an operand is the transpose of what is computed of other dots' results: its rows lie
     in the registers of several threads each, where a left operand's columns should.
@@ -323,6 +325,7 @@ def simple(dot: tile.Dot) -> bool:
     return yielded_by(loop.body.block)[carried.index - 1] is dot.result and carried.has_one_use()
 
 
+@remembered
 def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the
     other adding to it. Empty if a dot does anything else.
@@ -535,7 +538,7 @@ def live_registers(
         if (load := source(operand)) is not None
         and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
     }
-    return -(-demand(kernel, {load.result for load in read}) // (128 * groups))
+    return -(-demand(kernel, frozenset(load.result for load in read)) // (128 * groups))
 
 
 def operand_registers(

@@ -11,16 +11,17 @@ demand        of those that must wait for something: what one element-wise opera
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
 from tkc.ir.values import only_user, owner_op, yielded_by
 from tkc.passes import PassContext
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
 
 MAX_REGISTERS_PER_THREAD = 255
@@ -30,6 +31,7 @@ WORDS_OF_ARRAY = 3  # its address, and an extent or a stride
 CARRIED_REGISTERS = 8  # of a loop's other loop-carried values
 
 
+@remembered
 def pressure(kernel: tile.Kernel) -> int:
     """32-bit registers that hold the tiles of a kernel at the worst moment, over all threads. What
     is made anew where it is wanted (indices, masks, views) takes none; a narrow float takes a whole
@@ -38,7 +40,8 @@ def pressure(kernel: tile.Kernel) -> int:
     return _peak(kernel.body.block, frozenset(), lambda value: _words(value, kinds), kinds)
 
 
-def demand(kernel: tile.Kernel, elsewhere: Set[SSAValue] = frozenset()) -> int:
+@remembered
+def demand(kernel: tile.Kernel, elsewhere: frozenset[SSAValue] = frozenset()) -> int:
     """What of it must be there at once, however the threads go through their elements. elsewhere:
     tiles that are not in registers.
     """
@@ -54,6 +57,7 @@ def demand(kernel: tile.Kernel, elsewhere: Set[SSAValue] = frozenset()) -> int:
     )
 
 
+@remembered
 def results_of_dots(kernel: tile.Kernel) -> int:
     """Bytes of the results of dots, and of what is computed of them element by element, that are
     live together at the worst moment."""
@@ -77,7 +81,7 @@ def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
                 not made.isdisjoint(op.operands) and isinstance(op, POINTWISE)
             ):
                 made.update(op.results)
-            elif isinstance(op, scf.ForOp):
+            elif type(op) is scf.ForOp:
                 body = op.body.block
                 for together in zip(
                     op.iter_args, body.args[1:], yielded_by(body), op.results, strict=True
@@ -195,9 +199,9 @@ def _passing(value: SSAValue, meetings: Meetings) -> bool:
     """Whether a value goes straight into the one operation that uses it, with nothing between for
     which threads meet.
     """
-    if isinstance(value.owner, Block) or not value.has_one_use():
+    if not isinstance(value, OpResult) or not value.has_one_use():
         return False
-    op = value.owner
+    op = value.op
     user = only_user(value)
     while isinstance(user, VIEWS) and user.result.has_one_use():
         user = only_user(user.result)
@@ -246,7 +250,7 @@ def _peak(
     peak = held = sum(map(size, now))
     for op in block.ops:
         dying = ending[op] & now
-        if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)):
+        if op.regions and isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)):
             inner = _live_inside(op, now, dying, through)
             for b in (b for region in op.regions for b in region.blocks):
                 peak = max(peak, _peak(b, inner, size, kinds, through))
