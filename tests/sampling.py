@@ -11,7 +11,7 @@ day, and within seven consecutive days all of them. Tests of mutants sample thes
     TKC_TEST_SEED=all   every test (`make test-all`)
 
 Tests of messages, and those that hold a list to the code, always run; so do the language, the
-runtime but for three files, and whatever is in no folder below.
+runtime but for four files, and whatever is in no folder below.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SAMPLED = {
     "tests/operations/": "element types and shapes of every operation",
     "tests/passes/": "forms of kernels: levels, lengths, texts, mutants",
     "tests/ptx_record/": "parts of the recorded kernels",
+    "tests/runtime/test_arrays_without_maps.py": "plans and programs that the simulator runs",
     "tests/runtime/test_autotune.py": "kernels that are tuned",
     "tests/runtime/test_cache.py": "processes that share a cache, under several hash seeds",
     "tests/runtime/test_export.py": "kernels that are exported, by target",
@@ -48,6 +49,7 @@ SAMPLED = {
     "tests/test_reliability.py": "commands of a document",
     "tests/tools/": "commands, in processes of their own",
     "tests/triton/": "operations and element types of another language",
+    "tests/upstream_bugs/": "kernels that other compilers miscompiled, at every level",
 }
 MESSAGES = re.compile(r"error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE)
 # tests that hold a list to the code: whoever adds an operation, a kernel or an option must enter it

@@ -29,7 +29,7 @@ from functools import cache
 from typing import Any, Self
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     InferenceContext,
     IRDLOperation,
@@ -101,6 +101,26 @@ def _fixed_results(operation: type[IRDLOperation]) -> list[Attribute] | None:
     return [found for t in types for found in t.infer(InferenceContext(), length=1)]
 
 
+@cache
+def _counts(operation: type[IRDLOperation]) -> tuple[int, int] | None:
+    """How many operands and results an operation has, where each is one value and there is nothing
+    else.
+    """
+    definition = operation.get_irdl_definition()
+    fixed = all(type(d) is OperandDef for _, d in definition.operands) and all(
+        type(d) is ResultDef for _, d in definition.results
+    )
+    if not fixed or definition.options or definition.regions or definition.successors:
+        return None
+    return len(definition.operands), len(definition.results)
+
+
+def _are_single(operands: Sequence[Any], result_types: Sequence[Any]) -> bool:
+    return all(type(v) in (OpResult, BlockArgument) for v in operands) and not any(
+        isinstance(t, (list, tuple)) for t in result_types
+    )
+
+
 class TileOperation(IRDLOperation, metaclass=Concrete):
     """Base of every operation of the dialect: text from `__form__` (a dunder: definitions of xDSL
     admit no other plain class attribute).
@@ -113,7 +133,7 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
         *,
         operands: Sequence[Any] | None = None,
         result_types: Sequence[Any] | None = None,
-        properties: Mapping[str, Attribute] | None = None,
+        properties: Mapping[str, Attribute | None] | None = None,
         attributes: dict[str, Attribute] | None = None,
         regions: Sequence[Any] | None = None,
         **given: Any,
@@ -124,11 +144,27 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
         if operands is None:
             operands = [given.pop(n, None) for n, _ in self.get_irdl_definition().operands]
         if result_types is None:
-            result_types = _fixed_results(type(self))
+            result_types = _fixed_results(type(self)) or ()
+        known = {
+            name: attribute
+            for name, value in (properties or given).items()
+            if (attribute := _attribute(value)) is not None
+        }
+        counts = len(operands), len(result_types)
+        if counts == _counts(type(self)) and not regions and _are_single(operands, result_types):
+            # xDSL's builder looks at each value again, for it takes lists of values, too
+            Operation.__init__(
+                self,
+                operands=operands,
+                result_types=result_types,
+                properties=known,
+                attributes=attributes or {},
+            )
+            return
         super().__init__(
             operands=operands,
             result_types=result_types,
-            properties=properties or {name: _attribute(value) for name, value in given.items()},
+            properties=known,
             attributes=attributes,
             regions=regions,
         )

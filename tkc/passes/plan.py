@@ -770,12 +770,12 @@ def _most_accumulators(
 
 def _live_in_loops(program: Program, loads: tuple[LoadPlan, ...]) -> int:
     """Words of all threads for the tiles that are live at once, but for those in shared memory."""
-    shared = {
+    shared = [
         op.results[0]
         for op, load in zip(program.loads, loads, strict=True)
         if load.path == "shared"
-    }
-    return demand(program.kernel, shared)
+    ]
+    return demand(program.kernel, frozenset(shared))
 
 
 def _scalars(program: Program) -> int:

@@ -531,14 +531,14 @@ def live_registers(
     """Registers of a consumer's thread for the tiles that are live at once: accumulators, scores,
     left operands. What dots read in shared memory takes none.
     """
-    read = {
-        load
+    read = [
+        load.result
         for dot in dots
         for operand in (dot.a, dot.b)
         if (load := source(operand)) is not None
         and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
-    }
-    return -(-demand(kernel, frozenset(load.result for load in read)) // (128 * groups))
+    ]
+    return -(-demand(kernel, frozenset(read)) // (128 * groups))
 
 
 def operand_registers(
