@@ -17,6 +17,7 @@ from tests.passes.stages import LAST, assembler, assembles_clean, count, role, r
 from tests.passes.test_roles import NUMPY, array, integers, result
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
+from tkc.ir.values import layout_of
 from tkc.language.signature import ArrayArgument
 
 
@@ -265,6 +266,71 @@ def test_results_and_loads_go_through_the_copy_engine_subtile_by_subtile(epilogu
 )
 def test_no_register_is_spilled(epilogue, block):
     assembles_clean(compiled(block, epilogue, (), True)[0][LAST])
+
+
+def shifted(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A product stored twice, the second time a column further."""
+    m = tkc.program_id(0) * BM
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, 0), (BK, BN)), acc)
+    tkc.store(c, (m, 0), acc.to(c.dtype))
+    tkc.store(c, (m, 1), (acc + 1).to(c.dtype))
+
+
+def stored_product(fn, stride: Fact, align: int, **options):
+    """A product whose results begin at multiples of so many bytes, in rows so far apart."""
+    given = ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), 16)
+    of_result = ArrayFacts((Fact(), Fact()), (stride, Fact(exact=1)), align)
+    arrays = [ArrayArgument(tkc.bfloat16, facts) for facts in (given, given, of_result)]
+    return stages.compiled(traced(fn, *arrays, BM=128, BN=64, BK=64), **options)
+
+
+def one_result(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("roles", ["cooperative", "pingpong"])
+@pytest.mark.parametrize(
+    "stride, align, vector", [(Fact(), 2, 1), (Fact(2), 4, 2), (Fact(4), 16, 4), (Fact(8), 16, 8)]
+)
+def test_threads_store_rows_that_tensor_maps_cannot(stride, align, vector, roles):
+    """As wide as alignment allows, neighbours by neighbouring lanes."""
+    options = {"epilogue": "shared"} if vector == 8 else {}
+    modules, context = stored_product(one_result, stride, align, roles=roles, **options)
+    assert context.plan.epilogue == "shared"
+    consumer = role(modules[LAST], "consumer")
+    stores = [op for op in consumer.walk() if isinstance(op, tile.Store)]
+    assert stores and not count(consumer, threads.TmaStore)
+    for op in stores:
+        layout = layout_of(op.value)
+        lanes = layout.offsets("lanes")[:, 1]
+        assert layout.vector(1) == vector and (np.diff(np.unique(lanes)) == vector).all()
+    assembles_clean(modules[LAST])
+    a, b = (integers(*s, dtype=tkc.bfloat16, seed=i) for i, s in enumerate([(140, 96), (96, 70)]))
+    pitch = 73 if vector == 1 else 74 if vector == 2 else 76 if vector == 4 else 80
+    for seed in range(2):
+        c = np.full((140, pitch), np.nan, NUMPY[tkc.bfloat16])
+        run(modules[LAST], [a, b, c[:, :70]], (2, 2, 1), seed=seed)
+        want = (np.float32(a) @ np.float32(b)).astype(c.dtype)
+        np.testing.assert_array_equal(np.float32(c[:, :70]), np.float32(want))
+        assert np.isnan(np.float32(c[:, 70:])).all()
+
+
+def test_results_that_overlap_are_stored_in_order():
+    """By lanes that differ, were they stored by rows: they stay in registers."""
+    modules, _ = stored_product(shifted, Fact(), 2, roles="cooperative")
+    a, b = (integers(*s, dtype=tkc.bfloat16, seed=i) for i, s in enumerate([(144, 64), (64, 64)]))
+    sums = np.float32(a) @ np.float32(b)
+    for seed in range(6):
+        c = np.full((144, 65), np.nan, NUMPY[tkc.bfloat16])
+        run(modules[LAST], [a, b, c], (2, 1, 1), seed=seed)
+        np.testing.assert_array_equal(c[:, 1:], (sums + 1).astype(c.dtype))
+        np.testing.assert_array_equal(c[:, 0], sums[:, 0].astype(c.dtype))
 
 
 def cleared(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):

@@ -35,10 +35,11 @@ from tkc.passes import Free
 from tkc.passes.plan import keywords
 
 ROOT = Path(__file__).resolve().parents[2]
-REGISTERS, SWAPPED, DIRECT, ONE = (
+REGISTERS, SWAPPED, DIRECT, SHARED, ONE = (
     ("left_operand", "registers"),
     ("swap_dots", True),
     ("epilogue", "direct"),
+    ("epilogue", "shared"),
     ("roles", "one"),
 )
 STAGES = ("num_stages", 2)
@@ -75,6 +76,10 @@ FORMS = [
     Form((64, 64, 32), options=(DIRECT,)),
     Form((128, 128, 64), epilogue="second bias relu", options=(DIRECT, ("store_columns", 8))),
     Form((128, 64, 32), options=(DIRECT, ("split_k", 2), ("roles", "cooperative"))),
+    Form((64, 64, 32), options=(SHARED,)),
+    Form((128, 128, 64), epilogue="second bias relu", options=(SHARED, ("subtiles", 1))),
+    Form((128, 64, 32), options=(SHARED, ("store_columns", 16), ("roles", "pingpong"))),
+    Form((128, 64, 32), options=(SHARED, ("split_k", 2), ("roles", "cooperative"))),
     Form(
         (64, 128, 32),
         epilogue="bias",
@@ -291,6 +296,8 @@ def test_several_sums(form):
             "no loop reads an operand again",
         ),
         (Form(out=tkc.float32, options=(("epilogue", "tma"),)), "a matrix of 16-bit floats"),
+        (Form(out=tkc.float32, options=(SHARED,)), "a matrix of 16-bit floats"),
+        (Form((64, 64, 32), options=(SWAPPED, SHARED)), "a matrix of 16-bit floats"),
         (Form((64, 64, 32), options=(ONE, ("epilogue", "tma"))), "one role stores"),
         (Form((64, 64, 32), options=(DIRECT, ("subtiles", 2))), "stored from registers"),
         (Form((64, 64, 32), options=(("subtiles", 3),)), "no multiple of so many"),

@@ -98,8 +98,8 @@ class Options:
     # warps along m and n that share a dot of mma.sync or of multiply-adds; (4, 2) beside roles =
     # "cooperative": two warpgroups that share the columns of wgmma's
     split_warps: tuple[int, int] | None = None
-    # how a dot's results are stored: "tma", by subtiles in shared memory, or "direct", from
-    # registers
+    # how a dot's results are stored: through subtiles in shared memory, by tensor maps ("tma") or
+    # row by row by threads ("shared"), or "direct", from registers
     epilogue: str | None = None
     # of a result that are stored at once, at most: 8 (from registers), 16, 32 or 64
     store_columns: int | None = None

@@ -389,7 +389,7 @@ def keywords(plan: Plan) -> dict:
         ),
         "epilogue": plan.epilogue,
         "store_columns": plan.columns if plan.roles != "one" else None,
-        "subtiles": plan.subtiles if plan.epilogue == "tma" else None,
+        "subtiles": plan.subtiles if plan.epilogue != "direct" else None,
         "dynamic_schedule": plan.dynamic_schedule,
         "prefetch": plan.prefetch,
     }
@@ -709,7 +709,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
         "left_operand": "it is relaid" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
         "split_warps": "warpgroups share a dot's rows, or as (4, 2) its columns",
-        "epilogue": "no result is a matrix of 16-bit floats that tensor maps store",
+        "epilogue": "no result is a matrix of 16-bit floats that is stored so",
         "store_columns": "results are stored whole",
         "subtiles": "results are stored from registers",
         "dynamic_schedule": "programs are assigned statically",

@@ -86,7 +86,7 @@ MIN_NUMBER = {"subtiles": 0, "stream_k": 0}  # of numbers; of others 1
 CHOICES = {
     "roles": ("one", "cooperative", "pingpong", "co_resident"),
     "left_operand": ("registers", "shared"),
-    "epilogue": ("tma", "direct"),
+    "epilogue": ("tma", "shared", "direct"),
     "semantics": ("torch", "triton"),
     "store_columns": (8, 16, 32, 64),
 }

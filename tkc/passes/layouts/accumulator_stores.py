@@ -4,12 +4,16 @@ memory, or from registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
+from tkc.ir.digits import Digit
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.fragments import wgmma_accumulator
+from tkc.ir.layout import WARP, Layout
 from tkc.ir.plan import Plan, number_of
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, erase
@@ -17,9 +21,10 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
 from tkc.ir.values import extents_of, shared_type, tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import Access
 from tkc.passes.analysis.alias import may_meet
 from tkc.passes.analysis.mapped import may_lie_before
-from tkc.passes.layouts.buffers import offsets_of_parts, written
+from tkc.passes.layouts.buffers import offsets_of_parts, read, written
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     LONG_EPILOGUE_REGISTERS,
@@ -35,7 +40,11 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile_buffers,
     subtile_of,
 )
-from tkc.passes.planning.roles.results import is_stored_by_map, subtile_stores
+from tkc.passes.planning.roles.results import (
+    is_stored_by_map,
+    is_stored_by_threads,
+    subtile_stores,
+)
 
 MAX_COLUMNS = 64  # of a part that is stored from registers
 
@@ -88,18 +97,28 @@ class _Stores:
     ) -> set[ResultStore]:
         """Those of accumulators' stores that go through shared memory. A warpgroup stores its rows
         when it has written them: not to memory to which another warpgroup's threads may have stored
-        before.
+        before; and threads not to memory to which others may have.
         """
         fitting = [*stores, *(op for op in transposed if StoredResult.of(op).transposed)]
         others = [op for op in self.large if op not in fitting]
         return {
             op
             for op in fitting
-            if self.plan.epilogue == "tma"
-            and is_stored_by_map(op)
-            and not any(may_meet(op, other, self.context.overlaps) for other in others)
+            if self.plan.epilogue != "direct"
+            and (
+                self._is_alone(op, others)
+                if self._is_by_map(op)
+                else is_stored_by_threads(StoredResult.of(op)) and self._is_alone(op, self.large)
+            )
             and subtile(StoredResult.of(op), self.groups, self.plan.columns)
         }
+
+    def _is_alone(self, op: ResultStore, others: Sequence[ResultStore]) -> bool:
+        """Whether none of the others may store to the same memory."""
+        return not any(may_meet(op, o, self.context.overlaps) for o in others if o is not op)
+
+    def _is_by_map(self, op: ResultStore) -> bool:
+        return self.plan.epilogue == "tma" and is_stored_by_map(op)
 
     def _is_accumulator(self, op: ResultStore, transposed: bool) -> bool:
         """Whether a tile has the layout of a dot's accumulator, or of that of a swapped dot."""
@@ -156,6 +175,11 @@ class _Stores:
                 buffer, part = turn[i % in_turn], self.parts.of(op.value, (at, size), anchor)
                 written(buffer, part, anchor, self.context)
                 offsets, extents = _part_of(op, at, size, anchor)
+                if not self._is_by_map(op):
+                    rows = tile_type(part).with_layout(self._by_rows(op, size))
+                    whole = read(buffer, rows, anchor, self.context)
+                    before(anchor, tile.Store(op.array, offsets, whole, extents))
+                    continue
                 if may_lie_before(op):
                     offsets = [_not_before(offset, anchor) for offset in offsets]
                 pending = in_turn * len(stores)
@@ -163,6 +187,24 @@ class _Stores:
                 before(anchor, shared.CopyOut(op.array, offsets, buffer, extents, pending, kind))
         for op in stores:
             erase(op)
+
+    def _by_rows(self, op: ResultStore, size: tuple[int, int]) -> Layout:
+        """Of a part: neighbours in lanes, of rows that the warp holds of the accumulator."""
+        vector = Access.of(op, Ranges(), ragged=True).vector
+        (m, n), across = size, min(WARP, size[1] // vector)
+        down, warps = WARP // across, 4 * self.groups
+        height = ROWS_PER_WARPGROUP * self.groups // warps
+        return Layout(
+            size,
+            (
+                Digit(vector, 1, 1),
+                Digit(n // (vector * across), 1, vector * across),
+                Digit(height // down, 0, down),
+                Digit(m // (height * warps), 0, height * warps),
+            ),
+            (Digit(across, 1, vector), Digit(down, 0, 1)),
+            (Digit(warps, 0, height),),
+        )
 
     def _from_registers(self, stores: list[ResultStore], transposed: bool) -> None:
         """As many columns at once as a subtile has: what is computed for one part is no longer live

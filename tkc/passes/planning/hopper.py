@@ -161,7 +161,7 @@ def _plan(made: Decided) -> Plan:
         split_k=sharing.split_k,
         stream_k=sharing.stream_k,
         dynamic_schedule=made.order.dynamic,
-        epilogue="tma" if memory.results else "direct",
+        epilogue=memory.epilogue,
         columns=memory.columns,
         subtiles=memory.subtiles,
         reuse_operand_stages=tuple(request.program.loads.index(load) for load in memory.reused),

@@ -127,8 +127,8 @@ def _of_loads(made: Decided) -> Iterator[str]:
 def _of_order_in_a_program(made: Decided) -> Iterator[str]:
     if made.request.copies_wait:
         yield (
-            "copies wait for what programs store, which they may read afterwards: results are"
-            " stored from registers"
+            "copies wait for what programs store, which they may read afterwards: tensor maps store"
+            " no results"
         )
     if made.order.cross_tile_prologue:
         yield "the next program's first dot is issued before this one's results are stored"
@@ -184,8 +184,9 @@ def _of_memory(made: Decided) -> Iterator[str]:
         yield f"results are stored through the stages of {which}"
     elif memory.results:
         yield (
-            f"{memory.result_bytes} bytes for the output, which is stored {memory.columns} columns"
-            " at a time"
+            f"{memory.result_bytes} bytes for the output, which"
+            f" {'threads store by rows,' if memory.epilogue == 'shared' else 'is stored'}"
+            f" {memory.columns} columns at a time"
         )
     else:
         yield "results are stored from registers"

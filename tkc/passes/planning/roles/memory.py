@@ -28,6 +28,8 @@ from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.registers import PAIRED_LIVE_REGISTERS
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.results import (
+    is_stored_by_map,
+    is_stored_by_threads,
     reused_stages,
     subtile_stores,
     why_not_in_turn,
@@ -51,16 +53,17 @@ class BlockMemory:
 
     blocks: that share a multiprocessor. cached: bytes of lines that the L1 cache keeps because the
     loop reads them again, 0 where it has room anyway. stages: of each ring. results: those that
-    tensor maps store. columns: of a result that are stored at once, at most. subtiles: buffers in
-    turn of each result, of result_bytes in all. reused: loads through whose stages results are
-    stored instead. written_stages: of what warpgroups write for one another. spare: bytes that are
-    left. The other fields say why not as asked.
+    leave through shared memory. epilogue: as in a plan. columns: of a result that are stored at
+    once, at most. subtiles: buffers in turn of each result, of result_bytes in all. reused: loads
+    through whose stages results are stored instead. written_stages: of what warpgroups write for
+    one another. spare: bytes that are left. The other fields say why not as asked.
     """
 
     blocks: int
     cached: int
     stages: tuple[int, ...]
     results: list[StoredResult]
+    epilogue: str
     columns: int
     why_fewer_columns: str
     subtiles: int
@@ -118,6 +121,7 @@ class _Division:
             columns,
             self._stages(room),
             self.sharing.members,
+            by_threads=self._epilogue() == "shared",
         )
         if reused:
             result_bytes[0], fitting[0] = 0, self._stages(room)
@@ -138,6 +142,7 @@ class _Division:
             cached,
             stages,
             self.results,
+            self._epilogue(),
             columns,
             why_fewer,
             subtiles,
@@ -159,7 +164,15 @@ class _Division:
         )
         if self.options.epilogue == "direct":
             return [], found
+        if self.options.epilogue == "shared":
+            found = [store for store in found if is_stored_by_threads(store)]
         return (found if request.by_rows and len(swapped) == 1 else []), []
+
+    def _epilogue(self) -> str:
+        if not self.results:
+            return "direct"
+        mapped = any(is_stored_by_map(store.op) for store in self.results)
+        return "tma" if mapped and self.options.epilogue != "shared" else "shared"
 
     def _available(self, blocks: int) -> int:
         """Bytes of shared memory of one of so many blocks."""

@@ -52,8 +52,9 @@ class RoleRequest:
         if not context.target.wgmma:
             raise NoRoles(f"{context.target.name} has no wgmma")
         copies_wait = keep_in_order(kernel, program.loads, options, context.overlaps)
-        if copies_wait:  # a store by a tensor map would have to be over before its threads say so
-            options = replace(options, epilogue="direct")
+        if copies_wait and options.epilogue != "direct":
+            # a store by a tensor map would have to be over before its threads say so
+            options = replace(options, epilogue="shared")
         _check_options(options)
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)

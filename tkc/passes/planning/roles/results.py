@@ -1,5 +1,5 @@
-"""Results of a program: which of them tensor maps store, in subtiles of how many columns, and
-through which buffers.
+"""Results of a program: which of them leave through shared memory, by tensor maps or by threads, in
+subtiles of how many columns, and through which buffers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.types import TileType, bits, element_of, is_float
-from tkc.ir.values import tile_type
+from tkc.ir.values import array_type, tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.layouts.epilogue_subtiles import (
@@ -43,7 +43,7 @@ def subtile_stores(
         for store in stores
         if subtile(store, groups, 64)
         and tile_type(store.op.value).extents[store.transposed] in heights
-        and is_stored_by_map(store.op)
+        and (is_stored_by_map(store.op) or is_stored_by_threads(store))
     ]
 
 
@@ -52,6 +52,19 @@ def is_stored_by_map(op: ResultStore) -> bool:
     if isinstance(op, tile.AtomicBlock) and not _is_reduced_by_map(op):
         return False
     return not unmapped(op) and dense_of_block(op) == 1 and tile_type(op.value).rank == 2
+
+
+def is_stored_by_threads(store: StoredResult) -> bool:
+    """Whether threads can store parts of a matrix by rows, which they have exchanged through shared
+    memory: of an accumulator a thread has two elements of a row, too few for a store of its own.
+    """
+    op = store.op
+    if not isinstance(op, tile.Store) or store.transposed or op.mask is not None:
+        return False
+    kept = [axis for axis, n in enumerate(op.extents.get_values()) if n >= 0]
+    if len(kept) != 2 or any(isinstance(offset.type, TileType) for offset in op.offsets):
+        return False
+    return array_type(op.array).facts.strides[kept[1]].exact == 1
 
 
 def _is_reduced_by_map(op: tile.AtomicBlock) -> bool:
@@ -91,6 +104,7 @@ def reused_stages(
     columns: int,
     stages: Stages,
     members: int,
+    by_threads: bool,
 ) -> tuple[list[tile.Load], str]:
     """The loads through whose stages results can be stored, one a store; and why none can. A stage
     is released once the next program has begun, so each program needs two. stages: of each ring
@@ -98,6 +112,8 @@ def reused_stages(
     """
     if not results:
         return [], "results are stored from registers"
+    if by_threads or not all(is_stored_by_map(store.op) for store in results):
+        return [], "threads store results through buffers of their own"
     if groups > 1:
         return [], "each warpgroup of a program stores its rows when it has them"
     if loop is None:
