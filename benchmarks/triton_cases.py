@@ -24,7 +24,11 @@ PATHS = {
     "liger": "liger/src",
     "fla": "fla",
     "mamba": "mamba",
+    "flash-attn": "flash",
+    "sglang": "sglang",
 }
+# Packages whose own `__init__` wants extensions that are compiled: only the folder is taken
+BARE = {"mamba": "mamba_ssm", "flash-attn": "flash_attn"}
 # Packages that most cases of a suite import
 PACKAGES = {
     "liger": ("liger_kernel.transformers.functional",),
@@ -96,15 +100,36 @@ class Operands:
         return module
 
     def package(self, name: str, suite: str) -> ModuleType:
-        """A module of a package of a checkout. Of mamba, whose own `__init__` wants extensions that
-        are compiled, only the folder is taken."""
-        folder = str(self.root / PATHS[suite])
+        """A module of a package of a checkout; of BARE without what the package itself imports."""
+        folder, bare = str(self.root / PATHS[suite]), BARE.get(suite)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        if suite == "mamba" and "mamba_ssm" not in sys.modules:
-            bare = sys.modules["mamba_ssm"] = ModuleType("mamba_ssm")
-            bare.__path__ = [str(Path(folder) / "mamba_ssm")]
+        if bare and bare not in sys.modules:
+            sys.modules[bare] = ModuleType(bare)
+            sys.modules[bare].__path__ = [str(Path(folder) / bare)]
         return importlib.import_module(name)
+
+    def kernels(self, file: str, suite: str) -> ModuleType:
+        """The kernels of a file of a checkout, without what else it defines and imports."""
+        path = self.root / PATHS[suite] / file
+        tree = ast.parse(path.read_text(), str(path))
+        kept = [s for s in tree.body if _imports_triton(s) or _is_kernel(s)]
+        module = sys.modules[path.stem] = ModuleType(path.stem)
+        module.__file__ = str(path)
+        exec(compile(ast.Module(kept, []), str(path), "exec"), module.__dict__)
+        return module
+
+
+def _imports_triton(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Import) and all(
+        alias.name in ("triton", "triton.language") for alias in statement.names
+    )
+
+
+def _is_kernel(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef) and any(
+        ast.unparse(d) == "triton.jit" for d in statement.decorator_list
+    )
 
 
 def _is_definition(statement: ast.stmt) -> bool:

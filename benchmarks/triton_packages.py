@@ -1,4 +1,4 @@
-"""Kernels of Liger, fla and mamba, as `triton_kernels` races them."""
+"""Kernels of Liger, fla, mamba, flash-attn and sglang, as `triton_kernels` races them."""
 
 from __future__ import annotations
 
@@ -338,3 +338,114 @@ def _(o: Operands) -> Run:
     f = o.package("mamba_ssm.ops.triton.k_activations", "mamba")
     x = o.normal(o.of(4096), o.of(16384), grad=True)
     return lambda: f.swiglu(x)
+
+
+# ---- flash-attn
+def _flash(o: Operands, name: str) -> ModuleType:
+    return o.package(f"flash_attn.ops.triton.{name}", "flash-attn")
+
+
+@case("flash-attn", "rotary")
+def _(o: Operands) -> Run:
+    f, n = _flash(o, "rotary"), o.of(4096)
+    x, cos, sin = o.normal(4, n, o.of(32, 2), 128), o.normal(n, 64), o.normal(n, 64)
+    return lambda: f.apply_rotary(x, cos, sin)
+
+
+def _flash_loss(o: Operands) -> tuple[Run, tuple]:
+    f, rows, words = _flash(o, "cross_entropy"), o.of(4096), o.of(32768)
+    x, target = o.normal(rows, words, grad=True), o.index(words, rows)
+    return lambda: f.cross_entropy_loss(x, target)[0], (x,)
+
+
+@case("flash-attn", "cross_entropy, 4096 x 32768")
+def _(o: Operands) -> Run:
+    return _flash_loss(o)[0]
+
+
+@case("flash-attn", "cross_entropy, backward")
+def _(o: Operands) -> Run:
+    run, leaves = _flash_loss(o)
+    return backward(o, run, *leaves)
+
+
+def _flash_norm(o: Operands) -> tuple[Run, tuple]:
+    f, (x, w) = _flash(o, "layer_norm"), _rows(o)
+    b, r = w.detach().clone().requires_grad_(), o.normal(*x.shape)
+    return lambda: f.layer_norm_fn(x, w, b, residual=r), (x, w, b)
+
+
+@case("flash-attn", "layer_norm, residual")
+def _(o: Operands) -> Run:
+    return _flash_norm(o)[0]
+
+
+@case("flash-attn", "layer_norm, backward")
+def _(o: Operands) -> Run:
+    run, leaves = _flash_norm(o)
+    return backward(o, run, *leaves)
+
+
+# ---- sglang
+def _assigned(o: Operands, tokens: int, experts: int, each: int, block: int) -> tuple[Any, Any]:
+    """Places of `each` experts a token, in the order of experts, those of an expert padded to whole
+    blocks by a place behind all; and the expert of every block.
+    """
+    torch = o.torch
+    chosen = torch.rand(tokens, experts, device=o.device).topk(each).indices.flatten()
+    places, of_block = [], []
+    for expert in range(experts):
+        found = (chosen == expert).nonzero().flatten()
+        count = -(-len(found) // block)
+        rest = (0, count * block - len(found))
+        places.append(torch.nn.functional.pad(found, rest, value=tokens * each))
+        of_block += [expert] * count
+    return torch.cat(places).int(), torch.tensor(of_block, dtype=torch.int32, device=o.device)
+
+
+def _experts(o: Operands, tokens: int, block: dict[str, int]) -> Run:
+    """Tokens by the weights of two of eight experts each. block: sizes and hints as sglang's own
+    tables have them for an H200 and so many tokens.
+    """
+    file = "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    kernel = o.kernels(file, "sglang").fused_moe_kernel
+    import triton
+
+    each, experts, n, k = 2, 8, o.of(14336), o.of(4096)
+    a, b = o.normal(tokens, k), o.normal(experts, n, k)
+    c = o.torch.empty(tokens * each, n, device=o.device, dtype=a.dtype)
+    places, of_block = _assigned(o, tokens, experts, each, block["BLOCK_SIZE_M"])
+    count = o.torch.tensor([len(places)], dtype=o.torch.int32, device=o.device)
+    given = {
+        name: None if name.endswith(("_ptr", "_desc")) else 0
+        for name in kernel.arg_names
+        if name not in block
+    }
+    given |= {"a_ptr": a, "b_ptr": b, "c_ptr": c, "sorted_token_ids_ptr": places}
+    given |= {"expert_ids_ptr": of_block, "num_tokens_post_padded_ptr": count}
+    given |= {"N": n, "K": k, "EM": len(places), "num_valid_tokens": tokens * each}
+    given |= {"stride_am": a.stride(0), "stride_ak": 1, "stride_be": b.stride(0), "stride_bk": 1}
+    given |= {"stride_bn": b.stride(1), "stride_cm": c.stride(0), "stride_cn": 1}
+    given |= {"top_k": each, "compute_type": triton.language.bfloat16, "even_Ks": True}
+    programs = len(of_block) * triton.cdiv(n, block["BLOCK_SIZE_N"])
+
+    def run() -> Any:
+        kernel[(programs,)](**given, **block)
+        return c
+
+    return run
+
+
+def _block(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[str, int]:
+    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": group}
+    return sizes | {"num_warps": warps, "num_stages": stages}
+
+
+@case("sglang", "fused_moe, 4096 tokens")
+def _(o: Operands) -> Run:
+    return _experts(o, o.of(4096), _block(64, 128, 64, 8, 4, 3))
+
+
+@case("sglang", "fused_moe, 64 tokens")
+def _(o: Operands) -> Run:
+    return _experts(o, 64, _block(16, 128, 128, 8, 4, 4))
