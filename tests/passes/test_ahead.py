@@ -14,7 +14,7 @@ from tests.passes.stages import LAST, compiled, count, role
 from tests.passes.test_roles_attention import Form, check, last
 from tests.passes.test_roles_attention import compiled as attention
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.target import target
 from tkc.passes import fetch_ahead
 from tkc.passes.programs import order
@@ -175,3 +175,41 @@ def test_views_stay_where_they_are():
     before = [op.name for op in loop.body.block.ops]
     fetch_ahead._used_early(loop.body.block, set())
     assert "tile.view" in before and [op.name for op in loop.body.block.ops] == before
+
+
+def indexed(x, at, o, N: tkc.constexpr, GATHERED: tkc.constexpr):
+    total = tkc.zeros((N, 64))
+    for k in tkc.range(0, x.shape[0], N):
+        rows = k + tkc.arange(N) % 4 if GATHERED else k
+        total = total + tkc.load(x, (rows, 0), (N, 64))
+    tkc.store(o, (0, 0), total)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_rows_that_are_gathered_are_not_fetched_ahead(gathered):
+    """Their indices would take registers beside them."""
+    given = array(tkc.float32, 2), array(tkc.int32), array(tkc.float32, 2)
+    module = traced(indexed, *given, N=16, GATHERED=gathered)
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    (load,) = (op for op in module.walk() if isinstance(op, tile.Load))
+    assert fetch_ahead._may_be_early(load, loop, ()) == (not gathered)
+
+
+def updated(x, rows, o, C: tkc.constexpr):
+    sum_ = o.ptr
+    for t in tkc.range(0, x.shape[0], C):
+        add = tkc.load(rows, (t,), (None,))
+        tkc.store(sum_, 0.0)
+        before = tkc.atomic_add(sum_, add)
+        tkc.store(sum_ + 1 + t, before)
+
+
+def test_an_update_of_what_is_fetched_keeps_its_place():
+    """Behind the store that it follows, though it is small and made of what is fetched."""
+    given = array(tkc.float32, 2), array(tkc.float32), array(tkc.float32)
+    module = traced(updated, *given, C=64)
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    (load,) = (op for op in module.walk() if isinstance(op, tile.Load))
+    before = [op.name for op in loop.body.block.ops]
+    fetch_ahead._used_early(loop.body.block, {load.result})
+    assert [op.name for op in loop.body.block.ops] == before

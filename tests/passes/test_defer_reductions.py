@@ -130,6 +130,33 @@ def wanted_twice(x, f, o, BN: tkc.constexpr):
     tkc.store(o, (0,), total)
 
 
+def read_beside(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """What is read on the way is made of the sum."""
+    total = tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        total = total + tkc.sum(tkc.load(x, (0, n), (ROWS, BN)), axis=1)
+        tkc.store(o, (0,), total + 1)
+    tkc.store(o, (0,), total)
+
+
+def a_factor(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """The sum of a block is multiplied by what the sum was."""
+    total = tkc.zeros((ROWS,)) + 0.5
+    for n in tkc.range(0, x.shape[1], BN):
+        part = tkc.sum(tkc.load(x, (0, n), (ROWS, BN)), axis=1)
+        total = part * total + part
+    tkc.store(o, (0,), total)
+
+
+def added_again(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """Every iteration adds the sum of the first block, too."""
+    first = tkc.sum(tkc.load(x, (0, 0), (ROWS, BN)), axis=1) * 2
+    total = tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        total = total + (first + tkc.sum(tkc.load(x, (0, n), (ROWS, BN)), axis=1))
+    tkc.store(o, (0,), total)
+
+
 @dataclass
 class Case:
     fn: Callable
@@ -263,6 +290,25 @@ CASES = {
         dict(ROWS=8, BN=64),
         lambda rng: [0.1 * a for a in wide(8, 200)(rng)],
         iterated(lambda t, s: t * t + s, 0.5),
+        deferred=0,
+    ),
+    "read beside": Case(
+        read_beside, (f2, f1), dict(ROWS=8, BN=64), wide(8, 200), lambda x, o: x.sum(1), deferred=0
+    ),
+    "a factor": Case(
+        a_factor,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        lambda rng: [0.1 * a for a in wide(8, 200)(rng)],
+        iterated(lambda t, s: s * t + s, 0.5),
+        deferred=0,
+    ),
+    "added again": Case(
+        added_again,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        wide(8, 320),
+        lambda x, o: x.sum(1) + 10 * x[:, :64].sum(1),
         deferred=0,
     ),
     "plus one": Case(

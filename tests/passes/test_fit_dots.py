@@ -14,6 +14,7 @@ from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.target import target
+from tkc.passes.fit_dots import _reason
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0, level4
 
@@ -145,3 +146,10 @@ def test_what_is_written_between_is_not_read():
     module = traced(between, *(array(tkc.float32, 2),) * 3)
     through(module, "fit-dots", context("sm_80"))
     assert sum(isinstance(op, tile.Load) for op in module.walk()) == 2
+
+
+@pytest.mark.parametrize(
+    "room, why", [(100, "has 100 of shared memory for them"), (200, "pass through registers")]
+)
+def test_it_says_what_has_no_room_for_operands(room, why):
+    assert why in _reason(150, room, context("sm_80"))

@@ -208,7 +208,14 @@ def spread(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
     tkc.store(o, (0, 0), x - tkc.max(tkc.max(x, axis=1), axis=0))
 
 
-@pytest.mark.parametrize("fn", [in_place, moved, spread])
+def placed(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Where the result is stored follows from all of it."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    row = tkc.any(tkc.any(x > 3, axis=1), axis=0).to(tkc.int32)
+    tkc.store(o, (row, 0), x)
+
+
+@pytest.mark.parametrize("fn", [in_place, moved, spread, placed])
 def test_what_cannot_be_cut_is_refused(fn):
     """A part would read what an earlier one has written, or write what it has written later; every
     part waits for what all come to.
@@ -218,6 +225,45 @@ def test_what_cannot_be_cut_is_refused(fn):
     assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1
     with pytest.raises(CompileError, match="accumulators take 512 registers of each thread"):
         through(module, "plan", context("sm_80", num_warps=4))
+
+
+def centred(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Every row waits for the greatest of its column, of which a part has but its own."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    tkc.store(o, (0, 0), x - tkc.max(x, axis=0)[None, :])
+
+
+def repeated(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A loop stores what all rows come to, each time times another number."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    for i in tkc.range(1, 4):
+        tkc.store(o, (i, 0), tkc.max(x * i, axis=0)[None, :])
+
+
+@pytest.mark.parametrize("fn", [centred, repeated])
+def test_columns_of_which_all_rows_are_wanted_are_cut_alone(fn):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((128, 16), (16, 128)))
+    module = traced(fn, *(array(tkc.float32, 2),) * 4, M=128, N=128, K=16)
+
+    def given():
+        return [a, b, np.zeros((1, 1), np.float32), np.zeros((128, 128), np.float32)]
+
+    level0.run(module, want := given(), (1,))
+    found = context("sm_80", num_warps=1)
+    through(module, "fit-results", found)
+    said = [line for line in found.decisions if line.startswith("fit-results: a dot's")]
+    assert len(said) == 1 and "axis 1 in parts" in said[0]
+    level0.run(module, got := given(), (1,))
+    np.testing.assert_array_equal(got[3], want[3])
+
+
+def test_an_axis_that_fits_is_not_cut():
+    module = traced(product, *(array(tkc.float32, 2),) * 4, M=16, N=512, K=16)
+    given = context("sm_80", num_warps=1)
+    through(module, "fit-results", given)
+    assert [line for line in given.decisions if "axis 1 in parts of 128" in line]
+    assert not [line for line in given.decisions if "axis 0" in line]
 
 
 @pytest.mark.parametrize("causal", [False, True])

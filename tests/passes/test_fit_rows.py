@@ -131,7 +131,15 @@ def read_back(x, r, w, o, s, N: tkc.constexpr):
     tkc.store(s, (0,), total + again)
 
 
-@pytest.mark.parametrize("fn", (stored_too, read_back))
+def read_between(x, r, w, o, s, N: tkc.constexpr):
+    """One element is read back before another row is stored."""
+    v = tkc.load(x, (0, 0), (1, N))
+    tkc.store(o, (0, 0), v * 2)
+    tkc.store(s, (0,), tkc.load(o.ptr + tkc.program_id(0) + 7))
+    tkc.store(r, (0, 0), v * tkc.sum(v, axis=1)[:, None])
+
+
+@pytest.mark.parametrize("fn", (stored_too, read_back, read_between))
 def test_what_is_read_before_and_behind_stores(fn):
     module = module_of(fn)
     level0.run(module, want := arrays(), (1, 1, 1))

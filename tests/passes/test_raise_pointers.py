@@ -524,6 +524,19 @@ def broadcast(a, rm, rk, M, K):
     return a.ptr + (rm * 0)[:, None] + rk[None, :]
 
 
+def every_second_modulo(a, rm, rk, M, K):
+    return a.ptr + (2 * rm % M)[:, None] * a.strides[0] + rk[None, :]
+
+
+def from_a_row_on(a, rm, rk, M, K):
+    """The first rows are the first one, not the last."""
+    return a.ptr + tkc.where(rm >= M, rm, 0)[:, None] * a.strides[0] + rk[None, :]
+
+
+def quotients_of_every_second(a, rm, rk, M, K):
+    return a.ptr + rm[:, None] * a.strides[0] + (2 * rk // 4)[None, :]
+
+
 @pytest.mark.parametrize(
     "pointers, why",
     [
@@ -531,6 +544,9 @@ def broadcast(a, rm, rk, M, K):
         (diagonal, "a sum"),
         (squares, "not affine"),
         (broadcast, "one address"),
+        (every_second_modulo, "not affine"),
+        (from_a_row_on, "not affine"),
+        (quotients_of_every_second, "not affine"),
     ],
 )
 def test_it_says_why_an_access_stays_by_pointers(pointers, why):
@@ -540,6 +556,27 @@ def test_it_says_why_an_access_stays_by_pointers(pointers, why):
     through(module, "raise-pointers", given)
     assert remaining(module) == 1
     assert any(d.startswith("raise-pointers") and why in d for d in given.decisions)
+
+
+def moved_by_the_counter(a, b, c, M, N, K):
+    """Columns 0, 0, 1, 3: no iteration moves them as far as the one before."""
+    rm, columns = tkc.arange(BM), tkc.arange(BK)
+    total = tkc.zeros((BM, BN))
+    for k in tkc.range(0, N):
+        x = tkc.load(a.ptr + rm[:, None] * a.strides[0] + columns[None, :])
+        total = tkc.dot(x, tkc.load(b, (0, 0), (BK, BN)), total)
+        columns = columns + k
+    tkc.store(c, (0, 0), total.to(c.dtype))
+
+
+def test_pointers_that_move_unevenly_stay():
+    args = [ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 16))] * 3
+    module = traced(moved_by_the_counter, *args, i32(), i32(), i32())
+    through(module, "raise-pointers", context("sm_90a"))
+    x, y = numbers(BM, BK + 3), numbers(BK, BN, seed=1)
+    level0.run(module, [x, y, c := np.zeros((BM, BN), np.float16), BM, 4, BK], (1, 1, 1))
+    parts = (wide(x[:, at : at + BK]) for at in (0, 0, 1, 3))
+    np.testing.assert_array_equal(c, sum(part @ wide(y) for part in parts))
 
 
 def one_by_one(a, b, c, M, N, K):

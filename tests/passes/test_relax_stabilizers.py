@@ -263,6 +263,19 @@ def by_iteration(x, c, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
     tkc.store(o, (0,), tkc.log2(total) + top)
 
 
+def ratio_by_iteration(x, c, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """Likewise, of two sums, whose ratio is no other for one maximum that all iterations share."""
+    zeros = tkc.zeros((ROWS,))
+    top, total, weighted = tkc.full((ROWS,), -inf), zeros, zeros
+    for n in tkc.range(0, x.shape[1], BN):
+        v, scale = tkc.load(x, (0, n), (ROWS, BN), other=-inf), c[n // BN]
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        p, shrink = tkc.exp2((v - new[:, None]) * scale), tkc.exp2((top - new) * scale)
+        total, weighted = total * shrink + tkc.sum(p, axis=1), weighted * shrink + tkc.sum(p * v, 1)
+        top = new
+    tkc.store(o, (0,), weighted / total)
+
+
 def narrow_sums(q, v, o, D: tkc.constexpr, BN: tkc.constexpr):
     """What float16 holds of large sums is less than what it holds of small ones."""
     top, acc, total = tkc.full((64,), -inf), tkc.zeros((64, D), tkc.float16), tkc.zeros((64,))
@@ -310,6 +323,7 @@ NOT = {
     sum_before: (f2, f1),
     narrow_sums: (array(tkc.float16, 2), array(tkc.float16, 2), array(tkc.float16, 2)),
     by_iteration: (f2, f1, f1),
+    ratio_by_iteration: (f2, f1, f1),
     kept: (f2, f1, f1),
     other_base: (f2, f1),
     other_rows: (f2, f1),

@@ -253,6 +253,30 @@ def test_identities_hold_for_any_operand(name, n, left, data):
     np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "floordiv", "mod", "max", "and", "xor", "shl", "shr"]
+)
+def test_two_constants_are_one_where_the_function_is_associative(name):
+    """(x - 2) - 3 is no x - (2 - 3)."""
+    x = np.array([-(2**31), -9, 5, 1000, 2**31 - 1], np.int32)
+
+    def emit(a, o):
+        v = tile.Load(a, [tile.Constant(0, i32).result], [5]).result
+        for n in 2, 3:
+            v = C[name](v, tile.Constant(n, v.type).result).results[0]
+        put(o, v)
+
+    outputs = []
+    for change in False, True:
+        module = kernel([ArrayType(1, i32), ArrayType(1, i32)], emit)
+        if change:
+            simplified(module)
+        out = np.zeros(5, np.int32)
+        level0.run(module, [x, out], (1,))
+        outputs.append(out)
+    np.testing.assert_array_equal(*outputs)
+
+
 def test_x_plus_zero_stays_for_floats_and_minus_zero_goes():
     def f(x, o, Z: tkc.constexpr):
         tkc.store(o, (0,), tkc.load(x, (0,), (8,)) + Z)

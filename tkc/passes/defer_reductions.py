@@ -172,7 +172,7 @@ class Parts:
 
     def _leaf(self, op: tile.Reduce) -> None:
         t, axis = tile_type(op.args[0]), op.axis.value.data
-        if op.kind.data != "sum" or is_bool(t.element) or bits(t.element) < 32:
+        if op.kind.data != "sum" or bits(t.element) < 32:
             raise NotInParts
         *_, layout = self._cut(op)
         if self._found not in (None, layout) or self.axis not in (-1, axis):
@@ -279,37 +279,30 @@ class Parts:
         first = make.eq(make(tile.Broadcast(ids, self._type(i32))), make.number(0, self._type(i32)))
         return make(ew.Select(first, self._broadcast(value, anchor), zero))
 
-    def _begins(self, value: SSAValue, user: Operation) -> Walk[bool]:
-        """Whether the sum's value before the loop is made of such sums too, and has no other use.
-
-        It may be the sum of an iteration that stands before its loop.
+    def _begins(self, value: SSAValue) -> Walk[bool]:
+        """Whether the sum's value before the loop is made of such sums too: it may be the sum of an
+        iteration that stands before its loop.
         """
         if constant(value) == 0:
             return True
         op = value.owner
-        if (
-            not isinstance(op, Operation)
-            or op.parent is not self.loop.parent
-            or any(use.operation is not user for use in value.uses)
-        ):
+        if not isinstance(op, Operation) or op.parent is not self.loop.parent:
             return False
         match op:
             case tile.Reduce():
                 return self._like(op)
             case ew.Elementwise() if op.fn.name in ("add", "sub", "neg"):
-                return (yield self._all_begin(op.operands, op))
+                return (yield self._all_begin(op.operands))
             case ew.Elementwise() if op.fn.name == "mul":
                 return (yield self._begun_factor(op)) >= 0
             case ew.Select():
-                return self._is_in_place(op.condition) and (
-                    yield self._all_begin(op.operands[1:], op)
-                )
+                return self._is_in_place(op.condition) and (yield self._all_begin(op.operands[1:]))
         return False
 
-    def _all_begin(self, values: Sequence[SSAValue], user: Operation) -> Walk[bool]:
+    def _all_begin(self, values: Sequence[SSAValue]) -> Walk[bool]:
         """Whether `_begins` holds of all these operands."""
         for v in values:
-            if not (yield self._begins(v, user)):
+            if not (yield self._begins(v)):
                 return False
         return True
 
@@ -318,7 +311,7 @@ class Parts:
         does.
         """
         for i, v in enumerate(op.operands):
-            if (yield self._begins(v, op)) and self._is_in_place(op.operands[1 - i]):
+            if (yield self._begins(v)) and self._is_in_place(op.operands[1 - i]):
                 return i
         return -1
 
@@ -377,7 +370,7 @@ class Parts:
         start = loop.iter_args[self.index]
         loop.operands[3 + self.index] = (
             without_recursion(self._begun(start, loop))
-            if without_recursion(self._begins(start, loop))
+            if without_recursion(self._begins(start))
             else self._first(start, loop)
         )
         result = loop.results[self.index]

@@ -148,7 +148,7 @@ def _number(name: str, args: Sequence[int | float], t: Attribute) -> int | float
 
 
 def _float_number(name: str, args: Sequence[int | float], t: Attribute) -> int | float | None:
-    if t not in FLOATS or any(math.isnan(a) for a in args):
+    if t not in FLOATS:
         return None
     if name in ew.COMPARISONS:
         return int(ew.COMPARISONS[name](*args))
@@ -367,7 +367,7 @@ def _exact(a: Attribute, b: Attribute) -> bool:
     if is_integer(a) and is_integer(b):
         return bits(a) < bits(b) and (is_unsigned(a) or not is_unsigned(b))
     if is_integer(a) and is_float(b):
-        return b != bf16 and bits(a) <= _EXACT_INTEGER_BITS.get(bits(b), 0)
+        return bits(a) <= _EXACT_INTEGER_BITS.get(bits(b), 0)
     return is_float(a) and is_float(b) and bits(a) < bits(b)
 
 
@@ -478,8 +478,6 @@ def _pointwise(op: Operation) -> Sequence[SSAValue] | None:
         return None
     same = [uniform(v) if isinstance(v.type, TileType) else v for v in op.operands]
     if None not in same:
-        if not any(isinstance(s, SSAValue) for s in same):
-            return None
         scalars = [
             s if isinstance(s, SSAValue) else _constant_before(op, s, element_of(v.type))
             for v, s in zip(op.operands, same, strict=True)

@@ -30,7 +30,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import Builder, before, retype
-from tkc.ir.types import TileType, bits, element_of, is_float
+from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
 from tkc.passes.analysis.alias import Overlaps, may_meet
 from tkc.passes.analysis.mapped import of_block
@@ -83,7 +83,7 @@ def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | 
     if not isinstance(t, TileType) or t.rank != 2:
         return None
     widths_in_bits = (16, 32) if isinstance(store.op, tile.AtomicBlock) else (16,)
-    if not is_float(t.element) or bits(t.element) not in widths_in_bits:
+    if bits(t.element) not in widths_in_bits:
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
     if store.transposed:

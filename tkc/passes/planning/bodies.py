@@ -146,8 +146,7 @@ class LoopGraph:
 
         for _ in range(2):  # the second time with what the iteration before hands on
             for op in self.ops:
-                if op not in self.anew:
-                    above[op] = frozenset().union(*map(of, self.reads(op)))
+                above[op] = frozenset().union(*map(of, self.reads(op)))
             ends = [of(v) if v.owner in self.place else frozenset() for v in self.yielded]
             carried = {
                 a: frozenset((dot, 1) for dot, d in found if d == 0)
@@ -159,14 +158,12 @@ class LoopGraph:
         """The dots of its iteration that follow from each operation."""
         below: dict[Operation, frozenset] = {}
         for op in reversed(self.ops):
-            if op in self.anew:
-                continue
             users = {self._here(use.operation) for r in op.results for use in r.uses}
             below[op] = frozenset().union(
                 *(
                     below[u] | ({u} if isinstance(u, tile.Dot) else frozenset())
                     for u in users
-                    if u is not None and u in self.place and u not in self.anew
+                    if u is not None and u in self.place
                 )
             )
         return below

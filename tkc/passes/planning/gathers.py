@@ -83,7 +83,9 @@ def _unreachable(load: tile.Load) -> str:
     stride = array_type(load.array).facts.strides[dense].exact
     if extents[dense] < 0 or stride != 1 or isinstance(load.offsets[dense].type, TileType):
         return "neither rows nor columns are dense"
-    if t.rank != 2 or extents[dense] * bits(t.element) // 8 % MIN_SWIZZLE_BYTES:
+    if t.rank != 2:
+        return "it has more or fewer axes than two"
+    if extents[dense] * bits(t.element) // 8 % MIN_SWIZZLE_BYTES:
         return "its rows are narrower than a swizzle"
     if not copied_bytes(load):
         return "its rows do not start and end at multiples of 4 bytes"

@@ -403,7 +403,7 @@ def wgmma_of(dot: tile.Dot) -> Mma | None:
     than 32 bits.
     """
     a, b, acc = names(dot)
-    if acc not in ("f32", "i32") or dot.precision.data == "tf32x3":
+    if acc not in ("f32", "i32"):
         return None
     return next((i for i in instructions_for(a, b, acc, 90) if i.name.startswith("wgmma")), None)
 
@@ -441,7 +441,7 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     for operand, axis in (both.left, both.left_k), (both.right, both.right_k):
         held = both.held and operand is both.left
         shown = source(operand)
-        if shown is None or held and shown.parent is dot.parent:
+        if shown is None:
             continue  # looked at above
         if reason := _unread(dot, shown):
             return reason
