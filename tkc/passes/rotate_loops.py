@@ -348,6 +348,9 @@ class Rotation:
         return value.owner not in self.of.anew and value.owner not in self.lately
 
     def run(self) -> None:
+        """Writes the first iteration's early part, the rotated loop, and the last one's late part,
+        under a branch: there may be no iteration.
+        """
         loop = self.loop
         some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
         yes, no = Block(), Block([stamp(scf.YieldOp(*loop.iter_args), loop)])
@@ -360,13 +363,30 @@ class Rotation:
         if self.ahead:
             first.write(next(ops for late, ops in self.steps if not late), loop)
         first.write(self.early, anchor)
-        # the rest
         kept = [i for i, late in enumerate(self.returned) if not late]
+        rotated = self._rotated(first, kept, anchor)
+        # what is late of the last iteration
+        *results, last = rotated.results
+        ago = self._ago(last, results[len(kept) :])
+        ago.write(self.late, anchor)
+        values = dict(zip(kept, results, strict=False))
+        anchor.operands = [
+            ago.mapping[v] if late else values[i]
+            for i, (v, late) in enumerate(zip(self.of.yielded, self.returned, strict=False))
+        ]
+        before(loop, branch)
+        replace(loop, list(branch.results))
+
+    def _rotated(self, first: Copy, kept: list[int], anchor: Operation) -> scf.ForOp:
+        """The loop from the second iteration on: what is late of the one before, and what is early
+        of this one. kept: which carried values early operations give. It carries these, what late
+        operations will read, and the number of the iteration.
+        """
+        loop = self.loop
         ends = self._ends(first, kept, anchor)
         inner = Block(arg_types=[loop.lb.type, *(v.type for v in ends), loop.lb.type])
-        for new, old in zip(
-            inner.args, [self.body.args[0], *(self.body.args[1 + i] for i in kept)], strict=False
-        ):
+        named = [self.body.args[0], *(self.body.args[1 + i] for i in kept)]
+        for new, old in zip(inner.args, named, strict=False):
             new.name_hint = old.name_hint
         start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result
         rotated = before(
@@ -379,36 +399,23 @@ class Rotation:
         earlier: SSAValue = inner.args[-1]
         if self.counted:
             earlier = before(end, CLASSES["sub"](counter, loop.step)).result
-        now, ago = (
-            Copy(
-                self,
-                counter,
-                {self.body.args[1 + i]: v for i, v in zip(kept, carried, strict=False)},
-            ),
-            self._ago(earlier, carried[len(kept) :]),
-        )
+        own: dict[SSAValue, SSAValue] = {
+            self.body.args[1 + i]: v for i, v in zip(kept, carried, strict=False)
+        }
+        now, ago = Copy(self, counter, own), self._ago(earlier, carried[len(kept) :])
         for late, ops in self.steps:
-            (ago if late else now).write(ops, end)
-            if late:
-                now.mapping |= {
-                    a: ago.mapping[v]
-                    for a, v, returned in zip(
-                        self.body.args[1:], self.of.yielded, self.returned, strict=False
-                    )
-                    if returned and v.owner in ago.done
-                }
+            if not late:
+                now.write(ops, end)
+                continue
+            ago.write(ops, end)
+            now.mapping |= self._returned_by(ago)
         end.operands = [*self._ends(now, kept, end), counter]
-        # what is late of the last iteration
-        *results, last = rotated.results
-        ago = self._ago(last, results[len(kept) :])
-        ago.write(self.late, anchor)
-        values = dict(zip(kept, results, strict=False))
-        anchor.operands = [
-            ago.mapping[v] if late else values[i]
-            for i, (v, late) in enumerate(zip(self.of.yielded, self.returned, strict=False))
-        ]
-        before(loop, branch)
-        replace(loop, list(branch.results))
+        return rotated
+
+    def _returned_by(self, ago: Copy) -> dict[SSAValue, SSAValue]:
+        """Carried values that late operations give, of those that are written so far."""
+        carried = zip(self.body.args[1:], self.of.yielded, self.returned, strict=False)
+        return {a: ago.mapping[v] for a, v, late in carried if late and v.owner in ago.done}
 
     def _ago(self, counter: SSAValue, crossed: Sequence[SSAValue]) -> Copy:
         return Copy(self, counter, dict(zip(self.crossing, crossed, strict=False)))

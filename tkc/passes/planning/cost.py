@@ -28,6 +28,7 @@ trip count take ASSUMED_TRIPS steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 from typing import TypeGuard, cast
@@ -126,57 +127,83 @@ class Work:
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
         known, order = Numbers(kernel, sizes), list(kernel.walk())
-        parts: dict[Operation | None, tuple[list[Dot], list[Moved]]] = {}
         loads = [op for op in order if isinstance(op, LOADS)]
-        feeding = feeding_dots(kernel)
-
-        def place(op: Operation) -> tuple[list[Dot], list[Moved]]:
-            return parts.setdefault(loop_of(op), ([], []))
-
-        for i, dot in enumerate(op for op in order if isinstance(op, tile.Dot)):
-            *batch, m, n = tile_type(dot.acc).extents
-            k = tile_type(dot.a).extents[-1] * prod(batch)
-            place(dot)[0].append(Dot(i, (m, n, k), bits(element_of(dot.a.type))))
-        for i, load in enumerate(loads):
-            if tile_of(load) is None:
-                continue
-            around = [loop.lb for loop in loops_of(load) if isinstance(loop, scf.ForOp)]
-            place(load)[1].append(
-                Moved(
-                    i,
-                    bytes_of(load),
-                    known.inside(load),
-                    frozenset(program_axes([*load.operands, *around], ends=False)),
-                    load.results[0] in feeding,
-                    lines(load),
-                    Target.sectors_of_row(_row(load), _pitch(load)) if is_cut(load) else 1.0,
-                    Target.asked_of_line(_row(load), _pitch(load)) if is_cut(load) else 0.0,
-                )
-            )
         stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
-        for store, _ in stored:
-            size = bytes_of(store)
-            place(store)[1].append(Moved(-1, size, size, frozenset(), False))
-        made = tuple(
-            Part(
-                prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])),
-                tuple(d),
-                tuple(m),
-            )
-            for loop, (d, m) in parts.items()
-        )
-        read = {accessed(op) for op in loads if isinstance(op, tile.Load)}
+        tiles = [t for _, t in stored]
         return Work(
             None if sizes is None else sizes.grid,
-            made,
+            _parts_of(kernel, known, order, loads, [op for op, _ in stored]),
             stored=sum(bytes_of(op) for op, _ in stored),
-            results=sum(t.size for _, t in stored),
-            footprint=sum(known.bytes(argument) for argument in read if argument is not None),
-            odd_rows=sum(t.size for op, t in stored if scattered(op) == "odd rows"),
-            columns=sum(t.size for op, t in stored if scattered(op) == "columns"),
-            width=gcd(*(t.extents[-1] for _, t in stored if t.rank)),
-            height=gcd(*(t.extents[-2] for _, t in stored if t.rank > 1)),
+            results=sum(t.size for t in tiles),
+            footprint=_footprint(loads, known),
+            odd_rows=_size_of_scattered(stored, "odd rows"),
+            columns=_size_of_scattered(stored, "columns"),
+            width=gcd(*(t.extents[-1] for t in tiles if t.rank)),
+            height=gcd(*(t.extents[-2] for t in tiles if t.rank > 1)),
         )
+
+
+def _footprint(loads: Sequence[Operation], known: Numbers) -> int:
+    """Bytes of the arrays of which blocks are loaded."""
+    read = {accessed(op) for op in loads if isinstance(op, tile.Load)}
+    return sum(known.bytes(argument) for argument in read if argument is not None)
+
+
+def _size_of_scattered(stored: Sequence[tuple[Operation, TileType]], how: str) -> int:
+    """Elements of the tiles that are stored in this way."""
+    return sum(t.size for op, t in stored if scattered(op) == how)
+
+
+def _parts_of(
+    kernel: tile.Kernel,
+    known: Numbers,
+    order: Sequence[Operation],
+    loads: Sequence[Operation],
+    stores: Sequence[Operation],
+) -> tuple[Part, ...]:
+    """What is computed and moved in each loop, and outside of loops. order: all operations."""
+    parts: dict[Operation | None, tuple[list[Dot], list[Moved]]] = {}
+    feeding = feeding_dots(kernel)
+
+    def place(op: Operation) -> tuple[list[Dot], list[Moved]]:
+        return parts.setdefault(loop_of(op), ([], []))
+
+    for i, dot in enumerate(op for op in order if isinstance(op, tile.Dot)):
+        *batch, m, n = tile_type(dot.acc).extents
+        k = tile_type(dot.a).extents[-1] * prod(batch)
+        place(dot)[0].append(Dot(i, (m, n, k), bits(element_of(dot.a.type))))
+    for i, load in enumerate(loads):
+        if tile_of(load) is not None:
+            place(load)[1].append(_moved(i, load, known, load.results[0] in feeding))
+    for store in stores:
+        size = bytes_of(store)
+        place(store)[1].append(Moved(-1, size, size, frozenset(), False))
+    return tuple(
+        Part(
+            prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])),
+            tuple(d),
+            tuple(m),
+        )
+        for loop, (d, m) in parts.items()
+    )
+
+
+def _moved(number: int, load: Operation, known: Numbers, feeds_dots: bool) -> Moved:
+    around = [loop.lb for loop in loops_of(load) if isinstance(loop, scf.ForOp)]
+    sectors, asked = 1.0, 0.0
+    if is_cut(load):
+        row, pitch = _row(load), _pitch(load)
+        sectors, asked = Target.sectors_of_row(row, pitch), Target.asked_of_line(row, pitch)
+    return Moved(
+        number,
+        bytes_of(load),
+        known.inside(load),
+        frozenset(program_axes([*load.operands, *around], ends=False)),
+        feeds_dots,
+        lines(load),
+        sectors,
+        asked,
+    )
 
 
 @dataclass(frozen=True)

@@ -87,36 +87,33 @@ class Sides:
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
         m, n = tile_type(dot.acc).extents[-2:]
-        a_is_loaded, b_is_loaded = source(dot.a) is not None, source(dot.b) is not None
-        swapped = options.swap_dots
-        if swapped is None:
-            swapped = (
-                n % 64 == 0
-                and simple(dot)
-                and (
-                    a_is_loaded
-                    and (not b_is_loaded or bool(m % 64))
-                    or _turned(dot.b, 0)
-                    and not _turned(dot.a, 1)
-                )
-            )
+        swapped = _is_swapped(dot) if options.swap_dots is None else options.swap_dots
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        left_is_loaded, right_is_loaded = (
-            (b_is_loaded, a_is_loaded) if swapped else (a_is_loaded, b_is_loaded)
-        )
         each_needs_all = along_n(options) > 1 or _is_turned_result(left)
-        written = not left_is_loaded and each_needs_all, not right_is_loaded
-        held = not written[0] and (
-            not left_is_loaded
-            or options.left_operand == "registers"
-            or options.left_operand is None
-            and _turned(left, 0 if swapped else 1)
-        )
-        return (
-            Sides(left, right, 0, 1, n, m, True, held, written)
-            if swapped
-            else Sides(left, right, 1, 0, m, n, False, held, written)
-        )
+        written = source(left) is None and each_needs_all, source(right) is None
+        left_k, right_k = (0, 1) if swapped else (1, 0)
+        held = not written[0] and _is_held(left, left_k, options)
+        m, n = (n, m) if swapped else (m, n)
+        return Sides(left, right, left_k, right_k, m, n, swapped, held, written)
+
+
+def _is_swapped(dot: tile.Dot) -> bool:
+    """Whether the transposes of a dot's operands in the other order are the better ones: wgmma
+    takes a left operand from registers, and rows by 64.
+    """
+    m, n = tile_type(dot.acc).extents[-2:]
+    if n % 64 or not simple(dot):
+        return False
+    if source(dot.a) is not None and (source(dot.b) is None or m % 64):
+        return True
+    return _turned(dot.b, 0) and not _turned(dot.a, 1)
+
+
+def _is_held(left: SSAValue, k: int, options: LaunchOptions) -> bool:
+    """Whether a left operand is in registers, unless it is written to shared memory."""
+    if source(left) is None or options.left_operand == "registers":
+        return True
+    return options.left_operand is None and _turned(left, k)
 
 
 def along_n(options: LaunchOptions) -> int:
