@@ -31,6 +31,7 @@ from tkc.passes.planning.roles.registers import (
     LARGE_ACCUMULATOR_REGISTERS,
     LARGE_ROLE_REGISTERS,
     MAX_OPERAND_REGISTERS,
+    MAX_STRAIGHT_REGISTERS,
     PAIRED_ROLE_REGISTERS,
     RELAYOUT_ROLE_REGISTERS,
     RELAYOUT_SMALL_REGISTERS,
@@ -79,18 +80,14 @@ class DotExecution:
         late = tuple(dot for found in searched for dot in found.late)
         parts = tuple(_parts(dot, request, sharing, bool(late), room) for dot in request.dots)
         registers = max(
-            (
-                operand_registers(
-                    here,
-                    bool(late),
-                    [parts[request.dots.index(dot)] for dot in here],
-                    sharing.groups,
-                    request.options,
-                )
-                for here in request.dots_by_block
-                if isinstance(here[0].parent_op(), scf.ForOp | scf.WhileOp)
-            ),
-            default=0,  # of dots outside loops those count that are live at once
+            operand_registers(
+                here,
+                bool(late),
+                [parts[request.dots.index(dot)] for dot in here],
+                sharing.groups,
+                request.options,
+            )
+            for here in request.dots_by_block
         )
         live = _live_instead(request, sharing, late, registers, room)
         if live is not None:
@@ -255,6 +252,8 @@ def _live_instead(
     """
     if request.lone_loop is None:
         live = live_registers(request.kernel, request.dots, sharing.groups, request.options)
+        if not request.loops and live <= MAX_STRAIGHT_REGISTERS:
+            return live
         return max(registers, live)
     if len(request.dots) == 1 or request.options.rotate is True:
         return None
