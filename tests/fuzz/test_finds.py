@@ -11,11 +11,12 @@ import pytest
 
 from tkc.codegen.ptx import register_coalescing
 from tkc.fuzz.check import Failure, check, default_target, variants
-from tkc.fuzz.dot_productions import READ_ALIKE
+from tkc.fuzz.dot_productions import OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
 from tkc.passes.planning import order, rings, streaming
+from tkc.passes.planning.roles import loads
 from tkc.passes.warpgroups import epilogue_stores
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -83,6 +84,15 @@ def test_results_of_dots_that_ptxas_takes_for_each_other(monkeypatch):
     monkeypatch.setattr(register_coalescing, "read_alike", lambda left, right: False)
     failure = found("roles", range(READ_ALIKE - 1, MOST_KERNELS, READ_ALIKE), ptx=True)
     assert failure is not None and "ptxas would take" in failure.message
+
+
+def test_places_that_warps_compute_together(monkeypatch):
+    """A producer of one warp took its part of a tile for the whole."""
+    seeds = range(OF_A_TILE - 2, MOST_KERNELS, OF_A_TILE)
+    assert found("roles", seeds) is None
+    monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
+    failure = found("roles", seeds)
+    assert failure is not None and failure.kind == "Violation"
 
 
 def test_steps_below_zero(monkeypatch):

@@ -24,6 +24,8 @@ TYPES = (
 MOST_PRODUCT = 64  # of two elements of operands in loops of dots
 FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # of a dot's results, numbers to multiply with
 READ_ALIKE = 10  # one kernel of so many has dots whose results are read alike
+# one of so many computes the program's number of a tile, of so many elements
+OF_A_TILE, TILES = 10, (8, 32, 64, 256)
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -36,8 +38,8 @@ def accumulator_of(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class DotLoop:
-    """A loop of dots while it is written: element types, extents M, N and K, its index, and where
-    the result's columns begin.
+    """A loop of dots while it is written: element types, extents M, N and K, its index, where the
+    result's columns begin, and what the program's number is called.
     """
 
     dtype: str
@@ -45,6 +47,7 @@ class DotLoop:
     shape: tuple[int, int, int]
     index: str
     column: str
+    program: str
 
 
 class DotWriter(ValueWriter):
@@ -207,8 +210,9 @@ class DotWriter(ValueWriter):
         while m * n > MOST_RESULTS:
             m, n, k = map(self.pick, EXTENTS)
         dtype = self.pick(OPERAND_TYPES)
-        row, column = self.pick((f"p0 * {m}", "0")), self.pick((f"p0 * {n}", "0", "8"))
-        loop = DotLoop(dtype, accumulator_of(dtype), (m, n, k), self.fresh("k"), column)
+        p = self._program_number()
+        row, column = self.pick((f"{p} * {m}", "0")), self.pick((f"{p} * {n}", "0", "8"))
+        loop = DotLoop(dtype, accumulator_of(dtype), (m, n, k), self.fresh("k"), column, p)
         form = self.pick(("sum", "sum", "partial", "computed", "before", "several", "chain"))
         if self.seed % READ_ALIKE == READ_ALIKE - 1:  # no draw: others stay what they were
             self._dots_read_alike(loop, row)
@@ -217,13 +221,23 @@ class DotWriter(ValueWriter):
         else:
             self._loop_of_early_dots(loop, row, form)
 
+    def _program_number(self) -> str:
+        """What the program's number is called: here and there it is computed of a tile, of which
+        warps have parts where it is large.
+        """
+        if self.seed % OF_A_TILE != OF_A_TILE - 2:  # no draw: others stay what they were
+            return "p0"
+        name, size = self.fresh("p"), TILES[self.seed // OF_A_TILE % len(TILES)]
+        self.line(f"{name} = tkc.max(tkc.arange({size}) // {size} + p0, axis=0)")
+        return name
+
     def _head(self, loop: DotLoop) -> None:
         """The line of the loop; where it begins and ends may depend on the program, so that
         neighbours differ.
         """
-        k, trips = loop.shape[2], self.pick((0, 1, 2, 3, 5))
-        begin = self.pick(("0", "0", f"p0 % 3 * {k}"))
-        end = self.pick((str(trips * k), f"n0 * {k}", f"p0 % 4 * {k}"))
+        k, trips, p = loop.shape[2], self.pick((0, 1, 2, 3, 5)), loop.program
+        begin = self.pick(("0", "0", f"{p} % 3 * {k}"))
+        end = self.pick((str(trips * k), f"n0 * {k}", f"{p} % 4 * {k}"))
         self.line(f"for {loop.index} in tkc.range({begin}, {end}, {k}):")
 
     def _results_of(

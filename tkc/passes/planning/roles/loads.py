@@ -4,19 +4,21 @@ it, or by the consumers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from xdsl.ir import Operation
+from xdsl.dialects import scf
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.layout import WARP
 from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
 from tkc.ir.types import bits
-from tkc.ir.values import tile_type
+from tkc.ir.values import tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block
-from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
 from tkc.passes.planning.operands import ADDRESS_REGISTERS, partial, summed
@@ -56,6 +58,11 @@ class RingLoads:
                 broadcast |= loads_beside(
                     loop, rings, execution.late, sharing.members > 1, request.overlaps
                 )
+        if take_several_warps([*(load for ring in rings for load in ring), *broadcast]):
+            raise NoRoles(
+                "where an operand lies, or whether it is read, is computed of a tile through shared"
+                f" memory (a reduction of at most {WARP} elements is not)"
+            )
         return RingLoads(rings, broadcast)
 
     @property
@@ -85,6 +92,41 @@ class RingLoads:
 
         pairs = zip(request.program.loads, request.plan.loads, strict=False)
         return tuple(planned(op, alone) for op, alone in pairs)
+
+
+def take_several_warps(loads: Sequence[tile.Load]) -> bool:
+    """Whether the places of blocks, or the loops and branches round their loads, depend on a scalar
+    that warps compute together: then no warp alone knows what to copy.
+    """
+    places = [v for load in loads for v in (*load.operands, *_ways_to(load))]
+    return any(map(_takes_several_warps, sources(places)))
+
+
+def _takes_several_warps(op: Operation) -> bool:
+    """Whether warps exchange elements for an operation. What a warp's threads can hold one by one,
+    each warp has.
+    """
+    match op:
+        case tile.Reduce():
+            t = tile_type(op.args[0])
+            return t.rank > 1 or t.size > WARP
+        case tile.Extract():
+            return tile_type(op.arg).size > 1
+    return isinstance(op, (tile.Scan, tile.Sort, tile.Histogram, tile.Gather))
+
+
+def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
+    """What decides how often a program comes to a load."""
+    around = load.parent_op()
+    while around is not None and not isinstance(around, tile.Kernel):
+        match around:
+            case scf.ForOp():
+                yield from (around.lb, around.ub, around.step)
+            case scf.IfOp():
+                yield around.cond
+            case scf.WhileOp():
+                yield from yielded_by(around.before_region.block)
+        around = around.parent_op()
 
 
 def _copied(

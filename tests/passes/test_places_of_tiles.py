@@ -1,0 +1,119 @@
+"""Where an operand lies, how many steps a loop has, or whether it is run, is computed of a tile.
+Each warp reduces a few elements alone, so that a producer knows the number too; for others warps
+exchange elements, and there are no roles. Each kernel runs in the simulator, which sees every race.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+
+BF16 = ml_dtypes.bfloat16
+PROGRAMS = 5
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+
+
+@tkc.jit
+def place(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """The rows of the left operand are those of the number."""
+    m = tkc.program_id(0)
+    row, total = NUMBER(table, m, SIZE), tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (row * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@tkc.jit
+def steps(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """A loop ends where the number says, which is where the array ends."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    for k in tkc.range(0, NUMBER(table, m, SIZE) - m + a.shape[1], 64):
+        left = tkc.load(a, (m * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@tkc.jit
+def branch(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """The loop is run where the number is the program's, which it is."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    if NUMBER(table, m, SIZE) == m:
+        for k in tkc.range(0, a.shape[1], 64):
+            left = tkc.load(a, (m * N, k), (N, 64))
+            total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@tkc.jit
+def result(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """The consumers alone need it."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (m * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (NUMBER(table, m, SIZE) * N, 0), total.to(c.dtype))
+
+
+def searched(table, m, size):
+    """As one finds the group of a row."""
+    return tkc.sum((tkc.load(table, (0,), (size,)) <= m).to(tkc.int32), axis=0)
+
+
+def largest(table, m, size):
+    return tkc.max(tkc.arange(size) // size + m, axis=0)
+
+
+def of_a_matrix(table, m, size):
+    square = tkc.arange(size).reshape(2, size // 2) // size + m
+    return tkc.max(tkc.max(square, axis=1), axis=0)
+
+
+def taken(table, m, size):
+    return (tkc.load(table, (0,), (size,)) - 1 + m)[0]
+
+
+def counted(table, m, size):
+    """The last of running sums."""
+    return tkc.cumsum(tkc.arange(size) // (size - 1), axis=0)[size - 1] + m - 1
+
+
+def sorted_first(table, m, size):
+    return tkc.sort(tkc.load(table, (0,), (size,)), descending=True)[size - 1] + m - 1
+
+
+NUMBERS = (searched, largest, of_a_matrix, taken, counted, sorted_first)
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic_schedule": True}, {"num_warps": 8}], ids=str)
+@pytest.mark.parametrize("size", [8, 32, 64, 256])
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kernel", [place, steps, branch, result], ids=lambda k: k.fn.__name__)
+def test_products(kernel, number, size, options):
+    n, r = 64, np.random.default_rng(size)
+    a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((PROGRAMS * n, 128), (128, n)))
+    c, table = np.zeros((PROGRAMS * n, n), BF16), np.arange(1, size + 1, dtype=np.int32)
+    given = table, a, b, c, number, size, n
+    kernel[PROGRAMS](*given, **options)
+    assert (c == (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16)).all()
+
+
+@pytest.mark.parametrize(
+    "number, size, roles",
+    [(searched, 8, True), (searched, 32, True), (searched, 64, False), (taken, 8, False)],
+    ids=["8", "32", "64", "element"],
+)
+def test_roles_where_each_warp_knows_the_number(number, size, roles):
+    arrays = f"i32[{size}]", "bf16[320, 128]", "bf16[128, 64]", "bf16[320, 64]"
+    compiled = place.compile(*arrays, NUMBER=number, SIZE=size, N=64, target="sm_90a")
+    why = (
+        "where an operand lies, or whether it is read, is computed of a tile through shared memory"
+    )
+    assert any("a producer of" in line for line in compiled.decisions) == roles
+    assert any(why in line for line in compiled.decisions) != roles
