@@ -179,7 +179,7 @@ class Relaxation:
         """Whether an operation is a product that only the branch and the search for the maximum
         read.
         """
-        if not isinstance(op, CLASSES["mul"]) or op.result in self.forms.of or op in self.search:
+        if not isinstance(op, CLASSES["mul"]) or op in self.search:
             return False
         return all(
             use.operation in self.inner or use.operation in self.search for use in op.result.uses

@@ -118,7 +118,7 @@ def _are_apart(ring: list[tile.Load], a: Block, other: list[tile.Load], b: Block
         mine = [load for load in loads if load.parent is outer]
         ends = {op for load in mine for op in _readers(load, outer)}
         behind = all(around.is_before_in_block(load) for load in mine)
-        if around in ends or not (behind or all(op.is_before_in_block(around) for op in ends)):
+        if not (behind or all(op.is_before_in_block(around) for op in ends)):
             return False
     return True
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, SSAValue, Use
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
@@ -89,14 +89,10 @@ def _posted(
         number: got if t == i32 else before(anchor, Bitcast(got, t)).result
     }
     clone_slice(early, known, anchor)
-    made = {new.owner for new in known.values()}
-
-    def comes_later(use: Use) -> bool:
-        top = block_of(wait).find_ancestor_op_in_block(use.operation)
-        return use.operation not in made and top is not None and wait.is_before_in_block(top)
-
     for old, new in known.items():
-        old.replace_uses_with_if(new, comes_later)
+        old.replace_all_uses_with(new)
+    for op in reversed(early):
+        erase(op)
     before(
         wait,
         threads.BroadcastStore(

@@ -19,7 +19,6 @@ from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import epilogue_registers
 from tkc.passes.planning.operands import (
-    Sides,
     along_n,
     is_read_again,
     operand_registers,
@@ -399,7 +398,7 @@ def _members_that_fit(request: RoleRequest) -> tuple[int, str]:
     """As many co-resident programs as registers hold, and why not as many as asked."""
     dots, options, asked = request.dots, request.options, request.options.programs
     each = operand_registers(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
-    computed = [dot for dot in dots if _reads_computed(request.sides(dot))]
+    computed = [dot for dot in dots if source(request.sides(dot).left) is None]
     scores = score_registers(dots, computed, 1)
     most = max(
         (
@@ -420,8 +419,3 @@ def _members_that_fit(request: RoleRequest) -> tuple[int, str]:
         f"accumulators and left operands of {each} registers a thread do not fit"
         f" {ROLE_REGISTERS[held_by][1]}"
     )
-
-
-def _reads_computed(both: Sides) -> bool:
-    """Whether a dot's left operand is computed, and stays in registers."""
-    return both.held and source(both.left) is None
