@@ -146,6 +146,68 @@ def test_rows_from_a_counter(dtype):
 
 
 @tkc.jit
+def halved(a, b, c, N: tkc.constexpr):
+    """What is summed is halved in every step."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total) / 2
+    tkc.store(c, (0, 0), total)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_k": 2}, {"stream_k": 2}], ids=str)
+def test_steps_that_do_more_than_add_are_not_shared(options):
+    n, steps, want = 64, 4, 0
+    a, b, c = whole(n, 64 * steps), whole(64 * steps, n, seed=1), np.zeros((n, n), np.float32)
+    halved[1](a, b, c, n, **options)
+    for k in range(0, 64 * steps, 64):
+        want = (want + product(a[:, k : k + 64], b[k : k + 64])) / 2
+    assert (c == want).all()
+
+
+@tkc.jit
+def claimed_in_turn(counter, a, b, c, tiles, N: tkc.constexpr, FIRST: tkc.constexpr):
+    """Programs take blocks of rows from a counter until there are none."""
+    row = (tkc.atomic_add(counter.ptr, 1) - FIRST).to(tkc.int32)
+    while row < tiles:
+        total = tkc.zeros((N, N))
+        for k in tkc.range(0, a.shape[1], 64):
+            left = tkc.load(a, (row * N, k), (N, 64))
+            total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+        tkc.store(c, (row * N, 0), total.to(c.dtype))
+        row = (tkc.atomic_add(counter.ptr, 1) - FIRST).to(tkc.int32)
+
+
+@pytest.mark.parametrize("dtype, first", [(np.int32, 5), (np.int64, 5), (np.int64, 1 << 40)])
+def test_rows_from_a_counter_until_there_are_none(dtype, first):
+    """A producer hands on what it takes as 32 bits."""
+    n, tiles = 64, 5
+    a, b, c = whole(tiles * n, 64), whole(64, n, seed=1), whole(tiles * n, n)
+    counter = np.full(1, first, dtype)
+    claimed_in_turn[2](counter, a, b, c, tiles, n, first)
+    assert counter[0] == first + tiles + 2
+    assert (c == product(a, b).astype(BF16)).all()
+
+
+@tkc.jit
+def added_first(x, y, b, c, N: tkc.constexpr):
+    """A program adds to what its loop reads."""
+    tkc.atomic_add(x, (0, 0), tkc.load(y, (0, 0), (N, N)))
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, x.shape[1], 64):
+        total = tkc.dot(tkc.load(x, (0, k), (N, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("n", [64, 128])
+def test_copies_do_not_pass_what_a_program_adds(n):
+    x, y, b, c = whole(n, 256), whole(n, n, seed=3), whole(256, n, seed=1), whole(n, n)
+    want = x.copy()
+    want[:, :n] += y
+    added_first[1](x, y, b, c, n)
+    assert (c == product(want, b).astype(BF16)).all()
+
+
+@tkc.jit
 def added_by_all(a, b, c, N: tkc.constexpr):
     """Every program of axis 0 adds its product to the same block."""
     m = tkc.program_id(0) * N

@@ -237,33 +237,46 @@ def test_a_ring_too_short_for_what_is_passed_over(stages):
         check(last(form), form, queries, keys, heads, seed=seed, resident=1 + seed % 2)
 
 
-def test_stages_of_their_own_are_given_back_early():
+def released(form) -> list[str]:
+    """Where programs release the stages that they have of their own, in the order of the text: at
+    the end of the loop over programs, or inside of what is in it.
+    """
+    loop = next(op for op in role(last(form), "consumer").body.block.ops if op.name == "scf.while")
+    plan = compiled(form)[1].plan
+    inits = [op for op in last(form).walk() if isinstance(op, threads.MbarrierInit)]
+    arrivals = plan.warps if plan.members == 1 else 4  # of the warps that read such a stage
+    barriers = next(op.barriers for op in inits if op.count.value.data == arrivals)
+    return [
+        "outside" if op.parent is loop.after_region.block else "inside"
+        for op in role(last(form), "consumer").walk()
+        if isinstance(op, threads.MbarrierArrive) and op.barriers is barriers
+    ]
+
+
+@pytest.mark.parametrize("others", [(), (("epilogue", "direct"), ("cross_tile_prologue", False))])
+def test_stages_of_their_own_are_given_back_early(others):
     """Where the next program's Q has no stage, it is loaded while this one's results leave; where
     it has one, at the end.
     """
-
-    def released(form) -> list[str]:
-        loop = next(
-            op for op in role(last(form), "consumer").body.block.ops if op.name == "scf.while"
-        ).after_region.block
-        arrive = [
-            op
-            for op in last(form).walk()
-            if isinstance(op, threads.MbarrierArrive)
-            and op.barriers
-            is next(
-                o.barriers
-                for o in last(form).walk()
-                if isinstance(o, threads.MbarrierInit) and o.count.value.data == 4
-            )
-        ]
-        return ["inside" if op.parent is not loop else "outside" for op in arrive]
-
     single, double = (
-        Form(block=(64, 64), options=co_resident(3, ("num_stages", n))) for n in (2, 4)
+        Form(block=(64, 64), options=co_resident(3, ("num_stages", n), *others)) for n in (2, 4)
     )
     assert compiled(single)[1].plan.rings[0] == 3 and compiled(double)[1].plan.rings[0] == 6
     assert set(released(single)) == {"inside"} and released(double) == ["outside"]
+
+
+def test_the_stage_of_a_program_alone_is_given_back_at_its_end():
+    form = Form(d=256, block=(128, 64))
+    assert compiled(form)[1].plan.rings[0] == 1 and compiled(form)[1].plan.members == 1
+    assert released(form) == ["outside"]
+
+
+def test_a_first_dot_is_issued_early_where_its_blocks_have_stages_of_their_own():
+    """Twice as many as programs, of the blocks that each program loads once."""
+    for deep, early in (2, False), (4, True):
+        options = co_resident(3, ("num_stages", deep), ("cross_tile_prologue", True))
+        form = Form(causal=True, block=(64, 64), options=options)
+        assert compiled(form)[1].plan.cross_tile_prologue == early
 
 
 @BOTH
@@ -363,10 +376,10 @@ def test_attention_of_the_library(options, programs, fuse, monkeypatch):
         )
         _attention[-(-queries // 64), 2, 1](*args, **named)
         near((out, sums), attention_in_float64(q, k, v, **options), "bfloat16")
-    assert any(
-        "co_resident" in line
-        for line in _attention.compile(*args, target="sm_90a", **named).decisions
-    )
+    decisions = _attention.compile(*args, target="sm_90a", **named).decisions
+    assert any("co_resident" in line for line in decisions)
+    # what says where the next program's blocks are comes from memory
+    assert not any("first dot is issued" in line for line in decisions)
 
 
 @pytest.mark.parametrize(
@@ -410,10 +423,10 @@ def test_ragged_batches(options, monkeypatch):
             attention_in_float64(*alone, **options),
             "bfloat16",
         )
-    assert any(
-        "co_resident" in line
-        for line in _attention.compile(*args, target="sm_90a", **named).decisions
-    )
+    decisions = _attention.compile(*args, target="sm_90a", **named).decisions
+    assert any("co_resident" in line for line in decisions)
+    # what says where the next program's blocks are comes from memory
+    assert not any("first dot is issued" in line for line in decisions)
 
 
 # --------------------------------------------------------------------------------------------------

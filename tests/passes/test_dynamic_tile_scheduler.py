@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 
 import tkc
 from tests.language.kernels import i32, traced
@@ -232,3 +233,63 @@ def _barriers_of_claims(module) -> set[str]:
         line = [line for line in text.splitlines() if op.name + " " in line][number]
         names.add(line.split(op.name + " ")[1].split("[")[0])
     return names
+
+
+# ---- what a producer works out for the next program, and what it does not ------------------------
+def scrambled(x, m):
+    """A number of many steps, from 0 to 3."""
+    for i in range(8):
+        x = (x * (i + 3) + m) // 2 % 11
+    return x % 4
+
+
+def of_a_tile(table, m, size):
+    """Warps exchange elements, if there are many."""
+    return scrambled(tkc.max(tkc.arange(size) // size + m, axis=0), m)
+
+
+def written_before(table, m, size):
+    """The program itself has stored it."""
+    return scrambled(tkc.load(table, (m,), (None,)), m)
+
+
+def looked_up_there(table, m, size):
+    """Where it lies is computed of a tile."""
+    place = tkc.max(tkc.arange(size) // size + m, axis=0)
+    return scrambled(tkc.load(table, (place,), (None,)) - table.shape[0], m)
+
+
+@tkc.jit
+def steps_behind(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """A second loop has as many steps as a number says."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    if NUMBER is written_before:
+        tkc.store(table, (m,), m)
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (m * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    for _ in tkc.range(0, NUMBER(table, m, SIZE)):
+        total = total + 1
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("number", [of_a_tile, written_before, looked_up_there])
+@pytest.mark.parametrize("size", [32, 256])
+@pytest.mark.parametrize("options", [{}, {"roles": "cooperative"}], ids=str)
+def test_numbers_of_tiles_and_of_memory_are_worked_out_where_they_are_used(
+    number, size, options, monkeypatch
+):
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")):
+        monkeypatch.setenv(name, value)
+    n, each, r = 64, np.arange(7, dtype=np.int32), np.random.default_rng(0)
+    a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((7 * n, 128), (128, n)))
+    c, table = np.zeros((7 * n, n), BF16), each + 7
+    steps_behind[7](table, a, b, c, number, size, n, dynamic_schedule=True, **options)
+    more = np.repeat(scrambled(each, each), n)[:, None]
+    want = a.astype(np.float32) @ b.astype(np.float32) + more
+    assert (c == want.astype(c.dtype)).all()
+
+
+def test_no_branch_round_what_programs_look_up_where_they_look_up_nothing():
+    module = compiled()[0]["schedule-programs"]
+    assert count(module, scf.WhileOp) == 1 and not count(module, scf.IfOp)

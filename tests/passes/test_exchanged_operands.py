@@ -11,10 +11,12 @@ import pytest
 import tkc
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
-from tkc.ir import threads
+from tkc.ir import shared, threads, tile
+from tkc.ir.rewrite import erase, replace
 from tkc.ir.types import ArrayFacts, Fact, TileType
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.warpgroups.written_operands import can_exchange
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 
@@ -116,3 +118,17 @@ def test_each_synchronization_is_needed(lowered, dropped):
     with pytest.raises(SimulationError):
         for seed in range(6):
             run(module, seed)
+
+
+def test_what_no_dot_reads_is_not_exchanged():
+    arguments = [matrix(tkc.bfloat16), matrix(tkc.bfloat16), matrix(tkc.float32)]
+    module = traced(gradients, *arguments, matrix(tkc.bfloat16))
+    through(module, "pipeline-async-copies", context("sm_90a", num_stages=2))
+    (alloc,) = [op for op in module.walk() if isinstance(op, shared.Alloc) and can_exchange(op)]
+    for dot in [op for op in module.walk() if isinstance(op, tile.Dot)]:
+        replace(dot, [dot.acc])
+    for op in reversed([op for op in module.walk() if op.name == "tile.shared_transpose"]):
+        if not op.results[0].first_use:
+            erase(op)
+    assert [use.operation.name for use in alloc.result.uses] == ["tile.write"]
+    assert not can_exchange(alloc)

@@ -28,6 +28,7 @@ from tkc.ir.rewrite import before, replace
 from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.threads import Vote
+from tkc.ir.types import TileType
 from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
@@ -610,6 +611,49 @@ def test_rows_that_have_seen_nothing_are_guessed_at_where_loops_begin_with_their
             else [1.0 if "float16" in name else 2.0**-16]
         )
         assert guesses(case.relaxed()[0]) == want, name
+
+
+def from_its_row_on(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """A mask that is the same for all rows: none has seen nothing where another has."""
+    m = tkc.program_id(0) * ROWS
+    top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
+    for n in tkc.range(m, x.shape[1], BN):
+        inside = (n + tkc.arange(BN) < x.shape[1])[None, :]
+        v = tkc.where(inside, tkc.load(x, (m, n), (ROWS, BN)), -inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        base = tkc.where(new > -inf, new, 0.0)
+        total = total * tkc.exp(top - base) + tkc.sum(tkc.exp(v - base[:, None]), axis=1)
+        top = new
+    tkc.store(o, (m,), top + tkc.log(total))
+
+
+def test_a_mask_of_columns_alone_is_not_guessed_at():
+    module, given = traced(from_its_row_on, f2, f1, ROWS=16, BN=64), context("sm_90a")
+    through(module, "relax-stabilizers", given)
+    assert any("only keeps powers small" in line for line in given.decisions)
+    assert not guesses(module)
+
+
+def scaled(x, target, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """Scaled scores are searched for their maximum, summed, and picked from."""
+    m = tkc.program_id(0) * ROWS
+    t = tkc.load(target, (m,), (ROWS,))
+    top, total, hit = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,)), tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        v = tkc.load(x, (m, n), (ROWS, BN), other=-inf) * LOG2E
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        hit = hit + tkc.sum(tkc.where((n + tkc.arange(BN))[None, :] == t[:, None], v, 0), axis=1)
+        total = total * tkc.exp2(top - new) + tkc.sum(tkc.exp2(v - new[:, None]), axis=1)
+        top = new
+    tkc.store(o, (m,), tkc.log2(total) + top - hit)
+
+
+def test_a_product_that_others_read_too_is_computed_once():
+    module, given = traced(scaled, f2, array(tkc.int32), f1, ROWS=16, BN=64), context("sm_90a")
+    through(module, "relax-stabilizers", given)
+    assert any("only keeps powers small" in line for line in given.decisions)
+    products = [op.result.type for op in module.walk() if op.name == "tile.mul"]
+    assert sum(isinstance(t, TileType) and t.rank == 2 for t in products) == 1
 
 
 def test_a_type_that_would_lose_bits_is_not_guessed_at():

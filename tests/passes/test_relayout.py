@@ -2,7 +2,7 @@
 and attention whose probabilities are float8.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import e, inf, log2
 
@@ -357,6 +357,12 @@ def test_attention(form):
         right(kernel, form, 64, keys, 1 + (keys < 10), seed=keys)
     right(kernel, form, 130, 100, 1, seed=5, resident=2)
     right(kernel, form, 65, 33, 1, seed=6)
+
+
+@pytest.mark.parametrize("form", FORMS[1:], ids=lambda f: f.name)
+def test_a_first_dot_that_a_third_role_prepares_is_not_issued_early(form):
+    early = replace(form, options=(("cross_tile_prologue", True), ("dynamic_schedule", True)))
+    assert not made(early)[1].plan.cross_tile_prologue
 
 
 def test_what_the_text_of_attention_computes():

@@ -20,6 +20,7 @@ from tests.passes.kernels import aligned, context, through
 from tests.passes.stages import assembler, assembles_clean, distinct, level, parses_back, run
 from tkc.ir import tile
 from tkc.ir.target import target
+from tkc.ir.values import yielded_by
 from tkc.passes import plan as planning
 from tkc.passes.pipeline import PIPELINE, module_of
 from tkc.passes.planning.bodies import WarpCosts, best_stages
@@ -33,6 +34,7 @@ from tkc.passes.planning.stages import (
     rotated,
     search,
 )
+from tkc.passes.rotate_loops import held_registers
 
 BF16 = ml_dtypes.bfloat16
 LAST = PIPELINE[-1]
@@ -302,6 +304,15 @@ def test_attention_before_and_after():
     parses_back(compiled("attention", "roles")[0]["rotate-loops"])
 
 
+def test_a_block_that_is_used_late_is_read_late():
+    """A loop that carried it would hold it in registers, or copy it twice."""
+    sizes = dict(CAUSAL=False, D=64, BM=128, BN=128)
+    module = traced(attention, *(aligned(tkc.bfloat16, 4),) * 4, f32(), **sizes)
+    through(module, "rotate-loops", context("sm_90a"))
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    assert not any(isinstance(v.owner, tile.Load) for v in yielded_by(loop.body.block))
+
+
 def test_a_chain_before_and_after():
     """The second picture: vector work between two late dots is late with them, and runs under the
     first; the last dot runs under the next iteration's vector work.
@@ -531,3 +542,35 @@ def test_a_large_body_is_searched_as_quickly():
         return perf_counter() - began
 
     assert min(once() for _ in range(4)) < 0.1 and rotated(body, frozenset())[1] == {0}
+
+
+# ---- what takes registers ------------------------------------------------------------------------
+def held(a, b, c, d, EXTRA: tkc.constexpr, N: tkc.constexpr):
+    """What is stored at an iteration's end is made before its second dot."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, b.shape[0], N):
+        s = tkc.dot(tkc.load(a, (0, 0), (N, N)), tkc.load(b, (k, 0), (N, N)))
+        extra = EXTRA(s)
+        total = tkc.dot(tkc.exp2(s).to(a.dtype), tkc.load(b, (k, 0), (N, N)), total)
+        tkc.store(d, (k, 0), extra if len(extra.shape) == 2 else extra[:, None])
+    tkc.store(c, (0, 0), total)
+
+
+@pytest.mark.parametrize(
+    "extra, dtype, more",
+    [
+        (lambda s: tkc.exp2(s - 1), tkc.float32, True),
+        (lambda s: s.to(tkc.int32), tkc.int32, False),
+        (lambda s: tkc.sum(s, axis=1)[:, None] * 2, tkc.float32, False),
+        (lambda s: tkc.sum(s, axis=1), tkc.float32, False),
+    ],
+    ids=["matrix", "integers", "column", "sums"],
+)
+def test_matrices_of_floats_are_what_a_loop_holds(extra, dtype, more):
+    def registers(function, dtype) -> int:
+        kinds = [aligned(t, 2) for t in (tkc.bfloat16, tkc.bfloat16, tkc.float32, dtype)]
+        module = traced(held, *kinds, EXTRA=function, N=128)
+        return held_registers(next(op for op in module.walk() if isinstance(op, scf.ForOp)), 1)
+
+    without = registers(lambda s: tkc.zeros((128, 128)), tkc.float32)
+    assert (registers(extra, dtype) > without) == more

@@ -1,5 +1,7 @@
 """select-layouts: demands kept, values kept, conversions counted, text that reads back."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,8 @@ from tkc.ir.text import parse, show
 from tkc.ir.values import tile_type
 from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.plan import kernel_of
+from tkc.passes.select_layouts import load_for_threads
 
 LAST = "select-layouts"
 
@@ -392,3 +396,45 @@ def test_what_a_loop_sums_is_in_one_thread(warps, lanes):
     shapes = "f32[100, 32]", "f32[32, 16]", "f32[100, 32]"
     ptx = _sums_in_a_loop.compile(*shapes, D=32, N=16, num_warps=warps, target="sm_90a").ptx
     assert ("shfl" in ptx) == lanes
+
+
+# ---- blocks that dots read in shared memory, and threads in registers ----------------------------
+def kept_and_stored(x, y, c, d, N: tkc.constexpr):
+    """A block is the left operand in every step, and threads change it."""
+    rows, total = tkc.load(x, (0, 0), (N, N)), tkc.zeros((N, N))
+    tkc.store(d, (0, 0), tkc.maximum(rows, 0))
+    for k in tkc.range(0, y.shape[0], N):
+        total = tkc.dot(rows, tkc.load(y, (k, 0), (N, N)), total)
+    tkc.store(c, (0, 0), total.to(c.dtype))
+
+
+def left_and_right(x, y, c, d, N: tkc.constexpr):
+    """A block is the left operand of one dot, and the right one of another."""
+    one = two = tkc.zeros((N, N))
+    for k in tkc.range(0, x.shape[1], N):
+        rows = tkc.load(x, (0, k), (N, N))
+        one = tkc.dot(rows, tkc.load(y, (k, 0), (N, N)), one)
+        two = tkc.dot(tkc.load(y, (0, k), (N, N)), rows, two)
+    tkc.store(c, (0, 0), one.to(c.dtype))
+    tkc.store(d, (0, 0), two.to(d.dtype))
+
+
+@pytest.mark.parametrize(
+    "kernel, instruction, left, more",
+    [
+        (kept_and_stored, "mma", "shared", 0),
+        (kept_and_stored, "wgmma", "shared", 1),
+        (left_and_right, "wgmma", "registers", 1),
+        (left_and_right, "wgmma", "shared", 0),
+    ],
+)
+def test_a_block_is_loaded_again_for_threads_where_wgmma_reads_it(kernel, instruction, left, more):
+    """What mma reads in shared memory threads read there too."""
+    module, given = traced(kernel, *(aligned(tkc.bfloat16, 2),) * 4, N=64), context("sm_90a")
+    through(module, "plan", given)
+    loads = sum(isinstance(op, tile.Load) for op in module.walk())
+    first, *others = given.plan.dots
+    first = dataclasses.replace(first, instruction=instruction, a=left, b="shared")
+    given.plan = dataclasses.replace(given.plan, dots=(first, *others))
+    load_for_threads(kernel_of(module), given.plan)
+    assert sum(isinstance(op, tile.Load) for op in module.walk()) == loads + more

@@ -386,6 +386,45 @@ def test_what_a_loop_counts_stays_where_its_start_is_another():
     assert len(next(op for op in module.walk() if isinstance(op, scf.ForOp)).iter_args) == 1
 
 
+@pytest.mark.parametrize("n", [0, 1, 3, 7])
+def test_a_number_that_is_used_before_it_moves_is_the_loops(n):
+    def f(x, o, n):
+        other = tkc.program_id(0) + 1
+        for i in tkc.range(tkc.program_id(0), n, 2):
+            tkc.store(o, (i,), tkc.load(x, (other,), (1,)))
+            other = other + 2
+
+    case = Case(f, (f1, f1, i32_argument()), {}, lambda: [normal(8), blank(8), n], (2,))
+    module = case.module()
+    want = case.run(module)
+    loop = next(op for op in simplified(module).walk() if isinstance(op, scf.ForOp))
+    assert not loop.iter_args
+    same(case.run(module), want, 0)
+
+
+def test_a_number_of_64_bits_is_not_that_of_a_loop_of_32():
+    def f(o, n):
+        wide = (tkc.program_id(0) * 0).to(tkc.int64)
+        for i in tkc.range(0, n):
+            tkc.store(o, (i,), wide)
+            wide = wide + 1
+
+    o = np.full(4, -1)
+    level0.run(body(f, array(tkc.int64, 1), i32_argument()), [o, 4], (1,))
+    assert o.tolist() == [0, 1, 2, 3]
+
+
+def test_what_every_iteration_sets_to_its_start_is_that():
+    def f(x, o, n):
+        other, same = n * 3, n * 3
+        for i in tkc.range(0, n):
+            tkc.store(o, (i,), tkc.load(x, (other,), (1,)))
+            other = same
+
+    module = body(f, f1, f1, i32_argument())
+    assert not next(op for op in module.walk() if isinstance(op, scf.ForOp)).iter_args
+
+
 @pytest.mark.parametrize("trips", [0, 1, 2])
 def test_loops_of_known_length(trips):
     def f(x, o, N: tkc.constexpr):

@@ -17,7 +17,7 @@ from tkc.ir.verify import verify
 from tkc.passes import split_masked_loops
 from tkc.sim import dataflow, level0
 
-f2, u32 = array(tkc.float32, 2), tkc.uint32
+f2, u32, u64 = array(tkc.float32, 2), tkc.uint32, tkc.uint64
 
 
 def masked(
@@ -62,6 +62,7 @@ UNKNOWN = {
     "of data": lambda r, c, w, x: x[0, 0] + r.to(tkc.float32) >= c.to(tkc.float32),
     "of unsigned": lambda r, c, w, x: r.to(u32) - 5 >= c.to(u32),
     "of what may wrap": lambda r, c, w, x: r + w >= c,
+    "of what may be negative": lambda r, c, w, x: (r - 100).to(u64) >= c.to(u64),
 }
 
 

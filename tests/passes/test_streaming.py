@@ -9,7 +9,9 @@ from xdsl.dialects.builtin import StringAttr
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.passes.kernels import BF16
+from tests.language.kernels import array, i32, traced
+from tests.passes.kernels import BF16, aligned
+from tests.passes.test_plan import planned
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
@@ -22,6 +24,7 @@ from tkc.kernels.scans import _cumsum, _cumsum_rows
 from tkc.kernels.softmax import _softmax
 from tkc.language.signature import Options
 from tkc.passes import PassContext, fetch_ahead
+from tkc.passes.planning.streaming import row_of
 from tkc.sim import dataflow, level0, level4, ptx
 from tkc.sim.check import check
 from tkc.sim.errors import SimulationError
@@ -210,6 +213,58 @@ def test_what_cannot_be_split_stays_in_one_block():
     assert found.cluster_split == (1, 0) and any(
         "num_ctas = 2 is not used" in line for line in compiled.decisions
     )
+
+
+def _two_lengths(x, w, out, other, N: tkc.constexpr, M: tkc.constexpr):
+    row = tkc.program_id(0)
+    values = tkc.load(x, (row, 0), (None, N))
+    tkc.store(out, (row, 0), (values - tkc.max(values))[None, :])
+    tkc.store(other, (row, 0), tkc.load(w, (row, 0), (None, M))[None, :] * 2)
+
+
+def _sums_of_a_square(x, rows, columns, N: tkc.constexpr):
+    values = tkc.load(x, (0, 0), (N, N))
+    tkc.store(rows, (0,), tkc.sum(values, axis=1))
+    tkc.store(columns, (0,), tkc.sum(values, axis=0))
+
+
+@pytest.mark.parametrize(
+    "kernel, ranks, constants, extent",
+    [
+        (_two_lengths, (2, 2, 2, 2), {"N": 4096, "M": 4096}, 4096),
+        (_two_lengths, (2, 2, 2, 2), {"N": 4096, "M": 2048}, 0),
+        (_sums_of_a_square, (2, 1, 1), {"N": 1024}, 0),
+    ],
+)
+def test_blocks_share_rows_of_one_length_along_one_axis(kernel, ranks, constants, extent):
+    """Of a tile without that axis no part is one block's own; of one with two such, either is."""
+    module = traced(kernel, *(array(tkc.float32, rank) for rank in ranks), **constants)
+    assert row_of(level0.kernel_of(module), ()) == extent
+
+
+def _doubled_tile(x, out, N: tkc.constexpr):
+    place = tkc.program_id(0) * N
+    tkc.store(out, (place,), tkc.load(x, (place,), (N,)) * 2)
+
+
+def _changed_again_and_again(x, out, n, N: tkc.constexpr):
+    row = tkc.program_id(0)
+    values = tkc.load(x, (row, 0), (None, N))
+    for _ in tkc.range(0, n):
+        values = values - tkc.max(values) / 2
+    tkc.store(out, (row, 0), values[None, :])
+
+
+@pytest.mark.parametrize(
+    "kernel, arguments, size",
+    [
+        (_doubled_tile, (array(tkc.float32, 1, shape=(65536,)),) * 2, 16384),
+        (_changed_again_and_again, (aligned(tkc.float32, 2),) * 2 + (i32(),), 32768),
+    ],
+)
+def test_programs_without_rows_and_with_loops_do_not_stream(kernel, arguments, size):
+    plan = planned(traced(kernel, *arguments, N=size), "sm_90a")
+    assert not plan.persistent and not any("stream" in line for line in plan.decisions)
 
 
 # ---- a row over a cluster ------------------------------------------------------------------------
@@ -983,6 +1038,20 @@ def _taking_turns(out, words, WAITING: tkc.constexpr):
     tkc.store(out, (i,), told)
 
 
+@tkc.jit
+def _counting(out, words):
+    """Each program stores, and counts itself: it waits for no other."""
+    i = tkc.program_id(0)
+    tkc.store(out, (i,), i)
+    tkc.atomic_add(words.ptr, 1)
+
+
+def test_programs_that_wait_for_none_begin_one_after_the_other():
+    compiled = _counting.compile("i32[16]", "i32[1]", target="sm_90a", persistent=True)
+    assert compiled.interface.persistent and not compiled.interface.together
+    assert not any("stagger" in line for line in compiled.decisions)
+
+
 def test_which_kernels_run_one_program_a_block():
     """Programs that read nothing ahead of their waiting, and those with the option."""
     given = "i32[16]", "i32[17]"
@@ -1121,6 +1190,19 @@ def test_a_transpose_goes_through_shared_memory_by_option_or_where_rows_have_no_
         and asked.interface.shared_bytes
         and all(c.interface.shared_bytes for c in odd)
     )
+
+
+def test_rows_of_half_vectors_are_not_stored_as_a_whole():
+    compiled = _transpose.compile(
+        "bf16[2, 68, 200]",
+        "bf16[2, 200, 68]",
+        ROWS=64,
+        COLUMNS=64,
+        target="sm_90a",
+        register_transpose=True,
+        num_warps=2,
+    )
+    assert not any("whole rows" in line for line in compiled.decisions)
 
 
 def test_a_transpose_requests_two_lines_at_once():

@@ -115,7 +115,7 @@ class Selection:
 
     def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
         self.kernel, self.plan, self.context = kernel, plan, context
-        _load_for_threads(kernel, plan)
+        load_for_threads(kernel, plan)
         for op in list(kernel.walk()):
             if isinstance(op, tile.Flip):
                 factor_flip(op)
@@ -542,7 +542,7 @@ def REAL(module: ModuleOp) -> bool:
     return any(isinstance(op, tile.Dot) and op.precision.data == "tf32x3" for op in module.walk())
 
 
-def _load_for_threads(kernel: tile.Kernel, plan: Plan) -> None:
+def load_for_threads(kernel: tile.Kernel, plan: Plan) -> None:
     """A block that dots read in shared memory, and threads in registers, is loaded once more for
     each of the latter, under the same number: swizzle-shared makes one copy of them.
     """

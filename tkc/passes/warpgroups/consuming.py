@@ -194,7 +194,7 @@ class Overlap:
     def _land_needed(self, op: Operation) -> None:
         """Waits, before an operation, for the dots that it needs."""
         needed = [i for i, flight in enumerate(self.flights) if _needs(op, flight, self.block)]
-        if self.flights and (op is self.block.last_op or op.regions and not _plain(op)):
+        if self.flights and (op is self.block.last_op or op.regions and not is_plain(op)):
             needed = [len(self.flights) - 1]
         if needed:
             self._land(op, needed[-1])
@@ -281,7 +281,7 @@ def _is_wgmma(op: Operation) -> bool:
     )
 
 
-def _plain(op: Operation) -> bool:
+def is_plain(op: Operation) -> bool:
     """Whether a branch does arithmetic alone, which may run under dots."""
     return isinstance(op, scf.IfOp) and all(
         isinstance(inner, scf.YieldOp)
@@ -298,7 +298,7 @@ def _take_turns(block: Block) -> None:
     """
     fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
     commits = [op for op in block.ops if isinstance(op, threads.DotCommit)]
-    if len(fences) < 2 or any(op.regions and not _plain(op) for op in block.ops):
+    if len(fences) < 2 or any(op.regions and not is_plain(op) for op in block.ops):
         return
     before(fences[0], threads.Turn("begin"))
     after(commits[-1], threads.Turn("end"))

@@ -54,7 +54,7 @@ from tkc.passes.analysis.alias import apart as are_apart
 from tkc.passes.warpgroups.maps import Maps
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """So many elements along an axis of a tile, of each warpgroup."""
 
     axis: int
@@ -90,16 +90,14 @@ def _accesses(outs: Sequence[shared.CopyOut], block: Block) -> list[Operation]:
         op
         for op in block.walk()
         if (
-            reads(op)
-            or isinstance(op, WRITES)
-            and not all(_is_alternative(op, out) for out in outs)
+            reads(op) or isinstance(op, WRITES) and not all(is_alternative(op, out) for out in outs)
         )
         and not _of_workspace(op)
     ]
 
 
 def _store_group(
-    group: list[shared.CopyOut], maps: Maps, share: _Part | None, is_awaited: bool
+    group: list[shared.CopyOut], maps: Maps, share: Part | None, is_awaited: bool
 ) -> None:
     """Buffers to global memory when they are written; is_awaited: the role goes on when they have
     arrived.
@@ -147,17 +145,17 @@ def _await_earlier(
 
 def _common_share(
     group: list[shared.CopyOut], accesses: list[Operation], overlaps: Overlaps
-) -> _Part | None:
+) -> Part | None:
     """The part of buffers that each warpgroup writes and may store for itself."""
     writes = [_write_of(out) for out in group]
-    shares = {_own_part(tile_type(write.value).register_layout) for write in writes}
+    shares = {own_part(tile_type(write.value).register_layout) for write in writes}
     share = shares.pop() if len(shares) == 1 else None
     if share and any(_of_others(out, op, share, overlaps) for out in group for op in accesses):
         return None
     return share
 
 
-def _store(out: shared.CopyOut, maps: Maps, share: _Part | None, end: Operation) -> None:
+def _store(out: shared.CopyOut, maps: Maps, share: Part | None, end: Operation) -> None:
     """A buffer to global memory, whole or a share of it."""
     box = [max(n, 1) for n in out.extents.get_values()]
     if share:
@@ -221,7 +219,7 @@ def _of_workspace(access: Operation) -> bool:
     return isinstance(root(place).owner, threads.Workspace)
 
 
-def _is_alternative(op: Operation, other: Operation) -> bool:
+def is_alternative(op: Operation, other: Operation) -> bool:
     """Whether a branch has one of two operations and the other branch the other one."""
     region = other.parent_region()
     while region is not None and (around := region.parent) is not None:
@@ -231,12 +229,12 @@ def _is_alternative(op: Operation, other: Operation) -> bool:
     return False
 
 
-def _axis_of(extents: Sequence[int], share: _Part) -> int:
+def _axis_of(extents: Sequence[int], share: Part) -> int:
     """The axis of a block, with such extents, that is a tile's axis which warpgroups share."""
     return [a for a, n in enumerate(extents) if n > 1][share.axis]
 
 
-def _of_others(out: shared.CopyOut, load: Operation, share: _Part, overlaps: Overlaps) -> bool:
+def _of_others(out: shared.CopyOut, load: Operation, share: Part, overlaps: Overlaps) -> bool:
     """Whether a warpgroup that stores its own part of a result may store what another one reads: of
     the same memory, and not the part that it reads itself.
     """
@@ -245,7 +243,7 @@ def _of_others(out: shared.CopyOut, load: Operation, share: _Part, overlaps: Ove
     if not isinstance(load, tile.Load) or load.array is not out.array:
         return True
     axis = _axis_of(out.extents.get_values(), share)
-    own = _own_part(tile_type(load.result).register_layout)
+    own = own_part(tile_type(load.result).register_layout)
     return own != share or _place(load.offsets[axis]) != _place(out.offsets[axis])
 
 
@@ -338,7 +336,7 @@ def _write_of(out: shared.CopyOut) -> shared.Write:
     return write
 
 
-def _own_part(held: Layout | None) -> _Part | None:
+def own_part(held: Layout | None) -> Part | None:
     """What each of several warpgroups holds of a tile, if it is contiguous."""
     groups = 0 if held is None else held.num_warps // 4
     if held is None or groups < 2:
@@ -349,5 +347,5 @@ def _own_part(held: Layout | None) -> _Part | None:
             continue
         holds = held.table()[..., axis].reshape(groups, -1) // extent
         if (holds == np.arange(groups)[:, None]).all():
-            return _Part(axis, extent)
+            return Part(axis, extent)
     return None
