@@ -146,6 +146,26 @@ def test_rows_from_a_counter(dtype):
 
 
 @tkc.jit
+def claimed_there(counter, a, b, c, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """Which counter it is, is computed of a tile."""
+    row = tkc.atomic_add(counter.ptr + tkc.max(tkc.arange(SIZE) // SIZE, axis=0), 1)
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (row * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (row * N, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_roles_take_no_number_from_a_counter_that_each_would_look_for(size):
+    n, counter = 64, np.zeros(1, np.int32)
+    a, b, c = whole(3 * n, 64), whole(64, n, seed=1), whole(3 * n, n)
+    claimed_there[3](counter, a, b, c, size, n)
+    assert counter[0] == 3
+    assert (c == product(a, b).astype(BF16)).all()
+
+
+@tkc.jit
 def halved(a, b, c, N: tkc.constexpr):
     """What is summed is halved in every step."""
     total = tkc.zeros((N, N))

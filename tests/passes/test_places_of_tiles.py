@@ -41,6 +41,16 @@ def steps(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.con
 
 
 @tkc.jit
+def uneven(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """Programs have different numbers of steps, which are claimed the longest first."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    for k in tkc.range(0, (NUMBER(table, m, SIZE) % 3 + 1) * 64, 64):
+        left = tkc.load(a, (m * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@tkc.jit
 def branch(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """The loop is run where the number is the program's, which it is."""
     m, total = tkc.program_id(0), tkc.zeros((N, N))
@@ -70,6 +80,11 @@ def largest(table, m, size):
     return tkc.max(tkc.arange(size) // size + m, axis=0)
 
 
+def alike(table, m, size):
+    """What all programs add to their numbers."""
+    return m + tkc.max(tkc.arange(size) // size, axis=0)
+
+
 def of_a_matrix(table, m, size):
     square = tkc.arange(size).reshape(2, size // 2) // size + m
     return tkc.max(tkc.max(square, axis=1), axis=0)
@@ -88,16 +103,20 @@ def sorted_first(table, m, size):
     return tkc.sort(tkc.load(table, (0,), (size,)), descending=True)[size - 1] + m - 1
 
 
-NUMBERS = (searched, largest, of_a_matrix, taken, counted, sorted_first)
+NUMBERS = (searched, largest, alike, of_a_matrix, taken, counted, sorted_first)
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic_schedule": True}, {"num_warps": 8}], ids=str)
 @pytest.mark.parametrize("size", [8, 32, 64, 256])
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kernel", [place, steps, branch, result], ids=lambda k: k.fn.__name__)
+@pytest.mark.parametrize(
+    "kernel", [place, steps, uneven, branch, result], ids=lambda k: k.fn.__name__
+)
 def test_products(kernel, number, size, options):
     n, r = 64, np.random.default_rng(size)
-    a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((PROGRAMS * n, 128), (128, n)))
+    a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((PROGRAMS * n, 192), (192, n)))
+    if kernel is uneven:
+        a *= np.arange(192) // 64 <= np.repeat(np.arange(PROGRAMS), n)[:, None] % 3
     c, table = np.zeros((PROGRAMS * n, n), BF16), np.arange(1, size + 1, dtype=np.int32)
     given = table, a, b, c, number, size, n
     kernel[PROGRAMS](*given, **options)

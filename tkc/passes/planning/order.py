@@ -15,6 +15,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
+from tkc.ir.types import TileType
 from tkc.ir.values import block_of, defining_op
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
@@ -86,6 +87,8 @@ def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
         return False
     if op.result.first_use is None or op.semantics is not None and op.semantics.data != "relaxed":
         return False
+    if any(isinstance(r.type, TileType) for other in sources(op.operands) for r in other.results):
+        return False  # each role computes what follows from tiles for itself
     around = op.parent_op()
     if around is kernel:
         return is_at_beginning(op)

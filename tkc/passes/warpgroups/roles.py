@@ -321,7 +321,7 @@ def _programs(block: Block) -> scf.WhileOp:
 def _suffix(block: Block) -> list[Operation]:
     """What the roles do: everything from the first operation with a region or an effect on,
     allocations and the first claims of work apart, and whatever makes a tile before it, since a
-    tile is spread over the warps of the role that makes it.
+    tile is spread over the warps of the role that makes it, or is computed of one.
     """
     made = tile.Return, shared.Alloc, threads.Barriers
     ops = [op for op in block.ops if not isinstance(op, made)]
@@ -330,6 +330,10 @@ def _suffix(block: Block) -> list[Operation]:
         for i, op in enumerate(ops)
         if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Atomic))
     )
-    return [
-        op for op in ops[:start] if any(isinstance(r.type, TileType) for r in op.results)
-    ] + ops[start:]
+    of_tiles: dict[Operation, None] = {}
+    for op in ops[:start]:
+        if any(isinstance(r.type, TileType) for r in op.results) or any(
+            v.owner in of_tiles for v in op.operands
+        ):
+            of_tiles[op] = None
+    return [*of_tiles, *ops[start:]]
