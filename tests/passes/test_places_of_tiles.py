@@ -103,6 +103,7 @@ def sorted_first(table, m, size):
     return tkc.sort(tkc.load(table, (0,), (size,)), descending=True)[size - 1] + m - 1
 
 
+KERNELS = (place, steps, uneven, branch, result)
 NUMBERS = (searched, largest, alike, of_a_matrix, taken, counted, sorted_first)
 
 
