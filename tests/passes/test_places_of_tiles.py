@@ -110,9 +110,7 @@ NUMBERS = (searched, largest, alike, of_a_matrix, taken, counted, sorted_first)
 @pytest.mark.parametrize("options", [{}, {"dynamic_schedule": True}, {"num_warps": 8}], ids=str)
 @pytest.mark.parametrize("size", [8, 32, 64, 256])
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
-    "kernel", [place, steps, uneven, branch, result], ids=lambda k: k.fn.__name__
-)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.fn.__name__)
 def test_products(kernel, number, size, options):
     n, r = 64, np.random.default_rng(size)
     a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((PROGRAMS * n, 192), (192, n)))
