@@ -218,6 +218,18 @@ def test_a_rank_that_does_not_come_is_waited_for_so_long():
             lambda g: distributed.dispatch(np.ones((3, 4)), np.ones((4, 1), np.int32), 2, g),
             r"experts \[T, K\]",
         ),
+        (
+            lambda g: distributed.combine(np.ones((1, 3, 4)), np.ones((1, 4, 1), np.int32), 2, g),
+            r"experts \[W, T, K\]",
+        ),
+        (
+            lambda g: distributed.combine(
+                np.ones((1, 3, 4), np.int32), np.ones((1, 3, 1), np.int32), 2, g
+            ),
+            "combine: x is summed in float32, got int32",
+        ),
+        (lambda g: distributed.all_reduce(np.ones(3, np.int32), g), "sum what all_gather gives"),
+        (lambda g: distributed.reduce_scatter(np.ones((1, 3), np.uint8), g), "got uint8"),
     ],
 )
 def test_what_is_refused(call, text):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tkc
+from tkc.kernels.arrays import dtype_of
 from tkc.kernels.distributed.groups import Group
 from tkc.kernels.distributed.staging import staging
 
@@ -129,6 +130,7 @@ def reduce_scatter(x: Any, group: Group) -> Any:
     in float64), in the order of ranks.
     """
     _check_rows(x, group, "reduce_scatter")
+    check_floats(x, "reduce_scatter")
     y = group.empty(x.shape[1:], x.dtype)
     _exchanged(group, "reduce_scatter", _rows(x, group.world), y.reshape(1, -1), True)
     return y
@@ -139,6 +141,7 @@ def all_reduce(x: Any, group: Group, shots: int | None = None) -> Any:
     float64), in the order of ranks. shots: 1, every rank sums all; 2, every block is summed by one
     rank; None: by the number of bytes and ranks.
     """
+    check_floats(x, "all_reduce")
     y = group.empty(x.shape, x.dtype)
     n = len(x.reshape(-1))
     if shots not in (None, 1, 2):
@@ -178,4 +181,13 @@ def _check_rows(x: Any, group: Group, what: str) -> None:
     if x.ndim < 1 or x.shape[0] != group.world:
         raise tkc.LaunchError(
             f"{what}: x has one row a rank, {group.world} of them, got the shape {tuple(x.shape)}"
+        )
+
+
+def check_floats(x: Any, what: str) -> None:
+    """Raises LaunchError where an array is not of floats: sums of others would be rounded."""
+    if (name := dtype_of(x)).startswith(("int", "uint", "bool")):
+        raise tkc.LaunchError(
+            f"{what}: x is summed in float32, got {name}, which that would round; convert it to a"
+            " float type, or sum what all_gather gives"
         )

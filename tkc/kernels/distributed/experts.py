@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import tkc
-from tkc.kernels.distributed.collectives import all_gather
+from tkc.kernels.distributed.collectives import all_gather, check_floats
 from tkc.kernels.distributed.groups import Group
 from tkc.kernels.distributed.staging import staging
 
@@ -111,7 +111,8 @@ def dispatch(x: Any, experts: Any, number: int, group: Group) -> tuple[Any, Any]
     experts: [T, K] int32, of 0 … number - 1, of which each rank has number / W.
     """
     world = group.world
-    if number % world or len(experts.shape) != 2 or experts.shape[0] != x.shape[0]:
+    alike = len(x.shape) == len(experts.shape) == 2 and experts.shape[0] == x.shape[0]
+    if number % world or not alike:
         raise tkc.LaunchError(
             f"dispatch: x is [T, D], experts [T, K], and the number of experts a multiple of"
             f" {world}; got {tuple(x.shape)}, {tuple(experts.shape)} and {number}"
@@ -125,8 +126,16 @@ def dispatch(x: Any, experts: Any, number: int, group: Group) -> tuple[Any, Any]
 def combine(rows: Any, experts: Any, number: int, group: Group) -> Any:
     """[T, D]: for each row of this rank the sum of what the ranks of its experts have made of it,
     in float32, in the order of ranks. rows: [W, T, D], what this rank has made of the rows that
-    `dispatch` gave; experts: [W, T, K], as given by it.
+    `dispatch` gave, floats; experts: [W, T, K], as given by it.
     """
+    alike = len(rows.shape) == len(experts.shape) == 3 and rows.shape[:2] == experts.shape[:2]
+    if number % group.world or not alike or rows.shape[0] != group.world:
+        raise tkc.LaunchError(
+            f"combine: rows are [W, T, D], experts [W, T, K], W is {group.world}, and the number of"
+            f" experts a multiple of it; got {tuple(rows.shape)}, {tuple(experts.shape)} and"
+            f" {number}"
+        )
+    check_floats(rows, "combine")
     y = group.empty(rows.shape[1:], rows.dtype)
     _sent(_combine, rows, experts, y, number // group.world, group)
     return y
