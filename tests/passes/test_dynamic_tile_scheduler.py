@@ -290,6 +290,24 @@ def test_numbers_of_tiles_and_of_memory_are_worked_out_where_they_are_used(
     assert (c == want.astype(c.dtype)).all()
 
 
+def of_the_place(table, m, size):
+    """It follows from the program's number by whole numbers alone."""
+    return scrambled(m, m)
+
+
+@pytest.mark.parametrize("number, handed_on", [(of_a_tile, 0), (of_the_place, 1)])
+def test_whole_numbers_that_follow_from_the_place_are_handed_on(number, handed_on):
+    """Of a tile each role would have to make its own."""
+    arrays = "i32[7]", "bf16[448, 128]", "bf16[128, 64]", "bf16[448, 64]"
+
+    def stores(number) -> int:
+        options = {"target": "sm_90a", "dynamic_schedule": True, "roles": "cooperative"}
+        compiled = steps_behind.compile(*arrays, NUMBER=number, SIZE=32, N=64, **options)
+        return compiled.ir("assign-registers").count("tile.broadcast_store")
+
+    assert stores(number) == stores(lambda table, m, size: 3) + handed_on
+
+
 def test_no_branch_round_what_programs_look_up_where_they_look_up_nothing():
     module = compiled()[0]["schedule-programs"]
     assert count(module, scf.WhileOp) == 1 and not count(module, scf.IfOp)
