@@ -62,6 +62,17 @@ def launches(target: str | None = None):
         yield found
 
 
+def torch_with_ops():
+    """torch, with the ops of tkc.kernels: it may be imported later than these. Skips where there is
+    none.
+    """
+    torch = pytest.importorskip("torch")
+    from tkc.kernels import torch_ops
+
+    torch_ops.register_all()
+    return torch
+
+
 def assembles(call, targets=TARGETS) -> None:
     """Every kernel that a call launches compiles for GPUs, without spills and without complaints of
     ptxas.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tests.runtime.test_arrays_without_maps import failures
 from tkc import kernels
 from tkc.kernels.triangular import _invert
@@ -210,7 +210,7 @@ def test_gradients_of_lengths(gated):
 
 
 def test_torch_differentiates():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     given = [torch.tensor(x) for x in arguments((1, 33, 2, 16, 16), "channel")]
     for x in given:
         x.requires_grad_()

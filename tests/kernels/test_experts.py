@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tkc import kernels
 from tkc.kernels.experts import _layer
 
@@ -235,7 +235,7 @@ def test_on_gpus(dtype):
 
 
 def test_gradients_of_torch():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     from tests.kernels.test_torch import DEVICE, same_gradients, tensors
 
     x, gate_up, down, logits = tensors((9, 8), (4, 12, 8), (4, 8, 6), (9, 4))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import close, double, numbers
+from tests.kernels.checks import close, double, numbers, torch_with_ops
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tests.passes.test_roles import array, integers, result, role
@@ -197,7 +197,7 @@ def test_it_assembles_clean_for_the_shapes_of_experts():
 
 
 def test_gradients():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     from tests.kernels.test_torch import DEVICE, same_gradients, tensors
 
     a, b = tensors((20, 12), (3, 12, 9))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tkc import kernels
 
 LEAST = -np.exp(-0.5)  # of RWKV-7's g
@@ -162,7 +162,7 @@ def test_short_floats():
 
 
 def test_torch_differentiates():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     given = [torch.tensor(x) for x in arguments((1, 33, 2, 16, 16))]
     for x in given:
         x.requires_grad_()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, launches, numbers
+from tests.kernels.checks import assembles, close, double, launches, numbers, torch_with_ops
 from tests.runtime.conftest import gpu  # noqa: F401
 from tkc import kernels
 from tkc.kernels.scaled import _blocks, _grid, _scaled
@@ -431,7 +431,7 @@ def test_factors_that_hoppers_engines_do_not_take_are_copied_first(gpu, monkeypa
 
 
 def test_torch():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     from tests.kernels.test_torch import DEVICE, tensors
 
     x, w, bias = tensors((33, 260), (48, 260), (48,), grad=False)

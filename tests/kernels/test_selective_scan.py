@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tkc import kernels
 
 NAMES = ("x", "dt", "a", "b", "c", "skip", "z", "bias", "initial")
@@ -118,7 +118,7 @@ def test_short_floats():
 
 
 def test_torch_differentiates():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     arrays = arguments((1, 20, 6), 16)
     given = [torch.tensor(x).requires_grad_() for x in arrays]
     y, final = torch.ops.tkc.selective_scan(*given[:8], True, given[8])

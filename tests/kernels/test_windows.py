@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, launches, numbers
+from tests.kernels.checks import assembles, close, double, launches, numbers, torch_with_ops
 from tkc import kernels
 
 # images, positions, channels, outputs, taps, stride, padding, dilation
@@ -137,7 +137,7 @@ def test_products_run_on_wgmma():
 
 
 def test_gradients_of_torch():
-    torch = pytest.importorskip("torch")
+    torch = torch_with_ops()
     from tests.kernels.test_torch import same_gradients, tensors
 
     def plain(x, w, b):

@@ -7,7 +7,8 @@ says how to add one.
 
 Functions give new arrays of the caller's library on the caller's device; a name that ends in _
 changes arguments in place. With torch, each is also `torch.ops.tkc.<name>`: differentiable where
-training needs it, and torch.compile takes it as it is.
+training needs it, and torch.compile takes it as it is. (Where torch is imported after this package,
+each is an op from its first call on.)
 """
 
 from __future__ import annotations

@@ -168,6 +168,7 @@ def _recorded(
 
 
 def register_all() -> None:
+    """Makes torch.ops.tkc.<name> of every operator that is not one yet."""
     for op in list(OPERATORS.values()):
         register(op)
 
