@@ -8,7 +8,7 @@
 # make test-gpu only the tests that need a GPU
 # make measure  the GPU tests, then every race against its rivals, into out/measured (half an hour on a GPU)
 # make sanitize compute-sanitizer over the examples and the library, on a GPU
-# make ptx-record  whether 426 recorded kernels still compile to the PTX that was recorded (half a minute)
+# make ptx-record  whether the recorded kernels still compile to the PTX that was recorded (minutes)
 # make docs     the documentation site, into out/site
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 5,000 programs of the host, 100,000 broken texts of IR, every mutant; goes on where it was stopped
 PYTHON ?= python3

@@ -337,6 +337,7 @@ def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
     return ()
 
 
+@lru_cache(4096)
 def coalesced(layout: SharedLayout, warps: int, part: WarpRange) -> np.ndarray:
     """The cells that a part of the warps copies, 16 bytes a thread, thread after thread along the
     rows.

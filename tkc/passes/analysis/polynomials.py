@@ -224,13 +224,6 @@ class Scalars:
         """Whether the host can compute it."""
         return all(host_value(self.atoms[a]) is not None for a in polynomial.atoms)
 
-    def host_part(self, polynomial: Polynomial) -> Polynomial:
-        """The terms that the host can compute."""
-        known = {
-            m: all(host_value(self.atoms[a]) is not None for a in m) for m, _ in polynomial.terms
-        }
-        return polynomial.part(m for m, known_term in known.items() if known_term)
-
     def divisor(self, polynomial: Polynomial) -> int:
         """The largest known divisor; 0 of 0."""
         found = 0
