@@ -11,7 +11,7 @@ import pytest
 
 from tkc.kernels import distributed
 from tkc.kernels.distributed import collectives
-from tkc.kernels.distributed.groups import beside
+from tkc.kernels.distributed.groups import of_one_process
 from tkc.runtime.simulate import rank_launches
 from tkc.sim import ranks
 from tkc.sim.errors import SimulationError
@@ -53,7 +53,7 @@ class Calls:
 
     def launches(self) -> tuple[list, list, Any]:
         """Those of each rank, which are not made, what they give, and what must stay alive."""
-        groups, results = beside(W), [[] for _ in range(W)]
+        groups, results = of_one_process(W), [[] for _ in range(W)]
 
         def run(r: int) -> None:
             for _ in range(TURNS):

@@ -11,7 +11,7 @@ import pytest
 import tkc
 from tests.kernels.distributed import waiting
 from tkc.kernels.distributed import exchange, pieces
-from tkc.kernels.distributed.groups import beside
+from tkc.kernels.distributed.groups import of_one_process
 from tkc.runtime.simulate import rank_launches
 from tkc.sim import ranks
 from tkc.sim.errors import SimulationError
@@ -73,7 +73,7 @@ GIVEN, TURNS = 32, 2  # elements, and how often: the second time over what was g
 
 def exchanges(made):
     """Ranks give one another an array in each of two turns: five launches a turn."""
-    groups = beside(W)
+    groups = of_one_process(W)
     x = [np.random.default_rng(r).normal(size=(TURNS, GIVEN)).astype("f4") for r in range(W)]
     y = [np.zeros((TURNS, GIVEN), np.float32) for _ in range(W)]
 
@@ -183,7 +183,7 @@ def test_every_mutant_of_a_product_for_a_peer_is_found(made):
 
 def turns_of_pieces(made):
     """Two ranks give one another rows in pieces, and multiply them, in each of two turns."""
-    groups, rng = beside(W), np.random.default_rng(0)
+    groups, rng = of_one_process(W), np.random.default_rng(0)
     a = [rng.normal(size=(TURNS, ROWS, 2 * K)).astype(BF16) for _ in range(W)]
     w = rng.normal(size=(2 * K, N)).astype(BF16)
     y = [np.zeros((TURNS, W * ROWS, N), BF16) for _ in range(W)]

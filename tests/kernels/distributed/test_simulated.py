@@ -11,14 +11,14 @@ import tkc
 from tests.kernels.distributed.test_ranks import attended, close, each, exact, positions
 from tkc.kernels import distributed
 from tkc.kernels.distributed import pieces
-from tkc.kernels.distributed.groups import beside
+from tkc.kernels.distributed.groups import of_one_process
 
 BF16 = ml_dtypes.bfloat16
 
 
 def simulated(world, run, seed=0):
     """What `run(group)` gives for each rank."""
-    groups = beside(world)
+    groups = of_one_process(world)
     return tkc.simulate_ranks(world, lambda r: run(groups[r]), seeds=[seed])
 
 

@@ -174,10 +174,12 @@ def all_reduce(x: Any, group: Group, shots: int | None = None) -> Any:
 
 
 def _rows(x: Any, rows: int) -> Any:
+    """x as so many rows."""
     return x.reshape(rows, -1)
 
 
 def _check_rows(x: Any, group: Group, what: str) -> None:
+    """Raises LaunchError where x has not one row for each rank."""
     if x.ndim < 1 or x.shape[0] != group.world:
         raise tkc.LaunchError(
             f"{what}: x has one row a rank, {group.world} of them, got the shape {tuple(x.shape)}"

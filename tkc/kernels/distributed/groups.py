@@ -26,13 +26,12 @@ import numpy as np
 import tkc
 
 MAX_SECONDS = 600.0  # that a launch waits for another rank that has not died
-
-
-PUSHED = 4096  # elements at once
+PUSHED = 4096  # elements that `_push` copies at once
 
 
 @tkc.jit
 def _push(x, to, N: tkc.constexpr):
+    """x [n] to `to` [n or more], N elements at a time."""
     n = x.shape[0]
     for at in tkc.range(0, n, N):
         tkc.store(to, (at,), tkc.load(x, (at,), (N,)), mask=at + tkc.arange(N) < n)
@@ -40,6 +39,7 @@ def _push(x, to, N: tkc.constexpr):
 
 @tkc.jit
 def _tell(number, flag):
+    """Signals the flag [1] with number [1]."""
     tkc.signal(flag, 0, number[0])
 
 
@@ -103,11 +103,11 @@ class Group:
         _tell[1](number, flag)
 
     def begin(self) -> None:
-        """Before launches in which ranks wait: the time that they have begins."""
+        """Called before launches in which ranks wait: the time that they have begins."""
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """Behind launches in which ranks wait."""
+        """Called behind launches in which ranks wait."""
 
     def lost(self) -> str | None:
         """What a launch that waits asks: who has died, or has not come in time."""
@@ -160,8 +160,8 @@ class Threads(Group):
         return next((f"rank {r} has died: {e}" for r, e in self._shared.errors.items()), None)
 
 
-def beside(world: int, seconds: float = MAX_SECONDS) -> list[Group]:
-    """The ranks of one process, whoever runs them: threads, or tkc.simulate_ranks."""
+def of_one_process(world: int, seconds: float = MAX_SECONDS) -> list[Group]:
+    """The ranks of one process, for whatever runs them: threads, or tkc.simulate_ranks."""
     shared = _Shared(world)
     return [Threads(r, shared, seconds) for r in range(world)]
 
