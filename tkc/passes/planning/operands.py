@@ -407,39 +407,59 @@ def wgmma_of(dot: tile.Dot) -> Mma | None:
 
 def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
     """Why wgmma cannot compute a dot; empty if it can."""
-    a, acc, form = tile_type(dot.a), tile_type(dot.acc), wgmma_of(dot)
+    acc, form = tile_type(dot.acc), wgmma_of(dot)
     if form is None:
         return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (
             ", its float32 is tf32" if names(dot)[0] == "f32" else ""
         )
     if acc.rank != 2:
         return "a dot has batch axes"
-    both, k = Sides.of(dot, options), a.extents[1]
-    if reason := _why_not_along_n(dot, both, options):
-        return reason
+    both = Sides.of(dot, options)
+    return (
+        _why_not_along_n(dot, both, options)
+        or _why_not_extents(dot, both, form, options)
+        or _why_not_sums(dot, both, options)
+        or _why_not_loaded(dot, both, form, options)
+    )
+
+
+def _why_not_extents(dot: tile.Dot, both: Sides, form: Mma, options: LaunchOptions) -> str:
+    """Why a dot's extents are not wgmma's; empty if they are."""
+    k = tile_type(dot.a).extents[1]
     if both.m % 64 or both.m > 256 or both.n // along_n(options) not in form.n or k % form.k:
         return (
             f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x"
             f" {form.k}"
         )
-    sums = sums_around(dot)
+    return ""
+
+
+def _why_not_sums(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
+    """Why a dot cannot add to what its loop carries, as its operands come; empty if it can."""
     if both.swapped and not simple(dot):
         return "its dot's accumulator is not just loop-carried"
-    for load in computed_from(dot, options):
-        if is_read_again(load) and sums:
-            return "an operand is used elsewhere too"
-    if sum(map(len, sums)) > 1 and relaid_loads(dot, options):
+    sums = sums_around(dot)
+    if sums and any(map(is_read_again, computed_from(dot, options))):
+        return "an operand is used elsewhere too"
+    if sum(map(len, sums)) <= 1:
+        return ""
+    if relaid_loads(dot, options):
         return "one of several dots that accumulate in a loop has an operand that is relaid"
-    if sum(map(len, sums)) > 1 and (both.held or any(both.written)) and _share_blocks(sums):
+    if (both.held or any(both.written)) and _share_blocks(sums):
         return (
             "one of several dots that accumulate in a loop has an operand that is computed, or held"
             " in registers, and a block is read by several of them"
         )
+    return ""
+
+
+def _why_not_loaded(dot: tile.Dot, both: Sides, form: Mma, options: LaunchOptions) -> str:
+    """Why wgmma cannot read a dot's loaded operands; empty if it can."""
     for operand, axis in (both.left, both.left_k), (both.right, both.right_k):
         held = both.held and operand is both.left
         shown = source(operand)
         if shown is None:
-            continue  # looked at above
+            continue  # it is computed
         if reason := _unread(dot, shown):
             return reason
         if (
