@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tkc
+from benchmarks.plain_layers import low_rank
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
@@ -72,6 +73,26 @@ def triangular(a, b, _, c, __, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.con
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
+def followed(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A dot behind the loop: its factors are each block's own, in a ring of their own."""
+    m, n, half = tkc.program_id(0) * BM, tkc.program_id(1) * BN, BK // 2
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    acc = tkc.dot(tkc.load(a, (m, 0), (BM, half)), tkc.load(w, (0, 0), (half, BN)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def followed_alike(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """The same, with factors that take one more stage of the loop's ring."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    acc = tkc.dot(tkc.load(a, (m, 0), (BM, BK)), tkc.load(w, (0, 0), (BK, BN)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
 @dataclass(frozen=True)
 class Form:
     kernel: Callable
@@ -107,6 +128,9 @@ FORMS = [
     Form(projected, (1, 4)),
     Form(triangular, (2, 2)),
     Form(triangular, (1, 2)),
+    Form(followed, (2, 2)),
+    Form(followed_alike, (2, 2)),
+    Form(followed_alike, (2, 1), (128, 64, 32)),
 ]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 SMALL = {
@@ -118,6 +142,8 @@ SMALL = {
         Form(gated, (2, 2)),
         Form(projected, (2, 2)),
         Form(triangular, (2, 2)),
+        Form(followed, (2, 1)),
+        Form(followed_alike, (1, 2)),
     )
 }
 EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
@@ -163,6 +189,10 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
         one, two = x @ y, None
     if form.kernel is projected:
         one = one - np.tile(x @ z, (1, -(-wide // BN)))[:, :wide]
+    if form.kernel in (followed, followed_alike):
+        rows = BK // 2 if form.kernel is followed else BK
+        more = x[:, :rows] @ z[: min(k, rows)]
+        one = one + np.tile(more, (1, -(-wide // BN)))[:, :wide]
     if form.kernel is triangular:
         one = np.concatenate(
             [
@@ -265,6 +295,8 @@ def test_who_shares_what(form):
         gated: [(1,), (0,), (0,)],
         projected: [(1,), (0,), (0, 1)],
         triangular: [(1,), ()],
+        followed: [(1,), (0,), (), ()],
+        followed_alike: [(1,), (0,), (), ()],
     }[form.kernel]
     along = [tuple(axis for axis in axes if form.cluster[axis] > 1) for axes in along]
     assert [load.among if load.multicast >= 0 else () for load in plan.loads] == along
@@ -275,15 +307,13 @@ def test_who_shares_what(form):
         else 1 + (across - 1) * ((0,) in along) + (down - 1) * ((1,) in along)
     )
     # a stage is free when the consumers of all who get a part of it have said so
+    own = [1, plan.warps] if form.kernel is followed else []
     assert [
         op.count.value.data for op in kernel.walk() if isinstance(op, threads.MbarrierInit)
-    ] == [
-        1,
-        plan.warps * sharers,
-    ]
+    ] == [1, plan.warps * sharers, *own]
     assert {
         op.to is not None for op in kernel.walk() if isinstance(op, threads.MbarrierArrive)
-    } == {True}
+    } == {True, not own}
     # the launch is flat
     assert [a.value.data for a in kernel.attributes["cluster"].data] == [
         plan.cluster[0] * plan.cluster[1],
@@ -320,6 +350,18 @@ def test_a_cluster_shrinks_to_the_axes_along_which_something_is_shared():
     assert wide.cluster == (1, 1) and any(
         "cluster = (4, 4) is not used" in line for line in wide.decisions
     )
+
+
+def test_what_a_loop_shares_where_a_dot_follows_it():
+    """Pairs of blocks share both right factors of the loop, which has four stages: the last dot's
+    factor has one, while the next program's loop runs there is time for it.
+    """
+    shapes = (8192, 4096), (4096, 14336), (4096, 16), (16, 14336), (8192, 14336)
+    arrays = (f"bf16[{m}, {n}]" for m, n in shapes)
+    said = low_rank.compile(*arrays, 16, 256, target="sm_90a").decisions
+    assert "plan: cluster 2 x 1: 2 of 4 copies serve 2 blocks" in said
+    assert "plan: ring 0: 4 stages of 51200 bytes" in said
+    assert "plan: ring 1: 1 stages of 8192 bytes" in said
 
 
 def test_small_blocks_share_copies_as_asked_alone():

@@ -36,6 +36,7 @@ THREADS_OF_A_ROW = 4  # that share a row of an accumulator
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
+AMPLE_STAGES = 4  # of a loop's ring: more gain little
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
 # of each ring; none, and why
@@ -343,24 +344,56 @@ def stages_of(
     rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
 ) -> Stages:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is
-    there when it begins, one where that is too many; as many as then fit for those of a loop,
-    alike. Each of the co-resident programs has the former of its own: in a stage that was
-    another's before, phases could not be told apart. They are not at the same step, and
-    a loop's rings need stages for that.
+    there when it begins, one where that is too many, or where a loop that has few gets more by it
+    and its program needs it behind that loop; as many as then fit for those of a loop, alike. Each
+    of the co-resident programs has the former of its own: in a stage that was another's before,
+    phases could not be told apart. They are not at the same step, and a loop's rings need stages
+    for that.
     """
     if asked == 1:
         return (), "num_stages = 1: a ring has two stages or more"
     inner = run_ahead(rings)
     stages = [stage_bytes(ring) for ring in rings]
-    for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
-        for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):
-            chosen = tuple(count if i else outer * members for i in inner)
+    most = min(MAX_STAGES, asked or MAX_STAGES)
+
+    def fit(outer: Sequence[int], least: int) -> tuple[int, ...] | None:
+        for count in range(most, least - 1, -1):
+            chosen = tuple(count if i else n * members for i, n in zip(inner, outer, strict=True))
             if sum(n * stage for n, stage in zip(chosen, stages, strict=True)) <= room:
-                return chosen, ""
+                return chosen
+        return None
+
+    def steps_ahead(chosen: tuple[int, ...] | None) -> int:
+        """Stages of the loops' rings; 0 where nothing fits."""
+        if chosen is None:
+            return 0
+        return min((n for n, i in zip(chosen, inner, strict=True) if i), default=most)
+
+    chosen = fit([2] * len(rings), 2 if members == 1 else MIN_CO_RESIDENT_STAGES)
+    late = [1 if members == 1 and _is_behind_loops(ring) else 2 for ring in rings]
+    if 0 < steps_ahead(chosen) < AMPLE_STAGES and 1 in late:
+        once = fit(late, 2)
+        chosen = once if steps_ahead(once) > steps_ahead(chosen) else chosen
+    if chosen is None:
+        chosen = fit([1] * len(rings), 2)
+    if chosen is not None:
+        return chosen, ""
     return (
         (),
         (f"two stages of {' and '.join(map(str, stages))} bytes do not fit shared memory"),
     )
+
+
+def _is_behind_loops(ring: list[tile.Load]) -> bool:
+    """Whether a ring is filled behind a loop with dots: while the next program's runs there is time
+    for its copy.
+    """
+    at: Operation | None = ring[0]
+    while at is not None:
+        if isinstance(at, scf.ForOp) and any(isinstance(op, tile.Dot) for op in at.walk()):
+            return True
+        at = at.prev_op
+    return False
 
 
 def fitted(

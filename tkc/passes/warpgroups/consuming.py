@@ -48,7 +48,6 @@ def consume(
     block: Block,
     rings: dict[SSAValue, RingBarriers],
     maps: Maps,
-    peers: SSAValue | None,
     turns: bool,
     overlaps: Overlaps,
 ) -> None:
@@ -79,8 +78,8 @@ def consume(
         )
         if all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
-            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers, len(around) > 1)
-    Overlap(block, rings, late, peers, turns).run()
+            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], len(around) > 1)
+    Overlap(block, rings, late, turns).run()
     if turns:
         before(first_of(block), threads.Turn("start"))
     if through:
@@ -141,11 +140,9 @@ class Overlap:
         block: Block,
         rings: dict[SSAValue, RingBarriers],
         late: set[SSAValue],
-        peers: SSAValue | None,
         turns: bool,
     ):
-        self.block, self.rings, self.late = block, rings, late
-        self.peers, self.turns = peers, turns
+        self.block, self.rings, self.late, self.turns = block, rings, late, turns
         self.flights: list[InFlightDot] = []
         # what dots before have made; and of it what no wait since the last issue shows to be there
         self.made = _carried_results(block)
@@ -165,14 +162,14 @@ class Overlap:
             self._prove(op)
             for region in op.regions:
                 for inner in region.blocks:
-                    Overlap(inner, self.rings, self.late, self.peers, self.turns).run()
+                    Overlap(inner, self.rings, self.late, self.turns).run()
             if isinstance(op, tile.Dot) and _is_wgmma(op):
                 self._issue(op)
         if self.turns:
             _take_turns(self.block)
         if self.flights and self.block.last_op is not None:
             self._land(self.block.last_op, len(self.flights) - 1)
-        _release_stages(self.block, self.rings, self.late, self.peers)
+        _release_stages(self.block, self.rings, self.late)
 
     def _note_readers(self) -> None:
         for op in self.block.ops:
@@ -238,7 +235,7 @@ class Overlap:
                 continue
             if ring.read:
                 _read_by(anchor, stage)
-            arrive = threads.MbarrierArrive(ring.empty, stage, self.peers, each="warp")
+            arrive = threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp")
             before(anchor, *ring.fence(), arrive)
 
 
@@ -361,9 +358,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
         earlier(read)
 
 
-def _release_stages(
-    block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None
-) -> None:
+def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue]) -> None:
     """Stages that were waited for here and read by dots further inside, or by threads, are free at
     the block's end.
     """
@@ -385,7 +380,7 @@ def _release_stages(
             ):
                 for op in (
                     *ring.fence(),
-                    threads.MbarrierArrive(ring.empty, stage, peers, each="warp"),
+                    threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp"),
                 ):
                     if place is not None:
                         before(place, op)
@@ -450,7 +445,6 @@ def _dots(
     loop: scf.ForOp,
     made: list[list[tile.Dot]],
     stages: list[tuple[RingBarriers, SSAValue]],
-    peers: SSAValue | None,
     among_others: bool,
 ) -> None:
     """The sums of a loop, one group of dots deep: a stage is released when the next group is
@@ -535,7 +529,7 @@ def _dots(
             for (ring, _), stage in zip(stages, earlier, strict=False)
             for op in (
                 *ring.fence(),
-                threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=go),
+                threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp", when=go),
             )
         ),
     )
@@ -548,7 +542,7 @@ def _dots(
             for (ring, _), stage in zip(stages, loop.results[-len(stages) :], strict=False)
             for op in (
                 *(ring.fence() if late else ()),
-                threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some),
+                threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp", when=some),
             )
         ),
     )

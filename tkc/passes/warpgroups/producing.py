@@ -15,13 +15,14 @@ from collections.abc import Set
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
+from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import previous_of, shared_type, terminator_of
+from tkc.ir.values import index_of, previous_of, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -59,6 +60,7 @@ def produce(
     claims: Set[Operation] = frozenset(),
 ) -> None:
     """The producer's part of a program. claims: what it does for all roles."""
+    programs, drained = terminator_of(block), set()
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
         if is_by_threads(copies[0]):
@@ -76,8 +78,9 @@ def produce(
         before(head, threads.MbarrierExpect(ring.full, stage, bytes_of(copies)))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)
-        if multicast:
-            _drain(block, ring)
+        if ring.peers is not None and ring not in drained:
+            drained.add(ring)
+            _drain(programs, ring, (stage, parity))
     for write in [op for op in block.walk() if relayouts(op)]:
         erase(write)
     _strip(block, claims)
@@ -240,12 +243,25 @@ def _share_of(
     return [size if a in cut else n for a, (n, size) in enumerate(extents)], parts
 
 
-def _drain(block: Block, ring: RingBarriers) -> None:
+def _at_the_end(value: SSAValue, loop: Operation) -> SSAValue:
+    """What a loop and those in it carry on as this value, when it is over."""
+    while not isinstance(value, BlockArgument) or value.block.parent_op() is not loop:
+        inner = value.block.parent_op() if isinstance(value, BlockArgument) else value.owner
+        number = index_of(value) - isinstance(value, BlockArgument)
+        if isinstance(inner, scf.ForOp):
+            value = inner.iter_args[number]
+        elif isinstance(inner, threads.RingNext):
+            value = inner.operands[number]
+        else:
+            raise VerifyError("a stage that blocks of a cluster share is carried by loops alone")
+    return loop.results[index_of(value) - 1]
+
+
+def _drain(loop: Operation, ring: RingBarriers, inside: tuple[SSAValue, SSAValue]) -> None:
     """No block ends while another may still write to it or arrive in it: the producer sees every
-    stage come back.
+    stage come back behind the loop over programs. inside: stage and parity where one is filled.
     """
-    loop = terminator_of(block)
-    stage, parity = loop.results[-2:]
+    stage, parity = (_at_the_end(value, loop) for value in inside)
     one = after(loop, tile.Constant(1, i32))
     last: Operation = one
     for i in range(ring.stages):

@@ -25,6 +25,8 @@ class RingBarriers:
     stages: int
     read: bool  # by threads, not by dots alone
     by_threads: bool  # that copy by cp.async
+    # blocks of a cluster that write to its stages; None: this one alone
+    peers: SSAValue | None = None
     # each program's own has no stage beside it for the next one's: it is released as soon as can
     # be
     single: bool = False
@@ -94,9 +96,10 @@ def barriers_of(
     filled: int,
     freed: int,
     single: bool = False,
+    peers: SSAValue | None = None,
 ) -> RingBarriers:
     """Of all that fills a ring. filled, freed: the arrivals after which a stage is full, and
-    free.
+    free. peers: the blocks that have to know that it is.
     """
     stages = shared_type(ring_of(copies[0])).stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
@@ -108,6 +111,7 @@ def barriers_of(
         stages,
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
         isinstance(copies[0], shared.CopyAsync) and is_by_threads(copies[0]),
+        peers,
         single,
     )
 

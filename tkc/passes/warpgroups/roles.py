@@ -128,10 +128,9 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         copy_by_threads(role.body.block, rings.barriers)
     consumer = group.consumer
     instances.part(consumer, {ring: barriers.full for ring, barriers in rings.barriers.items()})
-    peers = multicast.mask if multicast else None
     turns = bool(plan.rotate) and plan.warps >= 8
     exchange_operands(consumer.body.block, plan, group.roles)
-    consume(consumer.body.block, rings.barriers, maps, peers, turns, context.overlaps)
+    consume(consumer.body.block, rings.barriers, maps, turns, context.overlaps)
     _finish(kernel, plan, context, group, instances)
     context.decisions.append(_said(plan, group, len(set(rings.barriers.values()))))
 
@@ -206,14 +205,17 @@ class _Rings:
         self.by_threads |= threads_copy
         filled = WARP * COPIER_WARPS if threads_copy else 1
         single = self.instances.is_single(ring)
-        made = barriers_of(first, copies, filled, self._readers(ring), single)
+        multicast = self.multicast if any(copy.cut is not None for copy in copies) else None
+        peers = None if multicast is None else multicast.mask
+        readers = self._readers(ring, multicast)
+        made = barriers_of(first, copies, filled, readers, single, peers)
         self.barriers |= dict.fromkeys(map(ring_of, copies), made)
 
-    def _readers(self, ring: SSAValue) -> int:
-        """The warps that release a stage."""
+    def _readers(self, ring: SSAValue, multicast: Multicast | None) -> int:
+        """The warps that release a stage, of all blocks that share copies to it."""
         if ring in self.raw:
             return RELAYOUT_WARPS
-        blocks = self.multicast.size if self.multicast else self.instances.readers_of(ring)
+        blocks = multicast.size if multicast else self.instances.readers_of(ring)
         return self.plan.warps * blocks
 
 

@@ -55,15 +55,16 @@ class Multicast:
         if reads_first_of_written(request.operand_loads, along, request.overlaps):
             why_not = "operands lie in an array of which every program writes a part"
             return Multicast(why_not=why_not)
-        if any(load.parent_op() is not request.lone_loop for load in request.operand_loads):
-            return Multicast()  # blocks share the stages of one ring
         return _useful(request, shape)
 
 
 def _useful(request: RoleRequest, shape: tuple[int, int]) -> Multicast:
-    """The copies that the blocks of a cluster share, with blocks only along axes of such copies."""
+    """The copies that the blocks of a cluster share, those of the loop, with blocks only along axes
+    of such copies.
+    """
     is_asked = request.options.cluster is not None
-    found = {load: _shared_copy(load, shape, is_asked) for load in request.operand_loads}
+    loads = [load for load in request.operand_loads if load.parent_op() is request.main_loop]
+    found = {load: _shared_copy(load, shape, is_asked) for load in loads}
     copies = {load: copy for load, (copy, _) in found.items() if copy is not None}
     reasons = [why for _, why in found.values() if why]
     shared = {axis for copy in copies.values() for axis in copy.among}
@@ -85,7 +86,8 @@ def _run_together(request: RoleRequest, sharing: Sharing) -> bool:
 
 def _may_share(request: RoleRequest) -> bool:
     """Whether the blocks of a cluster can run the dots' loop step by step together, and it pays."""
-    dots, loop = request.dots, request.lone_loop
+    loop = request.main_loop
+    dots = [dot for dot in request.dots if dot.parent_op() is loop]
     return (
         loop is not None
         and (len(dots) == 1 or summed(dots[0]))

@@ -110,6 +110,11 @@ class RoleRequest:
         return self.loops[0] if self.loops and len(self.dots_by_block) == 1 else None
 
     @property
+    def main_loop(self) -> scf.ForOp | None:
+        """The one loop that has dots, where there is one; there may be dots outside of loops."""
+        return self.loops[0] if len(self.loops) == 1 else None
+
+    @property
     def by_rows(self) -> bool:
         """Whether warpgroups share the rows of dots, not their columns."""
         return along_n(self.options) == 1
