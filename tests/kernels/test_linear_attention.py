@@ -109,6 +109,7 @@ CASES = {
     "ragged retention": Case((1, 90, 2, 16, 16), "rate", starts=[0, 63, 90]),
     "segments": Case((1, 1090, 1, 16, 16)),
     "ragged segments": Case((1, 2100, 1, 16, 16), starts=[0, 1090, 2100], weighted=True),
+    "segments backward": Case((1, 1600, 1, 16, 24)),
     "GLA": Case((2, 67, 2, 17, 33), "channels"),
     "ragged GLA": Case((1, 90, 4, 16, 17), "channels", shared=2, starts=[0, 0, 3, 33, 90]),
     "one position": Case((2, 1, 1, 1, 1)),

@@ -64,22 +64,17 @@ def extent(length: Any, segment: Any, SEGMENTS: Any, C: Any) -> Any:
     return first * C, tkc.minimum(each, chunks - first)
 
 
-def decay_of_chunk(g: Any, rate: Any, t: Any, head: Any, length: Any, C: Any, K: Any = 1) -> Any:
+def decay_of_chunk(g: Any, t: Any, head: Any, C: Any, K: Any = 1) -> Any:
     """Base-2 logarithms: of the decay from the chunk's start to and with each position, and of the
     whole chunk's; None without a decay. Of [C] and a number, or of [C, K] and [K] where g has a
     decay of each channel."""
-    i = tkc.arange(C)
-    if g is None and rate is None:
+    if g is None:
         return None, None
-    if g is not None and len(g.shape) == 3:
+    if len(g.shape) == 3:
         steps = tkc.load(g, (t, head, 0), (C, None, K)).to(tkc.float32) * LOG2E
         return tkc.cumsum(steps), tkc.sum(steps, axis=0)
-    if g is not None:
-        steps = tkc.load(g, (t, head), (C, None)).to(tkc.float32) * LOG2E
-        return tkc.cumsum(steps), tkc.sum(steps)
-    count = tkc.minimum(length - t, C)
-    each = rate[head] * LOG2E
-    return tkc.minimum(i + 1, count).to(tkc.float32) * each, count.to(tkc.float32) * each
+    steps = tkc.load(g, (t, head), (C, None)).to(tkc.float32) * LOG2E
+    return tkc.cumsum(steps), tkc.sum(steps)
 
 
 def seen_scores(scores: Any, total: Any, REVERSE: Any, C: Any) -> Any:
@@ -90,26 +85,6 @@ def seen_scores(scores: Any, total: Any, REVERSE: Any, C: Any) -> Any:
         return tkc.where(seen, scores, 0.0)
     apart = total[:, None] - total[None, :]
     return scores * tkc.exp2(tkc.where(seen, -apart if REVERSE else apart, -inf))
-
-
-def row_weights(weight: Any, t: Any, head: Any, C: Any) -> Any:
-    """How much of each position goes into the state, if not all."""
-    return None if weight is None else tkc.load(weight, (t, head), (C, None)).to(tkc.float32)
-
-
-def into_state(total: Any, end: Any, weight: Any, REVERSE: Any) -> Any:
-    """What a position's contribution is multiplied by on its way into the chunk's state; None: 1"""
-    if total is None:
-        return weight
-    factor = tkc.exp2(total if REVERSE else end - total)
-    return factor if weight is None else factor * weight
-
-
-def scaled_rows(tile: Any, factor: Any) -> Any:
-    """Diag(factor) tile, of the tile's element type."""
-    if factor is None:
-        return tile
-    return (tile.to(tkc.float32) * factor[:, None]).to(tile.dtype)
 
 
 def decayed_step(state: Any, g: Any, z: Any, head: Any, K: Any) -> Any:

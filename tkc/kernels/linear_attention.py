@@ -36,20 +36,21 @@ from tkc.kernels.attention_blocks import has_wgmma
 from tkc.kernels.chunks import (
     LOG2E,
     WIDEST,
-    decay_of_chunk,
+    across,
     decayed_step,
     extent,
-    into_state,
-    row_weights,
-    scaled_rows,
+    first_slot,
+    rows_of,
+    scaled,
     seen_scores,
     sequence,
     sequences_of,
+    times,
 )
 from tkc.kernels.linear_attention_backward import Gradients, backward
 from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Recurrence
-from tkc.kernels.segments import Decays, begun, walk_of
+from tkc.kernels.segments import Decays, begun, row_at, spread, walk_of, walk_states
 
 OF_STATE = 16384  # numbers of a state that a program of a step has
 
@@ -59,9 +60,11 @@ def _attend(
     q,
     k,
     v,
-    g,
-    rate,
-    weight,
+    totals,
+    ups,
+    intos,
+    weights,
+    ends,
     starts,
     initial,
     out,
@@ -76,34 +79,32 @@ def _attend(
 ):
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     segment, z = tkc.program_id(1), tkc.program_id(2)
-    q, k, v, g, weight, out = (sequence(x, starts, z) for x in (q, k, v, g, weight, out))
-    length = q.shape[0]
-    first, chunks = extent(length, segment, SEGMENTS, C)
-    state = tkc.zeros((K, V))
+    slot = first_slot(starts, z, tkc.cdiv(k.shape[1], C), C)
+    q, k, v, out = (sequence(x, starts, z) for x in (q, k, v, out))
+    totals, ups, intos, weights = (
+        rows_of(x, starts, z, head) for x in (totals, ups, intos, weights)
+    )
+    first, chunks = extent(q.shape[0], segment, SEGMENTS, C)
+    state = tkc.zeros((V, K))
     if initial is not None:
-        given = initial[z, head] if SEGMENTS == 1 else initial[z, head, segment]
-        state = tkc.load(given, (0, column), (K, V)).to(tkc.float32)
+        state = begun(initial, z, head, segment, column, K, V)
     for chunk in tkc.range(0, chunks):
         t = first + chunk * C
         queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
         keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
-        values = tkc.load(v, (t, head // GROUPS[2], column), (C, None, V))
+        values = tkc.load(v, (t, head // GROUPS[2], column), (C, None, V)).T
         scores = tkc.dot(queries, keys.T)
-        result = tkc.dot(queries, state.to(queries.dtype))
-        total, end = decay_of_chunk(g, rate, t, head, length, C)
-        each = row_weights(weight, t, head, C)
-        scores = seen_scores(scores, total, False, C)
-        if total is not None:
-            result = result * tkc.exp2(total)[:, None]
-            state = state * tkc.exp2(end)
-        if each is not None:
-            scores = scores * each[None, :]
-        result = tkc.dot(scores.to(values.dtype), values, result) * scale
-        tkc.store(out, (t, head, column), result.to(out.dtype)[:, None, :])
-        factor = into_state(total, end, each, False)
-        state = tkc.dot(scaled_rows(keys, factor).T, values, state)
+        scores = seen_scores(scores, row_at(totals, t, C), False, C)
+        scores = times(scores, across(row_at(weights, t, C)))
+        result = tkc.dot(state.to(queries.dtype), queries.T)
+        result = times(result, across(row_at(ups, t, C)))
+        result = tkc.dot(values, scores.to(values.dtype).T, result) * scale
+        tkc.store(out, (t, head, column), result.to(out.dtype).T[:, None, :])
+        if ends is not None:
+            state = state * tkc.exp2(ends[slot + t // C, head])
+        state = tkc.dot(scaled(values, across(row_at(intos, t, C))), keys, state)
     if final is not None:
-        tkc.store(final[z, head], (0, column), state.to(final.dtype))
+        tkc.store(final[z, head], (0, column), state.to(final.dtype).T)
 
 
 @tkc.jit
@@ -138,10 +139,11 @@ def _step(
 
 
 def _block(q: Array, columns: int) -> int:
-    """Columns of V of a program: as many as registers hold of state and result; mma.sync keeps both
-    operands there."""
-    most = 32 if not has_wgmma(tkc.target_of(q)) else 80 if q.shape[3] <= 192 else 64
-    each = tkc.cdiv(columns, tkc.cdiv(max(columns, 1), most))
+    """Columns of V of a program: wgmma's rows, or as many as registers hold of both operands of
+    mma.sync."""
+    if has_wgmma(tkc.target_of(q)):
+        return 64
+    each = tkc.cdiv(columns, tkc.cdiv(max(columns, 1), 32 if q.shape[3] <= 128 else 16))
     return max(16, tkc.cdiv(each, 16) * 16)
 
 
@@ -159,19 +161,20 @@ def _forward(
     n = walk_of(q, k, v, decays.starts, heads, _block(q, v.shape[3]))
     if not n.sequences or not heads or not n.columns:
         return
-    initial, final = begun(n, k, v, decays, initial, final)
+    given = spread(decays, v)
+    initial, final = walk_states(n, k, v, given, initial, None, final)
     _attend[n.grid](
         q,
         k,
         v,
-        *decays,
+        *given,
         initial,
         out,
         final,
         scale,
         SEGMENTS=n.segments,
         # factors of rows are more than four warps hold where there is no wgmma
-        num_warps=None if decays.weight is None else 8,
+        num_warps=8,
         **n.options,
     )
 

@@ -17,7 +17,8 @@ p_ij = scale · D_ij w_j (dO_i · v_j) (q_i · k_j) and sums within the chunk,
     dg_t = exp(G_last) <S, dS> + Σ_{i>=t} x_i + Σ_{j<t} y_j
     x_i  = scale · E_i q_i · (S dO_i) + Σ_j p_ij - Σ_j p_ji,      y_j = w_j F_j k_j · (dS v_j)
 
-A sum of q · dQ - k · dK from the sequence's end is the same, but for rounding, which adds up there.
+Of MANY chunks the sum begins with <S, dS> at their end. One from the sequence's end would be the
+same, but for rounding, which adds up.
 """
 
 from __future__ import annotations
@@ -26,80 +27,32 @@ from math import gcd
 from typing import NamedTuple
 
 import tkc
-from tkc.kernels.arrays import Array, empty
+from tkc.kernels.arrays import Array, empty, power
 from tkc.kernels.blocks import PROGRAMS
 from tkc.kernels.chunks import (
     CHUNK,
     across,
     add_heads,
-    decay_of_chunk,
-    extent,
     first_slot,
-    from_end,
-    into_state,
     power_of_two,
-    row_weights,
+    rows_of,
     scaled,
     seen_scores,
     sequence,
     times,
 )
-from tkc.kernels.segments import Decays, Walk, begun, walk_of
+from tkc.kernels.segments import (
+    Decays,
+    Walk,
+    by_positions,
+    row_at,
+    slots_of,
+    spread,
+    walk_of_states,
+    walk_states,
+)
 
-BLOCK = 64  # columns of V that a program takes at once
-
-
-@tkc.jit
-def _keep_states(
-    k,
-    v,
-    g,
-    rate,
-    weight,
-    starts,
-    initial,
-    states,
-    final,
-    scale,
-    other,
-    inner,
-    REVERSE: tkc.constexpr,
-    SEGMENTS: tkc.constexpr,
-    GROUPS: tkc.constexpr,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-    V: tkc.constexpr,
-    BLOCKS: tkc.constexpr,
-):
-    """states: the transposed state before each chunk, [slots, heads, V, K]. inner, if wanted: its
-    inner product with `other` in each block of columns, [slots, heads, blocks]."""
-    head, block = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS
-    column = block * V
-    segment, z = tkc.program_id(1), tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(k.shape[1], C), C)
-    k, v, g, weight = (sequence(x, starts, z) for x in (k, v, g, weight))
-    length = k.shape[0]
-    first, chunks = extent(length, segment, SEGMENTS, C)
-    state = tkc.zeros((V, K))
-    if initial is not None:
-        given = initial[z, head] if SEGMENTS == 1 else initial[z, head, segment]
-        state = tkc.load(given, (0, column), (K, V)).to(tkc.float32).T
-    for chunk in tkc.range(0, chunks):
-        t = first + (chunks - 1 - chunk if REVERSE else chunk) * C
-        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
-        values = tkc.load(v, (t, head // GROUPS[2], column), (C, None, V)).T
-        if inner is not None:
-            beside = tkc.load(other[slot + t // C, head], (column, 0), (V, K))
-            product = tkc.sum(state * beside.to(tkc.float32))
-            tkc.store(inner[slot + t // C, head], (block,), product + tkc.zeros((1,)))
-        tkc.store(states[slot + t // C, head], (column, 0), state.to(states.dtype))
-        total, end = decay_of_chunk(g, rate, t, head, length, C)
-        each = None if REVERSE else row_weights(weight, t, head, C)
-        factor = into_state(total, end, each, REVERSE)
-        state = times(state, power_of_two(end))
-        state = tkc.dot(scaled(values, across(factor), scale), keys, state)
-    if final is not None:
-        tkc.store(final[z, head], (0, column), state.to(final.dtype).T)
+MANY = 4  # chunks whose gradients of decays are summed from one inner product of states
 
 
 @tkc.jit
@@ -108,13 +61,12 @@ def _query_gradients(
     q,
     k,
     v,
-    g,
-    rate,
-    weight,
+    totals,
+    weights,
     starts,
     states,
     dq,
-    sums,
+    reads,
     scale,
     members,
     GROUPS: tkc.constexpr,
@@ -127,32 +79,30 @@ def _query_gradients(
     loop of heads that copies ahead."""
     first, t, z = tkc.program_id(0) * members, tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C) + tkc.program_id(1)
-    grad, q, k, v, g, weight, dq, sums = (
-        sequence(x, starts, z) for x in (grad, q, k, v, g, weight, dq, sums)
-    )
+    grad, q, k, v, dq = (sequence(x, starts, z) for x in (grad, q, k, v, dq))
     if t < grad.shape[0]:
         queries = tkc.load(q, (t, first // GROUPS[0], 0), (C, None, K))
         keys = tkc.load(k, (t, first // GROUPS[1], 0), (C, None, K))
         found = tkc.zeros((C, K))
         for member in tkc.range(0, members):
             head = first + member
-            total, _ = decay_of_chunk(g, rate, t, head, grad.shape[0], C)
-            each, up = row_weights(weight, t, head, C), power_of_two(total)
+            total, each = (row_at(rows_of(x, starts, z, head), t, C) for x in (totals, weights))
+            up = power_of_two(total)
             asked, along, shape = tkc.zeros((C, C)), tkc.zeros((C,)), (C, None, V)
             for column in tkc.range(0, V if WHOLE else grad.shape[2], V):
                 grads, values = (tkc.load(x, (t, head, column), shape) for x in (grad, v))
                 before = tkc.load(states[slot, head], (column, 0), (V, K))
                 asked, risen = tkc.dot(grads, values.T, asked), scaled(grads, up)
                 found = tkc.dot(risen, before, found)
-                if sums is not None:
+                if reads is not None:
                     read = tkc.dot(queries, before.T)
                     along = along + tkc.sum(read * risen.to(tkc.float32), axis=1)
             asked = times(seen_scores(asked, total, False, C), across(each))
-            if sums is not None:
+            if reads is not None:
                 alike = tkc.dot(queries, keys.T)  # again: registers do not hold it
                 pairs = asked * alike
                 along = along + tkc.sum(pairs, axis=1) - tkc.sum(pairs, axis=0)
-                tkc.store(sums, (t, head), (along * scale)[:, None])
+                tkc.store(rows_of(reads, starts, z, head), (t,), along * scale)
             found = tkc.dot(asked.to(keys.dtype), keys, found)
         tkc.store(dq, (t, first // members, 0), (found * scale).to(dq.dtype)[:, None, :])
 
@@ -177,17 +127,6 @@ def _value_gradients(keys, scores, tiles, down):
     return slope, tkc.sum(slope * values, axis=1), tkc.sum(of_states * values, axis=1)
 
 
-def _store_gate(dg, sums, inner, t, head, writes, end, C, BLOCKS):
-    """dg of a chunk. sums: x; writes: y; inner: of blocks of S and dS."""
-    across_chunk = 0.0
-    for block in tkc.static_range(BLOCKS):
-        across_chunk = across_chunk + inner[head, block]
-    across_chunk = across_chunk * tkc.exp2(end)
-    behind = tkc.cumsum(tkc.load(sums, (t, head), (C, None)), reverse=True)
-    before = tkc.cumsum(writes) - writes
-    tkc.store(dg, (t, head), (behind + before + across_chunk)[:, None])
-
-
 def _store_rows(x, t, head, column, tile):
     tkc.store(x, (t, head, column), tile.to(x.dtype)[:, None, :])
 
@@ -198,41 +137,36 @@ def _key_gradients(
     q,
     k,
     v,
-    g,
-    rate,
-    weight,
+    totals,
+    weights,
     starts,
+    ends,
     states,
-    sums,
-    inner,
     dk,
     dv,
     dw,
-    dg,
+    writes,
     scale,
     members,
     GROUPS: tkc.constexpr,
     WHOLE: tkc.constexpr,
-    BLOCKS: tkc.constexpr,
     C: tkc.constexpr,
     K: tkc.constexpr,
     V: tkc.constexpr,
 ):
-    """dK of so many heads, and dV, dw and dg of each. Tiles have a row for each key."""
+    """dK of so many heads, and dV, dw and y of each. Tiles have a row for each key."""
     first, t, z = tkc.program_id(0) * members, tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C) + tkc.program_id(1)
-    grad, q, k, v, g, weight, sums, dk, dv, dw, dg = (
-        sequence(x, starts, z) for x in (grad, q, k, v, g, weight, sums, dk, dv, dw, dg)
-    )
+    grad, q, k, v, dk, dv, dw = (sequence(x, starts, z) for x in (grad, q, k, v, dk, dv, dw))
     if t < grad.shape[0]:
         queries = tkc.load(q, (t, first // GROUPS[0], 0), (C, None, K))
         keys = tkc.load(k, (t, first // GROUPS[1], 0), (C, None, K))
         found = tkc.zeros((C, K))
         for member in tkc.range(0, members):
             head = first + member
-            total, end = decay_of_chunk(g, rate, t, head, grad.shape[0], C)
-            each, down = row_weights(weight, t, head, C), from_end(total, end)
-            asked, along, writes = tkc.zeros((C, C)), tkc.zeros((C,)), tkc.zeros((C,))
+            total, each = (row_at(rows_of(x, starts, z, head), t, C) for x in (totals, weights))
+            down = None if ends is None else tkc.exp2(ends[slot, head] - total)
+            asked, along, wrote = tkc.zeros((C, C)), tkc.zeros((C,)), tkc.zeros((C,))
             if WHOLE:
                 tiles = _tiles(grad, v, states[slot], t, head, 0, C, V, K)
                 asked, found = _added_keys(asked, found, tiles, down, each)
@@ -245,20 +179,53 @@ def _key_gradients(
             alike = tkc.dot(keys, queries.T) * scale  # again: registers do not hold it
             scores = seen_scores(alike, total, True, C).to(keys.dtype)
             if WHOLE:
-                slope, along, writes = _value_gradients(keys, scores, tiles, down)
+                slope, along, wrote = _value_gradients(keys, scores, tiles, down)
                 _store_rows(dv, t, head, 0, times(slope, each))
             else:
                 for column in tkc.range(0, grad.shape[2], V):
                     tiles = _tiles(grad, v, states[slot], t, head, column, C, V, K)
                     slope, *more = _value_gradients(keys, scores, tiles, down)
-                    along, writes = along + more[0], writes + more[1]
+                    along, wrote = along + more[0], wrote + more[1]
                     _store_rows(dv, t, head, column, times(slope, each))
             if dw is not None:
                 tkc.store(dw, (t, head), along[:, None])
-            if dg is not None:
-                writes = times(writes, each)
-                _store_gate(dg, sums, inner[slot], t, head, writes, end, C, BLOCKS)
+            if writes is not None:
+                tkc.store(rows_of(writes, starts, z, head), (t,), times(wrote, each))
         tkc.store(dk, (t, first // members, 0), found.to(dk.dtype)[:, None, :])
+
+
+@tkc.jit
+def _gate_gradient(
+    reads,
+    writes,
+    ends,
+    before,
+    behind,
+    starts,
+    dg,
+    MANY: tkc.constexpr,
+    C: tkc.constexpr,
+    R: tkc.constexpr,
+    K: tkc.constexpr,
+):
+    """dg of so many chunks, of whose last one the states are known. reads: x; writes: y."""
+    head, first, z = tkc.program_id(0), tkc.program_id(1) * MANY, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(dg.shape[1], C), C)
+    reads, writes = (rows_of(x, starts, z, head) for x in (reads, writes))
+    dg = sequence(dg, starts, z)
+    last = tkc.minimum(first + MANY, tkc.cdiv(dg.shape[0], C)) - 1
+    if first <= last:
+        product = tkc.zeros((R, K))
+        for row in tkc.range(0, before.shape[2], R):
+            x, y = (tkc.load(s[slot + last, head], (row, 0), (R, K)) for s in (before, behind))
+            product = product + x.to(tkc.float32) * y.to(tkc.float32)
+        total = tkc.sum(product) * tkc.exp2(ends[slot + last, head])
+        total = total + tkc.sum(tkc.load(writes, (last * C,), (C,)))
+        for i in tkc.range(0, last - first + 1):
+            t = (last - i) * C
+            here = tkc.load(reads, (t,), (C,)) - tkc.load(writes, (t,), (C,))
+            tkc.store(dg, (t, head), (tkc.cumsum(here, reverse=True) + total)[:, None])
+            total = total + tkc.sum(here)
 
 
 class Gradients(NamedTuple):
@@ -292,7 +259,7 @@ def backward(
     q: Array,
     k: Array,
     v: Array,
-    decays: Decays,
+    given: Decays,
     initial: Array | None,
     scale: float,
     after: Array | None,
@@ -300,31 +267,31 @@ def backward(
 ) -> None:
     """after: the gradient of the last state."""
     batch, length, heads, columns = v.shape
-    block = max(16, tkc.cdiv(min(BLOCK, columns), 16) * 16)
-    n = walk_of(q, k, v, decays.starts, heads, block)
+    n = walk_of_states(q, k, v, given.starts, heads)
     if not n.sequences or not heads or not columns:
         return
-    chunks = max(1, tkc.cdiv(length, CHUNK))
-    slots = batch * chunks if decays.starts is None else length // CHUNK + n.sequences
-    states = empty(v, (slots, heads, columns, n.width))
-    behind, sums, inner = states, None, None  # of g's gradient
+    chunks, decays = max(1, tkc.cdiv(length, CHUNK)), spread(given, v)
+    before = behind = empty(v, (slots_of(batch, length, given.starts), heads, columns, n.width))
+    reads = writes = None  # of g's gradient
     if to.dg is not None:
-        behind, sums = empty(v, states.shape), empty(v, to.dg.shape, "float32")
-        inner = empty(v, (slots, heads, n.blocks), "float32")
+        behind = empty(v, before.shape)
+        reads, writes = (empty(v, by_positions(v), "float32") for _ in range(2))
     members = _members(n, chunks)
     common = {"WHOLE": n.blocks == 1 and members > 1, "GROUPS": n.groups[:2], **n.tiles}
-    grid, given = (heads // members, chunks, n.sequences), (grad, q, k, v, *decays)
+    grid = heads // members, chunks, n.sequences
+    arrays = grad, q, k, v, decays.totals, decays.weights, decays.starts
     of_queries, of_keys = (_of_parts(x, heads, members) for x in (to.dq, to.dk))
-    walks = {"SEGMENTS": n.segments, "REVERSE": False, **n.options}
-    first, _ = begun(n, k, v, decays, initial, None)
-    _keep_states[n.grid](k, v, *decays, first, states, None, None, None, None, **walks)
-    _query_gradients[grid](*given, states, of_queries, sums, scale, members, **common)
+    walk_states(n, k, v, decays, initial, before, None)
+    _query_gradients[grid](*arrays, before, of_queries, reads, scale, members, **common)
     back = n._replace(groups=(n.groups[1], n.groups[0], 1))
-    walks = {"SEGMENTS": n.segments, "REVERSE": True, **back.options}
-    last, first = begun(back, q, grad, decays, after, to.first, scale, True)
-    beside = None if inner is None else states
-    _keep_states[n.grid](q, grad, *decays, last, behind, first, scale, beside, inner, **walks)
-    to_of_keys = of_keys, to.dv, to.dw, to.dg, scale, members
-    _key_gradients[grid](*given, behind, sums, inner, *to_of_keys, **common, BLOCKS=n.blocks)
+    walk_states(back, q, grad, decays, after, behind, to.first, scale, True)
+    results = of_keys, to.dv, to.dw, writes
+    _key_gradients[grid](*arrays, decays.ends, behind, *results, scale, members, **common)
     add_heads(of_queries, to.dq)
     add_heads(of_keys, to.dk)
+    if to.dg is not None:
+        grid, rows = (heads, tkc.cdiv(chunks, MANY), n.sequences), max(1, 2048 // n.tiles["K"])
+        states = decays.ends, before, behind, given.starts
+        _gate_gradient[grid](
+            reads, writes, *states, to.dg, MANY=MANY, C=CHUNK, R=power(rows), K=power(n.width)
+        )

@@ -98,13 +98,15 @@ def _normalized(found, of_keys, of_queries):
     return [sums * each[:, None] * of_keys[None, :] for sums, each in zip(found, rows, strict=True)]
 
 
-def _added_pairs(found, queries, keys, g, t, head, column, C, WIDTH):
-    """Q ⊙ K and, if wanted, K ⊙ K with those of more channels; with a decay a head without it."""
-    if g is not None and len(g.shape) == 3:
-        steps = tkc.load(g, (t, head, column), (C, None, WIDTH)).to(tkc.float32) * LOG2E
-        return alike_by_channels(found, queries, keys, steps, C)
-    rows = [queries, keys][: len(found)]
-    return [tkc.dot(x, keys.T, sums) for x, sums in zip(rows, found, strict=True)]
+def _with_channels(found, queries, keys, steps, raised, ends, t, head, column, C):
+    """Q ⊙ K and, if wanted, K ⊙ K with those of channels whose decays are these; raised: where
+    their E∘Q, E∘K and F∘K go."""
+    total, end = tkc.cumsum(steps), tkc.sum(steps, axis=0)
+    up, down = tkc.exp2(total), from_end(total, end)
+    for x, tile, by in zip(raised, (queries, keys, keys), (up, up, down), strict=True):
+        tkc.store(x, (t, head, column), scaled(tile, by)[:, None, :])
+    tkc.store(ends, (head, column), end[None, :])
+    return alike_by_channels(found, queries, keys, steps, C)
 
 
 def _store_lengths(lengths, starts, z, t, head, own):
@@ -114,14 +116,14 @@ def _store_lengths(lengths, starts, z, t, head, own):
 
 
 def _store_factors(factors, ends, slot, t, head, decays, own, scale):
-    """See `Prepared`, with a decay a head or none; own: what rows of k and q are multiplied by."""
+    """See `Prepared`; decays: of a head, or none; own: what rows of k and q are multiplied by."""
     (total, end), (of_keys, of_queries) = decays, own
     if factors is not None:
         up, down = power_of_two(total), from_end(total, end)
         tkc.store(factors[READ], (t,), _of_rows(up, of_keys))
         tkc.store(factors[ASK], (t,), _of_rows(up, of_queries, scale))
         tkc.store(factors[WRITE], (t,), _of_rows(down, of_keys))
-    if ends is not None:
+    if end is not None:
         tkc.store(ends[slot], (head,), end + tkc.zeros((1,)))
 
 
@@ -135,6 +137,9 @@ def _pairs(
     lengths,
     scores,
     lower,
+    asking,
+    reading,
+    writing,
     rates,
     factors,
     ends,
@@ -145,12 +150,14 @@ def _pairs(
     WIDTH: tkc.constexpr,
 ):
     """scores: P. lower: with the rule, what is below the diagonal of the matrix that M inverts.
-    rates: β; factors: of rows of K and Q, see `Prepared`; ends: the logarithm of each chunk's
-    decay, where it is one of a head. WIDTH: channels that are added at once."""
+    asking, reading, writing: E∘Q, E∘K and F∘K, where channels have their own decays. rates: β;
+    factors: of rows of K and Q, see `Prepared`; ends: the logarithm of each chunk's decay. WIDTH:
+    channels that are added at once."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(k.shape[1], C), C) + tkc.program_id(1)
     rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
     q, k, g, beta, scores, lower = (sequence(x, starts, z) for x in (q, k, g, beta, scores, lower))
+    raised = [sequence(x, starts, z) for x in (asking, reading, writing)]
     if t < k.shape[0]:
         i, rule = tkc.arange(C), beta is not None
         found = [tkc.zeros((C, C)) for _ in range(1 + rule)]
@@ -158,12 +165,18 @@ def _pairs(
         for column in tkc.range(0, K, WIDTH):
             queries = tkc.load(q, (t, head // GROUPS[0], column), (C, None, WIDTH))
             keys = tkc.load(k, (t, head // GROUPS[1], column), (C, None, WIDTH))
-            found = _added_pairs(found, queries, keys, g, t, head, column, C, WIDTH)
+            if writing is None:
+                rows = [queries, keys][: len(found)]
+                found = [tkc.dot(x, keys.T, sums) for x, sums in zip(rows, found, strict=True)]
+            else:
+                steps = tkc.load(g, (t, head, column), (C, None, WIDTH)).to(tkc.float32) * LOG2E
+                at = t, head, column, C
+                found = _with_channels(found, queries, keys, steps, raised, ends[slot], *at)
             if lengths is not None:
                 squares = squares[0] + _squares(keys), squares[1] + _squares(queries)
         decays, own = (None, None), [None, None]
-        if g is None or len(g.shape) == 2:
-            decays = decay_of_chunk(g, None, t, head, k.shape[0], C)
+        if writing is None:
+            decays = decay_of_chunk(g, t, head, C)
             weights = own_weights(decays[0], C)
             found = [weights * sums for sums in found]
         if lengths is not None:
@@ -177,40 +190,6 @@ def _pairs(
             below = tkc.where(i[:, None] > i[None, :], found[1], 0.0) * each[:, None]
             tkc.store(lower, (t, head, 0), below[:, None, :])
             tkc.store(rates, (t,), each)
-
-
-@tkc.jit
-def _raise(
-    q,
-    k,
-    g,
-    starts,
-    lengths,
-    asking,
-    reading,
-    writing,
-    ends,
-    GROUPS: tkc.constexpr,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-):
-    """E∘Q, E∘K and F∘K, and the logarithm of each chunk's decay, where channels have their own."""
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
-    q, k, g, asking, reading, writing = (
-        sequence(x, starts, z) for x in (q, k, g, asking, reading, writing)
-    )
-    if t < g.shape[0]:
-        total, end = decay_of_chunk(g, None, t, head, g.shape[0], C, K)
-        of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
-        up = power_of_two(total)
-        tile = scaled(tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K)), up, of_queries)
-        tkc.store(asking, (t, head, 0), tile[:, None, :])
-        keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
-        tkc.store(reading, (t, head, 0), scaled(keys, up, of_keys)[:, None, :])
-        tile = scaled(keys, from_end(total, end), of_keys)
-        tkc.store(writing, (t, head, 0), tile[:, None, :])
-        tkc.store(ends[slot], (head, 0), end[None, :])
 
 
 def _decays(ends, slot, head, K):
@@ -441,7 +420,7 @@ def _query_gradients(
             asked, found = tkc.dot(grads, new.T, asked), tkc.dot(grads, before, found)
             if rules is not None:
                 rule = tkc.dot(tkc.load(slopes, at, shape), new.T, rule)
-        total, _ = decay_of_chunk(g, None, t, head, grad.shape[0], C, K)
+        total, _ = decay_of_chunk(g, t, head, C, K)
         of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
         decays = _with_short(total, g, t, head, keys.dtype, C, K)
@@ -514,7 +493,7 @@ def _read_gradients(
             read, slope = tkc.dot(slope, before, read), slope.to(tkc.float32)
             dots = dots + tkc.sum(slope * tkc.load(v, at, shape).to(tkc.float32), axis=1)
             tkc.store(dv, at, (slope * each[:, None]).to(dv.dtype)[:, None, :])
-        total, _ = decay_of_chunk(g, None, t, head, slopes.shape[0], C, K)
+        total, _ = decay_of_chunk(g, t, head, C, K)
         of_keys, _ = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
         decays = _with_short(total, g, t, head, keys.dtype, C, K)
@@ -563,7 +542,7 @@ def _key_gradients(
             behind = tkc.load(after[slot, head], (column, 0), (V, K))
             new = tkc.load(fresh, (t, head, column), (C, None, V))
             written = tkc.dot(new, behind, written)
-        total, end = decay_of_chunk(g, None, t, head, fresh.shape[0], C, K)
+        total, end = decay_of_chunk(g, t, head, C, K)
         of_keys, of_queries = _lengths_of(lengths, starts, z, t, head, C)
         keys = scaled(tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K)), of_keys)
         decays = _with_short(total, g, t, head, keys.dtype, C, K)
@@ -697,28 +676,28 @@ def _prepare(n: Recurrence) -> Prepared:
     lengths = empty(n.v, (2, *row), "float32") if n.normalize else None
     scores = empty(n.v, (*row, n.chunk))
     lower = inverses = rates = factors = ends = None
+    raised: list[Array | None] = [None] * 3
+    groups = n.groups
     # positions in whole units of 16 bytes, as tensor maps take them
     of_heads, positions = (row[0], row[2]), tkc.cdiv(row[1], 4) * 4
     if n.beta is not None:
         lower, inverses = empty(n.v, scores.shape, "float32"), empty(n.v, scores.shape)
         rates = empty(n.v, (*of_heads, positions), "float32")
-    if not n.channels and (n.g is not None or n.normalize):
+    if n.normalize or (n.g is not None and not n.channels):
         factors = empty(n.v, (*of_heads, 3, positions), "float32")
-    if n.g is not None and not n.channels:
-        ends = empty(n.v, (n.slots, row[2]), "float32")
+    if n.g is not None:
+        ends = empty(n.v, (n.slots, row[2], *n.g.shape[3:]), "float32")
+    if n.channels:
+        raised, groups = [empty(n.v, (*row, n.q.shape[3])) for _ in range(3)], (1, 1)
     grid = row[2], n.chunks, n.sequences
     given = n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower
     width = min(n.common["K"], CHANNELS) if n.channels else n.common["K"]
-    _pairs[grid](*given, rates, factors, ends, n.scale, **n.common, WIDTH=width)
+    _pairs[grid](*given, *raised, rates, factors, ends, n.scale, **n.common, WIDTH=width)
     if lower is not None:
         inverted(lower, inverses, n.starts, grid)
-    if not n.channels:
-        return Prepared(lengths, scores, inverses, n.q, n.k, None, rates, factors, ends, n.groups)
-    shape = (*row, n.q.shape[3])
-    asking, reading, writing = (empty(n.v, shape) for _ in range(3))
-    ends = empty(n.v, (n.slots, *shape[2:]), "float32")
-    _raise[grid](n.q, n.k, n.g, n.starts, lengths, asking, reading, writing, ends, **n.common)
-    return Prepared(lengths, scores, inverses, asking, reading, writing, rates, None, ends, (1, 1))
+    asking, reading, writing = raised
+    q, k = (n.q, n.k) if writing is None else (asking, reading)
+    return Prepared(lengths, scores, inverses, q, k, writing, rates, factors, ends, groups)
 
 
 def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:

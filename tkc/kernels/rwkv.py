@@ -79,7 +79,7 @@ def _put(x, t, head, tile):
 
 def _totals(g, t, head, C, K):
     """Base-2 logarithms of E, of E', and of the whole chunk's decay."""
-    total, end = decay_of_chunk(g, None, t, head, g.shape[0], C, K)
+    total, end = decay_of_chunk(g, t, head, C, K)
     return total, total - _rows(g, t, head, C, K).to(tkc.float32) * LOG2E, end
 
 

@@ -39,6 +39,14 @@ def _blocks(lower, t, head, n, s, apart):
     return tkc.load(at, mask=row < lower.shape[0], other=0.0)
 
 
+def _joined(lower, inverse, t, head, n, s):
+    """Of inverses [2 n, s, s] of blocks on the diagonal: A^-1, B^-1 and what stands below A^-1."""
+    halves = inverse.reshape(n, 2, s, s)
+    first, second = halves[:, 0], halves[:, 1]
+    between = tkc.dot(_blocks(lower, t, head, n, s, True), first, precision="tf32x3")
+    return first, second, -tkc.dot(second, between, precision="tf32x3")
+
+
 @tkc.jit
 def _invert(lower, starts, inverses, C: tkc.constexpr, BASE: tkc.constexpr):
     """inverses: (I + lower)^-1 of each chunk, in float32.
@@ -51,17 +59,23 @@ def _invert(lower, starts, inverses, C: tkc.constexpr, BASE: tkc.constexpr):
     if t < lower.shape[0]:
         n, s = C // BASE, BASE
         inverse = _substituted(_blocks(lower, t, head, n, s, False), s)
-        while n > 1:
+        while n > 2:
             n = n // 2
-            halves = inverse.reshape(n, 2, s, s)
-            first, second = halves[:, 0], halves[:, 1]
-            between = tkc.dot(_blocks(lower, t, head, n, s, True), first, precision="tf32x3")
-            corner = tkc.dot(second, between, precision="tf32x3")
+            first, second, corner = _joined(lower, inverse, t, head, n, s)
             upper = tkc.cat(first, tkc.zeros((n, s, s)), axis=2)
-            inverse = tkc.cat(upper, tkc.cat(-corner, second, axis=2), axis=1)
+            inverse = tkc.cat(upper, tkc.cat(corner, second, axis=2), axis=1)
             s = 2 * s
-        inverse = inverse.reshape(C, C).to(inverses.dtype)
-        tkc.store(inverses, (t, head, 0), inverse[:, None, :])
+        # quarters are stored as they are: together they would go through shared memory
+        quarters = _quarters(lower, inverse, t, head, s) if n == 2 else [(0, 0, inverse)]
+        for i, j, tile in quarters:
+            tile = tile.reshape(*tile.shape[1:]).to(inverses.dtype)
+            tkc.store(inverses, (t + i, head, j), tile[:, None, :])
+
+
+def _quarters(lower, inverse, t, head, s):
+    """(row, column, tile [1, s, s]) of the inverse of all, from those of its two blocks."""
+    first, second, corner = _joined(lower, inverse, t, head, 1, s)
+    return (0, 0, first), (0, s, tkc.zeros((1, s, s))), (s, 0, corner), (s, s, second)
 
 
 def inverted(
