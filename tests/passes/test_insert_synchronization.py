@@ -98,6 +98,34 @@ def test_iterations_are_ordered(target):
 
 
 @tkc.jit
+def moving_pointers(x, y, out, SWAPPED: tkc.constexpr, IN_PLACE: tkc.constexpr):
+    """Rows that a loop's pointers walk, added to those of a matrix."""
+    k, rows = tkc.arange(N), tkc.load(x, (0, 0), (N, N))
+    px, py = x.ptr + k, y.ptr + k
+    for j in range(0, out.shape[0]):
+        row = tkc.load(px) + tkc.load(py)
+        into = x if IN_PLACE else out
+        tkc.store(into.ptr + j * N + k, tkc.sum(rows * row[None, :], axis=1))
+        if SWAPPED:
+            px, py = py + N, px + N
+        else:
+            px, py = px + N, py + N
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    "swapped, in_place, needed", [(False, False, 1), (False, True, 2), (True, False, 2)]
+)
+def test_pointers_that_a_loop_moves_stay_in_their_array(swapped, in_place, needed, target):
+    """One barrier orders the stores of iterations; where pointers change places, it is not known
+    which array is read.
+    """
+    given = [np.zeros((N, N), np.float32) for _ in range(3)]
+    found = barriers(moving_pointers, *given, swapped, in_place, target=target, num_warps=4)
+    assert found == needed
+
+
+@tkc.jit
 def published(x, out, flag, HOW: tkc.constexpr):
     """One thread says of all that they have stored."""
     tkc.store(out, (0,), tkc.load(x, (0,), (1024,)))

@@ -99,6 +99,25 @@ def test_no_conversion_without_need():
         assert not converts(selected(CASES[name])[1]), name
 
 
+def weighted_rows(x, y, out, N: tkc.constexpr):
+    """Rows of y, by pointers that a loop moves, times those of x."""
+    k, rows = tkc.arange(N), tkc.load(x, (0, 0), (16, N))
+    py = y.ptr + k
+    for j in range(0, y.shape[0]):
+        row = tkc.load(py).to(tkc.float32)
+        tkc.store(out, (j, 0), tkc.sum(rows * row[None, :], axis=1)[None, :])
+        py += y.strides[0]
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_rows_by_moving_pointers_are_loaded_where_they_are_wanted(warps):
+    module = traced(
+        weighted_rows, array(tkc.float32, 2), array(tkc.bfloat16, 2), array(tkc.float32, 2), N=128
+    )
+    through(module, LAST, context("sm_90a", num_warps=warps))
+    assert not converts(kernel_of(module))
+
+
 def test_a_product_converts_its_operands_and_nothing_else():
     _, kernel, given = selected(product(256, 256, 128, 128, 128, 32))
     assert [type(op.arg.owner) for op in converts(kernel)] == [tile.Load, tile.Load]

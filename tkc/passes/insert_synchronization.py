@@ -707,15 +707,28 @@ def _root(value: SSAValue) -> SSAValue | None:
     known.
     """
     while True:
-        owner = value.owner
-        if isinstance(owner, Block):
-            return value if isinstance(owner.parent_op(), tile.Kernel) else None
-        match owner:
-            case threads.Workspace():
-                return value
-            case tile.View():
+        first = _first_made_of(value)
+        if not isinstance(first, BlockArgument):
+            return first if isinstance(first.owner, threads.Workspace) else None
+        around, number = first.owner.parent_op(), first.index
+        if isinstance(around, tile.Kernel):
+            return first
+        if not isinstance(around, scf.ForOp) or number == 0:
+            return None
+        if _first_made_of(yielded_by(first.owner)[number - 1]) is not first:
+            return None  # a loop that goes from one array to another
+        value = around.iter_args[number - 1]
+
+
+def _first_made_of(value: SSAValue) -> SSAValue:
+    """The first of what an array, a pointer or a tile of pointers is made of, one after the
+    other.
+    """
+    while True:
+        match value.owner:
+            case tile.View() as owner:
                 value = owner.array
-            case tile.MakeArray() | PointerAdd():
+            case (tile.MakeArray() | PointerAdd()) as owner:
                 value = owner.pointer
             case (
                 tile.Pointer()
@@ -723,8 +736,9 @@ def _root(value: SSAValue) -> SSAValue | None:
                 | tile.Broadcast()
                 | tile.Reshape()
                 | tile.Transpose()
+                | tile.Multiple()
                 | shared.Convert()
-            ):
+            ) as owner:
                 value = owner.arg
             case _:
-                return None
+                return value

@@ -243,6 +243,9 @@ class Groups:
                 self.anchors.setdefault(v, []).append(op)
         if isinstance(op, BlockAccess):
             self._gathers(op)
+        elif self.kinds.data(op.pointers) and self.kinds.data(moved_value(op)):
+            # pointers that a loop moves are where what is loaded by them is wanted
+            self.relations.append(Relation(moved_value(op), op.pointers, lambda layout: layout))
 
     def _enter_pointwise(self, op: Operation) -> None:
         result = op.results[0]
