@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, gcd
 
 from tkc.devices import Costs, Device, Engines, resolved
@@ -148,6 +148,7 @@ class Target:
         return sum(t**power for t in times) ** (1 / power)
 
     @staticmethod
+    @lru_cache(None)
     def lines_of_row(row: int, pitch: int) -> float:
         """Lines that a row of at most a line's bytes touches on average, where rows are some
         multiple of `pitch` bytes apart.

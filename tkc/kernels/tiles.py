@@ -29,7 +29,6 @@ WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 # whose rows are the block's columns
 THIN_ROWS = 16, 32
 TRANSPOSED_STEP = 8  # of which rows of a transposed block are a multiple
-MAX_ROW_BLOCKS = 12  # of blocks whose rows divide a product's evenly
 # of a thread for sums, by the warpgroups that share a multiprocessor's registers
 SUMS = {1: 208, 2: 208, 3: 128}
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
@@ -111,8 +110,10 @@ class Product:
 
     def clusters(self, tile: Tile, machine: Any) -> tuple[tuple[int, int], ...]:
         """Worth a try of a tile: those whose shares of it are whole swizzles, and all where rows
-        begin amid sectors.
+        begin amid sectors; programs in parts of k have none.
         """
+        if tile.split_k > 1 or tile.stream_k:
+            return CLUSTERS[:1]
         if self.cuts_sectors(machine):
             return CUT_SECTOR_CLUSTERS
         whole = not self.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
@@ -139,15 +140,20 @@ def tiles(
     tensor cores take operands from shared memory (wgmma).
     """
     machine = tkc.target(target)
-    ranked = sorted(
-        filter(allowed, _legal(product, machine)),
-        key=lambda tile: (nanoseconds(product, tile, machine), repr(tile)),
-    )
-    return ranked[:count]
+    legal = filter(allowed, _legal(product, machine))
+    best: list[tuple[float, str, Tile]] = []
+    # in the order of what they take at least: those that cannot be among the best are not estimated
+    for least, _, tile in sorted((_least(product, t, machine), repr(t), t) for t in legal):
+        if len(best) == count and least > best[-1][0]:
+            break
+        clustered = (replace(tile, cluster=c) for c in product.clusters(tile, machine))
+        found = ((nanoseconds(product, t, machine), repr(t), t) for t in clustered if allowed(t))
+        best = sorted([*best, *found])[:count]
+    return [tile for *_, tile in best]
 
 
 def _legal(product: Product, machine: Any) -> Iterator[Tile]:
-    """Every tile that registers allow and that is not all padding."""
+    """Every tile that registers allow and that is not all padding, in no cluster."""
     for rows in _rows(product):
         # many rows pay where they are not mostly padding, few where there are few, or few blocks
         if rows >= max(128, 2 * product.m):
@@ -159,20 +165,21 @@ def _legal(product: Product, machine: Any) -> Iterator[Tile]:
         for columns in _columns(product, rows):
             for in_turn in (False, True):
                 tile = Tile(rows, columns, in_turn)
-                if not _fits_registers(tile):
+                idle = in_turn and product.programs(tile) <= machine.multiprocessors
+                if idle or not _fits_registers(tile):
                     continue
                 for depth in _depths(product, rows):
-                    yield from _schedules(product, replace(tile, depth=depth), machine)
+                    yield from _parts(product, replace(tile, depth=depth), machine)
 
 
 def _rows(product: Product) -> list[int]:
-    """Rows of blocks: those of dots, few, and what divides the product's rows evenly."""
-    even = (
-        ceil(ceil(product.m / blocks) / step) * step
-        for blocks in range(1, MAX_ROW_BLOCKS + 1)
+    """Rows of blocks: those of dots, few, and the fewest with which there are so many blocks."""
+    fewest = (
+        ceil(product.m / ceil(product.m / rows) / step) * step
+        for rows in range(THIN_ROWS[-1], max(WARPGROUPS), TRANSPOSED_STEP)
         for step in (TRANSPOSED_STEP, 2 * TRANSPOSED_STEP)
     )
-    transposed = {n for n in even if THIN_ROWS[-1] < n < max(WARPGROUPS) and n % WARPGROUP_ROWS}
+    transposed = {n for n in fewest if THIN_ROWS[-1] < n < max(WARPGROUPS) and n % WARPGROUP_ROWS}
     return sorted({*THIN_ROWS, *WARPGROUPS, *transposed})
 
 
@@ -204,11 +211,10 @@ def _fits_registers(tile: Tile) -> bool:
     return tile.rows * tile.columns // (128 * (1 if tile.in_turn else groups)) <= SUMS[groups]
 
 
-def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
-    """A tile in clusters, in parts of k, with the last wave's programs in parts."""
+def _parts(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
+    """A tile as it is, in parts of k, with the last wave's programs in parts."""
     programs, places = product.programs(tile), machine.multiprocessors
-    for cluster in product.clusters(tile, machine):
-        yield replace(tile, cluster=cluster)
+    yield tile
     if tile.in_turn:
         return
     if programs <= places // 2:
@@ -223,24 +229,45 @@ def _schedules(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
 
 def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
     """The estimate: of the busiest multiprocessor."""
-    costs, places = machine.costs, machine.clustered(prod(tile.cluster))
+    places = machine.clustered(prod(tile.cluster))
     programs = product.programs(tile) * tile.split_k
+    active = min(programs, places)
+    step = _step(product, tile, active, machine)
+    waves, _ = _waves(product, tile, programs, places)
+    if beyond := machine.beyond(product.grid(tile), tile.cluster, waves):
+        filled = _step(product, tile, active, machine, beyond=True)
+        step = replace(step, clocks=step.clocks + beyond * (filled.clocks - step.clocks))
+    return _spent(product, tile, machine, places, step)
+
+
+def _least(product: Product, tile: Tile, machine: Any) -> float:
+    """What a tile takes in any cluster, at least: with copies that cost nothing."""
+    tensor, slowed, _ = _multiplied(tile, machine)
+    return _spent(product, tile, machine, machine.multiprocessors, Step(slowed, tensor, 0.0))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Clocks of one step of a program, those of the tensor cores, and bytes copied."""
+
+    clocks: float
+    tensor: float
+    copied: float
+
+
+def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) -> float:
+    """Nanoseconds of a launch that has so many places for programs."""
+    costs, programs = machine.costs, product.programs(tile) * tile.split_k
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
-    sums = tile.rows * tile.columns
     leaving = costs.restart_clocks + _storing(tile, costs)
-    active = min(programs, places)
-    step, tensor, copied = _step(product, tile, active, machine)
-    if beyond := machine.beyond(product.grid(tile), tile.cluster, waves):
-        filled, *_ = _step(product, tile, active, machine, beyond=True)
-        step += beyond * (filled - step)
-    looping = steps * step
+    looping = steps * step.clocks
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
     clocks = waves * each + leaving * tile.in_turn
-    clocks += costs.meeting(sums, parts) if parts > 1 else 0
+    clocks += costs.meeting(tile.rows * tile.columns, parts) if parts > 1 else 0
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     shared = programs / places * steps / clocks
-    clock = machine.device.clock(clocks, min(1.0, shared * tensor), shared * copied)
+    clock = machine.device.clock(clocks, min(1.0, shared * step.tensor), shared * step.copied)
     memory = product.bytes / machine.memory
     computing = clocks / clock
     return float(max(computing, memory) + costs.overlap * min(computing, memory))
@@ -255,15 +282,25 @@ def _storing(tile: Tile, costs: Any) -> float:
     return float(costs.leaving(tile.rows * tile.columns, rows, columns))
 
 
-def _step(
-    product: Product, tile: Tile, active: int, machine: Any, beyond: bool = False
-) -> tuple[float, float, float]:
-    """Clocks of one step of a program, those of the tensor cores, and bytes copied. active:
-    multiprocessors that have programs; beyond: of a program beyond the result.
+def _multiplied(tile: Tile, machine: Any) -> tuple[float, float, int]:
+    """Clocks of a step's dots on the tensor cores alone, and beside what goes into shared memory;
+    the bytes that do.
     """
-    costs = machine.costs
     rows, columns = (tile.columns, tile.rows) if tile.transposed else (tile.rows, tile.columns)
     tensor = 2 * rows * columns * tile.depth / machine.tensor
+    stage = 2 * tile.depth * (tile.rows + tile.columns)
+    # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
+    read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
+    costs = machine.costs
+    return tensor, tensor * costs.slowed((read + stage) / tensor) + costs.step, stage
+
+
+def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool = False) -> Step:
+    """One step of a program. active: multiprocessors that have programs; beyond: of a program
+    beyond the result.
+    """
+    costs = machine.costs
+    tensor, slowed, stage = _multiplied(tile, machine)
     across, down = tile.cluster
     grid = product.grid(tile)
     count, *places = machine.neighbours(
@@ -288,15 +325,11 @@ def _step(
         else:
             served += size * min(count, places[axis]) / count / machine.l2
     fabric = max(copied / machine.fabric, served * active, asked * costs.cut_line)
-    stage = 2 * tile.depth * (tile.rows + tile.columns)
-    # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
-    read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
-    tensor = tensor * costs.slowed((read + stage) / tensor) + costs.step
     stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
     latency = (costs.copy_latency + shared) / max(1, stages - 1)
-    times = tensor, fabric, lines * costs.copied_line, latency
-    return machine.crowded(times), tensor, copied
+    times = slowed, fabric, lines * costs.copied_line, latency
+    return Step(machine.crowded(times), tensor, copied)
 
 
 def _waves(product: Product, tile: Tile, programs: int, places: int) -> tuple[float, int]:
