@@ -14,6 +14,7 @@ rows start at odd elements is computed as its transpose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -263,9 +264,12 @@ def _product(
 
 
 def _depths(args: dict, target: str) -> list[tkc.Config]:
-    """Blocks for a product in parts, and k of a part: so that there are about as many programs as
+    """Blocks for a product in parts, and k of a part: on Hopper's tensor cores what a closed form
+    puts first, the launch that adds up included; else so that there are about as many programs as
     multiprocessors, or twice as many; of small blocks up to three times.
     """
+    if target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args):
+        return _depths_on_wgmma(args, target)
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
     blocks = [config.constants for config in _by_rule(args)]
     on_host = target == "cpu"
@@ -288,6 +292,21 @@ def _depths(args: dict, target: str) -> list[tkc.Config]:
         ]
     return found or [
         tkc.Config(**constants, DEPTH=tkc.cdiv(k, least) * least) for constants in blocks
+    ]
+
+
+def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
+    """Those of the best number of parts, among which the compiler's model chooses."""
+    product = replace(product_of(args), batches=1, apart=True)
+    found = tiles(product, target, TILES_RANKED, lambda tile: tile.split_k > 1)
+    made = [tile.options for tile in found]
+    return [
+        tkc.Config(
+            **{name: value for name, value in given.items() if name != "split_k"},
+            DEPTH=tkc.cdiv(product.steps(tile), tile.split_k) * tile.depth,
+        )
+        for tile, given in zip(found, made, strict=True)
+        if tile.split_k == found[0].split_k
     ]
 
 

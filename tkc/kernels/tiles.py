@@ -37,7 +37,9 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # where rows cut sectors, which the L2 cache serves slowly
 CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 RASTER = 8  # blocks along rows that start before the next column does
-MAX_PARTS = 32
+FEW_PARTS = 2, 3, 4, 6, 8  # of k, beside as many as fill the device once or twice
+WAVES_OF_PARTS = 1, 2
+MAX_PARTS = 32  # that meet in a launch
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
 OUTPUT_BYTES = 1 << 14  # of shared memory, for results on their way out
@@ -89,7 +91,8 @@ class Tile:
 @dataclass(frozen=True)
 class Product:
     """What a launch computes: extents, batches; whether rows of b are dense, so that a block's
-    columns are rows of shared memory; bytes from one row (or column) of a and b to the next.
+    columns are rows of shared memory; bytes from one row (or column) of a and b to the next;
+    whether a launch of its own adds up parts of k.
     """
 
     m: int
@@ -98,11 +101,17 @@ class Product:
     batches: int
     dense_rows: bool
     pitches: tuple[int, int]
+    apart: bool = False
 
     @property
     def bytes(self) -> int:
         """Of the operands and the result, 16 bits an element."""
         return 2 * self.batches * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def adding(self, parts: int, machine: Any) -> float:
+        """Nanoseconds of a launch that adds up parts of k, 32 bits an element."""
+        costs, size = machine.costs, 4 * self.m * self.n * parts
+        return float(costs.later_launch_seconds * 1e9 + size / (costs.added * machine.memory))
 
     def cuts_sectors(self, machine: Any) -> bool:
         """Whether rows of an operand may begin amid sectors."""
@@ -218,8 +227,10 @@ def _parts(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
     if tile.in_turn:
         return
     if programs <= places // 2:
-        for parts in sorted({2, 3, 4, 6, 8, places // programs, 2 * places // programs}):
-            if parts <= MAX_PARTS and product.steps(tile) >= MIN_STEPS_OF_A_PART * parts:
+        most = places if product.apart else MAX_PARTS
+        waves = (turns * places // programs for turns in WAVES_OF_PARTS)
+        for parts in sorted({*FEW_PARTS, *waves}):
+            if parts <= most and product.steps(tile) >= MIN_STEPS_OF_A_PART * parts:
                 yield replace(tile, split_k=parts)
     elif programs > places and programs % places:
         for parts in STREAMED:
@@ -264,13 +275,15 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     looping = steps * step.clocks
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
     clocks = waves * each + leaving * tile.in_turn
-    clocks += costs.meeting(tile.rows * tile.columns, parts) if parts > 1 else 0
+    if parts > 1 and not product.apart:
+        clocks += costs.meeting(tile.rows * tile.columns, parts)
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     shared = programs / places * steps / clocks
     clock = machine.device.clock(clocks, min(1.0, shared * step.tensor), shared * step.copied)
     memory = product.bytes / machine.memory
     computing = clocks / clock
-    return float(max(computing, memory) + costs.overlap * min(computing, memory))
+    adding = product.adding(parts, machine) if product.apart else 0.0
+    return float(max(computing, memory) + costs.overlap * min(computing, memory) + adding)
 
 
 def _storing(tile: Tile, costs: Any) -> float:
@@ -304,7 +317,7 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     across, down = tile.cluster
     grid = product.grid(tile)
     count, *places = machine.neighbours(
-        grid, tile.cluster, RASTER, (1 + tile.in_turn) / tile.split_k
+        grid, tile.cluster, RASTER, (1 + tile.in_turn) / (1 if product.apart else tile.split_k)
     )
     along_k = min(WHOLE_SWIZZLE, tile.depth)
     width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
