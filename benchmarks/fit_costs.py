@@ -59,7 +59,7 @@ COSTS = (
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
     *("free_shared", "max_shared", "shared_slowing", "copied_line", "step"),
     *("cut_l2", "cut_line", "crowd", "filled"),
-    *("store_row", "store_part", "overlap", "heat", "work", "traffic"),
+    *("store_row", "store_part", "overlap", "heat", "traffic"),
 )
 TOP = 20  # plans of a product whose times are to be right
 CLOSE = 0.01  # of the first plan's time: the model cannot tell less apart

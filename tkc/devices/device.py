@@ -149,20 +149,16 @@ class Costs(_SharedMemory):
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
     one_role: float  # how much longer a plan of one role takes than the model says, likewise
     dirty: float  # bytes of earlier kernels, which are written back as others come in
-    # under power's limit GHz are this / cube root of (1 + d · (`work` · the tensor cores' share of
-    # the time + `traffic` · the share of the clocks in which 64 bytes come from the L2 cache)); d
-    # goes from 0 to 1 as launches are longer than `warming`, in seconds
+    # under power's limit GHz are this / cube root of (1 + d · `traffic` · the share of the clocks in
+    # which 64 bytes come from the L2 cache); d goes from 0 to 1 as launches are longer than
+    # `warming`, in seconds
     heat: float
-    work: float
     traffic: float
     warming: float
     step: float  # clocks of a step that neither the tensor cores nor copies overlap
     overlap: float
     # of engines that are busy at once: the time is the root of the sum of their times' powers
     crowd: float
-    # by which plans of several waves must be better in clusters of more than two blocks: these
-    # leave some multiprocessors of a GPC without any, and costs were fitted to plans of one wave
-    large_cluster: float
     staged_load: float  # clocks of a warp's instruction that loads what goes to shared memory
     async_load: float  # clocks of a warp's instruction that copies to shared memory
     # clocks of a warp's instruction that loads a part of a dot's operand straight into its layout
@@ -210,13 +206,13 @@ class Device:
     costs: Costs
     sources: tuple[tuple[str, str], ...] = ()
 
-    def clock(self, clocks: float, busy: float, copied: float) -> float:
-        """GHz of a launch of so many clocks, where tensor cores are busy for a part of the time and
-        each multiprocessor copies so many bytes a clock.
+    def clock(self, clocks: float, copied: float) -> float:
+        """GHz of a launch of so many clocks, where a multiprocessor copies so many bytes a clock,
+        on average.
         """
         costs = self.costs
         seconds = clocks / (self.rates.clock * 1e9)
-        load = costs.work * busy + costs.traffic * copied / 64
+        load = costs.traffic * copied / 64
         warm = seconds / (seconds + costs.warming)
         return float(min(self.engines.top, costs.heat / (1 + warm * load) ** (1 / 3)))
 

@@ -47,19 +47,6 @@ THIN_EXTENT = 32  # rows or columns of a product that these are for
 BESIDE = 4  # blocks of rows that read b together
 # k from which programs there and back pay, in two waves or more
 MIN_K_WALKED_BACK = 4096
-# waves beyond which the largest blocks pay
-MIN_WAVES = 4
-LARGEST_TILE = MappingProxyType(
-    {
-        "BM": 192,
-        "BN": 256,
-        "num_warps": 12,
-        "num_stages": 3,
-        "raster": 11,
-        "serpentine": True,
-        "stream_k": 4,
-    }
-)
 TILES = (
     (128, 256),
     (256, 128),
@@ -156,16 +143,12 @@ def _by_rule(args: dict) -> list[tkc.Config]:
     # k of a block: 128 bytes, the widest swizzle, unless there is less
     line = min(max(32, 128 // size), max(64 // size, power(k)))
     back = {"serpentine": True} if _walks_back(args, size) else {}
-    found = [
+    return [
         tkc.Config(
             BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})
         )
         for bm, bn, bk in _tiles(m, n, line)
     ]
-    waves = m * n >= MIN_WAVES * PROGRAMS * LARGEST_TILE["BM"] * LARGEST_TILE["BN"]
-    if back and waves and k > MIN_K_WALKED_BACK and not _cuts_sectors(args, size):
-        found.append(tkc.Config(BK=line, **LARGEST_TILE))
-    return found
 
 
 def _tiles(m: int, n: int, line: int) -> Iterable[tuple[int, int, int]]:
@@ -199,11 +182,6 @@ def _walks_back(args: dict, size: int) -> bool:
         and args["a"].shape[-1] >= MIN_K_WALKED_BACK
         and m * n >= 2 * PROGRAMS * 2**15
     )
-
-
-def _cuts_sectors(args: dict, size: int) -> bool:
-    """Whether rows of an operand are slow to copy: smaller blocks share more of them."""
-    return any(s * size % 32 for x in (args["a"], args["b"]) for s in strides_of(x) if s != 1)
 
 
 def _grid(args: dict) -> tuple[int, int, int]:
@@ -264,15 +242,32 @@ def _product(
 
 
 def _depths(args: dict, target: str) -> list[tkc.Config]:
-    """Blocks for a product in parts, and k of a part: on Hopper's tensor cores what a closed form
-    puts first, the launch that adds up included; else so that there are about as many programs as
-    multiprocessors, or twice as many; of small blocks up to three times.
+    """Blocks for a product in parts, and k of a part."""
+    on_wgmma = target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args)
+    found = _depths_on_wgmma(args, target) if on_wgmma else []
+    return found or _depths_by_rule(args, target == "cpu")
+
+
+def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
+    """The tiles that a closed form puts first, of the best number of parts."""
+    product = replace(product_of(args), batches=1, apart=True)
+    found = tiles(product, target, TILES_RANKED, lambda tile: tile.split_k > 1)
+    return [
+        tkc.Config(
+            **{name: value for name, value in tile.options.items() if name != "split_k"},
+            DEPTH=tkc.cdiv(product.steps(tile), tile.split_k) * tile.depth,
+        )
+        for tile in found
+        if tile.split_k == found[0].split_k
+    ]
+
+
+def _depths_by_rule(args: dict, on_host: bool) -> list[tkc.Config]:
+    """As many parts as make about as many programs as multiprocessors, or twice as many; of small
+    blocks up to three times.
     """
-    if target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args):
-        return _depths_on_wgmma(args, target)
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
     blocks = [config.constants for config in _by_rule(args)]
-    on_host = target == "cpu"
     line = HOST_PART_K if on_host else 128 // BYTES[dtype_of(args["a"])]
     least = HOST_PART_K if on_host else MIN_PART_K
     small = () if on_host else SMALL_TILES
@@ -292,21 +287,6 @@ def _depths(args: dict, target: str) -> list[tkc.Config]:
         ]
     return found or [
         tkc.Config(**constants, DEPTH=tkc.cdiv(k, least) * least) for constants in blocks
-    ]
-
-
-def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
-    """Those of the best number of parts, among which the compiler's model chooses."""
-    product = replace(product_of(args), batches=1, apart=True)
-    found = tiles(product, target, TILES_RANKED, lambda tile: tile.split_k > 1)
-    made = [tile.options for tile in found]
-    return [
-        tkc.Config(
-            **{name: value for name, value in given.items() if name != "split_k"},
-            DEPTH=tkc.cdiv(product.steps(tile), tile.split_k) * tile.depth,
-        )
-        for tile, given in zip(found, made, strict=True)
-        if tile.split_k == found[0].split_k
     ]
 
 

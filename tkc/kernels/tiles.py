@@ -253,16 +253,15 @@ def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
 
 def _least(product: Product, tile: Tile, machine: Any) -> float:
     """What a tile takes in any cluster, at least: with copies that cost nothing."""
-    tensor, slowed, _ = _multiplied(tile, machine)
-    return _spent(product, tile, machine, machine.multiprocessors, Step(slowed, tensor, 0.0))
+    dots, _ = _multiplied(tile, machine)
+    return _spent(product, tile, machine, machine.multiprocessors, Step(dots, 0.0))
 
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one step of a program, those of the tensor cores, and bytes copied."""
+    """Clocks of one step of a program, and bytes copied."""
 
     clocks: float
-    tensor: float
     copied: float
 
 
@@ -278,8 +277,8 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     if parts > 1 and not product.apart:
         clocks += costs.meeting(tile.rows * tile.columns, parts)
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
-    shared = programs / places * steps / clocks
-    clock = machine.device.clock(clocks, min(1.0, shared * step.tensor), shared * step.copied)
+    copied = programs / machine.multiprocessors * steps * step.copied
+    clock = machine.device.clock(clocks, copied / clocks)
     memory = product.bytes / machine.memory
     computing = clocks / clock
     adding = product.adding(parts, machine) if product.apart else 0.0
@@ -295,17 +294,15 @@ def _storing(tile: Tile, costs: Any) -> float:
     return float(costs.leaving(tile.rows * tile.columns, rows, columns))
 
 
-def _multiplied(tile: Tile, machine: Any) -> tuple[float, float, int]:
-    """Clocks of a step's dots on the tensor cores alone, and beside what goes into shared memory;
-    the bytes that do.
-    """
+def _multiplied(tile: Tile, machine: Any) -> tuple[float, int]:
+    """Clocks of a step's dots beside what goes into shared memory; the bytes that do."""
     rows, columns = (tile.columns, tile.rows) if tile.transposed else (tile.rows, tile.columns)
     tensor = 2 * rows * columns * tile.depth / machine.tensor
     stage = 2 * tile.depth * (tile.rows + tile.columns)
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
     read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
     costs = machine.costs
-    return tensor, tensor * costs.slowed((read + stage) / tensor) + costs.step, stage
+    return tensor * costs.slowed((read + stage) / tensor) + costs.step, stage
 
 
 def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool = False) -> Step:
@@ -313,7 +310,7 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     beyond the result.
     """
     costs = machine.costs
-    tensor, slowed, stage = _multiplied(tile, machine)
+    dots, stage = _multiplied(tile, machine)
     across, down = tile.cluster
     grid = product.grid(tile)
     count, *places = machine.neighbours(
@@ -341,8 +338,8 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
     latency = (costs.copy_latency + shared) / max(1, stages - 1)
-    times = slowed, fabric, lines * costs.copied_line, latency
-    return Step(machine.crowded(times), tensor, copied)
+    times = dots, fabric, lines * costs.copied_line, latency
+    return Step(machine.crowded(times), copied)
 
 
 def _waves(product: Product, tile: Tile, programs: int, places: int) -> tuple[float, int]:

@@ -55,8 +55,6 @@ from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
-MAX_WHOLE_CLUSTER = 2  # blocks of a cluster of which every multiprocessor has its part
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -243,7 +241,8 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         + (costs.meeting(work.results, shares) if shares > 1 else 0)
         + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
     )
-    scale = 1 / (_clock(target, loops, total, parallel / places) * 1e9)
+    on_each = parallel / (target.multiprocessors * resident)
+    scale = 1 / (_clock(target, loops, total, on_each) * 1e9)
     seconds = (
         max(total * scale, memory)
         + costs.overlap * min(total * scale, memory)
@@ -251,8 +250,6 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     )
     if target.wgmma and plan.roles == "one":
         seconds *= costs.one_role
-    if waves > per_block and prod(plan.cluster) > MAX_WHOLE_CLUSTER:
-        seconds *= costs.large_cluster
     return Cost(
         seconds,
         waves / per_block,
@@ -264,11 +261,10 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
 
 
 def _clock(target: Target, loops: Loops, total: float, programs: float) -> float:
-    """GHz that power allows. total: clocks of the launch; programs: of each place."""
+    """GHz that power allows. total: clocks of the launch; programs: of a place, on average."""
     if not target.wgmma or not total:
         return target.clock
-    busy = min(1.0, programs * loops.tensor / total)
-    return target.device.clock(total, busy, programs * loops.copied / total)
+    return target.device.clock(total, programs * loops.copied / total)
 
 
 def _waves(work: Work, plan: Plan, parallel: int, places: int) -> tuple[float, int]:
@@ -293,13 +289,12 @@ def _waves(work: Work, plan: Plan, parallel: int, places: int) -> tuple[float, i
 
 @dataclass(frozen=True)
 class Loops:
-    """Clocks of a program's loops, of what nothing overlaps outside of them, and of the tensor
-    cores; bytes that it copies; what limits the longest loop.
+    """Clocks of a program's loops, and of what nothing overlaps outside of them; bytes that it
+    copies; what limits the longest loop.
     """
 
     clocks: float
     exposed: float
-    tensor: float
     copied: float
     limit: str
 
@@ -314,7 +309,7 @@ def _loops(
     waves: float,
 ) -> Loops:
     """What a program does besides storing its results."""
-    clocks = exposed = tensor = copied = longest = 0.0
+    clocks = exposed = copied = longest = 0.0
     limit = "memory"
     active = min(parallel, places) / resident if work.grid else 0.0
     launch = Launch(work.grid, active)
@@ -329,14 +324,13 @@ def _loops(
         if beyond and part.dots:
             filled = _step(part, plan, target, resident, replace(launch, beyond=True))
             clocks += trips * beyond * (filled.clocks - step.clocks)
-        tensor += trips * step.tensor
         copied += trips * step.copied
         if trips * step.clocks > longest and part.dots:
             longest, limit = trips * step.clocks, step.limit
         if plan.roles == "one" and part.dots and trips > 1:
             # nothing overlaps its first copies
             exposed += _latency(part, plan, target.costs) + step.clocks
-    return Loops(clocks, exposed, tensor, copied, limit)
+    return Loops(clocks, exposed, copied, limit)
 
 
 def _stored(work: Work, plan: Plan, costs: Costs) -> float:
@@ -397,12 +391,11 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one trip of the blocks that a multiprocessor holds, those of the tensor cores,
-    bytes that it copies, and what the clocks are spent on.
+    """Clocks of one trip of the blocks that a multiprocessor holds, bytes that it copies, and what
+    the clocks are spent on.
     """
 
     clocks: float
-    tensor: float
     copied: float
     limit: str
 
@@ -449,7 +442,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch)
     }
     why = max(times, key=lambda part: times[part])
     clocks = times[why] if plan.roles == "one" else target.crowded(times.values())
-    return Step(clocks, tensor * resident, copies.bytes * resident, why)
+    return Step(clocks, copies.bytes * resident, why)
 
 
 def _waits(part: Part, plan: Plan) -> bool:
