@@ -42,7 +42,6 @@ WAVES_OF_PARTS = 1, 2
 MAX_PARTS = 32  # that meet in a launch
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
-OUTPUT_BYTES = 1 << 14  # of shared memory, for results on their way out
 MAX_STAGES = 8
 
 
@@ -285,13 +284,17 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     return float(max(computing, memory) + costs.overlap * min(computing, memory) + adding)
 
 
+def _subtile(tile: Tile) -> tuple[int, int]:
+    """Rows and columns of a part of the results, in which they leave one after the other."""
+    if not tile.transposed:
+        return WARPGROUP_ROWS * tile.warpgroups, gcd(WHOLE_SWIZZLE, tile.columns)
+    steps = range(TRANSPOSED_STEP, WHOLE_SWIZZLE + 1, TRANSPOSED_STEP)
+    return max(n for n in steps if tile.rows % n == 0), WARPGROUP_ROWS * tile.warpgroups
+
+
 def _storing(tile: Tile, costs: Any) -> float:
     """Clocks in which a program stores its results, subtile by subtile of each warpgroup."""
-    rows, columns = WARPGROUP_ROWS * tile.warpgroups, gcd(WHOLE_SWIZZLE, tile.columns)
-    if tile.transposed:
-        steps = range(TRANSPOSED_STEP, WHOLE_SWIZZLE + 1, TRANSPOSED_STEP)
-        rows, columns = max(n for n in steps if tile.rows % n == 0), rows
-    return float(costs.leaving(tile.rows * tile.columns, rows, columns))
+    return float(costs.leaving(tile.rows * tile.columns, *_subtile(tile)))
 
 
 def _multiplied(tile: Tile, machine: Any) -> tuple[float, int]:
@@ -335,7 +338,7 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
         else:
             served += size * min(count, places[axis]) / count / machine.l2
     fabric = max(copied / machine.fabric, served * active, asked * costs.cut_line)
-    stages = min(MAX_STAGES, (machine.shared_bytes - OUTPUT_BYTES) // stage)
+    stages = min(MAX_STAGES, (machine.shared_bytes - 2 * prod(_subtile(tile))) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
     latency = (costs.copy_latency + shared) / max(1, stages - 1)
     times = dots, fabric, lines * costs.copied_line, latency
