@@ -149,8 +149,8 @@ class Costs(_SharedMemory):
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
     one_role: float  # how much longer a plan of one role takes than the model says, likewise
     dirty: float  # bytes of earlier kernels, which are written back as others come in
-    # under power's limit GHz are this / cube root of (1 + d · `traffic` · the share of the clocks in
-    # which 64 bytes come from the L2 cache); d goes from 0 to 1 as launches are longer than
+    # under power's limit GHz are this / cube root of (1 + d · `traffic` · the share of the clocks
+    # in which 64 bytes come from the L2 cache); d goes from 0 to 1 as launches are longer than
     # `warming`, in seconds
     heat: float
     traffic: float
