@@ -21,14 +21,18 @@ from tests.passes.kernels import (
     same,
     through,
 )
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
+from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.values import tile_type
 from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.plan import kernel_of
 from tkc.passes.select_layouts import load_for_threads
+from tkc.sim import level4
 
 LAST = "select-layouts"
 
@@ -457,3 +461,31 @@ def test_a_block_is_loaded_again_for_threads_where_wgmma_reads_it(kernel, instru
     given.plan = dataclasses.replace(given.plan, dots=(first, *others))
     load_for_threads(kernel_of(module), given.plan)
     assert sum(isinstance(op, tile.Load) for op in module.walk()) == loads + more
+
+
+def scaled_sums(a, b, s, o, N: tkc.constexpr):
+    """Factors that are computed of 8 bits; what they come to is scaled before it is added."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], N):
+        x, y = tkc.load(a, (0, k), (N, N)), tkc.load(b, (k, 0), (N, N))
+        part = tkc.dot(x.to(tkc.float16), y.to(tkc.float16))
+        total = total + part * tkc.load(s, (k // N,), (None,))
+    tkc.store(o, (0, 0), total)
+
+
+@pytest.mark.parametrize("n, steps", [(128, 2), (64, 1)])
+def test_operands_of_all_k_that_fill_registers_are_computed_in_steps(n, steps):
+    """128 x 128 of 8 warps: 128 registers of sums, and 192 of operands."""
+    arrays = (array(tkc.int8, 2), array(tkc.int8, 2), array(tkc.float32), array(tkc.float32, 2))
+    module, given = traced(scaled_sums, *arrays, N=n), context("sm_80")
+    through(module, LAST, given)
+    assert sum(isinstance(op, tile.Dot) for op in module.walk()) == steps
+    through(module, PIPELINE[-1], given)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.int8) for shape in ((n, 2 * n), (2 * n, n)))
+    scales, o = np.array([1, 0.5], np.float32), np.zeros((n, n), np.float32)
+    level4.run(module, [a, b, scales, o], (1, 1, 1))
+    parts = (a[:, k : k + n].astype(np.float64) @ b[k : k + n] for k in (0, n))
+    np.testing.assert_array_equal(o, sum(p * f for p, f in zip(parts, scales, strict=True)))
+    if ptxas.find("ptxas"):
+        assert not ptxas.assemble(emit(module, target("sm_80")).text, "sm_80").spill_stores

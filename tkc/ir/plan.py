@@ -28,11 +28,11 @@ class DotPlan:
     instruction: "mma" (mma.sync), "wgmma", or "fma" (multiply-adds of one element). warps: warps
     (warpgroups for wgmma) along M and N. a, b: where the operands come from: "registers", "shared"
     (wgmma reads shared memory; for mma an operand that its loop does not change is read again in
-    every iteration) or "relaid" (wgmma reads it where the relayout role has written it). chunk: of
-    fma: K elements in registers at once. swap: computed as its transpose (bᵀ aᵀ)ᵀ, which puts a
-    thin M on the side that has no minimum. parts: of a partial dot's columns: how many, and how
-    many are in flight at once (split-sums). permuted: K of both operands is counted in the order of
-    an accumulator's registers (tkc.passes.layouts.relayout).
+    every iteration) or "relaid" (wgmma reads it where the relayout role has written it). chunk: K
+    elements in registers at once, of fma, and of mma where operands are computed. swap: computed as
+    its transpose (bᵀ aᵀ)ᵀ, which puts a thin M on the side that has no minimum. parts: of a partial
+    dot's columns: how many, and how many are in flight at once (split-sums). permuted: K of both
+    operands is counted in the order of an accumulator's registers (tkc.passes.layouts.relayout).
     """
 
     instruction: str

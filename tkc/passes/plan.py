@@ -72,7 +72,7 @@ from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
-from tkc.passes.planning.operands import partial
+from tkc.passes.planning.operands import blocks_behind, partial
 from tkc.passes.planning.pressure import (
     demand,
     fits,
@@ -96,6 +96,8 @@ MAX_ROW_ACCUMULATOR_REGISTERS = 176
 MAX_ROW_LIVE_REGISTERS = 198
 # accumulators and left operands that a loop does not change, or that it carries when rotated
 MAX_OPERAND_AND_ACCUMULATOR_REGISTERS = 144
+# likewise with all operands, where some are computed
+MAX_COMPUTED_REGISTERS = 256
 # accumulators, and loads on their way to shared memory
 MAX_STAGED_REGISTERS = 160
 # accumulators beside which relaxed maxima have room for scores
@@ -922,13 +924,38 @@ def _dot(
         why = "a row stays in one warp"
     left = _source(dot.a, dot, split[0], accumulators, context.options.left_operand)
     right = _source(dot.b, dot, split[1], accumulators, None)
+    chunk = _computed_at_once(dot, split, accumulators)
+    when = _when_in_registers(left, right, chunk)
+    say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{when}")
+    return DotPlan("mma", split, left, right, chunk=chunk)
+
+
+def _when_in_registers(left: str, right: str, chunk: int) -> str:
+    """What a plan says of operands that registers do not hold whole, or not all the time."""
     again = "".join(
         f"; {operand} is read again in every iteration, its registers are needed"
         for operand, source in (("a", left), ("b", right))
         if source == "shared"
     )
-    say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
-    return DotPlan("mma", split, left, right)
+    return again + (f"; operands are computed for {chunk} k at a time" if chunk else "")
+
+
+def _computed_at_once(dot: tile.Dot, split: tuple[int, int], accumulators: int) -> int:
+    """Of how many k operands are computed at once, where those of all k do not fit the registers
+    beside what dots add to; 0 where they do, and where neither is computed of a block in memory, of
+    which parts can be read later.
+    """
+    if not any(isinstance(v.owner, POINTWISE) and blocks_behind(v) for v in (dot.a, dot.b)):
+        return 0
+    k = tile_type(dot.a).extents[-1]
+    held = sum(
+        tile_type(v).bytes // (4 * 32 * parts)
+        for v, parts in zip((dot.a, dot.b), split, strict=True)
+    )
+    chunk = k
+    while accumulators + held * chunk // k > MAX_COMPUTED_REGISTERS and chunk % 64 == 0:
+        chunk //= 2
+    return chunk if chunk < k else 0
 
 
 def _split_as_asked(

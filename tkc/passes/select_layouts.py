@@ -41,7 +41,8 @@ What the operations demand (what code generation and later passes may count on):
     reshape         the same, or (extents that do not nest) anything: it goes through shared memory
     reduce          result = operand.drop(axis)
     dot             the layouts of layouts/dot_layouts.py; `instruction` is set; fma is cut into
-                    steps of few k, tf32x3 into three dots
+                    steps of few k, and so is mma where operands of all k, which are computed, do
+                    not fit registers; tf32x3 into three dots
     sort            the axis inside one warp, padded to a power of two; result as operand
     sort_first      what is left of a sort where a slice takes its first elements: they are in the
                     registers of every thread of the row
@@ -420,7 +421,7 @@ class Selection:
         op.properties["instruction"] = StringAttr(plan.instruction)
         if op.precision.data == "tf32x3" and plan.instruction == "mma":
             self._in_three(op)
-        elif plan.instruction == "fma" and 0 < plan.chunk < extents_of(op.a)[-1]:
+        elif 0 < plan.chunk < extents_of(op.a)[-1]:
             self._in_steps(op, plan.chunk)
 
     def _wgmma(self, op: tile.Dot, plan: DotPlan, left: Layout | None, acc: Layout) -> None:
@@ -518,8 +519,8 @@ class Selection:
         replace(op, [acc])
 
     def _part(self, op: tile.Dot, value: SSAValue, axis: int, start: int, count: int) -> SSAValue:
-        """A slice of what an operand is a view of, seen as the operand: what converts it to its
-        layout has slices as its users, each of which is read where it is used.
+        """A slice of what an operand is a view of, or is computed of, as the operand: what converts
+        it to its layout has slices as its users, each of which is read where it is used.
         """
         if (view := defining_op(value, tile.Transpose)) is not None:
             order = tuple(view.permutation.get_values())
@@ -528,7 +529,16 @@ class Selection:
             turned = TileType([whole.extents[a] for a in order], whole.element)
             turned = turned.with_layout(layout_of(part).transpose(order))
             return before(op, tile.Transpose(part, order, turned)).result
-        t = tile_type(value)
+        made, t = value.owner, tile_type(value)
+        if isinstance(made, POINTWISE) and value.has_one_use():
+            parts = {
+                v: self._part(op, v, axis, start, count)
+                for v in made.operands
+                if isinstance(v.type, TileType)
+            }
+            new = made.clone(parts)
+            retype(new.results[0], tile_type(next(iter(parts.values()))).with_element(t.element))
+            return before(op, new).results[0]
         offsets, extents = [0] * t.rank, list(t.extents)
         offsets[axis], extents[axis] = start, count
         layout, _ = layout_of(value).slice(offsets, extents)

@@ -197,9 +197,9 @@ class Cut:
                     raise NotCut
 
     def _delay(self) -> None:
-        """No part waits for a reduction over all parts; other operations that do can be delayed."""
-        if any(op.parent is not self.block for op in self.reductions):
-            raise NotCut
+        """No part waits for a reduction over all parts, not in a loop or branch either; other
+        operations that do can be delayed.
+        """
         whole: set[SSAValue] = {op.results[0] for op in self.reductions}
         waiting: set[Operation] = set()
         is_behind = False

@@ -176,11 +176,11 @@ def made_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.Lo
         (both.right, both.written[1]),
     ):
         if is_made:
-            found |= _blocks_behind(operand)
+            found |= blocks_behind(operand)
     return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
 
 
-def _blocks_behind(operand: SSAValue) -> set[Operation]:
+def blocks_behind(operand: SSAValue) -> set[Operation]:
     """The loads of blocks from which an operand is computed: those of all its elements, and those
     of fewer (packed ones, or rows of which each is read for several) that are not small beside it.
     """
