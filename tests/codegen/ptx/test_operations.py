@@ -10,6 +10,7 @@ import pytest
 
 import tkc
 from tests.language.kernels import array, i32
+from tests.operations.case import DTYPES
 from tests.passes.kernels import PIPELINE, Case, context, same, through
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
@@ -119,6 +120,21 @@ def test_any_and_all():
     x = numbers((6, 40), bool)
     x[1], x[2] = True, False
     check(rows, [x, np.zeros(6, bool), np.zeros(6, bool)])
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("source", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_casts_to_every_type(source, machine):
+    def cast_to_all(x, *outs):
+        values = tkc.load(x, (0,), (128,))
+        for out in outs:
+            tkc.store(out, (0,), values.to(out.dtype))
+
+    names = ", ".join(f"out{i}" for i in range(len(DTYPES)))
+    scope = {"cast_to_all": cast_to_all}
+    exec(f"def casts(x, {names}):\n    cast_to_all(x, {names})", scope)  # arguments have names
+    outs = [np.zeros(128, dtype) for dtype in DTYPES]
+    check(scope["casts"], [numbers(128, source), *outs], machine=machine)
 
 
 def test_nan_wins():

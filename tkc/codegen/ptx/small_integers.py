@@ -21,7 +21,7 @@ from tkc.codegen.ptx.integers import LUT, made_with
 from tkc.codegen.ptx.values import Tile, to_bits
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir.ranges import Range
-from tkc.ir.types import bf16, f16, is_float
+from tkc.ir.types import bf16, f16, is_bool, is_float
 
 DIGITS: dict[Attribute, int] = {bf16: 7, f16: 10}  # behind the leading one
 TWICE = 0x10001
@@ -48,7 +48,9 @@ def pair(
     where these are none of 16 bits, or have too few digits for this.
     """
     digits = DIGITS.get(target)
-    if digits is None or is_float(held.element) or known is None or known.hi - known.lo >> digits:
+    if digits is None or is_float(held.element) or is_bool(held.element):
+        return None  # booleans are predicates, of which no register holds two
+    if known is None or known.hi - known.lo >> digits:
         return None
     found = _packed(e, held, i, known, digits) or _apart(e, held, i, known, digits)
     if found is None:
