@@ -135,3 +135,23 @@ def test_roles_where_each_warp_knows_the_number(number, size, roles):
     )
     assert any("a producer of" in line for line in compiled.decisions) == roles
     assert any(why in line for line in compiled.decisions) != roles
+
+
+@tkc.jit
+def beside_maxima(a, b, c, N: tkc.constexpr):
+    """A loop in a loop carries maxima of rows, on which no place depends."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    largest = tkc.zeros(N)
+    for turn in tkc.range(0, a.shape[0], N):
+        for k in tkc.range(0, a.shape[1], 64):
+            left = tkc.load(a, (turn, k), (N, 64))
+            total = tkc.dot(left, tkc.load(b, (k, m * N), (64, N)), total)
+            largest = tkc.maximum(largest, tkc.max(total, axis=1))
+    tkc.store(c, (0, m * N), (total + largest[:, None]).to(c.dtype))
+
+
+def test_what_a_loop_carries_says_no_place():
+    made = beside_maxima.compile(
+        "bf16[128,192]", "bf16[192,256]", "bf16[64,256]", N=64, target="sm_90a"
+    )
+    assert not any("where an operand lies" in line for line in made.decisions), made.decisions

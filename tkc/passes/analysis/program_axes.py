@@ -92,6 +92,7 @@ def _of_argument(block: Block, index: int, ends: bool) -> list[SSAValue]:
         return [*loop.operands, *yielded_by(test), *yielded_by(body)]
     if not isinstance(loop, scf.ForOp):
         return []
+    bounds = [loop.lb, loop.ub, loop.step]
     if index > 0:
-        return [*loop.operands, yielded_by(block)[index - 1]]
-    return list(loop.operands) if ends else [loop.lb, loop.step]
+        return [*bounds, loop.iter_args[index - 1], yielded_by(block)[index - 1]]
+    return bounds if ends else [loop.lb, loop.step]
