@@ -291,7 +291,7 @@ def test_texts_with_strides():
         ({"cluster": 2}, "pair"),
         ({"num_stages": 2.5}, "got 2.5"),
         ({"left_operand": "memory"}, "registers or shared"),
-        ({"epilogue": True}, "tma or direct"),
+        ({"epilogue": True}, "tma, shared or direct"),
         ({"store_columns": 48}, "8, 16, 32 or 64"),
         ({"store_columns": 64.0}, "got 64.0"),
         ({"split_warps": 4}, "pair"),

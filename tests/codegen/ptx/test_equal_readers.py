@@ -32,7 +32,7 @@ def accumulators(text: str) -> list[str]:
 def test_dots_that_are_read_alike_have_their_own_registers():
     text = text_of_pairs()
     assert not list(merged_reads(text))
-    assert len(set(accumulators(text))) == DOTS // 2  # the others take turns
+    assert len(set(accumulators(text))) >= DOTS // 2  # the others may take turns
 
 
 @pytest.mark.skipif(ptxas.find("nvdisasm") is None, reason="nvdisasm is not installed")
