@@ -19,34 +19,37 @@ def simulated(monkeypatch):
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
 
 
+def summed(a, b, row, end, total, N):
+    """`total` and the product of N rows of a and b, up to where k ends."""
+    for k in tkc.range(0, end, 64):
+        left = tkc.load(a, (row, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    return total
+
+
 @tkc.jit
 def place(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """The rows of the left operand are those of the number."""
     m = tkc.program_id(0)
-    row, total = NUMBER(table, m, SIZE), tkc.zeros((N, N))
-    for k in tkc.range(0, a.shape[1], 64):
-        left = tkc.load(a, (row * N, k), (N, 64))
-        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    total = summed(a, b, NUMBER(table, m, SIZE) * N, a.shape[1], tkc.zeros((N, N)), N)
     tkc.store(c, (m * N, 0), total.to(c.dtype))
 
 
 @tkc.jit
 def steps(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """A loop ends where the number says, which is where the array ends."""
-    m, total = tkc.program_id(0), tkc.zeros((N, N))
-    for k in tkc.range(0, NUMBER(table, m, SIZE) - m + a.shape[1], 64):
-        left = tkc.load(a, (m * N, k), (N, 64))
-        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    m = tkc.program_id(0)
+    end = NUMBER(table, m, SIZE) - m + a.shape[1]
+    total = summed(a, b, m * N, end, tkc.zeros((N, N)), N)
     tkc.store(c, (m * N, 0), total.to(c.dtype))
 
 
 @tkc.jit
 def uneven(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """Programs have different numbers of steps, which are claimed the longest first."""
-    m, total = tkc.program_id(0), tkc.zeros((N, N))
-    for k in tkc.range(0, (NUMBER(table, m, SIZE) % 3 + 1) * 64, 64):
-        left = tkc.load(a, (m * N, k), (N, 64))
-        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    m = tkc.program_id(0)
+    end = (NUMBER(table, m, SIZE) % 3 + 1) * 64
+    total = summed(a, b, m * N, end, tkc.zeros((N, N)), N)
     tkc.store(c, (m * N, 0), total.to(c.dtype))
 
 
@@ -55,19 +58,15 @@ def branch(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.co
     """The loop is run where the number is the program's, which it is."""
     m, total = tkc.program_id(0), tkc.zeros((N, N))
     if NUMBER(table, m, SIZE) == m:
-        for k in tkc.range(0, a.shape[1], 64):
-            left = tkc.load(a, (m * N, k), (N, 64))
-            total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+        total = summed(a, b, m * N, a.shape[1], total, N)
     tkc.store(c, (m * N, 0), total.to(c.dtype))
 
 
 @tkc.jit
 def result(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """The consumers alone need it."""
-    m, total = tkc.program_id(0), tkc.zeros((N, N))
-    for k in tkc.range(0, a.shape[1], 64):
-        left = tkc.load(a, (m * N, k), (N, 64))
-        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    m = tkc.program_id(0)
+    total = summed(a, b, m * N, a.shape[1], tkc.zeros((N, N)), N)
     tkc.store(c, (NUMBER(table, m, SIZE) * N, 0), total.to(c.dtype))
 
 
