@@ -57,7 +57,7 @@ COSTS = (
         "store_subtile",
     ),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
-    *("free_shared", "max_shared", "shared_slowing", "copied_line", "step"),
+    *("shared", "copied_line", "step"),
     *("cut_l2", "cut_line", "crowd", "filled"),
     *("store_row", "store_part", "overlap", "heat", "traffic"),
 )

@@ -507,6 +507,23 @@ def test_the_table_it_is_shipped_with():
     assert _key(dict(zip(_product.kernel.names, values, strict=False))) == "bfloat16 64x256x128 nt"
 
 
+def test_the_key_of_a_choice_says_how_operands_lie():
+    """Rows that are farther apart cut sectors and lines elsewhere; operands of a batch may be
+    shared.
+    """
+    from tkc.kernels.matmul import _key
+
+    def key(*arrays):
+        values, _ = _product.bound(*arrays, ACTIVATION=None)
+        return _key(dict(zip(_product.kernel.names, values, strict=False)))
+
+    b, c = "bf16[128, 256]", "bf16[64, 256]"
+    assert key("bf16[64:136, 128:1]", b, None, c) == "bfloat16 64x256x128 nn a by 136"
+    batch = "bf16[3, 64, 128]", "bf16[3, 64, 256]"
+    assert key(batch[0], b, None, batch[1]) == "bfloat16 64x256x128 nn of 3 one b"
+    assert key(batch[0], f"bf16[3, {b[5:]}", None, batch[1]) == "bfloat16 64x256x128 nn of 3"
+
+
 def test_a_vector_before_a_batch_and_results_that_are_views():
     x, y = numbers(20), numbers((3, 20, 9), seed=1)
     close(kernels.matmul(x, y), double(x) @ double(y), ulps=16)

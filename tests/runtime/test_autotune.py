@@ -4,6 +4,7 @@ measurement elsewhere, arrays put back, errors.
 
 import gc
 import json
+import sys
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import tkc
 from tests.language.kernels import matmul as plain
 from tests.runtime.kernels import add
-from tkc.runtime import timing, workers
+from tkc.runtime import fingerprint, timing, workers
 from tkc.runtime.tuning import Table, changed, key
 
 CONFIGS = [tkc.Config(BM=m, BN=n, BK=32) for m, n in ((32, 32), (64, 64), (32, 64))]
@@ -496,3 +497,39 @@ def test_a_function_of_configurations_that_was_edited_chooses_anew(tmp_path, mon
     assert choice(32).source == "measured" and calls == [2]
     choice(16)
     assert calls == [2, 2]
+
+
+def test_a_file_that_gives_candidates_their_numbers_was_edited(tmp_path, monkeypatch):
+    """What is on disk was also chosen by what the function's file imports, however far away."""
+    calls = times(monkeypatch, lambda n: [2.0, 1.0][:n])
+    (tmp_path / "near.py").write_text("from far import (\n    WIDTH,  # of a block\n)\n")
+    path = tmp_path / "given.py"
+    path.write_text(
+        "import tkc\n\n\ndef configs(args, target):\n    from near import WIDTH\n\n"
+        "    return [tkc.Config(BM=m, BN=WIDTH, BK=32) for m in (32, 64)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def choice(width):
+        (tmp_path / "far.py").write_text(f"WIDTH = {width}\n")
+        fingerprint._file_of_users.cache_clear()
+        for name in ("near", "far", "given"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        names = {"__name__": "given"}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        return tuned(names["configs"]).choose(*arrays(), grid=grid)
+
+    assert choice(32).config.constants["BN"] == 32 and calls == [2]
+    assert choice(32).source == "measured" and calls == [2]
+    assert choice(128).config.constants["BN"] == 128 and calls == [2, 2]
+
+
+def test_candidates_of_a_closure_are_told_apart(monkeypatch):
+    calls = times(monkeypatch, lambda n: [2.0, 1.0][:n])
+
+    def candidates(width):
+        return lambda args: [tkc.Config(BM=m, BN=width, BK=32) for m in (32, 64)]
+
+    for width, count in ((32, 1), (128, 2), (32, 2)):
+        chosen = tuned(candidates(width)).choose(*arrays(), grid=grid)
+        assert chosen.config.constants["BN"] == width and len(calls) == count

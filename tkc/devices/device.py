@@ -38,24 +38,8 @@ class Rates:
     cache: int  # bytes of L2 that one kernel may count on
 
 
-class _SharedMemory:
-    """What wgmma and copies have in common: shared memory."""
-
-    free_shared: float
-    max_shared: float
-    shared_slowing: float
-
-    def slowed(self, each: float) -> float:
-        """How much longer wgmma takes where so many bytes a clock go into and out of shared
-        memory.
-        """
-        over = 1 + self.shared_slowing * max(0, each - self.free_shared)
-        far_over = max(1, each / self.max_shared) ** 2
-        return min(over * far_over, max(1, each / self.free_shared))
-
-
 @dataclass(frozen=True)
-class Engines(_SharedMemory):
+class Engines:
     """What a multiprocessor's engines do. A *quarter* of a multiprocessor has one warp of each
     warpgroup.
     """
@@ -104,9 +88,17 @@ class Engines(_SharedMemory):
     lsu_latency: float
     shared_latency: float
 
+    def slowed(self, each: float) -> float:
+        """How much longer wgmma takes where so many bytes a clock go into and out of shared
+        memory.
+        """
+        over = 1 + self.shared_slowing * max(0, each - self.free_shared)
+        far_over = max(1, each / self.max_shared) ** 2
+        return min(over * far_over, max(1, each / self.free_shared))
+
 
 @dataclass(frozen=True)
-class Costs(_SharedMemory):
+class Costs:
     """Of the closed-form model."""
 
     copy_latency: float  # clocks from issuing a copy by a tensor map to its arrival
@@ -136,10 +128,7 @@ class Costs(_SharedMemory):
     part: float
     part_element: float
     cluster: float  # clocks until the blocks of a cluster know each other
-    # as in `Engines`
-    free_shared: float
-    max_shared: float
-    shared_slowing: float
+    shared: float  # bytes a clock that go into and out of shared memory for wgmma, at most
     copied_line: float  # clocks in which a tensor map copies of one line of 128 bytes, all or less
     # bytes of sectors a clock that the L2 cache gives to all multiprocessors of operands whose rows
     # begin amid sectors: what several ask for at once is hardly ever answered once then

@@ -190,10 +190,12 @@ def _grid(args: dict) -> tuple[int, int, int]:
 
 
 def _key(args: dict) -> str:
-    """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, and
-    operands whose rows are not aligned. Not the epilogue.
+    """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, operands
+    that all of these share, and arrays whose rows are not aligned or do not follow one another, by
+    how many elements they are apart. Not the epilogue.
     """
     a, b, c = args["a"], args["b"], args["c"]
+    apart = [(name, x, max(strides_of(x)[-2:])) for name, x in zip("abc", (a, b, c), strict=False)]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
     odd = "".join(name for name, x in zip("abc", (a, b, c), strict=False) if _is_odd(x))
@@ -203,7 +205,9 @@ def _key(args: dict) -> str:
             f"{m}x{n}x{k}",
             order,
             *([f"of {prod(batch)}"] if batch else []),
+            *(f"one {name}" for name, x, _ in apart if len(x.shape) < len(c.shape)),
             *([f"odd {odd}"] if odd else []),
+            *(f"{name} by {n}" for name, x, n in apart if n not in (*x.shape[-2:], 1)),
         ]
     )
 

@@ -305,7 +305,7 @@ def _multiplied(tile: Tile, machine: Any) -> tuple[float, int]:
     # a dot of 64 rows and a k of 16 reads 2 KiB and 32 bytes for each column
     read = rows / WARPGROUP_ROWS * tile.depth / 16 * (2048 + 32 * columns)
     costs = machine.costs
-    return tensor * costs.slowed((read + stage) / tensor) + costs.step, stage
+    return max(tensor, (read + stage) / costs.shared) + costs.step, stage
 
 
 def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool = False) -> Step:

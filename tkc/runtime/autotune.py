@@ -33,7 +33,6 @@ measures, 1 measures also where measure=False.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -251,7 +250,7 @@ class Autotuned(Launchable):
         if (found := self._choices.get(at)) is None:
             found = self._choices[at] = (
                 self._from_table(device, name, values, options, target)
-                or self._from_disk(device, target, name, measure)
+                or self._from_disk(device, target, name, grid, measure)
                 or self._make(values, options, infos, grid, target, device, name, measure)
             )
         return found
@@ -299,8 +298,10 @@ class Autotuned(Launchable):
             return None
         return found
 
-    def _from_disk(self, device: str, target: str, name: str, measure: bool) -> Choice | None:
-        disk, at = cache.disk(), self._entry(device, target, name, measure)
+    def _from_disk(
+        self, device: str, target: str, name: str, grid: Any, measure: bool
+    ) -> Choice | None:
+        disk, at = cache.disk(), self._entry(device, target, name, grid, measure)
         parts = disk.get(at) if disk and at else None
         try:
             found = parts and json.loads(parts["choice"])
@@ -313,9 +314,9 @@ class Autotuned(Launchable):
         )
 
     def _to_disk(
-        self, device: str, target: str, name: str, measure: bool, choice: Choice
+        self, device: str, target: str, name: str, grid: Any, measure: bool, choice: Choice
     ) -> Choice:
-        disk, at = cache.disk(), self._entry(device, target, name, measure)
+        disk, at = cache.disk(), self._entry(device, target, name, grid, measure)
         try:
             text = json.dumps(
                 {
@@ -331,36 +332,31 @@ class Autotuned(Launchable):
             disk.put(at, {"choice": text.encode()})
         return choice
 
-    def _entry(self, device: str, target: str, name: str, measure: bool) -> str | None:
+    def _entry(self, device: str, target: str, name: str, grid: Any, measure: bool) -> str | None:
+        """The name of a choice on disk, of all that it depends on; None where some of that has no
+        spelling.
+        """
         found = fingerprint.Fingerprint(self.kernel.fn)
-        if found.unstable:
-            return None
-        own, configs = found.fields, self._spelled_configs()
-        if configs is None:
+        made_by = [
+            fingerprint.sources(x) if callable(x) else repr(x).encode()
+            for x in (self._configs, self.key)
+        ]
+        if found.unstable or None in made_by:
             return None
         return fingerprint.digest(
             [
                 ("autotune", b"measured" if measure else b"model"),
-                *own,
+                *found.fields,
                 ("device", device.encode()),
                 ("target", target.encode()),
                 ("key", name.encode()),
-                ("configs", configs),
+                ("limit", str(self.limit).encode()),
+                *(("made by", text) for text in made_by if text is not None),
+                *fingerprint.Fingerprint(grid if callable(grid) else None).fields,
                 *fingerprint.toolchain(),
                 *fingerprint.environment(),
             ]
         )
-
-    def _spelled_configs(self) -> bytes | None:
-        """What the candidates are made by: their text, or the file of the function that gives them.
-        None where that has no file: what it gives cannot be told from what it gave.
-        """
-        if not callable(self._configs):
-            return repr(self._configs).encode()
-        try:
-            return Path(inspect.getfile(self._configs)).read_bytes()
-        except (OSError, TypeError):
-            return None
 
     def _make(
         self,
@@ -386,7 +382,7 @@ class Autotuned(Launchable):
                 name,
                 choice := self._measured(found, values, options, infos, grid, target, reasons),
             )
-        return self._to_disk(device, target, name, measure, choice)
+        return self._to_disk(device, target, name, grid, measure, choice)
 
     def candidates(
         self, values: Sequence, options: dict, grid: Any, target: str

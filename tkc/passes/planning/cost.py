@@ -418,7 +418,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch)
     copies = _copied(part, plan, target, launch)
     if reads:
         moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
-        tensor = tensor * costs.slowed((reads + moved) / tensor) + costs.step
+        tensor = max(tensor, (reads + moved) / costs.shared) + costs.step
     served = copies.sent / target.l2 + copies.cut / costs.cut_l2
     fabric = max(
         copies.bytes / target.fabric, served * launch.active, copies.asked * costs.cut_line
