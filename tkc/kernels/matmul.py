@@ -198,7 +198,7 @@ def _key(args: dict) -> str:
     apart = [(name, x, max(strides_of(x)[-2:])) for name, x in zip("abc", (a, b, c), strict=False)]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(name for name, x in zip("abc", (a, b, c), strict=False) if _is_odd(x))
+    odd = "".join(name for name, x, _ in apart if _is_odd(x))
     return " ".join(
         [
             kind,
