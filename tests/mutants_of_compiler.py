@@ -16,8 +16,10 @@ First the random kernels and the tests run once without a mutant, some at a time
 their own, and what refuses in each is written to a file (`--reached`), by the names of sites, so
 that it outlives edits. A mutant is then run on these alone, in a child process with a deadline that
 has compiled nothing before: on the tests that are named as its module is, then on the kernels, then
-on other tests: a case of each test, the quickest first, then another. It is caught where a kernel
-computes something else, races, or fails, or where a test fails, which without the mutant does not.
+on other tests: a case of each test, the quickest first, then another; before all these on what
+caught it in an earlier run (`--known`). It is caught where a kernel computes something else, races,
+or fails, or where a test fails, or where their process crashes or does not end, which without the
+mutant does not.
 Of a mutant that survives it is said whether any kernel was compiled to another program.
 
 `--jobs` says how many processes run beside each other, `--limit` after how many seconds all of them
@@ -38,6 +40,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -593,19 +596,54 @@ class Finding:
     text: str
 
 
-def caught(number: int | None, kernels: Sequence[Kernel], tests: Sequence[str]) -> Finding | None:
+@dataclass(frozen=True)
+class Runs:
+    """On what a mutant is run. first: what caught it before, a random kernel's policy and seed or
+    the id of a test.
+    """
+
+    kernels: Sequence[Kernel] = ()
+    tests: Sequence[Test] = ()
+    first: tuple[str, int] | str | None = None
+
+
+def run_of(text: str | None) -> tuple[str, int] | str | None:
+    """The policy and seed of the random kernel, or the id of the test, that a result names; None
+    where it names neither.
+    """
+    if (found := re.match(r"kernel (\w+) (\d+): ", text or "")) is not None:
+        return found[1], int(found[2])
+    if text is not None and text.startswith("test "):
+        return text.removeprefix("test ").removesuffix(": cannot be collected")
+    return None
+
+
+def caught(number: int | None, runs: Runs) -> Finding | None:
     """What finds a mutant, or fails without one; None if nothing does."""
     SITES.active = number
+    if (found := _caught_before(runs.first)) is not None:
+        return found
     stem = Path(SITES.all[number].file).stem if number is not None else ""
+    tests = [test for _, test in runs.tests]
     near = [name for name in tests if stem in name]
     far = [name for name in tests if stem not in name]
-    return failing_test(near) or failing_kernel(kernels) or failing_test(far)
+    return failing_test(near) or failing_kernel(runs.kernels) or failing_test(far)
+
+
+def _caught_before(first: tuple[str, int] | str | None) -> Finding | None:
+    if first is None:
+        return None
+    if isinstance(first, str):
+        return failing_test([first])
+    return failing_kernel([(*first, variant) for variant in range(len(runs_of(*first)))])
 
 
 def failing_kernel(kernels: Sequence[Kernel]) -> Finding | None:
     """The first random kernel that fails, and how."""
     for policy, seed, variant in kernels:
-        comparison, how = runs_of(policy, seed)[variant]
+        if variant >= len(compiled := runs_of(policy, seed)):
+            continue  # the grammar was edited since
+        comparison, how = compiled[variant]
         for failure in comparison.passes(how):
             if failure.kind != "refused":
                 return Finding((policy, seed, variant), f"kernel {policy} {seed}: {failure}"[:300])
@@ -652,8 +690,8 @@ def unlike(number: int, kernels: Sequence[Kernel]) -> str:
     return f"{different} of {len(kernels)} kernels are other programs"
 
 
-def chosen_of(reached: Reached, name: str, left: float) -> tuple[list[Kernel], list[Test]]:
-    """The kernels, and the tests, on which a mutant is run. left: seconds of tests."""
+def chosen_of(reached: Reached, name: str, left: float, known: str | None = None) -> Runs:
+    """On what a mutant is run. left: seconds of tests; known: what caught it in an earlier run."""
     kernels = reached.kernels.get(name, [])
     kernels = random.Random(0).sample(kernels, min(len(kernels), KERNELS_OF_A_MUTANT))
     tests: list[Test] = []
@@ -669,7 +707,7 @@ def chosen_of(reached: Reached, name: str, left: float) -> tuple[list[Kernel], l
         if left < 0 and tests:
             break
         tests.append((seconds, test))
-    return kernels, tests
+    return Runs(kernels, tests, run_of(known))
 
 
 def _parts(tests: Sequence[str], share: float, done: set[str]) -> Iterator[Callable[[], Reached]]:
@@ -740,6 +778,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--each", type=float, default=SECONDS_OF_TESTS, help="seconds of tests")
     parser.add_argument("--reached", type=Path, default=ROOT / "out" / "mutants_reached.json")
     parser.add_argument("--out", type=Path, default=RESULTS, help="what was caught, and is kept")
+    parser.add_argument("--known", type=Path, help="an earlier run's: what caught is run first")
     return parser.parse_args()
 
 
@@ -759,41 +798,65 @@ def chosen_sites(given: argparse.Namespace, reached: Reached) -> list[int]:
     return sorted(chosen, key=lambda n: _order(SITES.all[n], given.seed))[: given.most]
 
 
+@dataclass(frozen=True)
+class Unchanged:
+    """The key of a run without a mutant of all that a mutant was run on, which crashed or hung."""
+
+    number: int
+
+
 class Trials:
     """Mutants at work, and what their findings are worth: what fails without a mutant, too, finds
-    none. runs: the kernels and tests of each. found: what is known already, and what this adds.
+    none. runs: what each is run on. found: what is known already, and what this adds.
     """
 
-    def __init__(
-        self, runs: dict[int, tuple[list[Kernel], list[Test]]], found: dict[str, str | None]
-    ) -> None:
+    def __init__(self, runs: dict[int, Runs], found: dict[str, str | None]) -> None:
         self.runs, self.found = runs, found
         self.tasks: deque[Task] = deque()
         self.sound: dict[Kernel | str, bool] = {}  # runs that pass without a mutant
         self.waiting: dict[Kernel | str, list[tuple[int, Finding]]] = {}  # until that is known
+        self.crashes: dict[int, str] = {}  # how a mutant's process ended, until that is known
 
     def add(self, number: int) -> None:
         """A mutant is to be run."""
-        kernels = [k for k in self.runs[number][0] if self.sound.get(k, True)]
-        tests = [(s, test) for s, test in self.runs[number][1] if self.sound.get(test, True)]
+        runs, deadline = self._sound_runs(number)
+        self.tasks.append((number, partial(caught, number, runs), deadline))
+
+    def _sound_runs(self, number: int) -> tuple[Runs, float]:
+        """On what a mutant is run, less what fails without one, and its deadline."""
+        runs = self.runs[number]
+        runs = Runs(
+            [k for k in runs.kernels if self.sound.get(k, True)],
+            [(s, test) for s, test in runs.tests if self.sound.get(test, True)],
+            runs.first if self._is_sound(runs.first) else None,
+        )
         deadline = (
             DEADLINE
-            + DEADLINE_OF_A_SECOND * sum(seconds for seconds, _ in tests)
-            + DEADLINE_OF_A_KERNEL * len(kernels)
+            + DEADLINE_OF_A_SECOND * sum(seconds for seconds, _ in runs.tests)
+            + DEADLINE_OF_A_KERNEL * len(runs.kernels)
         )
-        run = partial(caught, number, kernels, [test for _, test in tests])
-        self.tasks.append((number, run, deadline))
+        return runs, deadline
+
+    def _is_sound(self, first: tuple[str, int] | str | None) -> bool:
+        """Whether what caught a mutant before is not known to fail without it."""
+        if isinstance(first, tuple):
+            return not any(run[:2] == first for run, passes in self.sound.items() if not passes)
+        return first is None or self.sound.get(first, True)
 
     def run(self, jobs: int, ends: float, out: Path) -> None:
         """Writes what finds the mutants that were added."""
         began = time.monotonic()
         for key, gave in in_children(self.tasks, jobs, ends):
-            if not isinstance(key, int):
+            if isinstance(key, Unchanged):
+                self._judge_crash(key.number, gave)
+            elif not isinstance(key, int):
                 self._judge(key, gave is None)
             elif isinstance(gave, Finding):
                 self._weigh(key, gave)
+            elif gave is not None:
+                self._weigh_crash(key, gave)
             else:
-                self._keep(key, gave)
+                self._keep(key, None)
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(dict(sorted(self.found.items())), indent=1))
             done = time.monotonic() - began
@@ -808,8 +871,8 @@ class Trials:
             self.waiting[run].append((number, finding))
         else:
             self.waiting[run] = [(number, finding)]
-            kernels, tests = ([], [run]) if isinstance(run, str) else ([run], [])
-            self.tasks.appendleft((run, partial(caught, None, kernels, tests), COLLECTING))
+            alone = Runs((), [(0.0, run)]) if isinstance(run, str) else Runs([run])
+            self.tasks.appendleft((run, partial(caught, None, alone), COLLECTING))
 
     def _judge(self, run: Kernel | str, passes: bool) -> None:
         """A kernel or a test was run without a mutant."""
@@ -825,6 +888,25 @@ class Trials:
             self._keep(number, finding.text)
         else:
             self.add(number)
+
+    def _weigh_crash(self, number: int, how: str) -> None:
+        """The process of a mutant ended otherwise than by a finding."""
+        self.crashes[number] = how
+        runs, deadline = self._sound_runs(number)
+        self.tasks.appendleft((Unchanged(number), partial(caught, None, runs), deadline))
+
+    def _judge_crash(self, number: int, gave: object) -> None:
+        """The same was run without the mutant."""
+        how = self.crashes.pop(number)
+        if gave is None:
+            self._keep(number, how)
+        elif isinstance(gave, Finding):
+            self.sound[gave.run] = False
+            print(f"fails without a mutant: {gave.run}")
+            self.add(number)
+        else:
+            print(f"fails without a mutant: what {SITES.all[number]} was run on: {gave}")
+            self._keep(number, None)
 
     def _keep(self, number: int, by: str | None) -> None:
         self.found[SITES.all[number].name] = by
@@ -845,23 +927,25 @@ def main() -> None:
     reached = Reached.read(given.reached)
     chosen = chosen_sites(given, reached)
     found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    runs = {n: chosen_of(reached, SITES.all[n].name, given.each) for n in chosen}
+    known = json.loads(given.known.read_text()) if given.known else {}
+    names = {n: SITES.all[n].name for n in chosen}
+    runs = {n: chosen_of(reached, name, given.each, known.get(name)) for n, name in names.items()}
     trials = Trials(runs, found)
     for n in chosen:
         if found.get(SITES.all[n].name) is None:
             trials.add(n)
     trials.run(given.jobs, ends, given.out)
     alive = [n for n in chosen if found.get(SITES.all[n].name, "not run") is None]
-    programs = deque((n, partial(unlike, n, runs[n][0]), DEADLINE) for n in alive)
+    programs = deque((n, partial(unlike, n, runs[n].kernels), DEADLINE) for n in alive)
     how = dict(in_children(programs, given.jobs, ends))
     for n in alive:
         told = how.get(n, "programs not compared")
-        print(f"survives: {SITES.all[n]} ({told}, {len(runs[n][1])} tests)", flush=True)
-    names = {SITES.all[n].name for n in chosen}
-    print_table({name: by for name, by in found.items() if name in names})
+        print(f"survives: {SITES.all[n]} ({told}, {len(runs[n].tests)} tests)", flush=True)
+    mine = set(names.values())
+    print_table({name: by for name, by in found.items() if name in mine})
     print(
-        f"{len(chosen)} mutants: {len(names & found.keys()) - len(alive)} caught,"
-        f" {len(alive)} survive, {len(names - found.keys())} not run"
+        f"{len(chosen)} mutants: {len(mine & found.keys()) - len(alive)} caught,"
+        f" {len(alive)} survive, {len(mine - found.keys())} not run"
     )
 
 

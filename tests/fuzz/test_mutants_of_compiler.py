@@ -20,11 +20,13 @@ from tests.mutants_of_compiler import (
     SITE,
     Finding,
     Reached,
+    Runs,
     Sites,
     Trials,
     _Instrument,
     in_child,
     in_children,
+    run_of,
 )
 
 TEXT = """
@@ -163,19 +165,54 @@ def test_children_end_at_the_limit_and_so_does_what_they_started(tmp_path):
 def test_what_fails_without_a_mutant_finds_none(sites, monkeypatch, tmp_path):
     instrumented(sites)
 
-    def caught(number, kernels, tests):
+    def caught(number, runs):
+        tests = [test for _, test in runs.tests]
         failing = [t for t in tests if t == "flaky" or (t == "good" and number == 0)]
         return Finding(failing[0], f"test {failing[0]}") if failing else None
 
     monkeypatch.setattr(mutants_of_compiler, "caught", caught)
-    tests = [(0.1, "flaky"), (0.2, "good")]
-    trials = Trials({0: ([], tests), 1: ([], tests)}, {})
+    runs = Runs([], [(0.1, "flaky"), (0.2, "good")])
+    trials = Trials({0: runs, 1: runs}, {})
     trials.add(0)
     trials.add(1)
     trials.run(1, math.inf, tmp_path / "found.json")
     names = [site.name for site in sites.all]
     found = {names[0]: "test good", names[1]: None}
     assert json.loads((tmp_path / "found.json").read_text()) == found
+
+
+def test_a_crash_without_a_mutant_finds_none(sites, monkeypatch, tmp_path):
+    instrumented(sites)
+
+    def caught(number, runs):
+        if number == 0 or (number == 1 and runs.tests[0][1] == "good"):
+            raise IndexError
+        if runs.tests[0][1] == "crashes":
+            raise KeyError
+
+    monkeypatch.setattr(mutants_of_compiler, "caught", caught)
+    good, crashing = Runs([], [(0.1, "good")]), Runs([], [(0.1, "crashes")])
+    trials = Trials({0: good, 1: crashing, 2: good}, {})
+    for number in range(3):
+        trials.add(number)
+    trials.run(2, math.inf, tmp_path / "found.json")
+    assert list(trials.found.values()).count(None) == 2
+    assert trials.found[sites.all[0].name] == "IndexError: "
+
+
+def test_what_caught_a_mutant_before_runs_first(monkeypatch):
+    assert run_of("kernel in_place 13: sm_89 warps 4 stages 2: wrong: …") == ("in_place", 13)
+    assert run_of("test a.py::b[c d]: cannot be collected") == "a.py::b[c d]"
+    assert run_of("no end within 60 s, or a crash") is None
+    ran = []
+
+    def failing(run):
+        ran.append(run)
+
+    monkeypatch.setattr(mutants_of_compiler, "failing_test", failing)
+    monkeypatch.setattr(mutants_of_compiler, "failing_kernel", failing)
+    mutants_of_compiler.caught(None, Runs([], [(0.1, "other")], "first"))
+    assert ran[0] == ["first"]
 
 
 def test_collections_add_up(tmp_path):
