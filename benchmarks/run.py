@@ -44,6 +44,7 @@ RACES = (
     "plain_recurrences",
     "attention",
     "attention_variants",
+    "attention_mods",
     "attention_serving",
     "attention_backward",
     "attention_blocks",
