@@ -13,7 +13,7 @@ from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import erase, replace
-from tkc.ir.types import ArrayFacts, Fact, TileType
+from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.warpgroups.written_operands import can_exchange
@@ -77,13 +77,6 @@ def test_warpgroups_meet_at_no_barrier_of_all(lowered):
     assert not any(
         op.each is None for op in consumer.walk() if isinstance(op, threads.BlockBarrier)
     )
-
-
-def test_the_exchanged_operand_is_read_behind_what_needs_it_not(lowered):
-    module, _ = lowered
-    dots = [op for op in module.walk() if isinstance(op, threads.DotAsync)]
-    own = [isinstance(op.a.type, TileType) for op in dots]
-    assert own == [False, True, False]
 
 
 @pytest.mark.parametrize("seed", range(4))

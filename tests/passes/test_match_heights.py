@@ -7,6 +7,7 @@ All numbers are small integers, so that sums are exact and every result has one 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +22,7 @@ from tests.passes.kernels import context, through
 from tests.passes.stages import parses_back
 from tests.runtime.test_arrays_without_maps import failures
 from tkc.ir import shared, threads, tile
-from tkc.ir.target import TARGETS
+from tkc.ir.target import TARGETS, Target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.ir.values import block_of, next_of, tile_type
 from tkc.language.signature import ArrayArgument
@@ -107,24 +108,25 @@ def test_branches_share_their_buffers():
     assert not any(isinstance(op, shared.Alloc) for branch in branches for op in branch.walk())
 
 
-def level4_of(queries: int, keys: int) -> ModuleOp:
+def level4_of(queries: int, keys: int, target: Target = TARGETS["sm_90a"]) -> ModuleOp:
     """The kernel after every pass."""
     kernel = tkc.jit(gradients)
     halves = [f"f16[{n}, {D}]" for n in (queries, keys, queries)]
     sums = [f"f32[{n}, {D}]" for n in (queries, keys, keys)]
     values, _ = kernel.bound(*halves, f"f32[{queries}]", *sums)
-    return simulate.level4_of(kernel, kernel._describe(values), (), TARGETS["sm_90a"])
+    return simulate.level4_of(kernel, kernel._describe(values), (), target)
 
 
 def test_barriers_between_warpgroups_are_needed():
-    """A warpgroup may be a step ahead: what it writes others still multiply. Each of the barriers
-    that all warpgroups take, left out, is a race.
+    """A warpgroup may be a step ahead: what it writes others still multiply. Where shared memory
+    has no room for two stages of it, each of the barriers that all warpgroups take, left out, is a
+    race.
     """
     rng = np.random.default_rng(1)
     q, k, do = (rng.integers(-1, 2, (n, D)).astype(np.float16) for n in (192, 128, 192))
     numbers = q, k, do, np.zeros(192, np.float32)
     results = [np.zeros((n, D), np.float32) for n in (192, 128, 128)]
-    module = level4_of(192, 128)
+    module = level4_of(192, 128, replace(TARGETS["sm_90a"], shared_bytes=212 << 10))
     run(module, [*numbers, *results], (1, 1, 1), in_place=True)
     found = [
         op

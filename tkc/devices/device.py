@@ -157,9 +157,6 @@ class Costs:
     relayout: float
     relayout_byte: float
     filled: float  # cost of a byte that a tensor map fills with zero, in copied bytes
-    # clocks of a loop's vector work by those of its dots: with less, warpgroups that write operands
-    # for one another lose less where they meet than where results leave late
-    exchanged_share: float
     memory_latency: float  # ns of a load from memory under load
     copied: float  # part of the memory's rate that a copy of a matrix reaches
     added: float  # part of it that adding up parts of k reaches

@@ -46,7 +46,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.plan import Plan, number_of
+from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.ir.types import TileType, is_float
 from tkc.ir.values import owner_op, terminator_of, tile_type, yielded_by
@@ -54,7 +54,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS
 from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
 from tkc.passes.planning.operands import MAX_LIVE_REGISTERS, live_registers, running_sums
-from tkc.passes.planning.stages import MAX_SEARCH_STEPS, Body, ordered
+from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
 # of a consumer's thread, for what its loop carries and makes of dots: more leave none for addresses
@@ -124,8 +124,7 @@ def _order_loop(
     in_place = _before_added_to(graph, dots)
     if body is None or is_circular(set(body.edges) | in_place, len(graph.groups)):
         return
-    free = dataclasses.replace(body, free=True, edges=body.edges | in_place)
-    body = dataclasses.replace(free, edges=free.edges | _exchanged_last(free, graph, plan))
+    body = dataclasses.replace(body, free=True, edges=body.edges | in_place)
     order, clocks = ordered(body, frozenset(), [MAX_SEARCH_STEPS])
     as_it_was = list(loop.body.block.ops)
     live = live_registers(kernel, dots, warpgroups, context.options)
@@ -226,25 +225,6 @@ def _is_held(value: SSAValue) -> bool:
         and is_float(t.element)
         and not isinstance(value.owner, (*LOADS, *LEAVES, *VIEWS, tile.Broadcast))
     )
-
-
-def _exchanged_last(body: Body, graph: LoopGraph, plan: Plan) -> set[tuple[int, int, int]]:
-    """What warpgroups write for one another a dot reads behind all that does not need the dot:
-    until then none of them waits for the others, and one computes while another multiplies.
-    """
-    if plan.written_stages < 2:
-        return set()
-    last = {i for i, ops in enumerate(graph.groups) if _is_exchanged(ops[0], plan)}
-    dots = set(last)
-    while more := {b for a, b, d in body.edges if a in last and not d} - last:
-        last |= more
-    return {(i, dot, 0) for dot in dots for i in range(len(body.groups)) if i not in last}
-
-
-def _is_exchanged(op: Operation, plan: Plan) -> bool:
-    """Whether a dot reads an operand that warpgroups write."""
-    chosen = plan.dot(op) if isinstance(op, tile.Dot) else None
-    return chosen is not None and "written" in (chosen.a, chosen.b)
 
 
 def _before_added_to(graph: LoopGraph, dots: list[tile.Dot]) -> set[tuple[int, int, int]]:

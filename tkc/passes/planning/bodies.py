@@ -328,15 +328,6 @@ class Found:
         )
 
 
-def vector_share(loop: scf.ForOp, costs: WarpCosts, overlaps: tuple[tuple[int, ...], ...]) -> float:
-    """Clocks of an iteration's vector work by those of its dots, of a warpgroup alone; 0 where
-    nothing is known of them.
-    """
-    body = LoopGraph(loop, overlaps).body(costs)
-    tensor = sum(group.tensor for group in body.groups) if body else 0.0
-    return sum(group.vector for group in body.groups) / tensor if body and tensor else 0.0
-
-
 def best_stages(
     loop: scf.ForOp, costs: WarpCosts, overlaps: tuple[tuple[int, ...], ...]
 ) -> Found | None:

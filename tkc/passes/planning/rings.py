@@ -12,7 +12,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
-from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import LaunchOptions
@@ -21,7 +20,6 @@ from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
-from tkc.passes.planning.bodies import WarpCosts, vector_share
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
@@ -438,19 +436,10 @@ def least_stages(
 
 
 def exchanged_bytes(
-    in_memory: Sequence[SSAValue],
-    loops: Collection[scf.ForOp],
-    groups: int,
-    target: Target,
-    overlaps: Overlaps,
+    in_memory: Sequence[SSAValue], loops: Collection[scf.ForOp], groups: int
 ) -> int:
-    """Of the operands that so many warpgroups write in loops, a stage each; 0 where one does, or
-    where there is too little vector work that could run under another's dots.
-    """
-    if groups < 2 or not in_memory:
-        return 0
-    costs, around = WarpCosts(target, 4 * groups, True), tuple(overlaps)
-    if all(vector_share(op, costs, around) < target.costs.exchanged_share for op in loops):
+    """Of the operands that so many warpgroups write in loops, a stage each; 0 where one does."""
+    if groups < 2:
         return 0
     return sum(
         tile_type(value).bytes

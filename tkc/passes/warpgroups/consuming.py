@@ -9,12 +9,11 @@ An operand that threads write is fenced for the tensor cores where it was writte
 again when the dots that read it are over.
 
 A dot runs until something needs it (`Overlap`); the accumulators of a loop run one group deep, so
-that a stage is released when the next group is in flight (`_dots`).
+that a stage is released when the next group is in flight (`_dots`). Sums of other loops run on into
+the next iteration (carried_dots.py).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
@@ -23,7 +22,14 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, stamp
+from tkc.ir.rewrite import (
+    after,
+    before,
+    defining_slice,
+    erase,
+    rebuild_for,
+    stamp,
+)
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import (
     block_of,
@@ -39,6 +45,13 @@ from tkc.passes.analysis.alias import Overlaps
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
 from tkc.passes.planning.operands import zero as is_zero
+from tkc.passes.warpgroups.carried_dots import (
+    InFlightDot,
+    carried_count,
+    carry,
+    shown_by,
+    written_by,
+)
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
@@ -66,7 +79,11 @@ def consume(
         if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
             continue
         together = [dot for dots in made for dot in dots]
-        if any(map(_written, together)) or len(together) > 1 and any(map(_in_registers, together)):
+        if (
+            any(map(written_by, together))
+            or len(together) > 1
+            and any(map(_in_registers, together))
+        ):
             continue  # one dot's operand is made when the one before is over
         stages = list(
             {
@@ -121,15 +138,6 @@ def _stages_read(
 LastReaders = dict[tuple[SSAValue, SSAValue], tile.Dot | None]
 
 
-@dataclass
-class InFlightDot:
-    """A dot in flight: what it was, its pending value, and the stages it releases at its end."""
-
-    dot: tile.Dot
-    pending: SSAValue
-    stages: list[tuple[RingBarriers, SSAValue, Block]]
-
-
 class Overlap:
     """Dots of a block run on until something needs them; a stage is released when the dots that
     read it in its block are over.
@@ -161,14 +169,14 @@ class Overlap:
             self._land_needed(op)
             self._prove(op)
             for region in op.regions:
-                for inner in region.blocks:
+                for inner in list(region.blocks):
                     Overlap(inner, self.rings, self.late, self.turns).run()
             if isinstance(op, tile.Dot) and _is_wgmma(op):
                 self._issue(op)
         if self.turns:
             _take_turns(self.block)
         if self.flights and self.block.last_op is not None:
-            self._land(self.block.last_op, len(self.flights) - 1)
+            self._end(self.block.last_op)
         _release_stages(self.block, self.rings, self.late)
 
     def _note_readers(self) -> None:
@@ -185,14 +193,16 @@ class Overlap:
         fresh = isinstance(dot.acc.owner, tile.Constant) and dot.acc.owner.number == 0
         new = threads.DotAsync(dot.a, dot.b, None if fresh else dot.acc, t)
         before(dot, threads.Fence("dot"), new, threads.DotCommit())
-        self.flights.append(InFlightDot(dot, new.result, _stages_read(dot, self.rings)))
+        self.flights.append(InFlightDot(dot, new, new.result, _stages_read(dot, self.rings)))
         self.unproven = set(self.made)
 
     def _land_needed(self, op: Operation) -> None:
         """Waits, before an operation, for the dots that it needs."""
         needed = [i for i, flight in enumerate(self.flights) if _needs(op, flight, self.block)]
-        if self.flights and (op is self.block.last_op or op.regions and not is_plain(op)):
+        if self.flights and op.regions and not is_plain(op):
             needed = [len(self.flights) - 1]
+        if isinstance(op, scf.YieldOp) and op is self.block.last_op:
+            return  # `_end`
         if needed:
             self._land(op, needed[-1])
 
@@ -228,6 +238,22 @@ class Overlap:
             erase(flight.dot)
         self.flights = [f for f, done in zip(flights, ready, strict=True) if not done]
 
+    def _end(self, last: Operation) -> None:
+        """Waits for dots at the block's end, but for sums that run on into the next iteration."""
+        count = 0 if self.turns else carried_count(self.block, self.flights)
+        if len(self.flights) > count:
+            self._land(last, len(self.flights) - count - 1)
+        if self.flights:
+            released = [
+                (ring, stage)
+                for flight in self.flights
+                for ring, stage, _ in flight.stages
+                if self.last_reader.get((ring.full, stage)) is flight.dot
+            ]
+            self.late.update(stage for _, stage in released)
+            carry(self.block, self.flights, released)
+            self.flights = []
+
     def _release_read_by(self, flight: InFlightDot, anchor: Operation) -> None:
         """Releases the stages whose last reader a dot was."""
         for ring, stage, _ in flight.stages:
@@ -245,16 +271,6 @@ def _carried_results(block: Block) -> set[SSAValue]:
         return set()
     carried = zip(block.args[1:], yielded_by(block), strict=True)
     return {argument for argument, value in carried if isinstance(value.owner, tile.Dot)}
-
-
-def _written(dot: tile.Dot) -> list[SSAValue]:
-    """The buffers that a dot reads and that threads write."""
-    return [
-        buffer
-        for buffer in map(_whole, (dot.a, dot.b))
-        if isinstance(buffer.owner, shared.Alloc)
-        or any(isinstance(use.operation, shared.Write) for use in buffer.uses)
-    ]
 
 
 def _in_registers(dot: tile.Dot) -> bool:
@@ -307,7 +323,7 @@ def _needs(op: Operation, flight: InFlightDot, block: Block) -> bool:
     """
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
         return True
-    if isinstance(op, shared.Write) and op.buffer in _written(flight.dot):
+    if isinstance(op, shared.Write) and op.buffer in written_by(flight.dot):
         return True
     operand = flight.dot.a
     while isinstance(operand.owner, VIEWS):
@@ -430,15 +446,8 @@ def _stage_of(buffer: SSAValue) -> SSAValue | None:
 
 def _shown(buffer: SSAValue) -> shared.Stage | None:
     """The stage of a ring that a buffer, or a view of one, shows."""
-    owner = _whole(buffer).owner
+    owner = shown_by(buffer).owner
     return owner if isinstance(owner, shared.Stage) else None
-
-
-def _whole(buffer: SSAValue) -> SSAValue:
-    """The stage or buffer that a view shows."""
-    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)):
-        buffer = buffer.owner.operands[0]
-    return buffer
 
 
 def _dots(

@@ -16,6 +16,9 @@ arithmetic around it lets it. In one block with the dots, a part of the exponent
 wait, under the dots; behind a branch all of them wait. Cloning only the wait before, or only the
 rest behind the branch, does not help: the assembler counts from the dots. The other side is seldom
 taken.
+
+Not where dots run on into the next iteration: the registers that they read would be those of both
+ways, where these join.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from tkc.ir import threads
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, stamp
-from tkc.ir.types import TileType
+from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, terminator_of
 
 
@@ -40,6 +43,8 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
     still under way, and where those begin.
     """
     begun, flying = None, False
+    if any(isinstance(v.type, PendingType) for v in loop.iter_args):
+        return None
     for op in loop.body.block.ops:
         match op:
             case threads.Fence() if op.kind.data == "dot":

@@ -238,13 +238,7 @@ class _Division:
         """
         request = self.request
         sharing = self.sharing.groups if self.sharing.programs == 1 else 1
-        more = exchanged_bytes(
-            self.execution.written,
-            request.loops,
-            sharing,
-            request.context.target,
-            request.overlaps,
-        )
+        more = exchanged_bytes(self.execution.written, request.loops, sharing)
         if not more:
             return 1, 0
         *_, alone = self._fitted(widths, room)

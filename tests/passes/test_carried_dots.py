@@ -1,0 +1,130 @@
+"""Sums of a loop that run on into its next iteration: the same results in any order of threads, and
+every wait and arrival that they need.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xdsl.dialects import scf
+
+import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tkc.ir import threads
+from tkc.ir.types import ArrayFacts, Fact, PendingType
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level4
+from tkc.sim.errors import SimulationError
+
+D, ROWS, COLUMNS = 128, 64, 128
+
+
+def gradients(q, g, k, dq, dk):
+    """Of products of two scores: parts of dq leave in every iteration, under the sum of dk."""
+    n = tkc.program_id(0) * COLUMNS
+    kt, acc = tkc.load(k, (n, 0), (COLUMNS, D)), tkc.zeros((COLUMNS, D))
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        s = tkc.maximum(tkc.dot(kt, qt.T), 0.0)
+        s = (s * tkc.dot(kt, gt.T)).to(q.dtype)
+        acc = tkc.dot(s, qt, acc)
+        tkc.atomic_add(dq, (m, 0), tkc.dot(s.T, kt))
+    tkc.store(dk, (n, 0), acc)
+
+
+def matrix(dtype) -> ArrayArgument:
+    return ArrayArgument(dtype, ArrayFacts((Fact(), Fact(exact=D)), (Fact(D), Fact(exact=1)), 16))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    arguments = [*[matrix(tkc.bfloat16)] * 3, *[matrix(tkc.float32)] * 2]
+    given = context("sm_90a", num_stages=2, store_columns=32)
+    module = traced(gradients, *arguments)
+    through(module, PIPELINE[-1], given)
+    return module
+
+
+def loop_of(module) -> scf.ForOp:
+    """The loop whose sum is in flight where an iteration begins."""
+    return next(
+        op
+        for op in module.walk()
+        if isinstance(op, scf.ForOp) and any(isinstance(v.type, PendingType) for v in op.iter_args)
+    )
+
+
+def run(module, seed: int, rows: int = 3 * ROWS, columns: int = COLUMNS) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = rows, rows, columns
+    q, g, k = (rng.integers(-1, 2, (n, D)).astype(ml_dtypes.bfloat16) for n in shapes)
+    q[:, 4:], g[:, 4:], k[:, 4:] = 0, 0, 0  # sums of few small integers are exact
+    left, right, other = (x.astype(np.float64) for x in (k, q, g))
+    s = np.maximum(left @ right.T, 0) * (left @ other.T)
+    dq, dk = np.zeros((rows, D), np.float32), np.zeros((columns, D), np.float32)
+    level4.run(module, [q, g, k, dq, dk], (columns // COLUMNS, 1, 1), seed)
+    np.testing.assert_array_equal(dq, s.T @ left)
+    np.testing.assert_array_equal(dk, s @ right)
+
+
+def test_a_sum_is_waited_for_behind_the_next_iterations_first_dot(lowered):
+    loop = loop_of(lowered)
+    body = list(loop.body.block.ops)
+    waits = [op for op in body if isinstance(op, threads.DotWait)]
+    dots = [op for op in body if isinstance(op, threads.DotAsync)]
+    assert waits[0].args[0] in loop.body.block.args and waits[0].pending.value.data == 1
+    assert dots[0].is_before_in_block(waits[0]) and waits[0].is_before_in_block(dots[1])
+    # nothing waits for the last dot in its own iteration
+    assert waits[-1].pending.value.data == 1
+    # and its stage is released where it is over
+    assert isinstance(waits[0].next_op, (threads.Fence, threads.MbarrierArrive))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_of_threads(lowered, seed):
+    run(lowered, seed)
+
+
+@pytest.mark.parametrize("rows", [0, ROWS])
+def test_a_program_of_few_iterations(lowered, rows):
+    run(lowered, 0, rows, 2 * COLUMNS)
+
+
+def released_late(loop: scf.ForOp) -> list[threads.MbarrierArrive]:
+    """The arrivals for the sum's stages: in the loop and behind it."""
+    wait = next(op for op in loop.body.block.ops if isinstance(op, threads.DotWait))
+    behind = next(
+        use.operation
+        for result in loop.results
+        for use in result.uses
+        if isinstance(use.operation, threads.DotWait)
+    )
+    return [
+        next(op for op in (x.next_op, x.next_op.next_op) if isinstance(op, threads.MbarrierArrive))
+        for x in (wait, behind)
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_arrival_is_needed(lowered, which):
+    module = lowered.clone()
+    arrival = released_late(loop_of(module))[which]
+    arrival.detach()
+    arrival.erase()
+    with pytest.raises(SimulationError):
+        run(module, 0, 4 * ROWS, 3 * COLUMNS)
+
+
+def test_the_stage_is_not_released_before(lowered):
+    module = lowered.clone()
+    loop = loop_of(module)
+    arrival = released_late(loop)[0]
+    arrival.detach()
+    wait = next(op for op in loop.body.block.ops if isinstance(op, threads.DotWait))
+    loop.body.block.insert_op_before(arrival, wait)
+    with pytest.raises(SimulationError):
+        for seed in range(3):
+            run(module, seed, 4 * ROWS)
