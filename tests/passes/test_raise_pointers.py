@@ -715,12 +715,70 @@ def test_rows_that_are_gathered(rows, turned):
         assert name == "sm_80" or any("a gather" in d for d in given.decisions)
 
 
-def test_short_rows_that_may_lie_before_the_first_stay_by_pointers():
-    """So many of them may fit before it that no number says which one is meant."""
-    for divisor, left in ((1, 1), (8, 1), (128, 0)):
+@pytest.mark.parametrize("divisor", [8, 16, 32])
+def test_short_rows_that_may_lie_before_the_first(divisor):
+    """So many of them fit into a memory that their numbers take 64 bits."""
+    m, n, k = 100, 64, 72
+    order = np.arange(m) * 7 % m - 1
+    data = numbers(m, 128), numbers(k, n, seed=1, pad=64)
+    wanted = np.where(order[:, None] >= 0, wide(data[0])[order, :k], 0) @ wide(data[1])
+    for name in ("sm_80", "sm_90a"):
         module = of_rows(listed, divisor, False)
-        through(module, "raise-pointers", context("sm_90a"))
-        assert remaining(module) == left
+        through(module, "raise-pointers", context(name))
+        assert remaining(module) == 0
+        module, given = of_rows(listed, divisor, False), context(name)
+        through(module, PIPELINE[-1], given)
+        arrays = [order.astype(np.int32), *data, np.zeros((m, 128), np.float16)[:, :n]]
+        level4.run(module, [*arrays, m, n, k], (2, 1, 1), 1)
+        np.testing.assert_array_equal(arrays[3], wanted.astype(np.float16))
+        assert name == "sm_80" or any("a gather" in d for d in given.decisions)
+
+
+def test_rows_that_start_at_odd_bytes_stay_by_pointers():
+    module = of_rows(listed, 1, False)
+    through(module, "raise-pointers", context("sm_90a"))
+    assert remaining(module) == 1
+
+
+# ---- arrays whose elements take more than 32 bits to count
+ROW, FAR = 1 << 20, 2100
+
+
+def far_away(table, a, b, c, M, N, K):
+    """The stride is of 32 bits, and so is the number that is loaded; their product is not."""
+    rm, rk = tkc.arange(16), tkc.arange(16)
+    number = tkc.load(table.ptr).to(tkc.int64)
+    x = tkc.load(a.ptr + number * M + rm[:, None] * 16 + rk[None, :])
+    tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
+
+
+def far_along_a_row(table, a, b, c, M, N, K):
+    """An index of 64 bits along neighbours."""
+    rm, rk = tkc.arange(16), tkc.arange(16)
+    number = tkc.load(table.ptr).to(tkc.int64)
+    x = tkc.load(a.ptr + number * 1024 * 1024 + rm[:, None] * 16 + rk[None, :])
+    tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kernel", [far_away, far_along_a_row])
+def test_places_in_large_arrays_are_counted_in_64_bits(kernel, large):
+    where = FAR if large else 3
+    a = np.zeros(where * ROW + 256, np.float16)  # of which little is ever touched
+    a[where * ROW :] = numbers(16, 16).ravel()
+    b = numbers(16, 16, seed=1)
+    table = ArrayArgument(tkc.int32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    line = ArrayFacts((Fact(),), (Fact(exact=1),), 16)
+    block = ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16)
+    arrays = [ArrayArgument(tkc.float16, line, large), *[ArrayArgument(tkc.float16, block)] * 2]
+    for name in ("sm_80", "sm_90a"):
+        module = traced(kernel, table, *arrays, i32(), i32(), i32())
+        through(module, PIPELINE[-1], context(name))
+        c = np.zeros((16, 16), np.float16)
+        given = [np.array([where], np.int32), a, b, c, ROW, 16, 16]
+        level4.run(module, given, (1, 1, 1), 1)
+        wanted = wide(a[where * ROW :].reshape(16, 16)) @ wide(b)
+        np.testing.assert_array_equal(c, wanted.astype(np.float16))
 
 
 def in_place(a, b, c, M, N, K):

@@ -15,6 +15,8 @@ An access is raised in kernels with dots, where its address is affine (analysis/
             the place of what the host can compute. It begins where the block of the first iteration
             does, so that only what the loop adds must not be negative
   strides   of the tile's axes are single products that the host can compute
+  numbers   of rows take 32 bits, and 64 of gathered ones where memory has room for more; how many
+            elements lie before the array takes 64 where its base may be large (`is_large`)
   starts    are never negative, or the mask bounds them from below; a divisor of `//` and `%` in
             them counts as positive (TKC_DEBUG checks that)
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
@@ -22,7 +24,7 @@ An access is raised in kernels with dots, where its address is affine (analysis/
   remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
   modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
             reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
-  numbers   of rows that nothing is known of gather them, -1 where the mask leaves a row out. They
+  indices   of rows that nothing is known of gather them, -1 where the mask leaves a row out. They
             may be negative: the array begins so many rows before that none is
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
             the rows once, and what was loaded is repeated
@@ -62,8 +64,8 @@ from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import run as simplify
 
-# rows of so many bytes, so many of which are more than any device's memory
-ROW_BYTES, ROWS_BEFORE = 256, 1 << 30
+# more bytes than any device's memory has, and rows so many of which 32 bits count
+MEMORY_BYTES, ROWS_BEFORE = 1 << 38, 1 << 30
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
 REMAINDERS = {"floordiv": "mod", "div_trunc": "rem_trunc"}
 PointerBlock = tile.LoadPointers | tile.StorePointers
@@ -338,7 +340,9 @@ class _Recognition:
         offset = self._known_part(rest)
         outer = self._outer(rest - offset)
         for a, rows in gathered.items():
-            starts[a], bounds[a] = self._first_row(rows, strides[a]), None
+            before = self._rows_before(rows, strides[a])
+            starts[a] = Polynomial.number(before)
+            bounds[a] = Polynomial.number(2 * before) if before > ROWS_BEFORE else None
             offset = offset - starts[a] * strides[a]
         inner = [
             Axis(strides[a], starts[a], bounds[a], self.extents[a], gathered.get(a))
@@ -355,11 +359,28 @@ class _Recognition:
             dict(form.repeated),
         )
         numbers = [*[None] * len(outer), *sorted(strides)]
+        if not all(map(self._counts_in_32_bits, block.axes)):
+            raise NotABlock("where it begins may take more than 32 bits to count")
         for number, axis in zip(numbers, block.axes, strict=True):
             bounded = number is not None and self.bounds.get(number, Bounds()).low
             if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
                 raise NotABlock("it may begin before the array")
         return block
+
+    def _counts_in_32_bits(self, axis: Axis) -> bool:
+        """Whether the first of a block's elements along an axis has a number of 32 bits: those of
+        a small array have, those that the kernel computes as such, and those of long rows, too many
+        of which fit in no memory.
+        """
+        return (
+            not is_large(self.form.base)
+            or self._row_limit(axis.stride) <= ROWS_BEFORE
+            or self.forms.is_narrow(axis.start)
+        )
+
+    def _row_limit(self, stride: Polynomial) -> int:
+        """More rows so far apart than fit in the memory of any device."""
+        return MEMORY_BYTES // max(1, self.scalars.divisor(stride) * self._size)
 
     def _unwrap(self, form: Affine) -> None:
         """Indices modulo something are those indices up to there; what lies beyond must not matter,
@@ -408,16 +429,14 @@ class _Recognition:
         """Bytes of an element."""
         return bits(pointee_of(tile_type(self.op.pointers).element)) // 8
 
-    def _first_row(self, numbers: SSAValue, stride: Polynomial) -> Polynomial:
+    def _rows_before(self, numbers: SSAValue, stride: Polynomial) -> int:
         """By how much the numbers of rows are raised, so that none is negative: by nothing, or by
-        more than fit before one in the memory of a device.
+        as many as fit before one in the memory of a device.
         """
         known = self.ranges.of(numbers)
         if known is not None and known.lo >= 0 and known.hi < UNBOUNDED:
-            return Polynomial()
-        if self.scalars.divisor(stride) * self._size < ROW_BYTES:
-            raise NotABlock("rows that may begin before the array are short")
-        return Polynomial.number(ROWS_BEFORE)
+            return 0
+        return max(ROWS_BEFORE, self._row_limit(stride))
 
     def _strides(self, form: Affine) -> dict[int, Polynomial]:
         found = form.by_axis | {a: g.stride for a, g in form.gathered}
@@ -501,6 +520,18 @@ class _Recognition:
             start = Polynomial.of({m: c // step for m, c in terms.items()})
             found.append(Axis(Polynomial(((host, step),)), start, None, -1))
         return found
+
+
+def is_large(base: SSAValue | None) -> bool:
+    """Whether what a pointer points into may have elements whose numbers take more than 32 bits: an
+    argument that is specialized for that, and memory whose address is loaded.
+    """
+    number = None if base is None else argument_number(base)
+    if base is None or number is None:
+        return True
+    kernel = base.owner.parent_op()
+    assert isinstance(kernel, tile.Kernel)
+    return number in kernel.integers("wide")
 
 
 def _is_visible(value: SSAValue, anchor: Operation) -> bool:
@@ -668,8 +699,10 @@ class _Writer:
                 continue
             at = kept.index(axis)
             numbers = _reshaped(self.loaded.get(numbers, numbers), [axis.extent], build)
-            if axis.start.terms:
-                numbers = build.add(numbers, axis.start.exact)
+            if before := axis.start.exact:
+                if before > ROWS_BEFORE:
+                    numbers = build(ew.Cast(numbers, TileType([axis.extent], i64)))
+                numbers = build.add(numbers, before)
             own = [c for c in block.conditions if _is_about(c, at)]
             for condition in own:
                 here = self.loaded.get(condition.value, condition.value)
@@ -722,7 +755,7 @@ class _Writer:
     def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> SSAValue:
         """An array that begins behind a pointer."""
         if block.offset.terms:
-            offset = self._sum(block.offset, build, at_entry)
+            offset = self._sum(block.offset, build, at_entry, is_large(block.base))
             pointer = build(ew.PointerAdd(pointer, offset))
         bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
         extents = [self._sum(bound, build, at_entry) for bound in bounds]
@@ -756,11 +789,14 @@ class _Writer:
                 align = max(align, gcd(block.rows, ROW_ALIGNMENT))
         return ArrayFacts(tuple(_fact(scalars, bound) for bound in bounds), steps, align)
 
-    def _sum(self, polynomial: Polynomial, build: Builder, at_entry: bool) -> SSAValue:
-        """Operations that compute a polynomial, of 64 bits where an atom has 64, else of 32."""
-        wide = any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms) or any(
-            abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms
-        )
+    def _sum(
+        self, polynomial: Polynomial, build: Builder, at_entry: bool, wide: bool = False
+    ) -> SSAValue:
+        """Operations that compute a polynomial, of 64 bits where that is asked for or an atom or a
+        number has them, else of 32.
+        """
+        wide |= any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
+        wide |= any(abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms)
         t = i64 if wide else i32
         total: SSAValue | None = None
         for monomial, coefficient in polynomial.terms:

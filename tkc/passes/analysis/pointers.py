@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32, i64
@@ -165,6 +166,22 @@ class Forms:
         if _is_scalar(value) and is_index(value):
             return Affine(self.scalars.of(value))
         return None
+
+    def is_narrow(self, polynomial: Polynomial) -> bool:
+        """Whether 32 bits hold it because the kernel has it in 32 bits, whatever is added to it."""
+        wanted = frozenset(term for term in polynomial.terms if term[0])
+        return any(wanted <= terms for terms in self._narrow)
+
+    @cached_property
+    def _narrow(self) -> set[frozenset[tuple[tuple[int, ...], int]]]:
+        """The terms of what the kernel computes in 32 bits."""
+        scalars = {p for v, p in self.scalars.known.items() if v.type == i32}
+        tiles = {
+            form.offset
+            for value, form in self.found.items()
+            if form.base is None and element_of(value.type) == i32
+        }
+        return {frozenset(p.terms) for p in scalars | tiles}
 
     def _block(self, block: Block) -> None:
         for op in block.ops:

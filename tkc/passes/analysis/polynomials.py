@@ -9,7 +9,7 @@ taken apart alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -145,6 +145,11 @@ class Scalars:
             self._numbers[value] = len(self.atoms)
             self.atoms.append(value)
         return Polynomial((((self._numbers[value],), 1),))
+
+    @property
+    def known(self) -> Mapping[SSAValue, Polynomial]:
+        """What has been asked about so far."""
+        return self._known
 
     def number_of(self, value: SSAValue) -> int:
         """The number of a value as an atom."""

@@ -23,7 +23,7 @@ from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import divisor
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import array_type, operands_first, owner_op, tile_type
+from tkc.ir.values import array_type, defining_op, operands_first, owner_op, tile_type
 from tkc.passes.analysis.mapped import MIN_SWIZZLE_BYTES, dense_axis, unmapped
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
@@ -32,7 +32,7 @@ COPIER_WARPS = 4  # of the role that copies by cp.async
 # of a load that the consumers make: it stays in the order of its program, which may write what it
 # reads, or there is no role left for it
 BY_CONSUMERS = "by_consumers"
-# what threads compute again: a reshape may need what others have
+# what threads compute again
 RECOMPUTED = (*POINTWISE, tile.Load, tile.Broadcast, tile.Transpose)
 VECTOR_BYTES = 16, 8, 4  # of one thread's copy by cp.async
 
@@ -99,7 +99,7 @@ def is_recomputed(value: SSAValue, kinds: Kinds) -> bool:
     """
 
     def sources(at: SSAValue) -> list[SSAValue]:
-        known = kinds.cheap(at) or not isinstance(at.owner, RECOMPUTED)
+        known = kinds.cheap(at) or not (isinstance(at.owner, RECOMPUTED) or _is_rank_change(at))
         return [] if known else tiles(owner_op(at).operands)
 
     memo: dict[SSAValue, bool] = {}
@@ -110,6 +110,17 @@ def is_recomputed(value: SSAValue, kinds: Kinds) -> bool:
         loaded = isinstance(at.owner, tile.Load)
         memo[at] = kinds.cheap(at) or (loaded or bool(found)) and all(memo[v] for v in found)
     return memo[value]
+
+
+def _is_rank_change(value: SSAValue) -> bool:
+    """Whether a tile is another with axes of extent 1 more or fewer: each thread has the elements
+    that it needs. Other reshapes may need what others have.
+    """
+    op = defining_op(value, tile.Reshape)
+    if op is None:
+        return False
+    before, behind = ([n for n in tile_type(v).extents if n > 1] for v in (op.arg, op.result))
+    return before == behind
 
 
 @remembered
