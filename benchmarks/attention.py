@@ -1,8 +1,9 @@
 """Attention forward at every row of RIVALS: D = 128, the plain program of examples/attention.py
 with the block that the library has for the shapes, and D = 64, `tkc.kernels.attention`; beside
 cuDNN, and so beside FlashAttention-3, whose ratio to cuDNN in RIVALS' side-by-side is what ours is
-asked for. B·S = 16384 (of 768, 3072 and 12288 as many whole sequences as fit), heads·D = 2048.
-BENCH_ONLY=d128-causal,d64 picks rows by how their names begin.
+asked for; beside that itself where its package is installed. B·S = 16384 (of 768, 3072 and 12288 as
+many whole sequences as fit), heads·D = 2048. BENCH_ONLY=d128-causal,d64 picks rows by how their
+names begin.
 """
 
 import os
@@ -125,6 +126,9 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
         (
             Contestant("tkc", ours, "ours"),
             Contestant("cuDNN", cudnn),
+            Contestant(
+                "FlashAttention-3", lambda: Runner(rivals_torch.flash3(q, k, v, causal), None)
+            ),
         ),
         harness.gpu_timer,
         harness.GPU_TIMING,

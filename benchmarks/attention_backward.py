@@ -1,11 +1,13 @@
 """Attention backward: the whole autograd call with all its kernels, beside torch's with cuDNN and
 with FlashAttention-2, and so beside FlashAttention-3, whose ratio to cuDNN in RIVALS' side-by-side
-is what ours is asked for. B·S = 16384, heads·D = 2048; counted as 10·B·H·S²·D, halved for causal,
-whatever is executed. BENCH_ONLY=d128-causal,d64 picks rows by how their names begin.
+is what ours is asked for; beside that itself where its package is installed. B·S = 16384, heads·D =
+2048; counted as 10·B·H·S²·D, halved for causal, whatever is executed. BENCH_ONLY=d128-causal,d64
+picks rows by how their names begin.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
@@ -36,36 +38,49 @@ def contests(seed: int):
                 yield contest(seed, s, causal, d)
 
 
-def contest(seed: int, s: int = 4096, causal: bool = True, d: int = 128) -> Contest:
+def differentiated(call: Callable, inputs: Sequence[Any], grad: Any) -> Runner:
+    """The gradients of one call; what is not freed is used again."""
     import torch
 
+    out = call()
+    return Runner(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), None)
+
+
+def near(runner: Runner, other: Runner) -> Runner:
+    """The runner, whose gradients were compared once with another's: rivals' own runs differ in
+    their last bits, which no race allows.
+    """
+    for one, two in zip(runner.run(), other.run(), strict=True):
+        if not (error := harness.relative_error(one, two)) <= 1e-2:
+            raise harness.Wrong(f"relative error {error:.3g} to a rival's gradients")
+    return runner
+
+
+def normal(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
+    """Tensors of bfloat16, of which gradients are taken, but the last."""
+    import torch
+
+    made = torch.Generator("cuda").manual_seed(seed)
+    found = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=made) for shape in shapes
+    ]
+    return [*(x.requires_grad_() for x in found[:-1]), found[-1]]
+
+
+def contest(seed: int, s: int = 4096, causal: bool = True, d: int = 128) -> Contest:
     from tkc import kernels
 
-    generator = torch.Generator("cuda").manual_seed(seed)
     batch, heads = 16384 // s, 2048 // d
+    q, k, v, grad = normal(seed, *((batch, heads, s, d),) * 4)
 
-    def made() -> torch.Tensor:
-        shape = batch, heads, s, d
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
-
-    q, k, v = (made().requires_grad_() for _ in range(3))
-    grad = made()
-
-    def differentiated(forward: Callable) -> Runner:
-        out = forward()
-        return Runner(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), None)
+    def of(call: Callable) -> Runner:
+        return differentiated(call, (q, k, v), grad)
 
     def torchs(backend: str) -> Runner:
-        return differentiated(rivals_torch.attention(backend, q, k, v, is_causal=causal))
+        return of(rivals_torch.attention(backend, q, k, v, is_causal=causal))
 
     def ours() -> Runner:
-        """Compared once: the rivals' own runs differ in their last bits, which no race allows."""
-        runner = differentiated(lambda: kernels.attention(q, k, v, causal=causal))
-        for one, other in zip(runner.run(), torchs("CUDNN").run(), strict=True):
-            error = harness.relative_error(one, other)
-            if not error <= 1e-2:
-                raise harness.Wrong(f"relative error {error:.3g} to cuDNN's gradients")
-        return runner
+        return near(of(lambda: kernels.attention(q, k, v, causal=causal)), torchs("CUDNN"))
 
     kind, bound = "causal" if causal else "full", asked(d, causal, s)
     flops = 10 * batch * heads * s * s * d * (0.5 if causal else 1)
@@ -76,6 +91,10 @@ def contest(seed: int, s: int = 4096, causal: bool = True, d: int = 128) -> Cont
             Contestant("tkc", ours, "ours"),
             Contestant("cuDNN", lambda: torchs("CUDNN")),
             Contestant("FlashAttention-2", lambda: torchs("FLASH")),
+            Contestant(
+                "FlashAttention-3",
+                lambda: of(rivals_torch.flash3(q, k, v, causal)),
+            ),
         ),
         harness.gpu_timer,
         harness.GPU_TIMING,

@@ -47,6 +47,7 @@ RACES = (
     "attention_mods",
     "attention_serving",
     "attention_backward",
+    "attention_gradients",
     "attention_blocks",
     "launch",
     "examples",

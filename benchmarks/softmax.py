@@ -1,6 +1,6 @@
 """Softmax of 32768 rows of 4096 bfloat16 elements."""
 
-from benchmarks import harness
+from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 from benchmarks.vector_add import copy
 
@@ -23,10 +23,6 @@ def contest(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> Contest:
         softmax = harness.example("softmax").softmax
         return Runner(lambda: (softmax[(rows,)](x, out, COLUMNS=columns, **options), out)[1], out)
 
-    def compiled() -> Runner:
-        function = torch.compile(lambda t: torch.softmax(t, dim=1))
-        return Runner(lambda: function(x))
-
     def triton() -> Runner:
         from benchmarks import rivals_triton
 
@@ -39,7 +35,7 @@ def contest(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> Contest:
             Contestant("tkc", lambda: ours(), "ours", risky=True),
             Contestant("tkc 4 warps", lambda: ours(num_warps=4), "ours"),
             Contestant("torch", lambda: Runner(lambda: torch.softmax(x, dim=1))),
-            Contestant("torch.compile", compiled),
+            *rivals_torch.compiled(lambda: torch.softmax(x, dim=1)),
             Contestant("triton", triton),
             Contestant("copy of as many bytes", lambda: Runner(copy(2 * x.numel())), "bound"),
         ),
@@ -48,5 +44,5 @@ def contest(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> Contest:
         lambda: torch.softmax(x.double(), dim=1),
         amount=4 * x.numel() / 1e9,
         unit="GB/s",
-        figures=(harness.speed_ratio("tkc", "torch.compile", 1.0),),
+        figures=tuple(harness.speed_ratio("tkc", name, 1.0) for name in rivals_torch.MODES),
     )
