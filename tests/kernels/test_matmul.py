@@ -190,6 +190,8 @@ SOME = [
     Product(1920, 744, 2864, 1, True, (5728, 1488)),
     Product(128, 512, 20480, 1, True, (40960, 1024)),
     Product(272, 728, 10208, 1, True, (20416, 1456), apart=True),
+    Product(233, 22, 774, 1, True, (1548, 44), vectors=(2, 2, 2)),
+    Product(1208, 267, 24, 1, False, (48, 48), vectors=(8, 8, 1)),
 ]
 
 
@@ -215,6 +217,23 @@ def test_blocks_may_have_any_number_of_rows(m, n, k, rows):
     """
     best = tiles(Product(m, n, k, 1, True, (2 * k, 2 * n)), "sm_90a", 12)
     assert any(tile.rows == rows for tile in best)
+
+
+def test_products_whose_operands_threads_copy_have_tiles_like_others():
+    """Few blocks are divided along k, and few rows are no padding; no cluster shares what threads
+    copy, and there is no third warpgroup of consumers beside theirs.
+    """
+    given = Product(233, 22, 774, 1, True, (1548, 44), vectors=(2, 2, 2))
+    found = tiles(given, "sm_90a", 12)
+    assert any(tile.split_k > 1 for tile in found) and any(tile.rows < 64 for tile in found)
+    large = Product(4290, 1246, 1190, 1, True, (2380, 2492), vectors=(2, 2, 2))
+    for tile in tiles(large, "sm_90a", 40):
+        assert tile.cluster == (1, 1) and tile.warpgroups < 3 and not tile.in_turn
+    one, *_ = tiles(replace(given, vectors=(8, 8, 8)), "sm_90a", 1)
+    machine = tkc.target("sm_90a")
+    assert nanoseconds(given, one, machine) > nanoseconds(
+        replace(given, vectors=(8, 8, 8)), one, machine
+    )
 
 
 def test_hopper_takes_every_memory_order_without_a_copy():

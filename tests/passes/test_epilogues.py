@@ -321,6 +321,32 @@ def test_threads_store_rows_that_tensor_maps_cannot(stride, align, vector, roles
         assert np.isnan(np.float32(c[:, 70:])).all()
 
 
+@pytest.mark.parametrize(
+    "block, options",
+    [
+        ((16, 64), {"split_k": 2}),
+        ((16, 64), {"split_k": 3, "swap_dots": True}),
+        ((64, 32), {"split_k": 2}),
+        ((128, 64), {"stream_k": 2}),
+        ((24, 64), {}),
+    ],
+)
+def test_parts_of_k_of_operands_that_threads_copy(block, options):
+    """Rows of all three arrays begin at multiples of 4 bytes."""
+    facts = ArrayFacts((Fact(), Fact()), (Fact(2), Fact(exact=1)), 4)
+    arrays = [ArrayArgument(tkc.bfloat16, facts)] * 3
+    bm, bn = block
+    module = traced(one_result, *arrays, BM=bm, BN=bn, BK=64)
+    modules, context = stages.compiled(module, programs=1, cluster=(1, 1), **options)
+    assert context.plan.roles != "one"
+    a, b = (integers(*s, dtype=tkc.bfloat16, seed=i) for i, s in enumerate([(37, 258), (258, 70)]))
+    want = (np.float32(a) @ np.float32(b)).astype(a.dtype)
+    for seed in range(2):
+        c = np.full((37, 70), np.nan, NUMPY[tkc.bfloat16])
+        run(modules[LAST], [a, b, c], (-(-37 // bm), -(-70 // bn), 1), seed=seed)
+        np.testing.assert_array_equal(np.float32(c), np.float32(want))
+
+
 def test_results_that_overlap_are_stored_in_order():
     """By lanes that differ, were they stored by rows: they stay in registers."""
     modules, _ = stored_product(shifted, Fact(), 2, roles="cooperative")

@@ -111,13 +111,16 @@ class Costs:
     later_launch_seconds: float  # of a launch that follows another
     restart_clocks: float  # of a program, which nothing overlaps
     # clocks of an element of a program's results, by how they are stored: by tensor maps in several
-    # subtiles or in one, through shared memory, from registers
+    # subtiles or in one, through shared memory by threads, from registers
     store_tma: float
     store_subtile: float
     # … of each row, of at most 64 elements, that leaves by a tensor map: the wider the fewer
     store_row: float
     store_part: float  # clocks of a subtile, before the next of a warpgroup
+    # … of an element that leaves through shared memory by threads, and of each store of a lane, of
+    # one element or of as many neighbours as alignment allows
     store_shared: float
+    store_lane: float
     store_direct: float
     odd_rows: float  # how much longer stores from registers take of rows that start at odd elements
     columns: float  # and of dense columns
@@ -167,6 +170,11 @@ class Costs:
         """
         each = self.store_subtile if whole else self.store_tma
         each += self.store_row / min(columns, LONGEST_ROW)
+        return each * results + self.store_part * results / max(1, rows * columns)
+
+    def leaving_by_threads(self, results: int, rows: int, columns: int, vector: int) -> float:
+        """Likewise of results that threads store by rows, so many neighbours of a row at once."""
+        each = self.store_shared + self.store_lane / vector
         return each * results + self.store_part * results / max(1, rows * columns)
 
     def meeting(self, results: int, parts: int) -> float:

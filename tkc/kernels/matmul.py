@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.operator import operator
-from tkc.kernels.tiles import Product, Tile, tiles
+from tkc.kernels.tiles import WHOLE_VECTOR, Product, Tile, tiles
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = MappingProxyType(
@@ -85,15 +85,19 @@ ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
 
 def _configs(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product: one for the CPU, those of which the model takes its choice on a GPU."""
-    if target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args):
-        return on_wgmma(args, target)
-    return _by_rule(args)
+    if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
+        return _by_rule(args)
+    # where threads copy, warps may as well multiply what they have copied themselves
+    copies = any(_is_odd(args[name]) for name in "ab")
+    return on_wgmma(args, target) + (_by_rule(args) if copies else [])
 
 
 def _fits_tensor_cores(args: dict) -> bool:
-    """Whether wgmma takes both operands as they lie, 16 bits an element."""
+    """Whether copies bring wgmma both operands as they lie, 16 bits an element, at least two of
+    them at once.
+    """
     return all(
-        BYTES[dtype_of(x)] == 2 and not _is_odd(x) and 1 in strides_of(x)[-2:]
+        BYTES[dtype_of(x)] == 2 and _at_once(x) > 1 and 1 in strides_of(x)[-2:]
         for x in (args["a"], args["b"])
     )
 
@@ -101,8 +105,10 @@ def _fits_tensor_cores(args: dict) -> bool:
 def product_of(args: dict) -> Product:
     """What a product of two matrices or of batches computes."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
-    of_a, of_b = (strides_of(args[name])[-2:] for name in ("a", "b"))
-    return Product(m, n, k, prod(batch), of_b[-1] == 1, (2 * max(of_a), 2 * max(of_b)))
+    of_a, of_b, of_c = (strides_of(args[name])[-2:] for name in "abc")
+    pitches, (a, b, c) = (2 * max(of_a), 2 * max(of_b)), (_at_once(args[name]) for name in "abc")
+    vectors = a, b, min(WHOLE_VECTOR, c) if of_c[-1] == 1 else 0
+    return Product(m, n, k, prod(batch), of_b[-1] == 1, pitches, vectors=vectors)
 
 
 def on_wgmma(
@@ -125,13 +131,19 @@ def on_wgmma(
     ]
 
 
+def _at_once(x: Array) -> int:
+    """Elements of which rows of a matrix, or of each of a batch, begin at multiples in memory, as
+    many as 16 bytes have at most.
+    """
+    size = BYTES.get(dtype_of(x), 4)
+    rows = (s * size for s, n in zip(strides_of(x), x.shape, strict=False) if s != 1 and n != 1)
+    place = 0 if hasattr(x, "span") or _host(x) else _address(x)
+    return max(1, gcd(16, place, *rows) // size)
+
+
 def _is_odd(x: Array) -> bool:
     """Whether rows of a matrix, or of one of a batch, do not start at multiples of 16 bytes."""
-    return _is_misaligned(x) or any(
-        s * BYTES.get(dtype_of(x), 4) % 16
-        for s, e in zip(strides_of(x), x.shape, strict=False)
-        if s != 1 and e != 1
-    )
+    return _at_once(x) * BYTES.get(dtype_of(x), 4) % 16 != 0
 
 
 def _by_rule(args: dict) -> list[tkc.Config]:
@@ -636,10 +648,6 @@ def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     return run
 
 
-def _is_misaligned(x: Array) -> bool:
-    return not hasattr(x, "span") and not _host(x) and _address(x) % 16 != 0
-
-
 def _host(x: Array) -> bool:
     return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
 
@@ -705,43 +713,40 @@ def _launch_plan(
     (m, n), k = c.shape, a.shape[1]
     if _floats(a) and k:
         if n == 1 < m and bias is None:
-            return _of_transposes(a, b, None, activation, c)
+            return _of_transposes(_launch_plan(b.T, a.T, None, activation, c.T))
         if m == 1 and (vectors := _vectors(b, n, k, activation)):
             return vectors
     part = HOST_PART_K if _host(a) else MIN_PART_K
     small = _floats(a) and _is_short_of_blocks(m, n, k, part)
-    if not small and narrow(c):
-        # neighbours in a column that a thread holds could only be stored one by one: of the
-        # transpose it holds whole runs
-        return _of_transposes(a, b, bias, activation, c)
-    if not any(_odd(a, b, MIN_WEIGHED_WORK)) and not small:
+    if not any(_odd(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):
         return _whole(activation)
-    return _best_of_copies_and_parts(a, b, activation, c, small)
+    if tkc.target_of(a) == "cpu":
+        return _parted([_text(a), _text(b)], m, n, k, activation, "cpu")[0]
+    plans = _plans(a, b, activation, c, small)
+    if narrow(c):
+        # of the transpose a thread holds runs of a row
+        turned = _plans(b.T, a.T, activation, c.T, in_parts=False)
+        plans += [(seconds, _of_transposes(then)) for seconds, then in turned]
+    return min(plans, key=lambda plan: plan[0])[1]
 
 
-def _of_transposes(
-    a: Array, b: Array, bias: Array | None, activation: str | None, c: Array
-) -> Callable[..., None]:
+def _of_transposes(then: Callable[..., None]) -> Callable[..., None]:
     """cᵀ = bᵀ aᵀ."""
 
-    def column(bias):
-        return None if bias is None else bias[:, None]
+    def run(a, b, bias, c):
+        then(b.T, a.T, None if bias is None else bias[:, None], c.T)
 
-    then = _launch_plan(b.T, a.T, column(bias), activation, c.T)
-    return lambda a, b, bias, c: then(b.T, a.T, column(bias), c.T)
+    return run
 
 
-def _best_of_copies_and_parts(
+def _plans(
     a: Array, b: Array, activation: str | None, c: Array, in_parts: bool
-) -> Callable[..., None]:
-    """The quickest, by the cost model: with or without copies of operands whose rows are not
-    aligned, whole or, where `in_parts`, in parts of k.
+) -> list[tuple[float, Callable[..., None]]]:
+    """Ways to launch a product on a GPU with the cost model's seconds: with or without copies of
+    operands whose rows are not aligned, whole or, where `in_parts`, in parts of k.
     """
     (m, n), k, odd = c.shape, a.shape[1], _odd(a, b, MIN_WEIGHED_WORK)
-    columns = [_columns(a, 1), _columns(b, 0)]
-    target = tkc.target_of(a)
-    if target == "cpu":
-        return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
+    columns, target = [_columns(a, 1), _columns(b, 0)], tkc.target_of(a)
     copied = [(x, t) for x, t, o in zip((a, b), columns, odd, strict=True) if o]
 
     whole = _whole(activation)
@@ -776,7 +781,7 @@ def _best_of_copies_and_parts(
         if in_parts:
             parts, seconds = _parted(operands, m, n, k, activation, target)
             plans.append((copying + seconds, with_copies(parts)))
-    return min(plans, key=lambda plan: plan[0])[1]
+    return plans
 
 
 def _whole(activation: str | None) -> Callable[..., None]:

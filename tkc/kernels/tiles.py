@@ -23,6 +23,7 @@ import tkc
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a dot
+WARP = 32  # threads
 # rows of a dot, and how many warpgroups share them
 WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 # rows of blocks of any product; others divide its rows evenly, and are computed as transposes,
@@ -33,6 +34,7 @@ TRANSPOSED_STEP = 8  # of which rows of a transposed block are a multiple
 SUMS = {1: 208, 2: 208, 3: 128}
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
 WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
+WHOLE_VECTOR = 8  # elements: 16 bytes, of which rows are multiples that tensor maps store
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # where rows cut sectors, which the L2 cache serves slowly
 CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
@@ -43,6 +45,7 @@ MAX_PARTS = 32  # that meet in a launch
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
 MAX_STAGES = 8
+MAX_WARPGROUPS = 3  # of a block beside the warps that ask for copies
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class Tile:
 class Product:
     """What a launch computes: extents, batches; whether rows of b are dense, so that a block's
     columns are rows of shared memory; bytes from one row (or column) of a and b to the next;
-    whether a launch of its own adds up parts of k.
+    whether a launch of its own adds up parts of k; elements of a's, b's and the result's rows that
+    alignment lets a thread copy or store at once (0 of results with dense columns), WHOLE_VECTOR
+    where tensor maps do it.
     """
 
     m: int
@@ -101,6 +106,12 @@ class Product:
     dense_rows: bool
     pitches: tuple[int, int]
     apart: bool = False
+    vectors: tuple[int, int, int] = (WHOLE_VECTOR, WHOLE_VECTOR, WHOLE_VECTOR)
+
+    @property
+    def copied_by_threads(self) -> bool:
+        """Whether threads copy an operand: a warpgroup beside those that multiply."""
+        return min(self.vectors[:2]) < WHOLE_VECTOR
 
     @property
     def bytes(self) -> int:
@@ -118,9 +129,9 @@ class Product:
 
     def clusters(self, tile: Tile, machine: Any) -> tuple[tuple[int, int], ...]:
         """Worth a try of a tile: those whose shares of it are whole swizzles, and all where rows
-        begin amid sectors; programs in parts of k have none.
+        begin amid sectors; programs in parts of k have none, nor those whose threads copy.
         """
-        if tile.split_k > 1 or tile.stream_k:
+        if tile.split_k > 1 or tile.stream_k or self.copied_by_threads:
             return CLUSTERS[:1]
         if self.cuts_sectors(machine):
             return CUT_SECTOR_CLUSTERS
@@ -171,10 +182,11 @@ def _legal(product: Product, machine: Any) -> Iterator[Tile]:
             if blocks > machine.multiprocessors:
                 continue
         for columns in _columns(product, rows):
-            for in_turn in (False, True):
+            for in_turn in (False,) if product.copied_by_threads else (False, True):
                 tile = Tile(rows, columns, in_turn)
                 idle = in_turn and product.programs(tile) <= machine.multiprocessors
-                if idle or not _fits_registers(tile):
+                crowded = tile.warpgroups + product.copied_by_threads > MAX_WARPGROUPS
+                if idle or crowded or not _fits_registers(tile):
                     continue
                 for depth in _depths(product, rows):
                     yield from _parts(product, replace(tile, depth=depth), machine)
@@ -269,7 +281,7 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     costs, programs = machine.costs, product.programs(tile) * tile.split_k
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
-    leaving = costs.restart_clocks + _storing(tile, costs)
+    leaving = costs.restart_clocks + _storing(product, tile, costs)
     looping = steps * step.clocks
     each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
     clocks = waves * each + leaving * tile.in_turn
@@ -292,9 +304,17 @@ def _subtile(tile: Tile) -> tuple[int, int]:
     return max(n for n in steps if tile.rows % n == 0), WARPGROUP_ROWS * tile.warpgroups
 
 
-def _storing(tile: Tile, costs: Any) -> float:
-    """Clocks in which a program stores its results, subtile by subtile of each warpgroup."""
-    return float(costs.leaving(tile.rows * tile.columns, *_subtile(tile)))
+def _storing(product: Product, tile: Tile, costs: Any) -> float:
+    """Clocks in which a program stores its results, subtile by subtile of each warpgroup: by tensor
+    maps, by threads where rows begin elsewhere than those do, or of transposes from registers.
+    """
+    results, vector = tile.rows * tile.columns, product.vectors[2]
+    if vector == WHOLE_VECTOR:
+        return float(costs.leaving(results, *_subtile(tile)))
+    if vector == 0 or tile.transposed:
+        slower = (costs.columns, costs.odd_rows)[vector] if vector < 2 else 1.0
+        return float(costs.store_direct * slower * results)
+    return float(costs.leaving_by_threads(results, *_subtile(tile), vector))
 
 
 def _multiplied(tile: Tile, machine: Any) -> tuple[float, int]:
@@ -321,11 +341,14 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     )
     along_k = min(WHOLE_SWIZZLE, tile.depth)
     width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
-    lines = copied = served = asked = 0.0
+    lines = copied = served = asked = units = 0.0
     given = (tile.rows, product.m, down), (tile.columns, product.n, across)
-    rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, strict=True)
-    for axis, ((extent, whole, sharing), row, pitch) in enumerate(rows_of):
-        lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
+    rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, product.vectors, strict=False)
+    for axis, ((extent, whole, sharing), row, pitch, vector) in enumerate(rows_of):
+        if vector < WHOLE_VECTOR:
+            units += tile.depth * extent / (WARP * vector) * costs.async_load
+        else:
+            lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
         if beyond and grid[axis] % tile.cluster[axis]:
             copied += 2 * tile.depth * extent / sharing * costs.filled
             continue
@@ -340,8 +363,9 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     fabric = max(copied / machine.fabric, served * active, asked * costs.cut_line)
     stages = min(MAX_STAGES, (machine.shared_bytes - 2 * prod(_subtile(tile))) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
-    latency = (costs.copy_latency + shared) / max(1, stages - 1)
-    times = dots, fabric, lines * costs.copied_line, latency
+    by_maps = max(product.vectors[:2]) == WHOLE_VECTOR
+    latency = costs.copy_latency + shared if by_maps else costs.load_latency
+    times = dots, fabric, lines * costs.copied_line, units, latency / max(1, stages - 1)
     return Step(machine.crowded(times), copied)
 
 

@@ -40,7 +40,7 @@ from tkc.devices import Costs
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import LINE, Target
+from tkc.ir.target import LINE, ROW_ALIGNMENT, Target
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -109,7 +109,8 @@ class Work:
     """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of
     the arrays read; stored, results: bytes and elements of results of one program; of these
     odd_rows: elements in rows that start at odd elements, columns: in dense columns. width: the
-    elements of a result's row, or what divides those of all; height: likewise its rows.
+    elements of a result's row, or what divides those of all; height: likewise its rows. vector:
+    elements of a row that a thread may store at once, of any result.
     """
 
     grid: tuple[int, int, int] | None
@@ -121,6 +122,7 @@ class Work:
     columns: int = 0
     width: int = 0
     height: int = 0
+    vector: int = 1
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -138,6 +140,7 @@ class Work:
             columns=_size_of_scattered(stored, "columns"),
             width=gcd(*(t.extents[-1] for t in tiles if t.rank)),
             height=gcd(*(t.extents[-2] for t in tiles if t.rank > 1)),
+            vector=min((_stored_at_once(op) for op, _ in stored), default=1),
         )
 
 
@@ -150,6 +153,13 @@ def _footprint(loads: Sequence[Operation], known: Numbers) -> int:
 def _size_of_scattered(stored: Sequence[tuple[Operation, TileType]], how: str) -> int:
     """Elements of the tiles that are stored in this way."""
     return sum(t.size for op, t in stored if scattered(op) == how)
+
+
+def _stored_at_once(op: Operation) -> int:
+    """Elements of a row of a block that alignment lets a thread store at once."""
+    if not isinstance(op, tile.Store | tile.AtomicBlock):
+        return 1
+    return max(1, gcd(ROW_ALIGNMENT, _pitch(op)) * 8 // bits(array_type(op.array).element))
 
 
 def _parts_of(
@@ -345,9 +355,9 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
     if plan.epilogue == "direct":
         odd = (costs.odd_rows - 1) * work.odd_rows + (costs.columns - 1) * work.columns
         return costs.store_direct * (work.results + odd)
-    if plan.epilogue == "shared":
-        return costs.store_shared * work.results
     rows, columns = ROWS_PER_WARPGROUP * max(1, plan.warps // 4), gcd(work.width, plan.columns)
+    if plan.epilogue == "shared":
+        return costs.leaving_by_threads(work.results, rows, columns, work.vector)
     if any(dot.swap for dot in plan.dots):
         rows, columns = lines_of_subtile(work.height, plan.columns), rows
     return costs.leaving(work.results, rows, columns, whole=plan.subtiles == 1)
@@ -696,7 +706,7 @@ def is_cut(op: Operation) -> TypeGuard[tile.Load]:
     return isinstance(op, tile.Load) and Target.cuts_sectors(_pitch(op))
 
 
-def _pitch(op: tile.Load) -> int:
+def _pitch(op: tile.Load | tile.Store | tile.AtomicBlock) -> int:
     """Bytes of which a block's rows begin at multiples."""
     size, facts = bits(array_type(op.array).element) // 8, array_type(op.array).facts.strides
     return gcd(
