@@ -10,7 +10,7 @@ import pytest
 from tests.kernels.checks import launches
 from tests.runtime.conftest import gpu  # noqa: F401
 from tests.runtime.fake_driver import FakeTensor
-from tkc.kernels import arrays
+from tkc.kernels import arrays, copies
 
 M, grouped = (import_module(f"tkc.kernels.{name}") for name in ("matmul", "grouped"))
 
@@ -121,7 +121,7 @@ def test_factors_of_8_bits_are_copied_to_rows_of_k(launched, dtype, result):
     assert names == ["_copies", "_product"]
     (_, (x, p, y, _), constants), (_, (a, b, *_), _) = calls
     assert (
-        constants["HOW"] == M.ACROSS
+        constants["HOW"] == copies.ACROSS
         and y is None
         and x.stride() == p.stride() == a.stride() == (8192, 1)
         and b.stride() == (1, 8192)
@@ -220,7 +220,9 @@ def test_copies_of_both_factors_are_one_launch(launched):
             and biased is given
         )
     _, [(_, (x, p, y, q), constants), _] = launched(1009, 1012, 1019, turned=True)
-    assert q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["HOW"] == 4 * M.DOWN
+    assert (
+        q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["HOW"] == 4 * copies.DOWN
+    )
     _, [(_, (x, p, y, q), _), _] = launched(4096, 4096, 4097)  # the rows of b are aligned
     assert y is None and p.shape == (4096, 4097)
 

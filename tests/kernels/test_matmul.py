@@ -435,7 +435,7 @@ def test_transposes_with_a_bias_of_rows(biased):
 
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)])
 def test_copies_in_one_launch(turned):
-    from tkc.kernels.matmul import _copies
+    from tkc.kernels.copies import _copies
 
     x, y = numbers((70, 300), "bfloat16"), numbers((33, 90), "bfloat16", seed=1)
     given = [
@@ -473,7 +473,7 @@ def test_copies_in_one_launch(turned):
 
 def test_copies_across():
     """Rows to the rows of a transpose, beside a copy as it is: bytes change places in registers."""
-    from tkc.kernels.matmul import ACROSS, ALONG, _copies
+    from tkc.kernels.copies import ACROSS, ALONG, _copies
 
     x, y = numbers((70, 300), "bfloat16"), numbers((33, 90), "bfloat16", seed=1)
     first, second = np.zeros((300, 70), x.dtype), np.zeros_like(y)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, library
-from tkc.kernels.matmul import strides_of
+from tkc.kernels.copies import strides_of
 
 FLOAT8 = "float8_e4m3"
 # by D up to which registers hold the accumulator: rows of Q that a program may have, one to four

@@ -24,14 +24,8 @@ from typing import Any
 import tkc
 from tkc.kernels.activations import FUNCTIONS
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
-from tkc.kernels.matmul import (
-    BYTES,
-    MAX_REMEMBERED_SHAPES,
-    aligned,
-    result_dtype,
-    strides_of,
-    summed,
-)
+from tkc.kernels.copies import BYTES, aligned, strides_of
+from tkc.kernels.matmul import MAX_REMEMBERED_SHAPES, result_dtype, summed
 from tkc.kernels.operator import operator
 
 MIN_BLOCK_ROWS, MIN_BLOCK_COLUMNS = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from math import gcd, prod
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,20 @@ from typing import Any
 import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
+from tkc.kernels.copies import (
+    BYTES,
+    MIN_WEIGHED_WORK,
+    at_once,
+    copier,
+    has_dense_columns,
+    is_odd,
+    narrow,
+    odd_factors,
+    on_host,
+    padded_pitch,
+    strides_of,
+    unaligned,
+)
 from tkc.kernels.operator import operator
 from tkc.kernels.tiles import WHOLE_VECTOR, Product, Tile, tiles
 
@@ -32,16 +46,6 @@ ACTIVATIONS = MappingProxyType(
     {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid}
     | {name: lambda x, f=f: f(x, False) for name, f in FUNCTIONS.items()}
 )
-BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3": 1,
-    "float8_e5m2": 1,
-}
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 THIN_EXTENT = 32  # rows or columns of a product that these are for
 BESIDE = 4  # blocks of rows that read b together
@@ -58,20 +62,8 @@ TILES = (
     (64, 64),
     (128, 64),
 )
-# multiply-adds from which aligned copies of an operand pay, and from which they are weighed
-MIN_WORK = 1 << 28
-MIN_WEIGHED_WORK = 1 << 23
-# rows or columns that share an operand, from which they do
-MIN_SHARED = 16
 MAX_REMEMBERED_SHAPES = 4096  # shapes
 TILES_RANKED = 12  # that the closed form leaves to the compiler's model
-# of a program that copies
-ROWS, COLUMNS = 32, 256
-# of one that copies rows to columns
-TRANSPOSE_BLOCK = 64, 128
-# how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
-# transpose
-ALONG, DOWN, ACROSS = range(3)
 PROGRAMS = 132  # multiprocessors of a large device
 MIN_PART_K = 128  # k of a part, at least
 HOST_PART_K = 256  # likewise where the CPU multiplies
@@ -88,7 +80,7 @@ def _configs(args: dict, target: str) -> list[tkc.Config]:
     if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
         return _by_rule(args)
     # where threads copy, warps may as well multiply what they have copied themselves
-    copies = any(_is_odd(args[name]) for name in "ab")
+    copies = any(is_odd(args[name]) for name in "ab")
     return on_wgmma(args, target) + (_by_rule(args) if copies else [])
 
 
@@ -97,7 +89,7 @@ def _fits_tensor_cores(args: dict) -> bool:
     them at once.
     """
     return all(
-        BYTES[dtype_of(x)] == 2 and _at_once(x) > 1 and 1 in strides_of(x)[-2:]
+        BYTES[dtype_of(x)] == 2 and at_once(x) > 1 and 1 in strides_of(x)[-2:]
         for x in (args["a"], args["b"])
     )
 
@@ -106,7 +98,7 @@ def product_of(args: dict) -> Product:
     """What a product of two matrices or of batches computes."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
     of_a, of_b, of_c = (strides_of(args[name])[-2:] for name in "abc")
-    pitches, (a, b, c) = (2 * max(of_a), 2 * max(of_b)), (_at_once(args[name]) for name in "abc")
+    pitches, (a, b, c) = (2 * max(of_a), 2 * max(of_b)), (at_once(args[name]) for name in "abc")
     vectors = a, b, min(WHOLE_VECTOR, c) if of_c[-1] == 1 else 0
     return Product(m, n, k, prod(batch), of_b[-1] == 1, pitches, vectors=vectors)
 
@@ -129,21 +121,6 @@ def on_wgmma(
         )
         for tile in tiles(product, target, TILES_RANKED, allowed)
     ]
-
-
-def _at_once(x: Array) -> int:
-    """Elements of which rows of a matrix, or of each of a batch, begin at multiples in memory, as
-    many as 16 bytes have at most.
-    """
-    size = BYTES.get(dtype_of(x), 4)
-    rows = (s * size for s, n in zip(strides_of(x), x.shape, strict=False) if s != 1 and n != 1)
-    place = 0 if hasattr(x, "span") or _host(x) else _address(x)
-    return max(1, gcd(16, place, *rows) // size)
-
-
-def _is_odd(x: Array) -> bool:
-    """Whether rows of a matrix, or of one of a batch, do not start at multiples of 16 bytes."""
-    return _at_once(x) * BYTES.get(dtype_of(x), 4) % 16 != 0
 
 
 def _by_rule(args: dict) -> list[tkc.Config]:
@@ -210,7 +187,7 @@ def _key(args: dict) -> str:
     apart = [(name, x, max(strides_of(x)[-2:])) for name, x in zip("abc", (a, b, c), strict=False)]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(name for name, x, _ in apart if _is_odd(x))
+    odd = "".join(name for name, x, _ in apart if is_odd(x))
     return " ".join(
         [
             kind,
@@ -278,15 +255,15 @@ def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
     ]
 
 
-def _depths_by_rule(args: dict, on_host: bool) -> list[tkc.Config]:
+def _depths_by_rule(args: dict, on_cpu: bool) -> list[tkc.Config]:
     """As many parts as make about as many programs as multiprocessors, or twice as many; of small
     blocks up to three times.
     """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
     blocks = [config.constants for config in _by_rule(args)]
-    line = HOST_PART_K if on_host else 128 // BYTES[dtype_of(args["a"])]
-    least = HOST_PART_K if on_host else MIN_PART_K
-    small = () if on_host else SMALL_TILES
+    line = HOST_PART_K if on_cpu else 128 // BYTES[dtype_of(args["a"])]
+    least = HOST_PART_K if on_cpu else MIN_PART_K
+    small = () if on_cpu else SMALL_TILES
     for most, constants in (
         *((2, c) for c in blocks),
         *((3, {"BM": bm, "BN": bn, "BK": line}) for bm, bn in small),
@@ -404,33 +381,6 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
     tkc.store(out, (0, n), total.to(out.dtype)[None, :])
 
 
-@tkc.jit
-def _copies(x, p, y, q, HOW: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    """One matrix copied to another, or two in one launch, the first one's programs first. HOW: of
-    the first one, and times 4 of the second, ALONG, DOWN or ACROSS.
-    """
-    program, one, two = tkc.program_id(0), HOW % 4, HOW // 4
-    if y is None:
-        _moved(x, p, program, one, ROWS, COLUMNS)
-    else:
-        first = tkc.cdiv(x.shape[one == DOWN], ROWS) * tkc.cdiv(x.shape[one != DOWN], COLUMNS)
-        if program < first:
-            _moved(x, p, program, one, ROWS, COLUMNS)
-        else:
-            _moved(y, q, program - first, two, ROWS, COLUMNS)
-
-
-def _moved(x, out, program, how, rows, columns):
-    across = tkc.cdiv(x.shape[how != DOWN], columns)
-    i, j = program // across * rows, program % across * columns
-    if how == ALONG:
-        tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
-    elif how == DOWN:
-        tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
-    else:
-        tkc.store(out, (j, i), tkc.load(x, (i, j), (rows, columns)).T)
-
-
 # --------------------------------------------------------------------------------------------------
 def _shape(a: Array, b: Array) -> tuple[int, ...]:
     """The shape of a @ b by NumPy's rules. Raises LaunchError."""
@@ -489,17 +439,6 @@ def result_dtype(a: Array, dtype: str | None) -> str:
     )
 
 
-def strides_of(x: Array) -> tuple[int, ...]:
-    """In elements."""
-    if hasattr(x, "span"):
-        return x.strides  # a description: what assembling is given
-    if library(x) == "torch":
-        return tuple(x.stride())
-    if not hasattr(x, "strides"):
-        return tuple(prod(x.shape[i + 1 :]) for i in range(len(x.shape)))  # jax's
-    return tuple(s // x.dtype.itemsize for s in x.strides)
-
-
 def _operand(x: Array, batch: tuple[int, ...]) -> Array:
     """An operand with the axes (batch, rows, columns), or without the first where it has none of
     its own.
@@ -519,141 +458,6 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     from importlib import import_module
 
     return import_module("jax.numpy" if library(x) == "jax" else library(x)).broadcast_to(x, shape)
-
-
-def aligned(x: Array, shared: int, work: int) -> Array:
-    """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes.
-    shared: how often each element is used.
-    """
-    return (
-        _copier([x], [_is_transposed(x)])(x)[0]
-        if shared >= MIN_SHARED and work >= MIN_WORK and _unaligned(x)
-        else x
-    )
-
-
-def _unaligned(x: Array) -> bool:
-    """Whether the rows (or columns) of a matrix on a GPU start elsewhere than at multiples of 16
-    bytes, where the hardware's own engine does not copy them.
-    """
-    if len(x.shape) != 2 or _host(x):
-        return False
-    pitch, dense = _pitch(x)
-    return dense != 1 or pitch * BYTES[dtype_of(x)] % 16 != 0 or _address(x) % 16 != 0
-
-
-def narrow(c: Array) -> bool:
-    """Whether rows of a result on a GPU do not start at multiples of two elements."""
-    return (
-        not _host(c)
-        and strides_of(c)[1] == 1 < min(*c.shape, strides_of(c)[0])
-        and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
-    )
-
-
-def _is_transposed(x: Array) -> bool:
-    return strides_of(x)[1] != 1 and min(x.shape) > 1
-
-
-def _pitch(x: Array) -> tuple[int, int]:
-    outer, inner = strides_of(x)
-    return (inner, outer) if _is_transposed(x) else (outer, inner)
-
-
-def _unfit(x: Array, inner: int) -> bool:
-    """Whether Hopper's engines do not take a factor on a GPU as it lies: for its rows, or because
-    it has 8 bits and another axis is dense than `inner`, along which sums run.
-    """
-    return not _host(x) and (
-        _unaligned(x) or BYTES[dtype_of(x)] == 1 and _is_transposed(x) == inner and min(x.shape) > 1
-    )
-
-
-def _odd(a: Array, b: Array, work: int) -> list[bool]:
-    """Which of two factors are worth a copy that Hopper's engines take as it lies. work:
-    multiply-adds, at least.
-    """
-    (m, k), n = a.shape, b.shape[1]
-    return [
-        shared >= MIN_SHARED and m * n * k >= work and _unfit(x, inner)
-        for x, shared, inner in ((a, n, 1), (b, m, 0))
-    ]
-
-
-def fitting(a: Array, b: Array) -> list[Array]:
-    """Two factors, or where it is worth while copies that Hopper's engines take as they lie, made
-    in one launch.
-    """
-    odd = _odd(a, b, MIN_WORK)
-    given = [(x, _columns(x, inner)) for x, o, inner in zip((a, b), odd, (1, 0), strict=False) if o]
-    made = iter(_copier(*zip(*given, strict=False))(*(x for x, _ in given))) if given else iter(())
-    return [next(made) if o else x for x, o in zip((a, b), odd, strict=False)]
-
-
-def _columns(x: Array, inner: int) -> bool:
-    """Whether the columns of an aligned copy of a factor are dense, not its rows: as they are, but
-    of 8 bits what sums run along.
-    """
-    return inner == 0 if BYTES[dtype_of(x)] == 1 else _is_transposed(x)
-
-
-def _padded(x: Array, columns: bool) -> int:
-    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut
-    sectors are slow to copy. columns: these are dense in the copy.
-    """
-    line = 128 // BYTES[dtype_of(x)]
-    return -(-x.shape[0 if columns else 1] // line) * line
-
-
-def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
-    """A function of one matrix or two like these, that copies them in one launch to rows (or
-    columns, where these are to be dense) that start at multiples of 16 bytes.
-    """
-    turned, steps = (
-        tuple(map(_is_transposed, given)),
-        [
-            (1, _padded(x, c)) if c else (_padded(x, c), 1)
-            for x, c in zip(given, columns, strict=False)
-        ],
-    )
-    how = [
-        ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns, strict=False)
-    ]
-    height, width = TRANSPOSE_BLOCK if ACROSS in how else (ROWS, COLUMNS)
-    programs = sum(
-        tkc.cdiv(n, height) * tkc.cdiv(m, width)
-        for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned, strict=False))
-    )
-
-    def fresh(x, column, steps):
-        if hasattr(x, "new_empty_strided"):
-            return x.new_empty_strided(x.shape, steps)
-        n, m = x.shape[::-1] if column else x.shape
-        out = empty(x, (n, max(steps)))[:, :m]
-        return out.T if column else out
-
-    def run(*arrays):
-        made, operands = list(map(fresh, arrays, columns, steps)), []
-        for x, out, t, h in zip(arrays, made, turned, how, strict=False):
-            operands += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
-        _copies[programs](
-            *operands,
-            *([None] * (4 - len(operands))),
-            HOW=sum(h << 2 * i for i, h in enumerate(how)),
-            ROWS=height,
-            COLUMNS=width,
-        )
-        return made
-
-    return run
-
-
-def _host(x: Array) -> bool:
-    return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
-
-
-def _address(x: Array) -> int:
-    return x.data_ptr() if library(x) == "torch" else x.data.ptr
 
 
 # --------------------------------------------------------------------------------------------------
@@ -716,9 +520,9 @@ def _launch_plan(
             return _of_transposes(_launch_plan(b.T, a.T, None, activation, c.T))
         if m == 1 and (vectors := _vectors(b, n, k, activation)):
             return vectors
-    part = HOST_PART_K if _host(a) else MIN_PART_K
+    part = HOST_PART_K if on_host(a) else MIN_PART_K
     small = _floats(a) and _is_short_of_blocks(m, n, k, part)
-    if not any(_odd(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):
+    if not any(odd_factors(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):
         return _whole(activation)
     if tkc.target_of(a) == "cpu":
         return _parted([_text(a), _text(b)], m, n, k, activation, "cpu")[0]
@@ -745,14 +549,14 @@ def _plans(
     """Ways to launch a product on a GPU with the cost model's seconds: with or without copies of
     operands whose rows are not aligned, whole or, where `in_parts`, in parts of k.
     """
-    (m, n), k, odd = c.shape, a.shape[1], _odd(a, b, MIN_WEIGHED_WORK)
-    columns, target = [_columns(a, 1), _columns(b, 0)], tkc.target_of(a)
+    (m, n), k, odd = c.shape, a.shape[1], odd_factors(a, b, MIN_WEIGHED_WORK)
+    columns, target = [has_dense_columns(a, 1), has_dense_columns(b, 0)], tkc.target_of(a)
     copied = [(x, t) for x, t, o in zip((a, b), columns, odd, strict=True) if o]
 
     whole = _whole(activation)
 
     def with_copies(then):
-        copy = _copier([x for x, _ in copied], [t for _, t in copied])
+        copy = copier([x for x, _ in copied], [t for _, t in copied])
         if all(odd):
             return lambda a, b, bias, c: then(*copy(a, b), bias, c)
         if odd[0]:
@@ -842,9 +646,9 @@ def _text(x: Array, columns: bool | None = None) -> str:
     strides = (
         strides_of(x)
         if columns is None
-        else (1, _padded(x, True))
+        else (1, padded_pitch(x, True))
         if columns
-        else (_padded(x, False), 1)
+        else (padded_pitch(x, False), 1)
     )
     return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides, strict=False))}]"
 
@@ -854,9 +658,9 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
     matrix that the hardware's own engine copies are best multiplied as they come.
     """
     columns = strides_of(b)[1] == 1 and n > 1  # neighbours in memory: columns, or k
-    if columns and n >= 64 and not _host(b) and not _unaligned(b):
+    if columns and n >= 64 and not on_host(b) and not unaligned(b):
         return None
-    if not columns and not _host(b) and (n >= 4 * PROGRAMS or k <= MAX_CLUSTER_ROW):
+    if not columns and not on_host(b) and (n >= 4 * PROGRAMS or k <= MAX_CLUSTER_ROW):
         bn, bk = (4, 2048) if k > MAX_BLOCK_ROW and n >= 4 * PROGRAMS else (1, power(k))
         grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
         warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power
 from tkc.kernels.blocks import grid_of
-from tkc.kernels.matmul import ACTIVATIONS, BESIDE, fitting, narrow, summed
+from tkc.kernels.copies import fitting, narrow
+from tkc.kernels.matmul import ACTIVATIONS, BESIDE, summed
 from tkc.kernels.operator import operator
 
 BLOCK = 128  # of k, and of rows or columns, that share a scale

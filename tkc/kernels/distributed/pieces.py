@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import dtype_of, power
+from tkc.kernels.copies import BYTES, strides_of
 from tkc.kernels.distributed.groups import Group
-from tkc.kernels.matmul import BYTES, on_wgmma, strides_of
+from tkc.kernels.matmul import on_wgmma
 from tkc.kernels.tiles import Product, Tile, nanoseconds, tiles
 
 GIVING = 0  # the queue of what gives, beside which the product runs
