@@ -515,11 +515,16 @@ def _launch_plan(
     if len(c.shape) != 2:
         return _whole(activation)
     (m, n), k = c.shape, a.shape[1]
-    if _floats(a) and k:
-        if n == 1 < m and bias is None:
-            return _of_transposes(_launch_plan(b.T, a.T, None, activation, c.T))
-        if m == 1 and (vectors := _vectors(b, n, k, activation)):
-            return vectors
+    if n == 1 < m and bias is None and _floats(a) and k:
+        return _of_transposes(_launch_plan(b.T, a.T, None, activation, c.T))
+    if m == 1 and _floats(a) and k and (vectors := _vectors(b, n, k, activation)):
+        return vectors
+    return _best_plan(a, b, activation, c)
+
+
+def _best_plan(a: Array, b: Array, activation: str | None, c: Array) -> Callable[..., None]:
+    """The way to launch a product of two matrices that the cost model finds the quickest."""
+    (m, n), k = c.shape, a.shape[1]
     part = HOST_PART_K if on_host(a) else MIN_PART_K
     small = _floats(a) and _is_short_of_blocks(m, n, k, part)
     if not any(odd_factors(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):

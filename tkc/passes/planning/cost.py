@@ -140,7 +140,7 @@ class Work:
             columns=_size_of_scattered(stored, "columns"),
             width=gcd(*(t.extents[-1] for t in tiles if t.rank)),
             height=gcd(*(t.extents[-2] for t in tiles if t.rank > 1)),
-            vector=min((_stored_at_once(op) for op, _ in stored), default=1),
+            vector=_stored_at_once(stored),
         )
 
 
@@ -155,11 +155,13 @@ def _size_of_scattered(stored: Sequence[tuple[Operation, TileType]], how: str) -
     return sum(t.size for op, t in stored if scattered(op) == how)
 
 
-def _stored_at_once(op: Operation) -> int:
-    """Elements of a row of a block that alignment lets a thread store at once."""
-    if not isinstance(op, tile.Store | tile.AtomicBlock):
+def _stored_at_once(stored: Sequence[tuple[Operation, TileType]]) -> int:
+    """Elements of a row of any of the blocks that alignment lets a thread store at once."""
+    blocks = [op for op, _ in stored if isinstance(op, tile.Store | tile.AtomicBlock)]
+    if not blocks or len(blocks) < len(stored):
         return 1
-    return max(1, gcd(ROW_ALIGNMENT, _pitch(op)) * 8 // bits(array_type(op.array).element))
+    sizes = [(gcd(ROW_ALIGNMENT, _pitch(op)), bits(array_type(op.array).element)) for op in blocks]
+    return max(1, min(pitch * 8 // size for pitch, size in sizes))
 
 
 def _parts_of(
