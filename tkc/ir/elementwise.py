@@ -24,7 +24,6 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -38,6 +37,7 @@ from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir.definition import op_definition
 from tkc.ir.syntax import TileOperation
 from tkc.ir.types import (
     PointerType,
@@ -212,7 +212,7 @@ class Elementwise(_OneType):
 
     @property
     def args(self) -> tuple[SSAValue, ...]:
-        return tuple(self.operands)
+        return self._operands
 
     def verify_(self) -> None:
         first = self.operands[0].type
@@ -257,7 +257,7 @@ class Ternary(Elementwise):
 def _define(fn: Function) -> type[Elementwise]:
     base = {1: Unary, 2: Binary, 3: Ternary}[fn.arity]
     title = "".join(part.capitalize() for part in fn.name.split("_"))
-    cls: type[Elementwise] = irdl_op_definition(
+    cls: type[Elementwise] = op_definition(
         type(
             title,
             (base,),
@@ -276,7 +276,7 @@ CLASSES: dict[str, type[Elementwise]] = {name: _define(fn) for name, fn in FUNCT
 """The operation class of each function: CLASSES["add"](a, b) builds a `tile.add`."""
 
 
-@irdl_op_definition
+@op_definition
 class Select(_OneType):
     """`where`: the second operand where the condition holds, else the third."""
 
@@ -346,7 +346,7 @@ class _Conversion(_OneType):
         return op
 
 
-@irdl_op_definition
+@op_definition
 class Cast(_Conversion):
     """Another element type, by value: floats round to nearest even, float to integer truncates, to
     bool is `!= 0`.
@@ -355,14 +355,14 @@ class Cast(_Conversion):
     name = "tile.cast"
 
 
-@irdl_op_definition
+@op_definition
 class Bitcast(_Conversion):
     """Another element type of the same width, by bits; also pointers to or from 64-bit integers."""
 
     name = "tile.bitcast"
 
 
-@irdl_op_definition
+@op_definition
 class PointerAdd(TileOperation):
     """Pointers moved by a number of elements, of any integer type; the sum does not wrap."""
 
@@ -386,7 +386,7 @@ class PointerAdd(TileOperation):
             raise VerifyException("'tile.pointer_add' takes operands of one shape")
 
 
-@irdl_op_definition
+@op_definition
 class InlinePtx(TileOperation):
     """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands;
     `pack`: for so many elements at once, of `packed_registers` registers each. It may have any

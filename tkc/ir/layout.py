@@ -140,6 +140,14 @@ class Layout:
                     " of them"
                 )
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.registers, self.lanes, self.warps, self.blocks))
+
+    def __hash__(self) -> int:
+        """Computed once: types have layouts, and types are looked up all the time."""
+        return self._hash
+
     # ---- sizes
     # ----------------------------------------------------------------------------------------------
 
@@ -288,6 +296,8 @@ class Layout:
         """True if a register holds an element in every thread, False if padding in every thread,
         else None.
         """
+        if not self.is_padded:
+            return True
         real = (self.table()[:, :, register] < np.array(self.shape, int)).all(-1)
         return bool(real.all()) if real.all() or not real.any() else None
 
@@ -668,17 +678,20 @@ def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
             f"a {shape_text(src.shape)} tile is not, and does not broadcast to, one of"
             f" {shape_text(dst.shape)}"
         )
-    scale = np.array([prod(src.shape[axis + 1 :]) for axis in range(src.rank)], int)
-    numbers = []
-    for layout, first in (src, 0), (dst, lead):
-        at = layout.table().reshape(
-            WARP * layout.num_warps * layout.num_blocks, layout.num_registers, layout.rank
-        )
-        real = (at < np.array(layout.shape, int)).all(-1)
-        numbers.append(
-            np.where(real, (at[..., first:] * scale * (np.array(src.shape, int) > 1)).sum(-1), -1)
-        )
-    return numbers[0], numbers[1]
+    # an axis of one element is the same element everywhere
+    steps = [prod(src.shape[i + 1 :]) if n > 1 else 0 for i, n in enumerate(src.shape)]
+    return _numbers(src, steps), _numbers(dst, [0] * lead + steps)
+
+
+def _numbers(layout: Layout, steps: Sequence[int]) -> np.ndarray:
+    """[threads, registers]: the sum of the coordinates, each times its step; -1: padding."""
+    registers, lanes, warps, blocks = (layout.offsets(name) @ np.array(steps) for name in SECTIONS)
+    threads = (blocks[:, None, None] + warps[:, None] + lanes).ravel()
+    numbers = threads[:, None] + registers
+    if not layout.is_padded:
+        return numbers
+    real = (layout.table() < np.array(layout.shape, int)).all(-1)
+    return np.where(real.reshape(numbers.shape), numbers, -1)
 
 
 # ---- constructors

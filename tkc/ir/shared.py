@@ -36,7 +36,6 @@ from math import prod
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_operand_def,
     opt_prop_def,
@@ -49,6 +48,7 @@ from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, 
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir import tile
+from tkc.ir.definition import op_definition
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
@@ -60,7 +60,7 @@ from tkc.ir.values import (
 )
 
 
-@irdl_op_definition
+@op_definition
 class Convert(OneToOne):
     """The same tile in another layout."""
 
@@ -74,7 +74,7 @@ class Convert(OneToOne):
             )
 
 
-@irdl_op_definition
+@op_definition
 class ReducePartial(TileOperation):
     """A reduction within each warp alone: the axis keeps one element for each warp (of those of all
     blocks that share it).
@@ -94,7 +94,7 @@ class ReducePartial(TileOperation):
         super().__init__(kind=kind, arg=arg, axis=axis, result_types=[result])
 
 
-@irdl_op_definition
+@op_definition
 class ScanTotal(TileOperation):
     """A tile.scan along an axis that lies in one warp, and what the axis comes to: what a scan over
     warps is made of.
@@ -115,7 +115,7 @@ class ScanTotal(TileOperation):
         super().__init__(kind=kind, arg=arg, axis=axis, reverse=reverse, result_types=types)
 
 
-@irdl_op_definition
+@op_definition
 class SortFirst(OneToOne):
     """The first elements of a tile.sort along the last axis, as many as the result has; the order
     of the others is not needed.
@@ -130,7 +130,7 @@ class SortFirst(OneToOne):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Alloc(TileOperation):
     """Shared memory of a block; `offset` (bytes from the start of dynamic shared memory) is given
     by allocate-shared.
@@ -146,7 +146,7 @@ class Alloc(TileOperation):
         super().__init__(offset=offset, result_types=[result])
 
 
-@irdl_op_definition
+@op_definition
 class Stage(TileOperation):
     """One buffer of a ring."""
 
@@ -159,7 +159,7 @@ class Stage(TileOperation):
         super().__init__(ring=ring, index=[index], result_types=[shared_type(ring).single()])
 
 
-@irdl_op_definition
+@op_definition
 class SharedTranspose(OneToOne):
     """A buffer with its axes permuted (memory stays as it is)."""
 
@@ -174,7 +174,7 @@ class SharedTranspose(OneToOne):
         super().__init__(arg, result, permutation=order)
 
 
-@irdl_op_definition
+@op_definition
 class SharedReshape(OneToOne):
     """A dense buffer (no swizzle, no pad, the last axis fastest) under other extents."""
 
@@ -201,7 +201,7 @@ class SharedReshape(OneToOne):
             )
 
 
-@irdl_op_definition
+@op_definition
 class SharedSlice(TileOperation):
     """Part of a buffer at offsets in elements: multiples of the swizzle atom (8 rows, one panel)
     where they are not constants.
@@ -216,7 +216,7 @@ class SharedSlice(TileOperation):
         super().__init__(arg=arg, offsets=list(offsets), result_types=[result])
 
 
-@irdl_op_definition
+@op_definition
 class Read(TileOperation):
     """Shared memory to registers in the result's layout."""
 
@@ -236,7 +236,7 @@ class Read(TileOperation):
         super().__init__(buffer=buffer, after=list(after), result_types=[result])
 
 
-@irdl_op_definition
+@op_definition
 class Write(TileOperation):
     """Registers to shared memory; everywhere: to that of every block of the cluster. lone: of
     copies, what a block's first thread holds is meant, and nothing else.
@@ -314,14 +314,14 @@ class CopyIn(TileOperation):
         )
 
 
-@irdl_op_definition
+@op_definition
 class Copy(CopyIn):
     """Global to shared memory, complete (for this thread block's next barrier) when it returns."""
 
     name = "tile.copy"
 
 
-@irdl_op_definition
+@op_definition
 class CopyOut(TileOperation):
     """A buffer to a block of an array, by the tensor memory accelerator; what lies outside the
     array is not written. The buffer may be written again when `slots` more copies of its kind have
@@ -359,7 +359,7 @@ class CopyOut(TileOperation):
         )
 
 
-@irdl_op_definition
+@op_definition
 class CopyAsync(CopyIn):
     """Global to shared memory, in flight until a wait names the token. `after`: tokens of what must
     be over before.
@@ -369,7 +369,7 @@ class CopyAsync(CopyIn):
     token = result_def(TokenType)
 
 
-@irdl_op_definition
+@op_definition
 class JoinTokens(TileOperation):
     """One token (one commit group) for several copies."""
 
@@ -382,7 +382,7 @@ class JoinTokens(TileOperation):
         super().__init__(tokens=list(tokens))
 
 
-@irdl_op_definition
+@op_definition
 class WaitCopies(TileOperation):
     """Waits until at most `pending` of the groups issued so far are in flight; the tokens listed
     (oldest first) have then arrived.
@@ -398,7 +398,7 @@ class WaitCopies(TileOperation):
         super().__init__(tokens=list(tokens), pending=pending)
 
 
-@irdl_op_definition
+@op_definition
 class NoToken(TileOperation):
     """The token of nothing: what a loop carries before its first copy."""
 

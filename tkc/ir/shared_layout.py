@@ -98,6 +98,19 @@ class SharedLayout:
             rows = prod(self.shape) // self.shape[self.fast]
             self._set(panel_stride=-(-rows * self.swizzle // self.atom) * self.atom)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(
+            (
+                *(self.shape, self.bits, self.swizzle, self.order, self.pad, self.spread),
+                *(self.strides, self.panel_stride),
+            )
+        )
+
+    def __hash__(self) -> int:
+        """Computed once: types have layouts, and types are looked up all the time."""
+        return self._hash
+
     def _wrong(self) -> Iterator[str]:
         """What is wrong with the fields that are given."""
         rank = len(self.shape)

@@ -24,7 +24,7 @@ operands is refused there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -121,12 +121,33 @@ def _are_single(operands: Sequence[Any], result_types: Sequence[Any]) -> bool:
     )
 
 
+def walked(op: Operation) -> Iterator[Operation]:
+    """An operation and all inside it, in their order. The one that was given last may be erased."""
+    yield op
+    for region in op.regions:
+        block = region._first_block
+        while block is not None:
+            inner = block._first_op
+            while inner is not None:
+                following = inner._next_op
+                if inner.regions:
+                    yield from walked(inner)
+                else:
+                    yield inner
+                inner = following
+            block = block._next_block
+
+
 class TileOperation(IRDLOperation, metaclass=Concrete):
     """Base of every operation of the dialect: text from `__form__` (a dunder: definitions of xDSL
     admit no other plain class attribute).
     """
 
     __form__ = ""
+
+    # the rules of xDSL, which states them in Python: an operation is equal to itself alone
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
     def __init__(
         self,
@@ -168,6 +189,14 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
             attributes=attributes,
             regions=regions,
         )
+
+    def walk(self, *, reverse: bool = False, region_first: bool = False) -> Iterator[Operation]:
+        """As of xDSL: this operation and all inside it. In order, it makes one generator for each
+        operation with regions, where xDSL makes three, and one for each other operation.
+        """
+        if reverse or region_first:
+            return super().walk(reverse=reverse, region_first=region_first)
+        return walked(self)
 
     # ----------------------------------------------------------------------------------------------
     def print(self, printer: Printer) -> None:

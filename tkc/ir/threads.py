@@ -52,7 +52,6 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_operand_def,
     opt_prop_def,
@@ -74,6 +73,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir.definition import op_definition
 from tkc.ir.shared import CopyIn
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, Source, TileOperation, check_word
@@ -95,7 +95,7 @@ EFFECT = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Roles(TileOperation):
     """The block's warps part into the roles inside, in order of their warps; what follows runs
     after all of them.
@@ -117,7 +117,7 @@ def making_warp(kernel: Operation) -> int:
     return int(any(isinstance(op, Roles) for region in kernel.regions for op in region.block.ops))
 
 
-@irdl_op_definition
+@op_definition
 class Role(TileOperation):
     """`copies` instances of `warps` warps. registers: setmaxnreg. single: one elected thread runs
     the body.
@@ -164,7 +164,7 @@ class Role(TileOperation):
 IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "member", "thread", "warp")
 
 
-@irdl_op_definition
+@op_definition
 class Identity(Source):
     """A physical index: block (linear ctaid.x) and their number, cluster and their number, this
     block's rank in its cluster; member: which of the programs that a block runs side by side (to
@@ -182,7 +182,7 @@ class Identity(Source):
         check_word(self.what, IDENTITIES, "unknown identity")
 
 
-@irdl_op_definition
+@op_definition
 class Workspace(Source):
     """Memory of the launch: `bytes` for every program of the user's grid, or in all (`whole`),
     aligned to 256, all zero before the kernel's first launch; what one launch leaves there the next
@@ -196,7 +196,7 @@ class Workspace(Source):
         super().__init__(bytes=bytes, whole=whole, result_types=[PointerType(element)])
 
 
-@irdl_op_definition
+@op_definition
 class NextProgram(TileOperation):
     """The number of the program that a block takes next, of `total` in their order: blocks start
     with those of their own numbers and claim the rest one by one from a counter of the launch. What
@@ -227,7 +227,7 @@ class _Box(TileOperation):
             raise VerifyException(f"'{self.name}' takes one stage of a buffer of i32, got {t}")
 
 
-@irdl_op_definition
+@op_definition
 class BroadcastStore(_Box):
     """One thread leaves a scalar in a buffer, in its first element."""
 
@@ -239,7 +239,7 @@ class BroadcastStore(_Box):
         super().__init__(box=box, value=value)
 
 
-@irdl_op_definition
+@op_definition
 class BroadcastLoad(_Box):
     """Every thread of the instance reads the scalar in a buffer."""
 
@@ -251,7 +251,7 @@ class BroadcastLoad(_Box):
         super().__init__(box=box)
 
 
-@irdl_op_definition
+@op_definition
 class Vote(TileOperation):
     """Whether every element of truth values is true: all of the block (scope "block", where all its
     threads meet), or those that a warp holds (scope "warp"), so that results of warps may differ.
@@ -310,14 +310,14 @@ class _HardwareBarrier(TileOperation):
         super().__init__(id=id, threads=threads)
 
 
-@irdl_op_definition
+@op_definition
 class Barrier(_HardwareBarrier):
     """bar.sync: `threads` threads meet at hardware barrier `id`."""
 
     name = "tile.barrier"
 
 
-@irdl_op_definition
+@op_definition
 class BarrierArrive(_HardwareBarrier):
     """bar.arrive: counts as arrived without waiting."""
 
@@ -327,7 +327,7 @@ class BarrierArrive(_HardwareBarrier):
 TURNS = ("start", "begin", "end")
 
 
-@irdl_op_definition
+@op_definition
 class Turn(TileOperation):
     """The warpgroups of an instance take turns at the tensor cores: `start` once, before the first;
     then `begin` waits for one's turn, `end` hands it to the next. A matter of speed alone: it
@@ -346,7 +346,7 @@ class Turn(TileOperation):
         check_word(self.what, TURNS, "unknown turn")
 
 
-@irdl_op_definition
+@op_definition
 class BlockBarrier(TileOperation):
     """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on
     hardware barriers counted down from 15; `tile.barrier` counts up from 1. each "warpgroup": those
@@ -361,7 +361,7 @@ class BlockBarrier(TileOperation):
         super().__init__(each=each)
 
 
-@irdl_op_definition
+@op_definition
 class ClusterArrive(TileOperation):
     """barrier.cluster.arrive; relaxed: orders nothing (enough after an mbarrier_init fence)."""
 
@@ -373,7 +373,7 @@ class ClusterArrive(TileOperation):
         super().__init__(relaxed=relaxed)
 
 
-@irdl_op_definition
+@op_definition
 class ClusterWait(TileOperation):
     """barrier.cluster.wait: until every thread of the cluster has arrived."""
 
@@ -384,7 +384,7 @@ class ClusterWait(TileOperation):
 FENCES = ("mbarrier_init", "async_shared", "async_global", "dot", "block", "gpu")
 
 
-@irdl_op_definition
+@op_definition
 class Fence(TileOperation):
     """mbarrier_init: initialised barriers become visible to the cluster and to async copies.
     async_shared/async_global: this thread's ordinary accesses become visible to the asynchronous
@@ -403,7 +403,7 @@ class Fence(TileOperation):
         check_word(self.kind, FENCES, "unknown fence")
 
 
-@irdl_op_definition
+@op_definition
 class Barriers(TileOperation):
     """Shared memory for the mbarriers of a ring; `offset` as in tile.alloc."""
 
@@ -417,7 +417,7 @@ class Barriers(TileOperation):
         super().__init__(offset=offset, result_types=[BarriersType(stages)])
 
 
-@irdl_op_definition
+@op_definition
 class MbarrierInit(TileOperation):
     """Every mbarrier of the ring expects `count` arrivals a phase; by one thread of the block."""
 
@@ -431,7 +431,7 @@ class MbarrierInit(TileOperation):
         super().__init__(barriers=barriers, count=count)
 
 
-@irdl_op_definition
+@op_definition
 class MbarrierWait(TileOperation):
     """Until the phase of that parity has completed. unless: skipped where this earlier test already
     said so.
@@ -458,7 +458,7 @@ class MbarrierWait(TileOperation):
         super().__init__(barriers=barriers, index=[index], parity=parity, unless=unless)
 
 
-@irdl_op_definition
+@op_definition
 class MbarrierTest(TileOperation):
     """Whether the phase of that parity has completed, without waiting."""
 
@@ -479,7 +479,7 @@ class MbarrierTest(TileOperation):
 ARRIVE_EACH = ("warp", "copies")
 
 
-@irdl_op_definition
+@op_definition
 class MbarrierArrive(TileOperation):
     """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the
     same barrier of each. each "warp": one arrival by every warp of the instance. each "copies": one
@@ -520,7 +520,7 @@ class MbarrierArrive(TileOperation):
         return self.each is not None and self.each.data == "copies"
 
 
-@irdl_op_definition
+@op_definition
 class MbarrierExpect(TileOperation):
     """One arrival that also announces bytes of asynchronous copies to this phase."""
 
@@ -534,7 +534,7 @@ class MbarrierExpect(TileOperation):
         super().__init__(barriers=barriers, index=[index], bytes=bytes)
 
 
-@irdl_op_definition
+@op_definition
 class Send(TileOperation):
     """Registers to the same place in the shared memory of every block of the cluster (st.async).
     Each block's mbarrier at that index counts the bytes that arrive there: whoever waits for a
@@ -568,7 +568,7 @@ class Send(TileOperation):
             )
 
 
-@irdl_op_definition
+@op_definition
 class RingNext(TileOperation):
     """The next stage and its parity: stage + steps mod stages, parity flipped for each wrap.
     `steps`: an operand (i32), 1 where absent."""
@@ -587,7 +587,7 @@ class RingNext(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class TensorMap(OneToOne):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the
     kernel gets it as a parameter. `order`: the array's axes in the map's order, where that is
@@ -622,7 +622,7 @@ class TensorMap(OneToOne):
         )
 
 
-@irdl_op_definition
+@op_definition
 class TmaLoad(TileOperation):
     """A box to shared memory; completes its bytes on the mbarrier. `to`: multicast to the blocks of
     that bit mask, at the same offsets and barrier of each. hint: "evict_first" or "evict_last"."""
@@ -662,7 +662,7 @@ class TmaLoad(TileOperation):
         )
 
 
-@irdl_op_definition
+@op_definition
 class TmaStore(TileOperation):
     """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max",
     "min" instead of a store. each "warpgroup": one thread of every warpgroup sends its share of the
@@ -726,7 +726,7 @@ class TmaStore(TileOperation):
         return memory.slice(start, extents)
 
 
-@irdl_op_definition
+@op_definition
 class BulkCommit(TileOperation):
     """Ends the current group of bulk stores of the issuing thread (each "warpgroup": of one of
     every warpgroup).
@@ -740,7 +740,7 @@ class BulkCommit(TileOperation):
         super().__init__(each=each)
 
 
-@irdl_op_definition
+@op_definition
 class BulkWait(TileOperation):
     """The issuing thread (each "warpgroup": one of every warpgroup) waits until at most `pending`
     groups are in flight; read: until they have read their source.
@@ -757,7 +757,7 @@ class BulkWait(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class CpAsync(CopyIn):
     """The instance's threads copy a block by cp.async; part of each thread's current group. Zero
     fill outside the array.
@@ -767,7 +767,7 @@ class CpAsync(CopyIn):
     traits = EFFECT
 
 
-@irdl_op_definition
+@op_definition
 class CpCommit(TileOperation):
     """Each thread's cp.async copies since its last commit become one group."""
 
@@ -775,7 +775,7 @@ class CpCommit(TileOperation):
     traits = EFFECT
 
 
-@irdl_op_definition
+@op_definition
 class CpWait(TileOperation):
     """Each thread waits until at most `pending` of its groups are in flight. (A barrier makes them
     visible to the others.)
@@ -791,7 +791,7 @@ class CpWait(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class DotAsync(TileOperation):
     """wgmma of one warpgroup: acc + a·b for a: M×K (shared view, or a tile in the A fragment's
     layout), b: K×N shared view.
@@ -842,7 +842,7 @@ class DotAsync(TileOperation):
             )
 
 
-@irdl_op_definition
+@op_definition
 class Undefined(Source):
     """An accumulator whose old value nobody will use: registers as they are."""
 
@@ -852,7 +852,7 @@ class Undefined(Source):
         super().__init__(result_types=[result])
 
 
-@irdl_op_definition
+@op_definition
 class Accumulator(OneToOne):
     """A tile as the accumulator of asynchronous dots, none of which is in flight yet."""
 
@@ -871,7 +871,7 @@ class Accumulator(OneToOne):
             )
 
 
-@irdl_op_definition
+@op_definition
 class DotCommit(TileOperation):
     """Ends the current group of asynchronous dots."""
 
@@ -879,7 +879,7 @@ class DotCommit(TileOperation):
     traits = EFFECT
 
 
-@irdl_op_definition
+@op_definition
 class DotWait(TileOperation):
     """Waits until at most `pending` groups are in flight. Operands are all dots in flight; those
     results that are tiles are ready.

@@ -43,7 +43,6 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     BaseAttr,
-    irdl_op_definition,
     operand_def,
     opt_operand_def,
     opt_prop_def,
@@ -68,6 +67,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir.definition import op_definition
 from tkc.ir.syntax import (
     OneToOne,
     Source,
@@ -95,8 +95,15 @@ def ints(values: Iterable[int]) -> DenseArrayBase:
 SEGMENTED = (AttrSizedOperandSegments(as_property=True),)
 
 
+class _Isolated(IsolatedFromAbove):
+    """tkc.ir.verify looks at each operand of a kernel, and finds those from outside it."""
+
+    def verify(self, op: Operation) -> None:
+        """Nothing: see the class."""
+
+
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Kernel(TileOperation):
     """A kernel: one block, ended by tile.return. Attributes: `warps` (compute warps of a program),
     `level` (0–4), `target`, `argument_names`, at level 4 also `cluster` ([x, y]), `persistent`,
@@ -106,7 +113,7 @@ class Kernel(TileOperation):
     name = "tile.kernel"
     sym_name = prop_def(SymbolNameConstraint())
     body = region_def("single_block")
-    traits = traits_def(IsolatedFromAbove(), SymbolOpInterface())
+    traits = traits_def(_Isolated(), SymbolOpInterface())
 
     def __init__(
         self,
@@ -188,7 +195,7 @@ class Kernel(TileOperation):
         return kernel
 
 
-@irdl_op_definition
+@op_definition
 class Return(TileOperation):
     """The end of a kernel. (A program that stops early is an scf.if round the rest of its body.)"""
 
@@ -204,7 +211,7 @@ def _number(value: float | int, element: Attribute) -> IntegerAttr | FloatAttr:
     return IntegerAttr(int(value), element, truncate_bits=True)
 
 
-@irdl_op_definition
+@op_definition
 class Constant(Source):
     """A scalar, or a tile with that value everywhere. bool: 0 or 1 of i1."""
 
@@ -267,21 +274,21 @@ class _GridAxis(Source):
         super().__init__(axis=axis, result_types=[i32])
 
 
-@irdl_op_definition
+@op_definition
 class ProgramId(_GridAxis):
     """The index of this program along a grid axis: `tile.program_id 0 : i32`."""
 
     name = "tile.program_id"
 
 
-@irdl_op_definition
+@op_definition
 class NumPrograms(_GridAxis):
     """The extent of the logical grid along an axis."""
 
     name = "tile.num_programs"
 
 
-@irdl_op_definition
+@op_definition
 class Arange(Source):
     """start, start + 1, …: a rank-1 tile of integers."""
 
@@ -298,7 +305,7 @@ class Arange(Source):
             raise VerifyException(f"'tile.arange' gives a rank-1 tile of integers, not {t}")
 
 
-@irdl_op_definition
+@op_definition
 class Multiple(TileOperation):
     """The operand, known to be a multiple of `divisor` (a user's promise or a fact of the
     specialization). Of a pointer its address is, in bytes; of a tile of pointers, of each row of
@@ -315,7 +322,7 @@ class Multiple(TileOperation):
         super().__init__(arg=arg, divisor=divisor, result_types=[arg.type])
 
 
-@irdl_op_definition
+@op_definition
 class Assume(TileOperation):
     """A scalar condition that the user promises to hold."""
 
@@ -326,7 +333,7 @@ class Assume(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Splat(OneToOne):
     """A scalar as a tile."""
 
@@ -338,7 +345,7 @@ class Splat(OneToOne):
             raise VerifyException(f"'tile.splat' cannot make {self.result.type} of {self.arg.type}")
 
 
-@irdl_op_definition
+@op_definition
 class Broadcast(OneToOne):
     """Extents of 1 stretched (the rank stays)."""
 
@@ -353,7 +360,7 @@ class Broadcast(OneToOne):
             raise VerifyException(f"{a} does not broadcast to {r}")
 
 
-@irdl_op_definition
+@op_definition
 class Reshape(OneToOne):
     """The same elements in row-major order under other extents; also inserts and drops extents of
     1.
@@ -370,7 +377,7 @@ class Reshape(OneToOne):
             )
 
 
-@irdl_op_definition
+@op_definition
 class Transpose(OneToOne):
     """Axis i of the result is axis permutation[i] of the operand."""
 
@@ -393,7 +400,7 @@ class Transpose(OneToOne):
             )
 
 
-@irdl_op_definition
+@op_definition
 class Slice(OneToOne):
     """A static part: starts `offsets`, extents of the result, steps `strides` (1 where absent)."""
 
@@ -430,7 +437,7 @@ class Slice(OneToOne):
                 )
 
 
-@irdl_op_definition
+@op_definition
 class Extract(OneToOne):
     """One element at a static index, as a scalar that every thread has."""
 
@@ -442,7 +449,7 @@ class Extract(OneToOne):
         super().__init__(arg, element_of(arg.type), index=index)
 
 
-@irdl_op_definition
+@op_definition
 class Flip(OneToOne):
     """The order of one axis reversed."""
 
@@ -454,7 +461,7 @@ class Flip(OneToOne):
         super().__init__(arg, arg.type, axis=axis)
 
 
-@irdl_op_definition
+@op_definition
 class Concat(TileOperation):
     """Tiles one after the other along an axis."""
 
@@ -513,7 +520,7 @@ def _several(values: Sequence[SSAValue] | SSAValue) -> list[SSAValue]:
     return [values] if isinstance(values, SSAValue) else list(values)
 
 
-@irdl_op_definition
+@op_definition
 class Reduce(_AlongAxis):
     """Along one axis, which disappears (a rank-1 tile gives a scalar).
 
@@ -548,7 +555,7 @@ def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribu
     return TileType(rest, element) if rest else element
 
 
-@irdl_op_definition
+@op_definition
 class Scan(_AlongAxis):
     """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in
     tile.reduce.
@@ -570,7 +577,7 @@ class Scan(_AlongAxis):
         super().__init__(kind, values, axis, types, combine, reverse=reverse)
 
 
-@irdl_op_definition
+@op_definition
 class Yield(TileOperation):
     """Ends the region of a combine."""
 
@@ -583,7 +590,7 @@ class Yield(TileOperation):
         super().__init__(args=args)
 
 
-@irdl_op_definition
+@op_definition
 class Sort(OneToOne):
     """Ascending (or descending) along the last axis; NaN last."""
 
@@ -595,7 +602,7 @@ class Sort(OneToOne):
         super().__init__(arg, arg.type, descending=descending)
 
 
-@irdl_op_definition
+@op_definition
 class Histogram(TileOperation):
     """Counts (i32) of the values 0 … bins − 1 of a rank-1 integer tile; others, and masked ones,
     are not counted.
@@ -610,7 +617,7 @@ class Histogram(TileOperation):
         super().__init__(arg=arg, mask=mask, result_types=[TileType([bins], i32)])
 
 
-@irdl_op_definition
+@op_definition
 class Gather(TileOperation):
     """Elements of a tile at places along an axis that a tile of integers of the same rank names:
     result[i, j] = arg[index[i, j], j] along axis 0. Other extents are equal; places lie inside.
@@ -629,7 +636,7 @@ class Gather(TileOperation):
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
-@irdl_op_definition
+@op_definition
 class Dot(TileOperation):
     """acc + a·b: [.., M, K] × [.., K, N]. precision: "ieee" (products exact in the accumulator's
     type), "tf32", "tf32x3".
@@ -676,7 +683,7 @@ class Dot(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Dim(OneToOne):
     """An extent of an array: `tile.dim %a, 0`."""
 
@@ -688,7 +695,7 @@ class Dim(OneToOne):
         super().__init__(arg, result, axis=axis)
 
 
-@irdl_op_definition
+@op_definition
 class Stride(OneToOne):
     """A stride of an array, in elements."""
 
@@ -700,7 +707,7 @@ class Stride(OneToOne):
         super().__init__(arg, result, axis=axis)
 
 
-@irdl_op_definition
+@op_definition
 class Pointer(OneToOne):
     """The address of an array's first element."""
 
@@ -711,7 +718,7 @@ class Pointer(OneToOne):
         super().__init__(arg, PointerType(element_of(arg.type)))
 
 
-@irdl_op_definition
+@op_definition
 class View(TileOperation):
     """Part of an array, no copy: per axis "index" (one operand; the axis disappears), "slice"
     (start and stop) or "all".
@@ -743,7 +750,7 @@ class View(TileOperation):
             )
 
 
-@irdl_op_definition
+@op_definition
 class MakeArray(TileOperation):
     """An array from an address, extents and strides (in elements)."""
 
@@ -771,7 +778,7 @@ class MakeArray(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
-@irdl_op_definition
+@op_definition
 class Load(TileOperation):
     """A block of an array at element offsets. Elements outside the array (or where the mask is
     false) read as `other` (0).
@@ -853,7 +860,7 @@ class _BlockWrite(TileOperation):
         _verify_block(self, self.value.type)
 
 
-@irdl_op_definition
+@op_definition
 class Store(_BlockWrite):
     """The inverse of tile.load; what lies outside the array, or is masked, is not written."""
 
@@ -874,7 +881,7 @@ def _verify_block(op, t: Attribute) -> None:
         raise VerifyException(f"'{op.name}' of extents {list(kept)} does not match {t}")
 
 
-@irdl_op_definition
+@op_definition
 class LoadPointers(TileOperation):
     """One element from each address (a tile or one); where the mask is false, `other` (or 0)."""
 
@@ -900,7 +907,7 @@ class LoadPointers(TileOperation):
         )
 
 
-@irdl_op_definition
+@op_definition
 class StorePointers(TileOperation):
     """One element to each address where the mask is true."""
 
@@ -918,7 +925,7 @@ class StorePointers(TileOperation):
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
 
 
-@irdl_op_definition
+@op_definition
 class Atomic(TileOperation):
     """Read-modify-write at addresses; the old values are the optional result. kind compare also
     takes `expected`.
@@ -940,7 +947,7 @@ class Atomic(TileOperation):
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
 
-@irdl_op_definition
+@op_definition
 class AtomicBlock(_BlockWrite):
     """Read-modify-write of a block of an array, without a result (may become a TMA reduction)."""
 
@@ -982,7 +989,7 @@ def waits_for_programs(kernel: Kernel) -> bool:
     )
 
 
-@irdl_op_definition
+@op_definition
 class Print(TileOperation):
     """Prints scalars or tiles for debugging: `{}` in the text is the place of one."""
 
@@ -993,7 +1000,7 @@ class Print(TileOperation):
     traits = traits_def(MemoryWriteEffect())
 
 
-@irdl_op_definition
+@op_definition
 class Assert(TileOperation):
     """Traps with a message where a condition (scalar or tile) is false."""
 

@@ -177,12 +177,29 @@ class Concrete(ABCMeta):
     __instancecheck__ = type.__instancecheck__
 
 
+if TYPE_CHECKING:
+    kept = property
+else:
+
+    def kept(compute):
+        """A property that is computed once; xDSL's definitions refuse `cached_property`."""
+        name = compute.__name__
+
+        def get(self):
+            held = self.__dict__
+            if (found := held.get(name)) is None:
+                found = held[name] = compute(self)
+            return found
+
+        return property(get, doc=compute.__doc__)
+
+
 class _Shaped(ParametrizedAttribute, metaclass=Concrete):
     if TYPE_CHECKING:
         shape: ArrayAttr[IntAttr]
         element: Attribute
 
-    @property
+    @kept
     def extents(self) -> tuple[int, ...]:
         return tuple(n.data for n in self.shape)
 
@@ -223,6 +240,14 @@ class TileType(_Shaped, TypeAttribute):
         if not isinstance(shape, ArrayAttr):
             shape = ArrayAttr(map(IntAttr, shape))
         super().__init__(shape, element, NoneAttr() if layout is None else layout)
+
+    @kept
+    def _hash(self) -> int:
+        return hash((self.extents, self.element, self.layout))
+
+    def __hash__(self) -> int:
+        """Computed once: verification and simplification look types up all the time."""
+        return self._hash
 
     @property
     def register_layout(self) -> Layout | None:

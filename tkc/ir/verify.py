@@ -79,16 +79,11 @@ class Verified(dict[Operation, tuple[Any, ...]]):
 
     def new(self, op: Operation) -> bool:
         """Whether the operation is not remembered as it is now; it is from here on."""
-        now = (
-            op._operands,
-            [v._type for v in op._operands],
-            [r._type for r in op.results],
-            op.properties.copy(),
-            op.attributes.copy(),
-        )
+        types = [v._type for v in op._operands], [r._type for r in op.results]
+        now = op._operands, *types, op.properties, op.attributes
         if self.get(op) == now:
             return False
-        self[op] = now
+        self[op] = op._operands, *types, op.properties.copy(), op.attributes.copy()
         return True
 
 

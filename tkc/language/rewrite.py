@@ -17,7 +17,6 @@ returns and others go on), and so does `if c: continue` the rest of a loop's bod
 from __future__ import annotations
 
 import ast
-import copy
 import linecache
 import weakref
 from collections import defaultdict
@@ -37,8 +36,11 @@ _cache: defaultdict[tuple[str, str], weakref.WeakKeyDictionary[CodeType, CodeTyp
     defaultdict(weakref.WeakKeyDictionary)
 )
 _made: weakref.WeakSet[CodeType] = weakref.WeakSet()
-# of each file: its text, and the definitions in it by their first lines
-_files: dict[str, tuple[str, dict[int, list[ast.FunctionDef | ast.Lambda]]]] = {}
+_Definition: TypeAlias = ast.FunctionDef | ast.Lambda
+# of each file: its text, its tree, and the definitions in it by their kind and first lines
+_files: dict[
+    str, tuple[str, ast.Module, dict[type[_Definition], dict[int, list[_Definition]]]]
+] = {}
 
 
 def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
@@ -131,23 +133,39 @@ def _mark(code: CodeType) -> None:
             _mark(c)
 
 
-def _definitions(file: str) -> dict[int, list[ast.FunctionDef | ast.Lambda]]:
-    """The definitions in a file as it is now, lambdas included, by their first lines."""
-    text = "".join(linecache.getlines(file))
-    if _files.get(file, (None, {}))[0] != text:
+def _text(file: str) -> str:
+    return "".join(linecache.getlines(file))
+
+
+def _definitions(file: str, kind: type[_Definition]) -> dict[int, list[_Definition]]:
+    """The definitions of a kind in a file as it is now, by their first lines."""
+    text = _text(file)
+    if _files.get(file, (None,))[0] != text:
         try:
-            nodes = ast.walk(ast.parse(text))
+            tree = ast.parse(text)
         except (SyntaxError, ValueError):
-            nodes = iter(())
-        found: dict[int, list[ast.FunctionDef | ast.Lambda]] = {}
+            tree = ast.Module([], [])
+        _files[file] = text, tree, {}
+    _, tree, by_kind = _files[file]
+    if kind not in by_kind:
+        found: dict[int, list[_Definition]] = {}
+        nodes = ast.walk(tree) if kind is ast.Lambda else _statements(tree)
         for node in nodes:
-            if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            if isinstance(node, kind):
                 found.setdefault(_first_line(node), []).append(node)
-        _files[file] = text, found
-    return _files[file][1]
+        by_kind[kind] = found
+    return by_kind[kind]
 
 
-def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements inside a node at any depth: no expression holds one."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(tree, field, ()):
+            yield inner
+            yield from _statements(inner)
+
+
+def _first_line(node: _Definition) -> int:
     """Of a definition with its decorators."""
     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
     return min([node.lineno, *(d.lineno for d in decorators)])
@@ -155,13 +173,31 @@ def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
 
 def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """The definition of a code object in its file; None of one of several lambdas in a line."""
-    found = [
-        node
-        for node in _definitions(code.co_filename).get(code.co_firstlineno, ())
-        if code.co_name == ("<lambda>" if isinstance(node, ast.Lambda) else node.name)
-    ]
-    is_lambda = code.co_name == "<lambda>"
-    return copy.deepcopy(found[0]) if found and not (is_lambda and len(found) > 1) else None
+    if code.co_name == "<lambda>":
+        found = _definitions(code.co_filename, ast.Lambda).get(code.co_firstlineno, [])
+        return _copied(found[0]) if len(found) == 1 else None
+    for node in _definitions(code.co_filename, ast.FunctionDef).get(code.co_firstlineno, ()):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            return _copied(node)
+    return None
+
+
+def _copied(node: _Node) -> _Node:
+    """As copy.deepcopy, of a tree in which no node is reached twice (but for those without fields,
+    such as ast.Load, which Python shares).
+    """
+    if not node._fields:
+        return node
+    new = type(node).__new__(type(node))
+    held = vars(new)
+    for name, value in vars(node).items():
+        if isinstance(value, ast.AST):
+            held[name] = _copied(value)
+        elif isinstance(value, list):
+            held[name] = [_copied(v) if isinstance(v, ast.AST) else v for v in value]
+        else:
+            held[name] = value
+    return new
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,11 +341,28 @@ def _without_jumps(
         elif rest and not copies:
             continue  # such a jump runs as it stands, where no traced branch is around it
         elif rest:
-            s.body, s.orelse, copies = s.body + rest, s.orelse + copy.deepcopy(rest), copies - 1
+            again = [_copied(r) for r in rest]
+            s.body, s.orelse, copies = s.body + rest, s.orelse + again, copies - 1
         s.body = _without_jumps(s.body, kind, copies)
         s.orelse = _without_jumps(s.orelse, kind, copies)
         return body[: k + 1]
     return body
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts nodes, and statements, where their names stand."""
+
+    def __init__(self, parts: dict[str, ast.AST | list[ast.stmt]]):
+        self.parts = parts
+
+    def visit_Name(self, n: ast.Name) -> ast.AST:
+        part = self.parts.get(n.id)
+        return part if isinstance(part, ast.AST) else n
+
+    def visit_Expr(self, n: ast.Expr) -> ast.AST | list[ast.stmt]:
+        if isinstance(n.value, ast.Name) and isinstance(part := self.parts.get(n.value.id), list):
+            return part
+        return self.generic_visit(n)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -370,17 +423,7 @@ class _Rewriter(ast.NodeTransformer):
         tree = ast.parse(text)
         for n in ast.walk(tree):
             ast.copy_location(n, at)
-
-        class Fill(ast.NodeTransformer):
-            def visit_Name(self, n):
-                return parts[n.id] if isinstance(parts.get(n.id), ast.AST) else n
-
-            def visit_Expr(self, n):
-                if isinstance(n.value, ast.Name) and isinstance(parts.get(n.value.id), list):
-                    return parts[n.value.id]
-                return self.generic_visit(n)
-
-        return Fill().visit(tree).body
+        return _Fill(parts).visit(tree).body
 
     def temporary(self) -> str:
         self.count += 1
@@ -503,12 +546,11 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     # ----------------------------------------------------------------------------------------------
-    def expression(self, text: str, at: ast.AST, *operands: ast.expr) -> ast.expr:
-        (statement,) = self.code(text, at)
-        assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-        call = statement.value
-        call.args += operands
-        return call
+    def expression(self, function: str, at: ast.AST, *operands: ast.expr) -> ast.expr:
+        """A call of a function of the runtime, at the place of a node."""
+        runtime = ast.copy_location(ast.Name(RUNTIME, ast.Load()), at)
+        called = ast.copy_location(ast.Attribute(runtime, function, ast.Load()), at)
+        return ast.copy_location(ast.Call(called, list(operands), []), at)
 
     def thunk(self, node: ast.expr) -> ast.expr:
         empty = ast.arguments([], [], None, [], [], None, [])
@@ -527,24 +569,18 @@ class _Rewriter(ast.NodeTransformer):
         if not self.lazy(node.values[1:]):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
-        return self.expression(
-            f"{RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:])
-        )
+        return self.expression(name, node, node.values[0], *map(self.thunk, node.values[1:]))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
-        return (
-            self.expression(f"{RUNTIME}.not_()", node, node.operand)
-            if isinstance(node.op, ast.Not)
-            else node
-        )
+        return self.expression("not_", node, node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
         if not self.lazy([node.body, node.orelse]):
             return node
         return self.expression(
-            f"{RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
+            "ifexp", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
         )
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
@@ -567,7 +603,7 @@ class _Rewriter(ast.NodeTransformer):
             )
             return ast.fix_missing_locations(
                 self.expression(
-                    f"{RUNTIME}.chain()",
+                    "chain",
                     node,
                     node.left,
                     kinds,
@@ -576,10 +612,10 @@ class _Rewriter(ast.NodeTransformer):
             )
         if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
             name = "contains" if isinstance(node.ops[0], ast.In) else "not_contains"
-            return self.expression(f"{RUNTIME}.{name}()", node, node.left, *node.comparators)
+            return self.expression(name, node, node.left, *node.comparators)
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             node.left, node.comparators[0] = (
-                self.expression(f"{RUNTIME}.used()", n, n) for n in (node.left, node.comparators[0])
+                self.expression("used", n, n) for n in (node.left, node.comparators[0])
             )
         return node
 
@@ -595,5 +631,5 @@ class _Rewriter(ast.NodeTransformer):
             "exec",
         ):
             return node
-        node.func = self.expression(f"{RUNTIME}.call()", node.func, node.func)
+        node.func = self.expression("call", node.func, node.func)
         return node

@@ -536,20 +536,21 @@ def _chains_and_bare_names(
     tree: ast.Module,
 ) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
     """The attribute chains of names, and the names that are read without an attribute too."""
+    nodes = list(ast.walk(tree))
     chains, roots = set(), set()
-    within = {n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    for node in ast.walk(tree):
-        if node in within:  # a part of a longer chain
+    within = {n.value for n in nodes if isinstance(n, ast.Attribute)}
+    for node in nodes:
+        if not isinstance(node, ast.Attribute) or node in within:  # a part of a longer chain
             continue
         chain: list[str] = []
         root: ast.AST = node
         while isinstance(root, ast.Attribute):
             chain.append(root.attr)
             root = root.value
-        if chain and isinstance(root, ast.Name):
+        if isinstance(root, ast.Name):
             chains.add((root.id, *reversed(chain)))
             roots.add(root)
-    loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n not in roots)
+    loads = (n for n in nodes if isinstance(n, ast.Name) and n not in roots)
     return frozenset(chains), frozenset(n.id for n in loads)
 
 
