@@ -164,6 +164,7 @@ STAGES = {
     "plain_recurrences": race("plain_recurrences", seconds=60),
     "recurrences": race("recurrences", seconds=250),
     "models": race("models", seconds=200),
+    "training": race("training", seconds=120),
     "errors": Stage(("-m", "benchmarks.errors"), 60, 60),
     "counters": Stage(
         (

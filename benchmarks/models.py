@@ -1,7 +1,8 @@
-"""Layers of models against torch and a copy of the bytes that have to move.
+"""Layers of models against torch, torch.compile and a copy of the bytes that have to move.
 
 `contests` yields one race an operation and shape; BENCH_ONLY=experts in the environment picks
-some. Rates are of the operations or bytes of the formula.
+some. Rates are of the operations or bytes of the formula. What torch.compile can put together is
+compiled for the sizes at hand alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from math import inf
 
-from benchmarks import harness
+from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 from benchmarks.memory_bound import first, normal_of
 from benchmarks.vector_add import copy
@@ -38,6 +39,8 @@ def race(
         Contestant(rival, lambda run=run: Runner(lambda: first(run())))
         for rival, run in rivals.items()
     ]
+    if name.partition("-")[0] in COMPILED:
+        racers += rivals_torch.compiled(lambda: first(rivals["torch"]()))
     racers.append(Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"))
     return Contest(
         name,
@@ -92,22 +95,75 @@ def packed(normal, m, n, k):
     return moved, lambda: kernels.packed_matmul(x, words, scales), rivals
 
 
-def conv(normal, images, channels, outputs, size, taps, stride):
+def _layer(normal, images, channels, outputs, *extents):
+    """x and w of a convolution, channels last, and as torch has them. extents: positions along
+    each axis, and taps along each."""
     import torch
+
+    count = len(extents) // 2
+    size, taps = extents[:count], extents[count:]
+    x, w = normal(images, *size, channels), normal(outputs, *taps, channels)
+    last = torch.channels_last if count == 2 else torch.channels_last_3d
+    theirs = x.movedim(-1, 1), w.movedim(-1, 1).contiguous(memory_format=last)
+    return x, w, theirs, [n // 2 for n in taps]
+
+
+def conv(normal, images, channels, outputs, size, taps, stride):
     import torch.nn.functional as F
 
     from tkc import kernels
 
-    x, w = normal(images, size, size, channels), normal(outputs, taps, taps, channels)
-    last = torch.channels_last
-    theirs = x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2).contiguous(memory_format=last)
-    pad = taps // 2
+    x, w, theirs, pad = _layer(normal, images, channels, outputs, size, size, taps, taps)
 
     def rival():
-        return F.conv2d(*theirs, stride=stride, padding=pad).permute(0, 2, 3, 1)
+        return F.conv2d(*theirs, stride=stride, padding=pad).movedim(1, -1)
 
     moved = 2 * (x.numel() + w.numel() + images * (size // stride) ** 2 * outputs)
-    return moved, lambda: kernels.conv(x, w, stride=stride, padding=pad), {"cuDNN": rival}
+    return moved, lambda: kernels.conv(x, w, stride=stride, padding=pad[0]), {"cuDNN": rival}
+
+
+def conv3d(normal, images, channels, outputs, *extents):
+    import torch.nn.functional as F
+
+    from tkc import kernels
+
+    x, w, theirs, pad = _layer(normal, images, channels, outputs, *extents)
+
+    def rival():
+        return F.conv3d(*theirs, padding=pad).movedim(1, -1)
+
+    moved = 2 * (x.numel() + w.numel() + x.numel() // channels * outputs)
+    return moved, lambda: kernels.conv(x, w, padding=pad[0]), {"cuDNN": rival}
+
+
+def _conv_backward(normal, images, channels, outputs, size, taps, stride, of):
+    """The gradient of x (of: 0) or of the weights (1)."""
+    import torch
+
+    from tkc import kernels
+
+    x, w, theirs, pad = _layer(normal, images, channels, outputs, size, size, taps, taps)
+    grad = normal(images, size // stride, size // stride, outputs)
+    wanted, on = [of == 0, of == 1, False], [stride] * 2
+
+    def rival():
+        given = grad.movedim(-1, 1), *theirs, None, on, pad, [1, 1], False, [0, 0], 1, wanted
+        return torch.ops.aten.convolution_backward(*given)[of].movedim(1, -1)
+
+    def ours():
+        steps = {"s1": stride, "s2": stride, "p1": pad[0], "p2": pad[0]}
+        return kernels.conv_backward(grad, x, w, **steps, of_x=of == 0, of_weight=of == 1)[of]
+
+    moved = 2 * (x.numel() + w.numel() + grad.numel())
+    return moved, ours, {"cuDNN": rival}
+
+
+def conv_dx(normal, *extents):
+    return _conv_backward(normal, *extents, 0)
+
+
+def conv_dw(normal, *extents):
+    return _conv_backward(normal, *extents, 1)
 
 
 def drawn(normal, rows, tokens):
@@ -130,23 +186,59 @@ def drawn(normal, rows, tokens):
     return 2 * logits.numel(), ours, {"torch": theirs}
 
 
-def distilled(normal, rows, classes):
+def _distilled(normal, rows, classes, kind, slope_of):
+    """A divergence of rows and its gradient; slope_of(q, p): the gradient by torch."""
     import torch
 
     from tkc import kernels
 
     q, p = (normal(rows, classes).float().log_softmax(-1) for _ in range(2))
-    ones = torch.ones(rows, device="cuda")
-
-    def theirs():
-        m = torch.logaddexp(q, p) - 0.6931471805599453
-        return q.exp() * (q - m) / 2
+    ones = torch.ones(rows, device=q.device)
 
     def ours():
-        kernels.divergence(q, p, "jsd")
-        return kernels.divergence_backward(ones, q, p, "jsd")
+        kernels.divergence(q, p, kind)
+        return kernels.divergence_backward(ones, q, p, kind)
 
-    return 20 * rows * classes, ours, {"torch": theirs}
+    return 20 * rows * classes, ours, {"torch": lambda: slope_of(q, p)}
+
+
+def distilled(normal, rows, classes):
+    import torch
+
+    def slope(q, p):
+        return q.exp() * (q - torch.logaddexp(q, p) + 0.6931471805599453) / 2
+
+    return _distilled(normal, rows, classes, "jsd", slope)
+
+
+def divergence(normal, rows, classes):
+    return _distilled(normal, rows, classes, "kl", lambda q, p: -p.exp())
+
+
+def grpo(normal, rows, positions, classes):
+    """The gradient of the logits from GRPO's loss of tokens that these drew."""
+    import torch
+
+    from tkc import kernels
+
+    logits = normal(rows * positions, classes).requires_grad_()
+    tokens = torch.randint(0, classes, (rows * positions,), device=logits.device)
+    old, reference = (-12 + normal(rows * positions).float() / 10 for _ in range(2))
+    worth = normal(rows, 1).float().expand(rows, positions).reshape(-1).contiguous()
+
+    def ours():
+        now = -kernels.cross_entropy(logits, tokens)[0]
+        return torch.autograd.grad(kernels.grpo_loss(now, old, reference, worth).sum(), logits)[0]
+
+    def theirs():
+        picked = logits.gather(-1, tokens[:, None])[:, 0].float()
+        now = picked - logits.float().logsumexp(-1)
+        ratio, apart = (now - old).exp(), reference - now
+        clipped = torch.minimum(ratio * worth, ratio.clamp(0.8, 1.2) * worth)
+        loss = 0.04 * (apart.exp() - apart - 1) - clipped
+        return torch.autograd.grad(loss.sum(), logits)[0]
+
+    return 6 * logits.numel(), ours, {"torch": theirs}
 
 
 def fused_loss(normal, rows, width, classes):
@@ -178,6 +270,25 @@ def grouped_norm(normal, images, channels, size):
         return F.silu(F.group_norm(x, 32, w, b))
 
     return 4 * x.numel(), lambda: kernels.group_norm(x, 32, w, b, silu=True), {"torch": theirs}
+
+
+def grouped_norm_backward(normal, images, channels, size):
+    import torch
+    import torch.nn.functional as F
+
+    from tkc import kernels
+
+    x, w, b = normal(images, channels, size, size), normal(channels), normal(channels)
+    grad, leaves = normal(*x.shape), [t.detach().requires_grad_() for t in (x, w, b)]
+
+    def theirs():
+        out = F.silu(F.group_norm(leaves[0], 32, *leaves[1:]))
+        return torch.autograd.grad(out, leaves, grad)[0]
+
+    def ours():
+        return kernels.group_norm_backward(grad, x, 32, w, b, silu=True)
+
+    return 6 * x.numel(), ours, {"torch": theirs}
 
 
 def low_rank(normal, m, k, n, rank):
@@ -221,15 +332,31 @@ CONVOLUTIONS = (
     (4, 512, 512, 128, 3, 1),
     (2, 256, 256, 256, 3, 1),
 )
+VOLUMES = ((1, 256, 256, 9, 128, 128, 3, 3, 3),)
+NORMED = ((16, 320, 64), (4, 512, 128), (2, 256, 256))
+COMPILED = (
+    "distilled",
+    "divergence",
+    "fused_loss",
+    "grouped_norm",
+    "grouped_norm_backward",
+    "grpo",
+)
 # two draws of other noise have nothing to compare
 DRAWN = ("drawn",)
 OPERATIONS: tuple = (
     ("experts", EXPERTS, experts),
     ("packed", PACKED, packed),
     ("conv", CONVOLUTIONS, conv),
+    ("conv_dx", CONVOLUTIONS, conv_dx),
+    ("conv_dw", CONVOLUTIONS, conv_dw),
+    ("conv3d", VOLUMES, conv3d),
     ("distilled", ((4096, 128256),), distilled),
+    ("divergence", ((4096, 128256),), divergence),
+    ("grpo", ((8, 512, 128256),), grpo),
     ("fused_loss", ((8192, 4096, 128256),), fused_loss),
-    ("grouped_norm", ((16, 320, 64), (4, 512, 128), (2, 256, 256)), grouped_norm),
+    ("grouped_norm", NORMED, grouped_norm),
+    ("grouped_norm_backward", NORMED, grouped_norm_backward),
     ("low_rank", ((8192, 4096, 14336, 16), (8192, 4096, 14336, 64)), low_rank),
     ("long_convolution", ((16, 1024, 1024), (16, 1024, 4096), (8, 768, 16384)), long_convolution),
     ("drawn", ((1, 128256), (64, 128256), (256, 128256)), drawn),

@@ -86,6 +86,22 @@ def simple_gla_backward(normal, batch, length, heads):
     )
 
 
+def retention(normal, batch, length, heads):
+    """Each head decays by a constant of its own."""
+    import torch
+
+    from tkc import kernels
+
+    q, k, v, _ = _operands(normal, batch, length, heads)
+    rates = torch.log(1 - 2.0 ** (-5 - torch.arange(heads, device=q.device)))
+    rival = _rival("fla.ops.retention.chunk_retention")
+    return (
+        8 * q.numel(),
+        lambda: kernels.linear_attention(q, k, v, None, rates),
+        rival and (lambda: rival(q, k, v)),
+    )
+
+
 def linear_attention(normal, batch, length, heads):
     from tkc import kernels
 
@@ -475,6 +491,19 @@ def rwkv7_step(normal, batch, heads, width):
     return 8 * state.numel(), lambda: kernels.rwkv7_step(*given, state), None
 
 
+def ssd_step(normal, batch, heads, columns, width):
+    from tkc import kernels
+
+    x, dt = normal(batch, heads, columns), normal(batch, heads).float()
+    rates, (b, c) = -normal(heads).float().abs(), (normal(batch, 1, width) for _ in range(2))
+    state = normal(batch, heads, width, columns).float()
+    return (
+        8 * state.numel(),
+        lambda: kernels.ssd_step(x, dt, rates, b, c, state, softplus=True),
+        None,
+    )
+
+
 def selective_scan_step(normal, batch, channels):
     from tkc import kernels
 
@@ -503,6 +532,7 @@ def conv1d(normal, batch, length, channels):
 OPERATIONS = (
     ("simple_gla", SHAPES, simple_gla),
     ("simple_gla_backward", SHAPES, simple_gla_backward),
+    ("retention", SHAPES, retention),
     ("linear_attention", SHAPES, linear_attention),
     ("linear_attention_backward", SHAPES, linear_attention_backward),
     ("based", FEATURED, based),
@@ -531,6 +561,7 @@ OPERATIONS = (
     ("gated_delta_rule_step", ((64, 32, 128),), gated_delta_rule_step),
     ("kda_step", ((64, 32, 128),), kda_step),
     ("rwkv7_step", ((64, 32, 64), (64, 32, 128)), rwkv7_step),
+    ("ssd_step", ((64, 80, 64, 128),), ssd_step),
     ("selective_scan_step", ((64, 5120),), selective_scan_step),
 )
 

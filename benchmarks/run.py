@@ -39,6 +39,7 @@ RACES = (
     "product_grouped",
     "recurrences",
     "models",
+    "training",
     "plain_programs",
     "plain_layers",
     "plain_recurrences",
