@@ -1,5 +1,6 @@
 """tkc in Triton's place: imports, tuning, what a launch gives back, and the command."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import tkc.triton as triton
 import tkc.triton.language as tl
 from tests.triton import kernels
 from tkc.errors import LaunchError, TuningError
+from tkc.tools import triton as command
+from tkc.tools import triton_itself
 from tkc.triton.errors import Unsupported
+from tkc.triton.runtime.jit import observed
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "from tkc.tools.cli import main; main()"
@@ -37,6 +41,30 @@ double[(1,)](x, N=16)
 print(x[0], sys.argv[1:], triton.__version__)
 """
 
+STAND_IN = """
+class Parameter:
+    def __init__(self, name):
+        self.name, self.is_constexpr = name, name.isupper()
+
+
+class JITFunction:
+    def __init__(self, fn):
+        self.fn, self.arg_names = fn, fn.__code__.co_varnames
+        self.params = [Parameter(n) for n in self.arg_names]
+
+    def run(self, *args, grid, warmup=False, **kwargs):
+        pass
+
+
+jit = JITFunction
+"""
+
+
+@triton.jit
+def doubled(x, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x + at, tl.load(x + at) * 2)
+
 
 def test_the_command_runs_a_script_and_names_its_kernels(tmp_path):
     script = tmp_path / "script.py"
@@ -50,6 +78,43 @@ def test_the_command_runs_a_script_and_names_its_kernels(tmp_path):
     said = done.stdout.splitlines()
     assert said[0] == "4.0 ['--fast'] 3.7.1", done.stderr
     assert said[1].startswith("double: 2 launches; one role, ") and "0 bytes spilled" in said[1]
+    # in host memory nothing is measured, on either side
+    assert re.search(r", predicted \d+\.\d us$", said[1])
+
+
+def test_a_line_has_triton_s_time_of_the_launch_with_such_arguments(monkeypatch):
+    x = np.ones(16, np.float32)
+    found = []
+    with observed(found.append):
+        doubled[(1,)](x, N=16)
+    theirs = {"doubled(x=float32[16])": 2.5e-6, "doubled(x=float32[32])": 7e-6}
+    assert "Triton" not in command.line(found[0], 1, "sm_90a", theirs)
+    on_gpu = type("OnGpu", (), {"target": "sm_90a"})
+    monkeypatch.setitem(vars(found[0]), "compiled", on_gpu)
+    monkeypatch.setattr(found[0].kernel, "prepare", lambda **given: None)
+    monkeypatch.setattr(command.timing, "measure", lambda *given: [3.25e-6])
+    said = command.line(found[0], 1, "sm_90a", theirs)
+    assert said.endswith(", measured 3.2 us, Triton 2.5 us")
+
+
+def test_times_of_triton_itself_are_by_the_same_names(tmp_path):
+    """With a stand-in for Triton in the process that runs the script with it."""
+    package = tmp_path / "triton"
+    (package / "runtime").mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    (package / "language.py").write_text("")
+    (package / "testing.py").write_text("def do_bench(run, **how):\n    run()\n    return 1.5\n")
+    (package / "runtime" / "__init__.py").write_text("")
+    (package / "runtime" / "jit.py").write_text("from triton import JITFunction\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, triton\n\n\n@triton.jit\ndef double(x, n, N):\n    pass\n\n\n"
+        "double.run(np.ones(16, np.float32), 16, grid=(1,), N=8)\n"
+        "double.run(np.ones(16, np.float32), 16, grid=(1,), N=16)\n"
+    )
+    assert triton_itself.times(str(script), []) == {"double(x=float32[16] n=16)": 1.5e-3}
+    script.write_text("raise SystemExit(3)\n")
+    assert triton_itself.times(str(script), []) == {}
 
 
 @triton.autotune(

@@ -214,13 +214,19 @@ def _emitted(compiled: Compiled, what: str, stage: str) -> str:
 @click.argument("script", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 @TARGET
-def triton_(script: str, arguments: tuple[str, ...], target: str) -> None:
+@click.option(
+    "--beside/--alone",
+    default=True,
+    help="Run it with Triton itself too, where there is that and a GPU, for its times.",
+)
+def triton_(script: str, arguments: tuple[str, ...], target: str, beside: bool) -> None:
     """Runs a script of Triton's kernels on tkc; then a line about each kernel on the target: how
-    it multiplies and copies, its registers and what is spilled.
+    it multiplies and copies, its registers, what is spilled, the time that the model predicts, and
+    on a GPU the time that it takes, beside Triton's where Triton is installed.
     """
     from tkc.tools.triton import run
 
-    for line in run(script, arguments, target):
+    for line in run(script, arguments, target, beside):
         click.echo(line)
 
 

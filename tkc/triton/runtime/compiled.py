@@ -69,6 +69,7 @@ class CompiledKernel:
 
     def __init__(self, function: Any, args: tuple, kwargs: dict[str, Any]):
         self.function, self._call = function, (args, kwargs)
+        self.grid: Any = None  # of a launch that was told to an observer
         # of `triton.compile`: the ASTSource, and the kind of device it was compiled for
         self.src: Any = None
         self.place = ""
@@ -128,6 +129,20 @@ class CompiledKernel:
     @cached_property
     def compiled(self) -> Compiled:
         return self.compiled_for()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by parameter, without compile-time values."""
+        fixed = self.function.constexpr_names
+        return {n: v for n, v in self._given.items() if n not in fixed}
+
+    def predicted(self, target: str) -> float | None:
+        """Seconds of the launch by the model. Raises CompileError where it has none."""
+        return self.kernel.predict(**self._values, grid=self.grid, target=target).seconds
+
+    def prepared(self) -> Callable[[], None]:
+        """A function that makes the launch again."""
+        return self.kernel.prepare(**self._values, grid=self.grid)
 
     @property
     def asm(self) -> Assembly:

@@ -354,12 +354,14 @@ class JITFunction(KernelInterface, Launchable):
             args = tuple(map(_described, args))
             kwargs = {n: _described(v) for n, v in kwargs.items()}
         launched = CompiledKernel(self, args, kwargs)
+        if not warmup:
+            launched.grid = extents(grid(launched.meta) if callable(grid) else grid)
         for observer in _observers:
             observer(launched)
         if warmup:
             _ = launched.compiled
         else:
-            self._on(grid(launched.meta) if callable(grid) else grid)(*args, **kwargs)
+            self._on(launched.grid)(*args, **kwargs)
         return launched
 
     def _on(self, grid: Any) -> Callable[..., None]:
