@@ -328,7 +328,7 @@ def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
     assert (
         (two < one) == parts
         and 0.85 < min(one, two) * 1e6 / us < 1.1
-        and (_is_short_of_blocks(m, n, k, MIN_PART_K) or not parts)
+        and (_is_short_of_blocks(m, n, k, MIN_PART_K, "sm_90a") or not parts)
     )
 
 
@@ -350,7 +350,7 @@ def test_k_is_left_whole_where_blocks_fill_the_device():
     """64 x 8192 x 8192 has 128 blocks of 64 x 64: in parts it took 51 us on an H200, whole 43."""
     from tkc.kernels.matmul import MIN_PART_K, _is_short_of_blocks
 
-    short = partial(_is_short_of_blocks, part=MIN_PART_K)
+    short = partial(_is_short_of_blocks, part=MIN_PART_K, target="sm_90a")
     assert not short(64, 8192, 8192) and short(64, 256, 8192)
 
 

@@ -64,7 +64,7 @@ TILES = (
 )
 MAX_REMEMBERED_SHAPES = 4096  # shapes
 TILES_RANKED = 12  # that the closed form leaves to the compiler's model
-PROGRAMS = 132  # multiprocessors of a large device
+HOST_PLACES = 132  # programs that the threads of a CPU share, about
 MIN_PART_K = 128  # k of a part, at least
 HOST_PART_K = 256  # likewise where the CPU multiplies
 # blocks of parts, where each multiprocessor has several
@@ -78,10 +78,10 @@ ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
 def _configs(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product: one for the CPU, those of which the model takes its choice on a GPU."""
     if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
-        return _by_rule(args)
+        return _by_rule(args, target)
     # where threads copy, warps may as well multiply what they have copied themselves
     copies = any(is_odd(args[name]) for name in "ab")
-    return on_wgmma(args, target) + (_by_rule(args) if copies else [])
+    return on_wgmma(args, target) + (_by_rule(args, target) if copies else [])
 
 
 def _fits_tensor_cores(args: dict) -> bool:
@@ -112,7 +112,7 @@ def on_wgmma(
     # the cache anyway, it need not displace what others have there
     once = len(args["b"].shape) == len(args["c"].shape)
     once = once and product.bytes > tkc.target(target).cache
-    back = {"serpentine": True} if _walks_back(args, 2) else {}
+    back = {"serpentine": True} if _walks_back(args, 2, target) else {}
     return [
         tkc.Config(
             **tile.options,
@@ -123,7 +123,12 @@ def on_wgmma(
     ]
 
 
-def _by_rule(args: dict) -> list[tkc.Config]:
+def _places(target: str) -> int:
+    """Programs that run at once, one on each multiprocessor."""
+    return HOST_PLACES if target == "cpu" else tkc.target(target).multiprocessors
+
+
+def _by_rule(args: dict, target: str) -> list[tkc.Config]:
     """A first one for the CPU, then blocks that any GPU takes."""
     (m, n), k, size = args["c"].shape[-2:], args["a"].shape[-1], BYTES[dtype_of(args["a"])]
     # b is read once, where few blocks have all rows, which stand side by side: it need not displace
@@ -131,7 +136,7 @@ def _by_rule(args: dict) -> list[tkc.Config]:
     once = len(args["b"].shape) == len(args["c"].shape)
     # k of a block: 128 bytes, the widest swizzle, unless there is less
     line = min(max(32, 128 // size), max(64 // size, power(k)))
-    back = {"serpentine": True} if _walks_back(args, size) else {}
+    back = {"serpentine": True} if _walks_back(args, size, target) else {}
     return [
         tkc.Config(
             BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})
@@ -159,7 +164,7 @@ def _thin(m: int, n: int) -> Iterable[tuple[int, int]]:
     return (*rows, *columns)
 
 
-def _walks_back(args: dict, size: int) -> bool:
+def _walks_back(args: dict, size: int, target: str) -> bool:
     """What is long walks there and back where there is room for waves of it, in blocks that read
     least.
     """
@@ -169,7 +174,7 @@ def _walks_back(args: dict, size: int) -> bool:
         is_matrix
         and size == 2
         and args["a"].shape[-1] >= MIN_K_WALKED_BACK
-        and m * n >= 2 * PROGRAMS * 2**15
+        and m * n >= 2 * _places(target) * 2**15
     )
 
 
@@ -238,7 +243,7 @@ def _depths(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product in parts, and k of a part."""
     on_wgmma = target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args)
     found = _depths_on_wgmma(args, target) if on_wgmma else []
-    return found or _depths_by_rule(args, target == "cpu")
+    return found or _depths_by_rule(args, target)
 
 
 def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
@@ -255,12 +260,12 @@ def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
     ]
 
 
-def _depths_by_rule(args: dict, on_cpu: bool) -> list[tkc.Config]:
+def _depths_by_rule(args: dict, target: str) -> list[tkc.Config]:
     """As many parts as make about as many programs as multiprocessors, or twice as many; of small
     blocks up to three times.
     """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
-    blocks = [config.constants for config in _by_rule(args)]
+    blocks, on_cpu = [config.constants for config in _by_rule(args, target)], target == "cpu"
     line = HOST_PART_K if on_cpu else 128 // BYTES[dtype_of(args["a"])]
     least = HOST_PART_K if on_cpu else MIN_PART_K
     small = () if on_cpu else SMALL_TILES
@@ -270,7 +275,7 @@ def _depths_by_rule(args: dict, on_cpu: bool) -> list[tkc.Config]:
     ):
         programs = tkc.cdiv(m, constants["BM"]) * tkc.cdiv(n, constants["BN"])
         counts = dict.fromkeys(
-            min(waves * PROGRAMS // programs, k // least) for waves in range(1, most + 1)
+            min(waves * _places(target) // programs, k // least) for waves in range(1, most + 1)
         )
         whole = max(line, constants["BK"])  # a part ends where a step does
         found += [
@@ -525,11 +530,11 @@ def _launch_plan(
 def _best_plan(a: Array, b: Array, activation: str | None, c: Array) -> Callable[..., None]:
     """The way to launch a product of two matrices that the cost model finds the quickest."""
     (m, n), k = c.shape, a.shape[1]
-    part = HOST_PART_K if on_host(a) else MIN_PART_K
-    small = _floats(a) and _is_short_of_blocks(m, n, k, part)
+    part, target = HOST_PART_K if on_host(a) else MIN_PART_K, tkc.target_of(a)
+    small = _floats(a) and _is_short_of_blocks(m, n, k, part, target)
     if not any(odd_factors(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):
         return _whole(activation)
-    if tkc.target_of(a) == "cpu":
+    if target == "cpu":
         return _parted([_text(a), _text(b)], m, n, k, activation, "cpu")[0]
     plans = _plans(a, b, activation, c, small)
     if narrow(c):
@@ -612,7 +617,7 @@ def _parted(
     grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
     rows, columns = (
         max(1, 64 // held),
-        (min(256, max(64, ADDED_ELEMENTS // held)) if m * n >= 256 * PROGRAMS else 64),
+        (min(256, max(64, ADDED_ELEMENTS // held)) if m * n >= 256 * _places(target) else 64),
     )
     sums = tkc.cdiv(m, rows), tkc.cdiv(n, columns)
 
@@ -636,12 +641,12 @@ def _later_launch(target: str, size: int, doing: str) -> float:
     return float(device.costs.later_launch_seconds + size / reached)
 
 
-def _is_short_of_blocks(m: int, n: int, k: int, part: int) -> bool:
+def _is_short_of_blocks(m: int, n: int, k: int, part: int, target: str) -> bool:
     """Whether blocks of C may be too few to give every multiprocessor a program, and k is long
     enough to be cut in several parts of so much.
     """
     side = 64 if m <= 64 else 128
-    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * part
+    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= _places(target) // 2 and k >= 8 * part
 
 
 def _text(x: Array, columns: bool | None = None) -> str:
@@ -662,11 +667,12 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
     """How a row times a matrix is launched; None where that is an ordinary product: rows of the
     matrix that the hardware's own engine copies are best multiplied as they come.
     """
+    places = _places(tkc.target_of(b))
     columns = strides_of(b)[1] == 1 and n > 1  # neighbours in memory: columns, or k
     if columns and n >= 64 and not on_host(b) and not unaligned(b):
         return None
-    if not columns and not on_host(b) and (n >= 4 * PROGRAMS or k <= MAX_CLUSTER_ROW):
-        bn, bk = (4, 2048) if k > MAX_BLOCK_ROW and n >= 4 * PROGRAMS else (1, power(k))
+    if not columns and not on_host(b) and (n >= 4 * places or k <= MAX_CLUSTER_ROW):
+        bn, bk = (4, 2048) if k > MAX_BLOCK_ROW and n >= 4 * places else (1, power(k))
         grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
         warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}
         return lambda a, b, bias, c: _rows[grid](
@@ -675,7 +681,7 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
     bn = 64 if columns else min(16, power(n))
     bk = 4096 // bn
     steps, strips = tkc.cdiv(k, bk), tkc.cdiv(n, bn)
-    each = power(tkc.cdiv(steps * strips, 4 * PROGRAMS))  # steps of a program
+    each = power(tkc.cdiv(steps * strips, 4 * places))  # steps of a program
     count = tkc.cdiv(steps, each)
 
     def run(a, b, bias, c):
