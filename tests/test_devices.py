@@ -41,7 +41,7 @@ def test_every_file_is_whole(name):
     assert device.rates.memory < device.chip.bandwidth and device.rates.cache < device.chip.l2
     assert device.drivers
     said = dict(device.sources)
-    for section in ("chip", "rates", "engines", "costs"):
+    for section in ("chip", "rates", "engines", "costs", "assembler"):
         for field in vars(getattr(device, section)):
             assert len(said[f"{section}.{field}"]) > 10
 

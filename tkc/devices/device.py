@@ -184,6 +184,23 @@ class Costs:
 
 
 @dataclass(frozen=True)
+class Assembler:
+    """Registers of a thread that the assembler makes do with: where code has more of its values
+    live, it spills, or leaves the order that code has.
+    """
+
+    # accumulators of a warp that has rows of its own of every dot: nothing passes between warps
+    row_accumulators: int
+    # … all its tiles that are live at once, and what is no tile in a loop of dots
+    row_live: int
+    straight_live: int  # tiles of dots outside of loops that are live at once
+    beside_scores: int  # accumulators beside which relaxed maxima have room for scores
+    # at least, beside accumulators, for rows of results on their way out of shared memory
+    stored_by_rows: int
+    paired_order: int  # tiles that are live in a new order of dots, where two blocks are resident
+
+
+@dataclass(frozen=True)
 class Device:
     """A device. name: of its file; title: the vendor's; drivers: names under which drivers know it;
     architecture: the target that is compiled for it; sources: where each number is from, by
@@ -198,6 +215,7 @@ class Device:
     rates: Rates
     engines: Engines
     costs: Costs
+    assembler: Assembler
     sources: tuple[tuple[str, str], ...] = ()
 
     def clock(self, clocks: float, copied: float) -> float:

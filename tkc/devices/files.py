@@ -11,15 +11,21 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
-from tkc.devices.device import Chip, Costs, Device, Engines, Rates
+from tkc.devices.device import Assembler, Chip, Costs, Device, Engines, Rates
 from tkc.errors import DeviceError
 
 FORMAT = "tkc-device-1"
 FOLDER = Path(__file__).parent
-SECTIONS: dict[str, type] = {"chip": Chip, "rates": Rates, "engines": Engines, "costs": Costs}
+SECTIONS: dict[str, type] = {
+    "chip": Chip,
+    "rates": Rates,
+    "engines": Engines,
+    "costs": Costs,
+    "assembler": Assembler,
+}
 KEYS = {"format", "title", "drivers", "architecture", "like", "sources", *SECTIONS}
 # what `like` may leave to another file
-INHERITED = {"engines", "costs"}
+INHERITED = {"engines", "costs", "assembler"}
 
 
 @dataclass(frozen=True)

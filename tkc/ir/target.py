@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, gcd
 
-from tkc.devices import Costs, Device, Engines, resolved
+from tkc.devices import Assembler, Costs, Device, Engines, resolved
 from tkc.errors import DeviceError
 
 RESERVED_BYTES_OF_BLOCK = 1024  # of shared memory, by the hardware
@@ -67,6 +67,10 @@ class Target:
     @property
     def costs(self) -> Costs:
         return self.device.costs
+
+    @property
+    def assembler(self) -> Assembler:
+        return self.device.assembler
 
     @property
     def multiprocessors(self) -> int:

@@ -15,9 +15,9 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
                 multiply-adds
   warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
-                MAX_STAGED_REGISTERS), or within MAX_ROW_ACCUMULATOR_REGISTERS where warps have
+                MAX_STAGED_REGISTERS), or more (`assembler.row_accumulators`) where warps have
                 rows of their own, two blocks share a multiprocessor, and what lives at once is
-                within MAX_ROW_LIVE_REGISTERS: each warp reads all of the right factors, so that
+                within `assembler.row_live`: each warp reads all of the right factors, so that
                 half as many read half as much shared memory; programs without dots:
                 planning/streaming.py
   split         the warps' shares of M and N that read least shared memory; all along M where rows
@@ -90,18 +90,12 @@ Say = Callable[[str], None]
 # registers of a thread
 MAX_REGISTERS_PER_THREAD = 255
 MAX_ACCUMULATOR_REGISTERS = 128
-# likewise of a warp that has rows of its own of every dot: nothing passes between warps
-MAX_ROW_ACCUMULATOR_REGISTERS = 176
-# all its tiles that are live at once, and what is no tile in a loop of dots
-MAX_ROW_LIVE_REGISTERS = 198
 # accumulators and left operands that a loop does not change, or that it carries when rotated
 MAX_OPERAND_AND_ACCUMULATOR_REGISTERS = 144
 # likewise with all operands, where some are computed
 MAX_COMPUTED_REGISTERS = 256
 # accumulators, and loads on their way to shared memory
 MAX_STAGED_REGISTERS = 160
-# accumulators beside which relaxed maxima have room for scores
-MAX_REGISTERS_TO_RELAX = 64
 MIN_REGISTERS_BESIDE_ACCUMULATORS = 32
 MIN_WARPS = 4  # of a program with dots: one for each scheduler of a multiprocessor
 # Elements of a tile for each of which a thread has instructions of its own: of many more the
@@ -572,7 +566,7 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
         if special:
             return special
         say(f"one role with mma.sync: {reason}")
-    crowded = options.relax is None and made.relax and each > MAX_REGISTERS_TO_RELAX
+    crowded = options.relax is None and made.relax and each > context.target.assembler.beside_scores
     if crowded and program.maxima:
         say(
             f"running maxima stay exact: beside {each} registers of accumulators there is no room"
@@ -765,9 +759,10 @@ def _most_accumulators(
     stage, others = _shared(program, loads)
     if 2 * stage > _beside_another(others, context):
         return MAX_ACCUMULATOR_REGISTERS
-    if _live_in_loops(program, loads) // (32 * warps) + _scalars(program) > MAX_ROW_LIVE_REGISTERS:
+    assembler = context.target.assembler
+    if _live_in_loops(program, loads) // (32 * warps) + _scalars(program) > assembler.row_live:
         return MAX_ACCUMULATOR_REGISTERS
-    return MAX_ROW_ACCUMULATOR_REGISTERS
+    return assembler.row_accumulators
 
 
 def _live_in_loops(program: Program, loads: tuple[LoadPlan, ...]) -> int:

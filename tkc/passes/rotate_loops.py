@@ -59,8 +59,6 @@ from tkc.passes.programs.co_resident import BEGUN
 
 # of a consumer's thread, for what its loop carries and makes of dots: more leave none for addresses
 MAX_HELD_REGISTERS = 216
-# live at once in a consumer's thread, for an order that keeps more alive than the program's own
-MAX_PAIRED_ORDER_REGISTERS = 160
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -144,7 +142,7 @@ def _order_loop(
     most = MAX_LIVE_REGISTERS[warpgroups * plan.programs]
     if plan.blocks == 2:
         # of two blocks, one has its dots while the other waits: no order is worth a spill
-        most = MAX_PAIRED_ORDER_REGISTERS
+        most = context.target.assembler.paired_order
     if then_live > max(live, most) and not fits:
         _stand(as_it_was)
         return

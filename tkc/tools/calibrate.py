@@ -154,7 +154,15 @@ def described(gpu: Observed, memory: int, found: Measurements, day: str) -> tupl
         source_of["chip.power"] = "nvidia-smi"
     name = "".join(c if c.isalnum() else "_" for c in gpu.name.lower()).strip("_")
     device = Device(
-        name, gpu.name, (gpu.name,), gpu.architecture, chip, rates, near.engines, near.costs
+        name,
+        gpu.name,
+        (gpu.name,),
+        gpu.architecture,
+        chip,
+        rates,
+        near.engines,
+        near.costs,
+        near.assembler,
     )
     return name, written(device, sources, source_of, near.name)
 

@@ -31,7 +31,6 @@ from tkc.passes.planning.roles.registers import (
     LARGE_ACCUMULATOR_REGISTERS,
     LARGE_ROLE_REGISTERS,
     MAX_OPERAND_REGISTERS,
-    MAX_STRAIGHT_REGISTERS,
     PAIRED_ROLE_REGISTERS,
     RELAYOUT_ROLE_REGISTERS,
     RELAYOUT_SMALL_REGISTERS,
@@ -252,7 +251,7 @@ def _live_instead(
     """
     if request.lone_loop is None:
         live = live_registers(request.kernel, request.dots, sharing.groups, request.options)
-        if not request.loops and live <= MAX_STRAIGHT_REGISTERS:
+        if not request.loops and live <= request.context.target.assembler.straight_live:
             return live
         return max(registers, live)
     if len(request.dots) == 1 or request.options.rotate is True:

@@ -45,8 +45,6 @@ BARRIER_BYTES = 1024, 1280
 SUBTILE_COLUMNS = 64, 32, 16, 8
 
 Rings = list[list[tile.Load]]
-# of a consumer's thread beside accumulators, for rows of results on their way out of shared memory
-MIN_REGISTERS_TO_STORE_BY_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,8 @@ class _Division:
         if self.options.epilogue == "shared":
             found = [store for store in found if is_stored_by_threads(store)]
         each = self.execution.role_registers(self.sharing, 1)[1]
-        if each - self.execution.registers < MIN_REGISTERS_TO_STORE_BY_ROWS:
+        left = each - self.execution.registers
+        if left < request.context.target.assembler.stored_by_rows:
             found = [store for store in found if is_stored_by_map(store.op)]
         return (found if request.by_rows and len(swapped) == 1 else []), []
 

@@ -22,9 +22,6 @@ PAIRED_ROLE_REGISTERS, PAIRED_LIVE_REGISTERS = (24, 232), 216
 SCORE_REGISTER_SLACK = 12
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
-# of a consumer's thread, for the tiles of dots outside loops that are live at once: of more, the
-# assembler does not keep to the order in which they are computed, and spills
-MAX_STRAIGHT_REGISTERS = 176
 # of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
 # relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
 RELAYOUT_ROLE_REGISTERS = {
