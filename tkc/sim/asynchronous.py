@@ -518,6 +518,9 @@ def read(m: Instance, op: shared.Read) -> Steps:
         yield None
         m.buffer_access(agent, buffer, agent.access(op), op, held)
 
+    if not m.launch.options.hazards:
+        # a barrier may be missing here, while the leader reads what its other warps write
+        yield Wait(lambda: m.idle, lambda: "its other warps", op)
     yield from m.both(op, action)
     values = buffer.memory.load(buffer.base, buffer.layout, dtype_of(buffer.type))
     return values.reshape(op.result.type.extents)
