@@ -216,13 +216,15 @@ def blank(*shape: int, integer: bool = False) -> Any:
 
 # ---- without a GPU
 def compile_share(cases: list[Any], count: int) -> None:
-    """The kernels of all choices, into the disk cache."""
+    """The kernels of all choices, assembled, into the disk cache."""
+    from tkc.runtime.launch import cubin
+
     for name, launch in (pair for case in cases for pair in choices(case, blank, count).items()):
         try:
             values, options = launch.kernel.bound(*launch.args, **launch.kwargs)
             infos = launch.kernel._describe(values)
             made = launch.kernel._specialize(infos, tuple(options.items()))
-            launch.kernel._get(made, TARGET).resources  # noqa: B018  # assembles
+            cubin(launch.kernel._get(made, TARGET))
         except tkc.Error as error:
             print(f"{name}: {str(error).splitlines()[0]}", flush=True)
 

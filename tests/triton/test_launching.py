@@ -2,6 +2,9 @@
 one of another form.
 """
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -58,6 +61,20 @@ def test_a_launch_like_an_earlier_one_takes_the_short_way(formed):
         assert (o == x + np.float32(shift // 2)).all()
     assert len(formed) == 3
     assert done.options == {} and "tile.load_pointers" in done.asm["ttir"]
+
+
+def test_launches_alike_give_back_one_kernel_that_keeps_no_array():
+    x = np.arange(64, dtype=np.float32)
+    given = rescaled[(1,)](x, o := np.zeros_like(x), N=64)
+    again = rescaled[(1,)](x, o, N=64)
+    assert again is rescaled[(1,)](x, o, N=64) and "tile.load_pointers" in again.asm["ttir"]
+    assert again.name == given.name == "rescaled" and again.form == given.form
+    short = rescaled[(1,)](x, o, N=32)
+    assert short.form != again.form and rescaled.run(x, o, N=32, grid=(1,)).form == short.form
+    kept = weakref.ref(o)
+    del o
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_sign_makes_another_form():

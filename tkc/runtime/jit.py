@@ -106,7 +106,7 @@ class Launchable:
         self._bind = binder(fn.__name__, parameters, options)
         self._launchers: dict[Any, Launcher] = {}
         # grid -> the launcher, or the function of its launch cache that was made last
-        self._quickest: dict[Any, Callable[..., None]] = {}
+        self._quickest: dict[Any, Callable[..., Any]] = {}
 
     @property
     def kernel(self) -> Remembered:
@@ -133,6 +133,12 @@ class Launchable:
         """
         raise NotImplementedError
 
+    def given_back(self, args: Sequence, kwargs: dict[str, Any]) -> Any:
+        """What launches like this one give back, each the same object; it keeps no memory of
+        arrays.
+        """
+        return None
+
     def extents(self, grid: Any, values: Sequence) -> tuple[int, int, int]:
         """A grid as three numbers; values: by parameter, for a grid that is a function of them."""
         if callable(grid):
@@ -145,7 +151,7 @@ class Launchable:
         self._quickest.clear()
         self.kernel.forget_caches()
 
-    def _launcher(self, extents: Any, grid: Any) -> Callable[..., None]:
+    def _launcher(self, extents: Any, grid: Any) -> Callable[..., Any]:
         """What calls on a grid go to. grid: as the caller names it."""
         if len(self._launchers) >= MAX_LAUNCHERS:
             self.forget_launches()
@@ -532,9 +538,9 @@ class Launcher:
         self.owner, self.grid = owner, grid
         self.caches: dict[tuple, KernelCache | None] = {}  # by the kind of a call
         self.places: set = set()  # what the owner calls this grid
-        self.quickest: Callable[..., None] = self
+        self.quickest: Callable[..., Any] = self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError,
         CompileError, DeviceError, TuningError.
         """
@@ -544,29 +550,30 @@ class Launcher:
         cache = self.caches.get(kind(args, kwargs))
         try:
             if cache is not None and cache.is_current():
-                cache.call(*args, **kwargs)
-            else:
-                self.miss(args, kwargs)
+                return cache.call(*args, **kwargs)
+            return self.miss(args, kwargs)
         except Error as error:
             hide_own_frames(error)
             raise
 
-    def miss(self, args: Sequence, kwargs: dict[str, Any]) -> None:
-        """Launches in Python and stores the launch. (The key is written before and after: another
-        thread may change an array meanwhile.)
+    def miss(self, args: Sequence, kwargs: dict[str, Any]) -> Any:
+        """Launches in Python and stores the launch; gives what `given_back` says. (The key is
+        written before and after: another thread may change an array meanwhile.)
         """
         self.owner.kernel.forget_if_rebound()
         self.owner.bound(*args, **kwargs)
         cache = self._cache(args, kwargs)
         written = cache.key(*args, **kwargs) if cache is not None else None
         launch = self.owner.made(args, kwargs, self.grid)
+        given_back = self.owner.given_back(args, kwargs)
         launch()
         if cache is None or written is None or not getattr(launch, "reusable", False):
-            return
+            return given_back
         # where the kernel was compiled, more is watched than before, but nothing changed meanwhile
         again = self._cache(args, kwargs) if cache.unchanged() else None
         if again is not None and again.key(*args, **kwargs) == written:
-            again.store(written, launch, args, kwargs)
+            again.store(written, launch, args, kwargs, given_back)
+        return given_back
 
     def _cache(self, args: Sequence, kwargs: dict[str, Any]) -> KernelCache | None:
         """The cache of calls like this one, where there can be one. From now on `kernel[grid]` is

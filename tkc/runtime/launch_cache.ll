@@ -499,18 +499,27 @@ python:                                           ; a launch that is no call of 
   %launch_ = call ptr @PyTuple_GetItem(ptr %same, i64 1)
   call void @Py_IncRef(ptr %same)
   %answer = call ptr @PyObject_CallNoArgs(ptr %launch_)
+  %raised = icmp eq ptr %answer, null
+  br i1 %raised, label %no_answer, label %answered
+no_answer:
   call void @Py_DecRef(ptr %same)
-  ret ptr %answer
+  ret ptr null
+answered:
+  call void @Py_DecRef(ptr %answer)
+  %told = call ptr @pointer(ptr %record, i64 5)
+  call void @Py_IncRef(ptr %told)
+  call void @Py_DecRef(ptr %same)
+  ret ptr %told
 in_driver:
   %packed = call ptr @pointer(ptr %record, i64 4)
   br label %fresh
 copy:
-  %kept = call ptr @pointer(ptr %movable, i64 5)
-  %bytes = call i64 @field(ptr %movable, i64 6)
-  %count = call i64 @field(ptr %movable, i64 7)
-  %places = call ptr @pointer(ptr %movable, i64 8)
-  %moves = call ptr @pointer(ptr %movable, i64 9)
-  %steps = call ptr @pointer(ptr %movable, i64 10)
+  %kept = call ptr @pointer(ptr %movable, i64 6)
+  %bytes = call i64 @field(ptr %movable, i64 7)
+  %count = call i64 @field(ptr %movable, i64 8)
+  %places = call ptr @pointer(ptr %movable, i64 9)
+  %moves = call ptr @pointer(ptr %movable, i64 10)
+  %steps = call ptr @pointer(ptr %movable, i64 11)
   call void @llvm.memcpy.p0.p0.i64(ptr %block, ptr %kept, i64 %bytes, i1 0)
   br label %parameter
 parameter:
@@ -560,17 +569,20 @@ go:
   %driver = call ptr @pointer(ptr %chosen, i64 1)
   %config = call ptr @pointer(ptr %chosen, i64 2)
   %function = call ptr @pointer(ptr %chosen, i64 3)
+  %given_back = call ptr @pointer(ptr %chosen, i64 5)
+  call void @Py_IncRef(ptr %given_back)
   call void @Py_IncRef(ptr %entry_)
   %thread = call ptr @PyEval_SaveThread()
   %error = call i32 %driver(ptr %config, ptr %function, ptr %parameters, ptr null)
   call void @PyEval_RestoreThread(ptr %thread)
   call void @Py_DecRef(ptr %entry_)
   %launched = icmp eq i32 %error, 0
-  br i1 %launched, label %done, label %slow
+  br i1 %launched, label %done, label %failed
 done:
-  %none = call ptr @pointer(ptr %cache, i64 {none})
-  call void @Py_IncRef(ptr %none)
-  ret ptr %none
+  ret ptr %given_back
+failed:
+  call void @Py_DecRef(ptr %given_back)
+  br label %slow
 slow:
   %on_miss = call ptr @pointer(ptr %cache, i64 {on_miss})
   %result = call ptr @PyObject_Vectorcall(ptr %on_miss, ptr %args, i64 %given, ptr %call)

@@ -15,7 +15,8 @@ launches.
              of the tensors  which share bytes
              of the call     the stream
     values   behind the key: the tensors' addresses and the numbers that are parameters
-    entry    (record, what it keeps alive …). The record holds cuLaunchKernelEx, its arguments and
+    entry    (record, what it keeps alive …). The record holds cuLaunchKernelEx, its arguments, what
+             the call gives back (None, or what the owner of the kernel says of such launches) and
              the kernel's parameters; these are copied and patched with the values. Where tensor
              maps hold addresses, and for what is no single call of the driver (a kernel on the CPU,
              one with checks), the entry is ({values: entry},)
@@ -530,7 +531,7 @@ class LaunchCache:
         self.kinds, self.watched = kinds, watched
         self.values = sum(k in GIVEN for _, k in kinds)
         self.entries: dict[Any, Any] = Entries() if methods else {}
-        self.call: Callable[..., None]
+        self.call: Callable[..., Any]
         self.key: Callable[..., Any]
         self.find: Callable[..., Any]
         if methods:
@@ -574,23 +575,24 @@ class LaunchCache:
         words = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS))
         return words, tables, self.entries, on_miss, self.kinds, names, self.watched
 
-    def _call(self, *args: Any, **kwargs: Any) -> None:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`call` without machine code."""
         try:
-            launch = self.entries.get(self.key(*args, **kwargs))
+            found = self.entries.get(self.key(*args, **kwargs))
         except TypeError:
-            launch = None  # a constexpr that is not hashable
+            found = None  # a constexpr that is not hashable
         try:
-            if launch is None:
-                self.on_miss(*args, **kwargs)
-            else:
-                launch()
+            if found is None:
+                return self.on_miss(*args, **kwargs)
+            launch, given_back = found
+            launch()
+            return given_back
         except Error as error:
             hide_own_frames(error)
             raise
 
-    def on_miss(self, *args: Any, **kwargs: Any) -> None:
-        """Called by `call` where there is no entry."""
+    def on_miss(self, *args: Any, **kwargs: Any) -> Any:
+        """Called by `call` where there is no entry, in its place."""
         raise NotImplementedError
 
     def unchanged(self) -> bool:
@@ -607,16 +609,17 @@ class LaunchCache:
         launch: Callable[[], None],
         same: Sequence = (),
         moves: Sequence[tuple[int, int]] | None = None,
+        given_back: Any = None,
     ) -> None:
         """Stores what was just launched under its key. same: objects whose addresses are in the
         key; moves: of each parameter, which value it is and how, and what is added (None: they stay
-        as they are).
+        as they are); given_back: what `call` gives back for such a launch.
         """
         if len(self.entries) >= MAX_ENTRIES:
             self.entries.clear()
         if not isinstance(written, bytes):
             with suppress(TypeError):  # a constexpr that is not hashable
-                self.entries[written] = launch
+                self.entries[written] = launch, given_back
             return
         split = len(written) - 8 * self.values
         words, values = written[:split], written[split:]
@@ -624,16 +627,18 @@ class LaunchCache:
             return  # no longer valid
         if type(launch) is Launch and (kept := _record_of(launch, words)):
             record, call, packed = kept
+            record = *record, id(given_back)
             if moves is not None and _fits_in_place(packed, moves):
                 columns = packed.places, [how for how, _ in moves], [step for _, step in moves]
                 tables = [struct.pack(f"<{len(t)}Q", *t) for t in columns]
                 patched = packed.base, packed.size, len(moves), *map(_content, tables)
-                data = struct.pack("<11Q", *record, *patched)
-                self.entries[words] = data, tables, call, packed, launch, same
+                data = struct.pack("<12Q", *record, *patched)
+                self.entries[words] = data, tables, call, packed, launch, same, given_back
                 return
-            entry: tuple = struct.pack("<5Q", *record), call, packed, launch, same
+            entry: tuple = struct.pack("<6Q", *record), call, packed, launch, same, given_back
         else:
-            entry = struct.pack("<Q", IN_PYTHON), launch, same
+            record = IN_PYTHON, 0, 0, 0, 0, id(given_back)
+            entry = struct.pack("<6Q", *record), launch, same, given_back
         found = self.entries.get(words, ())
         if len(found) != 1:
             found = self.entries[words] = ({},)
@@ -678,19 +683,23 @@ class KernelCache(LaunchCache):
         self.names = (*kernel.names[:positional], *names)
 
     @hides_own_frames
-    def on_miss(self, *args: Any, **kwargs: Any) -> None:
+    def on_miss(self, *args: Any, **kwargs: Any) -> Any:
         other = self.launcher.caches.get(kind(args, kwargs))
         if other is not None and other is not self and other.is_current():
-            other.call(*args, **kwargs)
-        else:
-            self.launcher.miss(args, kwargs)
+            return other.call(*args, **kwargs)
+        return self.launcher.miss(args, kwargs)
 
     def is_current(self) -> bool:
         """Whether launches may be found here: all is watched that must be, and unchanged."""
         return self.epoch is self.launcher.owner.kernel.epoch and self.unchanged()
 
     def store(
-        self, written: Any, launch: Callable[[], None], args: Sequence, kwargs: dict[str, Any]
+        self,
+        written: Any,
+        launch: Callable[[], None],
+        args: Sequence,
+        kwargs: dict[str, Any],
+        given_back: Any,
     ) -> None:
         """Stores a launch that was just made of these arguments under the key written of them."""
         given = (*args, *kwargs.values())
@@ -699,7 +708,7 @@ class KernelCache(LaunchCache):
         if type(launch) is Launch:
             values = [n for n, (_, k) in zip(self.names, self.kinds, strict=True) if k in GIVEN]
             moves = _moves(launch, {n: (i, 0) for i, n in enumerate(values)})
-        self.remember(written, launch, same, moves)
+        self.remember(written, launch, same, moves, given_back)
 
 
 def _moves(launch: Launch, values: dict[str, tuple[int, int]]) -> list[tuple[int, int]] | None:

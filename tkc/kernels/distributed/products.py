@@ -5,9 +5,10 @@
     matmul_all_reduce       y = Σ a w
 
 Own rows are multiplied while those of others arrive; of those whose results others sum, own rows
-are last. Each rank's rows are one product, as `kernels.matmul` plans it, launched beside the one
-before it, whose last blocks leave multiprocessors free. Results of ranks are added in the order of
-ranks: the same bits in every call.
+are last. Each rank's rows are one product, as `kernels.matmul` plans it. Of gathered rows one is
+behind the other: one whose rows come in the midst of another's blocks would take multiprocessors
+out of step. Those that are summed are beside one another, where the last blocks of one leave
+multiprocessors free. Results of ranks are added in the order of ranks: the same bits in every call.
 """
 
 from __future__ import annotations
@@ -50,12 +51,10 @@ def all_gather_matmul(a: Any, w: Any, group: Group) -> Any:
         memory = exchange.begun(group, "all_gather_matmul", m * k, a.dtype)
         for _, to, _ in exchange.others(group):
             exchange.give((a,), to, memory, group)
-    with group.beside(exchange.queue(0)):
-        matmul(a, w, out=y[me])
-    for step, _, source in exchange.others(group):
-        with group.beside(exchange.queue(step)):
-            rows = exchange.receive(source, memory, group).reshape(m, k) if m * k else a
-            matmul(rows, w, out=y[source])
+    matmul(a, w, out=y[me])
+    for _, _, source in exchange.others(group):
+        rows = exchange.receive(source, memory, group).reshape(m, k) if m * k else a
+        matmul(rows, w, out=y[source])
     group.join()
     group.end()
     return y.reshape(group.world * m, n)

@@ -8,7 +8,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from types import FunctionType, SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.language import operations
 from tkc.language.tracer import tracer, tracing
+from tkc.runtime.arrays import describe, is_array
 from tkc.runtime.handed import handing
 from tkc.runtime.jit import JitFunction, Launchable, normalized, variables, watches
 from tkc.runtime.kernel import Watch
@@ -336,15 +337,26 @@ class JITFunction(KernelInterface, Launchable):
         copy.__traced_by__ = run  # type: ignore[attr-defined]  # what tkc's tracer reads
         return JitFunction(copy)
 
+    def given_back(self, args: Sequence, kwargs: dict[str, Any]) -> CompiledKernel:
+        values = [_without_memory(v) for v in (*args, *kwargs.values())]
+        names = dict(zip(kwargs, values[len(args) :], strict=True))
+        return CompiledKernel(self, tuple(values[: len(args)]), names)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """What launches on a grid. Hooks and observers that come later are not told of its
+        launches.
+        """
+        if callable(grid) or _observers or self.pre_run_hooks:
+            return partial(self.run, grid=grid)
+        return self._on(grid)
+
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> CompiledKernel:
         """Launches on a grid, or only compiles."""
         if warmup or _observers or self.pre_run_hooks:
             return self._told(args, kwargs, grid, warmup)
-        launched = CompiledKernel(self, args, kwargs)
         if callable(grid):
-            grid = grid(launched.meta)
-        self._on(grid)(*args, **kwargs)
-        return launched
+            grid = grid(CompiledKernel(self, args, kwargs).meta)
+        return self._on(grid)(*args, **kwargs)
 
     def _told(self, args: tuple, kwargs: dict[str, Any], grid: Any, warmup: bool) -> CompiledKernel:
         """`run`, with what is called before; or for a compilation, which takes stand-ins."""
@@ -364,10 +376,10 @@ class JITFunction(KernelInterface, Launchable):
             self._on(launched.grid)(*args, **kwargs)
         return launched
 
-    def _on(self, grid: Any) -> Callable[..., None]:
+    def _on(self, grid: Any) -> Callable[..., CompiledKernel]:
         """What calls on a grid of numbers go to."""
         if handing():
-            return lambda *args, **kwargs: self.made(args, kwargs, extents(grid))()
+            return partial(self._handed, grid)
         try:
             found = self._quickest.get(grid)
         except TypeError:  # a list
@@ -376,6 +388,11 @@ class JITFunction(KernelInterface, Launchable):
             return found
         numbers = extents(grid)
         return self._launcher(normalized(numbers, self.__name__), numbers)
+
+    def _handed(self, grid: Any, /, *args: Any, **kwargs: Any) -> CompiledKernel:
+        """A launch that another function makes."""
+        self.made(args, kwargs, extents(grid))()
+        return CompiledKernel(self, args, kwargs)
 
     @property
     def constexpr_names(self) -> set[str]:
@@ -430,6 +447,11 @@ def _type_name(value: Any) -> str:
 
 def _debugging() -> bool:
     return os.environ.get("TRITON_DEBUG", "0") not in ("", "0")
+
+
+def _without_memory(value: Any) -> Any:
+    """The description of an array in its place."""
+    return replace(describe(value), owner=None) if is_array(value) else value
 
 
 def _described(value: Any) -> Any:
