@@ -409,7 +409,7 @@ def weights(q, k, o, scale, D: tkc.constexpr):
 
 
 def test_one_dot_whose_left_factor_is_loaded_before_the_loop():
-    """It has no copy that a cluster could share."""
+    """The blocks of a cluster share the copies of the loop, not those before it."""
 
     def array(dtype, rank):
         return ArrayArgument(
@@ -423,7 +423,7 @@ def test_one_dot_whose_left_factor_is_loaded_before_the_loop():
         weights, array(tkc.bfloat16, 2), array(tkc.bfloat16, 2), array(tkc.float32, 1), f32(), D=64
     )
     modules, given = stages.compiled(module)
-    assert given.plan.roles == "cooperative" and given.plan.cluster == (1, 1)
+    assert given.plan.roles == "cooperative" and given.plan.cluster == (2, 1)
     rng = np.random.default_rng(0)
     q, k, o = (
         rng.standard_normal((160, 64)).astype(ml_dtypes.bfloat16),

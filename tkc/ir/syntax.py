@@ -26,17 +26,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i32, i64
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, Region, SSAValue
+from xdsl.ir.core import SSAValues
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     InferenceContext,
     IRDLOperation,
     OpDef,
     OperandDef,
+    OptOperandDef,
     RegionDef,
     ResultDef,
+    VarOperandDef,
     operand_def,
     result_def,
     traits_def,
@@ -49,6 +53,7 @@ from xdsl.utils.exceptions import VerifyException
 from tkc.ir.types import Concrete, bits, is_float
 
 SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
+VALUES, LISTS = (OpResult, BlockArgument), (list, tuple, SSAValues)
 
 
 _DICTIONARY = re.compile(r"\s*\{\s*(?:[A-Za-z_]\w*\s*[=,}]|\"[^\"\n]*\"\s*=|\}\s*[{:\n])")
@@ -101,24 +106,49 @@ def _fixed_results(operation: type[IRDLOperation]) -> list[Attribute] | None:
     return [found for t in types for found in t.infer(InferenceContext(), length=1)]
 
 
+class _Signature(NamedTuple):
+    """The operands of an operation without regions, whose results are one value each."""
+
+    operands: tuple[type, ...]  # how each name is defined
+    results: int
+    sizes: bool  # a property says how many values each name has
+
+
 @cache
-def _counts(operation: type[IRDLOperation]) -> tuple[int, int] | None:
-    """How many operands and results an operation has, where each is one value and there is nothing
-    else.
-    """
+def _signature(operation: type[IRDLOperation]) -> _Signature | None:
+    """None of an operation of another kind."""
     definition = operation.get_irdl_definition()
-    fixed = all(type(d) is OperandDef for _, d in definition.operands) and all(
-        type(d) is ResultDef for _, d in definition.results
-    )
-    if not fixed or definition.options or definition.regions or definition.successors:
+    operands = tuple(type(d) for _, d in definition.operands)
+    listed = sum(kind is not OperandDef for kind in operands)
+    by_sizes = [isinstance(o, AttrSizedOperandSegments) for o in definition.options]
+    results = [type(d) is ResultDef for _, d in definition.results]
+    if not all(results) or not all(by_sizes) or definition.regions or definition.successors:
         return None
-    return len(definition.operands), len(definition.results)
+    if listed > 1 and not by_sizes:
+        return None
+    return _Signature(operands, len(results), bool(by_sizes))
 
 
-def _are_single(operands: Sequence[Any], result_types: Sequence[Any]) -> bool:
-    return all(type(v) in (OpResult, BlockArgument) for v in operands) and not any(
-        isinstance(t, (list, tuple)) for t in result_types
-    )
+@cache
+def _segments(sizes: tuple[int, ...]) -> DenseArrayBase:
+    return DenseArrayBase.from_list(i32, sizes)
+
+
+def _counts(operands: Sequence[Any], kinds: tuple[type, ...]) -> tuple[int, ...] | None:
+    """How many values are given for each name; None where they are not as these are defined."""
+    counts = []
+    for given, kind in zip(operands, kinds, strict=True):
+        if type(given) in VALUES:
+            counts.append(1)
+        elif given is None and kind is OptOperandDef:
+            counts.append(0)
+        elif (
+            kind is VarOperandDef and type(given) in LISTS and all(type(v) in VALUES for v in given)
+        ):
+            counts.append(len(given))
+        else:
+            return None
+    return tuple(counts)
 
 
 def walked(op: Operation) -> Iterator[Operation]:
@@ -171,16 +201,7 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
             for name, value in (properties or given).items()
             if (attribute := _attribute(value)) is not None
         }
-        counts = len(operands), len(result_types)
-        if counts == _counts(type(self)) and not regions and _are_single(operands, result_types):
-            # xDSL's builder looks at each value again, for it takes lists of values, too
-            Operation.__init__(
-                self,
-                operands=operands,
-                result_types=result_types,
-                properties=known,
-                attributes=attributes or {},
-            )
+        if not regions and self._built(operands, result_types, known, attributes or {}):
             return
         super().__init__(
             operands=operands,
@@ -189,6 +210,41 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
             attributes=attributes,
             regions=regions,
         )
+
+    def _built(
+        self,
+        operands: Sequence[Any],
+        result_types: Sequence[Any],
+        properties: dict[str, Attribute],
+        attributes: dict[str, Attribute],
+    ) -> bool:
+        """Initialises an operation whose values are given as they are defined. xDSL's builder,
+        which does the rest, takes many forms of values, and looks at each several times.
+        """
+        signature = _signature(type(self))
+        if (
+            signature is None
+            or (len(operands), len(result_types)) != (len(signature.operands), signature.results)
+            or any(isinstance(t, (list, tuple)) for t in result_types)
+            or (counts := _counts(operands, signature.operands)) is None
+        ):
+            return False
+        flat: list[SSAValue] = []
+        for given in operands:
+            if type(given) in VALUES:
+                flat.append(given)
+            elif given is not None:
+                flat += given
+        if signature.sizes:
+            properties["operandSegmentSizes"] = _segments(counts)
+        Operation.__init__(
+            self,
+            operands=flat,
+            result_types=result_types,
+            properties=properties,
+            attributes=attributes,
+        )
+        return True
 
     def walk(self, *, reverse: bool = False, region_first: bool = False) -> Iterator[Operation]:
         """As of xDSL: this operation and all inside it. In order, it makes one generator for each

@@ -22,7 +22,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unseen
-from tkc.passes.plan import plan
+from tkc.passes.plan import kernel_of, plan
 from tkc.passes.planning.operands import leaves
 
 ONE_ROLE = "plan: one role with mma.sync: "
@@ -30,30 +30,41 @@ ONE_ROLE = "plan: one role with mma.sync: "
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Loads blocks once for each dot that reads them, if that makes warp roles possible, or dots
-    that run late.
+    that run late. The plan of what it leaves is the context's `foreseen`.
     """
     if not context.target.wgmma or not _shared_loads(module):
         return
-    as_it_is, why = _planned(module, context)
+    context.foreseen, why = _planned(module, context)
+    as_it_is = _with_roles(context.foreseen)
     if as_it_is is not None and as_it_is.rotate:
         return
     trial = module.clone()
-    _separate(trial, context)
-    separated, why_not = _planned(trial, context)
+    count = _separate(trial, context)
+    made, why_not = _planned(trial, context)
+    separated = _with_roles(made)
     if as_it_is is None and separated is None:
         context.decisions.append(
             f"separate-operands: not done, it would not give roles: {why_not or why}"
         )
     elif separated is not None and (as_it_is is None or separated.rotate):
-        count = _separate(module, context)
+        _replace(kernel_of(module), kernel_of(trial))
+        context.foreseen = separated
         gain = "read a block of its own" if as_it_is is None else "run in an iteration of its own"
         context.decisions.append(
             f"separate-operands: {count} more loads, so that each dot can {gain}"
         )
 
 
+def _replace(kernel: tile.Kernel, new: tile.Kernel) -> None:
+    """Puts the kernel of a trial, with what its plan marked on it, where the kernel stands."""
+    new.detach()
+    before(kernel, new)
+    kernel.detach()
+    kernel.erase()
+
+
 def _planned(module: ModuleOp, context: PassContext) -> tuple[Plan | None, str]:
-    """The plan of a module, if it has warp roles, or else why it would have none."""
+    """The plan of a module, if there is one, and why it has no warp roles."""
     try:
         made = plan(module, context)
     except CompileError as e:
@@ -61,7 +72,11 @@ def _planned(module: ModuleOp, context: PassContext) -> tuple[Plan | None, str]:
     if made.roles != "one":
         return made, ""
     reason = next((d for d in made.decisions if ONE_ROLE in d), "as asked")
-    return None, reason.removeprefix(ONE_ROLE)
+    return made, reason.removeprefix(ONE_ROLE)
+
+
+def _with_roles(made: Plan | None) -> Plan | None:
+    return None if made is None or made.roles == "one" else made
 
 
 def _shared_loads(module: ModuleOp) -> list[tile.Load]:
