@@ -2,6 +2,8 @@
 iteration ends.
 """
 
+import ml_dtypes
+import numpy as np
 import pytest
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import f32, i1, i32
@@ -10,10 +12,12 @@ from xdsl.ir import Block, Operation, Region
 import tkc
 from tests.language.kernels import traced
 from tests.passes.kernels import aligned, context, through
+from tests.passes.stages import assembles_clean
 from tkc.ir import threads, tile
-from tkc.ir.types import TileType
+from tkc.ir.types import PendingType, TileType
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.warpgroups.consuming import is_plain
+from tkc.sim import level4
 
 B2 = aligned(tkc.bfloat16, 2)
 
@@ -61,3 +65,59 @@ def test_of_several_sums_none_with_a_left_operand_in_registers_stays_in_flight(s
     )
     waits = [op.pending.value.data for op in loop.walk() if isinstance(op, threads.DotWait)]
     assert (waits == [0]) == scaled
+
+
+def scores_of_two(a, b, c, d, e, N: tkc.constexpr):
+    """Scores are one sum of two dots, whose operands come in rings of their own."""
+    left, other, acc = (
+        tkc.load(a, (0, 0), (64, N)),
+        tkc.load(b, (0, 0), (64, 64)),
+        tkc.zeros((64, N)),
+    )
+    for k in tkc.range(0, c.shape[0], 64):
+        one, two = tkc.load(c, (k, 0), (64, N)), tkc.load(d, (k, 0), (64, 64))
+        s = tkc.dot(left, one.T, tkc.dot(other, two.T))
+        acc = tkc.dot(tkc.maximum(s, 0.0).to(a.dtype), one, acc)
+    tkc.store(e, (0, 0), acc.to(e.dtype))
+
+
+@pytest.fixture(scope="module")
+def chained():
+    module = traced(scores_of_two, *(B2,) * 5, N=128)
+    through(module, PIPELINE[-1], context("sm_90a"))
+    return module
+
+
+def test_a_dot_that_adds_to_another_dots_sum_does_not_wait_for_it(chained):
+    loop = next(
+        op
+        for op in chained.walk()
+        if isinstance(op, scf.ForOp) and any(isinstance(o, threads.DotAsync) for o in op.body.ops)
+    )
+    issued = [op for op in loop.body.ops if isinstance(op, threads.DotAsync)]
+    first, second = (op for op in issued if op.acc is None or op.acc.owner in issued)
+    assert second.acc is first.result and isinstance(second.acc.type, PendingType)
+    waits = [op for op in loop.body.ops if isinstance(op, threads.DotWait)]
+    assert not any(first.is_before_in_block(op) and op.is_before_in_block(second) for op in waits)
+    assert any(second.is_before_in_block(op) for op in waits)
+    # what both read is released when both are over
+    arrivals = [op for op in loop.body.ops if isinstance(op, threads.MbarrierArrive)]
+    assert not any(
+        first.is_before_in_block(op) and op.is_before_in_block(second) for op in arrivals
+    )
+    assembles_clean(chained)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("keys", [0, 64, 304])
+def test_sums_of_two_dots_in_any_order_of_threads(chained, keys, seed):
+    rng = np.random.default_rng(keys)
+    shapes = (64, 128), (64, 64), (keys, 128), (keys, 64)
+    a, b, c, d = (rng.integers(-1, 2, shape).astype(ml_dtypes.bfloat16) for shape in shapes)
+    for x in (a, b, c, d):
+        x[:, 3:] = 0  # sums of few small integers are exact
+    e = np.zeros((64, 128), ml_dtypes.bfloat16)
+    level4.run(chained, [a, b, c, d, e], (1, 1, 1), seed=seed)
+    wide = [x.astype(np.float64) for x in (a, b, c, d)]
+    s = np.maximum(wide[0] @ wide[2].T + wide[1] @ wide[3].T, 0)
+    np.testing.assert_array_equal(e, (s @ wide[2]).astype(ml_dtypes.bfloat16))

@@ -425,7 +425,10 @@ def bodies(draw) -> Body:
         (draw(clocks), frozenset(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))))
         for _ in range(draw(st.integers(0, 2)))
     )
-    return Body(groups, edges, crossings, loads, draw(st.sampled_from((0.0, 60.0))))
+    dots = [(a, c) for a, c, d in sorted(edges) if not d and groups[a].tensor and groups[c].tensor]
+    chained = frozenset(pair for pair in dots if draw(st.booleans()))
+    result = draw(st.sampled_from((0.0, 60.0)))
+    return Body(groups, edges, crossings, loads, result, chained=chained)
 
 
 def clocks_of(body: Body, late: frozenset, order: tuple) -> float | None:
@@ -439,7 +442,8 @@ def clocks_of(body: Body, late: frozenset, order: tuple) -> float | None:
     for i in order:
         if needs[i] - ends.keys():
             return None
-        start = max([now, *(ends[a] for a in needs[i])])
+        awaited = {a for a in needs[i] if (a, i) not in body.chained or (a in late) != (i in late)}
+        start = max([now, *(ends[a] for a in awaited)])
         if body.groups[i].tensor:
             free, now = max(start, free) + body.groups[i].tensor, start
             ends[i] = free + body.result

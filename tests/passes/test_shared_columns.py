@@ -5,16 +5,19 @@ PTX, clean in the assembler, and every synchronization is needed.
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 
 import ml_dtypes
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import assembles_clean, survivors
+from tkc.ir import shared, threads
 from tkc.ir.fragments import wgmma_accumulator
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -111,6 +114,50 @@ def test_sums_of_more_columns_than_a_warpgroup_holds(name):
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_threads(name, seed):
     run(name, 128, lowered(name, 128, **FORCED)[0], seed)
+
+
+def test_what_threads_write_for_both_meets_no_bank_twice():
+    module, _ = lowered("computed", 512)
+    writes = [op for op in module.walk() if isinstance(op, shared.Write)]
+    assert writes and {op.conflicts.value.data for op in writes} == {1}
+
+
+def softmax(q, k, o, D: tkc.constexpr):
+    """A running maximum that only keeps powers small: whether they are, all threads ask."""
+    qt, acc = tkc.load(q, (0, 0), (ROWS, D)), tkc.zeros((ROWS, D))
+    top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
+    for n in tkc.range(0, k.shape[0], KEYS):
+        kt = tkc.load(k, (n, 0), (KEYS, D))
+        s = tkc.dot(qt, kt.T)
+        new = tkc.maximum(top, tkc.max(s, axis=1))
+        p, shrink = tkc.exp2(s - new[:, None]), tkc.exp2(top - new)
+        total, top = total * shrink + tkc.sum(p, axis=1), new
+        acc = tkc.dot(p.to(q.dtype), kt, acc * shrink[:, None])
+    tkc.store(o, (0, 0), acc * (1 / total)[:, None])
+
+
+def test_threads_meet_once_to_know_whether_powers_are_small():
+    """What they write for one another has stages, for which nobody meets."""
+    facts = ArrayFacts((Fact(16), Fact(exact=128)), (Fact(128), Fact(exact=1)), 16)
+    given = [ArrayArgument(kind, facts) for kind in (tkc.bfloat16, tkc.bfloat16, tkc.float32)]
+    module = traced(softmax, *given, D=128)
+    decided = through(module, PIPELINE[-1], context("sm_90a", **FORCED))
+    assert any("only keeps powers small" in line for line in decided.decisions)
+    loop = next(
+        op
+        for op in module.walk()
+        if isinstance(op, scf.ForOp) and any(isinstance(o, threads.DotAsync) for o in op.body.ops)
+    )
+    assert sum(isinstance(op, threads.BlockBarrier) for op in loop.body.block.ops) == 1
+    rng = np.random.default_rng(0)
+    q, k = (rng.normal(0, 1, (n, 128)).astype(ml_dtypes.bfloat16) for n in (64, 192))
+    o = np.zeros((64, 128), np.float32)
+    for seed in range(2):
+        level4.run(module, [q, k, o], (1, 1, 1), seed=seed)
+        s = q.astype(np.float64) @ k.astype(np.float64).T
+        p = np.exp2(s - s.max(1, keepdims=True))
+        want = p @ k.astype(np.float64) / p.sum(1, keepdims=True)
+        assert np.abs(o - want).max() < 0.02
 
 
 @EVERY

@@ -8,7 +8,7 @@ from xdsl.dialects import scf
 
 import tkc
 from tests.language.kernels import array, i32, inf, traced
-from tests.passes.kernels import CASES, blank, context, normal, through
+from tests.passes.kernels import CASES, aligned, blank, context, normal, through
 from tests.passes.stages import count
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -173,3 +173,30 @@ def test_later_levels_agree():
     want = results(module, level0.run, 130, 300, 0)
     through(module, "pipeline-async-copies", context(num_warps=4))
     np.testing.assert_allclose(results(module, dataflow.run, 130, 300, 0), want, rtol=1e-5)
+
+
+def weighted(q, k, v, o, BESIDE: tkc.constexpr):
+    """A masked product, and another one that is made of it, or stands beside it."""
+    m = tkc.program_id(0) * 128
+    rows, acc = m + tkc.arange(128), tkc.zeros((128, 64))
+    left = tkc.load(q, (m, 0), (128, 64))
+    for n in tkc.range(0, k.shape[0], 64):
+        right = tkc.load(k, (n, 0), (64, 64))
+        s = tkc.where(rows[:, None] >= (n + tkc.arange(64))[None, :], tkc.dot(left, right.T), 0.0)
+        if BESIDE:
+            acc = acc + s * tkc.dot(left, tkc.load(v, (n, 0), (64, 64)).T)
+        else:
+            acc = tkc.dot(s.to(q.dtype), tkc.load(v, (n, 0), (64, 64)), acc)
+    tkc.store(o, (m, 0), acc)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_branch_parts_no_dots_of_one_role(beside, target):
+    """Warps that issue dots and vector work in one order run one dot under the other's mask."""
+    halves = [aligned(tkc.bfloat16, 2)] * 3
+    module = traced(weighted, *halves, aligned(tkc.float32, 2), BESIDE=beside)
+    given = through(module, "split-masked-loops", context(target, num_warps=4))
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    assert count(loop, scf.IfOp) == (0 if beside and not given.has_roles else 1)
+    assert given.has_roles == (target == "sm_90a")

@@ -286,10 +286,18 @@ def _keys_and_values(
 
 
 class _Block(NamedTuple):
-    """Rows of Q and columns of K that a program has at once."""
+    """Rows of Q and columns of K that a program has at once, and its warps where the compiler does
+    not choose them.
+    """
 
     rows: int
     columns: int
+    warps: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is told of it."""
+        return {"num_warps": self.warps} if self.warps else {}
 
 
 class _Blocks(NamedTuple):
@@ -335,7 +343,13 @@ def _blocks(
     if not has_wgmma(target):
         if wide > 192:
             return _Blocks(_Block(64, 16), _Block(16, 32))
-        return _Blocks(_Block(128, 16) if wide <= 64 else _Block(64, 32), _Block(32, 64))
+        if wide > 64:
+            return _Blocks(_Block(64, 32), _Block(32, 64))
+        # warps of 32 rows of sums read other factors once for both sixteens; with more in their
+        # scores they have no registers for them
+        is_plain = not (softcap or has_slopes or batch.cu_seqlens is not None)
+        large = is_plain and target != "cpu"
+        return _Blocks(_Block(128, 16), _Block(32, 128, warps=4) if large else _Block(32, 64))
     return _wgmma_blocks(d, d_v, softcap, _are_large(options, batch, has_slopes))
 
 
@@ -425,7 +439,7 @@ def _launch(
     others = cu_seqlens, batch.cu_seqlens_k, slopes
     has_queries = sequences and prod(q.shape[:-1])
     if has_queries and not adds:
-        rows, columns = blocks.queries
+        rows, columns, _ = blocks.queries
         _queries[tkc.cdiv(batch.queries, rows), heads, sequences](
             q, k, v, grad, log_sums, terms, dq, *others, BM=rows, BN=columns, **common
         )
@@ -433,7 +447,7 @@ def _launch(
         # where keys begin is read, not remembered: dQ leaves no registers for it
         others = cu_seqlens, cu_seqlens, slopes
     if prod(k.shape[:-1]) and sequences:
-        rows, columns = blocks.keys
+        rows, columns, _ = blocks.keys
         for pair in ((dk, dv),) if blocks.together else ((dk, None), (None, dv)):
             _keys_and_values[tkc.cdiv(batch.keys, columns), shared, sequences](
                 q,
@@ -447,6 +461,7 @@ def _launch(
                 *others,
                 BM=rows,
                 BN=columns,
+                **blocks.keys.options,
                 **common,
             )
     if has_queries and adds:

@@ -33,19 +33,22 @@ MAX_COLUMNS = 256
 SHARED_ROWS, SHARED_KEYS = 64, 64
 # programs among which keys are dealt out where the device is not known
 PROGRAMS = 128
+# rows of a program that only converts them
+HALVED_ROWS = 8
 # keys in whose time a program begins and ends: it loads its queries and stores sums
 KEYS_OF_A_PROGRAM = 96
 
 
 class Block(NamedTuple):
     """A program's block: rows of queries, keys of a step, in how many parts the columns of the
-    result are, and options of the launch.
+    result are, and options of the launch; whether what is kept in 8 bits is multiplied in float16.
     """
 
     rows: int
     keys: int
     parts: int
     options: dict[str, int]
+    halves: bool = False
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -73,6 +76,7 @@ def _latent(
     lengths,
     table,
     latent_scale,
+    powers,
     scale,
     QUERIES: tkc.constexpr,
     HEADS: tkc.constexpr,
@@ -85,7 +89,8 @@ def _latent(
     BN: tkc.constexpr,
 ):
     """Rows from m on against a part of the keys: some columns of a sum, and what it is relative to.
-    What is kept in 8 bits is multiplied in 16, which hold it exactly.
+    What is kept in 8 bits is multiplied in 16, which hold it exactly. powers: what rows of queries
+    were divided by.
     """
     i, part, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     own, m, width = i % PARTS, i // PARTS * BM, RANK // PARTS
@@ -99,6 +104,8 @@ def _latent(
     places = [((own + j) % PARTS * width, width) for j in range(PARTS)]
     places += [(RANK, ROTARY)] if ROTARY else []
     queries = [tkc.load(q[b], (m, at), (BM, size)) for at, size in places]
+    c = c if powers is None else c * tkc.load(powers[b], (m,), (BM,))
+    by_row = c if powers is None else c[:, None]
     x, row = (cache[b], None) if table is None else (cache, table[b])
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, width))
     for n in tkc.range(first, last, BN):
@@ -113,7 +120,7 @@ def _latent(
         s = tkc.where(keep, s, -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new) if QUERIES > 1 else new  # nothing seen yet
-        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(high - base)
+        p, shrink = tkc.exp2(s * by_row - base[:, None]), tkc.exp2(high - base)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
         out = tkc.dot(p.to(q.dtype), blocks[0], out * shrink[:, None])
     # a part's mean, relative to the logarithm of its sum: whatever sums were relative to
@@ -123,6 +130,20 @@ def _latent(
     if own == 0:
         tkc.store(top[b, 0, part], (m,), tkc.where(seen, high + tkc.log2(sums), -inf))
         tkc.store(total[b, 0, part], (m,), tkc.where(seen, 1.0, 0.0))
+
+
+@tkc.jit
+def _halved(q, out, powers, D: tkc.constexpr, BM: tkc.constexpr):
+    """Rows in float16, divided by powers of two so that the largest element is less than 2, and
+    these powers. Tensor cores take float8 as float16, which one instruction makes of two, no faster
+    as bfloat16, which takes four.
+    """
+    m = tkc.program_id(0) * BM
+    rows = tkc.load(q, (m, 0), (BM, D)).to(tkc.float32)
+    top = tkc.maximum(tkc.max(abs(rows), axis=1), 2.0**-100)
+    power = (top.to(tkc.int32, bitcast=True) & 0x7F800000).to(tkc.float32, bitcast=True)
+    tkc.store(out, (m, 0), (rows * (1 / power)[:, None]).to(tkc.float16))
+    tkc.store(powers, (m,), power)
 
 
 def _shares_columns(rank: int, rotary: int, target: str) -> bool:
@@ -143,7 +164,7 @@ def _block(rows: int, rank: int, rotary: int, short: bool, target: str) -> Block
     if rows <= 16:
         return Block(16, 32, parts, warps) if short else Block(16, 32, 1, {})
     if has_wgmma(target) and _shares_columns(rank, rotary, target):
-        return Block(SHARED_ROWS, SHARED_KEYS, 1, {})
+        return Block(SHARED_ROWS, SHARED_KEYS, 1, {}, halves=short)
     if has_wgmma(target) and not short:
         return Block(64, 64, parts, {}) if rows <= 64 else Block(128, 32, parts, {})
     return Block(32, 16, parts, warps)
@@ -237,9 +258,16 @@ def _attend(
         empty(q, (batch, 1, count, rows, rank), "float32"),
         *(empty(q, (batch, 1, count, rows), "float32") for _ in range(2)),
     )
+    given, powers = q.reshape((batch, rows, d)), None
+    # where threads gather rows, consumers have no registers for powers
+    if block.halves and dtype_of(q) == "bfloat16" and not size % block.keys:
+        given, powers = empty(q, given.shape, "float16"), empty(q, (batch, rows), "float32")
+        flat = (q.reshape((batch * rows, d)), given.reshape((batch * rows, d)))
+        _halved[tkc.cdiv(batch * rows, HALVED_ROWS)](
+            *flat, powers.reshape((batch * rows,)), D=width_of(d), BM=HALVED_ROWS
+        )
     _latent[programs, count, batch](
-        q.reshape((batch, rows, d)),
-        *(cache, *parts, lengths, pages, latent_scale, scale),
+        *(given, cache, *parts, lengths, pages, latent_scale, powers, scale),
         QUERIES=queries,
         HEADS=heads,
         PAGE=size,

@@ -25,7 +25,9 @@ in a program of one role also the tiles of indices that were made before the loo
 The values are those of the select, so nothing is assumed about what is masked: infinities and NaN
 pass as they did.
 
-Only tiles large enough to be worth a branch are treated: 32 elements a thread of the plan.
+Only tiles large enough to be worth a branch are treated: 32 elements a thread of the plan. And in a
+program of one role, whose warps issue dots and vector work in one order, only where no other dot of
+the iteration could run beside what makes or reads the masked tile: a branch would part them.
 """
 
 from __future__ import annotations
@@ -65,8 +67,12 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for loop in loops:
             for region in loop.regions:
                 for op in list(region.block.ops):
-                    if isinstance(op, ew.Select) and _is_masked_tile(op, least):
+                    if not isinstance(op, ew.Select) or not _is_masked_tile(op, least):
+                        continue
+                    if context.has_roles or not _has_dot_beside(op):
                         _split(op, context)
+                    else:
+                        _say_whole(op, "a branch would part the dots", context)
 
 
 def _is_masked_tile(op: ew.Select, least: int) -> bool:
@@ -75,16 +81,27 @@ def _is_masked_tile(op: ew.Select, least: int) -> bool:
     return isinstance(t, TileType) and t.size >= least and isinstance(op.condition.type, TileType)
 
 
+def _has_dot_beside(op: ew.Select) -> bool:
+    """Whether a dot of the same iteration neither makes what a select masks nor needs it."""
+    block = block_of(op)
+    ops = [other for other in block.ops if other is not block.last_op]
+    reads = {o: {v.owner for inner in o.walk() for v in inner.operands} for o in ops}
+    above, below = {op}, {op}
+    for other in reversed(ops):
+        if any(other in reads[user] for user in above if user in reads):
+            above.add(other)
+    for other in ops:
+        if reads[other] & below:
+            below.add(other)
+    dots = {other for other in ops if isinstance(other, tile.Dot)}
+    return bool(dots - above - below)
+
+
 def _split(op: ew.Select, context: PassContext) -> None:
     holds = Question(op).all(op.condition)
     t = tile_type(op.result)
-    shape = "x".join(map(str, t.extents))
     if holds is None:
-        context.decisions.append(
-            f"split-masked-loops: the mask of a {shape} select is computed in every iteration: its"
-            " ends are not known"
-        )
-        return
+        return _say_whole(op, "its ends are not known", context)
     is_full = holds()
     if isinstance(is_full.owner, tile.Constant) and not is_full.owner.number:
         return  # the same mask in every iteration
@@ -98,8 +115,20 @@ def _split(op: ew.Select, context: PassContext) -> None:
     if not context.has_roles:
         _sink_indices(no)
     context.decisions.append(
-        f"split-masked-loops: the mask of a {shape} select is computed only where it is not full"
+        f"split-masked-loops: the mask of a {_shape(op)} select is computed only where it is not"
+        " full"
     )
+
+
+def _say_whole(op: ew.Select, why: str, context: PassContext) -> None:
+    context.decisions.append(
+        f"split-masked-loops: the mask of a {_shape(op)} select is computed in every iteration:"
+        f" {why}"
+    )
+
+
+def _shape(op: ew.Select) -> str:
+    return "x".join(map(str, tile_type(op.result).extents))
 
 
 def _sink(outer: Block, inner: Block) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice, pairwise
@@ -61,7 +61,7 @@ from tkc.passes.layouts.movers import (
     stretched,
 )
 from tkc.passes.layouts.relayout import casts_behind, read_layout
-from tkc.passes.planning.operands import dense_of_operand
+from tkc.passes.planning.operands import dense_of_operand, untransposed
 
 T = TypeVar("T")
 Derive = Callable[[Layout], Layout]
@@ -484,6 +484,7 @@ class Groups:
         order = max(weights, key=weights.__getitem__)
         accesses = [a for op in ops if (a := self.accesses[op]).order == order]
         widest = max(accesses, key=lambda a: a.vector)
+        widest = replace(widest, vector=min(widest.vector, self._most_written(root)))
         if widest.vector * widest.bits >= 32 and (other := self._transposed_store(root, order[0])):
             rows = order[0], widest.vector
             return both_ways(t.extents, rows, other, widest.bits, self.plan.warps)
@@ -493,6 +494,18 @@ class Groups:
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
+
+    def _most_written(self, root: SSAValue) -> int:
+        """Elements that a thread writes at once where dots read a tile of a group that is computed:
+        of more, its lanes would write to the same banks.
+        """
+        widths = [
+            bits(element_of(operand.type))
+            for op, chosen in self.dots.items()
+            for operand, source in zip(op.operands, (chosen.plan.a, chosen.plan.b), strict=False)
+            if source == "written" and self.find(untransposed(operand)) is root
+        ]
+        return 128 // max(widths, default=1)
 
     def _of_deeper_views(self, root: SSAValue) -> Layout | None:
         """The image of a view that an element-wise operation of a group reads, in a loop deeper

@@ -48,14 +48,11 @@ def settle_vote(op: Vote, context: PassContext) -> None:
     if alone or not context.has_roles:
         op.properties["scope"] = StringAttr("warp" if alone else "block")
         return
-    value: SSAValue = op.arg
-    while isinstance(t := value.type, TileType):
-        axis = t.rank - 1
-        result: Attribute = t.element
-        if t.rank > 1:
-            result = TileType(t.extents[:-1], t.element, layout_of(value).drop(axis))
-        value = before(op, tile.Reduce("all", value, axis, [result])).results[0]
-    replace(op, [value])
+    t, layout = tile_type(op.arg), layout_of(op.arg)
+    line = layout.reshape([t.size])  # along one axis, so that warps meet once
+    build = Builder(op)
+    values = build(tile.Reshape(op.arg, TileType(line.shape, t.element, line)))
+    replace(op, [build(tile.Reduce("all", values, 0, [t.element]))])
 
 
 def _is_within_warp(op: Operation) -> bool:

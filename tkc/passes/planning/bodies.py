@@ -229,6 +229,18 @@ class LoopGraph:
             tuple(crossings),
             tuple(loads),
             costs.target.engines.result,
+            chained=self._chained() if costs.wgmma else frozenset(),
+        )
+
+    def _chained(self) -> frozenset[tuple[int, int]]:
+        """Dots, and those that alone read their result, as the sum that they add to."""
+        return frozenset(
+            (self.group_of[before], self.group_of[dot])
+            for dot in self.group_of
+            if isinstance(dot, tile.Dot)
+            and isinstance(before := dot.acc.owner, tile.Dot)
+            and before in self.group_of
+            and len(list(before.result.uses)) == 1
         )
 
     def _readers(self, op: Operation) -> set[int]:

@@ -69,7 +69,8 @@ class Body:
     """A loop's body. Groups in program order; edges (from, to, distance); loads with the clocks in
     which the cache gives them and the groups that read them, which load again what others have read
     an iteration ago. `result`: clocks from a dot's end to its registers. `free`: vector work of a
-    loop of which nothing is late may stand in any order."""
+    loop of which nothing is late may stand in any order. `chained`: edges from a dot to the one
+    that alone adds to its sum: the tensor cores take both in order, and threads do not wait."""
 
     groups: tuple[Group, ...]
     edges: frozenset[tuple[int, int, int]]
@@ -77,6 +78,7 @@ class Body:
     loads: tuple[tuple[float, frozenset[int]], ...] = ()
     result: float = 60.0
     free: bool = False
+    chained: frozenset[tuple[int, int]] = frozenset()
 
     @cached_property
     def sorted(self) -> list[int]:
@@ -182,7 +184,12 @@ def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
     return before
 
 
-def _tails(body: Body, before: list[set[int]]) -> list[float]:
+def _waits(body: Body, a: int, b: int, late: frozenset[int]) -> bool:
+    """Whether threads wait for group a before b: not where its sum runs on in a dot."""
+    return (a, b) not in body.chained or (a in late) != (b in late)
+
+
+def _tails(body: Body, before: list[set[int]], late: frozenset[int]) -> list[float]:
     """Clocks of the longest way from a group's beginning to the end of the iteration."""
     after: list[list[int]] = [[] for _ in before]
     tails = [0.0] * len(before)
@@ -194,10 +201,9 @@ def _tails(body: Body, before: list[set[int]]) -> list[float]:
     while ready:
         i = ready.pop()
         g = body.groups[i]
-        tails[i] = (
-            g.clocks
-            + (body.result if g.tensor else 0.0)
-            + max((tails[j] for j in after[i]), default=0.0)
+        result = body.result if g.tensor else 0.0
+        tails[i] = g.clocks + max(
+            (tails[j] + result * _waits(body, i, j, late) for j in after[i]), default=result
         )
         for a in before[i]:
             waiting[a] -= 1
@@ -213,7 +219,7 @@ def least(body: Body, late: frozenset[int]) -> float:
         tensor + body.result * bool(tensor),
         sum(g.vector for g in body.groups if not g.tensor),
         body.copies(late),
-        *_tails(body, rotated(body, late)),
+        *_tails(body, rotated(body, late), late),
     )
 
 
@@ -238,7 +244,11 @@ class _OrderSearch:
         self.groups, self.late, self.effort = body.groups, late, effort
         self.result = body.result
         self.before = rotated(body, late)
-        self.tails = _tails(body, self.before)
+        self.tails = _tails(body, self.before, late)
+        # of them those that threads wait for
+        self.awaited = [
+            {a for a in needed if _waits(body, a, b, late)} for b, needed in enumerate(self.before)
+        ]
         self.bound, self.best = least(body, late), float("inf")
         self.chosen: tuple[int, ...] = ()
         self.path: list[int] = []
@@ -294,7 +304,7 @@ class _OrderSearch:
     def _ready(self, done: int, left: list[int], now: float) -> list[tuple[int, float]]:
         """The groups that can go on, the best first, and when."""
         ready = [i for i in left if all(done >> a & 1 for a in self.before[i])]
-        starts = {i: max([now, *(self.ends[a] for a in self.before[i])]) for i in ready}
+        starts = {i: max([now, *(self.ends[a] for a in self.awaited[i])]) for i in ready}
 
         def rank(i: int) -> tuple:
             return starts[i], not self.groups[i].tensor, i in self.late, -self.tails[i], i

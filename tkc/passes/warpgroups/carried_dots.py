@@ -41,12 +41,27 @@ MOVES = (shared.Read, shared.Convert, threads.DotWait, tile.Dot, tile.Slice, *LE
 
 @dataclass
 class InFlightDot:
-    """A dot in flight: what it was, its pending value, and the stages it releases at its end."""
+    """A dot in flight: what it was, its pending value, and the stages it releases at its end.
+    before: the dots to whose sum it adds, the first one first, which are over when it is.
+    """
 
     dot: tile.Dot
     issued: threads.DotAsync
     pending: SSAValue
     stages: list[tuple[RingBarriers, SSAValue, Block]]
+    before: tuple[tile.Dot, ...] = ()
+
+    @property
+    def dots(self) -> tuple[tile.Dot, ...]:
+        """All dots of its sum."""
+        return *self.before, self.dot
+
+    def continues_in(self, op: Operation) -> bool:
+        """Whether an operation is a dot that adds to this one's sum, which nothing else needs: the
+        tensor cores take them in order, without a wait between them.
+        """
+        result = self.dot.result
+        return isinstance(op, tile.Dot) and op.acc is result and len(list(result.uses)) == 1
 
 
 def written_by(dot: tile.Dot) -> list[SSAValue]:
@@ -94,6 +109,7 @@ def _runs_on(flight: InFlightDot, first: threads.DotAsync) -> bool:
     carried = block.args[1 + uses[0].index]
     return (
         issued.acc is carried
+        and not flight.before
         and {use.operation for use in carried.uses} == {flight.dot, issued}
         and first.is_before_in_block(issued)
         and not written_by(flight.dot)

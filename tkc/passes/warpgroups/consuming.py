@@ -191,14 +191,25 @@ class Overlap:
     def _issue(self, dot: tile.Dot) -> None:
         t = PendingType(tile_type(dot.acc))
         fresh = isinstance(dot.acc.owner, tile.Constant) and dot.acc.owner.number == 0
-        new = threads.DotAsync(dot.a, dot.b, None if fresh else dot.acc, t)
+        first = next((f for f in self.flights if f.continues_in(dot)), None)
+        acc = dot.acc if first is None else first.pending
+        new = threads.DotAsync(dot.a, dot.b, None if fresh else acc, t)
         before(dot, threads.Fence("dot"), new, threads.DotCommit())
-        self.flights.append(InFlightDot(dot, new, new.result, _stages_read(dot, self.rings)))
+        flight = InFlightDot(dot, new, new.result, _stages_read(dot, self.rings))
+        if first is not None:
+            self.flights.remove(first)
+            flight.stages += first.stages
+            flight.before = first.dots
+        self.flights.append(flight)
         self.unproven = set(self.made)
 
     def _land_needed(self, op: Operation) -> None:
         """Waits, before an operation, for the dots that it needs."""
-        needed = [i for i, flight in enumerate(self.flights) if _needs(op, flight, self.block)]
+        needed = [
+            i
+            for i, flight in enumerate(self.flights)
+            if _needs(op, flight, self.block) and not (_is_wgmma(op) and flight.continues_in(op))
+        ]
         if self.flights and op.regions and not is_plain(op):
             needed = [len(self.flights) - 1]
         if isinstance(op, scf.YieldOp) and op is self.block.last_op:
@@ -235,7 +246,8 @@ class Overlap:
             flight.dot.result.replace_all_uses_with(value)
             self.made.add(value)
             self._release_read_by(flight, anchor)
-            erase(flight.dot)
+            for dot in reversed(flight.dots):
+                erase(dot)
         self.flights = [f for f, done in zip(flights, ready, strict=True) if not done]
 
     def _end(self, last: Operation) -> None:
@@ -257,7 +269,7 @@ class Overlap:
     def _release_read_by(self, flight: InFlightDot, anchor: Operation) -> None:
         """Releases the stages whose last reader a dot was."""
         for ring, stage, _ in flight.stages:
-            if self.last_reader.get((ring.full, stage)) is not flight.dot:
+            if self.last_reader.get((ring.full, stage)) not in flight.dots:
                 continue
             if ring.read:
                 _read_by(anchor, stage)
@@ -323,7 +335,7 @@ def _needs(op: Operation, flight: InFlightDot, block: Block) -> bool:
     """
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
         return True
-    if isinstance(op, shared.Write) and op.buffer in written_by(flight.dot):
+    if isinstance(op, shared.Write) and any(op.buffer in written_by(dot) for dot in flight.dots):
         return True
     operand = flight.dot.a
     while isinstance(operand.owner, VIEWS):
