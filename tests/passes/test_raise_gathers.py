@@ -141,3 +141,37 @@ def test_places_in_large_arrays_are_counted_in_64_bits(kernel, large):
         level4.run(module, given, (1, 1, 1), 1)
         wanted = wide(a[where * ROW :].reshape(16, 16)) @ wide(b)
         np.testing.assert_array_equal(c, wanted.astype(np.float16))
+
+
+# ---- rows that are scattered
+def rows_out(table, a, b, c, M, N, K):
+    """A product is stored to the rows that a list has, but for those that the mask leaves out."""
+    rm, rn = tkc.program_id(0) * BM + tkc.arange(BM), tkc.program_id(1) * BN + tkc.arange(BN)
+    row = tkc.load(table.ptr + rm, mask=rm < M, other=-1)
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        x = tkc.load(a, (tkc.program_id(0) * BM, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, tkc.program_id(1) * BN), (BK, BN)), acc)
+    cp = c.ptr + row[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(row >= 0)[:, None] & (rn < N)[None, :])
+
+
+@pytest.mark.parametrize("divisor", [8, 128])
+def test_rows_that_are_scattered(divisor):
+    m, n, k = 100, 60, 72
+    order = np.arange(m) * 7 % m - 1
+    table = ArrayArgument(tkc.int32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    fact = ArrayFacts((Fact(),) * 2, (Fact(divisor), Fact(exact=1)), 16)
+    arrays = [ArrayArgument(tkc.float16, fact)] * 3
+    data = numbers(m, k, pad=128 - k), numbers(k, n, seed=1, pad=128 - n)
+    wanted = np.zeros((m, n))
+    wanted[order[order >= 0]] = (wide(data[0]) @ wide(data[1]))[order >= 0]
+    for name in ("sm_80", "sm_90a"):
+        module = traced(rows_out, table, *arrays, i32(), i32(4), i32())
+        through(module, "raise-pointers", context(name))
+        assert remaining(module) == 0
+        module = traced(rows_out, table, *arrays, i32(), i32(4), i32())
+        through(module, PIPELINE[-1], context(name))
+        c = np.zeros((m, 128), np.float16)[:, :n]
+        level4.run(module, [order.astype(np.int32), *data, c, m, n, k], (2, 1, 1), 1)
+        np.testing.assert_array_equal(c, wanted.astype(np.float16))

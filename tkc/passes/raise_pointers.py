@@ -406,14 +406,14 @@ class _Recognition:
         self.extents = tuple(n // repeated.get(a, 1) for a, n in enumerate(self.extents))
 
     def _gather(self, form: Affine) -> dict[int, SSAValue]:
-        """The numbers of rows that are gathered: of a load, along one axis beside a dense one. What
-        a mask says of that axis it says of rows, not of their numbers.
+        """The numbers of rows that are gathered or scattered, along one axis beside a dense one.
+        What a mask says of that axis it says of rows, not of their numbers.
         """
         found = {a: g.numbers for a, g in form.gathered}
         if not found:
             return found
         dense = any(stride.exact == 1 for stride in form.by_axis.values())
-        if len(found) > 1 or not dense or not isinstance(self.op, tile.LoadPointers):
+        if len(found) > 1 or not dense:
             raise NotABlock("its address is not affine")
         for a, g in form.gathered:
             if self.scalars.divisor(g.stride) * self._size % ROW_ALIGNMENT:

@@ -241,11 +241,18 @@ class Groups:
         for v in tiles((*op.results, *op.operands)):
             if extents_of(v) == t.extents:
                 self.anchors.setdefault(v, []).append(op)
+        # a mask, and pointers that a loop moves, are where what they are of is wanted
+        own = [op.mask]
         if isinstance(op, BlockAccess):
             self._gathers(op)
-        elif self.kinds.data(op.pointers) and self.kinds.data(moved_value(op)):
-            # pointers that a loop moves are where what is loaded by them is wanted
-            self.relations.append(Relation(moved_value(op), op.pointers, lambda layout: layout))
+        else:
+            own.append(op.pointers)
+        moved = moved_value(op)
+        for beside in own:
+            if beside is None or not isinstance(beside.type, TileType):
+                continue
+            if self.kinds.data(beside) and self.kinds.data(moved):
+                self.relations.append(Relation(moved, beside, lambda layout: layout))
 
     def _enter_pointwise(self, op: Operation) -> None:
         result = op.results[0]
