@@ -1,8 +1,8 @@
 """Layers of models against torch, torch.compile and a copy of the bytes that have to move.
 
-`contests` yields one race an operation and shape; BENCH_ONLY=experts in the environment picks
-some. Rates are of the operations or bytes of the formula. What torch.compile can put together is
-compiled for the sizes at hand alone.
+`contests` yields one race an operation and shape; BENCH_ONLY=experts,drawn-64x128256 in the
+environment picks some. Rates are of the operations or bytes of the formula. What torch.compile can
+put together is compiled for the sizes at hand alone.
 """
 
 from __future__ import annotations
@@ -368,10 +368,10 @@ def contests(seed: int) -> Iterator[Contest]:
 
     only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
     for name, shapes, build in OPERATIONS:
-        if only and name not in only:
-            continue
         for shape in shapes:
+            full = f"{name}-{'x'.join(map(str, shape))}"
+            if only and not only & {name, full}:
+                continue
             torch.cuda.empty_cache()
-            of = "x".join(map(str, shape))
             tolerance = inf if name in DRAWN else 2e-2
-            yield race(f"{name}-{of}", *build(normal_of(seed), *shape), tolerance)
+            yield race(full, *build(normal_of(seed), *shape), tolerance)
