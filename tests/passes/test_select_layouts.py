@@ -386,6 +386,18 @@ def test_three_products_of_tf32_are_nearly_one_of_float32():
     assert errors["ieee"] < 1e-5 and 1e-5 < errors["tf32"] < 1e-2 and errors["tf32x3"] < 2e-5
 
 
+def test_what_is_cut_to_tf32_is_not_rounded_to_it():
+    """Of three products, what two of the operands leave is: the others have no other bits."""
+
+    @tkc.jit
+    def f(a, b, o):
+        x, y = (tkc.load(v, (0, 0), (32, 32)) for v in (a, b))
+        tkc.store(o, (0, 0), tkc.dot(x, y, precision="tf32x3"))
+
+    ptx = f.compile(*["f32[32, 32]"] * 3, target="sm_80", num_warps=1).ptx
+    assert ptx.count("cvt.rna.tf32") == ptx.count("sub.f32") == 2 * 32
+
+
 def test_resuming_from_text_reads_the_plan():
     case = product(256, 256, 128, 128, 128, 32)
     module, given = case.module(), context()
@@ -419,6 +431,24 @@ def test_what_a_loop_sums_is_in_one_thread(warps, lanes):
     shapes = "f32[100, 32]", "f32[32, 16]", "f32[100, 32]"
     ptx = _sums_in_a_loop.compile(*shapes, D=32, N=16, num_warps=warps, target="sm_90a").ptx
     assert ("shfl" in ptx) == lanes
+
+
+@tkc.jit
+def _solved(lower, out, N: tkc.constexpr):
+    """(I + lower)^-1 by rows; what is summed meets no load or store but the last."""
+    i, j = tkc.arange(N)[:, None], tkc.arange(N)[None, :]
+    inverse = tkc.where(i == j, tkc.full((N, N), 1.0), 0.0)
+    for row in tkc.static_range(1, N):
+        factors = tkc.load(lower, (row, 0), (None, N))
+        known = tkc.sum(factors[:, None] * inverse, axis=0)
+        inverse = tkc.where(i == row, tkc.where(j == row, 1.0, -known[None, :]), inverse)
+    total = tkc.dot(inverse, inverse, precision="tf32x3")
+    tkc.store(out, (0, 0), total)
+
+
+def test_what_is_summed_and_never_stored_is_in_one_thread():
+    ptx = _solved.compile("f32[32, 32]", "f32[32, 32]", N=32, num_warps=1, target="sm_90a").ptx
+    assert "shfl" not in ptx
 
 
 # ---- blocks that dots read in shared memory, and threads in registers ----------------------------

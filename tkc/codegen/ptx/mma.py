@@ -15,16 +15,17 @@ from itertools import product
 from math import prod
 
 import numpy as np
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, SSAValue
 
 from tkc.codegen.ptx.conversions import cast
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand, braced
 from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES, Bitcast
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
 from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, i8, i32, is_float, ui8
-from tkc.ir.values import tile_type
+from tkc.ir.values import defining_op, tile_type
 
 NAMES: dict[Attribute, str] = {
     f16: "f16",
@@ -126,6 +127,9 @@ def _tf32_passes(e: Emitter, op: tile.Dot, a: Tile, b: Tile) -> list[tuple[list[
     def large(xs: Iterable[Operand]) -> list[str]:
         return [w.op("cvt.rna.tf32.f32", "b32", w.register(x)) for x in xs]
 
+    def cut(value: SSAValue, xs: Iterable[Operand]) -> list[str]:
+        return [w.register(x) for x in xs] if _is_tf32(value) else large(xs)
+
     def small(xs: Sequence[Operand], ys: Sequence[str]) -> list[str]:
         differences = (
             w.op("sub.rn.f32", "b32", w.register(x), y) for x, y in zip(xs, ys, strict=True)
@@ -134,7 +138,7 @@ def _tf32_passes(e: Emitter, op: tile.Dot, a: Tile, b: Tile) -> list[tuple[list[
 
     match op.precision.data:
         case "tf32":
-            return [(large(a.registers), large(b.registers))]
+            return [(cut(op.a, a.registers), cut(op.b, b.registers))]
         case "tf32x3":
             ha, hb = large(a.registers), large(b.registers)
             return [(small(a.registers, ha), hb), (ha, small(b.registers, hb)), (ha, hb)]
@@ -143,6 +147,17 @@ def _tf32_passes(e: Emitter, op: tile.Dot, a: Tile, b: Tile) -> list[tuple[list[
                 f"tensor cores do not compute float32 products with precision '{other}': that is a"
                 " dot by fma"
             )
+
+
+def _is_tf32(value: SSAValue) -> bool:
+    """Whether the program itself cuts the mantissas to those of a tf32: the conversion, which is
+    several instructions, would change nothing."""
+    words = defining_op(value, Bitcast)
+    masked = None if words is None else defining_op(words.arg, CLASSES["and"])
+    if masked is None:
+        return False
+    masks = (defining_op(operand, tile.Constant) for operand in masked.operands)
+    return any(mask is not None and not int(mask.number) & (1 << 13) - 1 for mask in masks)
 
 
 # ---- multiply-adds

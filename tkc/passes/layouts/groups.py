@@ -535,7 +535,7 @@ class Groups:
         what is broadcast along the axis is computed once.
         """
         axes, extents = set(self.reductions.get(root, ())), extents_of(root)
-        if len(axes) != 1 or root in self.scans or not self.anchors.get(root):
+        if len(axes) != 1 or root in self.scans:
             return None
         axis = axes.pop()
         others = prod(extents) // extents[axis]
