@@ -109,6 +109,25 @@ def single(a, b, y):
     tkc.store(y, (m, n), acc.to(y.dtype))
 
 
+def weighed(a, b, rows, y):
+    """Dots in no loop, and small blocks that are loaded behind them."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    if m < a.shape[0]:
+        x, z = tkc.load(a, (m, 0), (BM, BK)), tkc.load(b, (0, n), (BK, BN))
+        acc = tkc.maximum(tkc.dot(x, z), tkc.dot(tkc.maximum(x, 0), z))
+        acc = acc * tkc.load(rows, (m,), (BM,))[:, None]
+        tkc.store(y, (m, n), acc.to(y.dtype))
+
+
+def squares(a, b, x, y, N: tkc.constexpr):
+    """Two dots in no loop, that share an operand."""
+    m = tkc.program_id(0) * N
+    rows = tkc.load(a, (m, 0), (N, N))
+    for k, o in (b, x), (rows, y):
+        other = k if k is rows else tkc.load(k, (m, 0), (N, N))
+        tkc.store(o, (m, 0), tkc.dot(rows, other.T).to(o.dtype))
+
+
 def in_a_row(a, b, y, COUNT: tkc.constexpr):
     """Dots outside of loops, each of what the one before gives: of their sums one lives at once."""
     m = tkc.program_id(0) * BM
@@ -218,6 +237,11 @@ CASES = {
         ),
         Case(single, lambda m, n, k: [(m, BK), (BK, n), (m, n)], lambda a, b: a @ b),
         Case(
+            weighed,
+            lambda m, n, k: [(m, BK), (BK, n), (m,), (m, n)],
+            lambda a, b, rows: np.maximum(a @ b, relu(a) @ b) * rows[:, None],
+        ),
+        Case(
             in_a_row,
             lambda m, n, k: [(m, BN), (6, BN, BN), (m, BN)],
             lambda a, b: reduce(lambda x, w: np.clip(x @ w, -1, 1), b, a),
@@ -268,6 +292,18 @@ def test_roles(name):
     assert all(dot.instruction == "wgmma" for dot in given.plan.dots)
     assert count(modules[LAST], threads.DotAsync) >= len(given.plan.dots)
     parses_back(modules[LAST])
+
+
+def test_small_loads_come_before_dots():
+    _, given = lowered("weighed")
+    assert "fetch-ahead: 1 small load before the dots" in given.decisions
+
+
+def test_programs_without_loops_share_a_multiprocessor():
+    """While one loads and stores, the other one computes."""
+    arguments = [halves(2), halves(2), halves(2), halves(2)]
+    _, given = compiled(traced(squares, *arguments, 64))
+    assert any("2 blocks share a multiprocessor" in line for line in given.decisions)
 
 
 @NAMES

@@ -98,7 +98,8 @@ class Plan:
     cluster_split: tuple[int, int] = (1, 0)
     # loops without dots read one iteration ahead
     prefetch: bool = False
-    # roles: what is small beside dots, and no tensor map copies, is loaded one iteration early
+    # roles: what is small beside dots, and no tensor map copies, is loaded one iteration early, or
+    # before dots in no loop
     early_small_loads: bool = True
     # programs of axis 0 that run together before axis 1 moves on
     raster: int = 1

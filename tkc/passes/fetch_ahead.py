@@ -51,6 +51,19 @@ After, where next(k) is k + step, and k in the last iteration:
       s1 = load(scales, next(k) / 128)
       acc = acc + d · s
       yield s1
+
+Where dots are in no loop, or in one that this load is behind, there is no next iteration: what is
+small is loaded before the first dot, so that it arrives during the dots.
+
+Before:
+
+    d = dot(x, y)
+    s = load(scales, k)
+
+After:
+
+    s = load(scales, k)
+    d = dot(x, y)
 """
 
 from __future__ import annotations
@@ -98,6 +111,10 @@ def run(module: ModuleOp, context: PassContext) -> None:
                     f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration"
                     " early"
                 )
+        if plan.roles != "one" and (moved := _before_dots(kernel, plan, context)):
+            context.decisions.append(
+                f"fetch-ahead: {moved} small load{'s'[: moved > 1]} before the dots"
+            )
 
 
 # ---- which loads
@@ -150,6 +167,42 @@ def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
 def _runs(loop: scf.ForOp) -> bool:
     """Whether a loop runs at least once: that over a block's programs."""
     return isinstance(loop.lb.owner, Identity) and isinstance(loop.parent_op(), tile.Kernel)
+
+
+# ---- before dots
+# --------------------------------------------------------------------------------------------------
+def _before_dots(kernel: tile.Kernel, plan: Plan, context: PassContext) -> int:
+    """Moves small loads before the first dot of their block; how many."""
+    moved = 0
+    for block in [b for op in kernel.walk() for region in op.regions for b in region.blocks]:
+        first = next((op for op in block.ops if _has_dots(op)), None)
+        if first is None or isinstance(block.parent_op(), scf.ForOp):
+            continue
+        for op in list(block.ops):
+            if isinstance(op, tile.Load) and first.is_before_in_block(op):
+                early = _wanted(op, plan) and op.mask is None
+                early = early and unchanged(op, kernel, context.overlaps)
+                moved += early and _move_before(first, op)
+    return moved
+
+
+def _has_dots(op: Operation) -> bool:
+    return any(isinstance(inner, tile.Dot) for inner in op.walk())
+
+
+def _move_before(anchor: Operation, load: tile.Load) -> bool:
+    """Moves a load, and what its offsets need, before an operation of its block; whether it may
+    be."""
+    block = block_of(load)
+    needed = [
+        op for op in defining_slice(load.operands, block) if not op.is_before_in_block(anchor)
+    ]
+    if any(op is anchor or op.regions or not is_side_effect_free(op) for op in needed):
+        return False
+    for op in (*needed, load):
+        op.detach()
+        block.insert_op_before(op, anchor)
+    return True
 
 
 # ---- one iteration early

@@ -185,10 +185,12 @@ class _Division:
 
     def _blocks(self) -> tuple[int, int]:
         """How many blocks share a multiprocessor, and columns of a subtile at most. Dots that wait
-        for vector work leave the tensor cores to another block.
+        for vector work leave the tensor cores to another block, and so do dots in no loop: beside
+        them a program loads, computes and stores.
         """
         request, execution, sharing = self.request, self.execution, self.sharing
-        pays = execution.counts_live and execution.in_order and not request.has_third_role
+        waits = execution.in_order or not request.loops
+        pays = waits and execution.counts_live and not request.has_third_role
         if pays and sharing.consumers == 1 and execution.registers <= PAIRED_LIVE_REGISTERS:
             room = self._available(2) - self.taken
             for columns in (64, 32):
