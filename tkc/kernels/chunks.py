@@ -210,30 +210,31 @@ def alike_by_channels(found: list[Any], queries: Any, keys: Any, steps: Any, C: 
     return found
 
 
-def short_factors(total: Any, before: Any, SHORT: Any, C: Any) -> Any:
+def short_factors(total: Any, before: Any, end: Any, SHORT: Any, C: Any) -> Any:
     """The part of `level_factors` in which i and j are in one block of SHORT positions, with
-    factors relative to G at the block's middle: so few positions that none of them overflows. With
-    blocks of one position there are only the first weights."""
+    factors relative to G at the block's middle, or to half of the chunk's decay where it is one
+    block: so few positions that none of them overflows. With blocks of one position there are only
+    the first pairs. end: the sum of a chunk's decays."""
     i = tkc.arange(C)
-    zero = tkc.zeros((C, C))
     if SHORT == 1:
-        return tkc.where(i[:, None] == i[None, :], 1.0, zero), None, None, None, None
+        return i[:, None] == i[None, :], None, None, None, None
     block = i // SHORT
     here = block[:, None] == block[None, :]
-    at = _at_middle(total, block * SHORT + SHORT // 2 - 1)
-    to = tkc.where(here & (i[:, None] >= i[None, :]), 1.0, zero)
-    below = tkc.where(here & (i[:, None] > i[None, :]), 1.0, zero)
+    at = 0.5 * end[None, :]
+    if SHORT < C:
+        at = _at_middle(total, block * SHORT + SHORT // 2 - 1)
+    to, below = here & (i[:, None] >= i[None, :]), here & (i[:, None] > i[None, :])
     return to, below, tkc.exp2(total - at), tkc.exp2(before - at), tkc.exp2(at - total)
 
 
 def level_factors(total: Any, before: Any, n: Any, C: Any) -> Any:
-    """(weights, weights below the diagonal, factor of rows, factor of rows read before their
-    position, factor of columns): the parts of level n of D_ijc = exp(G_ic - G_jc), j <= i, and of
+    """(pairs, pairs below the diagonal, factor of rows, factor of rows read before their position,
+    factor of columns): the parts of level n of D_ijc = exp(G_ic - G_jc), j <= i, and of
     exp(G_{i-1,c} - G_jc), j < i; before: G_{i-1}. See `level_exponents`."""
     pairs, exponents = level_exponents(total, n, C)
-    weights, factor = tkc.where(pairs, 1.0, tkc.zeros((C, C))), tkc.exp2(exponents)
+    factor = tkc.exp2(exponents)
     of_reads = tkc.exp2(-tkc.abs(before - _at_middle(total, _middle(n, C))))
-    return weights, weights, factor, of_reads, factor
+    return pairs, pairs, factor, of_reads, factor
 
 
 @tkc.jit

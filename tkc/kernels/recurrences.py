@@ -208,6 +208,29 @@ def _factors(factors, t, C):
     return [across(tkc.load(factors[row], (t,), (C,))) for row in (READ, ASK, WRITE)]
 
 
+def _solved(short, new, keys, factors, t, head, C):
+    """What is written with keys, and what M makes of what a chunk reads, transposed (None without
+    M); and the first one as it was before it was rounded."""
+    of_reads, rates, read, inverses = factors
+    if inverses is None:
+        return new, None, new
+    if read is None:
+        known = new.to(tkc.float32) - times(tkc.dot(short, keys.T), of_reads)
+        known = known * across(tkc.load(rates, (t,), (C,)))
+    else:
+        known = tkc.dot(new, tkc.load(read, (t, head, 0), (C, None, C)).T)
+        known = tkc.dot(short, keys.T, known)
+    inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
+    solved = tkc.dot(known.to(keys.dtype), inverse.T)
+    short = solved.to(keys.dtype)
+    return (short, short, solved) if read is None else (new, short, new)
+
+
+def _decaying(tile, of_writes, dtype):
+    """What is written, as the chunk's end sees it."""
+    return (tile if of_writes is None else times(tile.to(tkc.float32), of_writes)).to(dtype)
+
+
 @tkc.jit
 def _walk(
     q,
@@ -219,6 +242,8 @@ def _walk(
     rates,
     factors,
     scores,
+    asked,
+    read,
     inverses,
     starts,
     initial,
@@ -237,8 +262,11 @@ def _walk(
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(v.shape[1], C), C)
     rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
-    q, k, writing, erasing, v, scores, inverses, out, fresh = (
-        sequence(x, starts, z) for x in (q, k, writing, erasing, v, scores, inverses, out, fresh)
+    q, k, writing, erasing, v, out, fresh = (
+        sequence(x, starts, z) for x in (q, k, writing, erasing, v, out, fresh)
+    )
+    scores, asked, read, inverses = (
+        sequence(x, starts, z) for x in (scores, asked, read, inverses)
     )
     state = tkc.zeros((V, K))
     if initial is not None:
@@ -247,27 +275,25 @@ def _walk(
         keys = tkc.load(k, (t, head // GROUPS[1], 0), (C, None, K))
         new = tkc.load(v, (t, head, column), (C, None, V)).T
         short = state.to(keys.dtype)
-        read, ask, write = _factors(factors, t, C)
+        of_reads, of_asks, of_writes = _factors(factors, t, C)
         if states is not None:
             tkc.store(states[slot + t // C, head], (column, 0), short.to(states.dtype))
-        if rates is not None:
-            wrong = new.to(tkc.float32) - times(tkc.dot(short, keys.T), read)
-            wrong = wrong * across(tkc.load(rates, (t,), (C,)))
-            inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
-            new = tkc.dot(wrong.to(keys.dtype), inverse.T).to(keys.dtype)
+        by = of_reads, rates, read, inverses
+        new, solved, whole = _solved(short, new, keys, by, t, head, C)
         if fresh is not None:
-            tkc.store(fresh, (t, head, column), new.T[:, None, :])
+            tkc.store(fresh, (t, head, column), solved.T[:, None, :])
         if out is not None:
             queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
-            result = times(tkc.dot(short, queries.T), scale if ask is None else ask)
-            result = tkc.dot(new, tkc.load(scores, (t, head, 0), (C, None, C)).T, result)
+            result = times(tkc.dot(short, queries.T), scale if of_asks is None else of_asks)
+            for tile, pairs in (new, scores), (solved, asked):
+                if pairs is not None:
+                    result = tkc.dot(tile, tkc.load(pairs, (t, head, 0), (C, None, C)).T, result)
             tkc.store(out, (t, head, column), result.to(out.dtype).T[:, None, :])
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
-        known = None if erasing is None else tkc.dot(short, keys.T).to(keys.dtype)
         state = times(state, _decays(ends, slot + t // C, head, K))
-        state = tkc.dot(scaled(new, write), written, state)
+        state = tkc.dot(_decaying(whole, of_writes, keys.dtype), written, state)
         if erasing is not None:
-            state = tkc.dot(known, tkc.load(erasing, (t, head, 0), (C, None, K)), state)
+            state = tkc.dot(solved, tkc.load(erasing, (t, head, 0), (C, None, K)), state)
     if final is not None:
         tkc.store(final[z, head], (0, column), state.to(final.dtype).T)
 
@@ -283,11 +309,14 @@ def _walk_back(
     rates,
     factors,
     scores,
+    asked,
+    read,
     inverses,
     starts,
     last,
     states,
     slopes,
+    dv,
     first,
     scale,
     GROUPS: tkc.constexpr,
@@ -300,8 +329,11 @@ def _walk_back(
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C)
     rates, factors = (rows_of(x, starts, z, head) for x in (rates, factors))
-    grad, q, k, writing, erasing, scores, inverses, slopes = (
-        sequence(x, starts, z) for x in (grad, q, k, writing, erasing, scores, inverses, slopes)
+    grad, q, k, writing, erasing, slopes, dv = (
+        sequence(x, starts, z) for x in (grad, q, k, writing, erasing, slopes, dv)
+    )
+    scores, asked, read, inverses = (
+        sequence(x, starts, z) for x in (scores, asked, read, inverses)
     )
     state = tkc.zeros((V, K))
     if last is not None:
@@ -314,21 +346,28 @@ def _walk_back(
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
         queries = tkc.load(q, (t, head // GROUPS[0], 0), (C, None, K))
         grads = tkc.load(grad, (t, head, column), (C, None, V)).T
-        read, ask, write = _factors(factors, t, C)
+        of_reads, of_asks, of_writes = _factors(factors, t, C)
         short = state.to(keys.dtype)
         tkc.store(states[slot + at, head], (column, 0), short.to(states.dtype))
-        slope = times(tkc.dot(short, written.T), write)
+        slope = times(tkc.dot(short, written.T), of_writes)
         slope = tkc.dot(grads, tkc.load(scores, (t, head, 0), (C, None, C)), slope)
         state = times(state, _decays(ends, slot + at, head, K))
-        state = tkc.dot(scaled(grads, scale if ask is None else ask), queries, state)
-        if rates is not None:
+        state = tkc.dot(scaled(grads, scale if of_asks is None else of_asks), queries, state)
+        if inverses is not None:
             inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
-            slope = tkc.dot(slope.to(keys.dtype), inverse)
-            each = across(tkc.load(rates, (t,), (C,)))
-            state = tkc.dot(times(-slope * each, read).to(keys.dtype), keys, state)
-        if erasing is not None:
-            change = tkc.dot(short, tkc.load(erasing, (t, head, 0), (C, None, K)).T)
-            state = tkc.dot(change.to(keys.dtype), keys, state)
+            if read is None:
+                slope = tkc.dot(slope.to(keys.dtype), inverse)
+                each = across(tkc.load(rates, (t,), (C,)))
+                change = times(-slope * each, of_reads).to(keys.dtype)
+            else:
+                of_new = slope
+                slope = tkc.dot(short, tkc.load(erasing, (t, head, 0), (C, None, K)).T)
+                slope = tkc.dot(grads, tkc.load(asked, (t, head, 0), (C, None, C)), slope)
+                slope = tkc.dot(slope.to(keys.dtype), inverse)
+                change = slope.to(keys.dtype)
+                of_new = tkc.dot(change, tkc.load(read, (t, head, 0), (C, None, C)), of_new)
+                tkc.store(dv, (t, head, column), of_new.to(dv.dtype).T[:, None, :])
+            state = tkc.dot(change, keys, state)
         tkc.store(slopes, (t, head, column), slope.to(slopes.dtype).T[:, None, :])
     if first is not None:
         tkc.store(first[z, head], (0, column), state.to(first.dtype).T)
@@ -655,7 +694,9 @@ class Prepared(NamedTuple):
 
     rates: β, [batch, heads, T]. factors, [batch, heads, 3, T], or None where all are 1: what rows
     are multiplied by of K as it is read, of Q (with the scale), and of K as it is written. ends:
-    base-2 logarithms of each chunk's decay, [slots, heads] or [slots, heads, K].
+    base-2 logarithms of each chunk's decay, [slots, heads] or [slots, heads, K]. A state that
+    changes by one rank more (rwkv.py) is read with k, and what is solved for is written with
+    `erasing`; asked is then what a chunk's queries ask of it, and read what k reads of values.
     """
 
     lengths: Array | None
@@ -669,6 +710,8 @@ class Prepared(NamedTuple):
     ends: Array | None
     groups: tuple[int, int]
     erasing: Array | None = None
+    asked: Array | None = None
+    read: Array | None = None
 
 
 def _prepare(n: Recurrence) -> Prepared:
@@ -701,7 +744,7 @@ def _prepare(n: Recurrence) -> Prepared:
 
 
 def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:
-    """results: initial state, out, final state, states of chunks, U."""
+    """results: initial state, out, final state, states of chunks, what the inverses solve for."""
     initial, *written = results
     _walk[n.v.shape[2] * n.blocks, n.sequences](
         p.q,
@@ -713,6 +756,8 @@ def walked(n: Recurrence, p: Prepared, *results: Array | None) -> None:
         p.rates,
         p.factors,
         p.scores,
+        p.asked,
+        p.read,
         p.inverses,
         n.starts,
         initial,
@@ -732,9 +777,10 @@ def walked_back(
     after: Array,
     slopes: Array,
     first: Array | None,
+    dv: Array | None = None,
 ) -> None:
     """Writes after: the gradient of the state after each chunk; slopes: Y; first: the gradient of
-    the initial state."""
+    the initial state; dv, with p.read, where Y is not of V but of what is read."""
     _walk_back[n.v.shape[2] * n.blocks, n.sequences](
         grad,
         p.q,
@@ -745,11 +791,14 @@ def walked_back(
         p.rates,
         p.factors,
         p.scores,
+        p.asked,
+        p.read,
         p.inverses,
         n.starts,
         last,
         after,
         slopes,
+        dv,
         first,
         n.scale,
         V=n.block,
@@ -758,7 +807,7 @@ def walked_back(
     )
 
 
-def _inner_products(n: Recurrence, states: Array, after: Array) -> Array:
+def inner_of_states(n: Recurrence, states: Array, after: Array) -> Array:
     """Of the states before each chunk and their gradients behind it, [slots, heads, 1 or K]."""
     slots, heads, columns, width = states.shape
     if not n.channels:
@@ -848,7 +897,7 @@ def backward(
         fresh,
         n.starts,
         after,
-        None if n.g is None else _inner_products(n, states, after),
+        None if n.g is None else inner_of_states(n, states, after),
         asked,
         rules,
         reads,

@@ -9,24 +9,21 @@ before it, G the sum of g from the chunk's start to and with a position, E = exp
 F = exp(G_last - G), x ⊙ y the C x C numbers Σ_c x_ic y_jc exp(G_ic - G_jc) for j <= i, else 0, and
 a ⊘ y those of exp(G_{i-1,c} - G_jc) for j < i,
 
-    M  = (I - A ⊘ B)^-1,   W = M (E'∘A),   T = M (A ⊘ K)
-    O  = scale · ((E∘Q + (Q ⊙ B) W) S + (Q ⊙ K + (Q ⊙ B) T) V)
-    S' = Diag(exp G_last) S + (F∘B)ᵀ W S + (F∘K + Tᵀ (F∘B))ᵀ V
+    M  = (I - A ⊘ B)^-1,   X = M ((E'∘A) S + (A ⊘ K) V)
+    O  = scale · ((E∘Q) S + (Q ⊙ K) V + (Q ⊙ B) X)
+    S' = Diag(exp G_last) S + (F∘K)ᵀ V + (F∘B)ᵀ X
 
-so that all but two products do not depend on the state. `_pairs`, `inverted` of triangular.py,
-`_combine_reads` and `_combine_writes` compute these factors for all chunks at once, and the walks
-of recurrences.py do the rest. Backward, with H = S dS'ᵀ, x̂ the factor that holds x (Q̂ = E∘Q +
-(Q ⊙ B) W, K̂ = F∘K + Tᵀ (F∘B)),
+`_pairs` and `inverted` of triangular.py compute these factors for all chunks at once, and the walks
+of recurrences.py do the rest. Backward, with
 
-    dQ̂ = scale · dO Sᵀ,   d(Q ⊙ K) = scale · dO Vᵀ for j <= i,   dK̂ = V dS'ᵀ
-    d(F∘B) = W H + T dK̂,   d(Q ⊙ B) = dQ̂ Wᵀ + d(Q ⊙ K) Tᵀ
-    d(E'∘A) = Mᵀ ((F∘B) Hᵀ + (Q ⊙ B)ᵀ dQ̂)
-    d(A ⊘ K) = Mᵀ ((Q ⊙ B)ᵀ d(Q ⊙ K) + (F∘B) dK̂ᵀ)
-    d(A ⊘ B) = d(E'∘A) Wᵀ + d(A ⊘ K) Tᵀ
+    Y  = Mᵀ (scale · (Q ⊙ B)ᵀ dO + (F∘B) dS'),   dV = scale · (Q ⊙ K)ᵀ dO + (F∘K) dS' + (A ⊘ K)ᵀ Y
+    dS = Diag(exp G_last) dS' + scale · (E∘Q)ᵀ dO + (E'∘A)ᵀ Y
+    d(E∘Q) = scale · dO Sᵀ,    d(E'∘A) = Y Sᵀ,    d(F∘K) = V dS'ᵀ,    d(F∘B) = X dS'ᵀ
+    d(Q ⊙ K) = scale · dO Vᵀ,  d(Q ⊙ B) = scale · dO Xᵀ,  d(A ⊘ K) = Y Vᵀ,  d(A ⊘ B) = Y Xᵀ
 
-of `_outer_gradients`, `_asked_gradients` and `_solved_gradients`. From them `_row_gradients` (of q
-and a) and `_column_gradients` (of k, b and g) sum over the pairs of a chunk; dg is the sum from the
-end of dG_t = (q dq - k dk - b db)_t + (a da)_{t+1}.
+where products have numbers of pairs. `_pair_gradients` has the last line, and `_row_gradients` (of
+q and a) and `_column_gradients` (of k, b and g) sum over the pairs of a chunk; dg is the sum from
+the end of dG_t = (q dq - k dk - b db)_t + (a da)_{t+1}, and of dS'·S' at the end.
 """
 
 from __future__ import annotations
@@ -61,12 +58,11 @@ from tkc.kernels.chunks import (
     times,
 )
 from tkc.kernels.operator import operator
-from tkc.kernels.recurrences import Prepared, Recurrence, walked, walked_back
+from tkc.kernels.recurrences import Prepared, Recurrence, inner_of_states, walked, walked_back
 from tkc.kernels.triangular import inverted
 
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
-# of a chunk: wide, where keys have as few channels and a chunk's decays are one product
-WIDE_POSITIONS, POSITIONS = 64, 32
+POSITIONS, COLUMNS = 32, 64  # of a chunk; of a program that walks chunks
 
 
 def _rows(x, t, head, C, N):
@@ -83,14 +79,19 @@ def _totals(g, t, head, C, K):
     return total, total - _rows(g, t, head, C, K).to(tkc.float32) * LOG2E, end
 
 
-def _four(rows, columns, factors):
+def _four(rows, columns, factors, C):
     """Of rows (q, a) and columns (k, b), the parts of Q ⊙ K, Q ⊙ B, A ⊘ K and A ⊘ B that have these
-    weights and factors."""
+    pairs and factors."""
     to, below, of_queries, of_reads, of_columns = factors
     near = [scaled(tile, of_columns).T for tile in columns]
-    queries, reads = scaled(rows[0], of_queries), scaled(rows[1], of_reads)
-    found = [to * tkc.dot(queries, tile) for tile in near]
-    return *found, *(0.0 * to if below is None else below * tkc.dot(reads, tile) for tile in near)
+    found = []
+    for row, pairs, factor in (rows[0], to, of_queries), (rows[1], below, of_reads):
+        if pairs is None:
+            found += [tkc.zeros((C, C)) for _ in near]
+        else:
+            tile = scaled(row, factor)
+            found += [tkc.where(pairs, tkc.dot(tile, column), 0.0) for column in near]
+    return found
 
 
 @tkc.jit
@@ -105,231 +106,100 @@ def _pairs(
     asked,
     read,
     lower,
+    asking,
+    reading,
+    writing,
+    erasing,
+    ends,
+    scale,
     C: tkc.constexpr,
     K: tkc.constexpr,
     SHORT: tkc.constexpr,
 ):
-    """seen: Q ⊙ K; asked: Q ⊙ B; read: A ⊘ K; lower: -(A ⊘ B)."""
+    """seen: scale · Q ⊙ K; asked: scale · Q ⊙ B; read: A ⊘ K; lower: -(A ⊘ B); asking, reading,
+    writing, erasing: E∘Q, E'∘A, F∘K, F∘B; ends: the logarithm of each chunk's decay."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
+    slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
     q, k, a, b, g, seen, asked, read, lower = (
         sequence(x, starts, z) for x in (q, k, a, b, g, seen, asked, read, lower)
     )
+    factors = [sequence(x, starts, z) for x in (asking, reading, writing, erasing)]
     if t < k.shape[0]:
         rows, columns = ([_rows(x, t, head, C, K) for x in pair] for pair in ((q, a), (k, b)))
-        total, before, _ = _totals(g, t, head, C, K)
-        found = _four(rows, columns, short_factors(total, before, SHORT, C))
-        qk, qb, ak, ab = found
+        total, before, end = _totals(g, t, head, C, K)
+        short = short_factors(total, before, end, SHORT, C)
+        if SHORT == C:  # relative to half of the chunk's decay, from its start and to its end
+            half = tkc.exp2(0.5 * end)[None, :]
+            decays = [short[i] * half for i in (2, 3, 4, 4)]
+        else:
+            down = from_end(total, end)
+            decays = [tkc.exp2(total), tkc.exp2(before), down, down]
+        for x, tile, decay in zip(factors, (*rows, *columns), decays, strict=True):
+            _put(x, t, head, scaled(tile, decay))
+        tkc.store(ends[slot], (head, 0), end[None, :])
+        qk, qb, ak, ab = _four(rows, columns, short, C)
         for n in tkc.range(int(log2(SHORT)), int(log2(C))):
-            more = _four(rows, columns, level_factors(total, before, n, C))
+            more = _four(rows, columns, level_factors(total, before, n, C), C)
             qk, qb, ak, ab = qk + more[0], qb + more[1], ak + more[2], ab + more[3]
-        _put(seen, t, head, qk)
-        _put(asked, t, head, qb)
+        _put(seen, t, head, qk * scale)
+        _put(asked, t, head, qb * scale)
         _put(read, t, head, ak)
         _put(lower, t, head, -ab)
 
 
 @tkc.jit
-def _combine_reads(
-    q,
-    a,
-    g,
-    starts,
-    asked,
-    inverses,
-    asking,
-    reading,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-):
-    """asking: Q̂; reading: W."""
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    q, a, g, asked, inverses, asking, reading = (
-        sequence(x, starts, z) for x in (q, a, g, asked, inverses, asking, reading)
-    )
-    if t < g.shape[0]:
-        total, before, _ = _totals(g, t, head, C, K)
-        inverse = _rows(inverses, t, head, C, C)
-        apart = tkc.dot(inverse, scaled(_rows(a, t, head, C, K), tkc.exp2(before))).to(q.dtype)
-        _put(reading, t, head, apart)
-        queries = _rows(q, t, head, C, K).to(tkc.float32) * tkc.exp2(total)
-        _put(asking, t, head, tkc.dot(_rows(asked, t, head, C, C), apart, queries))
-
-
-@tkc.jit
-def _combine_writes(
-    k,
-    b,
-    g,
-    starts,
-    seen,
-    asked,
-    read,
-    inverses,
-    writing,
-    erasing,
-    scores,
-    solved,
-    ends,
-    scale,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-):
-    """writing: K̂; erasing: F∘B; scores: what is multiplied by V; solved: T; ends: the logarithm of
-    each chunk's decay.
-    """
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
-    k, b, g, seen, asked = (sequence(x, starts, z) for x in (k, b, g, seen, asked))
-    read, inverses, writing, erasing, scores, solved = (
-        sequence(x, starts, z) for x in (read, inverses, writing, erasing, scores, solved)
-    )
-    if t < g.shape[0]:
-        total, _, end = _totals(g, t, head, C, K)
-        down = from_end(total, end)
-        erased = scaled(_rows(b, t, head, C, K), down)
-        _put(erasing, t, head, erased)
-        keys = _rows(k, t, head, C, K).to(tkc.float32) * down
-        known = tkc.dot(_rows(inverses, t, head, C, C), _rows(read, t, head, C, C)).to(k.dtype)
-        if solved is not None:
-            _put(solved, t, head, known)
-        _put(writing, t, head, tkc.dot(known.T, erased, keys))
-        own = _rows(seen, t, head, C, C).to(tkc.float32)
-        _put(scores, t, head, tkc.dot(_rows(asked, t, head, C, C), known, own) * scale)
-        tkc.store(ends[slot], (head, 0), end[None, :])
-
-
-def _below(tile, C):
-    i = tkc.arange(C)
-    return tkc.where(i[:, None] > i[None, :], tile, 0.0)
-
-
-@tkc.jit
-def _outer_gradients(
+def _pair_gradients(
     grad,
     v,
+    solved,
+    slopes,
     starts,
-    states,
-    after,
-    dasking,
-    dwriting,
     dseen,
-    outer,
-    inner,
+    dasked,
+    dread,
+    dlower,
     scale,
     C: tkc.constexpr,
     K: tkc.constexpr,
     V: tkc.constexpr,
 ):
-    """dasking: dQ̂; dwriting: dK̂; dseen: dP; outer: H; inner: its diagonal."""
+    """Those of Q ⊙ K, Q ⊙ B, A ⊘ K and A ⊘ B; solved: X; slopes: Y."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(grad.shape[1], C), C) + tkc.program_id(1)
-    grad, v, dasking, dwriting, dseen = (
-        sequence(x, starts, z) for x in (grad, v, dasking, dwriting, dseen)
-    )
+    grad, v, solved, slopes = (sequence(x, starts, z) for x in (grad, v, solved, slopes))
+    dseen, dasked, dread, dlower = (sequence(x, starts, z) for x in (dseen, dasked, dread, dlower))
     if t < grad.shape[0]:
-        i, c = tkc.arange(C), tkc.arange(K)
-        pairs, both = tkc.zeros((C, C)), tkc.zeros((K, K))
-        of_queries, of_keys = tkc.zeros((C, K)), tkc.zeros((C, K))
+        i = tkc.arange(C)
+        qk, qb, ak, ab = (tkc.zeros((C, C)) for _ in range(4))
         for column in tkc.range(0, grad.shape[2], V):
-            grads, values = (tkc.load(x, (t, head, column), (C, None, V)) for x in (grad, v))
-            state, behind = (tkc.load(x[slot, head], (column, 0), (V, K)) for x in (states, after))
-            pairs = tkc.dot(grads, values.T, pairs)
-            of_queries = tkc.dot(grads, state, of_queries)
-            of_keys = tkc.dot(values, behind, of_keys)
-            both = tkc.dot(state.T, behind, both)
-        _put(dseen, t, head, tkc.where(i[:, None] >= i[None, :], pairs * scale, 0.0))
-        _put(dasking, t, head, of_queries * scale)
-        _put(dwriting, t, head, of_keys)
-        tkc.store(outer[slot, head], (0, 0), both.to(outer.dtype))
-        diagonal = tkc.sum(tkc.where(c[:, None] == c[None, :], both, 0.0), axis=0)
-        tkc.store(inner[slot], (head, 0), diagonal[None, :])
+            asks, new, known, reads = (
+                tkc.load(x, (t, head, column), (C, None, V)) for x in (grad, v, solved, slopes)
+            )
+            qk, qb = tkc.dot(asks, new.T, qk), tkc.dot(asks, known.T, qb)
+            ak, ab = tkc.dot(reads, new.T, ak), tkc.dot(reads, known.T, ab)
+        for x, found in (dseen, qk), (dasked, qb):
+            _put(x, t, head, tkc.where(i[:, None] >= i[None, :], found * scale, 0.0))
+        for x, found in (dread, ak), (dlower, ab):
+            _put(x, t, head, tkc.where(i[:, None] > i[None, :], found, 0.0))
 
 
-@tkc.jit
-def _asked_gradients(
-    reading,
-    solved,
-    starts,
-    dasking,
-    dwriting,
-    dseen,
-    outer,
-    derasing,
-    dasked,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-):
-    """derasing: d(F∘B); dasked: d(Q ⊙ B)."""
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(reading.shape[1], C), C) + tkc.program_id(1)
-    reading, solved, dasking, dwriting, dseen, derasing, dasked = (
-        sequence(x, starts, z)
-        for x in (reading, solved, dasking, dwriting, dseen, derasing, dasked)
-    )
-    if t < reading.shape[0]:
-        apart, known = _rows(reading, t, head, C, K), _rows(solved, t, head, C, C)
-        found = tkc.dot(known, _rows(dwriting, t, head, C, K))
-        both = tkc.load(outer[slot, head], (0, 0), (K, K))
-        _put(derasing, t, head, tkc.dot(apart, both, found))
-        found = tkc.dot(_rows(dseen, t, head, C, C), known.T)
-        _put(dasked, t, head, tkc.dot(_rows(dasking, t, head, C, K), apart.T, found))
+def _with_states(pair, states, slot, t, head, C, K, V):
+    """Products of two arrays' rows of a chunk with its state, over all columns of V."""
+    found = tkc.zeros((C, K)), tkc.zeros((C, K))
+    for column in tkc.range(0, pair[0].shape[2], V):
+        state = tkc.load(states[slot, head], (column, 0), (V, K))
+        tiles = [tkc.load(x, (t, head, column), (C, None, V)) for x in pair]
+        found = tkc.dot(tiles[0], state, found[0]), tkc.dot(tiles[1], state, found[1])
+    return found
 
 
-@tkc.jit
-def _solved_gradients(
-    asked,
-    inverses,
-    reading,
-    erasing,
-    solved,
-    starts,
-    dasking,
-    dwriting,
-    dseen,
-    outer,
-    dreading,
-    dread,
-    dlower,
-    C: tkc.constexpr,
-    K: tkc.constexpr,
-):
-    """dreading: d(E'∘A); dread: d(A ⊘ K); dlower: d(A ⊘ B)."""
-    head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    slot = first_slot(starts, z, tkc.cdiv(reading.shape[1], C), C) + tkc.program_id(1)
-    asked, inverses, reading, erasing, solved = (
-        sequence(x, starts, z) for x in (asked, inverses, reading, erasing, solved)
-    )
-    dasking, dwriting, dseen, dreading, dread, dlower = (
-        sequence(x, starts, z) for x in (dasking, dwriting, dseen, dreading, dread, dlower)
-    )
-    if t < reading.shape[0]:
-        by, inverse = _rows(asked, t, head, C, C), _rows(inverses, t, head, C, C)
-        erased, dtype = _rows(erasing, t, head, C, K), asked.dtype
-        both = tkc.load(outer[slot, head], (0, 0), (K, K))
-        reads = tkc.dot(by.T, _rows(dasking, t, head, C, K), tkc.dot(erased, both.T)).to(dtype)
-        reads = tkc.dot(inverse.T, reads).to(dtype)
-        _put(dreading, t, head, reads)
-        known = tkc.dot(erased, _rows(dwriting, t, head, C, K).T)
-        known = tkc.dot(by.T, _rows(dseen, t, head, C, C), known).to(dtype)
-        known = _below(tkc.dot(inverse.T, known), C).to(dtype)
-        _put(dread, t, head, known)
-        lower = tkc.dot(reads, _rows(reading, t, head, C, K).T)
-        lower = tkc.dot(known, _rows(solved, t, head, C, C).T, lower)
-        _put(dlower, t, head, _below(lower, C))
-
-
-def _weighed(by, weights):
-    return (by.to(tkc.float32) * weights).to(by.dtype)
-
-
-def _sum_of(by, weights, tiles):
-    """Σ of (by ∘ weights) x over two."""
-    first = tkc.dot(_weighed(by[0], weights), tiles[0])
-    return tkc.dot(_weighed(by[1], weights), tiles[1], first)
+def _sum_of(by, pairs, tiles):
+    """Σ of by x over two, of these pairs."""
+    first = tkc.dot(tkc.where(pairs, by[0], 0.0), tiles[0])
+    return tkc.dot(tkc.where(pairs, by[1], 0.0), tiles[1], first)
 
 
 def _of_rows(by, columns, factors):
-    """What dq and da have of these weights and factors; by: the gradients of the four products."""
+    """What dq and da have of these pairs and factors; by: the gradients of the four products."""
     to, below, of_queries, of_reads, of_columns = factors
     near = [scaled(tile, of_columns) for tile in columns]
     asked = times(_sum_of(by[:2], to, near), of_queries)
@@ -346,8 +216,9 @@ def _row_gradients(
     b,
     g,
     starts,
-    dasking,
-    dreading,
+    grad,
+    slopes,
+    states,
     dseen,
     dasked,
     dread,
@@ -355,26 +226,30 @@ def _row_gradients(
     dq,
     da,
     dg,
+    scale,
     C: tkc.constexpr,
     K: tkc.constexpr,
+    V: tkc.constexpr,
     SHORT: tkc.constexpr,
 ):
-    """dq, da, and what dg has of them."""
+    """dq, da, and what dg has of them; states: before each chunk."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
-    q, k, a, b, g, dasking, dreading, dq, da, dg = (
-        sequence(x, starts, z) for x in (q, k, a, b, g, dasking, dreading, dq, da, dg)
+    slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
+    q, k, a, b, g, grad, slopes, dq, da, dg = (
+        sequence(x, starts, z) for x in (q, k, a, b, g, grad, slopes, dq, da, dg)
     )
     by = [sequence(x, starts, z) for x in (dseen, dasked, dread, dlower)]
     if t < g.shape[0]:
+        behind = _with_states((grad, slopes), states, slot, t, head, C, K, V)
         by = [_rows(x, t, head, C, C) for x in by]
         columns = [_rows(x, t, head, C, K) for x in (k, b)]
-        total, before, _ = _totals(g, t, head, C, K)
-        asks, reads = _of_rows(by, columns, short_factors(total, before, SHORT, C))
+        total, before, end = _totals(g, t, head, C, K)
+        asks, reads = behind[0] * scale * tkc.exp2(total), behind[1] * tkc.exp2(before)
+        more = _of_rows(by, columns, short_factors(total, before, end, SHORT, C))
+        asks, reads = asks + more[0], reads + more[1]
         for n in tkc.range(int(log2(SHORT)), int(log2(C))):
             more = _of_rows(by, columns, level_factors(total, before, n, C))
             asks, reads = asks + more[0], reads + more[1]
-        asks = asks + _rows(dasking, t, head, C, K).to(tkc.float32) * tkc.exp2(total)
-        reads = reads + _rows(dreading, t, head, C, K).to(tkc.float32) * tkc.exp2(before)
         _put(dq, t, head, asks)
         _put(da, t, head, reads)
         queries, slope = (_rows(x, t, head, C, K).to(tkc.float32) for x in (q, a))
@@ -383,14 +258,14 @@ def _row_gradients(
 
 
 def _of_columns(by, rows, factors):
-    """What dk and db have of these weights and factors."""
+    """What dk and db have of these pairs and factors."""
     to, below, of_queries, of_reads, of_columns = factors
     queries, reads = scaled(rows[0], of_queries), scaled(rows[1], of_reads)
     found = []
     for asked, read in ((by[0], by[2]), (by[1], by[3])):
-        total = tkc.dot(_weighed(asked, to).T, queries)
+        total = tkc.dot(tkc.where(to, asked, 0.0).T, queries)
         if below is not None:
-            total = tkc.dot(_weighed(read, below).T, reads, total)
+            total = tkc.dot(tkc.where(below, read, 0.0).T, reads, total)
         found.append(times(total, of_columns))
     return found
 
@@ -403,8 +278,9 @@ def _column_gradients(
     b,
     g,
     starts,
-    dwriting,
-    derasing,
+    v,
+    solved,
+    after,
     dseen,
     dasked,
     dread,
@@ -415,32 +291,31 @@ def _column_gradients(
     dg,
     C: tkc.constexpr,
     K: tkc.constexpr,
+    V: tkc.constexpr,
     SHORT: tkc.constexpr,
 ):
-    """dk, db and dg."""
+    """dk, db and dg; after: the gradients of the states behind each chunk, inner: their products
+    with those before it."""
     head, t, z = tkc.program_id(0), tkc.program_id(1) * C, tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(g.shape[1], C), C) + tkc.program_id(1)
-    q, k, a, b, g, dwriting, derasing, dk, db, dg = (
-        sequence(x, starts, z) for x in (q, k, a, b, g, dwriting, derasing, dk, db, dg)
+    q, k, a, b, g, v, solved, dk, db, dg = (
+        sequence(x, starts, z) for x in (q, k, a, b, g, v, solved, dk, db, dg)
     )
     by = [sequence(x, starts, z) for x in (dseen, dasked, dread, dlower)]
     if t < g.shape[0]:
         by = [_rows(x, t, head, C, C) for x in by]
         rows = [_rows(x, t, head, C, K) for x in (q, a)]
         total, before, end = _totals(g, t, head, C, K)
-        written, erased = _of_columns(by, rows, short_factors(total, before, SHORT, C))
+        written, erased = _of_columns(by, rows, short_factors(total, before, end, SHORT, C))
         for n in tkc.range(int(log2(SHORT)), int(log2(C))):
             more = _of_columns(by, rows, level_factors(total, before, n, C))
             written, erased = written + more[0], erased + more[1]
-        down = from_end(total, end)
+        behind = _with_states((v, solved), after, slot, t, head, C, K, V)
         keys, others = (_rows(x, t, head, C, K).to(tkc.float32) for x in (k, b))
-        behind = _rows(dwriting, t, head, C, K).to(tkc.float32) * down
-        ends = tkc.sum(behind * keys, axis=0)
-        written = written + behind
-        behind = _rows(derasing, t, head, C, K).to(tkc.float32) * down
-        ends = ends + tkc.sum(behind * others, axis=0)
-        erased = erased + behind
+        of_keys, of_others = (x * from_end(total, end) for x in behind)
+        ends = tkc.sum(of_keys * keys, axis=0) + tkc.sum(of_others * others, axis=0)
         ends = ends + tkc.load(inner[slot], (head, 0), (None, K)) * tkc.exp2(end)
+        written, erased = written + of_keys, erased + of_others
         _put(dk, t, head, written)
         _put(db, t, head, erased)
         slope = tkc.cumsum(written * keys + erased * others, reverse=True)
@@ -515,12 +390,9 @@ class _Call:
         q, g, k, v, a, b = (contiguous(x) for x in operands)
         self.v, self.g, self.starts, self.scale = v, g, starts, scale
         self.operands = (q, k, a, b, g, starts)  # of most kernels
-        wide = q.shape[3] <= WIDE_POSITIONS
-        self.short = _short(least, WIDE_POSITIONS if wide else POSITIONS, dtype_of(v))
-        positions = max(POSITIONS, self.short)
+        self.short = _short(least, POSITIONS, dtype_of(v))
         # short chunks have little work for a program that waits for each: more programs then
-        columns = positions if wide else WIDE_POSITIONS
-        self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, positions, columns)
+        self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, POSITIONS, COLUMNS)
         self.tiles = {name: self.walk.common[name] for name in ("C", "K", "num_warps")}
         self.grid = v.shape[2], self.walk.chunks, self.walk.sequences
         self.empty = not (self.walk.sequences and v.shape[2] and v.shape[3])
@@ -536,69 +408,30 @@ class _Call:
         """A number of each chunk, head and channel."""
         return empty(self.v, (self.walk.slots, *self.g.shape[2:]), "float32")
 
-    def prepare(self, backward: bool) -> tuple[Prepared, Array, Array | None]:
-        """The factors of the walks, Q ⊙ B, and T where it is wanted."""
-        seen, asked, read, inverses, scores = (self.of_pairs() for _ in range(5))
-        lower, solved = self.of_pairs("float32"), self.of_pairs() if backward else None
-        _pairs[self.grid](*self.operands, seen, asked, read, lower, SHORT=self.short, **self.tiles)
+    def prepare(self) -> Prepared:
+        """The factors of the walks."""
+        seen, asked, read, inverses = (self.of_pairs() for _ in range(4))
+        asking, reading, writing, erasing = factors = [self.of_keys() for _ in range(4)]
+        lower, ends = self.of_pairs("float32"), self.of_chunks()
+        pairs = seen, asked, read, lower
+        options = {"SHORT": self.short, **self.tiles}
+        _pairs[self.grid](*self.operands, *pairs, *factors, ends, self.scale, **options)
         inverted(lower, inverses, self.starts, self.grid)
-        asking, reading, writing, erasing = (self.of_keys() for _ in range(4))
-        ends = self.of_chunks()
-        q, k, a, b, g, starts = self.operands
-        _combine_reads[self.grid](q, a, g, starts, asked, inverses, asking, reading, **self.tiles)
-        written = writing, erasing, scores, solved, ends
-        of_pairs = seen, asked, read, inverses
-        _combine_writes[self.grid](k, b, g, starts, *of_pairs, *written, self.scale, **self.tiles)
-        factors = Prepared(
-            None, scores, inverses, asking, reading, writing, None, None, ends, (1, 1), erasing
-        )
-        return factors, asked, solved
-
-    def factor_gradients(
-        self,
-        grad: Array,
-        states: Array,
-        after: Array,
-        factors: Prepared,
-        asked: Array,
-        solved: Array | None,
-    ) -> tuple[tuple, tuple, tuple, Array]:
-        """Those of Q̂ and E'∘A; of K̂ and F∘B; of the numbers of pairs; and the diagonal of H."""
-        dasking, dreading, dwriting, derasing = (self.of_keys() for _ in range(4))
-        dseen, dasked, dread, dlower = (self.of_pairs() for _ in range(4))
-        inner, width = self.of_chunks(), self.g.shape[3]
-        outer = empty(self.v, (*inner.shape[:2], width, width))
-        _outer_gradients[self.grid](
-            grad,
-            self.v,
-            self.starts,
-            states,
-            after,
-            dasking,
-            dwriting,
-            dseen,
-            outer,
-            inner,
-            self.scale,
-            V=self.walk.block,
-            **self.tiles,
-        )
-        from_outer = (self.starts, dasking, dwriting, dseen, outer)
-        _asked_gradients[self.grid](factors.k, solved, *from_outer, derasing, dasked, **self.tiles)
-        _solved_gradients[self.grid](
+        return Prepared(
+            None,
+            seen,
+            inverses,
+            asking,
+            reading,
+            writing,
+            None,
+            None,
+            ends,
+            (1, 1),
+            erasing,
             asked,
-            factors.inverses,
-            factors.k,
-            factors.erasing,
-            solved,
-            *from_outer,
-            dreading,
-            dread,
-            dlower,
-            **self.tiles,
+            read,
         )
-        pairs = (dseen, dasked, dread, dlower)
-        return (dasking, dreading), (dwriting, derasing), pairs, inner
 
 
 @operator
@@ -633,9 +466,8 @@ def rwkv7(
     call = _Call(operands, cu_seqlens, max_seqlen, scale, least)
     if call.empty:
         return
-    factors, _, _ = call.prepare(False)
     initial = None if initial is None else contiguous(initial)
-    walked(call.walk, factors, initial, out, final, None, None)
+    walked(call.walk, call.prepare(), initial, out, final, None, None)
 
 
 @operator
@@ -668,16 +500,23 @@ def rwkv7_backward(
     if call.empty:
         return
     grad, initial, last = all_contiguous(grad, initial, grad_final)
-    factors, asked, solved = call.prepare(True)
-    states, after = call.walk.states(), call.walk.states()
-    walked(call.walk, factors, initial, None, None, states, None)
-    first = None if initial is None else ds
-    walked_back(call.walk, factors, grad, last, after, dv, first)
-    slopes = call.factor_gradients(grad, states, after, factors, asked, solved)
-    of_rows, of_columns, of_pairs, inner = slopes
-    given, options = call.operands, {"SHORT": call.short, **call.tiles}
-    _row_gradients[call.grid](*given, *of_rows, *of_pairs, dq, da, dg, **options)
-    _column_gradients[call.grid](*given, *of_columns, *of_pairs, inner, dk, db, dg, **options)
+    factors, walk = call.prepare(), call.walk
+    states, after, solved, slopes = walk.states(), walk.states(), empty(v), empty(v)
+    walked(walk, factors, initial, None, None, states, solved)
+    walked_back(walk, factors, grad, last, after, slopes, None if initial is None else ds, dv)
+    pairs = tuple(call.of_pairs() for _ in range(4))
+    given, options = call.operands, {"V": walk.part, **call.tiles}
+    _pair_gradients[call.grid](
+        grad, call.v, solved, slopes, call.starts, *pairs, call.scale, **options
+    )
+    options["SHORT"] = call.short
+    _row_gradients[call.grid](
+        *given, grad, slopes, states, *pairs, dq, da, dg, call.scale, **options
+    )
+    inner = inner_of_states(walk, states, after)
+    _column_gradients[call.grid](
+        *given, call.v, solved, after, *pairs, inner, dk, db, dg, **options
+    )
 
 
 @rwkv7.backward(saves="q g k v a b initial cu_seqlens max_seqlen scale least", zeros=False)
