@@ -9,7 +9,8 @@ from xdsl.ir import Block, Region
 
 from tkc.ir import tile
 from tkc.ir.layout import blocked
-from tkc.passes.warpgroups.epilogue_stores import Part, is_alternative, own_part
+from tkc.passes.analysis.alias import is_alternative
+from tkc.passes.warpgroups.epilogue_stores import Part, own_part
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,16 @@ def unseen(
 
 
 # ---- places
+def is_alternative(op: Operation, other: Operation) -> bool:
+    """Whether a branch has one of two operations and the other branch the other one."""
+    region = other.parent_region()
+    while region is not None and (around := region.parent) is not None:
+        if isinstance(around, scf.IfOp) and around.is_ancestor(op):
+            return not region.is_ancestor(op)
+        region = around.parent_region()
+    return False
+
+
 def ancestor(op: Operation, block: Block) -> Operation | None:
     """The operation of a block that another is, or is in; None where it is outside."""
     found: Operation | None = op

@@ -16,13 +16,13 @@ from tkc.ir.fragments import wgmma_accumulator
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.plan import Plan, number_of
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import before, erase
+from tkc.ir.rewrite import before, erase, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
-from tkc.ir.values import extents_of, shared_type, tile_type
+from tkc.ir.values import extents_of, layout_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access
-from tkc.passes.analysis.alias import may_meet
+from tkc.passes.analysis.alias import is_alternative, is_of_programs, may_meet
 from tkc.passes.analysis.mapped import may_lie_before
 from tkc.passes.layouts.buffers import offsets_of_parts, read, written
 from tkc.passes.layouts.epilogue_subtiles import (
@@ -33,13 +33,13 @@ from tkc.passes.layouts.epilogue_subtiles import (
     Parts,
     ResultStore,
     StoredResult,
-    advanced,
     load_registers,
     neighbours,
     subtile,
     subtile_buffers,
     subtile_of,
 )
+from tkc.passes.layouts.movers import offsets_layout
 from tkc.passes.planning.roles.results import (
     is_stored_by_map,
     is_stored_by_threads,
@@ -114,8 +114,12 @@ class _Stores:
         }
 
     def _is_alone(self, op: ResultStore, others: Sequence[ResultStore]) -> bool:
-        """Whether none of the others may store to the same memory."""
-        return not any(may_meet(op, o, self.context.overlaps) for o in others if o is not op)
+        """Whether none of the others may store to the same memory in the same program."""
+        return not any(
+            may_meet(op, o, self.context.overlaps) and not _is_instead(o, op)
+            for o in others
+            if o is not op
+        )
 
     def _is_by_map(self, op: ResultStore) -> bool:
         return self.plan.epilogue == "tma" and is_stored_by_map(op)
@@ -174,11 +178,11 @@ class _Stores:
             for op, turn in zip(stores, buffers, strict=True):
                 buffer, part = turn[i % in_turn], self.parts.of(op.value, (at, size), anchor)
                 written(buffer, part, anchor, self.context)
-                offsets, extents = _part_of(op, at, size, anchor)
+                offsets, extents = self._part_of(op, at, size, anchor)
                 if not self._is_by_map(op):
                     rows = tile_type(part).with_layout(self._by_rows(op, size))
                     whole = read(buffer, rows, anchor, self.context)
-                    before(anchor, tile.Store(op.array, offsets, whole, extents))
+                    _with_offsets(before(anchor, tile.Store(op.array, offsets, whole, extents)))
                     continue
                 if may_lie_before(op):
                     offsets = [_not_before(offset, anchor) for offset in offsets]
@@ -227,13 +231,44 @@ class _Stores:
     def _store_part(
         self, op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
     ) -> None:
-        offsets, extents = _part_of(op, at, size, anchor)
+        offsets, extents = self._part_of(op, at, size, anchor)
         value = self.parts.of(op.value, (at, size), anchor)
         mask = None if op.mask is None else self.parts.of(op.mask, (at, size), anchor)
         if isinstance(op, tile.AtomicBlock):
             before(anchor, tile.AtomicBlock(op.kind.data, op.array, offsets, value, extents, mask))
         else:
             before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+
+    def _part_of(
+        self, op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
+    ) -> tuple[list[SSAValue], list[int]]:
+        """Offsets and extents of a part of a store's block: `at` and `size` along the axes it
+        keeps.
+        """
+        kept = iter(zip(at, size, strict=True))
+        offsets, extents = list(op.offsets), list(op.extents.get_values())
+        for axis, count in enumerate(extents):
+            if count >= 0:
+                start, extents[axis] = next(kept)
+                offsets[axis] = self.parts.offset(offsets[axis], start, extents[axis], anchor)
+        return offsets, extents
+
+
+def _is_instead(op: Operation, other: Operation) -> bool:
+    """Whether a program that executes one of two operations does not execute the other one."""
+    around = [loop for loop in loops_of(op) if loop.is_ancestor(other)]
+    return is_alternative(op, other) and all(map(is_of_programs, around))
+
+
+def _with_offsets(store: tile.Store) -> None:
+    """Gives the numbers of rows that a store has to the threads that store these rows."""
+    for axis, offset in enumerate(store.offsets):
+        if not isinstance(offset.type, TileType):
+            continue
+        wanted = offsets_layout(store, axis, layout_of(store.value))
+        if layout_of(offset) != wanted:
+            moved = before(store, shared.Convert(offset, offset.type.with_layout(wanted)))
+            store.operands[store.operands.index(offset)] = moved.result
 
 
 def _not_before(offset: SSAValue, anchor: Operation) -> SSAValue:
@@ -243,19 +278,6 @@ def _not_before(offset: SSAValue, anchor: Operation) -> SSAValue:
         return offset
     rest = before(anchor, tile.Constant((1 << 31) - 1, offset.type)).result
     return before(anchor, CLASSES["and"](offset, rest)).result
-
-
-def _part_of(
-    op: ResultStore, at: tuple[int, int], size: tuple[int, int], anchor: ResultStore
-) -> tuple[list[SSAValue], list[int]]:
-    """Offsets and extents of a part of a store's block: `at` and `size` along the axes it keeps."""
-    kept = iter(zip(at, size, strict=True))
-    offsets, extents = list(op.offsets), list(op.extents.get_values())
-    for axis, count in enumerate(extents):
-        if count >= 0:
-            start, extents[axis] = next(kept)
-            offsets[axis] = advanced(offsets[axis], start, anchor)
-    return offsets, extents
 
 
 def _alternate(shape: tuple[int, int], count: int, store: ResultStore) -> list[SSAValue]:

@@ -286,6 +286,13 @@ class Parts:
         ]
         return before(anchor, tile.Concat(pieces, 1, _type_of_part(value, area))).result
 
+    def offset(self, offset: SSAValue, start: int, count: int, anchor: Operation) -> SSAValue:
+        """Where so many elements from one on along an axis of a block are in its array."""
+        if isinstance(offset.type, TileType):
+            line = (start,), (count,)
+            return self._part(offset, line, line, anchor)
+        return advanced(offset, start, anchor)
+
     def fetch(self, value: SSAValue, area: Area, anchor: Operation) -> None:
         """Issues the loads among a part's sources, before the part is computed."""
         op = value.owner

@@ -44,6 +44,7 @@ from tkc.passes.analysis.alias import (
     WRITES,
     Overlaps,
     ancestor,
+    is_alternative,
     is_before,
     is_of_programs,
     may_meet,
@@ -217,16 +218,6 @@ def _of_workspace(access: Operation) -> bool:
         case _:
             return False
     return isinstance(root(place).owner, threads.Workspace)
-
-
-def is_alternative(op: Operation, other: Operation) -> bool:
-    """Whether a branch has one of two operations and the other branch the other one."""
-    region = other.parent_region()
-    while region is not None and (around := region.parent) is not None:
-        if isinstance(around, scf.IfOp) and around.is_ancestor(op):
-            return not region.is_ancestor(op)
-        region = around.parent_region()
-    return False
 
 
 def _axis_of(extents: Sequence[int], share: Part) -> int:

@@ -62,7 +62,7 @@ def is_stored_by_threads(store: StoredResult) -> bool:
     if not isinstance(op, tile.Store) or store.transposed or op.mask is not None:
         return False
     kept = [axis for axis, n in enumerate(op.extents.get_values()) if n >= 0]
-    if len(kept) != 2 or any(isinstance(offset.type, TileType) for offset in op.offsets):
+    if len(kept) != 2 or isinstance(op.offsets[kept[1]].type, TileType):
         return False
     return array_type(op.array).facts.strides[kept[1]].exact == 1
 
