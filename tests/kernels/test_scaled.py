@@ -389,11 +389,15 @@ def test_the_rest_assembles_clean():
     )
 
 
-def test_results_with_odd_rows_are_computed_as_transposes(monkeypatch):
-    """On a GPU: what the transpose's product is given, of every kind of scales, is right."""
+def test_results_with_odd_rows_may_be_computed_as_transposes(monkeypatch):
+    """On a GPU, where the model finds that faster: what the transpose's product is given, of every
+    kind of scales, is right.
+    """
     from tkc.kernels import scaled
 
     monkeypatch.setattr(scaled, "narrow", lambda c: True)
+    # of two ways to launch the one whose result has so many rows
+    monkeypatch.setattr(scaled, "_seconds", lambda way: way[1][-1].shape[0] != 65)
     for way in WAYS:
         a, w, sa, sb, want = given(way, 33, 65, 130)
         bias = numbers(65, seed=4)

@@ -8,7 +8,7 @@ without a copy. Rows that do not start at multiples of 16 bytes cannot be copied
 own engine: where the cost model finds it faster, such operands are copied to rows that do, both in
 one launch. So it is with a long k and few blocks, which is cut in parts that a second launch adds
 up, always in the same order; a matrix times a vector has launches of its own, and a result whose
-rows start at odd elements is computed as its transpose.
+rows start at odd elements may be computed as its transpose.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ What adds up is the caller's choice, for the two are not the same on a Hopper te
 128 of k. Blocks and schedule are the cost model's choice for the shapes. Factors that Hopper's
 engines do not take as they lie (k is not their dense axis, rows do not start at multiples of 16
 bytes) are copied first where that pays, and a result whose rows start at odd elements is computed
-as its transpose, as `matmul` does.
+as its transpose where the cost model finds that faster, as in `matmul`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power
@@ -266,31 +267,28 @@ def _launch(
             scale.reshape((1,) if one == 0 else _turned(name, math.prod(scale.shape), 1))
             for name, scale, one in (("a", a_scale, rows), ("b", b_scale, columns))
         )
+    ways = [(a, b, a_scale, b_scale, bias, out, rows, columns)]
     if narrow(out):
-        a, b, a_scale, b_scale, out, rows, columns = (
-            b.T,
-            a.T,
-            *(s if len(s.shape) == 1 else s.T for s in (b_scale, a_scale)),
-            out.T,
-            columns,
-            rows,
-        )
-        bias = None if bias is None else bias[:, None]
-    if rows <= 0:
-        _scaled[_grid](
-            a,
-            b,
-            a_scale,
-            b_scale,
-            bias,
-            out,
-            EXACT=exact and dtype_of(a) != "int8",
-            ACTIVATION=activation,
-        )
-    else:
-        _blocks[_grid](
-            a, b, a_scale, b_scale, bias, out, ROWS=rows, COLUMNS=columns, ACTIVATION=activation
-        )
+        scales = (s if len(s.shape) == 1 else s.T for s in (b_scale, a_scale))
+        turned = None if bias is None else bias[:, None]
+        ways.append((b.T, a.T, *scales, turned, out.T, columns, rows))
+    exact = exact and dtype_of(a) != "int8"
+
+    def kernel_of(way):
+        *arrays, rows, columns = way
+        if rows <= 0:
+            return _scaled, arrays, {"EXACT": exact, "ACTIVATION": activation}
+        return _blocks, arrays, {"ROWS": rows, "COLUMNS": columns, "ACTIVATION": activation}
+
+    found = [*map(kernel_of, ways)]
+    kernel, arrays, constants = min(found, key=_seconds) if len(found) > 1 else found[0]
+    kernel[_grid](*arrays, **constants)
+
+
+def _seconds(way: tuple[Any, Sequence[Array | None], dict[str, Any]]) -> float:
+    """The cost model's, of a kernel with its arrays and constants."""
+    kernel, arrays, constants = way
+    return kernel.choose(*arrays, **constants, grid=_grid).seconds or 0.0
 
 
 @operator(name="scaled_matmul")
