@@ -121,6 +121,7 @@ class Costs:
     # one element or of as many neighbours as alignment allows
     store_shared: float
     store_lane: float
+    store_narrow: float  # … of each row of a subtile: the wider the fewer
     store_direct: float
     odd_rows: float  # how much longer stores from registers take of rows that start at odd elements
     columns: float  # and of dense columns
@@ -136,6 +137,9 @@ class Costs:
     # bytes of sectors a clock that the L2 cache gives to all multiprocessors of operands whose rows
     # begin amid sectors: what several ask for at once is hardly ever answered once then
     cut_l2: float
+    # part of what several programs of a GPC ask for at about the same time that the L2 cache sends
+    # once: the others come too late
+    together: float
     cut_line: float  # clocks between its answers to those that ask for one line of such an operand
     mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
@@ -172,10 +176,12 @@ class Costs:
         each += self.store_row / min(columns, LONGEST_ROW)
         return each * results + self.store_part * results / max(1, rows * columns)
 
-    def leaving_by_threads(self, results: int, rows: int, columns: int, vector: int) -> float:
-        """Likewise of results that threads store by rows, so many neighbours of a row at once."""
-        each = self.store_shared + self.store_lane / vector
-        return each * results + self.store_part * results / max(1, rows * columns)
+    def leaving_by_threads(self, results: int, columns: int, vector: int) -> float:
+        """Clocks in which threads store a program's results by rows, in subtiles of so many
+        columns, so many neighbours of a row at once.
+        """
+        each = self.store_shared + self.store_lane / vector + self.store_narrow / columns
+        return each * results
 
     def meeting(self, results: int, parts: int) -> float:
         """Clocks in which a program's parts of k are stored and the last one adds them up."""

@@ -132,6 +132,13 @@ class Target:
         across = min(count, max(1.0, gpcs * count / rows))
         return count * size, down * cluster[0], across * cluster[1]
 
+    def sent(self, programs: float, places: float) -> float:
+        """The part of what programs of a GPC ask for that the L2 cache sends them, where they stand
+        in so many places: each asks for what the others in its place do.
+        """
+        apart = min(programs, places) / programs
+        return 1 - self.costs.together * (1 - apart)
+
     @staticmethod
     def beyond(grid: Sequence[int], cluster: Sequence[int], waves: float) -> float:
         """The share of the busiest multiprocessor's programs that are beyond the grid, and fill up

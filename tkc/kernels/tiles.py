@@ -32,6 +32,8 @@ THIN_ROWS = 16, 32
 TRANSPOSED_STEP = 8  # of which rows of a transposed block are a multiple
 # of a thread for sums, by the warpgroups that share a multiprocessor's registers
 SUMS = {1: 208, 2: 208, 3: 128}
+# all of them; where a warpgroup beside these copies
+ROOM, ROOM_BESIDE_COPIES = {1: 232, 2: 232, 3: 160}, {1: 240, 2: 200}
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
 WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
 WHOLE_VECTOR = 8  # elements: 16 bytes, of which rows are multiples that tensor maps store
@@ -225,10 +227,14 @@ def _columns(product: Product, rows: int) -> Iterator[int]:
 
 def _fits_registers(tile: Tile) -> bool:
     """Whether a thread has room for its sums, of one program or of its own."""
-    groups = tile.warpgroups
-    if tile.in_turn and groups == 3:
+    if tile.in_turn and tile.warpgroups == 3:
         return False
-    return tile.rows * tile.columns // (128 * (1 if tile.in_turn else groups)) <= SUMS[groups]
+    return _sums(tile) <= SUMS[tile.warpgroups]
+
+
+def _sums(tile: Tile) -> int:
+    """Registers of a thread for a program's sums."""
+    return tile.rows * tile.columns // (128 * (1 if tile.in_turn else tile.warpgroups))
 
 
 def _parts(product: Product, tile: Tile, machine: Any) -> Iterator[Tile]:
@@ -265,15 +271,19 @@ def nanoseconds(product: Product, tile: Tile, machine: Any) -> float:
 def _least(product: Product, tile: Tile, machine: Any) -> float:
     """What a tile takes in any cluster, at least: with copies that cost nothing."""
     dots, _ = _multiplied(tile, machine)
-    return _spent(product, tile, machine, machine.multiprocessors, Step(dots, 0.0))
+    return _spent(product, tile, machine, machine.multiprocessors, Step(dots, dots, 0.0, 0))
 
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one step of a program, and bytes copied."""
+    """Clocks of one step of a program, those of its dots alone, bytes copied, and how many steps
+    copies run ahead.
+    """
 
     clocks: float
+    dots: float
     copied: float
+    stages: int
 
 
 def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) -> float:
@@ -281,10 +291,14 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     costs, programs = machine.costs, product.programs(tile) * tile.split_k
     waves, parts = _waves(product, tile, programs, places)
     steps = ceil(product.steps(tile) / tile.split_k)
-    leaving = costs.restart_clocks + _storing(product, tile, costs)
-    looping = steps * step.clocks
-    each = max(looping, (looping + leaving) / 2) if tile.in_turn else looping + leaving
-    clocks = waves * each + leaving * tile.in_turn
+    storing = _storing(product, tile, machine)
+    leaving, looping = costs.restart_clocks + storing, steps * step.clocks
+    if tile.in_turn:
+        clocks = waves * max(looping, (looping + leaving) / 2, storing) + leaving
+    else:
+        # what copies take longer than dots, while the results of the program before leave
+        ahead = min(steps, step.stages) * (step.clocks - step.dots)
+        clocks = waves * (looping + leaving) - max(0.0, waves - 1) * min(leaving, ahead)
     if parts > 1 and not product.apart:
         clocks += costs.meeting(tile.rows * tile.columns, parts)
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
@@ -304,17 +318,20 @@ def _subtile(tile: Tile) -> tuple[int, int]:
     return max(n for n in steps if tile.rows % n == 0), WARPGROUP_ROWS * tile.warpgroups
 
 
-def _storing(product: Product, tile: Tile, costs: Any) -> float:
+def _storing(product: Product, tile: Tile, machine: Any) -> float:
     """Clocks in which a program stores its results, subtile by subtile of each warpgroup: by tensor
-    maps, by threads where rows begin elsewhere than those do, or of transposes from registers.
+    maps, by threads where rows begin elsewhere than those do, or from registers, of transposes and
+    where sums leave none for rows of results.
     """
-    results, vector = tile.rows * tile.columns, product.vectors[2]
+    results, vector, costs = tile.rows * tile.columns, product.vectors[2], machine.costs
     if vector == WHOLE_VECTOR:
         return float(costs.leaving(results, *_subtile(tile)))
-    if vector == 0 or tile.transposed:
+    room = (ROOM_BESIDE_COPIES if product.copied_by_threads else ROOM)[tile.warpgroups]
+    crowded = room - _sums(tile) < machine.assembler.stored_by_rows
+    if vector == 0 or tile.transposed or crowded:
         slower = (costs.columns, costs.odd_rows)[vector] if vector < 2 else 1.0
         return float(costs.store_direct * slower * results)
-    return float(costs.leaving_by_threads(results, *_subtile(tile), vector))
+    return float(costs.leaving_by_threads(results, _subtile(tile)[1], vector))
 
 
 def _multiplied(tile: Tile, machine: Any) -> tuple[float, int]:
@@ -359,14 +376,14 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
             having = min(active, grid[1 - axis] * product.batches) / sharing
             asked = max(asked, having * machine.asked_of_line(row, pitch))
         else:
-            served += size * min(count, places[axis]) / count / machine.l2
+            served += size * machine.sent(count, places[axis]) / machine.l2
     fabric = max(copied / machine.fabric, served * active, asked * costs.cut_line)
     stages = min(MAX_STAGES, (machine.shared_bytes - 2 * prod(_subtile(tile))) // stage)
     shared = costs.shared_copy_latency * (prod(tile.cluster) > 1)
     by_maps = max(product.vectors[:2]) == WHOLE_VECTOR
     latency = costs.copy_latency + shared if by_maps else costs.load_latency
     times = dots, fabric, lines * costs.copied_line, units, latency / max(1, stages - 1)
-    return Step(machine.crowded(times), copied)
+    return Step(machine.crowded(times), dots, copied, stages)
 
 
 def _waves(product: Product, tile: Tile, programs: int, places: int) -> tuple[float, int]:

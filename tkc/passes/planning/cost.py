@@ -241,14 +241,16 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     loops = _loops(work, plan, target, resident, parallel, places, waves)
     stored = _stored(work, plan, costs)
     exposed = loops.exposed + stored
-    # two programs at once hide what the other multiplies over
-    each = (
-        loops.clocks + exposed
-        if per_block == 1
-        else max(loops.clocks, (loops.clocks + exposed) / per_block)
-    )
+    if per_block == 1:
+        each = loops.clocks + exposed
+        hidden = max(0.0, waves - 1) * min(exposed, loops.ahead)
+    else:
+        # what one multiplies hides what the other stores, but they share the way to memory
+        storing = stored - costs.restart_clocks
+        each, hidden = max(loops.clocks, (loops.clocks + exposed) / per_block, storing), 0.0
     total = (
         waves * each
+        - hidden
         + (exposed if per_block > 1 else 0)
         + (costs.meeting(work.results, shares) if shares > 1 else 0)
         + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
@@ -302,13 +304,15 @@ def _waves(work: Work, plan: Plan, parallel: int, places: int) -> tuple[float, i
 @dataclass(frozen=True)
 class Loops:
     """Clocks of a program's loops, and of what nothing overlaps outside of them; bytes that it
-    copies; what limits the longest loop.
+    copies; what limits the longest loop; clocks of its first steps that copies take longer than
+    dots, and may while the results of the program before leave.
     """
 
     clocks: float
     exposed: float
     copied: float
     limit: str
+    ahead: float
 
 
 def _loops(
@@ -321,7 +325,7 @@ def _loops(
     waves: float,
 ) -> Loops:
     """What a program does besides storing its results."""
-    clocks = exposed = copied = longest = 0.0
+    clocks = exposed = copied = longest = ahead = 0.0
     limit = "memory"
     active = min(parallel, places) / resident if work.grid else 0.0
     launch = Launch(work.grid, active)
@@ -339,10 +343,11 @@ def _loops(
         copied += trips * step.copied
         if trips * step.clocks > longest and part.dots:
             longest, limit = trips * step.clocks, step.limit
+            ahead = min(trips, plan.stages) * (step.clocks - step.tensor)
         if plan.roles == "one" and part.dots and trips > 1:
             # nothing overlaps its first copies
             exposed += _latency(part, plan, target.costs) + step.clocks
-    return Loops(clocks, exposed, copied, limit)
+    return Loops(clocks, exposed, copied, limit, ahead if plan.roles != "one" else 0.0)
 
 
 def _stored(work: Work, plan: Plan, costs: Costs) -> float:
@@ -359,7 +364,7 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
         return costs.store_direct * (work.results + odd)
     rows, columns = ROWS_PER_WARPGROUP * max(1, plan.warps // 4), gcd(work.width, plan.columns)
     if plan.epilogue == "shared":
-        return costs.leaving_by_threads(work.results, rows, columns, work.vector)
+        return costs.leaving_by_threads(work.results, columns, work.vector)
     if any(dot.swap for dot in plan.dots):
         rows, columns = lines_of_subtile(work.height, plan.columns), rows
     return costs.leaving(work.results, rows, columns, whole=plan.subtiles == 1)
@@ -403,11 +408,12 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one trip of the blocks that a multiprocessor holds, bytes that it copies, and what
-    the clocks are spent on.
+    """Clocks of one trip of the blocks that a multiprocessor holds, those of its dots alone, bytes
+    that it copies, and what the clocks are spent on.
     """
 
     clocks: float
+    tensor: float
     copied: float
     limit: str
 
@@ -454,7 +460,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch)
     }
     why = max(times, key=lambda part: times[part])
     clocks = times[why] if plan.roles == "one" else target.crowded(times.values())
-    return Step(clocks, copies.bytes * resident, why)
+    return Step(clocks, min(clocks, tensor * resident), copies.bytes * resident, why)
 
 
 def _waits(part: Part, plan: Plan) -> bool:
@@ -567,7 +573,7 @@ def _once(moved: Moved, sharing: int, plan: Plan, target: Target, launch: Launch
     programs = max(1, plan.programs) / plan.split_k
     count, *places = target.neighbours(launch.grid, plan.cluster, plan.raster, programs)
     apart = prod(places[axis] for axis in moved.axes if axis < len(places))
-    return min(count, apart) / count
+    return target.sent(count, apart)
 
 
 def _instruction(path: str, fed: bool, costs: Costs) -> float:
