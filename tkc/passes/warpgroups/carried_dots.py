@@ -82,6 +82,17 @@ def shown_by(buffer: SSAValue) -> SSAValue:
     return buffer
 
 
+def stage_shown(buffer: SSAValue) -> shared.Stage | None:
+    """The stage of a ring that a buffer, or a view of one, shows."""
+    owner = shown_by(buffer).owner
+    return owner if isinstance(owner, shared.Stage) else None
+
+
+def stage_number(buffer: SSAValue) -> SSAValue | None:
+    """The number of the stage that a buffer, or a view of one, shows."""
+    return None if (stage := stage_shown(buffer)) is None else stage.index[0]
+
+
 def carried_count(block: Block, flights: list[InFlightDot]) -> int:
     """How many of the last dots in flight at the end of a loop's body run on into its next
     iteration: those behind which it computes nothing. Nor does it make tiles before its first dot,

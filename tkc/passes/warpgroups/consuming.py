@@ -9,25 +9,22 @@ An operand that threads write is fenced for the tensor cores where it was writte
 again when the dots that read it are over.
 
 A dot runs until something needs it (`Overlap`); the accumulators of a loop run one group deep, so
-that a stage is released when the next group is in flight (`_dots`). Sums of other loops run on into
-the next iteration (carried_dots.py).
+that a stage is released when the next group is in flight (pipelined_sums.py). Sums of other loops
+run on into the next iteration (carried_dots.py).
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES, Cast
+from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import (
     after,
     before,
-    defining_slice,
     erase,
-    rebuild_for,
     stamp,
 )
 from tkc.ir.types import PendingType, TileType
@@ -44,16 +41,17 @@ from tkc.ir.values import (
 from tkc.passes.analysis.alias import Overlaps
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
-from tkc.passes.planning.operands import zero as is_zero
 from tkc.passes.warpgroups.carried_dots import (
     InFlightDot,
     carried_count,
     carry,
-    shown_by,
+    stage_number,
+    stage_shown,
     written_by,
 )
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.maps import Maps
+from tkc.passes.warpgroups.pipelined_sums import PipelinedSums
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
 
 
@@ -65,58 +63,67 @@ def consume(
     overlaps: Overlaps,
 ) -> None:
     """Turns the tokens of a block of consumers into waits, releases and stores."""
+    _wait_for_stages(block, rings)
+    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
+    reused = list(dict.fromkeys(filter(None, map(stage_of, outs))))
+    # stages that are released a step late
+    late = {stage.index[0] for stage in reused} | _pipeline_sums(block, rings)
+    Overlap(block, rings, late, turns).run()
+    if turns:
+        before(first_of(block), threads.Turn("start"))
+    if reused:
+        release_stages(reused, {ring: barriers.empty for ring, barriers in rings.items()})
+    if outs:
+        store_results(outs, maps, block, overlaps)
+        commits = [op for op in block.walk() if isinstance(op, threads.BulkCommit)]
+        each = "warpgroup" if any(op.each for op in commits) else None
+        block.add_op(stamp(threads.BulkWait(0, each=each), terminator_of(block)))
+
+
+def _wait_for_stages(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
+    """Waits where the block's tokens are waited for, and where it writes what is relaid out."""
     anew = [op for op in block.walk() if relayouts(op)]
     raw = {ring_of(origin(write)) for write in anew}
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
     for write in anew:
         before(write, threads.MbarrierWait(rings[ring_of(write)].full, *state_of(write)))
         erase(write)
-    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
-    through = list(dict.fromkeys(filter(None, map(stage_of, outs))))
-    late = {stage.index[0] for stage in through}  # stages that are released a step late
+
+
+def _pipeline_sums(block: Block, rings: dict[SSAValue, RingBarriers]) -> set[SSAValue]:
+    """Runs the sums of loops one group of dots deep, where that can be; gives the numbers of stages
+    that are released so.
+    """
+    found: set[SSAValue] = set()
     around = dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
     for loop in around:
         if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
             continue
         together = [dot for dots in made for dot in dots]
-        if (
-            any(map(written_by, together))
-            or len(together) > 1
-            and any(map(_in_registers, together))
+        stages = _ring_stages(together, rings)
+        if not _wait_for_one_another(together) and all(
+            where is loop.body.block for *_, where in stages
         ):
-            continue  # one dot's operand is made when the one before is over
-        stages = list(
-            {
-                (stage[0].full, stage[1]): stage
-                for dots in made
-                for dot in dots
-                for stage in _stages_read(dot, rings)
-            }.values()
-        )
-        if all(where is loop.body.block for *_, where in stages):
-            late.update(stage for _, stage, _ in stages)
-            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], len(around) > 1)
-    Overlap(block, rings, late, turns).run()
-    if turns:
-        before(first_of(block), threads.Turn("start"))
-    if through:
-        release_stages(through, {ring: barriers.empty for ring, barriers in rings.items()})
-    if outs:
-        store_results(outs, maps, block, overlaps)
-    if outs:
-        block.add_op(
-            stamp(
-                threads.BulkWait(
-                    0,
-                    each=(
-                        "warpgroup"
-                        if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit))
-                        else None
-                    ),
-                ),
-                terminator_of(block),
-            )
-        )
+            read = [(ring, stage) for ring, stage, _ in stages]
+            found.update(stage for _, stage in read)
+            PipelinedSums(loop, made, read, len(around) > 1).run()
+    return found
+
+
+def _wait_for_one_another(dots: list[tile.Dot]) -> bool:
+    """Whether one dot's operand is made when the one before is over."""
+    return any(map(written_by, dots)) or len(dots) > 1 and any(map(_in_registers, dots))
+
+
+def _ring_stages(
+    dots: list[tile.Dot], rings: dict[SSAValue, RingBarriers]
+) -> list[tuple[RingBarriers, SSAValue, Block]]:
+    """As `_stages_read`, of several dots together."""
+    found = {}
+    for dot in dots:
+        for stage in _stages_read(dot, rings):
+            found[stage[0].full, stage[1]] = stage
+    return list(found.values())
 
 
 def _stages_read(
@@ -126,7 +133,7 @@ def _stages_read(
     waited for.
     """
     found: dict[tuple[SSAValue, SSAValue], tuple[RingBarriers, SSAValue, Block]] = {}
-    for stage in filter(None, map(_shown, (dot.a, dot.b))):
+    for stage in filter(None, map(stage_shown, (dot.a, dot.b))):
         if stage.ring not in rings:
             continue  # consumers write it
         ring, index = rings[stage.ring], stage.index[0]
@@ -381,7 +388,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
         behind.remove(op)
 
     for read in [
-        op for op in behind if isinstance(op, shared.Read) and _stage_of(op.buffer) is stage
+        op for op in behind if isinstance(op, shared.Read) and stage_number(op.buffer) is stage
     ]:
         earlier(read)
 
@@ -420,178 +427,36 @@ def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
     """Where the loop whose dots read a stage is over, in each way through a branch round it; in one
     without such a loop where it begins.
     """
-
-    def reads(op):
-        return any(
-            isinstance(inner, threads.DotAsync) and stage in _stages_of(inner)
-            for inner in op.walk()
-        )
-
-    around = next((op for op in reversed(list(block.ops)) if reads(op)), None)
+    around = next((op for op in reversed(list(block.ops)) if _reads(op, stage)), None)
     if isinstance(around, scf.IfOp):
-        loops = [
-            next((op for op in region.block.ops if isinstance(op, scf.ForOp) and reads(op)), None)
-            for region in around.regions
-        ]
-        if not any(
-            reads(op)
-            for region, loop in zip(around.regions, loops, strict=False)
-            for op in region.block.ops
-            if loop is None or loop.is_before_in_block(op)
-        ):
-            return [
-                first_of(region.block) if loop is None else next_of(loop)
-                for region, loop in zip(around.regions, loops, strict=True)
-            ]
+        ways = [_behind_loop(region.block, stage) for region in around.regions]
+        places = [op for op in ways if op is not None]
+        if len(places) == len(ways):
+            return places
     return [next_of(around) if isinstance(around, scf.ForOp) else terminator_of(block)]
+
+
+def _behind_loop(way: Block, stage: SSAValue) -> Operation | None:
+    """What follows the loop of a block whose dots read a stage, the first operation where there is
+    no such loop; None where others read it, too.
+    """
+    readers = [op for op in way.ops if _reads(op, stage)]
+    if not readers:
+        return first_of(way)
+    loops = [op for op in readers if isinstance(op, scf.ForOp)]
+    # what stands before the first loop reads it while the loop waits
+    if not loops or loops[0] is not readers[-1]:
+        return None
+    return next_of(loops[0])
+
+
+def _reads(op: Operation, stage: SSAValue) -> bool:
+    """Whether dots in an operation read a stage."""
+    return any(
+        isinstance(inner, threads.DotAsync) and stage in _stages_of(inner) for inner in op.walk()
+    )
 
 
 def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:
     """The rings' stages that a dot under way reads."""
-    return [stage.index[0] for stage in map(_shown, (dot.a, dot.b)) if stage is not None]
-
-
-def _stage_of(buffer: SSAValue) -> SSAValue | None:
-    """The number of the stage that a buffer, or a view of one, shows."""
-    return None if (stage := _shown(buffer)) is None else stage.index[0]
-
-
-def _shown(buffer: SSAValue) -> shared.Stage | None:
-    """The stage of a ring that a buffer, or a view of one, shows."""
-    owner = shown_by(buffer).owner
-    return owner if isinstance(owner, shared.Stage) else None
-
-
-def _dots(
-    loop: scf.ForOp,
-    made: list[list[tile.Dot]],
-    stages: list[tuple[RingBarriers, SSAValue]],
-    among_others: bool,
-) -> None:
-    """The sums of a loop, one group of dots deep: a stage is released when the next group is
-    under way. A left operand in registers is computed when the dot before is over: it still reads
-    its own, and ptxas would give both the same registers. What it is computed from is read while
-    that one runs; what needs no computing is read when it is over.
-
-    A sum that starts from zero starts in undefined registers, which its first dot overwrites: to
-    the assembler they are in use from the role's beginning. Where the role has dots elsewhere too
-    (`among_others`), which need registers of their own, each loop's sums begin with their values.
-    """
-    body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
-    carried = [first.acc for first, *_ in made]  # each sum as the loop carries it
-    indices = [index_of(sum_) - 1 for sum_ in carried]
-    keep = [i for i in range(len(loop.iter_args)) if i not in indices]
-    initial, kinds = (
-        [loop.iter_args[i] for i in indices],
-        [PendingType(tile_type(sum_)) for sum_ in carried],
-    )
-    started = among_others or not all(map(is_zero, initial))
-    pending = [
-        before(loop, threads.Accumulator(v) if started else threads.Undefined(t)).result
-        for v, t in zip(initial, kinds, strict=True)
-    ]
-    zero = before(loop, tile.Constant(0, i32)).result
-    some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
-    # stand for the results until they exist
-    holders = [after(loop, threads.Undefined(t)) for t in kinds]
-    placeholder = after(holders[0], threads.DotWait(0, [holder.result for holder in holders]))
-    for i, result in zip(indices, placeholder.results, strict=False):
-        loop.results[i].replace_all_uses_with(result)
-    computed = isinstance(dots[0].a.type, TileType)
-    place = _computed(dots[0]) if computed else dots[0]
-    early = [
-        op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)
-    ]
-    behind = [op for top in body.ops if top not in early for op in top.walk()]
-    # behind this iteration's fence: the last one's needs another
-    late = isinstance(place, shared.Read) or any(
-        isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages]
-        for op in behind
-    )
-    inside = [before(place, threads.Undefined(t)) for t in kinds]
-    go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
-    # a sum, and what it is on its way
-    flying = dict(zip(carried, (held.result for held in inside), strict=False))
-    if computed:
-        wait = before(place, threads.DotWait(0, list(flying.values())))
-        flying = dict(zip(carried, wait.results, strict=False))
-    before(dots[0], threads.Fence("dot"))
-    for dot in dots:
-        flying[dot.result] = before(
-            dot,
-            threads.DotAsync(
-                dot.a,
-                dot.b,
-                flying[dot.acc],
-                PendingType(tile_type(dot.acc)),
-                keep=go if dot.acc in carried and not started else None,
-            ),
-        ).result
-    ends = [flying[made_of[-1].result] for made_of in made]
-    before(dots[-1], threads.DotCommit())
-    if not computed:
-        wait = before(dots[-1], threads.DotWait(1, ends, [False] * len(ends)))
-        ends = list(wait.results)
-    for i, sum_ in zip(indices, carried, strict=False):
-        terminator_of(body).operands[i] = sum_  # the carried tile goes; its dots with it
-    for dot in reversed(dots):
-        erase(dot)
-    loop = rebuild_for(loop, keep, [*pending, *[zero] * len(stages)])
-    sums, earlier = body.args[-len(made) - len(stages) : -len(stages)], body.args[-len(stages) :]
-    for stage in earlier:
-        stage.name_hint = "stage_before"
-    for held, sum_ in zip(inside, sums, strict=False):
-        held.result.replace_all_uses_with(sum_)
-        erase(held)
-    after(
-        wait,
-        *(
-            op
-            for (ring, _), stage in zip(stages, earlier, strict=False)
-            for op in (
-                *ring.fence(),
-                threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp", when=go),
-            )
-        ),
-    )
-    terminator_of(body).operands = [*yielded_by(body), *ends, *(stage for _, stage in stages)]
-    done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages) : -len(stages)]))
-    last = after(
-        done,
-        *(
-            op
-            for (ring, _), stage in zip(stages, loop.results[-len(stages) :], strict=False)
-            for op in (
-                *(ring.fence() if late else ()),
-                threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp", when=some),
-            )
-        ),
-    )
-    ends = list(done.results)
-    if not started:
-        yes, no = Block([scf.YieldOp(*ends)]), Block([scf.YieldOp(*initial)])
-        chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
-        ends = list(chosen.results)
-    for result, value in zip(placeholder.results, ends, strict=True):
-        result.replace_all_uses_with(value)
-    for op in (placeholder, *holders):
-        erase(op)
-
-
-def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left operand of what was read in memory. Where
-    nothing does, what reads it: ptxas has it read to the registers from which the dot before takes
-    its own.
-    """
-    tainted: set[SSAValue] = set()
-    first: Operation = dot
-    for op in defining_slice([dot.a], block_of(dot)):
-        if isinstance(op, (shared.Read, tile.Load, tile.LoadPointers)) and isinstance(
-            op.results[0].type, TileType
-        ):
-            tainted.update(op.results)
-            if first is dot:
-                first = op
-        elif any(v in tainted for v in op.operands) and not isinstance(op, tile.Transpose):
-            return op
-    return first
+    return [stage.index[0] for stage in map(stage_shown, (dot.a, dot.b)) if stage is not None]
