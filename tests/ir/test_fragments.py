@@ -17,11 +17,13 @@ from tkc.ir.fragments import (
     mma_a,
     mma_accumulator,
     mma_b,
+    paired,
     parse_layout,
     permuted_k,
     wgmma_a,
     wgmma_a_permuted,
     wgmma_accumulator,
+    wgmma_accumulators,
 )
 from tkc.ir.layout import Layout, LayoutError, blocked, movement, register_map
 from tkc.ir.shared_layout import SharedLayout
@@ -62,6 +64,19 @@ B = {
     8: lambda g, q, j, e: (4 * q + e + 16 * j, g),
     32: lambda g, q, j, e: (q + 4 * j, g),
 }
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pairs_of_rows(groups):
+    """The same rows of the instruction in both fragments, and neighbours in each thread."""
+    m = 128 * groups
+    order = np.arange(m).reshape(-1, 8, 2).swapaxes(1, 2).ravel()  # the row in each place
+    for layout in wgmma_accumulator(m, 16, groups), wgmma_a(m, 32, groups), wgmma_a(m, 8, 1, 32):
+        plain, near = layout.table(), paired(layout).table()
+        np.testing.assert_array_equal(near[..., 1], plain[..., 1])
+        np.testing.assert_array_equal(near[..., 0], order[plain[..., 0]])
+        assert set(np.unique(near[..., 0] // 2 % 8 - np.arange(32)[:, None] // 4)) == {0}
+    assert wgmma_accumulators(m, 16, groups)[1] == paired(wgmma_accumulator(m, 16, groups))
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])

@@ -290,7 +290,7 @@ def test_several_sums(form):
     [
         (Form((128, 96, 64), options=(SWAPPED,)), "96x128x64 is not made of wgmma's 64"),
         (Form((64, 64, 32), options=(ONE, SWAPPED)), "mma.sync takes either operand as it is"),
-        (Form((256, 128, 64), options=(REGISTERS,)), "do not fit 240"),
+        (Form((256, 128, 128), options=(REGISTERS,)), "do not fit 240"),
         (
             Form((64, 64, 32), options=(ONE, ("left_operand", "shared"))),
             "no loop reads an operand again",

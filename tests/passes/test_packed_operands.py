@@ -148,6 +148,63 @@ def test_what_two_parts_are_computed_of_is_read_once():
     assert compiled.stages["swizzle-shared"].count("tile.read") == 1
 
 
+@pytest.mark.parametrize("name, read", [("joined", "ldmatrix"), ("gathered", "ld.shared.v2.b32")])
+def test_neighbours_along_rows_are_read_at_once(name, read):
+    """Threads have pairs of rows of a dot whose weights are dense along them, and store these."""
+    given, _ = CASES[name].arguments()
+    compiled = CASES[name].kernel.compile(*given, target="sm_90a")
+    assert "'paired': True" in compiled.stages["plan"]
+    assert read in compiled.ptx and "ld.shared.u8" not in compiled.ptx
+    assert "st.shared.b32" in compiled.ptx and "st.shared.b16" not in compiled.ptx
+
+
+@tkc.jit
+def scaled(a, packed, scales, c, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Weights of 4 bits, two rows a byte; K rows share a scale."""
+    m, n = tkc.program_id(0) * M, tkc.program_id(1) * N
+    acc = tkc.zeros((M, N))
+    for k in range(0, a.shape[1], K):
+        p = tkc.load(packed, (k // 2, n), (K // 2, N))
+        w = tkc.join(p & 15, p >> 4).permute(0, 2, 1).reshape(K, N)
+        w = (w.to(tkc.int8) - 8).to(a.dtype) * tkc.load(scales, (k // K, n), (None, N))[None, :]
+        acc = tkc.dot(tkc.load(a, (m, k), (M, K)), w, acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("columns, groups", [(128, 2), (256, 4)])
+def test_many_columns_are_those_of_four_warpgroups(columns, groups, monkeypatch):
+    """Few rows: what threads compute takes longer than the dot."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    rng = np.random.default_rng(1)
+    four, scales = rng.integers(0, 16, (128, columns)), rng.integers(1, 4, (2, columns))
+    a = numbers(16, 128)
+    packed = (four[0::2] | four[1::2] << 4).astype(np.uint8)
+    given = [a, packed, scales.astype(np.float16), np.zeros((16, columns), np.float16)]
+    compiled = scaled.compile(*given, 16, columns, 64, target="sm_90a")
+    assert any(f"{groups} warpgroups of consumers" in said for said in compiled.decisions)
+    scaled[(1, 1)](*given, 16, columns, 64)
+    np.testing.assert_array_equal(given[-1], product(a, (four - 8) * np.repeat(scales, 64, axis=0)))
+
+
+def test_results_of_packed_columns_are_cut_along_them():
+    """A reshape that joins other axes keeps the columns."""
+    rows, columns = 128, 512
+    rng = np.random.default_rng(2)
+    packed = rng.integers(0, 256, (64, columns)).astype(np.uint8)
+    scales = rng.integers(1, 4, (2, columns)).astype(np.float16)
+    given = [numbers(rows, 128), packed, scales, np.zeros((rows, columns), np.float16)]
+    facts = ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16)
+    half, byte = (ArrayArgument(t, facts) for t in (tkc.float16, tkc.uint8))
+    module = traced(scaled.fn, half, byte, half, half, M=rows, N=columns, K=64)
+    level0.run(module, given, (1, 1, 1))
+    wanted, told = given[-1].copy(), context("sm_90a")
+    through(module, "fit-results", told)
+    assert any("128x512 results do not fit registers: axis 1" in said for said in told.decisions)
+    given[-1][:] = 0
+    level0.run(module, given, (1, 1, 1))
+    np.testing.assert_array_equal(given[-1], wanted)
+
+
 # ---- rows that are read several times
 def repeated(a, b, c, M, N, K, masked: tkc.constexpr):
     """Each row of b stands for four rows of the operand; masked: where the last rows are zeros."""

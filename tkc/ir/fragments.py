@@ -111,6 +111,14 @@ def wgmma_accumulator(m: int, n: int, groups: int = 1, along_n: int = 1) -> Layo
     )
 
 
+def wgmma_accumulators(m: int, n: int, groups: int = 1, along_n: int = 1) -> tuple[Layout, Layout]:
+    """The layouts in which a dot by wgmma delivers its result: with rows in the order of the
+    instruction, and in pairs.
+    """
+    layout = wgmma_accumulator(m, n, groups, along_n)
+    return layout, paired(layout)
+
+
 def wgmma_a(m: int, k: int, groups: int = 1, bits: int = 16) -> Layout:
     """A of wgmma in registers: k16 (16 bits), k32 (8 bits), k8 (tf32)."""
     return mma_a(m, k, 4 * groups, bits=bits)
@@ -136,6 +144,21 @@ def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
         (Digit(4, 1, 2), Digit(8, 0, 1)),
         (Digit(4 * groups, 0, 16),),
     )
+
+
+def paired(layout: Layout) -> Layout:
+    """The fragment of an accumulator or a left operand with its rows in another order: a lane has
+    rows 2g and 2g + 1 of 16 where it had g and g + 8. What is computed of row-wise neighbours then
+    finds two of them in one thread; the instruction is the same, for it does not ask which rows it
+    has, as long as both fragments agree.
+    """
+    near = {(2, 8): 1, (8, 1): 2}
+
+    def moved(d: Digit) -> Digit:
+        return Digit(d.extent, 0, near.get((d.extent, d.stride), d.stride)) if d.axis == 0 else d
+
+    registers = (*map(moved, layout.registers[:3]), *layout.registers[3:])
+    return replace(layout, registers=registers, lanes=tuple(map(moved, layout.lanes)))
 
 
 def permuted_k(k: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class DotPlan:
     its transpose (bᵀ aᵀ)ᵀ, which puts a thin M on the side that has no minimum. parts: of a partial
     dot's columns: how many, and how many are in flight at once (split-sums). permuted: K of both
     operands is counted in the order of an accumulator's registers (tkc.passes.layouts.relayout).
+    paired: of 16 rows a thread has two neighbours (tkc.ir.fragments.paired).
     """
 
     instruction: str
@@ -43,6 +44,7 @@ class DotPlan:
     swap: bool = False
     parts: tuple[int, int] = (1, 1)
     permuted: bool = False
+    paired: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 and what the instructions are.
 """
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -40,6 +42,14 @@ def counted_of_pairs(x, out):
     packed = tkc.load(x, (0,), (N // 2,))
     low, high = (packed & 15).to(tkc.int8) - 8, (packed >> 4).to(tkc.int8) - 8
     tkc.store(out, (0,), tkc.join(low, high).reshape(N).to(out.dtype))
+
+
+@tkc.jit
+def counted_of_words(x, out, BY: tkc.constexpr, MASK: tkc.constexpr, LESS: tkc.constexpr):
+    """Eight of some bits a word."""
+    word, at = tkc.load(x, (0,), (N // 8,)), tkc.arange(N) % 8 * BY
+    word = tkc.broadcast_to(word[:, None], (N // 8, 8)).reshape(N)
+    tkc.store(out, (0,), ((word >> at & MASK) - LESS).to(out.dtype))
 
 
 @tkc.jit
@@ -144,6 +154,28 @@ def test_integers_of_few_bits_that_were_packed(dtype):
     wanted = np.stack([x & 15, x >> 4], axis=1).reshape(N).astype(int) - 8
     np.testing.assert_array_equal(out, wanted.astype(dtype))
     assert "cvt.rn" not in text
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("source", [np.int32, np.uint32])
+@pytest.mark.parametrize(
+    "by, mask, taken, chosen",
+    [(4, 15, 8, True), (4, 7, 0, True), (2, 3, 0, True), (4, 127, 0, False), (3, 7, 4, False)],
+)
+def test_integers_of_few_bits_that_threads_shift(by, mask, taken, chosen, source, dtype):
+    """Where each is known to begin so many bits behind a byte, threads choose bytes; a mask that
+    keeps bits of the next byte is for what was shifted.
+    """
+    x = words(source)[: N // 8]
+    out = np.zeros(N, dtype)
+    text = ran(counted_of_words, x, out, BY=by, MASK=mask, LESS=taken)
+    wanted = (x[:, None] >> np.arange(8, dtype=source) * source(by) & source(mask)).astype(int)
+    np.testing.assert_array_equal(out, (wanted.reshape(N) - taken).astype(dtype))
+    assert "cvt.rn" not in text
+    shifted = re.findall(r"shr.[su]32 (%r\d+), %r\d+, %r\d+;", text)
+    used = [r for r in shifted if re.search(rf"prmt.b32 %r\d+, .*{r}\b", text)]
+    if source == np.int32:
+        assert shifted and chosen == (not used)
 
 
 @pytest.mark.parametrize("source", [np.int8, np.uint8, np.int16])

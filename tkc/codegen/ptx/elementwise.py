@@ -27,7 +27,6 @@ from tkc.codegen.ptx.integers import (
     is_power_of_two,
     narrowed,
     quotient_by_constant,
-    remember_sum,
 )
 from tkc.codegen.ptx.values import (
     Tile,
@@ -236,10 +235,7 @@ def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer)
     if not isinstance(a, str) and name != "sub":
         a, b = b, a
     if name != "mul":
-        found = a if b == 0 else e.w.op(f"{name}.{kind}", cls, a, b)
-        if b and cls == "b32" and isinstance(a, str) and not isinstance(b, str):
-            remember_sum(e, str(found), a, b if name == "add" else -b)
-        return found
+        return a if b == 0 else e.w.op(f"{name}.{kind}", cls, a, b)
     if not isinstance(b, str):
         if b in (0, 1):
             return a if b else 0

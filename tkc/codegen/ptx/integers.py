@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tkc.codegen.ptx.emitter import Emitter
+from tkc.codegen.ptx.provenance import masked_by
 from tkc.codegen.ptx.writer import Integer
 
 # (a & b) | c and (a & b) ^ c, as lop3 has them
@@ -114,44 +113,19 @@ def bitwise(
     e: Emitter, name: str, a: Integer, b: Integer, width: int = 32, into: str | None = None
 ) -> str:
     """a & b, a | b or a ^ b of which one at least is in a register. What joins constant bits to
-    masked ones is one instruction: an assembler makes two of constants that both are immediate.
+    masked ones is one instruction: an assembler makes two of two constants that are immediate.
     """
     if not isinstance(a, str):
         a, b = b, a
     w, lasts = e.w, width == 32 and not isinstance(b, str)
-    if lasts and name in LUT and (found := w.memo(("masked", a), lambda: None)) is not None:
+    found = masked_by(e, a) if lasts and name in LUT and isinstance(a, str) else None
+    if found is not None and found[1] != b:
         source, mask = found
         held = w.memo(("mask", mask), lambda: w.register(mask))
-        w.emit(f"lop3.b32 {into or (into := w.new())}, {source}, {held}, {b}, {LUT[name]}")
-        return into
-    result = w.op(f"{name}.b{width}", f"b{width}", a, b, into=into)
-    if lasts and name == "and" and not {a, result} & e.coalesced:
-        w.memo(("masked", result), lambda: (a, b))
-    return result
-
-
-@dataclass(frozen=True)
-class Made:
-    """A register as (source & mask) + more."""
-
-    source: str
-    mask: int
-    more: int
-
-
-def made_with(e: Emitter, x: str) -> Made:
-    """How a 32-bit register was made of another one and constants, where that is known."""
-    more = 0
-    if (found := e.w.memo(("more", x), lambda: None)) is not None:
-        x, more = found
-    masked = e.w.memo(("masked", x), lambda: None)
-    return Made(x, -1, more) if masked is None else Made(*masked, more)
-
-
-def remember_sum(e: Emitter, result: str, source: str, more: int) -> None:
-    """Notes that a register is another one and a constant."""
-    if not {source, result} & e.coalesced:
-        e.w.memo(("more", result), lambda: (source, more))
+        result = into or w.new()
+        w.emit(f"lop3.b32 {result}, {source}, {held}, {b}, {LUT[name]}")
+        return result
+    return w.op(f"{name}.b{width}", f"b{width}", a, b, into=into)
 
 
 def quotient_by_constant(e: Emitter, a: Integer, b: int) -> str:

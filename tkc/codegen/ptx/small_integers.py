@@ -1,7 +1,9 @@
 """Integers of few bits as two floats of 16 bits: their bits behind those of a power of two, from
 which that is taken away.
 
-(p & 15) - 8      prmt.b32 %r, %p0, %p1, 0x5410           two elements in one register
+(p & 15) - 8      prmt.b32 %r, %p0, %p1, 0x5410           two elements in one register, or two
+                                                          bytes of packed ones, or of words
+                                                          that each is shifted from
                   lop3.b32 %r, %r, 0x000f000f, 0x4300     2^7 + (p & 15)
                   sub.rn.bf16x2 %r, %r, 2^7 + 8
 
@@ -17,7 +19,8 @@ from xdsl.ir import Attribute
 
 from tkc.codegen.ptx import halves
 from tkc.codegen.ptx.emitter import Emitter
-from tkc.codegen.ptx.integers import LUT, made_with
+from tkc.codegen.ptx.integers import LUT, add, divide, mul
+from tkc.codegen.ptx.provenance import BYTE, Made, bits_of, identity, low_bits, made_with
 from tkc.codegen.ptx.values import Tile, to_bits
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir.ranges import Range
@@ -26,6 +29,7 @@ from tkc.ir.types import bf16, f16, is_bool, is_float
 DIGITS: dict[Attribute, int] = {bf16: 7, f16: 10}  # behind the leading one
 TWICE = 0x10001
 LOW_HALVES = 0x5410  # of two registers
+UPPER = 0x5410  # added to two bytes' numbers: of two registers, with their second bytes above
 BYTES = 0x4140  # the two lowest bytes of a register, as halves
 
 
@@ -81,9 +85,50 @@ def _apart(e: Emitter, held: Tile, i: int, known: Range, digits: int) -> Pair | 
     (a, b), whole = (made_with(e, x), made_with(e, y)), (1 << digits) - 1
     more = a.more
     if more == b.more and more <= known.lo and known.hi <= whole + more and abs(more) <= whole:
-        both = e.w.op("prmt.b32", "b32", a.source, b.source, LOW_HALVES)
-        return Pair(both, (b.mask & whole) << 16 | a.mask & whole, more)
+        low, high = _at_a_byte(e, a, whole), _at_a_byte(e, b, whole)
+        return Pair(_both(e, low, high), high.mask << 16 | low.mask, more)
     return _whole(e.w.op("prmt.b32", "b32", x, y, LOW_HALVES), known, digits)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Those bits of a register that a mask leaves, from the byte on that has bit `at`: a number, or
+    a register.
+    """
+
+    register: str
+    at: Integer
+    mask: int
+
+
+def _at_a_byte(e: Emitter, made: Made, whole: int) -> _Place:
+    """Where the bits of an integer begin at a byte: of what it was unpacked or shifted from, of
+    which one instruction shifts all bytes.
+    """
+    mask, found = made.mask & whole, bits_of(e, made.source)
+    kept = (1 << found.count) - 1 if found is not None else 0
+    if found is None or mask & ~kept and not found.exact:
+        return _Place(made.source, 0, mask)
+    source = found.register
+    if by := low_bits(e, found.at).value % BYTE:
+        key = "bytes shifted", source, by
+        source = e.w.memo(key, lambda: e.w.op("shr.u32", "b32", found.register, by))
+    return _Place(source, found.at, mask & kept)
+
+
+def _both(e: Emitter, low: _Place, high: _Place) -> str:
+    """A register with what begins at the two places in its halves."""
+    key = "selector", identity(e, low.at), identity(e, high.at)
+    chosen = e.w.memo(key, lambda: _selector(e, low.at, high.at))
+    return e.w.op("prmt.b32", "b32", low.register, high.register, chosen)
+
+
+def _selector(e: Emitter, low: Integer, high: Integer) -> Integer:
+    """Of prmt: the byte of the first register that has a bit, and that of the second one, as the
+    lower ones of halves.
+    """
+    first, second = divide(e, low, BYTE), mul(e, divide(e, high, BYTE), 0x100)
+    return add(e, add(e, first, second), UPPER)
 
 
 def _whole(raw: str, known: Range, digits: int) -> Pair | None:

@@ -24,7 +24,7 @@ from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, layout_of, registers_of
 from tkc.codegen.ptx.writer import braced
 from tkc.ir import shared, threads, tile
-from tkc.ir.fragments import wgmma_a, wgmma_accumulator
+from tkc.ir.fragments import paired, wgmma_a, wgmma_accumulators
 from tkc.ir.layout import LayoutError
 from tkc.ir.shared_layout import Descriptor
 from tkc.ir.types import SharedType, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, i8, i32, ui8
@@ -95,7 +95,8 @@ def fields_of(e: Emitter, view: SharedView, axis: int) -> Descriptor:
 @dataclass(frozen=True)
 class Shape:
     """A dot of rows x k by k x n as instructions of 64 x width x depth, by so many warpgroups that
-    share its rows, and along_n that share its columns.
+    share its rows, and along_n that share its columns. is_paired: rows are in the order of
+    tkc.ir.fragments.paired.
     """
 
     rows: int
@@ -105,6 +106,7 @@ class Shape:
     depth: int
     groups: int
     along_n: int
+    is_paired: bool
 
     @staticmethod
     def of(e: Emitter, op: threads.DotAsync, fields_b: Descriptor) -> Shape:
@@ -125,9 +127,11 @@ class Shape:
                 f"wgmma of {e.instance.warps} warps takes rows by {64 * groups}, columns by"
                 f" {8 * along_n} and k by {depth}, not {rows}x{t.extents[1]}x{k}"
             )
-        if layout_of(t) != wgmma_accumulator(rows, t.extents[1], groups, along_n):
+        fragments = wgmma_accumulators(rows, t.extents[1], groups, along_n)
+        if layout_of(t) not in fragments:
             e.fail(f"a wgmma of {rows}x{t.extents[1]} cannot deliver the layout {layout_of(t)}")
-        return Shape(rows, n, k, width, depth, groups, along_n)
+        is_paired = layout_of(t) == fragments[1]
+        return Shape(rows, n, k, width, depth, groups, along_n, is_paired)
 
     def share_of_columns(self, b: SharedView) -> int:
         """The bytes from one warpgroup's columns of the right operand to the next one's."""
@@ -224,7 +228,8 @@ def _adds(e: Emitter, op: threads.DotAsync, step: int) -> str:
 def _held_operand(e: Emitter, op: threads.DotAsync, a: Tile, shape: Shape) -> list[str]:
     """The registers of a left operand."""
     w = e.w
-    if a.layout != wgmma_a(shape.rows, shape.k, shape.groups, bits(a.element)):
+    fragment = wgmma_a(shape.rows, shape.k, shape.groups, bits(a.element))
+    if a.layout != (paired(fragment) if shape.is_paired else fragment):
         e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
     held = [w.register(r) for r in a.registers]
     if a.element == f32:

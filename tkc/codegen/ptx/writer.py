@@ -23,6 +23,16 @@ Integer = str | int
 T = TypeVar("T")
 
 CLASSES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
+# Instructions on integers of which it is kept how they made a register.
+TRACED = frozenset(
+    f"{name}.{kind}"
+    for kind, names in {
+        "b32": ("and", "prmt", "shl"),
+        "s32": ("add", "shr", "sub"),
+        "u32": ("add", "shr", "sub"),
+    }.items()
+    for name in names
+)
 _BY_PREFIX = {prefix: name for name, prefix in CLASSES.items()}
 
 
@@ -87,6 +97,8 @@ class Writer:
         self._place: tuple[str, int] | None = None
         self._guard = ""
         self.files: dict[str, int] = {}
+        # of registers that nothing else writes: see tkc.codegen.ptx.provenance
+        self.made: dict[str, tuple[Integer, ...]] = {}
 
     # ---- registers and labels
     def new(self, kind: str = "b32") -> str:
@@ -125,7 +137,10 @@ class Writer:
         it.  Immediates are spelled for `type`, by default the last part of the name: add.rn.f32
         reads f32.
         """
-        into = into or self.new(kind)
+        if into is None:
+            into = self.new(kind)
+            if name in TRACED:
+                self.made[into] = (name, *map(as_integer, operands))
         type = type or name.rpartition(".")[2]
         texts = [o if isinstance(o, str) else immediate(o, type) for o in operands]
         self.emit(f"{name} {into}, {', '.join(texts)}")

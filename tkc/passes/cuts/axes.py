@@ -7,6 +7,8 @@ what it stores.
 
 from __future__ import annotations
 
+from math import prod
+
 from xdsl.ir import Operation
 
 from tkc.ir import tile
@@ -124,12 +126,15 @@ def given(op: Operation, frame: int) -> int:
 
 
 def _axis_through_reshape(source: tuple[int, ...], target: tuple[int, ...], axis: int) -> int:
-    """An axis through a reshape that only inserts and drops extents of 1."""
-    from_axes = [a for a, n in enumerate(source) if n > 1]
-    to_axes = [a for a, n in enumerate(target) if n > 1]
-    if source[axis] == 1 or [source[a] for a in from_axes] != [target[a] for a in to_axes]:
+    """An axis through a reshape that keeps it: as many elements of the same distance, whatever the
+    axes before and behind it become. Raises NotCut.
+    """
+    n, behind = source[axis], prod(source[axis + 1 :])
+    found = [a for a, extent in enumerate(target) if extent == n]
+    places = [a for a in found if prod(target[a + 1 :]) == behind]
+    if n == 1 or not places:
         raise NotCut
-    return to_axes[from_axes.index(axis)]
+    return places[-1]
 
 
 def with_extent(t: TileType, axis: int, n: int) -> TileType:

@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.fragments import wgmma_accumulator
+from tkc.ir.fragments import wgmma_accumulators
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.plan import Plan, number_of
 from tkc.ir.ranges import Ranges
@@ -132,8 +132,10 @@ class _Stores:
         m, n = reversed(t.extents) if transposed else t.extents
         if m % (ROWS_PER_WARPGROUP * self.groups) or n % 8:
             return False
-        layout = wgmma_accumulator(m, n, self.groups)
-        return t.register_layout == (layout.transpose((1, 0)) if transposed else layout)
+        layouts = wgmma_accumulators(m, n, self.groups)
+        if transposed:
+            return t.register_layout in [layout.transpose((1, 0)) for layout in layouts]
+        return t.register_layout in layouts
 
     def _free_buffers(self) -> dict[ResultStore, SSAValue]:
         """The operand stages that results reuse: each its own, also where one planned before it is

@@ -7,6 +7,7 @@ taken; the degree of each access is recorded on it (`conflicts`, 1 is none).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import TypeVar
@@ -17,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import before, retype
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import layout_of, shared_type, tile_type
@@ -39,13 +40,35 @@ def written(
     buffer: SSAValue, value: SSAValue, at: Operation, context: PassContext, everywhere: bool = False
 ) -> None:
     """Writes a tile; everywhere: in all blocks of the cluster."""
-    before(at, recorded(shared.Write(buffer, value, everywhere), layout_of(value), context))
+    t, layout = tile_type(value), in_runs(layout_of(value), buffer, store=True)
+    if layout != layout_of(value):
+        value = before(at, shared.Convert(value, t.with_layout(layout))).result
+    before(at, recorded(shared.Write(buffer, value, everywhere), layout, context))
 
 
 def read(buffer: SSAValue, t: TileType, at: Operation, context: PassContext) -> SSAValue:
     """A tile in registers, read from a buffer."""
     op = shared.Read(buffer, t)
-    return before(at, recorded(op, layout_of(op.result), context)).result
+    wanted = layout_of(op.result)
+    layout = in_runs(wanted, buffer)
+    retype(op.result, t.with_layout(layout))
+    before(at, recorded(op, layout, context))
+    return op.result if layout == wanted else before(at, shared.Convert(op.result, t)).result
+
+
+def in_runs(layout: Layout, buffer: SSAValue, store: bool = False) -> Layout:
+    """A tile's layout with neighbours in memory in consecutive registers, so that one access moves
+    them, where each thread has some and no matrix instruction moves the tile as it is.
+    """
+    t = shared_type(buffer)
+    memory, width = t.memory, bits(t.element)
+    if layout.vector(memory.fast) > 1 or matrix_access(layout, memory, width, store) is not None:
+        return layout
+    run = next((d for d in layout.registers if (d.axis, d.stride) == (memory.fast, 1)), None)
+    if run is None or run.extent % 2:
+        return layout
+    found = replace(layout, registers=(run, *(d for d in layout.registers if d != run)))
+    return min(layout, found, key=lambda choice: _cost(choice, memory, width))
 
 
 def view(

@@ -26,6 +26,7 @@ from tkc.ir.fragments import (
     mma_a,
     mma_accumulator,
     mma_b,
+    paired,
     wgmma_a,
     wgmma_a_permuted,
     wgmma_accumulator,
@@ -54,7 +55,10 @@ def of_dot(dot: tile.Dot, plan: DotPlan) -> Layouts:
         if plan.a == "registers":
             permuted = plan.permuted
             left = wgmma_a_permuted(m, k, groups) if permuted else wgmma_a(m, k, groups, width)
-        return left, None, wgmma_accumulator(m, n, groups, along_n)
+        result = wgmma_accumulator(m, n, groups, along_n)
+        if plan.paired and left is not None:
+            return paired(left), None, paired(result)
+        return left, None, result
     if dot.precision.data.startswith("tf32"):
         width = 32
 

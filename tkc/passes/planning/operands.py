@@ -43,7 +43,8 @@ from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.remembered import remembered
-from tkc.passes.analysis.values import LOADS, POINTWISE, is_computed_by
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
+from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.layouts.relayout import fits
 from tkc.passes.planning.gathers import loaded_by_consumers, uncopied
 from tkc.passes.planning.pressure import demand
@@ -287,6 +288,53 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     return source(both.right) is not None and fits(
         tile_type(both.right).extents, both.right_k, dense_of_operand(both.right)
     )
+
+
+def paired(dots: Sequence[tile.Dot], options: LaunchOptions) -> bool:
+    """Whether threads have rows of their dots in pairs of neighbours: sums whose left operands are
+    all made in registers, of blocks that are dense along those rows. A thread then reads two
+    elements of a block at once. Those of 16 bits matrix instructions read as they are.
+    """
+    return all(summed(dot) and _is_made_of_columns(dot, options) for dot in dots)
+
+
+def _is_made_of_columns(dot: tile.Dot, options: LaunchOptions) -> bool:
+    """Whether a dot's left operand, in registers, is made of blocks that are dense along its rows,
+    and of no other dot.
+    """
+    both = Sides.of(dot, options)
+    if not both.held or source(both.left) is not None or not made_from(dot, options):
+        return False
+    blocks = blocks_behind(both.left)
+    axes = list(_axes_of_loads(both.left, 1 - both.left_k))
+    return blocks <= {load for load, _ in axes} and all(
+        isinstance(load, tile.Load)
+        and bits(tile_type(load.result).element) in (8, 32)
+        and axis == dense_of_block(load)
+        for load, axis in axes
+        if load in blocks
+    )
+
+
+def _axes_of_loads(value: SSAValue, axis: int) -> Iterator[tuple[Operation, int]]:
+    """The loads that a computed tile is made of, each with the axis that is one of the tile's."""
+    seen, work = set[tuple[SSAValue, int]](), [(value, axis)]
+    while work:
+        at = work.pop()
+        owner = at[0].owner
+        if at in seen:
+            continue
+        seen.add(at)
+        if isinstance(owner, LOADS):
+            yield owner, at[1]
+        elif isinstance(owner, (*VIEWS, *POINTWISE, tile.Concat)):
+            for i, operand in enumerate(owner.operands):
+                try:
+                    before = needed(owner, i, at[1])
+                except NotCut:
+                    continue
+                if before is not None:
+                    work.append((operand, before))
 
 
 def relaid_loads(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
@@ -587,9 +635,11 @@ def operand_registers(
         return registers(both.left) if (both := Sides.of(d, options)).held else 0
 
     def made(d: tile.Dot) -> int:
-        """The next left operand, computed while a dot reads this one."""
+        """What a left operand is computed of while a dot reads the one before, and the operand
+        itself where that dot is not waited for first.
+        """
         if not (blocks := made_from(d, options)):
             return 0
-        return left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
+        return rotated * left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
 
     return sums + sum(left(d) + made(d) for d in dots)

@@ -19,6 +19,7 @@ from tkc.passes.planning.operands import (
     is_read_again,
     live_registers,
     operand_registers,
+    paired,
     partial,
     parts_of,
     permuted,
@@ -166,6 +167,7 @@ class DotExecution:
     def planned(self, request: RoleRequest, sharing: Sharing) -> tuple[DotPlan, ...]:
         """Of each dot."""
         split = (sharing.groups, 1) if request.by_rows else (1, sharing.groups)
+        in_pairs = request.by_rows and paired(request.dots, request.options)
         return tuple(
             DotPlan(
                 "wgmma",
@@ -174,6 +176,7 @@ class DotExecution:
                 swap=request.sides(dot).swapped,
                 parts=parts,
                 permuted=permuted(dot, request.options),
+                paired=in_pairs,
             )
             for dot, parts in zip(request.dots, self.parts, strict=True)
         )

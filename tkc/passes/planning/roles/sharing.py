@@ -4,7 +4,6 @@ of its K; and how many programs a block runs, in turn (ping-pong) or side by sid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -21,6 +20,7 @@ from tkc.passes.layouts.epilogue_subtiles import epilogue_registers
 from tkc.passes.planning.operands import (
     along_n,
     is_read_again,
+    made_from,
     operand_registers,
     simple,
     source,
@@ -79,7 +79,7 @@ class Sharing:
         )
         groups = 1
         if together and members == 1:
-            groups = warpgroups(request.rows, request.dots, request.options)
+            groups = warpgroups(request)
         if not groups:
             raise NoRoles(
                 f"num_warps = {request.options.num_warps}: {request.rows} rows do not divide among"
@@ -121,20 +121,43 @@ class Sharing:
         return "cooperative" if self.together else "pingpong"
 
 
-def warpgroups(rows: int, dots: Sequence[tile.Dot], options: LaunchOptions) -> int:
+def warpgroups(request: RoleRequest) -> int:
     """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so,
-    three of 192 where several dots or a large accumulator are too much for one; 0 where they do not
-    divide as asked.
+    three of 192 where several dots or a large accumulator are too much for one, four of 256 where
+    they make left operands, as far as registers hold them; 0 where they do not divide as asked.
     """
+    rows, options = request.rows, request.options
     asked = (options.num_warps or 0) // 4
     if (columns := along_n(options)) > 1:
         return columns if asked in (0, columns) else 0
     if asked > 2:
         return asked if rows % (64 * asked) == 0 else 0
-    alone = operand_registers(dots, False, [(1, 1)] * len(dots), 1, options)
-    if rows == 192 and not asked and (len(dots) > 1 or alone > MAX_OPERAND_REGISTERS[1]):
-        return 3
+    if not asked and (several := _of_many_rows(request)):
+        return several
     return 1 if rows % 128 or asked == 1 else 2
+
+
+def _of_many_rows(request: RoleRequest) -> int:
+    """More than two warpgroups for rows that divide so, where that pays; else 0."""
+    if request.rows == 192:
+        return 3 if len(request.dots) > 1 or not _hold_operands(request, 1) else 0
+    four = request.rows % 256 == 0 and _make_operands(request) and _hold_operands(request, 4)
+    return 4 if four else 0
+
+
+def _hold_operands(request: RoleRequest, groups: int) -> bool:
+    """Whether the registers of so many warpgroups hold a program's accumulators and operands."""
+    dots = request.dots
+    each = operand_registers(dots, False, [(1, 1)] * len(dots), groups, request.options)
+    return each <= MAX_OPERAND_REGISTERS[groups]
+
+
+def _make_operands(request: RoleRequest) -> bool:
+    """Whether warpgroups make the left operands of all dots: one stands still between what it makes
+    and its dot, and others fill the time.
+    """
+    made = (made_from(dot, request.options) and request.sides(dot).held for dot in request.dots)
+    return not request.has_third_role and all(made)
 
 
 # ---- parts of K
@@ -144,7 +167,7 @@ def _groups_of_parts(request: RoleRequest) -> int:
     """Warpgroups of a program of which others compute a part."""
     if request.options.roles == "pingpong":
         return 1
-    return max(1, warpgroups(request.rows, request.dots, request.options))
+    return max(1, warpgroups(request))
 
 
 def _split_k(request: RoleRequest) -> tuple[int, str]:
