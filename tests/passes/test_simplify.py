@@ -453,6 +453,22 @@ def test_known_extents_are_constants_and_masks_that_hold_disappear():
     assert count(module, tile.Dim, ew.Select, *ew.CLASSES.values()) == 0
 
 
+@pytest.mark.parametrize("other", [None, 7.0])
+def test_a_block_of_an_array_without_elements_is_not_loaded(other):
+    def f(x, o):
+        tkc.store(o, (0,), tkc.load(x, (0, 0), (16, None), other=other))
+
+    from tkc.language.signature import ArrayArgument
+
+    facts = ArrayFacts((Fact(exact=0), Fact()), (Fact(), Fact(exact=1)), 16)
+    kept = ArrayFacts((Fact(),), (Fact(exact=1),), 16)
+    module = body(f, ArrayArgument(tkc.float32, facts), ArrayArgument(tkc.float32, kept))
+    assert count(module, tile.Load) == 0
+    out = np.full(16, 1, np.float32)
+    level0.run(module, [np.zeros((0, 4), np.float32), out], (1, 1, 1))
+    np.testing.assert_array_equal(out, np.full(16, other or 0, np.float32))
+
+
 def test_a_mask_of_columns_is_computed_once_a_column():
     def f(x, o, n):
         cols = tkc.arange(64)[None, :]

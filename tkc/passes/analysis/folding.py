@@ -574,6 +574,16 @@ def _reduce(op: tile.Reduce) -> Sequence[SSAValue] | None:
     return _new_before(op, tile.Reshape(op.args[0], result))
 
 
+def _load(op: tile.Load) -> Sequence[SSAValue] | None:
+    """A block of an array without elements is what it is filled with."""
+    t = op.result.type
+    if not isinstance(t, TileType) or all(n.exact != 0 for n in array_type(op.array).facts.shape):
+        return None
+    if op.other is None:
+        return _number_before(op, 0)
+    return [op.other] if op.other.type == t else _new_before(op, tile.Splat(op.other, t))
+
+
 def _extent(op: tile.Dim | tile.Stride) -> Sequence[SSAValue] | None:
     """Extents and strides that the specialization knows, and those of a view's array."""
     axis, facts = op.axis.value.data, array_type(op.arg).facts
@@ -643,6 +653,7 @@ _RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
     tile.Flip: _shape,
     tile.Extract: _extract,
     tile.Reduce: _reduce,
+    tile.Load: _load,
     tile.Dim: _extent,
     tile.Stride: _extent,
     scf.IfOp: _if,

@@ -16,6 +16,9 @@ program: to the dot it is an operand that is computed.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
@@ -29,8 +32,7 @@ from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
 
 COPIER_WARPS = 4  # of the role that copies by cp.async
-# of a load that the consumers make: it stays in the order of its program, which may write what it
-# reads, or there is no role left for it
+# of a load that the consumers make, although one of the roles that copy could: why
 BY_CONSUMERS = "by_consumers"
 # what threads compute again
 RECOMPUTED = (*POINTWISE, tile.Load, tile.Broadcast, tile.Transpose)
@@ -59,9 +61,23 @@ def why_by_consumers(load: tile.Load | tile.LoadPointers) -> str:
     """Why no role can copy a block; empty if one can."""
     if not isinstance(load, tile.Load):
         return "pointers say where it is"
-    if BY_CONSUMERS in load.attributes:
-        return "its program may write what it reads, or no role is left that could"
+    if isinstance(why := load.attributes.get(BY_CONSUMERS), StringAttr):
+        return why.data
     return uncopied(load)
+
+
+class Why(StrEnum):
+    """Why the consumers load what a role could copy."""
+
+    WRITTEN = "its program may write what it reads"
+    MOVED = "its program may write what says where it lies"
+    NO_ROLE = "the role that would copy it relays an operand"
+    RELAID_AGAIN = "it would be relaid in every iteration of a loop"
+
+
+def load_by_consumers(load: tile.Load, why: Why) -> None:
+    """Has the consumers load a block, each where its program says."""
+    load.attributes[BY_CONSUMERS] = StringAttr(why)
 
 
 def copier_layout(memory: SharedLayout) -> Layout:

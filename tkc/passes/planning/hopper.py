@@ -48,6 +48,7 @@ from typing import Any
 
 from tkc.ir.plan import Plan
 from tkc.passes import LaunchOptions, PassContext
+from tkc.passes.planning.gathers import Why, load_by_consumers
 from tkc.passes.planning.operands import Sides
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.roles.decisions import Decided, decisions
@@ -56,7 +57,7 @@ from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
 from tkc.passes.planning.roles.memory import BlockMemory
 from tkc.passes.planning.roles.multicast import Multicast
 from tkc.passes.planning.roles.programs import ProgramOrder
-from tkc.passes.planning.roles.request import NoRoles, RoleRequest, load_by_consumers
+from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
 
 
@@ -125,12 +126,14 @@ def _decided(program: Program, context: PassContext, plan: Plan, single: str = "
     NoRoles.
     """
     request = RoleRequest.of(program, context, plan, single)
-    if request.relaid and request.copied_by_threads:  # a block has one role more, not two
-        load_by_consumers(request.copied_by_threads)
+    if request.relaid and request.copied_by_threads:
+        for load in request.copied_by_threads:
+            load_by_consumers(load, Why.NO_ROLE)
         return _decided(program, context, plan, single)
     sharing = Sharing.of(request)
     if before := [load for load in request.relaid if load.parent_op() not in request.loops]:
-        load_by_consumers(before)  # they would be relaid in every iteration
+        for load in before:
+            load_by_consumers(load, Why.RELAID_AGAIN)
         return _decided(program, context, plan, single)
     execution = DotExecution.of(request, sharing)
     loads = RingLoads.of(request, sharing, execution)

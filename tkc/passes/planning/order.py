@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import UnitAttr, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -22,7 +22,12 @@ from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
 from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS, WRITES
-from tkc.passes.planning.gathers import BY_CONSUMERS, loaded_by_consumers
+from tkc.passes.planning.gathers import (
+    BY_CONSUMERS,
+    Why,
+    load_by_consumers,
+    loaded_by_consumers,
+)
 from tkc.passes.warpgroups.stored import STORES
 
 
@@ -114,19 +119,16 @@ def keep_in_order(
     """
     blocks = [op for op in loads if isinstance(op, tile.Load)]
     changed = {op for op in blocks if addresses(op.result) and not unwritten(op, overlaps)}
-    found = [
-        op
-        for op in blocks
-        if BY_CONSUMERS not in op.attributes
-        and (
-            changed and not changed.isdisjoint(sources(op.operands)) or written_before(op, overlaps)
-        )
-    ]
-    waits = [op for op in found if _can_wait(op, kernel, options)]
-    for op in found:
-        if op not in waits:
-            op.attributes[BY_CONSUMERS] = UnitAttr()
-    return bool(waits)
+    waits = False
+    for op in blocks:
+        is_moved = bool(changed) and not changed.isdisjoint(sources(op.operands))
+        if BY_CONSUMERS in op.attributes or not (is_moved or written_before(op, overlaps)):
+            continue
+        if _can_wait(op, kernel, options):
+            waits = True
+        else:
+            load_by_consumers(op, Why.MOVED if is_moved else Why.WRITTEN)
+    return waits
 
 
 def _can_wait(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:

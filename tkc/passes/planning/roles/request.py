@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import UnitAttr
 
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.alias import Overlaps
-from tkc.passes.planning.gathers import BY_CONSUMERS, copied_by_threads
+from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import Sides, along_n, by_block, relaid_loads, why_not_wgmma
 from tkc.passes.planning.order import acquiring_loops, keep_in_order, why_not_claimed, work_claims
 from tkc.passes.planning.program import Program
@@ -152,9 +150,3 @@ def _check_options(options: LaunchOptions) -> None:
         raise NoRoles(f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps")
     if options.split_warps and options.roles is None:
         raise NoRoles(f"split_warps = {options.split_warps}: one role, unless roles are asked for")
-
-
-def load_by_consumers(loads: Collection[tile.Load]) -> None:
-    """Marks loads that the consumers make themselves, because no role is left for them."""
-    for load in loads:
-        load.attributes[BY_CONSUMERS] = UnitAttr()
