@@ -167,6 +167,7 @@ class Costs:
     memory_latency: float  # ns of a load from memory under load
     copied: float  # part of the memory's rate that a copy of a matrix reaches
     added: float  # part of it that adding up parts of k reaches
+    gathered_rows: int  # rows of a product from which it pays to copy them in order first
 
     def leaving(self, results: int, rows: int, columns: int, whole: bool = False) -> float:
         """Clocks in which a program's results leave by tensor maps, in subtiles of so many rows and

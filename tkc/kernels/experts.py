@@ -42,9 +42,6 @@ PAIRS = 1024  # of a program that sorts
 COUNTS = 8192  # of blocks and experts that are held at once
 SMALL = 1e-20  # added to a sum of scores, which sigmoids may leave at 0
 MAX_EXPERTS = 1024
-# From so many pairs on their rows are copied in order first: a product whose rows lie one after the
-# other reads them by tensor maps, and one that gathers them waits for each of its blocks.
-GATHERED_ROWS = 4096
 BEST_OF_GROUP = (1, 2)
 
 
@@ -447,7 +444,7 @@ def _layer(
         scaled = {"a_scale": scales, "b_scale": _turned(gate_up_scale)}
     kept_rows = kept if with_grad else None
     w, gathered = _turned(gate_up), {"order": order, "EACH": each}
-    if n >= GATHERED_ROWS and not short:
+    if not short and _copies_in_order(n, tkc.target_of(x)):
         x, gathered = _sorted(x, order, each), {"order": None, "EACH": 0}
     multiply_gated(x, w, hidden_rows, ends, kept=kept_rows, **gathered, **scaled)
     if short:
@@ -457,6 +454,13 @@ def _layer(
     w = _turned(down)
     multiply(hidden_rows, w, rows, ends, order=order, factors=of_pairs, **scaled)
     _add_up(rows, places, out, each)
+
+
+def _copies_in_order(rows: int, target: str) -> bool:
+    """Whether so many rows are copied first: a product whose rows lie one after the other reads
+    them by tensor maps, and one that gathers them waits for each of its blocks.
+    """
+    return target != "cpu" and rows >= tkc.target(target).costs.gathered_rows
 
 
 def _sorted(x: Array, order: Array, each: int) -> Array:
