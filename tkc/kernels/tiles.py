@@ -131,14 +131,17 @@ class Product:
 
     def clusters(self, tile: Tile, machine: Any) -> tuple[tuple[int, int], ...]:
         """Worth a try of a tile: those whose shares of it are whole swizzles, and all where rows
-        begin amid sectors; programs in parts of k have none, nor those whose threads copy.
+        begin amid sectors; no more blocks than there are side by side. Programs in parts of k have
+        none, nor those whose threads copy.
         """
         if tile.split_k > 1 or tile.stream_k or self.copied_by_threads:
             return CLUSTERS[:1]
-        if self.cuts_sectors(machine):
-            return CUT_SECTOR_CLUSTERS
         whole = not self.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
-        return CLUSTERS if whole else CLUSTERS[:1]
+        found = CLUSTERS if whole else CLUSTERS[:1]
+        if self.cuts_sectors(machine):
+            found = CUT_SECTOR_CLUSTERS
+        down, across = self.grid(tile)
+        return tuple((n, m) for n, m in found if n <= down and m <= across)
 
     def steps(self, tile: Tile) -> int:
         """Of a program that has all of k."""
@@ -304,10 +307,28 @@ def _spent(product: Product, tile: Tile, machine: Any, places: int, step: Step) 
     clocks += costs.launch_clocks + costs.cluster * (prod(tile.cluster) > 1)
     copied = programs / machine.multiprocessors * steps * step.copied
     clock = machine.device.clock(clocks, copied / clocks)
-    memory = product.bytes / machine.memory
+    memory = _moved(product, tile, machine) / machine.memory
     computing = clocks / clock
     adding = product.adding(parts, machine) if product.apart else 0.0
     return float(max(computing, memory) + costs.overlap * min(computing, memory) + adding)
+
+
+def _rows_copied(product: Product, tile: Tile) -> tuple[int, int]:
+    """Bytes of rows of a and b as tensor maps copy them."""
+    along_k = min(WHOLE_SWIZZLE, tile.depth)
+    return 2 * along_k, 2 * (gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k)
+
+
+def _moved(product: Product, tile: Tile, machine: Any) -> float:
+    """Bytes between memory and chip: of operands that the cache does not hold, where rows begin
+    amid sectors, all of the sectors that rows of blocks touch.
+    """
+    if product.bytes <= machine.cache:
+        return product.bytes
+    sizes = product.m * product.k, product.k * product.n
+    rows = zip(sizes, _rows_copied(product, tile), product.pitches, strict=True)
+    read = sum(n * machine.sectors_of_row(row, pitch) for n, row, pitch in rows)
+    return float(2 * product.batches * (read + product.m * product.n))
 
 
 def _subtile(tile: Tile) -> tuple[int, int]:
@@ -356,11 +377,11 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     count, *places = machine.neighbours(
         grid, tile.cluster, RASTER, (1 + tile.in_turn) / (1 if product.apart else tile.split_k)
     )
-    along_k = min(WHOLE_SWIZZLE, tile.depth)
-    width = gcd(WHOLE_SWIZZLE, tile.columns) if product.dense_rows else along_k
     lines = copied = served = asked = units = 0.0
     given = (tile.rows, product.m, down), (tile.columns, product.n, across)
-    rows_of = zip(given, (2 * along_k, 2 * width), product.pitches, product.vectors, strict=False)
+    rows_of = zip(
+        given, _rows_copied(product, tile), product.pitches, product.vectors, strict=False
+    )
     for axis, ((extent, whole, sharing), row, pitch, vector) in enumerate(rows_of):
         if vector < WHOLE_VECTOR:
             units += tile.depth * extent / (WARP * vector) * costs.async_load

@@ -396,9 +396,10 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
         for m in part.moved:
+            # of rows that begin amid sectors, neighbours fetch the sectors that they share again
             distinct = min(shared, prod(apart[axis] for axis in m.axes))
             if m.number >= 0:
-                traffic += trips * m.inside * distinct / shared
+                traffic += trips * m.inside * m.touched * distinct / shared
     read = traffic * programs
     if work.footprint:
         read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
