@@ -137,7 +137,7 @@ class Product:
         if tile.split_k > 1 or tile.stream_k or self.copied_by_threads:
             return CLUSTERS[:1]
         whole = not self.dense_rows or tile.columns % WHOLE_SWIZZLE == 0
-        found = CLUSTERS if whole else CLUSTERS[:1]
+        found: tuple[tuple[int, int], ...] = CLUSTERS if whole else CLUSTERS[:1]
         if self.cuts_sectors(machine):
             found = CUT_SECTOR_CLUSTERS
         down, across = self.grid(tile)
