@@ -21,6 +21,7 @@ CASES = {
     "five": (5, {}),
     "five, sinks": (5, dict(sinks=SINKS)),
     "seventy, window, soft cap": (70, dict(window=100, softcap=2.0)),
+    "a hundred and thirty, sinks": (130, dict(sinks=SINKS)),
     "none": (0, {}),
 }
 
@@ -46,6 +47,54 @@ def test_several_queries(name, page, dtype):
                 pool[i, :, n:] = np.nan  # room that was not written yet
     got = kernels.attention_decode(q, *pools, lengths, with_lse=True, pages=table, **options)
     check(q, k, v, lengths, got, **options)
+
+
+def test_many_queries_are_blocks_of_one_head():
+    """As of attention without a cache: results of one launch, none to be added up."""
+    k, v, *pools, table, lengths = paged(64, "float32", LENGTHS)
+    with launches() as found:
+        kernels.attention_decode(numbers((4, 8, 64, 64)), *pools, lengths, pages=table)
+    assert [kernel.__name__ for kernel, *_ in found] == ["_attention"]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("page", [0, 16, 64])
+def test_many_queries_in_threads(page, target, monkeypatch):
+    """The compiled programs by their threads, under the happens-before check."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", target)
+    ends = 130, 7, 70, 0
+    k, v, *pools, table, lengths = paged(page or 64, "bfloat16", ends)
+    q = numbers((4, 8, 70, 64), "bfloat16")
+    if not page:
+        table, pools = None, [x.copy() for x in (k, v)]
+        for i, n in enumerate(lengths):
+            for pool in pools:
+                pool[i, :, n:] = np.nan
+    got = kernels.attention_decode(q, *pools, lengths, with_lse=True, pages=table)
+    check(q, k, v, lengths, got)
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("page", [0, 16, 64, 128])
+def test_many_queries_assemble(page, d, target, monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    lengths, pages = np.zeros(4, np.int32), None
+    pools = [zeros(4, 8, 8192, d)] * 2
+    if page:
+        pages = np.zeros((4, 8192 // page), np.int32)
+        pools = [zeros(600, page, 8, d)] * 2
+    with launches() as found:
+        kernels.attention_decode(zeros(4, 32, 2048, d), *pools, lengths, pages=pages)
+    ((kernel, args, kwargs),) = found
+    compiled = kernel.compile(*args, target=target, **kwargs)
+    assert compiled.resources.clean, compiled.resources.log
+    if target == "sm_90a" and page != 16:  # as where keys are dense: masks where they cut, roles
+        said = " ".join(compiled.decisions)
+        assert "computed only where it is not full" in said and "plan: roles" in said
+        assert ("co_resident" in said) == (d <= 128)
 
 
 def test_several_queries_of_float8():

@@ -35,6 +35,7 @@ from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
 from tkc.kernels.attention_blocks import (
     FLOAT8,
     block_of,
+    block_of_pages,
     check_block,
     choose_block,
     has_wgmma,
@@ -61,6 +62,7 @@ LIFT = 1
 # of a decoding step: programs that share the keys, at most, and keys of each, at least
 MAX_DECODE_PARTS = 264
 MIN_KEYS_PER_PART = 256
+MAX_KEYS = 1 << 29  # of a sequence in a cache
 # rows of a block where a head has several queries
 MAX_DECODE_ROWS = 64
 
@@ -113,6 +115,28 @@ def _log_sums(top: Any, total: Any) -> Any:
     return tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
 
 
+def _keys(k: Any, lengths: Any, b: Any) -> Any:
+    """How many keys sequence b of a batch has."""
+    return k.shape[2] if lengths is None else _within(lengths[b])
+
+
+def _scaled(scale: Any, qs: Any, ks: Any, h: Any, group: int) -> Any:
+    """The scale of a head's scores."""
+    if qs is not None:
+        scale = scale * qs[h]
+    return scale if ks is None else scale * ks[h // group]
+
+
+def _kept(rows: Any, cols: Any, keys: Any, causal: bool, window: Any, inside: Any) -> Any:
+    """Which columns rows see. inside: of the columns, those that are none of another block (None:
+    all). The last row sees the last column: what rows behind it see is not stored.
+    """
+    keep = rows[:, None] >= cols[None, :] if causal else cols[None, :] < keys
+    if window is not None:
+        keep = keep & (rows[:, None] - cols[None, :] < window)
+    return keep if inside is None else keep & inside[None, :]
+
+
 @tkc.jit
 def _attention(
     q,
@@ -138,7 +162,11 @@ def _attention(
     DV: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
+    lengths=None,
+    table=None,
+    PAGE: tkc.constexpr = 0,
 ):
+    # lengths: of each sequence's keys, in a cache; table: the pages of each, of PAGE rows
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
         start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
@@ -146,27 +174,28 @@ def _attention(
         # the grid is as long as the longest: a sequence without rows here has no columns
         keys = tkc.where(m < queries, keys, 0)
     else:
-        start, key, queries, keys = 0, 0, q.shape[2], k.shape[2]
-        q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
-    if qs is not None:
-        scale = scale * qs[h]
-    if ks is not None:
-        scale = scale * ks[h // GROUP]
+        start, key, queries, keys = 0, 0, q.shape[2], _keys(k, lengths, b)
+        q, k, v, o = q[b, h], *_cached((k, v), b, h // GROUP, PAGE, BN), o[b, h]
+    pages, scale = None if table is None else table[b], _scaled(scale, qs, ks, h, GROUP)
     alike = cu_seqlens is not None and cu_seqlens_k is None
-    c, shift = scale * LOG2E, 0 if alike else keys - queries
-    rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
+    c, shift, row = scale * LOG2E, 0 if alike else keys - queries, m
+    if lengths is not None:  # whose sums with rows are known not to wrap
+        shift, row = _within(shift), _within(m)
+    rows, qi = row + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     if sinks is not None:  # as a column that was seen before
         ones = 2.0**LIFT if v.dtype.bits == 8 else 1.0
         top, total = tkc.full((BM,), 0.0) + sinks[h] * LOG2E, tkc.full((BM,), ones)
     first, exact = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0, total
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
-        cols = n + tkc.arange(BN)
-        # the last row sees the last column: what rows behind it see is not stored
-        keep = rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys
-        if WINDOW:
-            keep = keep & (rows[:, None] - cols[None, :] < window)
-        s = tkc.dot(qi, tkc.load(k, (key + n, 0), (BN, D)).T)
+        at, inside, both = (
+            (n, None, None)
+            if lengths is None
+            else blocks_of([(k, 0, D), (v, 0, DV)], pages, n, keys, BN, PAGE)
+        )
+        cols = at + tkc.arange(BN)
+        keep = _kept(rows, cols, keys, CAUSAL, window if WINDOW else None, inside)
+        s = tkc.dot(qi, (both[0] if both else tkc.load(k, (key + n, 0), (BN, D))).T)
         if CAP:
             s = cap * tkc.tanh(s * (scale / cap)) * (1 / scale)
         s = tkc.where(keep, biased(s, rows[:, None], cols[None, :], slopes, h, 1 / scale), -inf)
@@ -175,7 +204,11 @@ def _attention(
         low = base - LIFT if v.dtype.bits == 8 else base
         p, shrink = tkc.exp2(s * c - low[:, None]), tkc.exp2(top - base)
         total, exact = _add_up(p, v.dtype, shrink, total, None if lse is None else exact)
-        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (key + n, 0), (BN, DV)), acc * shrink[:, None])
+        acc = tkc.dot(
+            p.to(v.dtype),
+            both[1] if both else tkc.load(v, (key + n, 0), (BN, DV)),
+            acc * shrink[:, None],
+        )
         top = new
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
     out = out if vs is None else out * vs[h // GROUP]
@@ -220,6 +253,20 @@ def blocks_of(
         return start, inside, [tkc.load(x, (start, at), (step, width)) for x, at, width in places]
     page, row = table[n // size], start - n // size * size
     return start, inside, [tkc.load(x[page], (row, at), (step, width)) for x, at, width in places]
+
+
+def _within(n: Any) -> Any:
+    """A number of rows or keys, which is no more than MAX_KEYS, of either sign."""
+    return tkc.minimum(tkc.maximum(n, -MAX_KEYS), MAX_KEYS)
+
+
+def _cached(arrays: tuple, b: Any, h: Any, size: int, step: int) -> tuple:
+    """A head's rows of sequence b: of [batch, heads, rows, D], or of pools of pages of `size` rows
+    ([pages, size, heads, D] where pages hold whole blocks of `step` rows, else [rows, heads, D]).
+    """
+    if not size:
+        return tuple(x[b, h] for x in arrays)
+    return tuple(x[:, :, h] if size % step == 0 else x[:, h] for x in arrays)
 
 
 def _part_and_row(blocks: int, rows: int) -> tuple[Any, Any]:
@@ -299,10 +346,7 @@ def _decode(
     if short:
         qi = qi.to(tkc.float16)
     held = tkc.float16 if short else v.dtype
-    if table is None:
-        k, v = k[b, h], v[b, h]
-    else:
-        k, v = (x[:, :, h] if PAGE % BN == 0 else x[:, h] for x in (k, v))
+    k, v = _cached((k, v), b, h, PAGE, BN)
     pages = None if table is None else table[b]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
@@ -706,9 +750,45 @@ def _step(
         empty(q, q.shape[:-1] if sums else (0,), "float32"),
     )
     yield out, lse
-    if prod(out.shape):
-        given, scales = (q, k, v, out, lse if sums else None), (q_scale, k_scale, v_scale)
+    if not prod(out.shape):
+        return
+    given, scales = (q, k, v, out, lse if sums else None), (q_scale, k_scale, v_scale)
+    if q.shape[2] >= MAX_DECODE_ROWS and prefix is None and dtype_of(k) != FLOAT8:
+        _prefill(*given, lengths, pages, sinks, options)
+    else:
         _decoded(*given, lengths, pages, scales, sinks, options, prefix)
+
+
+def _prefill(
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array | None,
+    lengths: Array,
+    table: Array | None,
+    sinks: Array | None,
+    options: dict,
+) -> None:
+    """Launches attention of many queries to a cache: blocks of rows of one head."""
+    (batch, heads, queries, d), dv = q.shape, v.shape[-1]
+    size, group = (0, heads // k.shape[1]) if table is None else (v.shape[1], heads // k.shape[2])
+    block = block_of_pages(q, queries, size)
+    if size % block.columns:
+        k, v = pages_as_rows(k), pages_as_rows(v)
+    _attention[tkc.cdiv(queries, block.rows), heads, batch](
+        *(q, k, v, o, lse, None, None, None, None, None, sinks, None),
+        lengths=lengths,
+        table=table,
+        GROUP=group,
+        PAGE=size,
+        D=width_of(d),
+        DV=width_of(dv),
+        BM=block.rows,
+        BN=block.columns,
+        **({"programs": block.co_resident} if block.co_resident > 1 else {}),
+        **options,
+    )
 
 
 def _prefix(

@@ -27,6 +27,8 @@ CO_RESIDENT = {
     96: (3, 0.885, -70),
     128: (3, 0.965, -55),
 }
+# tiles of a cache side by side: pages' numbers and places leave four too few registers
+CACHED_TILES = 3
 # likewise, where all loops walk over the same columns: the time of a row by a column of K, columns
 # in whose time a row begins and ends, and of a last block's mask
 EQUAL_LOOPS = {
@@ -238,6 +240,23 @@ def block_of(
         keys if even < 1 else 0,
         keys if even == 1 and window is None else 0,
     )
+
+
+def block_of_pages(q: Array, queries: int, size: int) -> Block:
+    """The block of many queries of a cache, for q of [batch, heads, queries, D]; size: rows of a
+    page, or 0. Blocks of 64 columns, which lie in one page of as many rows or twice as many; tiles
+    of 64 rows side by side where they fit, since masks cut what rows see; two warpgroups where rows
+    of K are not gathered.
+    """
+    d, target = q.shape[-1], tkc.target_of(q)
+    if dtype_of(q) == "float32":
+        return Block(*_float32_block(d, target))
+    if has_wgmma(target):
+        if d <= max(CO_RESIDENT):
+            return Block(64, 64, CACHED_TILES)
+        return Block(64 if size % 64 else 128, 64)
+    rows, columns = _mma_block(d, target, queries, lambda rows: 0, False)
+    return Block(rows if d <= 64 else 64, columns)
 
 
 def _mapped(x: Array) -> bool:
