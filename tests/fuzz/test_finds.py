@@ -14,7 +14,13 @@ from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.dot_productions import OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.language import control
-from tkc.passes import fetch_ahead, fit_dots, insert_synchronization, pipeline_async_copies
+from tkc.passes import (
+    fetch_ahead,
+    fit_dots,
+    insert_synchronization,
+    pipeline_async_copies,
+    raise_pointers,
+)
 from tkc.passes.planning import order, rings, streaming
 from tkc.passes.planning.roles import loads
 from tkc.passes.warpgroups import epilogue_stores
@@ -93,6 +99,12 @@ def test_places_that_warps_compute_together(monkeypatch):
     monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
     failure = found("roles", seeds)
     assert failure is not None and failure.kind == "Violation"
+
+
+def test_places_that_take_more_than_32_bits(monkeypatch):
+    monkeypatch.setattr(raise_pointers, "is_large", lambda base: False)
+    failure = found(None, [57])
+    assert failure is not None and failure.kind == "OffsetOverflow"
 
 
 def test_steps_below_zero(monkeypatch):

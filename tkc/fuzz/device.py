@@ -31,6 +31,9 @@ class Span:
     offset: int = 0
 
 
+FAR_BYTES = 1 << 30  # from an array's first byte to its last one
+
+
 def spans_of(arrays: Sequence[np.ndarray]) -> list[Span]:
     """Where arrays lie; those that share memory share a span. Spans begin at multiples of
     ALIGNMENT on the device.
@@ -91,19 +94,35 @@ def launched(
         for a in arrays:
             if id(a) in tables:
                 a[...] = np.vectorize(lambda n: moved(int(n), spans, base))(a)
-        for s in spans:
-            driver.check(d.cuMemcpyHtoD(base + s.offset, s.low, s.high - s.low), doing)
+        for low, high in _pieces(arrays):
+            there = moved(low, spans, base)
+            driver.check(d.cuMemcpyHtoD(there, low, high - low), doing)
         given = {
             n: placed(v, spans, base) if isinstance(v, np.ndarray) else v
             for n, v in arguments.items()
         }
         launch(**given, **others)
         driver.check(d.cuCtxSynchronize(), doing)
-        for s in spans:
-            driver.check(d.cuMemcpyDtoH(s.low, base + s.offset, s.high - s.low), doing)
+        for low, high in _pieces(arrays):
+            there = moved(low, spans, base)
+            driver.check(d.cuMemcpyDtoH(low, there, high - low), doing)
         for a in arrays:
             if id(a) in tables:
                 a[...] = tables[id(a)]
+
+
+def _pieces(arrays: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """The first bytes, and the ones behind the last, of what arrays hold: of rows that are far
+    apart each by itself.
+    """
+    found: list[tuple[int, int]] = []
+    for a in arrays:
+        low, high = np.lib.array_utils.byte_bounds(a) if a.size else (0, 0)
+        if high - low >= FAR_BYTES:
+            found += _pieces(list(a))
+        elif low < high:
+            found.append((low, high))
+    return found
 
 
 @contextmanager

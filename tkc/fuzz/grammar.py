@@ -11,6 +11,7 @@ chosen by the seed, shifts weights and shapes, which reaches rare paths.
 from __future__ import annotations
 
 import linecache
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,8 @@ WHOLE = {
     "float8_e5m2": 8,
     "bool_": 1,
 } | {f"{u}int{b}": 1 << (b - 1 + bool(u)) for u in ("", "u") for b in (8, 16, 32, 64)}
+# From row to row of some arrays, of which two are more elements than 32 bits count
+FAR_STRIDE = 1 << 30
 FLOATS = ("float32", "float16", "bfloat16")
 RARE_FLOATS = ("float8_e4m3", "float8_e5m2", "float64")
 INTEGERS = ("int32", "int8", "int16", "int64", "uint8", "uint32", "uint16")
@@ -70,8 +73,9 @@ class ArraySpec:
 
     order: C, T (last two axes exchanged), P (rows of a larger array), B (every row the same), F
     (the rows backwards), "view" (the part `window` of the array `base`, in the same memory),
-    "addresses" (int64: addresses of rows of `base`, in an order of their own). window: the first
-    element and the one behind the last, by axis.
+    "addresses" (int64: addresses of rows of `base`, in an order of their own), "far" (FAR_STRIDE
+    elements from row to row), "rows" (int32: numbers of rows of `base`). window: the first element
+    and the one behind the last, by axis.
     """
 
     name: str
@@ -142,6 +146,12 @@ def _array(spec: ArraySpec, values: np.random.Generator, base: np.ndarray | None
         case "addresses" if base is not None:
             rows = values.permutation(np.resize(np.arange(base.shape[0]), spec.shape))
             return (base.ctypes.data + rows * base.strides[0]).astype(np.int64)
+        case "rows" if base is not None:
+            return values.integers(0, base.shape[0], spec.shape).astype(np.int32)
+        case "far":
+            found = _far_apart(spec)
+            found[...] = make(*spec.shape)
+            return found
         case "T":
             return np.swapaxes(make(*outer[:-1], last, outer[-1]), -1, -2)
         case "P":
@@ -151,6 +161,21 @@ def _array(spec: ArraySpec, values: np.random.Generator, base: np.ndarray | None
         case "F":
             return make(*spec.shape)[::-1]
     return make(*spec.shape)
+
+
+def _far_apart(spec: ArraySpec) -> np.ndarray:
+    """An array of contiguous rows that are FAR_STRIDE elements apart, in memory of which only what
+    is written is there.
+    """
+    dtype = np.dtype(NUMPY[spec.dtype])
+    size, flags = spec.shape[0] * FAR_STRIDE * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
+    strides: list[int] = []
+    row = dtype.itemsize
+    for n in reversed(spec.shape[1:]):
+        strides.insert(0, row)
+        row *= n
+    return np.ndarray(spec.shape, dtype, memory, 0, [FAR_STRIDE * dtype.itemsize, *strides])
 
 
 EVEN = (16, 16, 32, 64, 8, 48)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tkc.fuzz.dot_productions import DotLoop, DotWriter
-from tkc.fuzz.grammar import ArraySpec, Tile
+from tkc.fuzz.grammar import FAR_STRIDE, ArraySpec, Tile
 
 OWN_TYPES = ("float32", "float32", "int32", "bfloat16", "float16")
 OPERAND_TYPES = ("float16", "float16", "bfloat16", "bfloat16", "float32", "int8")
@@ -78,6 +78,27 @@ class MemoryWriter(DotWriter):
         number = self.pick((f"p % {table.shape[0]}", str(self.random.randrange(table.shape[0]))))
         self.line(f"{name} = tkc.array({table.name}[{number}], tkc.{base.dtype}, {inner})")
         self.block_at(replace(base, name=name), [self.index() for _ in inner], self._near(inner))
+
+    def far(self) -> None:
+        """Multiplies a row so far from the first that 32 bits do not count the elements between, by
+        a number that is loaded and a stride that is an argument.
+        """
+        dtype, (m, k) = (
+            self.pick(("float16", "bfloat16")),
+            (self.pick((16, 64)), self.pick((16, 32))),
+        )
+        a = ArraySpec(f"far{len(self.arrays)}", dtype, (3, m, k), "far")
+        self.arrays.append(a)
+        table = ArraySpec(f"t{len(self.arrays)}", "int32", (4,), "rows", base=a.name)
+        self.arrays.append(table)
+        row, stride = self.fresh("r"), f"{a.name}s"
+        self.strides[stride] = FAR_STRIDE
+        self.line(f"{row} = {table.name}[{self.pick(('p % 4', '1', '3'))}].to(tkc.int64)")
+        place = f"tkc.arange({m})[:, None] * {k} + tkc.arange({k})[None, :]"
+        load = f"tkc.load({a.name}.ptr + {row} * {stride} + {place})"
+        x, y = self.let(load, dtype, (m, k), a.bound), self.block((k, 16), dtype)
+        y = self.small(self.to(y, dtype), 4)
+        self.let(f"tkc.dot({x.name}, {y.name})", "float32", (m, 16), 16 * k)
 
     def _near(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Extents at most as large, or others of the policy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from tkc.fuzz.counting_productions import CountingWriter
 from tkc.fuzz.grammar import WHOLE, Kernel, Tile
@@ -10,6 +11,7 @@ from tkc.fuzz.value_productions import COMPARE
 
 MOST_CARRIED = 24  # the greatest number that a loop carries into its first iteration
 MOST_TRIPS = 5
+FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 
 
 class KernelWriter(CountingWriter):
@@ -172,6 +174,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
             w.epilogue()
     for _ in range(w.steps // (4 if has_roles or w.policy == "large" else 1)):
         w.step()
+    if Random(f"far {seed}").random() < FAR_SHARE:  # apart: other kernels stay what they were
+        w.far()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)
@@ -182,7 +186,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         w.policy,
         _source(w),
         list(w.arrays),
-        w.numbers | w.extra_numbers,
+        w.numbers | w.extra_numbers | w.strides,
         w.grid,
         w.pick((None, None, 4, 8) if has_roles else (None, 1, 2, 4, 4, 8)),
         w.pick((1, 2, 2, 3, 4, 5)),
@@ -196,7 +200,7 @@ def _source(w: KernelWriter) -> str:
     if len(w.grid) > 1:
         outer = "tkc.program_id(1) + tkc.num_programs(1) * tkc.program_id(2)"
         program = f"p0 + tkc.num_programs(0) * ({outer})"
-    parameters = [*(a.name for a in w.arrays), *w.numbers, *w.extra_numbers]
+    parameters = [*(a.name for a in w.arrays), *w.numbers, *w.extra_numbers, *w.strides]
     parameters += [f"{name}: tkc.constexpr" for name in w.constants]
     head = f"def kernel({', '.join(parameters)}):"
     first = ["p0 = tkc.program_id(0)", f"p = {program}", *w.locals]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tkc.sim.ptx.faults import require
+from tkc.sim.ptx.faults import Unknown, require
 
 FIRST_ADDRESS = 4096  # of global memory; below it nothing lies
+MAX_BYTES = 1 << 30  # of an array, which is copied
 RESERVED_BYTES = 1024  # of each block's shared memory: the system's
 RANK_SHIFT = 24  # the bit from which on an address in shared memory says which block's it is
 
@@ -35,6 +36,8 @@ class Memory:
             np.lib.array_utils.byte_bounds(a) if a.size else (a.ctypes.data, a.ctypes.data)
             for a in arrays
         ]
+        if large := [n for low, high in spans if (n := high - low) > MAX_BYTES]:
+            raise Unknown(f"an array of {large[0]} bytes")
         shift = self._place(sorted(span for span in spans if span[0] < span[1]))
         places = []
         for array, (low, high) in zip(arrays, spans, strict=True):
