@@ -41,7 +41,7 @@ def test_every_file_is_whole(name):
     assert device.rates.memory < device.chip.bandwidth and device.rates.cache < device.chip.l2
     assert device.drivers
     said = dict(device.sources)
-    for section in ("chip", "rates", "engines", "costs", "assembler"):
+    for section in ("chip", "rates", "engines", "costs", "assembler", "attention"):
         for field in vars(getattr(device, section)):
             assert len(said[f"{section}.{field}"]) > 10
 
@@ -166,6 +166,7 @@ def test_what_is_written_can_be_read(tmp_path):
 # it is a whole number or a half: those say how something is computed. A name that speaks of time,
 # of a rate or of a ratio of times has no number of its own.
 MODELS = ("passes/planning", "passes/programs", "passes/plan.py", "timing", "kernels/matmul.py")
+MODELS += "kernels/tiles.py", "kernels/blocks.py", "kernels/attention_blocks.py"
 OF_TIME = re.compile(
     r"CLOCKS|LATENCY|_NS$|_RATE$|PENALTY|FACTOR|GHZ|PER_CLOCK|BANDWIDTH|(?<!DEBUG_WAIT_)SECONDS"
 )

@@ -7,23 +7,25 @@
     nearest(observed)       such a text for a GPU at hand
 
 No other file of tkc has a number that was measured (tests/test_devices.py says how it tells). A
-file has five sections; each number is a pair, [value, source], and `sources` says what a source is:
+file has six sections; each number is a pair, [value, source], and `sources` says what a source is:
 
     chip       what the device is made of, by its vendor
     rates      what it reaches: measured (`tkc calibrate`), or a share of what the vendor promises
     engines    what a multiprocessor's engines do, for timelines (tkc/timing/simulation.py)
     costs      of the closed-form model (tkc/passes/planning/cost.py)
     assembler  registers that ptxas makes do with, for plans
+    attention  times of its programs by their blocks (tkc/kernels/attention_blocks.py)
 
-A file may leave the last three to another one's, which `like` names: nobody measured them there.
+A file may leave the last four to another one's, which `like` names: nobody measured them there.
 Files in the folder TKC_DEVICES come before those of tkc.
 """
 
-from tkc.devices.device import Assembler, Chip, Costs, Device, Engines, Rates
+from tkc.devices.device import Assembler, Attention, Chip, Costs, Device, Engines, Rates
 from tkc.devices.files import Observed, names, nearest, own_files, read, resolved, written
 
 __all__ = [
     "Assembler",
+    "Attention",
     "Chip",
     "Costs",
     "Device",

@@ -208,6 +208,31 @@ class Assembler:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Times of programs of attention by their blocks (tkc/kernels/attention_blocks.py), each tuple
+    in the order of its candidates there; a row is one of Q, a column one of K.
+    """
+
+    # of a row, relative to one of 128 rows and columns: of large blocks, and of tiles side by side
+    block_times: tuple[float, ...]
+    tile_times: tuple[float, ...]
+    # columns by which the loop of each tile is shorter, where masks cut what rows see
+    tile_columns: tuple[float, ...]
+    # where all loops walk over the same columns: time of a row by a column; columns in whose time a
+    # row begins and ends, and in that of a last block's mask
+    equal_times: tuple[float, ...]
+    equal_starts: tuple[float, ...]
+    equal_masks: tuple[float, ...]
+    # columns in whose time a row waits that has one block of K: no other's dots run beside its
+    # vector work
+    single_block: float
+    window_row: float  # columns, in time, by which one more row lengthens the loop of a window
+    # of the longest program's time, in which the last ones leave multiprocessors idle where
+    # programs differ in length
+    ending: float
+
+
+@dataclass(frozen=True)
 class Device:
     """A device. name: of its file; title: the vendor's; drivers: names under which drivers know it;
     architecture: the target that is compiled for it; sources: where each number is from, by
@@ -223,6 +248,7 @@ class Device:
     engines: Engines
     costs: Costs
     assembler: Assembler
+    attention: Attention
     sources: tuple[tuple[str, str], ...] = ()
 
     def clock(self, clocks: float, copied: float) -> float:

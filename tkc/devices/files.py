@@ -11,7 +11,7 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
-from tkc.devices.device import Assembler, Chip, Costs, Device, Engines, Rates
+from tkc.devices.device import Assembler, Attention, Chip, Costs, Device, Engines, Rates
 from tkc.errors import DeviceError
 
 FORMAT = "tkc-device-1"
@@ -22,10 +22,11 @@ SECTIONS: dict[str, type] = {
     "engines": Engines,
     "costs": Costs,
     "assembler": Assembler,
+    "attention": Attention,
 }
 KEYS = {"format", "title", "drivers", "architecture", "like", "sources", *SECTIONS}
 # what `like` may leave to another file
-INHERITED = {"engines", "costs", "assembler"}
+INHERITED = {"engines", "costs", "assembler", "attention"}
 
 
 @dataclass(frozen=True)

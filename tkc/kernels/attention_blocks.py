@@ -1,10 +1,10 @@
-"""Blocks of attention's programs: how many rows and columns, by what was measured."""
+"""Blocks of attention's programs: how many rows and columns, by the device's times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, library
@@ -14,36 +14,16 @@ FLOAT8 = "float8_e4m3"
 # by D up to which registers hold the accumulator: rows of Q that a program may have, one to four
 # warpgroups of 64
 MAX_D_BY_ROWS = {64: 256, 128: 256, 192: 128, 256: 64}
-# by D up to which: rows of Q and of K that a program may also have, and the time of a row relative
-# to one of 128 x 128 (measured on an H200, as the tables below)
-HOPPER = {
-    64: ((256, 64, 0.88), (192, 96, 0.92)),
-    96: ((192, 64, 0.93),),
-}
-# likewise, where masks cut what rows see: co-resident tiles of 64 rows and columns, the time of a
-# row, and columns by which each tile's loop is shorter than that of 128 rows
-CO_RESIDENT = {
-    64: (4, 0.88, -60),
-    96: (3, 0.885, -70),
-    128: (3, 0.965, -55),
-}
+# candidates on Hopper; their times are those of the device, in this order. D up to which a program
+# may have so many rows of Q and of K
+LARGE_BLOCKS = (64, 256, 64), (64, 192, 96), (96, 192, 64)
+# likewise tiles of 64 rows and columns side by side, where masks cut what rows see
+TILES = (64, 4), (96, 3), (128, 3)
+# likewise rows of Q and of K, where all loops walk over the same columns and D is more than that of
+# LARGE_BLOCKS
+EQUAL_BLOCKS = (128, 128, 128), (128, 192, 64), (128, 128, 112), (128, 128, 80)
 # tiles of a cache side by side: pages' numbers and places leave four too few registers
 CACHED_TILES = 3
-# likewise, where all loops walk over the same columns: the time of a row by a column of K, columns
-# in whose time a row begins and ends, and of a last block's mask
-EQUAL_LOOPS = {
-    128: (
-        (128, 128, 1.0, 141, 10),
-        (192, 64, 1.002, 142, 3),
-        (128, 112, 1.012, 152, 10),
-        (128, 80, 1.007, 142, 7),
-    )
-}
-# columns in whose time a row waits that has one block of K, since no other's dots run beside its
-# vector work
-SINGLE_BLOCK_COLUMNS = 90
-# columns, in time, by which one more row lengthens the loop of a window
-WINDOW_COLUMNS_PER_ROW = 2.5
 
 
 def width_of(d: int, step: int = 16) -> int:
@@ -69,35 +49,55 @@ class _Candidate(NamedTuple):
     time: float
 
     def launch_time(
-        self, window: int | None, each: Callable[[int, int], float], even: float
+        self,
+        window: int | None,
+        each: Callable[[int, int], float],
+        even: float,
+        times: Any,
     ) -> float:
-        """Of a launch, relative. Arguments as of `choose_block`, each: of a multiprocessor."""
+        """Of a launch, relative. Arguments as of `choose_block`, each: of a multiprocessor; times:
+        the device's.
+        """
         block = self.block
-        loop = 1 if window is None else window + WINDOW_COLUMNS_PER_ROW * block.rows
-        return self.rows * self.time * loop * _turns(each(block.rows, block.co_resident), even)
+        loop = 1 if window is None else window + times.window_row * block.rows
+        turns = _turns(each(block.rows, block.co_resident), even, times.ending)
+        return self.rows * self.time * loop * turns
 
 
-def _hopper_candidates(d: int, columns: int, window: int | None, uneven: int, keys: int):
-    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`."""
-    if keys and (alike := _of_size(EQUAL_LOOPS, d)) and d > max(HOPPER):
-        found = []
-        for m, n, time, start, mask in alike:
-            blocks = tkc.cdiv(keys, n)
-            total = time * n * blocks + start + mask * (keys % n > 0)
-            found.append(_Candidate(Block(m, n), m, total + SINGLE_BLOCK_COLUMNS * (blocks == 1)))
-        return found
-    sizes = ((128, columns, 1.0), *(_of_size(HOPPER, d) or ()))
-    found = [_Candidate(Block(m, n), m, time) for m, n, time in sizes]
-    if (uneven or window is not None) and (tiles := _of_size(CO_RESIDENT, d)):
-        count, time, shorter = tiles
-        time *= 1 + shorter / uneven if uneven else 1
+def _hopper_candidates(
+    d: int, columns: int, window: int | None, uneven: int, keys: int, times: Any
+) -> list[_Candidate]:
+    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`;
+    times: the device's.
+    """
+    if keys and d > max(most for most, *_ in LARGE_BLOCKS) and d <= EQUAL_BLOCKS[0][0]:
+        return _of_equal_loops(d, keys, times)
+    found = [_Candidate(Block(128, columns), 128, 1.0)]
+    most = min((most for most, *_ in LARGE_BLOCKS if d <= most), default=0)
+    for (limit, rows, wide), time in zip(LARGE_BLOCKS, times.block_times, strict=True):
+        if limit == most:
+            found.append(_Candidate(Block(rows, wide), rows, time))
+    tiles = zip(TILES, times.tile_times, times.tile_columns, strict=True)
+    fitting = next((tile for tile in tiles if d <= tile[0][0]), None)
+    if (uneven or window is not None) and fitting is not None:
+        (_, count), time, shorter = fitting
+        time *= 1 - shorter / uneven if uneven else 1
         found.append(_Candidate(Block(64, 64, count), 64 * count, time))
     return found
 
 
-def _of_size(table: Mapping[int, tuple], d: int) -> tuple | None:
-    """The row of a table by the largest D; None where D is larger."""
-    return next((row for most, row in table.items() if d <= most), None)
+def _of_equal_loops(d: int, keys: int, times: Any) -> list[_Candidate]:
+    """Candidates where all loops have so many columns."""
+    found = []
+    of_blocks = zip(
+        EQUAL_BLOCKS, times.equal_times, times.equal_starts, times.equal_masks, strict=True
+    )
+    for (_, rows, columns), time, start, mask in of_blocks:
+        blocks = tkc.cdiv(keys, columns)
+        total = time * columns * blocks + start + mask * (keys % columns > 0)
+        waits = times.single_block * (blocks == 1)
+        found.append(_Candidate(Block(rows, columns), rows, total + waits))
+    return found
 
 
 def has_wgmma(target: str) -> bool:
@@ -158,8 +158,9 @@ def choose_block(
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         free = (rows, columns) == (None, None)
         if bm == 128 and free and _fits_tma(q, k, v):
-            found = _hopper_candidates(d, bn, window, uneven, keys)
-            return min(found, key=lambda c: c.launch_time(window, each, even)).block
+            times = tkc.target(target).device.attention
+            found = _hopper_candidates(d, bn, window, uneven, keys, times)
+            return min(found, key=lambda c: c.launch_time(window, each, even, times)).block
     return Block(rows or bm, columns or bn)
 
 
@@ -252,7 +253,7 @@ def block_of_pages(q: Array, queries: int, size: int) -> Block:
     if dtype_of(q) == "float32":
         return Block(*_float32_block(d, target))
     if has_wgmma(target):
-        if d <= max(CO_RESIDENT):
+        if d <= TILES[-1][0]:
             return Block(64, 64, CACHED_TILES)
         return Block(64 if size % 64 else 128, 64)
     rows, columns = _mma_block(d, target, queries, lambda rows: 0, False)
@@ -279,11 +280,12 @@ def _loops(k: Array) -> bool:
     return k.shape[-2 if len(k.shape) == 4 else 0] > 1
 
 
-def _turns(each: float, even: float) -> float:
+def _turns(each: float, even: float, ending: float) -> float:
     """How often the longest program's time passes before so many of each multiprocessor are done:
     one by one those of one length, else as they fill the multiprocessors, longest first, and then a
-    while not all."""
-    return ceil(each) if even == 1 else max(1, even * each) + 0.3
+    while, `ending`, not all.
+    """
+    return ceil(each) if even == 1 else max(1, even * each) + ending
 
 
 def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:

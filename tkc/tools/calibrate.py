@@ -163,6 +163,7 @@ def described(gpu: Observed, memory: int, found: Measurements, day: str) -> tupl
         near.engines,
         near.costs,
         near.assembler,
+        near.attention,
     )
     return name, written(device, sources, source_of, near.name)
 
