@@ -61,7 +61,7 @@ class PassContext:
     options: LaunchOptions = Free()
     plan: Plan | None = None
     # the plan of the program as it is now, where a pass has made it before `plan` runs
-    foreseen: Plan | None = None
+    early_plan: Plan | None = None
     decisions: list[str] = field(default_factory=list)
     # By `roles`: bytes of shared memory that such a plan must leave, since the passes after an
     # earlier one needed more than it had left.

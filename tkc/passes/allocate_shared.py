@@ -145,7 +145,7 @@ def _live_range(
     spans = [_span(user, op, position, last) for user in uses] or [(position[op], position[op])]
     start, end = min(s for s, _ in spans), max(e for _, e in spans)
     if any(isinstance(user, threads.CpAsync) for user in uses):
-        end = _landed(end, position)
+        end = _end_of_copies(end, position)
     return start, end
 
 
@@ -156,7 +156,7 @@ def _is_from_other_blocks(user: Operation) -> bool:
     )
 
 
-def _landed(end: int, position: dict[Operation, int]) -> int:
+def _end_of_copies(end: int, position: dict[Operation, int]) -> int:
     """Copies write until they are waited for: the first wait for all of them after the last use."""
     waits = (
         i

@@ -137,7 +137,7 @@ class Access:
     told: frozenset[tuple[SSAValue, SSAValue]] = frozenset()
 
     @property
-    def is_flying(self) -> bool:
+    def is_in_flight(self) -> bool:
         """Whether it is a copy, or a dot's read, that was not waited for."""
         return self.age is not None and not self.waited
 
@@ -303,12 +303,12 @@ def _told(op: threads.MbarrierArrive | threads.MbarrierWait, state: State) -> St
     key = op.barriers, op.index[0]
     if isinstance(op, threads.MbarrierWait):
         return frozenset(a for a in state if key not in a.told or _is_far(a.place))
-    return frozenset(a if a.is_flying else replace(a, told=a.told | {key}) for a in state)
+    return frozenset(a if a.is_in_flight else replace(a, told=a.told | {key}) for a in state)
 
 
 def _met(state: State) -> State:
     """The accesses in flight where all threads of the block, or of a role's instance, have met."""
-    return frozenset(a for a in state if a.is_flying or _is_far(a.place))
+    return frozenset(a for a in state if a.is_in_flight or _is_far(a.place))
 
 
 def _synchronized(
@@ -317,13 +317,15 @@ def _synchronized(
     """The accesses in flight after a barrier, or a commit or wait of copies or dots."""
     match op:
         case threads.BlockBarrier():
-            return frozenset(a for a in state if a.is_flying or not _is_ordered(op, a.place))
+            return frozenset(a for a in state if a.is_in_flight or not _is_ordered(op, a.place))
         case threads.ClusterWait():
             arrived_here = isinstance(op.prev_op, threads.ClusterArrive)
-            return frozenset(a for a in state if a.is_flying or not a.start and not arrived_here)
+            return frozenset(a for a in state if a.is_in_flight or not a.start and not arrived_here)
     dots = isinstance(op, threads.DotCommit | threads.DotWait)
-    flying = frozenset(a for a in state if a.age is not None and a.is_dots == dots)
-    return (state - flying) | frozenset(_aged(op, a, a.age) for a in flying if a.age is not None)
+    in_flight = frozenset(a for a in state if a.age is not None and a.is_dots == dots)
+    return (state - in_flight) | frozenset(
+        _aged(op, a, a.age) for a in in_flight if a.age is not None
+    )
 
 
 def _aged(op: Commit | Wait, access: Access, age: int) -> Access:
@@ -346,7 +348,7 @@ def _check(op: Operation, new: Access, old: Access) -> None:
     """Raises _Conflict where two accesses need a barrier between them."""
     if not (new.writes or old.writes) or not _overlap(new.place, old.place):
         return
-    if old.is_flying:
+    if old.is_in_flight:
         raise VerifyError(
             f"{location_of(op) or ''}: '{op.name}' touches bytes that"
             f" {'a dot in flight still reads' if old.is_dots else 'a copy in flight still writes'}"

@@ -106,7 +106,7 @@ RESERVED_SHARED_BYTES = 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    context.plan = context.foreseen or plan(module, context)
+    context.plan = context.early_plan or plan(module, context)
     kernel = kernel_of(module)
     kernel.set_integer("warps", context.plan.warps)
     if context.plan.blocks > 1:

@@ -30,12 +30,12 @@ ONE_ROLE = "plan: one role with mma.sync: "
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Loads blocks once for each dot that reads them, if that makes warp roles possible, or dots
-    that run late. The plan of what it leaves is the context's `foreseen`.
+    that run late. The plan of what it leaves is the context's `early_plan`.
     """
     if not context.target.wgmma or not _shared_loads(module):
         return
-    context.foreseen, why = _planned(module, context)
-    as_it_is = _with_roles(context.foreseen)
+    context.early_plan, why = _planned(module, context)
+    as_it_is = _with_roles(context.early_plan)
     if as_it_is is not None and as_it_is.rotate:
         return
     trial = module.clone()
@@ -48,7 +48,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         )
     elif separated is not None and (as_it_is is None or separated.rotate):
         _replace(kernel_of(module), kernel_of(trial))
-        context.foreseen = separated
+        context.early_plan = separated
         gain = "read a block of its own" if as_it_is is None else "run in an iteration of its own"
         context.decisions.append(
             f"separate-operands: {count} more loads, so that each dot can {gain}"

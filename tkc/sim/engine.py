@@ -89,24 +89,24 @@ class Scheduler:
         """
         while self.tasks or self.copies:
             able = [t for t in self.tasks if t.wait is None or t.wait.ready()]
-            landing = [c for c in self.copies if c.ready is None or c.ready()]
-            if not able and not landing:
+            ready = [c for c in self.copies if c.ready is None or c.ready()]
+            if not able and not ready:
                 self._deadlock()
             self.steps += 1
             if self.steps > self.max_steps:
                 raise SimulationError(f"no end within {self.max_steps} steps")
-            self._step(able, landing)
+            self._step(able, ready)
 
-    def _step(self, able: list[Task], landing: list[Copy]) -> None:
+    def _step(self, able: list[Task], ready: list[Copy]) -> None:
         """One of the agents goes on, or one of the copies lands."""
         weights = sum([t.weight for t in able])
-        at = self.random.random() * (weights + (self.copy_weight if landing else 0))
+        at = self.random.random() * (weights + (self.copy_weight if ready else 0))
         for task in able:
             at -= task.weight
             if at < 0:
                 return self._advance(task)
-        if landing:
-            self._land(landing[int(self.random.random() * len(landing))])
+        if ready:
+            self._complete(ready[int(self.random.random() * len(ready))])
         else:
             self._advance(able[-1])
 
@@ -117,7 +117,7 @@ class Scheduler:
         except StopIteration:
             self.tasks.remove(task)
 
-    def _land(self, copy: Copy) -> None:
+    def _complete(self, copy: Copy) -> None:
         self.copies.remove(copy)
         try:
             copy.act()

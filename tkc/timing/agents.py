@@ -57,7 +57,7 @@ class Agent:
         self.who = who
         self.single = single
         self.queue: list[list] = []  # dots: [clocks left, what, when it began, its place among all]
-        self.flying: list[int] = []  # dots of the groups committed and of the one open
+        self.in_flight: list[int] = []  # dots of the groups committed and of the one open
         self.bulk: list[float] = []  # when the groups of copies out have read their buffers
         self.sending = 0.0
         self.waits: Wait | None = None

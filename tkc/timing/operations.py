@@ -218,29 +218,29 @@ def _(op: tile.Dot, simulation: Simulation, a: Agent) -> Requests:
     width = bits(tile_type(op.a).element)
     clocks = demands.synchronous(m, n, k, width, simulation.target, a.groups)
     yield from _issue(simulation, a, clocks, what)
-    a.flying.append(1)
+    a.in_flight.append(1)
     yield "drain", 0.0, "dots"
 
 
 def _issue(simulation: Simulation, a: Agent, clocks: float, what: str) -> Requests:
     """A dot into the queue of the tensor cores."""
     a.queue.append([clocks, what, None, next(simulation.tick)])
-    if not a.flying:
-        a.flying.append(0)
-    a.flying[-1] += 1
+    if not a.in_flight:
+        a.in_flight.append(0)
+    a.in_flight[-1] += 1
     yield "drain", simulation.e.lead, "issue"
 
 
 @timed.register(threads.DotCommit)
 def _(op: threads.DotCommit, simulation: Simulation, a: Agent) -> Requests:
-    a.flying.append(0)
+    a.in_flight.append(0)
     yield from ()
 
 
 @timed.register(threads.DotWait)
 def _(op: threads.DotWait, simulation: Simulation, a: Agent) -> Requests:
     pending = op.pending.value.data
-    late = sum(a.flying[-pending - 1 :]) if pending else 0
+    late = sum(a.in_flight[-pending - 1 :]) if pending else 0
     if not late:
         left = 0.0
     elif late <= len(a.queue):

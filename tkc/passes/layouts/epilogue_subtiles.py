@@ -57,7 +57,7 @@ SINGLE_INSTRUCTIONS = {
 }
 # Operations with several live values for each element: in a wide subtile ptxas interleaves more
 # elements than registers hold.
-REGISTER_HUNGRY = {"tile.erf"}
+MANY_REGISTERS = {"tile.erf"}
 
 
 class StoredResult(NamedTuple):
@@ -129,8 +129,8 @@ def widest_subtile(
     """Columns of a subtile, where a thread has so many registers and its accumulator takes some of
     them: fewer where the epilogue loads or computes much for each.
     """
-    is_hungry = any(op.name in REGISTER_HUNGRY for op in epilogue_of(stores))
-    fitting = (32, 16) if is_hungry else (64, 32, 16)
+    takes_many = any(op.name in MANY_REGISTERS for op in epilogue_of(stores))
+    fitting = (32, 16) if takes_many else (64, 32, 16)
     return next((c for c in fitting if epilogue_registers(stores, accumulator, c) <= registers), 16)
 
 

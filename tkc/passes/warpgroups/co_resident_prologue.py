@@ -183,11 +183,11 @@ class Prologue:
         terminator_of(quick).operands = nested.results
         terminator_of(go).operands = self._go(terminator_of(go), known, yields, values)
         terminator_of(stay).operands = [
-            *self._land(terminator_of(stay)),
+            *self._complete(terminator_of(stay)),
             *values,
             *self._nothing(terminator_of(stay)),
         ]
-        sums = self._land(terminator_of(slow))
+        sums = self._complete(terminator_of(slow))
         known = self._close(terminator_of(slow), yields)
         terminator_of(slow).operands = [
             *sums,
@@ -225,7 +225,7 @@ class Prologue:
             op.detach()
             before(terminator_of(alone.regions[0].block), op)
 
-    def _land(self, anchor: Operation) -> list[SSAValue]:
+    def _complete(self, anchor: Operation) -> list[SSAValue]:
         """The last dot is over, and what it read is released."""
         wait = before(anchor, threads.DotWait(0, self.last.args))
         for op in freed(self.last):

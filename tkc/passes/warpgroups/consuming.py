@@ -173,7 +173,7 @@ class Overlap:
                 after(op, threads.Fence("async_shared"))
         self._note_readers()
         for op in list(self.block.ops):
-            self._land_needed(op)
+            self._complete_needed(op)
             self._prove(op)
             for region in op.regions:
                 for inner in list(region.blocks):
@@ -210,7 +210,7 @@ class Overlap:
         self.flights.append(flight)
         self.unproven = set(self.made)
 
-    def _land_needed(self, op: Operation) -> None:
+    def _complete_needed(self, op: Operation) -> None:
         """Waits, before an operation, for the dots that it needs."""
         needed = [
             i
@@ -222,7 +222,7 @@ class Overlap:
         if isinstance(op, scf.YieldOp) and op is self.block.last_op:
             return  # `_end`
         if needed:
-            self._land(op, needed[-1])
+            self._complete(op, needed[-1])
 
     def _prove(self, op: Operation) -> None:
         """Before an operation that touches what an earlier dot made, while dots issued since are in
@@ -242,7 +242,7 @@ class Overlap:
                 flight.pending = value
         return wait
 
-    def _land(self, anchor: Operation, last: int) -> None:
+    def _complete(self, anchor: Operation, last: int) -> None:
         """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
         flights = self.flights
         ready = [i <= last for i in range(len(flights))]
@@ -261,7 +261,7 @@ class Overlap:
         """Waits for dots at the block's end, but for sums that run on into the next iteration."""
         count = 0 if self.turns else carried_count(self.block, self.flights)
         if len(self.flights) > count:
-            self._land(last, len(self.flights) - count - 1)
+            self._complete(last, len(self.flights) - count - 1)
         if self.flights:
             released = [
                 (ring, stage)

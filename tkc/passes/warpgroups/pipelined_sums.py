@@ -110,19 +110,19 @@ class PipelinedSums:
     ) -> tuple[threads.DotWait, list[SSAValue]]:
         """Issues the dots; gives the wait for the group before and the sums at the body's end."""
         # a sum, and what it is on its way
-        flying: dict[SSAValue, SSAValue] = dict(
+        in_flight: dict[SSAValue, SSAValue] = dict(
             zip(self.carried, (held.result for held in inside), strict=False)
         )
         if self.computed:
-            wait = before(self.place, threads.DotWait(0, list(flying.values())))
-            flying = dict(zip(self.carried, wait.results, strict=False))
+            wait = before(self.place, threads.DotWait(0, list(in_flight.values())))
+            in_flight = dict(zip(self.carried, wait.results, strict=False))
         before(self.dots[0], threads.Fence("dot"))
         for dot in self.dots:
             keep = go if dot.acc in self.carried and not self.started else None
             kind = PendingType(tile_type(dot.acc))
-            issued = threads.DotAsync(dot.a, dot.b, flying[dot.acc], kind, keep=keep)
-            flying[dot.result] = before(dot, issued).result
-        ends = [flying[dots[-1].result] for dots in self.made]
+            issued = threads.DotAsync(dot.a, dot.b, in_flight[dot.acc], kind, keep=keep)
+            in_flight[dot.result] = before(dot, issued).result
+        ends = [in_flight[dots[-1].result] for dots in self.made]
         before(self.dots[-1], threads.DotCommit())
         if not self.computed:
             wait = before(self.dots[-1], threads.DotWait(1, ends, [False] * len(ends)))
@@ -177,15 +177,15 @@ def _computed(dot: tile.Dot) -> Operation:
     nothing does, what reads it: ptxas has it read to the registers from which the dot before takes
     its own.
     """
-    tainted: set[SSAValue] = set()
+    read: set[SSAValue] = set()
     first: Operation = dot
     for op in defining_slice([dot.a], block_of(dot)):
         if isinstance(op, (shared.Read, tile.Load, tile.LoadPointers)) and isinstance(
             op.results[0].type, TileType
         ):
-            tainted.update(op.results)
+            read.update(op.results)
             if first is dot:
                 first = op
-        elif any(v in tainted for v in op.operands) and not isinstance(op, tile.Transpose):
+        elif any(v in read for v in op.operands) and not isinstance(op, tile.Transpose):
             return op
     return first

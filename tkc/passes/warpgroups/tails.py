@@ -42,7 +42,7 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
     """A branch that leaves a tile as it is or computes another, while dots of the iteration are
     still under way, and where those begin.
     """
-    begun, flying = None, False
+    begun, in_flight = None, False
     if any(isinstance(v.type, PendingType) for v in loop.iter_args):
         return None
     for op in loop.body.block.ops:
@@ -50,10 +50,10 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
             case threads.Fence() if op.kind.data == "dot":
                 begun = op
             case threads.DotWait():
-                flying = op.pending.value.data > 0
+                in_flight = op.pending.value.data > 0
             case scf.IfOp() if (
                 begun is not None
-                and flying
+                and in_flight
                 and len(op.results) == 1
                 and isinstance(op.results[0].type, TileType)
                 and any(len(region.block.ops) == 1 for region in op.regions)

@@ -250,7 +250,7 @@ def arrive_of_copies(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> Non
                 m.shared.bytes[copy.target[copy.threads]] = copy.data(copy.threads)
             count_down(m, barrier, who)
 
-        m.landing.append(lands)
+        m.copies.append(lands)
 
 
 @rule("mbarrier.complete_tx")

@@ -89,7 +89,7 @@ class ClusterMachine:
         # of registers of dots in flight: the threads whose dots those are
         self.in_flight: dict[str, np.ndarray] = {}
         self.shared = Shared(self.blocks, interface.shared_bytes)
-        self.landing: list[Callable[[], None]] = []  # copies that have not landed
+        self.copies: list[Callable[[], None]] = []  # copies under way
         self.ended: list[Callable[[np.ndarray], None]] = []  # called with threads that end
         self._states: dict[Callable[[ClusterMachine], object], object] = {}
         self.steps = 0
@@ -143,7 +143,7 @@ class ClusterMachine:
             spun = self._again()
             if not landed:
                 break
-            if spun and not self.landing:
+            if spun and not self.copies:
                 break
         return self.steps > began
 
@@ -157,10 +157,10 @@ class ClusterMachine:
 
     def land(self) -> bool:
         """One copy lands; whether there was one."""
-        if not self.landing:
+        if not self.copies:
             return False
-        self.landing.pop(
-            int(self.rng.integers(len(self.landing))) if self.launch.seed is not None else 0
+        self.copies.pop(
+            int(self.rng.integers(len(self.copies))) if self.launch.seed is not None else 0
         )()
         return True
 

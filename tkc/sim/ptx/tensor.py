@@ -155,7 +155,7 @@ def load(m: ClusterMachine, i: Instruction, thread: int) -> None:
             m.shared.bytes[places] = data
             deliver(m, signal, data.size)
 
-    m.landing.append(lands)
+    m.copies.append(lands)
 
 
 @rule("prefetch.tensormap")

@@ -13,7 +13,7 @@ import builtins
 import sys
 import types as python
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -341,10 +341,6 @@ def combined(fn: Any, single: bool) -> Callable[..., Any]:
         return found[0] if single else found
 
     return combine
-
-
-def iterate(x: Any) -> Iterator:
-    return iter(unwrap(x))
 
 
 @member

@@ -9,7 +9,7 @@ from typing import Any
 from tkc.language import values
 from tkc.language.tracer import fail
 from tkc.language.values import Value
-from tkc.triton.language.constants import constexpr, unwrap
+from tkc.triton.language.constants import unwrap
 from tkc.triton.language.types import dtype
 from tkc.triton.language.values import (
     Operand,
@@ -164,16 +164,6 @@ def _named(name: str) -> Callable:
 
 
 add, sub, mul = map(_named, ("add", "sub", "mul"))
-
-
-def constant_or(fn: Callable[[float], float], traced: Callable) -> Callable:
-    """A function that of a compile-time number gives one."""
-
-    def function(x: Any) -> Any:
-        value = unwrap(x)
-        return constexpr(fn(value)) if not isinstance(value, tensor) else traced(value)
-
-    return function
 
 
 pi = math.pi
