@@ -15,6 +15,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import f32, traced
 from tests.passes.kernels import context, through
 from tests.passes.test_product_types import Case, check, compiled, last
+from tests.runtime.test_arrays_without_maps import failures
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import threads
@@ -385,3 +386,35 @@ def test_attention_assembles_clean(form):
     assert assembled.clean, assembled.log
     consumer = text.split("---- consumer")[1].split("---- converter")[0]
     assert "prmt" not in consumer and "ldmatrix" not in consumer
+
+
+# --------------------------------------------------------------------------------------------------
+@tkc.jit
+def gated(a, w, v, y):
+    """Two sums of one loop, of which each has a right operand that is not dense along k."""
+    m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 64
+    g, u = tkc.zeros((64, 64)), tkc.zeros((64, 64))
+    for k in range(0, a.shape[1], 32):
+        x = tkc.load(a, (m, k), (64, 32))
+        g = tkc.dot(x, tkc.load(w, (k, n), (32, 64)), g)
+        u = tkc.dot(x, tkc.load(v, (k, n), (32, 64)), u)
+    tkc.store(y, (m, n), g + 2 * u)
+
+
+def test_of_several_sums_the_consumers_lay_operands_out(monkeypatch):
+    """Copies by tensor maps run ahead, and threads write what they brought K-major."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    a, w, v = (rng.integers(-3, 4, shape) for shape in ((64, 96), (96, 128), (96, 128)))
+    given = [x.astype(ml_dtypes.float8_e4m3fn) for x in (a, w, v)]
+    given.append(np.zeros((64, 128), np.float32))
+    made = gated.compile(*given, target="sm_90a")
+    assert "wgmma.mma_async" in made.ptx
+    assert sum("the consumers lay a block of 32x64 out" in d for d in made.decisions) == 2
+    maps = {p.argument for p in made.interface.parameters if p.kind == "map"}
+    assert {0, 1, 2} <= maps
+    gated[(1, 2)](*given)
+    np.testing.assert_array_equal(given[-1], a @ w + 2 * (a @ v))
+    given[-1][:] = 0
+    assert not failures(gated, *given, target="sm_90a", grid=(1, 2, 1))

@@ -141,7 +141,9 @@ def _staged(op: tile.Load, context: PassContext) -> None:
         return matrix_access(layout, memory, bits(t.element)) is not None
 
     def is_kept(user: shared.Convert) -> bool:
-        wanted = layout_of(user.result)
+        wanted = tile_type(user.result).register_layout
+        if wanted is None:  # it is written to shared memory in another order
+            return True
         in_registers = movement(layout, wanted) == "registers"
         return in_registers and is_matrix(layout) and not is_matrix(wanted)
 

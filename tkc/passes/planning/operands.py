@@ -4,8 +4,8 @@ come from, which major they have.
 wgmma reads its right operand in shared memory, its left one there or in registers. In shared memory
 16-bit operands may be K-major or MN-major, 8-bit and tf32 ones only K-major: their K must be the
 axis that is dense in memory. 8-bit ones that are not are relaid on their way
-(layouts/relayout.py), a tf32 one is read into registers, as the left one (`swap` where it is the
-right one).
+(layouts/relayout.py), by the consumers where several dots of a loop accumulate; a tf32 one is read
+into registers, as the left one (`swap` where it is the right one).
 
     a  [M, K]  K-major    row-major
                MN-major   column-major, or the transpose of a row-major [K, M]
@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import tile
@@ -52,11 +53,16 @@ from tkc.passes.split_sums import axis_of, chain_of
 
 
 def source(value: SSAValue) -> tile.Load | None:
-    """The load that an operand shows, transposed or not, and that a role copies."""
+    """The load that an operand shows, transposed or not, and that a role copies for its dot."""
     owner = untransposed(value).owner
-    return owner if isinstance(owner, tile.Load) and not loaded_by_consumers(owner) else None
+    if not isinstance(owner, tile.Load) or loaded_by_consumers(owner):
+        return None
+    return None if LAID_BY_CONSUMERS in owner.attributes else owner
 
 
+# of a load that a role copies, but whose block the consumers lay out for its dot, as if they had
+# computed it: the role that relays operands does that for one dot of a loop
+LAID_BY_CONSUMERS = "laid_by_consumers"
 # of a thread that reads a block from which an operand is computed
 ADDRESS_REGISTERS = 16
 # of a small tile beside a dot: copied with its operands, or held by registers through an iteration
@@ -355,6 +361,15 @@ def relaid_loads(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load,
         if dense_of_operand(operand) != k or operand is both.right and permuted(dot, options):
             found.append((load, operand is both.right))
     return found
+
+
+def lay_by_consumers(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
+    """Marks the operands to be relaid of dots of which several accumulate in a loop."""
+    for dot in dots:
+        if sum(map(len, sums_around(dot))) > 1:
+            for load, _ in relaid_loads(dot, options):
+                if not is_read_again(load):
+                    load.attributes[LAID_BY_CONSUMERS] = UnitAttr()
 
 
 def simple(dot: tile.Dot) -> bool:

@@ -13,7 +13,12 @@ from tkc.ir.values import tile_type
 from tkc.passes.analysis.mapped import unmapped
 from tkc.passes.planning.bodies import shape
 from tkc.passes.planning.gathers import loaded_by_consumers, why_by_consumers
-from tkc.passes.planning.operands import made_from, permuted, relaid_loads
+from tkc.passes.planning.operands import (
+    LAID_BY_CONSUMERS,
+    made_from,
+    permuted,
+    relaid_loads,
+)
 from tkc.passes.planning.rings import run_ahead, stage_bytes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
@@ -122,6 +127,12 @@ def _of_loads(made: Decided) -> Iterator[str]:
     read = dict.fromkeys(load for dot in request.dots for load in made_from(dot, request.options))
     for block in filter(loaded_by_consumers, read):
         yield f"the consumers load a block of {_extents(block)}: {why_by_consumers(block)}"
+    for block in read:
+        if LAID_BY_CONSUMERS in block.attributes:
+            yield (
+                f"the consumers lay a block of {_extents(block)} out for its dot, which is one of"
+                " several that accumulate in a loop"
+            )
 
 
 def _of_order_in_a_program(made: Decided) -> Iterator[str]:

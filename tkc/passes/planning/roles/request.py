@@ -13,7 +13,14 @@ from tkc.ir.plan import Plan
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.alias import Overlaps
 from tkc.passes.planning.gathers import copied_by_threads
-from tkc.passes.planning.operands import Sides, along_n, by_block, relaid_loads, why_not_wgmma
+from tkc.passes.planning.operands import (
+    Sides,
+    along_n,
+    by_block,
+    lay_by_consumers,
+    relaid_loads,
+    why_not_wgmma,
+)
 from tkc.passes.planning.order import acquiring_loops, keep_in_order, why_not_claimed, work_claims
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.rings import operand_loads
@@ -56,6 +63,7 @@ class RoleRequest:
         _check_options(options)
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)
+        lay_by_consumers(program.dots, options)
         for dot in program.dots:
             if reason := why_not_wgmma(dot, options):
                 raise NoRoles(reason)
