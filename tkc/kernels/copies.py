@@ -4,11 +4,11 @@ Hopper's own engine copies on: of one matrix, or of both factors of a product in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import gcd, prod
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, library
+from tkc.kernels.arrays import Array, dtype_of, empty, library, power
 
 BYTES = {
     "float64": 8,
@@ -25,8 +25,8 @@ MIN_WORK = 1 << 28
 MIN_WEIGHED_WORK = 1 << 23
 # rows or columns that share an operand, from which they do
 MIN_SHARED = 16
-# of a program that copies
-ROWS, COLUMNS = 32, 256
+# of a program that copies: elements, and those of a row, at least and at most
+ELEMENTS, NARROWEST, WIDEST = 8192, 64, 256
 # of one that copies rows to columns
 TRANSPOSE_BLOCK = 64, 128
 # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
@@ -176,6 +176,17 @@ def padded_pitch(x: Array, columns: bool) -> int:
     return -(-x.shape[0 if columns else 1] // line) * line
 
 
+def _length(x: Array) -> int:
+    """Elements of a row, or of a column where these are dense."""
+    return x.shape[0 if _is_transposed(x) else 1]
+
+
+def _block(lengths: Iterable[int]) -> tuple[int, int]:
+    """Rows and columns of a program that copies rows of so many elements."""
+    width = min(WIDEST, max(NARROWEST, *map(power, lengths)))
+    return ELEMENTS // width, width
+
+
 def copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     """A function of one matrix or two like these, that copies them in one launch to rows (or
     columns, where these are to be dense) that start at multiples of 16 bytes.
@@ -190,7 +201,7 @@ def copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     how = [
         ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns, strict=False)
     ]
-    height, width = TRANSPOSE_BLOCK if ACROSS in how else (ROWS, COLUMNS)
+    height, width = TRANSPOSE_BLOCK if ACROSS in how else _block(map(_length, given))
     programs = sum(
         tkc.cdiv(n, height) * tkc.cdiv(m, width)
         for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned, strict=False))

@@ -384,7 +384,8 @@ def _step(product: Product, tile: Tile, active: int, machine: Any, beyond: bool 
     )
     for axis, ((extent, whole, sharing), row, pitch, vector) in enumerate(rows_of):
         if vector < WHOLE_VECTOR:
-            units += tile.depth * extent / (WARP * vector) * costs.async_load
+            elements = min(tile.depth, product.k) * min(extent, whole)
+            units += elements / (WARP * vector) * costs.async_load
         else:
             lines += 2 * tile.depth * extent / sharing / row * machine.lines_of_row(row, pitch)
         if beyond and grid[axis] % tile.cluster[axis]:

@@ -550,7 +550,8 @@ def _copied(part: Part, plan: Plan, target: Target, launch: Launch) -> Copies:
         if mapped:
             lines += x.lines * costs.copied_line / sharing
         else:
-            instructions = x.bytes / (32 * max(1, load.vector))
+            # those beyond an array ask for nothing
+            instructions = inside / (32 * max(1, load.vector))
             units += instructions * _instruction(load.path, x.fed, costs)
     return Copies(fabric, sent, cut, asked, units, lines)
 
