@@ -209,11 +209,11 @@ def _factors(factors, t, C):
 
 
 def _solved(short, new, keys, factors, t, head, C):
-    """What is written with keys, and what M makes of what a chunk reads, transposed (None without
-    M); and the first one as it was before it was rounded."""
+    """What is written with keys, and what M makes of what a chunk reads, transposed; None without
+    M."""
     of_reads, rates, read, inverses = factors
     if inverses is None:
-        return new, None, new
+        return new, None
     if read is None:
         known = new.to(tkc.float32) - times(tkc.dot(short, keys.T), of_reads)
         known = known * across(tkc.load(rates, (t,), (C,)))
@@ -221,14 +221,8 @@ def _solved(short, new, keys, factors, t, head, C):
         known = tkc.dot(new, tkc.load(read, (t, head, 0), (C, None, C)).T)
         known = tkc.dot(short, keys.T, known)
     inverse = tkc.load(inverses, (t, head, 0), (C, None, C))
-    solved = tkc.dot(known.to(keys.dtype), inverse.T)
-    short = solved.to(keys.dtype)
-    return (short, short, solved) if read is None else (new, short, new)
-
-
-def _decaying(tile, of_writes, dtype):
-    """What is written, as the chunk's end sees it."""
-    return (tile if of_writes is None else times(tile.to(tkc.float32), of_writes)).to(dtype)
+    solved = tkc.dot(known.to(keys.dtype), inverse.T).to(keys.dtype)
+    return solved if read is None else new, solved
 
 
 @tkc.jit
@@ -279,7 +273,7 @@ def _walk(
         if states is not None:
             tkc.store(states[slot + t // C, head], (column, 0), short.to(states.dtype))
         by = of_reads, rates, read, inverses
-        new, solved, whole = _solved(short, new, keys, by, t, head, C)
+        new, solved = _solved(short, new, keys, by, t, head, C)
         if fresh is not None:
             tkc.store(fresh, (t, head, column), solved.T[:, None, :])
         if out is not None:
@@ -291,7 +285,7 @@ def _walk(
             tkc.store(out, (t, head, column), result.to(out.dtype).T[:, None, :])
         written = keys if writing is None else tkc.load(writing, (t, head, 0), (C, None, K))
         state = times(state, _decays(ends, slot + t // C, head, K))
-        state = tkc.dot(_decaying(whole, of_writes, keys.dtype), written, state)
+        state = tkc.dot(scaled(new, of_writes), written, state)
         if erasing is not None:
             state = tkc.dot(solved, tkc.load(erasing, (t, head, 0), (C, None, K)), state)
     if final is not None:

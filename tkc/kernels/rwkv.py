@@ -63,6 +63,7 @@ from tkc.kernels.triangular import inverted
 
 WIDEST_KEYS = 128  # of K: tiles K x K stand beside those of keys
 POSITIONS, COLUMNS = 32, 64  # of a chunk; of a program that walks chunks
+NUMBERS = 16  # of a tile of keys, a thread of `_pairs`: with fewer, threads wait for one another
 
 
 def _rows(x, t, head, C, N):
@@ -414,7 +415,8 @@ class _Call:
         asking, reading, writing, erasing = factors = [self.of_keys() for _ in range(4)]
         lower, ends = self.of_pairs("float32"), self.of_chunks()
         pairs = seen, asked, read, lower
-        options = {"SHORT": self.short, **self.tiles}
+        warps = max(1, self.tiles["C"] * self.tiles["K"] // (32 * NUMBERS))
+        options = {**self.tiles, "SHORT": self.short, "num_warps": warps}
         _pairs[self.grid](*self.operands, *pairs, *factors, ends, self.scale, **options)
         inverted(lower, inverses, self.starts, self.grid)
         return Prepared(
