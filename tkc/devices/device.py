@@ -216,6 +216,7 @@ class Attention:
     # of a row, relative to one of 128 rows and columns: of large blocks, and of tiles side by side
     block_times: tuple[float, ...]
     tile_times: tuple[float, ...]
+    alone: float  # … of a program of 64 rows, whose one warpgroup has nothing beside it
     # columns by which the loop of each tile is shorter, where masks cut what rows see
     tile_columns: tuple[float, ...]
     # where all loops walk over the same columns: time of a row by a column; columns in whose time a

@@ -65,34 +65,47 @@ class _Candidate(NamedTuple):
 
 
 def _hopper_candidates(
-    d: int, columns: int, window: int | None, uneven: int, keys: int, times: Any
+    d: int, columns: int, window: int | None, uneven: int, keys: int, few: bool, times: Any
 ) -> list[_Candidate]:
-    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`;
-    times: the device's.
+    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`; few:
+    programs of 64 rows have a multiprocessor each, so that half as many rows are done sooner,
+    though one warpgroup's dots and vector work take turns; times: the device's.
     """
     if keys and d > max(most for most, *_ in LARGE_BLOCKS) and d <= EQUAL_BLOCKS[0][0]:
-        return _of_equal_loops(d, keys, times)
+        return _of_equal_loops(keys, few, times)
     found = [_Candidate(Block(128, columns), 128, 1.0)]
+    if few:
+        found.append(_Candidate(Block(64, 64), 64, times.alone))
     most = min((most for most, *_ in LARGE_BLOCKS if d <= most), default=0)
     for (limit, rows, wide), time in zip(LARGE_BLOCKS, times.block_times, strict=True):
         if limit == most:
             found.append(_Candidate(Block(rows, wide), rows, time))
+    return found + ([_side_by_side(d, uneven, times)] if uneven or window is not None else [])
+
+
+def _side_by_side(d: int, uneven: int, times: Any) -> _Candidate:
+    """Tiles of 64 rows and columns; of wide heads there is one. Arguments as of `choose_block`."""
     tiles = zip(TILES, times.tile_times, times.tile_columns, strict=True)
     fitting = next((tile for tile in tiles if d <= tile[0][0]), None)
-    if (uneven or window is not None) and fitting is not None:
-        (_, count), time, shorter = fitting
-        time *= 1 - shorter / uneven if uneven else 1
-        found.append(_Candidate(Block(64, 64, count), 64 * count, time))
-    return found
+    if fitting is None:
+        return _Candidate(Block(128, 64), 128, 1.0)
+    (_, count), time, shorter = fitting
+    time *= 1 - shorter / uneven if uneven else 1
+    return _Candidate(Block(64, 64, count), 64 * count, time)
 
 
-def _of_equal_loops(d: int, keys: int, times: Any) -> list[_Candidate]:
+def _of_equal_loops(keys: int, few: bool, times: Any) -> list[_Candidate]:
     """Candidates where all loops have so many columns."""
     found = []
-    of_blocks = zip(
-        EQUAL_BLOCKS, times.equal_times, times.equal_starts, times.equal_masks, strict=True
-    )
-    for (_, rows, columns), time, start, mask in of_blocks:
+    of_blocks = [
+        (rows, columns, *of_block)
+        for (_, rows, columns), *of_block in zip(
+            EQUAL_BLOCKS, times.equal_times, times.equal_starts, times.equal_masks, strict=True
+        )
+    ]
+    if few:
+        of_blocks.append((64, 64, times.alone, times.equal_starts[0], times.equal_masks[0]))
+    for rows, columns, time, start, mask in of_blocks:
         blocks = tkc.cdiv(keys, columns)
         total = time * columns * blocks + start + mask * (keys % columns > 0)
         waits = times.single_block * (blocks == 1)
@@ -159,7 +172,8 @@ def choose_block(
         free = (rows, columns) == (None, None)
         if bm == 128 and free and _fits_tma(q, k, v):
             times = tkc.target(target).device.attention
-            found = _hopper_candidates(d, bn, window, uneven, keys, times)
+            few = 0 < each(64) <= 1
+            found = _hopper_candidates(d, bn, window, uneven, keys, few, times)
             return min(found, key=lambda c: c.launch_time(window, each, even, times)).block
     return Block(rows or bm, columns or bn)
 
