@@ -236,6 +236,35 @@ def signalling(a, b, c, counter, tiles):
         t = tkc.atomic_add(counter.ptr, 1)
 
 
+def released(a, b, c, done):
+    """A program waits for its rows, and counts what it has stored as a release."""
+    m, n = tkc.program_id(0), tkc.program_id(1) * BN
+    while tkc.load(done.ptr + m, sem="acquire") == 0:
+        pass
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        x = tkc.load(a, (m * BM, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (m * BM, n), acc.to(c.dtype))
+    tkc.atomic_add(done.ptr + m, 1, sem="release")
+
+
+@pytest.mark.parametrize("dtype", [tkc.float16, tkc.float32])
+def test_a_counter_that_only_signals(dtype):
+    """It is behind what it tells others of, also where tensor maps store that."""
+    module = traced(released, *[aligned(tkc.float16)] * 2, aligned(dtype), array(tkc.int32))
+    given = context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    a, b = operands(2 * BM, 2 * BN, 3 * BK)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    for seed, run in ((0, level4.run), (1, level4.run), (0, machine.run)):
+        c, done = np.zeros(want.shape, TYPES[dtype]), np.ones(2, np.int32)
+        run(module, [a, b, c, done], (2, 2, 1), seed=seed)
+        np.testing.assert_array_equal(c, want)
+        assert done.tolist() == [3, 3]
+
+
 def test_two_counters():
     module = traced(
         claimed_twice, *[aligned(tkc.float16)] * 2, aligned(tkc.float32), array(tkc.int32), i32()

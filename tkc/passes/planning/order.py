@@ -32,8 +32,21 @@ from tkc.passes.warpgroups.stored import STORES
 
 
 def work_claims(kernel: Operation) -> list[tile.Atomic]:
-    """The atomics by which programs take work: scalars with a result."""
-    return [op for op in kernel.walk() if isinstance(op, tile.Atomic) and op.result is not None]
+    """The atomics by which programs take work: scalars with a result that is used."""
+    return [
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Atomic) and op.result is not None and not is_signal(op)
+    ]
+
+
+def is_signal(op: Operation) -> bool:
+    """Whether an operation is an atomic that only tells others something: nothing follows from it
+    in its own program.
+    """
+    if not isinstance(op, tile.Atomic) or op.result is not None and op.result.first_use is not None:
+        return False
+    return op.semantics is not None and op.semantics.data in ("relaxed", "release")
 
 
 def acquiring_loops(kernel: Operation) -> list[scf.WhileOp]:
@@ -68,7 +81,9 @@ def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
     """
     observed = "programs can observe the order in which they run"
     waits = {op for loop in acquiring_loops(kernel) for op in loop.before_region.walk()}
-    watching = [op for op in kernel.walk() if tile.watches(op) and op not in waits]
+    watching = [
+        op for op in kernel.walk() if tile.watches(op) and op not in waits and not is_signal(op)
+    ]
     if waits and watching:
         return f"{observed}: they wait, and take numbers from counters"
     if any(not _is_claim(op, kernel) for op in watching):
