@@ -18,7 +18,7 @@ from tkc.errors import LaunchError
 from tkc.language import operations
 from tkc.language.tracer import tracer, tracing
 from tkc.runtime.arrays import describe, is_array
-from tkc.runtime.handed import handing
+from tkc.runtime.handed import handing, takers
 from tkc.runtime.jit import JitFunction, Launchable, normalized, variables, watches
 from tkc.runtime.kernel import Watch
 from tkc.triton.errors import InvalidOption
@@ -346,6 +346,12 @@ class JITFunction(KernelInterface, Launchable):
         """What launches on a grid. Hooks and observers that come later are not told of its
         launches.
         """
+        if not (takers or _observers or self.pre_run_hooks):
+            try:
+                if (found := self._quickest.get(grid)) is not None:
+                    return found
+            except TypeError:  # a list
+                pass
         if callable(grid) or _observers or self.pre_run_hooks:
             return partial(self.run, grid=grid)
         return self._on(grid)
