@@ -11,7 +11,7 @@ import pytest
 
 from tkc.codegen.ptx import register_coalescing
 from tkc.fuzz.check import Failure, check, default_target, variants
-from tkc.fuzz.dot_productions import OF_A_TILE, READ_ALIKE
+from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import (
@@ -22,8 +22,8 @@ from tkc.passes import (
     raise_pointers,
 )
 from tkc.passes.planning import order, rings, streaming
-from tkc.passes.planning.roles import loads
-from tkc.passes.warpgroups import epilogue_stores
+from tkc.passes.planning.roles import loads, programs, sharing
+from tkc.passes.warpgroups import epilogue_stores, in_flight
 
 MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
@@ -66,6 +66,9 @@ FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
     "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
     "numbers that producers look up": (rings, "unchanged", True, "roles", 2722),
+    "loops in loops of programs at once": (sharing, "_apart_by_loop", "", "roles", 716),
+    "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
+    "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
 }
 
 
@@ -75,7 +78,7 @@ def test_an_order_of_memory_that_campaigns_found(name, monkeypatch):
     assert found(policy, [seed]) is None
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(policy, [seed])
-    assert failure is not None and failure.kind == "Violation"
+    assert failure is not None and failure.kind in ("Violation", "VerifyError")
 
 
 def test_copies_by_threads_behind_a_loop_wait_for_their_own_stage():
@@ -83,6 +86,16 @@ def test_copies_by_threads_behind_a_loop_wait_for_their_own_stage():
     its ring, and hung.
     """
     assert found("roles", [324]) is None
+
+
+def test_buffers_of_results_that_leave_in_two_ways():
+    """A copy was counted for what threads store, and a buffer was written while a copy read it."""
+    assert found("roles", [96]) is None
+
+
+def test_stages_that_two_dots_of_a_sum_read():
+    """They were released twice."""
+    assert found("roles", [675]) is None
 
 
 def test_results_of_dots_that_ptxas_takes_for_each_other(monkeypatch):
@@ -105,6 +118,15 @@ def test_places_that_take_more_than_32_bits(monkeypatch):
     monkeypatch.setattr(raise_pointers, "is_large", lambda base: False)
     failure = found(None, [57])
     assert failure is not None and failure.kind == "OffsetOverflow"
+
+
+def test_registers_that_dots_in_flight_read(monkeypatch):
+    """A left operand in registers was read, or computed anew, while its dot was in flight."""
+    seeds = range(HELD - 3, MOST_KERNELS, HELD)
+    assert found("roles", seeds, ptx=True) is None
+    monkeypatch.setattr(in_flight, "sources", lambda value: set())
+    failure = found("roles", seeds, ptx=True)
+    assert failure is not None and failure.kind == "Fault"
 
 
 def test_steps_below_zero(monkeypatch):

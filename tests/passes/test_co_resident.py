@@ -5,6 +5,7 @@ their loops load; right at every level, free of races, and refused where they ha
 import re
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -1074,3 +1075,26 @@ def test_every_mutant_is_found(kernel, known):
         known=known.__contains__,
     )
     assert number > 100 and not missed, missed
+
+
+# --------------------------------------------------------------------------------------------------
+@tkc.jit
+def again(x, w, o, N: tkc.constexpr):
+    """A loop in a loop fills the ring."""
+    p, total = tkc.load(x, (tkc.program_id(0) * N, 0), (N, N)) + 1, tkc.zeros((N, N))
+    for _ in tkc.range(3):
+        for k in tkc.range(0, w.shape[0], N):
+            total = tkc.dot(p, tkc.load(w, (k, 0), (N, N)), total)
+        p = p + 1
+    tkc.store(o, (tkc.program_id(0) * N, 0), total)
+
+
+def test_a_loop_in_a_loop_is_for_programs_alone(monkeypatch):
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")):
+        monkeypatch.setenv(name, value)
+    r = np.random.default_rng(0)
+    x, w = (r.integers(-2, 3, (m, 64)).astype(ml_dtypes.bfloat16) for m in (192, 128))
+    o = np.zeros((192, 64), np.float32)
+    again[3](x, w, o, 64, programs=3)
+    both = w.astype(np.float32).reshape(2, 64, 64).sum(0)
+    assert (o == (3 * x.astype(np.float32) + 6) @ both).all()

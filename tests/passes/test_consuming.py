@@ -121,3 +121,26 @@ def test_sums_of_two_dots_in_any_order_of_threads(chained, keys, seed):
     wide = [x.astype(np.float64) for x in (a, b, c, d)]
     s = np.maximum(wide[0] @ wide[2].T + wide[1] @ wide[3].T, 0)
     np.testing.assert_array_equal(e, (s @ wide[2]).astype(ml_dtypes.bfloat16))
+
+
+def one_block(a, b, c, o, N: tkc.constexpr):
+    """Two dots of a sum, which the loop adds to another, read one block."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], N):
+        right = tkc.load(c, (k, 0), (N, N))
+        sum_ = tkc.dot(tkc.load(a, (0, k), (N, N)), right)
+        total = total + tkc.dot(tkc.load(b, (0, k), (N, N)), right, sum_)
+    tkc.store(o, (0, 0), total)
+
+
+def test_a_stage_that_two_dots_of_a_sum_read_is_released_once():
+    r = np.random.default_rng(0)
+    a, b, c = (
+        r.integers(-2, 3, s).astype(ml_dtypes.bfloat16) for s in ((64, 256),) * 2 + ((256, 64),)
+    )
+    module = traced(one_block, *(B2,) * 3, aligned(tkc.float32, 2), N=64)
+    through(module, PIPELINE[-1], context("sm_90a", num_stages=2))
+    o = np.zeros((64, 64), np.float32)
+    level4.run(module, [a, b, c, o], (1, 1, 1))
+    left, other, right = (x.astype(np.float32) for x in (a, b, c))
+    assert (o == (left + other) @ right).all()

@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import array, traced
+from tests.passes.kernels import aligned, context, through
+from tkc.ir import threads
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0
 
 BF16 = ml_dtypes.bfloat16
 PROGRAMS = 5
@@ -119,6 +125,29 @@ def test_products(kernel, number, size, options):
     given = table, a, b, c, number, size, n
     kernel[PROGRAMS](*given, **options)
     assert (c == (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16)).all()
+
+
+def read(table, m, size):
+    return tkc.load(table, (m,), (1,))[0] - 1
+
+
+@pytest.mark.parametrize("warps", [None, 8])
+@pytest.mark.parametrize("size", [8, 32])
+@pytest.mark.parametrize("number", [searched, largest, read], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kernel", [place, uneven, branch], ids=lambda k: k.fn.__name__)
+def test_one_thread_of_a_producer_knows_the_number(kernel, number, size, warps):
+    """In PTX, whose shuffles take elements from lanes that a producer does not have."""
+    n, r = 64, np.random.default_rng(size)
+    a, b = (r.integers(-2, 3, s).astype(BF16) for s in ((PROGRAMS * n, 192), (192, n)))
+    given = [np.arange(1, size + 1, dtype=np.int32), a, b, np.zeros((PROGRAMS * n, n), BF16)]
+    numbers, rows = array(tkc.int32), aligned(tkc.bfloat16, 2)
+    module = traced(kernel.fn, numbers, rows, rows, rows, number, size, n)
+    wants = [x.copy() for x in given]
+    level0.run(module, wants, (PROGRAMS, 1, 1))
+    through(module, PIPELINE[-1], context("sm_90a", num_warps=warps))
+    assert any(isinstance(op, threads.Roles) for op in module.walk())
+    machine.run(module, given, (PROGRAMS, 1, 1))
+    assert (given[-1] == wants[-1]).all()
 
 
 @pytest.mark.parametrize(

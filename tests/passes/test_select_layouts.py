@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import array, traced
+from tests.language.kernels import array, i32, traced
 from tests.passes.demands import check
 from tests.passes.kernels import (
     CASES,
@@ -519,3 +519,18 @@ def test_operands_of_all_k_that_fill_registers_are_computed_in_steps(n, steps):
     np.testing.assert_array_equal(o, sum(p * f for p, f in zip(parts, scales, strict=True)))
     if ptxas.find("ptxas"):
         assert not ptxas.assemble(emit(module, target("sm_80")).text, "sm_80").spill_stores
+
+
+def joined_columns(x, o, i):
+    column = tkc.load(x, (0, i + tkc.arange(1)), (5, 1))
+    tkc.store(o, (0, 0), tkc.cat([column, column + 1], axis=1))
+
+
+@pytest.mark.parametrize("target_name", ["sm_80", "sm_90a"])
+def test_one_column_is_gathered_as_half_of_two(target_name):
+    """Its axis is padded to the two columns, that of its offsets too."""
+    x, o = np.arange(30, dtype=np.int32).reshape(5, 6), np.zeros((5, 2), np.int32)
+    module = traced(joined_columns, array(tkc.int32, 2), array(tkc.int32, 2), i32())
+    through(module, PIPELINE[-1], context(target_name))
+    level4.run(module, [x, o, 2], (1, 1, 1))
+    assert (o == x[:, 2:3] + [0, 1]).all()

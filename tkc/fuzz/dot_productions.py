@@ -26,6 +26,9 @@ FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # of a dot's results, numbers to m
 READ_ALIKE = 10  # one kernel of so many has dots whose results are read alike
 # one of so many computes the program's number of a tile, of so many elements
 OF_A_TILE, TILES = 10, (8, 32, 64, 256)
+# one of so many goes on using an operand that its dots take from registers; one of so many has its
+# loop in another
+HELD, NESTED = 10, 10
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -216,19 +219,21 @@ class DotWriter(ValueWriter):
         form = self.pick(("sum", "sum", "partial", "computed", "before", "several", "chain"))
         if self.seed % READ_ALIKE == READ_ALIKE - 1:  # no draw: others stay what they were
             self._dots_read_alike(loop, row)
+        elif self.seed % HELD == HELD - 3:
+            self._loop_of_held_operands(loop, row)
         elif self.chance(0.25):
             self._loop_of_late_dots(loop, row)
         else:
             self._loop_of_early_dots(loop, row, form)
 
     def _program_number(self) -> str:
-        """What the program's number is called: here and there it is computed of a tile, of which
-        warps have parts where it is large.
+        """What the program's number is called: here and there it is computed of a tile whose last
+        element it is, and of which warps have parts where it is large.
         """
         if self.seed % OF_A_TILE != OF_A_TILE - 2:  # no draw: others stay what they were
             return "p0"
         name, size = self.fresh("p"), TILES[self.seed // OF_A_TILE % len(TILES)]
-        self.line(f"{name} = tkc.max(tkc.arange({size}) // {size} + p0, axis=0)")
+        self.line(f"{name} = tkc.max(tkc.arange({size}) - {size - 1} + p0, axis=0)")
         return name
 
     def _head(self, loop: DotLoop) -> None:
@@ -255,6 +260,11 @@ class DotWriter(ValueWriter):
         (m, n, k), dtype = loop.shape, loop.dtype
         sums = [self.zeros((m, n), loop.total) for _ in range(1 + (form in ("several", "chain")))]
         before = [self.operand(dtype, m, k, row, "0")] if form == "before" else []
+        outer, turns = None, 1
+        if self.seed % NESTED == NESTED - 4:
+            turns = 1 + self.seed // NESTED % 3
+            self.line(f"for {self.fresh('j')} in tkc.range({turns}):")
+            outer = self.enter()
         self._head(loop)
         saved = self.enter()
         row = self.place_of(loop.index, k, row)
@@ -262,7 +272,36 @@ class DotWriter(ValueWriter):
         self._early_dots(loop, form, sums, x, row)
         self.end_of_iteration(loop)
         self.leave(saved)
-        self._results_of(loop, sums, before, 1)
+        if outer:
+            self.leave(outer)
+        self._results_of(loop, sums, before, turns)
+
+    def _loop_of_held_operands(self, loop: DotLoop, row: str) -> None:
+        """A left operand that is computed, and read again behind the dot; or that the loop carries
+        on, computed or loaded anew, or exchanges for another.
+        """
+        (m, n, k), dtype = loop.shape, loop.dtype
+        form = ("read", "computed", "loaded", "exchanged")[self.seed // HELD % 4]
+        acc, x = self.zeros((m, n), loop.total), self.changed(self.operand(dtype, m, k, row, "0"))
+        other = self.changed(self.operand(dtype, m, k, row, "0")) if form == "exchanged" else x
+        largest = self.zeros((m, k), dtype)
+        self._head(loop)
+        saved = self.enter()
+        place = self.place_of(loop.index, k, row)
+        left = self.changed(self.operand(dtype, m, k, place, loop.index)) if form == "read" else x
+        self.add_dot(acc, left, self.operand(dtype, k, n, loop.index, loop.column))
+        if form == "read":
+            self.line(f"{largest.name} = tkc.maximum({largest.name}, {left.name})")
+        elif form == "computed":
+            self.line(f"{x.name} = -{x.name}")
+        elif form == "loaded":
+            self.line(f"{x.name} = {self.operand(dtype, m, k, place, loop.index).name}")
+        else:
+            self.line(f"{x.name}, {other.name} = {other.name}, {x.name}")
+        self.end_of_iteration(loop)
+        self.leave(saved)
+        self._results_of(loop, [acc], [x, other], 1)
+        self.pool = [replace(v, bound=x.bound) if v.name == largest.name else v for v in self.pool]
 
     def _loop_of_late_dots(self, loop: DotLoop, row: str) -> None:
         m, n, k = loop.shape
@@ -294,13 +333,17 @@ class DotWriter(ValueWriter):
             left = self.to(few, dtype)
 
     def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> None:
-        """Dots of operands that do not depend on each other."""
+        """Dots of operands that do not depend on each other; here and there a sum of two is added
+        to another.
+        """
         m, n, k = loop.shape
         place = self.place_of(loop.index, k, loop.index)
         y = self.operand(loop.dtype, k, n, place, loop.column)
         if form == "computed":
             x, y = (self.changed(x), y) if self.chance(0.6) else (x, self.changed(y))
-        self.add_dot(sums[0], x, y, partial=form == "partial")
+        of_two = form == "chain" and self.seed // 10 % 2 == 1  # no draw: others stay what they were
+        if not of_two:
+            self.add_dot(sums[0], x, y, partial=form == "partial")
         if form not in ("several", "chain"):
             return
         a, b = self.pick(((x, None), (None, y), (None, None)))
@@ -309,7 +352,11 @@ class DotWriter(ValueWriter):
         if form == "several":
             self.add_dot(sums[1], a, b)
         else:
-            self.add_dot(sums[0], a, b)
+            if of_two:
+                both = f"tkc.dot({a.name}, {b.name}, tkc.dot({x.name}, {y.name}))"
+                self.line(f"{sums[0].name} = {sums[0].name} + {both}")
+            else:
+                self.add_dot(sums[0], a, b)
             self.add_dot(sums[1], x, b)
 
     def _late_dots(self, loop: DotLoop, q: Tile, acc: Tile, count: Tile | None = None) -> None:

@@ -419,6 +419,18 @@ class Layout:
 
         return self._rebuild(operand_shape, change)
 
+    def operand_along(self, axis: int) -> Layout:
+        """The layout in which a tile of one axis meets this one's by choosing registers only: as
+        `operand_of_broadcast`, without the other axes, which may be padded.
+        """
+
+        def change(digit: Digit, section: str) -> list[Digit]:
+            if digit.axis == axis:
+                return [replace(digit, axis=0)]
+            return [] if section == "registers" else [copies(digit.extent)]
+
+        return self._rebuild((self.shape[axis],), change)
+
     def reshape(self, shape: Sequence[int]) -> Layout:
         """The same elements in row-major order under another shape, each in the same register."""
         shape = tuple(shape)

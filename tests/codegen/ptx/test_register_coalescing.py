@@ -9,9 +9,13 @@ import numpy as np
 import tkc
 from tests.codegen.ptx.test_operations import check, emitted
 from tests.language.kernels import array, i32
+from tests.long_kernels import ARGUMENTS, elementwise
 from tests.passes.kernels import CASES, PIPELINE, Case, context, through
+from tkc.codegen.ptx import equal_readers, register_coalescing
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.target import target
+
+STEPS = 200
 
 
 def loops(text: str) -> list[str]:
@@ -200,3 +204,18 @@ def test_a_while_that_reads_what_the_loop_round_it_carries():
         tkc.store(o, (0,), acc)
 
     check(direct, [np.arange(64, dtype=np.float32), np.zeros(64, np.float32), 3], 1e-6, N=64)
+
+
+def test_a_chain_asks_each_value_once_whether_a_dot_wrote_it(monkeypatch):
+    """Its steps are one class, which was searched for each step that joined it."""
+    asked, dot_of = [0], equal_readers.dot_of
+
+    def counted(value):
+        asked[0] += 1
+        return dot_of(value)
+
+    for module in (equal_readers, register_coalescing):
+        monkeypatch.setattr(module, "dot_of", counted)
+    monkeypatch.setenv("TKC_CACHE", "0")
+    assert elementwise.compile(*ARGUMENTS[elementwise], STEPS, target="sm_90a").ptx
+    assert STEPS < asked[0] < 8 * STEPS

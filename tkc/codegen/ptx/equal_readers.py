@@ -23,8 +23,8 @@ from typing import cast
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from tkc.codegen.ptx.values import ALIASES
 from tkc.ir import threads, tile
+from tkc.ir.registers import ALIASES
 
 # What reads their results reads their operand.
 SELECTIONS = (*ALIASES, threads.DotWait, threads.Accumulator)
@@ -63,11 +63,12 @@ def merges_iterations(body: Block) -> bool:
 
 def _written_by_dots(values: Collection[SSAValue]) -> Writers:
     """Of these values, those whose registers a dot of their own block wrote last, with the dot."""
-    found = ((value, _writer(value)) for value in values)
-    return {value: writer for value, writer in found if writer is not None}
+    found = ((value, dot_of(value)) for value in values)
+    return {value: dot for value, dot in found if dot is not None}
 
 
-def _writer(value: SSAValue) -> threads.DotAsync | None:
+def dot_of(value: SSAValue) -> threads.DotAsync | None:
+    """The dot of a value's own block that wrote the value's registers last."""
     block, op = value.owner.parent, value.owner
     while isinstance(op, (threads.DotWait, threads.Accumulator)):
         value = op.operands[cast(OpResult, value).index]

@@ -27,10 +27,11 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.ptx.emitter import Emitter
-from tkc.codegen.ptx.equal_readers import read_alike
-from tkc.codegen.ptx.values import ALIASES, registers_of
+from tkc.codegen.ptx.equal_readers import dot_of, read_alike
+from tkc.codegen.ptx.values import registers_of
 from tkc.ir import elementwise as ew
 from tkc.ir import threads, tile
+from tkc.ir.registers import ALIASES
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import yielded_by
 
@@ -168,6 +169,7 @@ class Classes:
         self.members: dict[SSAValue, list[SSAValue]] = {}
         # of each class, sorted; None where branches let two of its values be live at one time
         self.intervals: dict[SSAValue, list[Interval] | None] = {}
+        self.by_dots: dict[SSAValue, list[SSAValue]] = {}  # of each class, what dots wrote
 
     def root(self, v: SSAValue) -> SSAValue:
         """The value that stands for a class."""
@@ -193,14 +195,24 @@ class Classes:
         united = _united(self._intervals(ra), self._intervals(rb))
         if not (by_force or united) and any(self.ranges.overlap(x, y) for x in left for y in right):
             return False
-        if not by_force and read_alike(left, right):
+        dots = self._by_dots(ra), self._by_dots(rb)
+        if not by_force and read_alike(*dots):
             return False
+        self.by_dots[ra] = sum(dots, [])
         self.parent[rb] = ra
         left += right
         self.members[ra] = left
         self.members.pop(rb, None)
         self.intervals[ra] = united
         return True
+
+    def _by_dots(self, root: SSAValue) -> list[SSAValue]:
+        """The values of a class that dots wrote, which are few: a chain of steps is a class of all
+        of them.
+        """
+        if root not in self.by_dots:
+            self.by_dots[root] = [root] if dot_of(root) is not None else []
+        return self.by_dots[root]
 
     def _intervals(self, root: SSAValue) -> list[Interval] | None:
         """When the values of a class are live, as seen from all branches."""

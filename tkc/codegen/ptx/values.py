@@ -26,8 +26,6 @@ import numpy as np
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.writer import Integer, Operand
-from tkc.ir import elementwise as ew
-from tkc.ir import shared, tile
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import (
@@ -46,19 +44,6 @@ from tkc.ir.types import (
     is_unsigned,
     ui8,
     ui16,
-)
-
-# Their results are registers of their operands.
-ALIASES = (
-    tile.Reshape,
-    tile.Transpose,
-    tile.Slice,
-    tile.Concat,
-    tile.Broadcast,
-    tile.Flip,
-    tile.Multiple,
-    shared.Convert,
-    ew.Bitcast,
 )
 
 _NUMPY: dict[Attribute, Any] = {

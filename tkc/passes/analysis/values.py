@@ -20,6 +20,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.layout import WARP
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, operands_first, owner_op
@@ -51,6 +52,23 @@ def in_workspace(op: tile.Load | tile.Store) -> bool:
 def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
     """Those of some values that are tiles."""
     return [v for v in values if isinstance(v.type, TileType)]
+
+
+def tiles_behind(number: Operation) -> list[SSAValue] | None:
+    """The tiles of which a number is computed, if that takes straight-line code and so few elements
+    that a thread can hold each; else None.
+    """
+    found: list[SSAValue] = []
+    work = list(number.operands)
+    while work:
+        value = work.pop()
+        if value in found or not isinstance(value.type, TileType):
+            continue
+        if isinstance(value.owner, Block) or value.owner.regions or value.type.size > WARP:
+            return None
+        found.append(value)
+        work += value.owner.operands
+    return found
 
 
 class Kinds:

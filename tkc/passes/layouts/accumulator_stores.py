@@ -172,6 +172,7 @@ class _Stores:
         loads = load_registers(list(self.parts.loads), columns)
         registers = t.size // (128 * self.groups) + 2 * loads + columns // 4
         limit = EPILOGUE_REGISTERS_PER_THREAD - LONG_EPILOGUE_REGISTERS
+        copied = sum(map(self._is_by_map, stores))  # the others leave by threads, without a copy
         ahead = plan.split_k == 1 and registers <= limit
         for i, at in enumerate(places):
             for place in places[i : i + 1 + ahead]:
@@ -188,7 +189,7 @@ class _Stores:
                     continue
                 if may_lie_before(op):
                     offsets = [_not_before(offset, anchor) for offset in offsets]
-                pending = in_turn * len(stores)
+                pending = in_turn * copied
                 kind = op.kind.data if isinstance(op, tile.AtomicBlock) else None
                 before(anchor, shared.CopyOut(op.array, offsets, buffer, extents, pending, kind))
         for op in stores:

@@ -194,8 +194,7 @@ def offsets_layout(
     """The layout of a gather's offsets along an array axis, given that of the block."""
     extents = op.extents.get_values()
     kept = [a for a, n in enumerate(extents) if n >= 0]
-    here = tuple(extents[a] if a == axis else 1 for a in kept)
-    return layout.operand_of_broadcast(here).reshape((extents[axis],))
+    return layout.operand_along(kept.index(axis))
 
 
 def reshape_layouts(

@@ -19,7 +19,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
+from tkc.ir.values import defining_op, index_of, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS, is_computed_by
 from tkc.passes.planning import demands
@@ -191,6 +191,13 @@ class LoopGraph:
         order = [self.group_of[op] for op in self.ops if op in self.kept]
         return found | {(a, b, 0) for a, b in zip(order, order[1:], strict=False) if a != b}
 
+    def _made_by(self, value: SSAValue) -> int:
+        """The group that makes a value; -1 where none does: what a loop hands on may be another
+        value that it carries.
+        """
+        made = defining_op(value, Operation)
+        return -1 if made is None else self.group_of.get(made, -1)
+
     def body(self, costs: WarpCosts) -> Body | None:
         """The graph; None where effects, which keep their order, would go round in circles."""
         edges = self.edges()
@@ -205,11 +212,7 @@ class LoopGraph:
                 costs.registers(v),
                 -1 if isinstance(v, BlockArgument) else self.group_of[owner_op(v)],
                 frozenset(found),
-                (
-                    self.group_of.get(owner_op(self.yielded[v.index - 1]), -1)
-                    if isinstance(v, BlockArgument)
-                    else -1
-                ),
+                (self._made_by(self.yielded[v.index - 1]) if isinstance(v, BlockArgument) else -1),
             )
             for v, found in users.items()
             if v is not self.block.args[0] and v.owner not in self.anew

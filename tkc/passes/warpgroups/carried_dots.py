@@ -21,8 +21,6 @@ left operand does not have the registers of the dot under which it runs, which i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
@@ -30,67 +28,14 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import after, before, erase, rebuild_for, retype
-from tkc.ir.types import PendingType, SharedType, TileType
+from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, index_of, next_of, terminator_of, tile_type, yielded_by
 from tkc.passes.analysis.values import LEAVES, VIEWS
+from tkc.passes.warpgroups.in_flight import InFlightDot, is_touched_later, written_by
 from tkc.passes.warpgroups.rings import RingBarriers
 
 # their results are registers of their operand, or none, or come from memory
 MOVES = (shared.Read, shared.Convert, threads.DotWait, tile.Dot, tile.Slice, *LEAVES, *VIEWS)
-
-
-@dataclass
-class InFlightDot:
-    """A dot in flight: what it was, its pending value, and the stages it releases at its end.
-    before: the dots to whose sum it adds, the first one first, which are over when it is.
-    """
-
-    dot: tile.Dot
-    issued: threads.DotAsync
-    pending: SSAValue
-    stages: list[tuple[RingBarriers, SSAValue, Block]]
-    before: tuple[tile.Dot, ...] = ()
-
-    @property
-    def dots(self) -> tuple[tile.Dot, ...]:
-        """All dots of its sum."""
-        return *self.before, self.dot
-
-    def continues_in(self, op: Operation) -> bool:
-        """Whether an operation is a dot that adds to this one's sum, which nothing else needs: the
-        tensor cores take them in order, without a wait between them.
-        """
-        result = self.dot.result
-        return isinstance(op, tile.Dot) and op.acc is result and len(list(result.uses)) == 1
-
-
-def written_by(dot: tile.Dot) -> list[SSAValue]:
-    """The buffers that a dot reads and that threads write."""
-    return [
-        buffer
-        for buffer in map(shown_by, (dot.a, dot.b))
-        if isinstance(buffer.owner, shared.Alloc)
-        or isinstance(buffer.type, SharedType)
-        and any(isinstance(use.operation, shared.Write) for use in buffer.uses)
-    ]
-
-
-def shown_by(buffer: SSAValue) -> SSAValue:
-    """The stage or buffer that a view shows."""
-    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)):
-        buffer = buffer.owner.operands[0]
-    return buffer
-
-
-def stage_shown(buffer: SSAValue) -> shared.Stage | None:
-    """The stage of a ring that a buffer, or a view of one, shows."""
-    owner = shown_by(buffer).owner
-    return owner if isinstance(owner, shared.Stage) else None
-
-
-def stage_number(buffer: SSAValue) -> SSAValue | None:
-    """The number of the stage that a buffer, or a view of one, shows."""
-    return None if (stage := stage_shown(buffer)) is None else stage.index[0]
 
 
 def carried_count(block: Block, flights: list[InFlightDot]) -> int:
@@ -124,6 +69,7 @@ def _runs_on(flight: InFlightDot, first: threads.DotAsync) -> bool:
         and {use.operation for use in carried.uses} == {flight.dot, issued}
         and first.is_before_in_block(issued)
         and not written_by(flight.dot)
+        and not is_touched_later(flight.dot)
         and _computed_of(flight.dot, block) != {first}
         and all(where is block for *_, where in flight.stages)
         and not any(_computes(op) for op in block.ops if issued.is_before_in_block(op))

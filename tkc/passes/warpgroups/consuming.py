@@ -20,18 +20,16 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import (
     after,
     before,
     erase,
     stamp,
 )
-from tkc.ir.types import PendingType, TileType
+from tkc.ir.types import PendingType
 from tkc.ir.values import (
     block_of,
     first_of,
-    index_of,
     next_of,
     owner_op,
     terminator_of,
@@ -39,17 +37,18 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import Overlaps
-from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.operands import running_sums
-from tkc.passes.warpgroups.carried_dots import (
+from tkc.passes.warpgroups.carried_dots import carried_count, carry
+from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
+from tkc.passes.warpgroups.in_flight import (
     InFlightDot,
-    carried_count,
-    carry,
+    in_registers,
+    is_touched_later,
     stage_number,
     stage_shown,
+    starts_anew,
     written_by,
 )
-from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pipelined_sums import PipelinedSums
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
@@ -111,8 +110,13 @@ def _pipeline_sums(block: Block, rings: dict[SSAValue, RingBarriers]) -> set[SSA
 
 
 def _wait_for_one_another(dots: list[tile.Dot]) -> bool:
-    """Whether one dot's operand is made when the one before is over."""
-    return any(map(written_by, dots)) or len(dots) > 1 and any(map(_in_registers, dots))
+    """Whether one dot's operand is made, or its registers are touched, when it is over."""
+    return (
+        any(map(written_by, dots))
+        or len(dots) > 1
+        and any(map(in_registers, dots))
+        or any(map(is_touched_later, dots))
+    )
 
 
 def _ring_stages(
@@ -197,15 +201,15 @@ class Overlap:
 
     def _issue(self, dot: tile.Dot) -> None:
         t = PendingType(tile_type(dot.acc))
-        fresh = isinstance(dot.acc.owner, tile.Constant) and dot.acc.owner.number == 0
         first = next((f for f in self.flights if f.continues_in(dot)), None)
         acc = dot.acc if first is None else first.pending
-        new = threads.DotAsync(dot.a, dot.b, None if fresh else acc, t)
+        new = threads.DotAsync(dot.a, dot.b, None if starts_anew(dot) else acc, t)
         before(dot, threads.Fence("dot"), new, threads.DotCommit())
         flight = InFlightDot(dot, new, new.result, _stages_read(dot, self.rings))
         if first is not None:
             self.flights.remove(first)
-            flight.stages += first.stages
+            known = {(ring.full, stage) for ring, stage, _ in flight.stages}
+            flight.stages += [each for each in first.stages if (each[0].full, each[1]) not in known]
             flight.before = first.dots
         self.flights.append(flight)
         self.unproven = set(self.made)
@@ -215,7 +219,7 @@ class Overlap:
         needed = [
             i
             for i, flight in enumerate(self.flights)
-            if _needs(op, flight, self.block) and not (_is_wgmma(op) and flight.continues_in(op))
+            if flight.is_needed_by(op) and not (_is_wgmma(op) and flight.continues_in(op))
         ]
         if self.flights and op.regions and not is_plain(op):
             needed = [len(self.flights) - 1]
@@ -292,11 +296,6 @@ def _carried_results(block: Block) -> set[SSAValue]:
     return {argument for argument, value in carried if isinstance(value.owner, tile.Dot)}
 
 
-def _in_registers(dot: tile.Dot) -> bool:
-    """Whether a dot's left operand is in registers."""
-    return isinstance(dot.a.type, TileType) and dot.a.type.register_layout is not None
-
-
 def _is_operand(buffer: SSAValue) -> bool:
     """Whether dots read a buffer, or views of it."""
     return any(
@@ -334,38 +333,6 @@ def _take_turns(block: Block) -> None:
         return
     before(fences[0], threads.Turn("begin"))
     after(commits[-1], threads.Turn("end"))
-
-
-def _needs(op: Operation, flight: InFlightDot, block: Block) -> bool:
-    """Whether an operation must come after a dot: it uses the result, or makes what takes the place
-    of the operand in registers.
-    """
-    if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
-        return True
-    if isinstance(op, shared.Write) and any(op.buffer in written_by(dot) for dot in flight.dots):
-        return True
-    operand = flight.dot.a
-    while isinstance(operand.owner, VIEWS):
-        operand = operand.owner.arg
-    if (
-        isinstance(op, Cast)
-        and isinstance(operand.owner, Block)
-        and operand.owner is block
-        and isinstance(block.last_op, scf.YieldOp)
-        and index_of(operand) > 0
-    ):
-        return _becomes(op.result, block.last_op.operands[index_of(operand) - 1])
-    return False
-
-
-def _becomes(value: SSAValue, result: SSAValue) -> bool:
-    """Whether a value is the result, or what a branch may make it."""
-    if value is result:
-        return True
-    return isinstance(result.owner, scf.IfOp) and any(
-        _becomes(value, yielded_by(region.block)[index_of(result)])
-        for region in result.owner.regions
-    )
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> None:

@@ -27,11 +27,12 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
+from tkc.ir.registers import ALIASES
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, index_of, terminator_of, tile_type, yielded_by
 from tkc.passes.planning.operands import zero as is_zero
-from tkc.passes.warpgroups.carried_dots import stage_number
+from tkc.passes.warpgroups.in_flight import stage_number
 from tkc.passes.warpgroups.rings import RingBarriers
 
 
@@ -174,8 +175,8 @@ class PipelinedSums:
 
 def _computed(dot: tile.Dot) -> Operation:
     """The first operation that computes a dot's left operand of what was read in memory. Where
-    nothing does, what reads it: ptxas has it read to the registers from which the dot before takes
-    its own.
+    nothing does but show the same registers otherwise, what reads it: it reads to the registers
+    from which the dot before takes its own.
     """
     read: set[SSAValue] = set()
     first: Operation = dot
@@ -186,6 +187,8 @@ def _computed(dot: tile.Dot) -> Operation:
             read.update(op.results)
             if first is dot:
                 first = op
-        elif any(v in read for v in op.operands) and not isinstance(op, tile.Transpose):
-            return op
+        elif any(v in read for v in op.operands):
+            if not isinstance(op, ALIASES):
+                return op
+            read.update(op.results)
     return first

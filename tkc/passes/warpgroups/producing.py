@@ -132,6 +132,7 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
     and says both.
     """
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})
+    last: dict[tuple[SSAValue, SSAValue], threads.MbarrierArrive] = {}
     for write in [op for op in block.walk() if relayouts(op)]:
         read = origin(write)
         source, target, (stage, parity) = (
@@ -147,10 +148,12 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
             ),
         )
         fence = after(write, threads.Fence("async_shared"))
-        after(
-            after(fence, threads.MbarrierArrive(target.full, stage, each="warp")),
-            threads.MbarrierArrive(source.empty, stage_of(read.buffer).index[0], each="warp"),
-        )
+        written = after(fence, threads.MbarrierArrive(target.full, stage, each="warp"))
+        # an operand may be relaid in two ways, for two dots
+        copied = source.empty, stage_of(read.buffer).index[0]
+        if copied in last:
+            erase(last[copied])
+        last[copied] = after(written, threads.MbarrierArrive(*copied, each="warp"))
     _strip(block)
 
 

@@ -74,6 +74,7 @@ from tkc.passes.warpgroups.dynamic_tile_scheduler import (
 from tkc.passes.warpgroups.instances import Shared, instances_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
+from tkc.passes.warpgroups.numbers_of_tiles import hold_whole
 from tkc.passes.warpgroups.producing import convert, copy_by_threads, erase_unread, produce
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
@@ -295,6 +296,8 @@ def _finish(
         before(roles, threads.BlockBarrier())
     else:
         before(roles, threads.ClusterArrive(relaxed=True), threads.ClusterWait())
+    for role in (group.producer, *group.others):
+        hold_whole(role)
     others = [role.body.block for role in (group.producer, *group.others)]
     while sweep(kernel) or any([erase_unread(block) for block in others]):
         pass  # what these looked at to skip what consumers alone do, too

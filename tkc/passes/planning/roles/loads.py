@@ -19,7 +19,7 @@ from tkc.ir.types import bits
 from tkc.ir.values import tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block
 from tkc.passes.analysis.program_axes import program_axes, sources
-from tkc.passes.analysis.values import LOADS
+from tkc.passes.analysis.values import LOADS, tiles_behind
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
 from tkc.passes.planning.operands import ADDRESS_REGISTERS, partial, summed
 from tkc.passes.planning.rings import (
@@ -103,13 +103,10 @@ def take_several_warps(loads: Sequence[tile.Load]) -> bool:
 
 
 def _takes_several_warps(op: Operation) -> bool:
-    """Whether warps exchange elements for an operation. What a warp's threads can hold one by one,
-    each warp has.
-    """
+    """Whether warps exchange elements for an operation. What a thread can hold, each has."""
     match op:
         case tile.Reduce():
-            t = tile_type(op.args[0])
-            return t.rank > 1 or t.size > WARP
+            return tile_type(op.args[0]).rank > 1 or tiles_behind(op) is None
         case tile.Extract():
             return tile_type(op.arg).size > 1
     return isinstance(op, (tile.Scan, tile.Sort, tile.Histogram, tile.Gather))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import scf
 
+from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.memory import BlockMemory, Rings
@@ -99,7 +100,8 @@ def _prologue_pays(
 
 def _can_begin_next(request: RoleRequest, execution: DotExecution, rings: Rings) -> bool:
     """Whether the next program's first dot can be issued with its operands alone, which nothing
-    loaded says where to find.
+    loaded says where to find, and which no program writes: behind the last one, its place is that
+    of another program.
     """
     loads = {load for ring in rings for load in ring}
     return (
@@ -107,6 +109,7 @@ def _can_begin_next(request: RoleRequest, execution: DotExecution, rings: Rings)
         and not (request.has_third_role or request.copies_wait)
         and not from_memory([v for load in loads for v in load.operands])
         and loads <= set(request.operand_loads)
+        and all(unwritten(load, request.overlaps) for load in loads)
     )
 
 

@@ -363,7 +363,7 @@ def _apart_by_loop(request: RoleRequest, loop: scf.ForOp) -> str:
     """What of the loop round the dots keeps a program from running beside others."""
     if request.options.programs == 1:
         return "one program is co-resident with no other"
-    if is_conditional(loop):
+    if not isinstance(loop.parent_op(), tile.Kernel):
         return "its loop is in another, or in a condition"
     if any(is_unbounded(load.array) for load in request.operand_loads):
         return "an operand is read by addresses that nothing bounds"

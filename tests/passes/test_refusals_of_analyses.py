@@ -1,0 +1,235 @@
+"""What single predicates of the analyses refuse, each asked directly: beside what they take, the
+nearest thing that they must not.
+"""
+
+import pytest
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i8, i32, i64
+
+import tkc
+from tests.language.kernels import array, traced
+from tests.language.kernels import i32 as number
+from tests.passes.kernels import aligned, context
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.types import TileType, element_of, f16, f32, ui8, ui32
+from tkc.passes import simplify, split_masked_loops
+from tkc.passes.analysis import alias, folding
+from tkc.passes.analysis.pointers import Affine, Gathered, Wrapped
+from tkc.passes.analysis.polynomials import Polynomial, Scalars
+from tkc.passes.layouts.epilogue_subtiles import StoredResult, reusable_loads
+from tkc.passes.plan import kernel_of
+from tkc.passes.planning import operands, rings
+from tkc.passes.planning.roles import results, sharing
+
+h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+
+
+def ops(module, kind) -> list:
+    return [op for op in module.walk() if isinstance(op, kind)]
+
+
+# ---- memory
+def told(x, flags, SEM: tkc.constexpr):
+    tkc.store(flags.ptr, tkc.load(x, (0,), (1,))[0], sem=SEM)
+
+
+@pytest.mark.parametrize("semantics, says", [(None, False), ("relaxed", False), ("release", True)])
+def test_a_store_tells_others_where_it_releases(semantics, says):
+    module = traced(told, array(tkc.int32), array(tkc.int32), SEM=semantics)
+    (store,) = ops(module, tile.StorePointers)
+    assert alias.releases(store) == says
+
+
+# ---- numbers
+@pytest.mark.parametrize(
+    "one, other, exact",
+    [(ui8, i32, True), (i8, i32, True), (i8, ui32, False), (i64, i32, False), (ui8, ui32, True)],
+)
+def test_which_integers_are_among_others(one, other, exact):
+    """A negative one is no unsigned one."""
+    assert folding._exact(one, other) == exact
+
+
+def narrowed(x, y, o, KIND: tkc.constexpr, TWICE: tkc.constexpr):
+    a, b = (tkc.load(v, (0,), (64,)).to(tkc.float32) for v in (x, y))
+    c = KIND(a, b)
+    tkc.store(o, (0,), c.to(tkc.float16))
+    if TWICE:
+        tkc.store(o, (64,), (c * 3.1).to(tkc.float16))
+
+
+@pytest.mark.parametrize(
+    "kind, twice, element",
+    [
+        (lambda a, b: a * b, False, f16),
+        (lambda a, b: a % b, False, f32),  # its quotient is not rounded alike
+        (lambda a, b: a * b, True, f32),  # it is there in any case
+    ],
+)
+def test_a_sum_or_product_that_nothing_else_needs_is_one_of_16_bits(kind, twice, element):
+    module = traced(narrowed, h1, h1, h1, KIND=kind, TWICE=twice)
+    simplify.run(module, context("sm_90a"))
+    named = [op for op in ops(module, ew.Elementwise) if op.fn.name in ("mul", "mod")]
+    assert {element_of(op.result.type) for op in named} == {element}
+    assert len(named) == 1 + twice
+
+
+# ---- affine tiles
+ONE = Polynomial.number(1)
+EVEN = Affine(strides=((0, ONE),))
+
+
+def gathered(axis: int) -> Affine:
+    numbers = tile.Arange(TileType((8,), i32), 0).result
+    return Affine(gathered=((axis, Gathered(numbers, ONE)),))
+
+
+def test_what_is_gathered_is_not_even():
+    assert EVEN.is_even and not gathered(0).is_even
+
+
+@pytest.mark.parametrize("axis, known", [(0, False), (1, True)])
+def test_what_is_gathered_and_moves_along_one_axis_is_no_form(axis, known):
+    assert (gathered(axis).plus(EVEN) is not None) == known
+    assert (EVEN.plus(gathered(axis)) is not None) == known
+    assert (gathered(axis).plus(gathered(0)) is not None) == known
+
+
+def never_negative(x, n, FUNCTION: tkc.constexpr):
+    m = tkc.program_id(0)
+    tkc.store(x, (FUNCTION(m, n),), tkc.zeros((4,)))
+
+
+@pytest.mark.parametrize(
+    "function, known",
+    [
+        (lambda m, n: tkc.minimum(m, m + 3), True),
+        (lambda m, n: tkc.minimum(m, n), False),
+        (lambda m, n: tkc.minimum(m, m - 3), False),
+        (lambda m, n: tkc.minimum(m, m + n), False),
+        (lambda m, n: tkc.maximum(m, n), True),
+        (lambda m, n: (m * 2 + 1) // 3, True),
+        (lambda m, n: (m * 2 - 1) // 3, False),
+    ],
+)
+def test_which_numbers_are_never_negative(function, known):
+    """The least of several is where all are, a sum where all its terms are."""
+    module = traced(never_negative, array(tkc.float32), number(), FUNCTION=function)
+    (store,) = ops(module, tile.Store)
+    scalars = Scalars()
+    assert scalars.is_never_negative(scalars.of(store.offsets[0]), set()) == known
+
+
+# ---- loops
+def counted(o, n, KIND: tkc.constexpr):
+    place = n
+    for k in tkc.range(0, n, 4):
+        tkc.store(o, (place,), tkc.full((4,), k, tkc.int32))
+        place = KIND(place)
+
+
+@pytest.mark.parametrize(
+    "kind, moves",
+    [(lambda p: p + 4, True), (lambda p: p - 4, False), (lambda p: p + 3, False)],
+)
+def test_a_counter_moves_by_the_step(kind, moves):
+    (loop,) = ops(traced(counted, array(tkc.int32), number(), KIND=kind), scf.ForOp)
+    argument, end = loop.body.block.args[1], loop.body.block.last_op.operands[0]
+    assert simplify._moves_by(end, argument, loop.step) == moves
+
+
+@pytest.mark.parametrize("element, is_index", [(i32, True), (f32, False)])
+def test_tiles_of_whole_numbers_are_indices(element, is_index):
+    tile_of = tile.Constant(0 if element == i32 else 0.0, TileType((8,), element)).result
+    assert split_masked_loops._is_index(tile_of) == is_index
+    assert not split_masked_loops._is_index(tile.Constant(0, i32).result)
+
+
+def in_turn(a, b, o, BOTH: tkc.constexpr):
+    m, total = tkc.program_id(0), tkc.zeros((64, 64))
+    for k in tkc.range(m * 64, a.shape[1] + m if BOTH else a.shape[1], 256):
+        total = tkc.dot(tkc.load(a, (0, k), (64, 64)), tkc.load(b, (k, 0), (64, 64)), total)
+    tkc.atomic_add(o, (0, 0), total)
+
+
+@pytest.mark.parametrize("both, takes", [(False, True), (True, False)])
+def test_programs_that_take_steps_in_turn_end_alike(both, takes):
+    (loop,) = ops(traced(in_turn, h2, h2, f2, BOTH=both), scf.ForOp)
+    assert sharing._takes_steps_in_turn(loop) == takes
+
+
+# ---- results and operands
+def added(x, o):
+    tkc.atomic_add(o, (0, 0), tkc.load(x, (0, 0), (64, 64)))
+
+
+@pytest.mark.parametrize(
+    "dtype, by_map", [(tkc.float32, True), (tkc.float16, True), (tkc.int32, False)]
+)
+def test_which_sums_a_map_adds(dtype, by_map):
+    kind = aligned(dtype, 2)
+    (update,) = ops(traced(added, kind, kind), tile.AtomicBlock)
+    assert results._is_reduced_by_map(update) == by_map
+
+
+def two_sides(a, b, c, N: tkc.constexpr):
+    """A sum whose right operand alone is computed."""
+    total = tkc.zeros((64, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        right = tkc.load(b, (k, 0), (64, N)) * 2
+        total = tkc.dot(tkc.load(a, (0, k), (64, 64)), right, total)
+    tkc.store(c, (0, 0), total)
+
+
+@pytest.mark.parametrize("columns, swapped", [(64, True), (32, False)])
+def test_dots_whose_right_operand_is_computed_are_turned_by_64_columns(columns, swapped):
+    computed = traced(two_sides, h2, h2, f2, N=columns)
+    (dot,) = ops(computed, tile.Dot)
+    plain = operands.source(dot.a) is not None and operands.source(dot.b) is None
+    assert plain and operands._is_swapped(dot) == swapped
+
+
+def turned_sides(a, b, c, LEFT: tkc.constexpr):
+    total = tkc.zeros((64, 64))
+    for k in tkc.range(0, a.shape[0], 32):
+        left = tkc.load(a, (k, 0), (32, 64)).T if LEFT else tkc.load(a, (0, k), (64, 32))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (32, 64)), total)
+    tkc.store(c, (0, 0), total)
+
+
+@pytest.mark.parametrize("left, swapped", [(False, True), (True, False)])
+def test_dots_of_float32_are_turned_where_the_right_operand_alone_is(left, swapped):
+    (dot,) = ops(traced(turned_sides, f2, f2, f2, LEFT=left), tile.Dot)
+    assert operands._is_swapped(dot) == swapped
+
+
+def one_side(a, b, c, FIRST: tkc.constexpr):
+    """The left operand is loaded once; its result is stored before the loop, or behind it."""
+    left, total = tkc.load(a, (0, 0), (64, 64)), tkc.zeros((64, 64))
+    if FIRST:
+        tkc.store(c, (0, 0), total.to(c.dtype))
+    for k in tkc.range(0, b.shape[0], 64):
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, 64)), total)
+    if not FIRST:
+        tkc.store(c, (0, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("first, fits", [(False, 1), (True, 0)])
+def test_a_stage_is_free_behind_its_loop_alone(first, fits):
+    module = traced(one_side, h2, h2, h2, FIRST=first)
+    (store,), loads = ops(module, tile.Store), ops(module, tile.Load)
+    (loop,) = ops(module, scf.ForOp)
+    assert kernel_of(module).body.block is loop.parent
+    assert len(reusable_loads([StoredResult(store, False)], loads, loop, 1, 64)) == fits
+
+
+@pytest.mark.parametrize("groups, bytes_", [(1, 0), (2, 64 * 64 * 2)])
+def test_one_warpgroup_exchanges_nothing(groups, bytes_):
+    module = traced(two_sides, h2, h2, f2, N=64)
+    (dot,), (loop,) = ops(module, tile.Dot), ops(module, scf.ForOp)
+    assert rings.exchanged_bytes([dot.b], [loop], groups) == bytes_
+
+
+def test_forms_of_wrapped_axes_are_not_even():
+    assert not Affine(wrapped=((0, Wrapped(ONE, ONE)),)).is_even

@@ -1,0 +1,48 @@
+"""Numbers that a role computes of tiles, as a producer does that looks up where a block lies: each
+thread computes them alone. A step of roles.py.
+
+A tile is laid out over the lanes and warps of the consumers. Of a producer one thread runs, and
+other roles have another number of warps: in their copies each thread holds the whole tile, which
+has few elements (`tiles_behind`).
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from tkc.ir import shared, threads, tile
+from tkc.ir.digits import Digit, copies
+from tkc.ir.layout import WARP, Layout
+from tkc.ir.rewrite import before, retype
+from tkc.ir.types import TileType
+from tkc.ir.values import tile_type
+from tkc.passes.analysis.values import tiles_behind
+
+
+def hold_whole(role: threads.Role) -> None:
+    """Gives each thread of a role the whole of the tiles of which it computes numbers."""
+    behind: dict[Operation, list[SSAValue] | None] = {
+        op: tiles_behind(op)
+        for op in role.walk()
+        if isinstance(op, (tile.Reduce, tile.Extract))
+        and not isinstance(op.results[0].type, TileType)
+    }
+    wanted: set[Operation | Block] = {v.owner for tiles in behind.values() for v in tiles or ()}
+    held: dict[SSAValue, SSAValue] = {}
+    for op in list(role.walk()):
+        if behind.get(op) is not None:
+            op.operands = [held.get(v, v) for v in op.operands]
+        elif op in wanted and isinstance(op, shared.Convert):
+            held[op.result] = held[op.arg]
+        elif op in wanted:
+            copy = before(op, op.clone(dict(held)))
+            for old, new in zip(op.results, copy.results, strict=True):
+                t = tile_type(new)
+                retype(new, t.with_layout(_whole(t, role.warps.value.data)))
+                held[old] = new
+
+
+def _whole(t: TileType, warps: int) -> Layout:
+    """All elements in the registers of each thread of so many warps."""
+    digits = [Digit(n, axis, 1) for axis, n in enumerate(t.extents) if n > 1]
+    return Layout(t.extents, tuple(reversed(digits)), (copies(WARP),), (copies(warps),))
