@@ -39,9 +39,12 @@ def host(cpu: str | None = None) -> tuple[ModuleType, TargetMachine, str, bool]:
 
 @cache
 def engine() -> LLJIT:
-    """LLVM's linker for code of this process."""
+    """LLVM's linker for code of this process. JITLink gives an object file memory in one piece;
+    LLVM's older linker places sections one by one, and aborts the process where they come to lie
+    more than 2 GB apart, as they may beside the address space that CUDA reserves.
+    """
     llvm, *_ = host()
-    return llvm.create_lljit_compiler()
+    return llvm.create_lljit_compiler(use_jit_link=True)
 
 
 def link(image: bytes, names: Sequence[str]) -> ResourceTracker:
