@@ -306,6 +306,24 @@ def test_programs_without_loops_share_a_multiprocessor():
     assert any("2 blocks share a multiprocessor" in line for line in given.decisions)
 
 
+def chained(a, b, c, d, N: tkc.constexpr):
+    """Two dots in no loop, the second one of N columns."""
+    m = tkc.program_id(0) * 64
+    x = tkc.dot(tkc.load(a, (m, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64)))
+    y = tkc.dot(x.to(a.dtype), tkc.load(c, (0, 0), (64, N)))
+    tkc.store(d, (m, 0), y.to(d.dtype))
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+@assembler
+def test_programs_whose_sums_need_all_registers_do_not(columns):
+    """ptxas refuses a wgmma of more registers than a launch of two such blocks gives a thread."""
+    modules, given = compiled(traced(chained, *[halves(2)] * 4, columns))
+    paired = any("2 blocks share a multiprocessor" in line for line in given.decisions)
+    assert paired == (columns == 128)
+    assembles_clean(modules[LAST])
+
+
 @NAMES
 def test_every_level(name):
     modules, _ = lowered(name)

@@ -205,6 +205,8 @@ class Assembler:
     # at least, beside accumulators, for rows of results on their way out of shared memory
     stored_by_rows: int
     paired_order: int  # tiles that are live in a new order of dots, where two blocks are resident
+    # what an asynchronous dot takes beside its accumulators, of what the launch gives a thread
+    beside_dot: int
 
 
 @dataclass(frozen=True)

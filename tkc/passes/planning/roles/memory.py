@@ -43,6 +43,7 @@ L1_AND_SHARED_BYTES, REDUCED_SHARED_BYTES = 1 << 18, 195 << 10
 # for mbarriers and the scheduler's ring: of a loop with one dot, and with several
 BARRIER_BYTES = 1024, 1280
 SUBTILE_COLUMNS = 64, 32, 16, 8
+PAIRED_THREADS = 2 * 2 * 128  # of two blocks, each of a producer's warpgroup and a consumers'
 
 Rings = list[list[tile.Load]]
 
@@ -191,13 +192,25 @@ class _Division:
         request, execution, sharing = self.request, self.execution, self.sharing
         waits = execution.in_order or not request.loops
         pays = waits and execution.counts_live and not request.has_third_role
-        if pays and sharing.consumers == 1 and execution.registers <= PAIRED_LIVE_REGISTERS:
+        pays = pays and execution.registers <= PAIRED_LIVE_REGISTERS
+        if pays and sharing.consumers == 1 and self._is_paired():
             room = self._available(2) - self.taken
             for columns in (64, 32):
                 needed = subtile_bytes(self.results, sharing.groups, columns, 1)
                 if stages_of(self.rings, room - needed, self.options.num_stages)[0]:
                     return 2, columns
         return 1, 64
+
+    def _is_paired(self) -> bool:
+        """Whether each dot has registers where two blocks share those of a multiprocessor: the
+        assembler goes by what a launch gives to a thread, not by what its role takes later.
+        """
+        target = self.request.context.target
+        each = target.at_entry(PAIRED_THREADS)
+        sums = [
+            tile_type(dot.acc).bytes // (512 * self.sharing.groups) for dot in self.request.dots
+        ]
+        return max(sums) + target.assembler.beside_dot <= each
 
     def _cached_bytes(self) -> int:
         """Bytes of lines that a loop reads again, where all of shared memory would leave the L1
