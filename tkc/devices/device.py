@@ -230,6 +230,9 @@ class Attention:
     # vector work
     single_block: float
     window_row: float  # columns, in time, by which one more row lengthens the loop of a window
+    # rows that a column is seen by at most, from which on gradients of D = 64 have scores that are
+    # computed once, in blocks of 128 rows and columns that masks cut
+    shared_scores: int
     # of the longest program's time, in which the last ones leave multiprocessors idle where
     # programs differ in length
     ending: float

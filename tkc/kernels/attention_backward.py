@@ -47,9 +47,6 @@ LOG2E = log2(e)
 PAD = 128
 # of a program of `_row_terms`
 ROWS = 32
-# that a column is seen by at most, from which on scores are computed once for D = 64, where blocks
-# of 128 rows and columns are cut by masks
-MIN_LARGE_ROWS = 2048
 
 
 def _part(x, *index):
@@ -350,17 +347,18 @@ def _blocks(
         is_plain = not (softcap or has_slopes or batch.cu_seqlens is not None)
         large = is_plain and target != "cpu"
         return _Blocks(_Block(128, 16), _Block(32, 128, warps=4) if large else _Block(32, 64))
-    return _wgmma_blocks(d, d_v, softcap, _are_large(options, batch, has_slopes))
+    return _wgmma_blocks(d, d_v, softcap, _are_large(options, target, batch, has_slopes))
 
 
-def _are_large(options: dict, batch: Batch, has_slopes: bool) -> bool:
+def _are_large(options: dict, target: str, batch: Batch, has_slopes: bool) -> bool:
     """Whether blocks of 128 rows and columns waste little: rows see all columns, or a column is
     seen by many. Slopes and a causal mask have no registers in them.
     """
     if not options["CAUSAL"] and batch.cu_seqlens is None:
         return True
     rows = min(batch.queries, options["window"]) if options["WINDOW"] else batch.queries
-    return rows >= MIN_LARGE_ROWS and not (has_slopes and options["CAUSAL"])
+    fewest = tkc.target(target).device.attention.shared_scores
+    return rows >= fewest and not (has_slopes and options["CAUSAL"])
 
 
 def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
