@@ -56,7 +56,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, prod
 from typing import Any, TypeVar
 
@@ -463,3 +463,28 @@ def conflicts_of(layout: Layout, shared: SharedLayout, vector: int) -> int:
         )
     starts = layout.table()[:, :, ::vector].swapaxes(1, 2)
     return shared.conflicts(starts, vector * shared.itemsize)
+
+
+@lru_cache(4096)
+def exchange_of(layout: Layout, shared: SharedLayout, vector: int) -> tuple[int, int] | None:
+    """How stores of `vector` consecutive registers meet no bank twice where they would: (b, c) if
+    lanes whose bit b is set make access i ^ 2 ** c where the others make access i. None where they
+    meet none as they are, or would however they did it.
+    """
+    starts = layout.table()[:, :, ::vector].swapaxes(1, 2)
+    access, count = vector * shared.itemsize, starts.shape[1]
+    if layout.is_padded or shared.conflicts(starts, access) == 1:
+        return None
+    for lane in range(5):
+        for bit in range((count - 1).bit_length()):
+            if count % (2 << bit):
+                continue
+            if shared.conflicts(exchanged(starts, lane, bit), access) == 1:
+                return lane, bit
+    return None
+
+
+def exchanged(accesses: np.ndarray, lane: int, bit: int) -> np.ndarray:
+    """Of [warps, accesses, lanes, …], those that each lane makes at once: `exchange_of`."""
+    numbers = np.arange(accesses.shape[1])[:, None] ^ ((np.arange(32) >> lane & 1) << bit)
+    return accesses[:, numbers, np.arange(32)]

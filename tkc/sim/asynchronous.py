@@ -21,7 +21,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.host_values import argument_number
 from tkc.ir.layout import Layout, LayoutError
-from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.shared_layout import SharedLayout, conflicts_of, exchange_of
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.ir.values import defining_op, tile_type, type_of
@@ -495,7 +495,9 @@ def check_conflicts(
 
 @lru_cache(1024)
 def possible_conflicts(held: Layout, memory: SharedLayout, store: bool = False) -> set[int]:
-    """Degrees of bank conflict with which a tile in this layout can be moved."""
+    """Degrees of bank conflict with which a tile in this layout can be moved: by matrices, or by
+    vectors, of which some lanes may store theirs in another order.
+    """
     if held.shape != memory.shape:
         return set()
     plans = [matrix_access(held, memory, memory.bits, how) for how in {False, store}]
@@ -505,6 +507,8 @@ def possible_conflicts(held: Layout, memory: SharedLayout, store: bool = False) 
             continue
         try:
             degrees.add(conflicts_of(held, memory, vector))
+            if store and memory.bits == 32 and exchange_of(held, memory, vector) is not None:
+                degrees.add(1)
         except LayoutError:
             continue
     return degrees

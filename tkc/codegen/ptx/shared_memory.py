@@ -15,7 +15,7 @@ register that fits no base so far gets a base of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,7 +37,7 @@ from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared
 from tkc.ir.fragments import MatrixPlan, matrix_access
 from tkc.ir.layout import Layout
-from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.shared_layout import SharedLayout, exchange_of, exchanged
 from tkc.ir.types import bits, is_bool
 from tkc.ir.values import tile_type
 
@@ -180,22 +180,38 @@ def vector_width(
 
 
 def plain_groups(
-    e: Emitter, layout: Layout, view: SharedView
+    e: Emitter, layout: Layout, view: SharedView, exchange: tuple[int, int] | None = None
 ) -> tuple[int, Callable[[int], Group]]:
-    """(vector, place of the group that starts with a register) of a tile in a buffer."""
+    """(vector, place of the group that starts with a register) of a tile in a buffer; exchange: of
+    stores that some lanes make in another order (`exchange_of`).
+    """
     memory = view.memory
     offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
     v = vector_width(layout, memory, offsets, view.align)
     constants = layout.offsets("registers")
     here = layout if memory.spread == 1 else layout.within_block(memory.fast)
 
+    starts = offsets[:, ::v]
+    if exchange is not None:
+        by_warp = starts.reshape(-1, 32, starts.shape[1]).swapaxes(1, 2)
+        starts = exchanged(by_warp, *exchange).swapaxes(1, 2).reshape(starts.shape)
+
     def coords(i: int) -> list[Integer]:
-        return [
+        found = [
             add(e, thread_offset(e, here, {a: 1}), int(constants[i * v, a]))
             for a in range(layout.rank)
         ]
+        if exchange is not None:
+            lane, bit = exchange
+            other = constants[(i ^ 1 << bit) * v] - constants[i * v]
+            is_other = digit(e, e.lane(), 1 << lane, 2, lane == 4)
+            found = [
+                add(e, x, mul(e, is_other, int(d))) if d else x
+                for x, d in zip(found, other, strict=True)
+            ]
+        return found
 
-    address = Addresses(e, view, ("plain", layout), offsets[:, ::v], coords)
+    address = Addresses(e, view, ("plain", layout, exchange), starts, coords)
 
     def group(r: int) -> Group:
         register, offset = address(r // v)
@@ -308,6 +324,19 @@ def read(e: Emitter, op: shared.Read) -> None:
     e.set(op.result, Tile.of(t, registers))
 
 
+def _exchanged(e: Emitter, value: Tile, vector: int, lane: int, bit: int) -> Tile:
+    """A tile of 32 bits with registers in the order in which each lane stores them."""
+    w, step = e.w, vector << bit
+    held = [w.register(r) for r in value.registers]
+    is_other = w.hoist(
+        ("lanes with bit", lane),
+        lambda: w.op("setp.ne.u32", "pred", w.op("and.b32", "b32", e.lane(), 1 << lane), 0),
+        root=True,
+    )
+    mixed = [w.op("selp.b32", "b32", held[r ^ step], held[r], is_other) for r in range(len(held))]
+    return replace(value, registers=mixed)
+
+
 @emitter(shared.Write)
 def write(e: Emitter, op: shared.Write) -> None:
     """A tile to a buffer, perhaps that of every block of the cluster."""
@@ -319,6 +348,12 @@ def write(e: Emitter, op: shared.Write) -> None:
     matrix = matrix_plan(e, value.layout, view, value.element, store=True)
     if matrix is None:
         v, groups = plain_groups(e, value.layout, view)
+        exchange = None
+        if bits(value.element) == 32:
+            exchange = exchange_of(value.layout, view.memory, v)
+        if exchange is not None:
+            value = _exchanged(e, value, v, *exchange)
+            v, groups = plain_groups(e, value.layout, view, exchange)
         return store_tile(e, value, v, groups, "shared")
     plan, address = matrix
     p, w, exchanged = 32 // bits(value.element), e.w, plan.exchanged

@@ -19,7 +19,7 @@ from tkc.ir import shared, tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, retype
-from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.shared_layout import SharedLayout, conflicts_of, exchange_of
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import layout_of, shared_type, tile_type
 from tkc.passes import PassContext
@@ -158,6 +158,8 @@ def _degree(
     ):
         vector //= 2
     try:
+        if store and width == 32 and exchange_of(layout, memory, vector) is not None:
+            return 1, min(16, vector * width // 8)
         return conflicts_of(layout, memory, vector), min(16, vector * width // 8)
     except ValueError:
         return conflicts_of(layout, memory, 1), width // 8
