@@ -121,7 +121,7 @@ def tune(measure: Callable) -> None:
         type(active).get_benchmarker = lambda self: _measured
     active.get_benchmarker = lambda: _measured
     for found in gc.get_objects():
-        if type(found).__name__ == "Autotuner":
+        if any(c.__name__ == "Autotuner" for c in type(found).__mro__):
             found.cache.clear()
 
 
@@ -138,8 +138,10 @@ class Share:
         self.number, self.count, self.tried, self.left = number, count, 0, 0
 
     def __call__(self, fn: Callable, *args: Any, quantiles: Any = None, **options: Any) -> Any:
-        mine = self.tried % self.count == self.number
-        self.tried += 1
+        # a plan beside tkc's own is that of a configuration which this process compiled
+        beside = getattr(fn, "beside", False)
+        mine = beside or self.tried % self.count == self.number
+        self.tried += not beside
         if mine:
             fn()
         else:

@@ -324,3 +324,17 @@ def test_pointers_that_a_loop_moves_stay_aligned():
         )
     along = contiguity(op.body.block.args[1], 0, Ranges())
     assert along.run == 64 and along.divisor % 4 == 0
+
+
+@pytest.mark.parametrize("step, want", [(64, 4), (6, 2), (1, 1)])
+def test_an_address_that_a_loop_moves_stays_aligned_to_what_divides_its_step(step, want):
+    block = Block(arg_types=[ArrayType(1, i32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))])
+    with ImplicitBuilder(block):
+        op = loop(
+            lambda k, p: (ew.PointerAdd(p, tile.Constant(step, i32).result).result,),
+            tile.Pointer(block.args[0]).result,
+        )
+        inside = tile.Splat(op.body.block.args[1], TileType([64], PointerType(i32))).result
+        behind = tile.Splat(op.results[0], TileType([64], PointerType(i32))).result
+    for pointers in inside, behind:
+        assert contiguity(pointers, 0, Ranges()).divisor == want

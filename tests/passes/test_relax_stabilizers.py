@@ -343,12 +343,13 @@ class Case:
     outputs: tuple[int, ...]
     constants: dict = field(default_factory=dict)
     targets: tuple[str, ...] = ("sm_80", "sm_90a")
+    options: dict = field(default_factory=dict)
 
     def module(self):
         return traced(self.fn, *self.signature, **self.constants)
 
     def relaxed(self, target="sm_90a", last="relax-stabilizers"):
-        module, given = self.module(), context(target)
+        module, given = self.module(), context(target, **self.options)
         through(module, last, given)
         return module, [text for text in given.decisions if text.startswith("relax-stabilizers")]
 
@@ -497,6 +498,7 @@ CASES = {
         (3,),
         (1,),
         dict(BN=128),
+        options=dict(relax=True),
     ),
     "columns": Case(
         by_columns,
@@ -763,6 +765,14 @@ def test_it_can_be_switched_off():
     assert not any(text.startswith("relax-stabilizers") for text in given.decisions) and not any(
         isinstance(op, Vote) for op in module.walk()
     )
+
+
+def test_the_maximum_of_a_programs_one_row_stays_exact_unless_asked_for():
+    """A vote would take all its threads, and the first part's powers would be computed twice."""
+    module, given = CASES["one row"].module(), context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert any("running maxima stay exact" in text for text in given.decisions)
+    assert not any(text.startswith("relax-stabilizers") for text in given.decisions)
 
 
 def test_warps_vote_alone_only_where_nothing_leaves_them():

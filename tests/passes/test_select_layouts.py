@@ -23,11 +23,12 @@ from tests.passes.kernels import (
 )
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
+from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.target import target
 from tkc.ir.text import parse, show
-from tkc.ir.values import tile_type
+from tkc.ir.values import layout_of, tile_type
 from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.plan import kernel_of
@@ -534,3 +535,38 @@ def test_one_column_is_gathered_as_half_of_two(target_name):
     through(module, PIPELINE[-1], context(target_name))
     level4.run(module, [x, o, 2], (1, 1, 1))
     assert (o == x[:, 2:3] + [0, 1]).all()
+
+
+def decayed(q, g, k, h, out, B: tkc.constexpr, BK: tkc.constexpr):
+    """A product of rows and columns that are weighted by how far their logarithms are from those of
+    a row, which both read.
+    """
+    total = tkc.zeros((B, B), tkc.float32)
+    for s in tkc.range(0, 128, BK):
+        first = tkc.load(g, (0, s), (1, BK)).reshape(BK)
+        a = tkc.load(q, (0, s), (B, BK)) * tkc.exp2(tkc.load(g, (0, s), (B, BK)) - first[None, :])
+        b = tkc.load(k, (s, 0), (BK, B)) * tkc.exp2(first[:, None] - tkc.load(h, (s, 0), (BK, B)))
+        total = tkc.dot(a, b, total, precision="tf32")
+    tkc.store(out, (0, 0), total)
+
+
+def decayed_product(last, **options):
+    rows, columns = aligned(tkc.float32, 2), array(tkc.float32, 2, strides=(1, 128))
+    module = traced(decayed, rows, rows, columns, columns, rows, B=16, BK=32)
+    given = through(module, last, context("sm_90a", **options))
+    return kernel_of(module), given
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4])
+def test_what_two_operands_read_leaves_each_its_own_layout(warps):
+    """A row that is broadcast into both operands has no say in how threads share their blocks."""
+    kernel, _ = decayed_product(LAST, num_warps=warps)
+    powers = [op.result for op in kernel.walk() if isinstance(op, ew.Elementwise) and _is_exp(op)]
+    assert len(powers) == 2
+    for value in powers:
+        layout = layout_of(value)
+        assert layout.num_registers * 32 * warps <= max(tile_type(value).size, 8 * 32 * warps)
+
+
+def _is_exp(op):
+    return op.fn.name == "exp2"

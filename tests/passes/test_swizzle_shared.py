@@ -1,11 +1,14 @@
 """swizzle-shared: how often a block in shared memory is read, and in which layouts."""
 
+from dataclasses import replace as replace_
+
 import tkc
 from tests.language.kernels import traced
 from tests.passes.kernels import aligned, context, through
 from tests.passes.stages import count
 from tkc.ir import shared, tile
 from tkc.ir.rewrite import after, replace, retype
+from tkc.ir.values import shared_type
 from tkc.passes import swizzle_shared
 
 B2 = aligned(tkc.bfloat16, 2)
@@ -42,3 +45,24 @@ def test_a_block_is_read_again_where_its_rows_lie_in_other_warps():
     matrix, both = swizzled(False), swizzled(True)
     assert count(both, shared.Read) == count(matrix, shared.Read) + 1
     assert count(both, shared.Write) == count(matrix, shared.Write)
+
+
+def weighted(q, k, out, B: tkc.constexpr, BK: tkc.constexpr):
+    """Both operands are computed of blocks as they are loaded; those of k are dense along k."""
+    total = tkc.zeros((B, B), tkc.float32)
+    for s in tkc.range(0, q.shape[1], BK):
+        a = tkc.exp2(tkc.load(q, (0, s), (B, BK)))
+        total = tkc.dot(a, tkc.exp2(tkc.load(k, (s, 0), (BK, B))), total, precision="tf32")
+    tkc.store(out, (0, 0), total)
+
+
+def test_blocks_run_ahead_whichever_axis_is_dense_and_in_the_layout_they_are_loaded_in():
+    rows = aligned(tkc.float32, 2)
+    turned = replace_(rows.facts, strides=rows.facts.strides[::-1])
+    columns = replace_(rows, facts=turned)
+    module, given = traced(weighted, rows, columns, rows, B=32, BK=32), context("sm_80")
+    through(module, "pipeline-async-copies", given)
+    copies = {op.array.name_hint: op for op in module.walk() if isinstance(op, shared.CopyAsync)}
+    assert sorted(copies) == ["k", "q"]
+    assert all(copy.vector.value.data == 16 for copy in copies.values())
+    assert [shared_type(copies[name].buffer).memory.fast for name in "qk"] == [1, 0]

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,6 +143,35 @@ def test_tuning_measures_what_differs_and_takes_back_what_it_wrote(monkeypatch):
     with pytest.raises(TuningError, match="BLOCK is given"):
         accumulate.cache.clear()
         accumulate[(1,)](x, out, 1000, BLOCK=64)
+
+
+@pytest.mark.parametrize("persistent, beside", [(False, [8]), (True, [4, 8])])
+def test_tuning_measures_one_role_with_hinted_warps_beside_the_planners_choice(
+    monkeypatch, persistent, beside
+):
+    """The planner has four warps; in blocks that take programs in turn, they have roles."""
+    x, out, tried = np.ones(1000, np.float32), np.zeros(1, np.float32), []
+    planned = SimpleNamespace(
+        warps=4, persistent=persistent, compiled=SimpleNamespace(target="sm_90a")
+    )
+    monkeypatch.setenv("TKC_AUTOTUNE", "1")
+
+    def run(*args, grid, **given):
+        tried.append(given)
+        return planned
+
+    def measured(call, quantiles):
+        call()
+        return [0.0 if tried[-1].get("strict") else 1.0] * 3
+
+    monkeypatch.setattr(accumulate, "fn", SimpleNamespace(run=run))
+    monkeypatch.setattr(accumulate, "_do_bench", measured)
+    monkeypatch.setattr(accumulate, "cache", {})
+    accumulate[(1,)](x, out, 1000)
+    alike = [(None, None)] + [("one", w) for w in beside]
+    seen = [(g.get("roles"), g["num_warps"] if "strict" in g else None) for g in tried]
+    assert seen[:-1] == 2 * alike, "each block size by the planner, and beside it"
+    assert tried[-1] == tried[1], "what was best is launched"
 
 
 def test_a_kernel_is_compiled_without_arrays():

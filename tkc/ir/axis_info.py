@@ -21,6 +21,7 @@ from functools import reduce
 from math import gcd
 
 from xdsl.dialects import scf
+from xdsl.ir import Block as BasicBlock
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
@@ -277,20 +278,45 @@ def _carried(
     return Along()
 
 
-def _alignment(pointer: SSAValue, ranges: Ranges) -> int:
-    """A divisor, in elements, of an address."""
+def _alignment(
+    pointer: SSAValue, ranges: Ranges, assumed: dict[SSAValue, int] | None = None
+) -> int:
+    """A divisor, in elements, of an address. assumed: those of pointers that loops carry."""
+    assumed = assumed or {}
+    if pointer in assumed:
+        return assumed[pointer]
     match pointer.owner:
         case tile.Pointer():
             size = bits(pointee_of(pointer.type)) // 8
             return array_type(pointer.owner.arg).facts.align // size or 1
         case ew.PointerAdd():
             return gcd(
-                _alignment(pointer.owner.pointer, ranges),
+                _alignment(pointer.owner.pointer, ranges, assumed),
                 ranges.known(pointer.owner.offset).divisor,
             )
         case tile.Multiple():
-            return _lcm(_alignment(pointer.owner.arg, ranges), _promised(pointer.owner))
+            return _lcm(_alignment(pointer.owner.arg, ranges, assumed), _promised(pointer.owner))
+        case scf.ForOp() as loop:
+            carried = loop.body.block.args[1 + loop.results.index(pointer)]
+            return _alignment(carried, ranges, assumed)
+        case BasicBlock() as body if isinstance(body.parent_op(), scf.ForOp):
+            return _alignment_in_loop(pointer, body, ranges, assumed)
     return 1
+
+
+def _alignment_in_loop(
+    pointer: SSAValue, body: BasicBlock, ranges: Ranges, assumed: dict[SSAValue, int]
+) -> int:
+    """Of a pointer that a loop carries: of where it begins, and of what moves it."""
+    loop, number = body.parent_op(), body.args.index(pointer) - 1
+    assert isinstance(loop, scf.ForOp)
+    found = _alignment(loop.iter_args[number], ranges, assumed)
+    while found > 1:
+        moved = _alignment(yielded_by(body)[number], ranges, {**assumed, pointer: found})
+        if gcd(found, moved) == found:
+            break
+        found = gcd(found, moved)
+    return found
 
 
 def _with_promise(op: tile.Multiple, found: Along, extent: int) -> Along:

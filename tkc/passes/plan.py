@@ -97,6 +97,7 @@ MAX_COMPUTED_REGISTERS = 256
 # accumulators, and loads on their way to shared memory
 MAX_STAGED_REGISTERS = 160
 MIN_REGISTERS_BESIDE_ACCUMULATORS = 32
+COUNTED = {2: "two", 4: "four", 8: "eight"}
 MIN_WARPS = 4  # of a program with dots: one for each scheduler of a multiprocessor
 # Elements of a tile for each of which a thread has instructions of its own: of many more the
 # assembler begins all loads before it computes, spills, and takes long.
@@ -519,6 +520,13 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
     stage, others = _shared(program, loads)
     _say_one_block(spread, context, say)
     taken = reading.taken + in_rows * streaming.transposed_bytes(kernel)
+    relaxed = _relaxed(context.options)
+    if relaxed and context.options.relax is None and program.has_one_row:
+        relaxed = False
+        say(
+            "running maxima stay exact: a block's threads would meet to vote as they do for the"
+            " maximum, and compute the powers of a row's first part twice"
+        )
     return Plan(
         warps,
         stages,
@@ -532,7 +540,7 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
         dynamic_schedule=reading.dynamic_schedule,
         register_transpose=turned,
         rows=in_rows,
-        relax=_relaxed(context.options),
+        relax=relaxed,
         spare=context.room() - taken - stages * stage - others,
     )
 
@@ -1095,17 +1103,20 @@ def _stages(
     if asked:
         return asked
     room = context.room() - others - RESERVED_SHARED_BYTES
-    half = min(room, _beside_another(others, context))
+    # as many blocks as have the warps of two of MIN_WARPS
+    blocks = 2 * max(1, MIN_WARPS // warps)
+    half = min(room, 2 * (_beside_another(others, context) + others) // blocks - others)
     few = (4, 3, 2) if warps <= MIN_WARPS else (4, 3)
+    most = (4, 3, 2) if warps >= MIN_WARPS else (2,)
     chosen = next((s for s in few if s * stage <= half), None) or next(
-        (s for s in (4, 3, 2) if s * stage <= room), 1
+        (s for s in most if s * stage <= room), 1
     )
     if _widened(program, context):
         chosen = min(chosen, 2)
     say(
         f"{chosen} stages of {stage} bytes"
         + (
-            ", so that two blocks fit a multiprocessor"
+            f", so that {COUNTED[blocks]} blocks fit a multiprocessor"
             if chosen * stage <= half and "one" not in context.lack
             else ""
         )

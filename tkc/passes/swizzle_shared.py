@@ -103,6 +103,8 @@ def _copy_load(op: tile.Load, t: TileType, context: PassContext) -> None:
             _staged(op, context)
         case "own":
             _own(op, context)
+        case "async":
+            conversions.copy_ahead(op, _planned(op, context).vector, context)
         case _:
             _note_fetch(op, context)
 

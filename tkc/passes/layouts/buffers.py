@@ -96,29 +96,51 @@ def through_shared(
 
 
 def best_layout(
-    t: TileType, accesses: list[Layout], copied: Layout | None = None, sliced: bool = False
+    t: TileType,
+    accesses: list[Layout],
+    copied: tuple[Layout, int] | None = None,
+    sliced: bool = False,
 ) -> SharedLayout:
     """The layout of a buffer for a tile: of every order and swizzle that fits, the one whose
     accesses conflict least; ties go to the widest swizzle with the last axis fastest (what tensor
     maps and wgmma read).
 
     accesses: the layouts in registers of what is written and read; copied: that of the threads of
-    an asynchronous copy. sliced: parts start anywhere, so no swizzle.
+    an asynchronous copy, and the axis along which a thread copies. sliced: parts start anywhere, so
+    no swizzle.
     """
     width = bits(t.element)
     orders = [tuple(reversed(range(t.rank)))]
-    if copied is None and t.rank == 2:
+    if copied is not None:
+        fast = copied[1]
+        orders = [(fast, *(a for a in orders[0] if a != fast))]
+    elif t.rank == 2:
         orders.append((0, 1))
     choices = [
         choice
         for order in orders
         for choice in _choices(t.extents, width, order, sliced, copied is not None)
     ]
-    layouts = accesses if copied is None else [*accesses, copied]
+    layouts = accesses if copied is None else [*accesses, copied[0]]
     # a swizzle is eight rows high: of a few rows it makes eight
     dense = min(c.bytes for c in choices)
     choices = [c for c in choices if c.bytes <= 2 * dense]
     return min(choices, key=lambda c: sum(_cost(layout, c, width) for layout in layouts))
+
+
+def is_read_as_well(t: TileType, accesses: list[Layout], fast: int) -> bool:
+    """Whether threads read a buffer with this axis fastest in no more passes than one of rows."""
+    rows = tuple(reversed(range(t.rank)))
+    order = (fast, *(a for a in rows if a != fast))
+    width = bits(t.element)
+    turned, plain = (
+        min(
+            sum(_cost(layout, c, width) for layout in accesses)
+            for c in _choices(t.extents, width, by, False, True)
+        )
+        for by in (order, rows)
+    )
+    return turned <= plain
 
 
 def _choices(

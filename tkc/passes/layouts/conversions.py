@@ -5,7 +5,6 @@ memory.
 from __future__ import annotations
 
 from math import gcd
-from typing import cast
 
 from xdsl.ir import Operation, SSAValue
 
@@ -17,7 +16,15 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, defining_op, layout_of, tile_type
 from tkc.passes import PassContext
-from tkc.passes.layouts.buffers import allocated, best_layout, read, view, written
+from tkc.passes.analysis.mapped import dense_axis, dense_of_block
+from tkc.passes.layouts.buffers import (
+    allocated,
+    best_layout,
+    is_read_as_well,
+    read,
+    view,
+    written,
+)
 
 MIN_COPY_BYTES = 4  # of a thread's asynchronous copy
 MAX_COPY_BYTES = 16
@@ -33,9 +40,8 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     if is_in_registers(op) or op.parent is None:
         return
     load = defining_op(op.arg, tile.Load)
-    # a role's threads copy nothing: copies are its producer's
-    width = 0 if context.has_roles or load is None else _copy_width(load)
-    if load is not None and width:
+    is_wanted_so = load is None or not all(isinstance(u, shared.Convert) for u in _users(load))
+    if load is not None and not is_wanted_so and (width := _copy_width(load, context)):
         _copy(load, width, context)
         return
     t, parts = tile_type(op.result), _parts(op)
@@ -45,13 +51,22 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     _read(op, parts, buffer, context)
 
 
+def copy_ahead(load: tile.Load, vector: int, context: PassContext) -> None:
+    """A copy for a load in a loop that is to run ahead, `vector` bytes at a time; threads may want
+    it in the layout in which it is loaded, too.
+    """
+    width = _copy_width(load, context)
+    if load.result.first_use is not None and width >= vector:
+        _copy(load, width, context)
+
+
 def _copy(load: tile.Load, width: int, context: PassContext) -> None:
     """One copy of a block for all the layouts in which it is wanted, `width` bytes at a time."""
-    users = [cast(shared.Convert, use.operation) for use in load.result.uses]
-    readers = {op: _parts(op) for op in users if not is_in_registers(op)}
+    readers = {op: _parts(op) for op in _converted(load)}
     t, source = tile_type(load.result), layout_of(load.result)
-    wanted, sliced = [layout_of(op.result) for op in readers], any(readers.values())
-    buffer = allocated(t, best_layout(t, wanted, copied=source, sliced=sliced), load)
+    copied = source, dense_of_block(load)
+    memory = best_layout(t, _wanted(load), copied, sliced=any(readers.values()))
+    buffer = allocated(t, memory, load)
     before(
         load,
         shared.Copy(
@@ -67,6 +82,25 @@ def _copy(load: tile.Load, width: int, context: PassContext) -> None:
     )
     for op, parts in readers.items():
         _read(op, parts, buffer, context)
+    if load.result.first_use is not None:
+        replace(load, [read(buffer, t, load, context)])
+
+
+def _users(load: tile.Load) -> list[Operation]:
+    return list(dict.fromkeys(use.operation for use in load.result.uses))
+
+
+def _converted(load: tile.Load) -> list[shared.Convert]:
+    """The conversions of a loaded block that move data among threads."""
+    users = _users(load)
+    return [op for op in users if isinstance(op, shared.Convert) and not is_in_registers(op)]
+
+
+def _wanted(load: tile.Load) -> list[Layout]:
+    """The layouts in which threads want a loaded block."""
+    converted = _converted(load)
+    own = [layout_of(load.result)] if len(converted) < len(_users(load)) else []
+    return [*(layout_of(op.result) for op in converted), *own]
 
 
 def _read(
@@ -101,29 +135,27 @@ def _parts(op: shared.Convert) -> list[tile.Slice]:
     return parts if len(parts) == len(users) else []
 
 
-def _copy_width(load: tile.Load) -> int:
+def _copy_width(load: tile.Load, context: PassContext) -> int:
     """Bytes of each thread's asynchronous copies of a load; 0 where it must pass through registers:
-    it has other uses, fills with something else than zero, gathers along its rows, drops an axis
-    that is not leading, or moves less than 4 bytes at a time.
+    it fills with something else than zero, gathers along the axis that is dense in memory, drops
+    that, is better read along another, or moves less than 4 bytes at a time; and in a role, whose
+    copies are its producer's.
     """
-    users: list[Operation] = [use.operation for use in load.result.uses]
-    if load.other is not None or not all(isinstance(user, shared.Convert) for user in users):
+    if load.other is not None or context.has_roles:
         return 0
     facts, extents = array_type(load.array).facts, load.extents.get_values()
-    axis = len(extents) - 1
+    axis = dense_axis(load.array)
     is_gather = isinstance(load.offsets[axis].type, TileType)
     if extents[axis] < 0 or facts.strides[axis].exact != 1 or is_gather:
         return 0
+    if not is_read_as_well(tile_type(load.result), _wanted(load), dense_of_block(load)):
+        return 0
     itemsize = bits(element_of(load.result.type)) // 8
-    run = _run(layout_of(load.result)) * itemsize
-    strides = [s.divisor if s.exact is None else s.exact for s in facts.strides[:-1]]
+    run = layout_of(load.result).vector(dense_of_block(load)) * itemsize
+    strides = [s.divisor if s.exact is None else s.exact for s in facts.strides]
     offset = divisor(load.offsets[axis]) * itemsize  # 0 where the offset is zero
     ragged = (facts.shape[axis].exact or facts.shape[axis].divisor) * itemsize
-    steps = [n * itemsize for n in strides]
+    steps = [n * itemsize for a, n in enumerate(strides) if a != axis]
     # gcd(0, n) is n: what is zero bounds nothing
     width = gcd(run, facts.align, offset, ragged, MAX_COPY_BYTES, *steps)
     return width if width >= MIN_COPY_BYTES else 0
-
-
-def _run(layout: Layout) -> int:
-    return layout.vector(layout.rank - 1)

@@ -28,6 +28,7 @@ from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
     defining_op,
     extents_of,
+    owner_op,
     tile_type,
     yielded_by,
 )
@@ -264,6 +265,7 @@ class Groups:
             self.tie(result, *op.operands)
         for v in op.operands:
             self._relate(result, v)
+            self.anchors.setdefault(result, []).extend(self._sunk_loads(v))
             if isinstance(v.owner, tile.Transpose):
                 self.viewing.append((result, v))
             for load, derive in self._small_loads(v, result.type.size):
@@ -329,6 +331,18 @@ class Groups:
                 continue
             if t.bytes <= CACHED_TILE_BYTES or self._is_copied(op):
                 yield found, partial(through_views, views)
+
+    def _sunk_loads(self, value: SSAValue) -> Iterator[Operation]:
+        """The loads of whole tiles from which a value is computed that has no layout of its own: it
+        is computed where it is used, best as they are loaded.
+        """
+        if not isinstance(value.type, TileType) or not self.kinds.sunk(value):
+            return
+        for source in tiles(owner_op(value).operands):
+            op = source.owner
+            if isinstance(op, LOADS) and extents_of(source) == extents_of(value):
+                yield op
+            yield from self._sunk_loads(source)
 
     # ---- deciding
     def assign(self) -> None:

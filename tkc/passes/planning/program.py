@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes.analysis.access import tile_of
 from tkc.passes.analysis.stabilizers import is_running_maximum
@@ -34,12 +36,18 @@ class Program:
     @property
     def maxima(self) -> bool:
         """Whether a loop carries a running maximum."""
-        return any(
-            is_running_maximum(loop, a)
-            for loop in self.kernel.walk()
-            if isinstance(loop, scf.ForOp)
-            for a in loop.body.block.args[1:]
-        )
+        return any(True for _ in self._maxima())
+
+    @property
+    def has_one_row(self) -> bool:
+        """Whether a loop carries the running maximum of the one row that a program has."""
+        return any(not isinstance(a.type, TileType) for a in self._maxima())
+
+    def _maxima(self) -> Iterator[SSAValue]:
+        """What loops carry that is a running maximum."""
+        for loop in self.kernel.walk():
+            if isinstance(loop, scf.ForOp):
+                yield from (a for a in loop.body.block.args[1:] if is_running_maximum(loop, a))
 
     @property
     def largest(self) -> int:

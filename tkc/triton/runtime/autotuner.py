@@ -1,8 +1,8 @@
 """Tuning: configurations of a kernel, which one is launched, and values computed from arguments.
 
-On a GPU configurations are measured, those that differ in hints alone once: tkc plans warps and
-stages itself. In host memory the first one is taken, unless TKC_AUTOTUNE=1 or `do_bench=` says to
-measure.
+On a GPU configurations are measured. Those that differ in hints alone are one: tkc plans warps and
+stages itself. Beside that plan it measures one role with each of their numbers of warps. In host
+memory the first one is taken, unless TKC_AUTOTUNE=1 or `do_bench=` says to measure.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class Config:
         return isinstance(other, Config) and self._key() == other._key()
 
 
+class Strict(Config):
+    """Compile-time values with a number of warps that the planner keeps, all of one role."""
+
+    def all_kwargs(self) -> dict[str, Any]:
+        return self.kwargs | {"num_warps": self.num_warps, "roles": "one", "strict": True}
+
+
 class Autotuner(KernelInterface):
     """A kernel whose configuration is chosen by its arguments."""
 
@@ -110,6 +117,7 @@ class Autotuner(KernelInterface):
         self.best_config: Config | None = None
         self.bench_time = 0.0
         self._copies: dict[str, Any] = {}
+        self._launched: Any = None  # what the last measured launch gave back
 
     def __repr__(self) -> str:
         return f"Autotuner({self.base_fn.__module__}:{self.base_fn.__name__})"
@@ -149,12 +157,13 @@ class Autotuner(KernelInterface):
                 config.pre_hook(full)
             self.pre_hook(full)
             try:
-                self.fn.run(*args, **current)
+                self._launched = self.fn.run(*args, **current)
             except Exception as e:
                 self.post_hook(full, exception=e)
                 raise
             self.post_hook(full, exception=None)
 
+        kernel_call.beside = isinstance(config, Strict)  # type: ignore[attr-defined]
         return _listed(self.do_bench(kernel_call, quantiles=(0.5, 0.2, 0.8)))
 
     def _key_of(self, args: Mapping[str, Any]) -> tuple:
@@ -175,11 +184,18 @@ class Autotuner(KernelInterface):
             return configs[0]
         began, failures = time.perf_counter(), {}
         timings: dict[Config, list[float]] = {}
-        for config in _apart(configs):
+
+        def measure(config: Config) -> None:
             try:
                 timings[config] = self._bench(*args, config=config, **kwargs)
             except Error as e:
                 timings[config], failures[config] = INFINITE, e
+
+        for alike in _apart(configs):
+            self._launched = None
+            measure(alike[0])
+            for config in _with_their_warps(alike, self._launched):
+                measure(config)
         if len(failures) == len(timings):
             raise next(iter(failures.values()))
         self.bench_time, self.configs_timings = time.perf_counter() - began, timings
@@ -238,12 +254,27 @@ def base_function(fn: Any) -> Any:
     return fn
 
 
-def _apart(configs: Iterable[Config]) -> list[Config]:
-    """Those that tkc compiles differently: values differ, or what runs before them."""
-    found: dict[Any, Config] = {}
+def _apart(configs: Iterable[Config]) -> list[list[Config]]:
+    """Configurations that differ in hints alone, together: those apart differ in values, or in what
+    runs before them.
+    """
+    found: dict[Any, list[Config]] = {}
     for c in configs:
-        found.setdefault((tuple(sorted(c.kwargs.items(), key=str)), c.pre_hook), c)
+        found.setdefault((tuple(sorted(c.kwargs.items(), key=str)), c.pre_hook), []).append(c)
     return list(found.values())
+
+
+def _with_their_warps(alike: Sequence[Config], planned: Any) -> list[Config]:
+    """With the numbers of warps of these configurations, of one role, where the planner chose
+    something else. planned: the planner's own kernel, launched.
+    """
+    if planned is None or planned.compiled.target == "cpu":
+        return []
+    return [
+        Strict(alike[0].kwargs, warps, pre_hook=alike[0].pre_hook)
+        for warps in sorted({c.num_warps for c in alike})
+        if warps != planned.warps or planned.persistent
+    ]
 
 
 def _hashable(value: Any) -> Any:

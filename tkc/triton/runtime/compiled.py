@@ -187,6 +187,16 @@ class CompiledKernel:
         return max(own, SHARED_GRANULE)
 
     @property
+    def warps(self) -> int:
+        """Of a block, as tkc planned it."""
+        return self._interface.threads // WARP
+
+    @property
+    def persistent(self) -> bool:
+        """Whether blocks take programs in turn, as those with roles do."""
+        return self._interface.persistent
+
+    @property
     def n_regs(self) -> int:
         """Registers of a block, per thread of the num_warps that were asked for: programs multiply
         the two to learn how many blocks fit, and tkc's planner may have chosen other warps.

@@ -56,7 +56,7 @@ IGNORED = (
     "enable_reflect_ftz",
 )
 # assertions: as under debug=True, without tkc's checks of every access
-OWN = ("strict", "debug", "assertions")
+OWN = ("strict", "roles", "debug", "assertions")
 READ = variables("TRITON_DEBUG")  # variables of the environment that launches depend on
 # how tkc takes an argument of a form
 _MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
@@ -302,7 +302,7 @@ class JITFunction(KernelInterface, Launchable):
             self.kernels[key] = self._kernel(found, settings), f"{found} {settings}"
         kernel, flat[FORM] = self.kernels[key]
         if settings.strict:
-            flat |= {n: options[n] for n in HINTS if options.get(n) is not None}
+            flat |= {n: options[n] for n in (*HINTS, "roles") if options.get(n) is not None}
         if checked:
             flat["debug"] = True
         return kernel, flat, found
