@@ -162,13 +162,11 @@ def _fact(stride):
         (block, (16, 1), False, 16),
         (block, (16, 16), False, 0),  # elements apart
         (column, (16, 1), False, 0),  # rows apart
-        (block, (16, 1), True, 0),  # threads read it too, from registers
+        (block, (16, 1), True, 16),  # threads want it as it was loaded, too
     ],
 )
 def test_bytes_of_an_asynchronous_copy(fn, strides, read, width):
-    """Along the last axis of its block, whose elements are neighbours in memory; of a block that is
-    wanted in other layouts alone.
-    """
+    """Along the last axis of its block, whose elements are neighbours in memory."""
     o = f2 if fn is block else array(tkc.float32)
     (load,) = ops(traced(fn, dense(strides), o, ROWS=64, COLUMNS=64), tile.Load)
     t = load.result.type
@@ -176,7 +174,7 @@ def test_bytes_of_an_asynchronous_copy(fn, strides, read, width):
     wanted = after(load, shared.Convert(load.result, t.with_layout(blocked(t.extents, 1, 4))))
     if not read:
         load.result.replace_uses_with_if(wanted.result, lambda use: use.operation is not wanted)
-    assert conversions._copy_width(load) == width
+    assert conversions._copy_width(load, context("sm_90a")) == width
 
 
 # ---- dots

@@ -16,9 +16,9 @@ DOTS = 4  # of one block: two pairs, each read by one multiplication with the sa
 
 def text_of_pairs() -> str:
     """The PTX of a kernel that stores weights * dot for four dots, one after the other."""
-    operands = [np.zeros((1, 64, 1, 64), ml_dtypes.bfloat16) for _ in range(8)]
-    lower = np.zeros((1, 64, 1, 64), np.float32)
-    given = (*operands[:5], None, *operands[5:], lower)
+    operands = [np.zeros((1, 64, 1, 64), ml_dtypes.bfloat16) for _ in range(12)]
+    lower, ends = np.zeros((1, 64, 1, 64), np.float32), np.zeros((1, 1, 64), np.float32)
+    given = (*operands[:5], None, *operands[5:8], lower, *operands[8:], ends, 1.0)
     sizes = {"C": 64, "K": 64, "SHORT": 64, "num_warps": 8}
     fresh = tkc.jit(rwkv._pairs.fn)  # compiled anew, whatever was compiled before
     return fresh.compile(*given, **sizes, target="sm_90a").ptx
