@@ -122,8 +122,19 @@ def far_along_a_row(table, a, b, c, M, N, K):
     tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
 
 
+def far_beside_a_difference(table, a, b, c, M, N, K):
+    """The place is part of a difference that 32 bits hold, though they do not hold the part."""
+    rm, rk, acc = tkc.arange(16), tkc.arange(16), tkc.zeros((16, 16))
+    for i in range(K, K + 1):
+        near = i * 1048576 - K * 1048576
+        far = a.ptr + i.to(tkc.int64) * 1048576
+        x = tkc.load(far + rm[:, None] * 16 + rk[None, :], mask=(near + rm < 16)[:, None])
+        acc = tkc.dot(x, tkc.load(b, (0, 0), (16, 16)), acc)
+    tkc.store(c, (0, 0), acc.to(c.dtype))
+
+
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("kernel", [far_away, far_along_a_row])
+@pytest.mark.parametrize("kernel", [far_away, far_along_a_row, far_beside_a_difference])
 def test_places_in_large_arrays_are_counted_in_64_bits(kernel, large):
     where = FAR if large else 3
     a = np.zeros(where * ROW + 256, np.float16)  # of which little is ever touched
@@ -137,7 +148,7 @@ def test_places_in_large_arrays_are_counted_in_64_bits(kernel, large):
         module = traced(kernel, table, *arrays, i32(), i32(), i32())
         through(module, PIPELINE[-1], context(name))
         c = np.zeros((16, 16), np.float16)
-        given = [np.array([where], np.int32), a, b, c, ROW, 16, 16]
+        given = [np.array([where], np.int32), a, b, c, ROW, 16, where]
         level4.run(module, given, (1, 1, 1), 1)
         wanted = wide(a[where * ROW :].reshape(16, 16)) @ wide(b)
         np.testing.assert_array_equal(c, wanted.astype(np.float16))

@@ -168,9 +168,19 @@ class Forms:
         return None
 
     def is_narrow(self, polynomial: Polynomial) -> bool:
-        """Whether 32 bits hold it because the kernel has it in 32 bits, whatever is added to it."""
+        """Whether 32 bits hold it: a number, or what the kernel computes in 32 bits, alone or as
+        part of a sum whose other parts are never negative.
+        """
         wanted = frozenset(term for term in polynomial.terms if term[0])
-        return any(wanted <= terms for terms in self._narrow)
+        return not wanted or any(
+            wanted <= terms and self._is_no_less(terms - wanted) for terms in self._narrow
+        )
+
+    def _is_no_less(self, rest: frozenset[tuple[tuple[int, ...], int]]) -> bool:
+        """Whether a sum with these terms too is no less than without, whatever divisors are."""
+        assumed: set[SSAValue] = set()
+        terms = Polynomial.of({m: c for m, c in rest if m})
+        return self.scalars.is_never_negative(terms, assumed) and not assumed
 
     @cached_property
     def _narrow(self) -> set[frozenset[tuple[tuple[int, ...], int]]]:
