@@ -47,6 +47,7 @@ _WHERE = {
         " nanmin prod argmax argmin any=any_ all=all_ xor_sum cumsum cumprod sort topk histogram"
         " reshape permute broadcast_to join split cat interleave flip gather assume multiple_of"
         " print=print_ device_assert static_assert static_print"
+        " wait_dependencies launch_dependents"
     ),
     "tkc.language.special": (
         "tan asin acos atan atan2 sinh cosh asinh acosh atanh cbrt log10 hypot fmod erfc erfinv"

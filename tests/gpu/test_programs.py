@@ -5,6 +5,7 @@ from tests.operations.test_programs import (  # noqa: F401
     place,
     test_arguments_may_overlap,
     test_axes_beyond_32_bits,
+    test_launches_that_overlap_see_what_the_one_before_wrote,
     test_offsets_beyond_32_bits,
     test_print_and_device_assert,
     test_programs_wait_for_the_one_before,

@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.operations.kernels import beyond, chained, far, in_place, last_one, noisy, telling
+from tests.operations.kernels import (
+    beyond,
+    chained,
+    far,
+    in_place,
+    last_one,
+    noisy,
+    of_the_next,
+    telling,
+)
 from tkc.errors import Error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +57,17 @@ def test_programs_wait_for_the_one_before(place, n):
     chained[n](flag, out, n)
     np.testing.assert_array_equal(back(out), 7 + 3 * np.arange(n))
     assert back(flag)[0] == n
+
+
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_launches_that_overlap_see_what_the_one_before_wrote(place, n):
+    """Each program reads what the program after it wrote in the launch before."""
+    to, back = place
+    a, b = to(np.zeros(n * 256, np.int32)), to(np.zeros(n * 256, np.int32))
+    for _ in range(20):
+        of_the_next[n](a, b, dependent=True)
+        of_the_next[n](b, a, dependent=True)
+    assert (back(a) == 40).all() and (back(b) == 39).all()
 
 
 @pytest.mark.parametrize("n", [1, 5, 64])

@@ -42,12 +42,16 @@ enum {
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
     CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 };
 
 typedef struct {
     int id;
-    union { struct { unsigned x, y, z; } clusterDim; } value;
+    union {
+        struct { unsigned x, y, z; } clusterDim;
+        int programmaticStreamSerializationAllowed;
+    } value;
 } CUlaunchAttribute;
 typedef struct {
     unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
@@ -216,8 +220,14 @@ CUresult cuLaunchCooperativeKernel(
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **extra)
 {
+    unsigned cx = 1, cy = 1;
+    for (unsigned k = 0; k < c->numAttrs; k++)
+        if (c->attrs[k].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            cx = c->attrs[k].value.clusterDim.x, cy = c->attrs[k].value.clusterDim.y;
+        else
+            printf("attribute %d\n", c->attrs[k].id);
     return launch(
         c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->sharedMemBytes, c->hStream, p,
-        c->attrs[0].value.clusterDim.x, c->attrs[0].value.clusterDim.y);
+        cx, cy);
 }
 """

@@ -95,6 +95,21 @@ def test_clusters_multiply_the_grid(gpu, function):
     assert (config.attrs[0].value.clusterDim.x, config.attrs[0].value.clusterDim.y) == (2, 1)
 
 
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+def test_a_dependent_launch_may_begin_early(gpu, function, cluster):
+    launch(interface(POINTER, cluster=cluster, dependent=True), function, [FakeTensor((8,))], (5,))
+    *_, config = gpu.named("launch")[0]
+    assert config.numAttrs == len(config.attrs) == 1 + (cluster != (1, 1))
+    assert config.attrs[-1].id == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+    assert config.attrs[-1].value.programmaticStreamSerializationAllowed == 1
+
+
+def test_blocks_that_wait_for_one_another_do_not_begin_early(gpu, function):
+    together = interface(POINTER, persistent=True, together=True, dependent=True)
+    launch(together, function, [FakeTensor((8,))], (5,))
+    assert gpu.named("launch together") and not gpu.named("launch")
+
+
 @pytest.mark.parametrize(
     "grid,cluster,blocks,expected",
     [

@@ -179,3 +179,25 @@ def test_arrays_taken_as_another_type_are_launched_again_and_again():
         kernels.add[(1,)](*given, 4, BLOCK=4)
         np.testing.assert_array_equal(y, 2 * x)
         x += 1
+
+
+@triton.jit
+def after_another(x, o, n, BLOCK: tl.constexpr):
+    tl.extra.cuda.gdc_wait()
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(o + i, tl.load(x + i, mask=i < n), mask=i < n)
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+def test_launches_that_overlap_wait_before_they_read():
+    x = np.arange(100, dtype=np.float32)
+    o, copy = np.zeros_like(x), np.zeros_like(x)
+    after_another[(2,)](x, o, 100, BLOCK=64)
+    done = after_another[(2,)](o, copy, 100, BLOCK=64, launch_pdl=True)
+    assert (copy == x).all()
+    found = done.compiled_for("sm_90a")
+    assert found.interface.dependent and "griddepcontrol.launch_dependents" in found.ptx
+    _, plain = launch(x, 6)
+    _, early = launch(x, 6, launch_pdl=True)
+    assert not plain.compiled_for("sm_90a").interface.dependent
+    assert early.compiled_for("sm_90a").interface.dependent  # although it does not say so

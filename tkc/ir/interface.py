@@ -163,6 +163,8 @@ class Interface:
     nonzero: tuple[int, ...] = ()  # arguments that may not be 0: steps of ranges
     # persistent: programs that a cluster takes at once, along the first two axes of the grid
     cluster_programs: tuple[int, int] = (1, 1)
+    # the kernel itself waits for the launch before it, which need not have ended when it begins
+    dependent: bool = False
 
     def blocks_with_work(self, grid: Sequence[int]) -> int:
         """Blocks of a persistent launch that have a program or a part of one, whole clusters: where

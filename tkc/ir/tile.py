@@ -989,6 +989,27 @@ def waits_for_programs(kernel: Kernel) -> bool:
     )
 
 
+DEPENDENCIES = ("wait", "launch")
+
+
+@op_definition
+class Dependency(TileOperation):
+    """Where a launch that overlaps others of its stream stands. wait: until the launch before has
+    ended, and all that it wrote is seen; launch: the next one may begin, up to its own wait.
+    """
+
+    name = "tile.dependency"
+    __form__ = "@kind"
+    kind = prop_def(StringAttr)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+    def __init__(self, kind: str):
+        super().__init__(kind=kind)
+
+    def verify_(self) -> None:
+        check_word(self.kind, DEPENDENCIES, "unknown dependency")
+
+
 @op_definition
 class Print(TileOperation):
     """Prints scalars or tiles for debugging: `{}` in the text is the place of one."""
@@ -1046,6 +1067,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     StorePointers,
     Atomic,
     AtomicBlock,
+    Dependency,
     Print,
     Assert,
 )

@@ -783,6 +783,20 @@ def multiple_of(x: Operand, divisor: int) -> Operand:
     return wrap(tracer().emit(tile.Multiple(x.use(), divisor)).result)
 
 
+def wait_dependencies() -> None:
+    """Waits until the launch before this one in its stream has ended, where `dependent` lets them
+    overlap; the compiler puts the wait before the first access to memory.
+    """
+    tracer().emit(tile.Dependency("wait"))
+
+
+def launch_dependents() -> None:
+    """The next launch of the stream, if it is `dependent`, may begin as soon as all programs of
+    this one run.
+    """
+    tracer().emit(tile.Dependency("launch"))
+
+
 def print_(*args: object) -> None:
     """Prints scalars and tiles when the kernel runs; strings and known numbers become the text."""
     text, traced = [], []

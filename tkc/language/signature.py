@@ -111,6 +111,9 @@ class Options:
     )
     prefetch: bool | None = None  # loops without dots read one iteration ahead
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
+    # the launch may begin before the one before it in its stream has ended, which it waits for
+    # before it touches memory
+    dependent: bool | None = None
     # what operators mean: "torch" (promotion as PyTorch's; // and % round down) or "triton" (both
     # as in Triton's language; stores convert)
     semantics: str | None = None

@@ -17,6 +17,7 @@ from tkc.ir.verify import Verified, verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
+    "order-launches",
     "simplify",
     "raise-pointers",
     "widen-float8",

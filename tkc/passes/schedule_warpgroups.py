@@ -25,6 +25,7 @@ from tkc.ir.rewrite import before, erase, narrow_while, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.ir.values import terminator_of
 from tkc.passes import PassContext
+from tkc.passes.order_launches import placed
 from tkc.passes.warpgroups.exchange import exchange
 from tkc.passes.warpgroups.roles import split
 
@@ -36,6 +37,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         else:
             exchange(kernel, context)
             _replace_tokens(kernel)
+        placed(kernel)
         kernel.set_integer("level", 4)
 
 

@@ -366,19 +366,32 @@ def load(
 
 
 def config_of(
-    grid: Sequence[int], threads: int, shared_bytes: int, stream: int, cluster: tuple[int, int]
+    grid: Sequence[int],
+    threads: int,
+    shared_bytes: int,
+    stream: int,
+    cluster: tuple[int, int],
+    dependent: bool = False,
 ) -> Any:
-    """A CUlaunchConfig with the cluster's attribute."""
+    """A CUlaunchConfig with the attributes of a cluster and of a dependent launch."""
     d = api()
     c = d.CUlaunchConfig()
     c.gridDimX, c.gridDimY, c.gridDimZ = grid
     c.blockDimX, c.blockDimY, c.blockDimZ = threads, 1, 1
     c.sharedMemBytes, c.hStream = shared_bytes, d.CUstream(stream)
+    found = []
     if cluster != (1, 1):
         a = d.CUlaunchAttribute()
         a.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z = *cluster, 1
-        c.attrs, c.numAttrs = [a], 1
+        found.append(a)
+    if dependent:
+        a = d.CUlaunchAttribute()
+        a.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        a.value.programmaticStreamSerializationAllowed = 1
+        found.append(a)
+    if found:
+        c.attrs, c.numAttrs = found, len(found)
     return c
 
 
@@ -406,6 +419,10 @@ def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple
         )
 
 
+# numbers of CUlaunchAttributeID
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6
+
+
 def prepared_call(
     function: Function,
     grid: Sequence[int],
@@ -415,22 +432,27 @@ def prepared_call(
     cluster: tuple[int, int],
     parameters: int,
     together: bool = False,
+    dependent: bool = False,
 ) -> Callable[[], int]:
     """A function of nothing that asks the driver for this launch and gives its error code (0:
     none). `parameters`: the address of the table of addresses. together: the blocks, of no cluster,
-    begin when there is room for all.
+    begin when there is room for all. dependent: else they may begin before the launch before them
+    in the stream has ended.
 
     With the real driver it is cuLaunchKernelEx itself through ctypes, four arguments that are
     converted once: Python's part of a launch is then that one call.
     """
     entry = launch_entry()
     if entry is not None:
-        config, attribute = (
-            _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0),
-            (_Attribute(2, 0, 1) if together else _Attribute(4, 0, *cluster, 1)),
-        )  # COOPERATIVE, CLUSTER_DIMENSION
-        if together or cluster != (1, 1):
-            config.attributes, config.count = ctypes.addressof(attribute), 1
+        config = _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0)
+        found = [_Attribute(COOPERATIVE, 0, 1)] if together else []
+        if cluster != (1, 1) and not together:
+            found.append(_Attribute(CLUSTER_DIMENSION, 0, *cluster, 1))
+        if dependent and not together:
+            found.append(_Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1))
+        listed = (_Attribute * len(found))(*found)
+        if found:
+            config.attributes, config.count = ctypes.addressof(listed), len(found)
         call = partial(
             entry,
             ctypes.c_void_p(ctypes.addressof(config)),
@@ -439,7 +461,7 @@ def prepared_call(
             None,
         )
         attributes: Any = call
-        attributes.kept = config, attribute  # live as long as the call does
+        attributes.kept = config, listed  # live as long as the call does
         # the same for machine code
         attributes.native = (
             ctypes.cast(entry, ctypes.c_void_p).value,
@@ -453,12 +475,13 @@ def prepared_call(
         return lambda: d.cuLaunchCooperativeKernel(
             function.handle, *grid, threads, 1, 1, shared_bytes, stream, parameters
         )[0]
-    if cluster == (1, 1):
+    if cluster == (1, 1) and not dependent:
         launch, (x, y, z) = d.cuLaunchKernel, grid
         return lambda: launch(
             function.handle, x, y, z, threads, 1, 1, shared_bytes, stream, parameters, 0
         )[0]
-    launch, made = d.cuLaunchKernelEx, config_of(grid, threads, shared_bytes, stream, cluster)
+    launch = d.cuLaunchKernelEx
+    made = config_of(grid, threads, shared_bytes, stream, cluster, dependent)
     return lambda: launch(made, function.handle, parameters, 0)[0]
 
 

@@ -384,29 +384,51 @@ def _exceeded_limits(i: Interface) -> str:
     )
 
 
+def _launch_attributes(i: Interface) -> list[tuple[str, ...]]:
+    """The assignments in C that each attribute of a launch takes."""
+    found: list[tuple[str, ...]] = []
+    if i.cluster != (1, 1):
+        x, y = i.cluster
+        found.append(
+            (
+                "id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
+                *(
+                    f"value.clusterDim.{axis} = {n}"
+                    for axis, n in zip("xyz", (x, y, 1), strict=True)
+                ),
+            )
+        )
+    if i.dependent:
+        found.append(
+            (
+                "id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
+                "value.programmaticStreamSerializationAllowed = 1",
+            )
+        )
+    return found
+
+
 def _launch_statement(i: Interface) -> str:
     if i.together:
         return (
             f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
             f" {i.shared_bytes}, stream, parameters);"
         )
-    if i.cluster == (1, 1):
+    attributes = _launch_attributes(i)
+    if not attributes:
         return (
             f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
             f" {i.shared_bytes}, stream, parameters, NULL);"
         )
-    x, y = i.cluster
     return "\n    ".join(
         (
             "CUlaunchConfig config; memset(&config, 0, sizeof config);",
-            "CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);",
-            "cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;",
-            f"cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y};"
-            " cluster.value.clusterDim.z = 1;",
+            f"CUlaunchAttribute listed[{len(attributes)}]; memset(listed, 0, sizeof listed);",
+            *(f"listed[{n}].{a};" for n, of in enumerate(attributes) for a in of),
             "config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz;"
             f" config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;",
             f"config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs"
-            " = &cluster; config.numAttrs = 1;",
+            f" = listed; config.numAttrs = {len(attributes)};",
             "return cuLaunchKernelEx(&config, kernel->function, parameters, NULL);",
         )
     )

@@ -208,6 +208,7 @@ class Launch:
             i.cluster,
             packed.address,
             i.together,
+            i.dependent,
         )
         return call
 

@@ -63,6 +63,7 @@ OPTIONS = (
     "subtiles",
     "dynamic_schedule",
     "prefetch",
+    "dependent",
     "semantics",
     "debug",
 )
@@ -80,6 +81,7 @@ PAIRS, BOOLEANS = (
         "swap_dots",
         "dynamic_schedule",
         "prefetch",
+        "dependent",
     ),
 )
 MIN_NUMBER = {"subtiles": 0, "stream_k": 0}  # of numbers; of others 1

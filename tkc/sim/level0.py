@@ -793,6 +793,7 @@ RULES: Rules = (
         tile.Assume: assume,
         tile.Assert: check,
         tile.Print: show,
+        tile.Dependency: lambda m, op: (),
         threads.Vote: lambda m, op, x: np.bool_(np.all(x)),
         scf.ForOp: for_,
         scf.IfOp: if_,

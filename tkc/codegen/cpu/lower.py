@@ -138,6 +138,8 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
                 self.print(op)
             case tile.Assert():
                 self.check(op)
+            case tile.Dependency():
+                pass  # launches on the CPU follow one another
             case _:
                 return False
         return True

@@ -6,7 +6,7 @@ from xdsl.ir import Operation
 
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.writer import Integer
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 
 WARPS_PER_WARPGROUP = 4
 
@@ -69,6 +69,15 @@ FENCES = {
     "block": "membar.cta",
     "gpu": "membar.gl",
 }
+
+
+DEPENDENCIES = {"wait": "wait", "launch": "launch_dependents"}
+
+
+@emitter(tile.Dependency)
+def dependency(e: Emitter, op: tile.Dependency) -> None:
+    """Waits for the launch before, or lets the next one begin."""
+    e.w.emit(f"griddepcontrol.{DEPENDENCIES[op.kind.data]}")
 
 
 @emitter(threads.Fence)

@@ -20,7 +20,7 @@ from tkc.errors import CompileError, RoomError
 from tkc.ir.interface import Interface, Parameter
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
-from tkc.ir.tile import Kernel
+from tkc.ir.tile import Dependency, Kernel
 from tkc.ir.types import ArrayType, PointerType, bits, is_bool, is_float, is_unsigned
 
 FAMILIES = (
@@ -155,6 +155,7 @@ def _program(e: Emitter) -> PtxProgram:
         "together" in kernel.attributes,
         e.nonzero,
         kernel.cluster_programs,
+        any(isinstance(op, Dependency) and op.kind.data == "wait" for op in kernel.body.block.ops),
     )
     text = "\n".join(
         [

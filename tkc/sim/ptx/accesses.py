@@ -209,6 +209,6 @@ def cvta(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     m.write(i.operands[0], m.read(i.operands[1], i.kind), mask)
 
 
-@rule("fence", "membar", "prefetch")
+@rule("fence", "membar", "prefetch", "griddepcontrol")
 def nothing(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
-    """Which accesses are ordered is checked on level 4, not here."""
+    """Which accesses are ordered is checked on level 4, not here; launches follow one another."""

@@ -47,7 +47,7 @@ __all__ = [
 
 # Options of a launch that shape Triton's code, and that tkc's planner decides without
 IGNORED = (
-    *("launch_cooperative_grid", "launch_pdl", "enable_fp_fusion", "extern_libs", "stream"),
+    *("launch_cooperative_grid", "enable_fp_fusion", "extern_libs", "stream"),
     *("ir_override", "waves_per_eu", "matrix_instr_nonkdim", "kpack", "cluster_dims", "device"),
     *("allow_fp8e4nv", "max_num_imprecise_acc_default", "sanitize_overflow", "device_type"),
     *("instrumentation_mode", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes"),
@@ -56,7 +56,7 @@ IGNORED = (
     "enable_reflect_ftz",
 )
 # assertions: as under debug=True, without tkc's checks of every access
-OWN = ("strict", "roles", "debug", "assertions")
+OWN = ("strict", "roles", "debug", "assertions", "launch_pdl")
 READ = variables("TRITON_DEBUG")  # variables of the environment that launches depend on
 # how tkc takes an argument of a form
 _MARKS: dict[type, str] = {forms.Constant: "constexpr", forms.Pointer: "pointer"}
@@ -305,6 +305,8 @@ class JITFunction(KernelInterface, Launchable):
             flat |= {n: options[n] for n in (*HINTS, "roles") if options.get(n) is not None}
         if checked:
             flat["debug"] = True
+        if options.get("launch_pdl"):
+            flat["dependent"] = True
         return kernel, flat, found
 
     def _kernel(self, found: tuple[tuple[str, Form], ...], settings: Settings) -> JitFunction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tkc.language.inline import inline_ptx
+from tkc.language.operations import launch_dependents, wait_dependencies
 from tkc.language.tracer import fail
 from tkc.triton.language import types
 from tkc.triton.language.extra import libdevice
@@ -12,11 +13,13 @@ from tkc.triton.language.values import tensor
 
 
 def gdc_wait() -> None:
-    """Nothing: launches of tkc begin when the one before them has ended."""
+    """Waits until the launch before this one, which `launch_pdl=True` may overlap, has ended."""
+    wait_dependencies()
 
 
 def gdc_launch_dependents() -> None:
-    """Nothing: launches of tkc begin when the one before them has ended."""
+    """The next launch, if it has `launch_pdl=True`, may begin."""
+    launch_dependents()
 
 
 def globaltimer() -> tensor:

@@ -1,0 +1,61 @@
+"""order-launches: what says how launches of a stream overlap becomes an attribute of the kernel.
+
+    tile.kernel @f(…) {                 ->    tile.kernel @f(…) {dependencies = ["wait"]} {
+      tile.dependency wait                      …
+      …
+
+A launch with the option `dependent` has both. To wait earlier than a program says is right, and so
+is to let the next launch begin earlier: it waits for the whole of this one. So no pass in between
+has anything to keep in order, and schedule-warpgroups writes both where threads have set up what
+touches no global memory (`placed`).
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.ir import Operation
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import threads, tile
+from tkc.ir.rewrite import before, erase
+from tkc.passes import PassContext
+
+NEEDED = 90  # the compute capability from which on launches overlap
+# what threads do before they touch global memory
+SETUP = (threads.MbarrierInit, threads.Fence, threads.ClusterArrive, threads.ClusterWait)
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    for kernel in tile.kernels_of(module):
+        said = [op for op in kernel.walk() if isinstance(op, tile.Dependency)]
+        kinds = {op.kind.data for op in said}
+        for op in said:
+            erase(op)
+        if context.options.dependent:
+            kinds = set(tile.DEPENDENCIES)
+        if kinds and context.target.capability < NEEDED:
+            context.decisions.append(
+                f"order-launches: launches do not overlap on {context.target.name}"
+            )
+        elif kinds:
+            kernel.attributes["dependencies"] = ArrayAttr(map(StringAttr, sorted(kinds)))
+            if "wait" in kinds:
+                context.decisions.append(
+                    "order-launches: the launch may begin before the one before it has ended"
+                )
+
+
+def placed(kernel: tile.Kernel) -> None:
+    """Writes a level-4 kernel's dependencies before the first operation that may touch global
+    memory; the next launch may begin before this one waits.
+    """
+    kinds = kernel.attributes.get("dependencies")
+    if isinstance(kinds, ArrayAttr):
+        first = next(op for op in kernel.body.block.ops if not _is_setup(op))
+        before(first, *(tile.Dependency(kind.data) for kind in kinds))
+
+
+def _is_setup(op: Operation) -> bool:
+    return isinstance(op, SETUP) or (
+        is_side_effect_free(op) and not op.regions and not isinstance(op, tile.Return)
+    )
