@@ -8,6 +8,7 @@ import re
 import tokenize
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tkc import devices
@@ -259,8 +260,27 @@ def test_a_calibrated_file_can_be_read(tmp_path):
     assert "as of" in dict(devices.read(tmp_path / "again.json").sources)["rates.clock"]
 
 
+def test_the_load_under_which_the_clock_is_read_needs_no_shape():
+    """Arrays of a GPU's memory have nothing but the interface of arrays."""
+    from tkc.tools.calibrate import products
+
+    class Bare:
+        def __init__(self, array):
+            self.array, self.__array_interface__ = array, array.__array_interface__
+
+    side = 192
+    a, b = (np.random.default_rng(i).normal(size=(side, side)).astype(np.float16) for i in (0, 1))
+    c = np.zeros((side, side), np.float16)
+    products(Bare(a), Bare(b), Bare(c), side)()
+    assert np.abs(c - a.astype(np.float32) @ b.astype(np.float32)).max() < 0.05
+
+
 def test_calibrating_compiles():
-    from tkc.kernels.reads import read
+    from tkc.kernels.reads import multiply, read
+
+    f16 = ["f16[4096, 4096]"] * 3
+    assert "wgmma" in multiply.compile(*f16, BM=128, BN=128, BK=64, target="sm_90a").ptx
+    assert "mma.sync" in multiply.compile(*f16, BM=128, BN=128, BK=64, target="sm_80").ptx
 
     for times in (1, 256):
         compiled = read.compile(

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from tkc.devices import Chip, Device, Observed, Rates, nearest, resolved, written
 from tkc.errors import DeviceError
-from tkc.kernels.reads import read
+from tkc.kernels.reads import multiply, read
 from tkc.runtime import driver, timing
 
 LONG_READ = 1 << 31  # bytes
@@ -29,6 +30,8 @@ CACHED_READ = 8 << 20  # that the L2 cache of every device holds
 TIMES = 256  # that the cache is read
 ELEMENTS = 8192  # of a program
 SIDE = 4096  # of the products under which the clock is read
+BLOCK = 128, 128, 64  # rows, columns and k that any tensor cores multiply at once
+PRODUCTS = 1000  # between two looks at the clock
 SECONDS = 3.0  # of products, and of each other measurement
 FROM_DRIVER = ("multiprocessors", "clock", "bandwidth", "l2", "memory", "shared")
 MEASURED = ("clock", "memory", "l2")
@@ -95,8 +98,6 @@ def _bytes_a_second(device: int, size: int, times: int) -> float | None:
 
 def _under_load(device: int) -> tuple[float | None, float | None]:
     """GHz while products run, and the limit of power; None without nvidia-smi."""
-    from tkc import kernels
-
     if shutil.which("nvidia-smi") is None:
         return None, None
     shape = (SIDE, SIDE)
@@ -106,10 +107,11 @@ def _under_load(device: int) -> tuple[float | None, float | None]:
         allocated(device, shape, "<f2") as b,
         allocated(device, shape, "<f2") as c,
     ):
+        launch = products(a, b, c, SIDE)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            for _ in range(1000):
-                kernels.matmul(a, b, out=c)
+            for _ in range(PRODUCTS):
+                launch()
             found = _nvidia_smi(device, "clocks.sm", "power.limit")
             with driver.context(device):
                 driver.check(driver.api().cuCtxSynchronize(), "waiting for products")
@@ -117,6 +119,12 @@ def _under_load(device: int) -> tuple[float | None, float | None]:
                 clocks.append(found[0] / 1e3)
                 power = found[1]
     return (sorted(clocks)[len(clocks) // 2] if clocks else None), power
+
+
+def products(a: Any, b: Any, c: Any, side: int) -> Callable[[], None]:
+    """A launch of c = a b, of square matrices of 16-bit elements."""
+    blocks = -(-side // BLOCK[0]), -(-side // BLOCK[1])
+    return multiply.prepare(a, b, c, BM=BLOCK[0], BN=BLOCK[1], BK=BLOCK[2], grid=blocks)
 
 
 def _nvidia_smi(device: int, *fields: str) -> list[float] | None:
