@@ -55,6 +55,19 @@ def test_compiled_for_a_gpu():
     assert ".target sm_90a" in binary.asm["ptx"] and binary.n_regs > 0
 
 
+@triton.jit
+def picked(x, target, grid, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(target + i) + grid)
+
+
+def test_parameters_with_the_names_of_a_compilation():
+    x, target = np.zeros(64, np.float32), np.ones(64, np.float32)
+    binary = picked[(1,)](x, target, 2, BLOCK=64)
+    assert (x == 3).all()
+    assert ".target sm_90a" in binary.asm["ptx"]
+
+
 def test_backends():
     made = make_backend(GPUTarget("cuda", 90, 32))
     assert made.parse_options({"num_warps": 2}).num_warps == 2

@@ -13,8 +13,9 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,13 @@ class Launchable:
         except TypeError as e:
             names = ", ".join(self.kernel.names)
             raise LaunchError(f"{e}; the parameters are {names}") from None
+
+    def by_position(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments by name as a call's positional ones, and what remains: a parameter may have the
+        name of an argument of `compile`, `prepare` or `predict`.
+        """
+        first = list(takewhile(values.__contains__, self.kernel.names))
+        return [values[n] for n in first], {n: v for n, v in values.items() if n not in first}
 
     def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
         """The launch of such a call, compiled if need be."""

@@ -187,7 +187,8 @@ def compile_(
         for path in export(function, **given, target=target, path=output, overwrite=True):
             click.echo(path)
         return
-    compiled = function.compile(**given, target=target)
+    args, rest = function.by_position(given)
+    compiled = function.compile(*args, **rest, target=target)
     text = _emitted(compiled, emit or ("llvm" if target == "cpu" else "ptx"), stage)
     if not text:
         raise Error(f"a kernel for {target} has no {emit}; leave --emit out")
@@ -252,8 +253,9 @@ def report(
     """
     function = find(kernel)
     given = pairs(arguments, options, function)
-    prediction = function.predict(**given, grid=grid_for(grid, function), target=target)
-    click.echo(function.compile(**given, target=target).report(prediction))
+    args, rest = function.by_position(given)
+    prediction = function.predict(*args, **rest, grid=grid_for(grid, function), target=target)
+    click.echo(function.compile(*args, **rest, target=target).report(prediction))
     if picture:
         from tkc.runtime.picture import draw
 

@@ -124,7 +124,8 @@ class CompiledKernel:
 
     def compiled_for(self, target: str | None = None) -> Compiled:
         """What tkc made of it, for this target or where the arrays are."""
-        return self.kernel.compile(**self._values, target=target)
+        args, options = self.kernel.by_position(self._values)
+        return self.kernel.compile(*args, **options, target=target)
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -138,11 +139,13 @@ class CompiledKernel:
 
     def predicted(self, target: str) -> float | None:
         """Seconds of the launch by the model. Raises CompileError where it has none."""
-        return self.kernel.predict(**self._values, grid=self.grid, target=target).seconds
+        args, options = self.kernel.by_position(self._values)
+        return self.kernel.predict(*args, **options, grid=self.grid, target=target).seconds
 
     def prepared(self) -> Callable[[], None]:
         """A function that makes the launch again."""
-        return self.kernel.prepare(**self._values, grid=self.grid)
+        args, options = self.kernel.by_position(self._values)
+        return self.kernel.prepare(*args, **options, grid=self.grid)
 
     @property
     def asm(self) -> Assembly:
