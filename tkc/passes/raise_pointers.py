@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
 from functools import partial
 from math import gcd, lcm, prod
 
@@ -62,13 +63,17 @@ from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
+from tkc.passes.simplify import is_update
 from tkc.passes.simplify import run as simplify
 
 # more bytes than any device's memory has, and rows so many of which 32 bits count
 MEMORY_BYTES, ROWS_BEFORE = 1 << 38, 1 << 30
+# elements that offsets of 32 bits reach, and of how many a row has to be that rows of so many
+# before and behind an address have numbers of 32 bits
+REACHED_ELEMENTS, MIN_MOVED_STRIDE = (1 << 31) - 1, 8
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
 REMAINDERS = {"floordiv": "mod", "div_trunc": "rem_trunc"}
-PointerBlock = tile.LoadPointers | tile.StorePointers
+PointerBlock = tile.LoadPointers | tile.StorePointers | tile.Atomic
 
 
 class NotABlock(Exception):
@@ -97,8 +102,13 @@ def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
         for op in kernel.walk()
         if isinstance(op, PointerBlock)
         and isinstance(op.pointers.type, TileType)
-        and op.semantics is None
+        and (is_update(op) and _is_relaxed(op) if isinstance(op, tile.Atomic) else not op.semantics)
     ]
+
+
+def _is_relaxed(op: tile.Atomic) -> bool:
+    """Whether an atomic orders nothing, as an update of a block does."""
+    return op.semantics is not None and op.semantics.data == "relaxed"
 
 
 def _raise(kernel: tile.Kernel, context: PassContext) -> int:
@@ -172,7 +182,8 @@ def _is_index(value: SSAValue) -> bool:
 @dataclass(frozen=True)
 class Axis:
     """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks.
-    gathered: numbers of the elements along it, which count from `start`.
+    gathered: numbers of the elements along it, which count from `start`. moved: the array begins so
+    far before that what an argument's address can reach has no negative number.
     """
 
     stride: Polynomial
@@ -180,6 +191,7 @@ class Axis:
     bound: Polynomial | None
     extent: int
     gathered: SSAValue | None = None
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -361,11 +373,25 @@ class _Recognition:
         numbers = [*[None] * len(outer), *sorted(strides)]
         if not all(map(self._counts_in_32_bits, block.axes)):
             raise NotABlock("where it begins may take more than 32 bits to count")
-        for number, axis in zip(numbers, block.axes, strict=True):
+        for i, (number, axis) in enumerate(zip(numbers, block.axes, strict=True)):
             bounded = number is not None and self.bounds.get(number, Bounds()).low
-            if not bounded and not self.scalars.is_never_negative(axis.start, block.assumed):
+            if bounded or self.scalars.is_never_negative(axis.start, block.assumed):
+                continue
+            if not self._may_move(axis):
                 raise NotABlock("it may begin before the array")
+            block.axes[i] = replace_field(axis, moved=True)
         return block
+
+    def _may_move(self, axis: Axis) -> bool:
+        """Whether an array can begin so far before along an axis that its numbers are not negative,
+        and take 32 bits: where rows are not short, of an argument whose elements 32 bits count.
+        """
+        return (
+            self.anchor is None
+            and not is_large(self.form.base)
+            and self.scalars.divisor(axis.stride) >= MIN_MOVED_STRIDE
+            and self.scalars.is_never_negative(axis.stride, set())
+        )
 
     def _counts_in_32_bits(self, axis: Axis) -> bool:
         """Whether the first of a block's elements along an axis has a number of 32 bits: those of
@@ -388,11 +414,16 @@ class _Recognition:
         """
         for axis, wrapped in form.wrapped:
             end = wrapped.modulus - wrapped.start
-            results = self.op.results
-            if not results or not is_dead_beyond(results[0], axis, end, self.forms):
+            loaded = self._loaded
+            if loaded is None or not is_dead_beyond(loaded, axis, end, self.forms):
                 raise NotABlock("its indices are taken modulo something")
-            always = Condition(results[0], {})
+            always = Condition(loaded, {})
             self.bounds.setdefault(axis, Bounds()).high.insert(0, (end, always))
+
+    @property
+    def _loaded(self) -> SSAValue | None:
+        """What a load gives."""
+        return self.op.result if isinstance(self.op, tile.LoadPointers) else None
 
     def _repeat(self, form: Affine) -> None:
         """Axes along which neighbours are one element: the block has it once."""
@@ -500,7 +531,7 @@ class _Recognition:
                 bounds[axis] = known
             elif bounds[axis] is None and self._is_known(starts[axis] + high):
                 bounds[axis] = starts[axis] + high
-            elif condition.value in self.op.results:
+            elif condition.value is self._loaded:
                 raise NotABlock("its indices are taken modulo something")
             else:
                 self.left.append(condition)
@@ -616,6 +647,9 @@ def _carried_to(
         case tile.StorePointers() | tile.Store() | tile.AtomicBlock() if op.value is use_value(use):
             mask = Mask(op.mask, tile_type(op.value).rank, forms)
             return [] if mask.ends_at(axis, end) else None
+        case tile.Atomic() if op.value is use_value(use) and is_update(op):
+            mask = Mask(op.mask, tile_type(op.value).rank, forms)
+            return [] if mask.ends_at(axis, end) else None
         case scf.YieldOp():
             return _yielded(op, use.index, axis)
         case scf.ForOp():
@@ -645,12 +679,22 @@ def _yielded(op: scf.YieldOp, number: int, axis: int) -> list[tuple[SSAValue, in
 
 
 # ---- writing it
+@dataclass(frozen=True)
+class MadeArray:
+    """An array that the kernel makes; of each axis that has been moved how many rows come before
+    the argument's first.
+    """
+
+    array: SSAValue
+    before: list[SSAValue | None]
+
+
 class _Writer:
     """Writes blocks for accesses by pointers; equal arrays are made once, before the first."""
 
     def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
         self.kernel, self.scalars, self.checks = kernel, scalars, checks
-        self.arrays: dict[tuple, SSAValue] = {}
+        self.arrays: dict[tuple, MadeArray] = {}
         self.entry: Operation | None = None  # before it arrays are made
         self.placed: dict[SSAValue, SSAValue] = {}
         self.loaded: dict[SSAValue, SSAValue] = {}  # what has been written, by what it replaces
@@ -662,11 +706,15 @@ class _Writer:
             self.entry = ancestor(op, self.kernel.body.block)
         build = Builder(op)
         self._check(block, build)
-        array = self._array(block)
-        rows = self._take_rows(block, build)
+        made = self._array(block)
+        array, rows = made.array, self._take_rows(block, build)
         offsets = [
             self._sum(axis.start, build, False) if row is None else row
             for axis, row in zip(block.axes, rows, strict=True)
+        ]
+        offsets = [
+            offset if before is None else build.add(offset, before)
+            for offset, before in zip(offsets, made.before, strict=True)
         ]
         extents = [axis.extent for axis in block.axes]
         kept = [n for n in extents if n >= 0]
@@ -681,10 +729,13 @@ class _Writer:
             whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
             self.loaded[op.result] = whole_tile
             replace(op, [whole_tile])
+            return
+        value = _reshaped(op.value, kept, build)
+        if isinstance(op, tile.Atomic):
+            build.do(tile.AtomicBlock(op.kind.data, array, offsets, value, extents, mask))
         else:
-            value = _reshaped(op.value, kept, build)
             build.do(tile.Store(array, offsets, value, extents, mask))
-            erase(op)
+        erase(op)
 
     def _take_rows(self, block: Block, build: Builder) -> list[SSAValue | None]:
         """Of each axis the numbers of rows that are gathered along it: -1, which reads as zeros, in
@@ -738,13 +789,13 @@ class _Writer:
             mask = value if mask is None else build.and_(mask, value)
         return None if mask is None else _reshaped(mask, extents, build)
 
-    def _array(self, block: Block) -> SSAValue:
+    def _array(self, block: Block) -> MadeArray:
         """The array that a block is of."""
         if block.anchor is not None:
             build, base = Builder(block.anchor), block.base
             pointer = build(tile.Pointer(base)) if isinstance(base.type, ArrayType) else base
             return self._made(block, pointer, build, False)
-        axes = tuple((axis.stride, axis.bound) for axis in block.axes)
+        axes = tuple((axis.stride, axis.bound, axis.moved) for axis in block.axes)
         key = block.base, block.offset, axes, self._facts(block)
         if key not in self.arrays:
             assert self.entry is not None
@@ -752,12 +803,12 @@ class _Writer:
             self.arrays[key] = self._made(block, build(tile.Pointer(block.base)), build, True)
         return self.arrays[key]
 
-    def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> SSAValue:
+    def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> MadeArray:
         """An array that begins behind a pointer."""
         if block.offset.terms:
             offset = self._sum(block.offset, build, at_entry, is_large(block.base))
             pointer = build(ew.PointerAdd(pointer, offset))
-        bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+        bounds = _bounds(block)
         extents = [self._sum(bound, build, at_entry) for bound in bounds]
         if not at_entry:  # a block that lies behind the bound has nothing
             extents = [
@@ -765,19 +816,29 @@ class _Writer:
                 for bound, extent in zip(bounds, extents, strict=True)
             ]
         strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
+        before: list[SSAValue | None] = [None for _ in block.axes]
+        for i, (axis, stride) in enumerate(zip(block.axes, strides, strict=True)):
+            if axis.moved:
+                before[i], pointer = _moved(pointer, stride, build)
+                if axis.bound is not None:
+                    extents[i] = build.add(extents[i], before[i])
         element = pointee_of(pointer.type)
         t = ArrayType(len(block.axes), element, self._facts(block))
-        return build(tile.MakeArray(pointer, extents, strides, t))
+        return MadeArray(build(tile.MakeArray(pointer, extents, strides, t)), before)
 
     def _facts(self, block: Block) -> ArrayFacts:
         """What is known of the array that a block is of, by what its pointers promise too."""
         scalars, base = self.scalars, block.base
-        bounds = [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+        bounds = [
+            Fact() if axis.moved and axis.bound is not None else _fact(scalars, bound)
+            for axis, bound in zip(block.axes, _bounds(block), strict=True)
+        ]
         strides = [axis.stride for axis in block.axes]
         pointers = tile_type(block.op.pointers)
         size = bits(pointee_of(pointers.element)) // 8
         known = array_type(base).facts.align if isinstance(base.type, ArrayType) else size
-        align = gcd(known, size * scalars.divisor(block.offset))
+        moved = [size * scalars.divisor(axis.stride) for axis in block.axes if axis.moved]
+        align = gcd(known, size * scalars.divisor(block.offset), *moved)
         steps = tuple(_fact(scalars, stride) for stride in strides)
         rows = block.rows // size
         if rows > 1 and not block.repeated and any(map(_is_dense, block.axes)):
@@ -787,7 +848,7 @@ class _Writer:
                 for axis in block.axes
             ):
                 align = max(align, gcd(block.rows, ROW_ALIGNMENT))
-        return ArrayFacts(tuple(_fact(scalars, bound) for bound in bounds), steps, align)
+        return ArrayFacts(tuple(bounds), steps, align)
 
     def _sum(
         self, polynomial: Polynomial, build: Builder, at_entry: bool, wide: bool = False
@@ -838,6 +899,21 @@ class _Writer:
                 operands = {v: self._at_entry(v) for v in op.operands}
                 self.placed[value] = Builder(self.entry)(op.clone(operands))
         return self.placed[value]
+
+
+def _bounds(block: Block) -> list[Polynomial]:
+    """The extents of the array that a block is of, before it is moved."""
+    return [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
+
+
+def _moved(pointer: SSAValue, stride: SSAValue, build: Builder) -> tuple[SSAValue, SSAValue]:
+    """How many rows before a pointer offsets of 32 bits reach, and the first one of them."""
+    reached = build.number(REACHED_ELEMENTS, stride.type)
+    rows = build.add(build.floordiv(reached, build.max(stride, 1)), 1)
+    if rows.type != i32:
+        rows = build(ew.Cast(rows, i32))
+    wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]
+    return rows, build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
 
 
 def _is_about(condition: Condition, axis: int) -> bool:

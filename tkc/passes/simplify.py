@@ -12,10 +12,12 @@
 
 (%c does not change in the loop, and %u never changes.)  In rounds until nothing changes:
   fold       constants, ranges, casts, splats, views (analysis/folding.py); of equal operations the
-             first stays
+             first stays; loads that are filled with zeros say nothing of it
   loops      what an iteration does not change is computed before the loop; carried values that are
              not used, that never change, or that move as the loop counts, are dropped
   dead code  whatever no effect depends on, through loops and branches
+  updates    atomic updates of floats whose old values nobody asks for order nothing, where the
+             program says no order, and nothing in it watches what other programs write
 
 Tiles leave a loop only if they are small: index tiles and operations that make large tiles from
 small ones stay, or every thread would hold the result from the first iteration to the last.
@@ -26,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
@@ -34,7 +36,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Elementwise
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, erase, is_inside, rebuild_for, rebuild_if, replace
-from tkc.ir.types import TileType
+from tkc.ir.types import TileType, element_of, is_float
 from tkc.ir.values import first_of, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
@@ -62,6 +64,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             changed |= sweep(kernel)
             if not changed:
                 break
+        _relax_updates(kernel)
         end = sum(1 for _ in kernel.walk())
         if end != start:
             context.decisions.append(f"simplify: {end} operations of {start}")
@@ -93,6 +96,33 @@ def _fold(block: Block, seen: dict[Hashable, Operation], ranges: Ranges) -> bool
                 changed |= _fold(inner, dict(seen), ranges)
         op = op.next_op
     return changed
+
+
+# ---- atomic updates
+# --------------------------------------------------------------------------------------------------
+def _relax_updates(kernel: tile.Kernel) -> None:
+    """An atomic without words about order is a release and an acquire of all a program does, which
+    costs two fences. A sum of floats is no signal, so where nobody watches it orders nothing.
+    """
+    updates = [op for op in kernel.walk() if is_update(op)]
+    if any(tile.watches(op) and op not in updates for op in kernel.walk()):
+        return
+    for op in updates:
+        assert isinstance(op, tile.Atomic)
+        op.semantics = StringAttr("relaxed")
+
+
+def is_update(op: Operation) -> bool:
+    """Whether an operation updates floats on one GPU, gives nothing of what was there, and says no
+    order, or none.
+    """
+    if not isinstance(op, tile.Atomic) or op.result is not None and op.result.first_use is not None:
+        return False
+    if op.semantics is not None and op.semantics.data != "relaxed":
+        return False
+    if op.scope is not None and op.scope.data != "gpu":
+        return False
+    return is_float(element_of(op.value.type)) and op.kind.data in ("add", "max", "min")
 
 
 def _key(op: Operation) -> Hashable | None:

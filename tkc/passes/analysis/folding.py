@@ -575,13 +575,36 @@ def _reduce(op: tile.Reduce) -> Sequence[SSAValue] | None:
 
 
 def _load(op: tile.Load) -> Sequence[SSAValue] | None:
-    """A block of an array without elements is what it is filled with."""
+    """A block of an array without elements is what it is filled with. What is outside reads as zero
+    without a word.
+    """
     t = op.result.type
+    if _is_filled_with_zeros(op):
+        new = tile.Load(op.array, op.offsets, op.extents.get_values(), op.mask, None, t)
+        new.fetch = op.fetch
+        return _new_before(op, new)
     if not isinstance(t, TileType) or all(n.exact != 0 for n in array_type(op.array).facts.shape):
         return None
     if op.other is None:
         return _number_before(op, 0)
     return [op.other] if op.other.type == t else _new_before(op, tile.Splat(op.other, t))
+
+
+def _load_pointers(op: tile.LoadPointers) -> Sequence[SSAValue] | None:
+    """What is masked reads as zero without a word."""
+    if not _is_filled_with_zeros(op):
+        return None
+    new = tile.LoadPointers(op.pointers, op.mask)
+    new.semantics, new.scope = op.semantics, op.scope
+    return _new_before(op, new)
+
+
+def _is_filled_with_zeros(op: tile.Load | tile.LoadPointers) -> bool:
+    """Whether a load says that what it does not read is zero. Of floats, -0.0 is another number."""
+    number = None if op.other is None else uniform(op.other)
+    if not isinstance(number, int | float):
+        return False
+    return number == 0 and math.copysign(1.0, number) > 0
 
 
 def _extent(op: tile.Dim | tile.Stride) -> Sequence[SSAValue] | None:
@@ -654,6 +677,7 @@ _RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
     tile.Extract: _extract,
     tile.Reduce: _reduce,
     tile.Load: _load,
+    tile.LoadPointers: _load_pointers,
     tile.Dim: _extent,
     tile.Stride: _extent,
     scf.IfOp: _if,

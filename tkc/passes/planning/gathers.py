@@ -91,7 +91,7 @@ def _unreachable(load: tile.Load) -> str:
     """Why threads of another role cannot copy a block."""
     t, kinds = tile_type(load.result), Kinds()
     indices = [v for v in (*load.offsets, load.mask) if v is not None]
-    if load.other is not None and not _is_zero(load.other):
+    if load.other is not None:
         return "what it is filled with is not zero"
     if not all(is_recomputed(v, kinds) for v in indices):
         return "its indices or its mask depend on tiles that other threads have parts of"
@@ -155,8 +155,3 @@ def copied_bytes(load: tile.Load) -> int:
         ):
             return size
     return 0
-
-
-def _is_zero(value: object) -> bool:
-    owner = getattr(value, "owner", None)
-    return isinstance(owner, tile.Constant) and owner.number == 0
