@@ -38,7 +38,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import benchmarks.triton_packages  # noqa: F401  # adds its cases
+import benchmarks.triton_packages  # noqa: F401
+import benchmarks.triton_written  # noqa: F401  # both add cases
 from benchmarks.harness import Quartiles
 from benchmarks.triton_cases import CASES, PACKAGES, Case, Operands, Run
 
