@@ -1,4 +1,6 @@
-"""Kernels written in Triton's language for this race (triton_programs), and how each is called."""
+"""Kernels that were written in Triton's language for this race (triton_programs, triton_rows), and
+how each is called.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ SUITE = "written"
 
 
 def _programs() -> ModuleType:
-    """The kernels, in a process where `triton` is who is raced."""
+    """The kernels with dots, in a process where `triton` is who is raced."""
     return importlib.import_module("benchmarks.triton_programs")
+
+
+def _rows() -> ModuleType:
+    """Those without."""
+    return importlib.import_module("benchmarks.triton_rows")
 
 
 def _zeros(o: Operands, *shape: int, dtype: str = "bfloat16") -> Any:
@@ -165,7 +172,7 @@ def _(o: Operands) -> Run:
         _zeros(o, m, n),
         _zeros(o, m, n),
     )
-    f = _programs().residual_norm
+    f = _rows().residual_norm
 
     def run() -> Any:
         f[(m,)](x, r, w, y, total, n, 1e-6, BLOCK=4096, num_warps=8)
@@ -178,7 +185,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n = o.of(16384), o.of(5120)
     x, y = o.normal(m, n), o.torch.empty(m, n, device=o.device, dtype=o.torch.float8_e4m3fn)
-    scales, f = _zeros(o, m, dtype="float32"), _programs().quantize_rows
+    scales, f = _zeros(o, m, dtype="float32"), _rows().quantize_rows
 
     def run() -> Any:
         f[(m,)](x, y, scales, n, BLOCK=8192, num_warps=8)
@@ -191,7 +198,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n = o.of(4096), o.of(128256)
     x, target, loss = o.normal(m, n), o.index(n, m), _zeros(o, m, dtype="float32")
-    f = _programs().loss_of_rows
+    f = _rows().loss_of_rows
 
     def run() -> Any:
         f[(m,)](x, target, loss, n, BLOCK=4096, num_warps=8)
@@ -204,7 +211,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m = o.of(65536)
     x, weights = o.normal(m, 128), _zeros(o, m, 8, dtype="float32")
-    experts, f = _zeros(o, m, 8, dtype="int32"), _programs().route
+    experts, f = _zeros(o, m, 8, dtype="int32"), _rows().route
 
     def run() -> Any:
         f[(m // 16,)](x, weights, experts, N=128, TOP=8, ROWS=16)
@@ -217,7 +224,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n, words = o.of(16384), o.of(1024), o.of(100000)
     table, index, y = o.normal(words, n), o.index(words, m, 16), _zeros(o, m, n)
-    f = _programs().bag
+    f = _rows().bag
 
     def run() -> Any:
         f[(m, -(-n // 512))](table, index, y, n, LENGTH=16, BLOCK=512)
@@ -230,7 +237,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n, words = o.of(65536), o.of(1024), o.of(8192)
     x, index, y = o.normal(m, n), o.index(words, m), _zeros(o, words, n, dtype="float32")
-    f = _programs().scatter_rows
+    f = _rows().scatter_rows
 
     def run() -> Any:
         y.zero_()
@@ -244,7 +251,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     n, s, c = o.of(32, 2), 56, 384
     x, w, y = o.normal(n, s, s, c), o.normal(9, c), _zeros(o, n, s, s, c)
-    f = _programs().depthwise
+    f = _rows().depthwise
 
     def run() -> Any:
         f[(n * s, -(-s // 16), -(-c // 128))](x, w, y, s, s, c, BW=16, BC=128)
@@ -257,7 +264,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n = o.of(8192), o.of(16384)
     x, y = o.normal(m, n, dtype="float32"), _zeros(o, m, n, dtype="float32")
-    f = _programs().running_sum
+    f = _rows().running_sum
 
     def run() -> Any:
         f[(m,)](x, y, n, BLOCK=2048)
@@ -269,7 +276,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "transpose 8192 x 8192")
 def _(o: Operands) -> Run:
     m = o.of(8192)
-    x, y, f = o.normal(m, m), _zeros(o, m, m), _programs().transposed
+    x, y, f = o.normal(m, m), _zeros(o, m, m), _rows().transposed
 
     def run() -> Any:
         f[(-(-m // 64), -(-m // 64))](x, y, m, m, BM=64, BN=64)
@@ -283,7 +290,7 @@ def _(o: Operands) -> Run:
     n = o.of(67108864, 4096)
     p, g = o.normal(n), o.normal(n)
     m, v = _zeros(o, n, dtype="float32"), _zeros(o, n, dtype="float32")
-    f = _programs().adam_step
+    f = _rows().adam_step
 
     def run() -> Any:
         f[(-(-n // 4096),)](p, g, m, v, 0.0, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, n, BLOCK=4096)

@@ -370,17 +370,25 @@ class _Recognition:
             self.left,
             dict(form.repeated),
         )
-        numbers = [*[None] * len(outer), *sorted(strides)]
         if not all(map(self._counts_in_32_bits, block.axes)):
             raise NotABlock("where it begins may take more than 32 bits to count")
-        for i, (number, axis) in enumerate(zip(numbers, block.axes, strict=True)):
-            bounded = number is not None and self.bounds.get(number, Bounds()).low
-            if bounded or self.scalars.is_never_negative(axis.start, block.assumed):
-                continue
-            if not self._may_move(axis):
-                raise NotABlock("it may begin before the array")
-            block.axes[i] = replace_field(axis, moved=True)
+        numbers = [*[None] * len(outer), *sorted(strides)]
+        block.axes = [
+            self._from_the_first(axis, number, block.assumed)
+            for number, axis in zip(numbers, block.axes, strict=True)
+        ]
         return block
+
+    def _from_the_first(self, axis: Axis, number: int | None, assumed: set[SSAValue]) -> Axis:
+        """An axis along which the block begins at an element that the array has. number: of the
+        tile's axis. Raises NotABlock where it may lie before.
+        """
+        bounded = number is not None and self.bounds.get(number, Bounds()).low
+        if bounded or self.scalars.is_never_negative(axis.start, assumed):
+            return axis
+        if not self._may_move(axis):
+            raise NotABlock("it may begin before the array")
+        return replace_field(axis, moved=True)
 
     def _may_move(self, axis: Axis) -> bool:
         """Whether an array can begin so far before along an axis that its numbers are not negative,
