@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
 
 from tkc.errors import Error
-from tkc.fuzz.check import Variant, check
+from tkc.fuzz.check import Variant, check, program_of
 from tkc.fuzz.grammar import POLICIES, ArraySpec, Kernel
 from tkc.fuzz.productions import KernelWriter, kernel
 from tkc.fuzz.reducer import reduce
 from tkc.ir import tile
 from tkc.ir.text import parse, show
+from tkc.ir.values import first_of
 
 
 @pytest.mark.parametrize("batch", range(30))
@@ -22,6 +25,31 @@ def test_kernels_agree_at_every_level(batch):
         assert not [str(f) for f in check(k, brief=True) if f.kind != "refused"], (
             f"seed {seed}\n{k.source}"
         )
+
+
+@pytest.mark.parametrize("change", ["nothing", "operand", "type", "attribute", "order", "place"])
+def test_what_a_pass_changed_is_seen(change):
+    """Kernels are run again after passes that changed them: in whatever way."""
+    module = parse(BIG)
+    before = program_of(module)
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    add, mul = next(op for op in module.walk() if op.name == "tile.add"), first_of(loop.body.block)
+    match change:
+        case "operand":
+            mul.operands[1] = add.results[0]
+        case "type":
+            loop.body.block.args[0].name_hint = "other"
+            loop.body.block.args[1]._type = i32
+        case "attribute":
+            loop.attributes["mark"] = i32
+        case "order":
+            constant = add.parent.first_op
+            constant.detach()
+            add.parent.insert_op_before(constant, add)
+        case "place":
+            mul.detach()
+            add.parent.insert_op_before(mul, loop)
+    assert (program_of(module) == before) == (change == "nothing")
 
 
 def test_a_seed_is_a_kernel():

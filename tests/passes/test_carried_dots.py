@@ -16,8 +16,9 @@ from tkc.ir import threads
 from tkc.ir.types import ArrayFacts, Fact, PendingType
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
-from tkc.sim import level4
+from tkc.sim import level0, level4
 from tkc.sim.errors import SimulationError
+from tkc.sim.level0 import kernel_of
 
 D, ROWS, COLUMNS = 128, 64, 128
 
@@ -128,3 +129,108 @@ def test_the_stage_is_not_released_before(lowered):
     with pytest.raises(SimulationError):
         for seed in range(3):
             run(module, seed, 4 * ROWS)
+
+
+# ---- what does not run on
+def read_before_it_is_added_to(q, g, k, dq, dk):
+    """What is computed between the dots reads the sum so far."""
+    n = tkc.program_id(0) * COLUMNS
+    kt, acc = tkc.load(k, (n, 0), (COLUMNS, D)), tkc.zeros((COLUMNS, D))
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        s = tkc.maximum(tkc.dot(kt, qt.T), 0.0)
+        s = (s * tkc.dot(kt, gt.T) + tkc.sum(acc, axis=1)[:, None]).to(q.dtype)
+        acc = tkc.dot(s, qt, acc)
+        tkc.atomic_add(dq, (m, 0), tkc.dot(s.T, kt))
+    tkc.store(dk, (n, 0), acc)
+
+
+def of_what_threads_write(q, g, k, dq, dk):
+    """The right operand of the sum's dot is computed, and written to shared memory."""
+    n = tkc.program_id(0) * COLUMNS
+    kt, acc = tkc.load(k, (n, 0), (COLUMNS, D)), tkc.zeros((COLUMNS, D))
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        s = tkc.maximum(tkc.dot(kt, qt.T), 0.0)
+        s = (s * tkc.dot(kt, gt.T)).to(q.dtype)
+        rows = tkc.dot(s.T, kt)
+        acc = tkc.dot(s, rows.to(q.dtype), acc)
+        tkc.atomic_add(dq, (m, 0), rows)
+    tkc.store(dk, (n, 0), acc)
+
+
+def of_the_first_dot_alone(q, g, k, dq, dk):
+    """The left operand lies in the registers of the dot under which the sum would run."""
+    n = tkc.program_id(0) * COLUMNS
+    kt, acc = tkc.load(k, (n, 0), (COLUMNS, D)), tkc.zeros((COLUMNS, D))
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        s = tkc.maximum(tkc.dot(kt, qt.T), 0.0).to(q.dtype)
+        acc = tkc.dot(s, gt, acc)
+        tkc.atomic_add(dq, (m, 0), tkc.dot(s.T, kt))
+    tkc.store(dk, (n, 0), acc)
+
+
+def two_sums(q, g, k, dq, dk):
+    """The first sum is of the iteration's first dot, under which none of its own can run."""
+    n = tkc.program_id(0) * COLUMNS
+    kt = tkc.load(k, (n, 0), (COLUMNS, D))
+    left, other = (kt * 2).to(q.dtype), (kt * 3).to(q.dtype)
+    one, two = tkc.zeros((COLUMNS, ROWS)), tkc.zeros((COLUMNS, ROWS))
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        one, two = tkc.dot(left, qt.T, one), tkc.dot(other, gt.T, two)
+    tkc.store(dk, (n, 0), one)
+    tkc.store(dk, (n, ROWS), two)
+
+
+def branched(q, g, k, dq, dk):
+    """A branch under the second score's dot masks the first one."""
+    n = tkc.program_id(0) * COLUMNS
+    kt, acc = tkc.load(k, (n, 0), (COLUMNS, D)), tkc.zeros((COLUMNS, D))
+    rows, columns = tkc.arange(COLUMNS)[:, None], tkc.arange(ROWS)[None, :]
+    for m in tkc.range(0, q.shape[0], ROWS):
+        qt, gt = tkc.load(q, (m, 0), (ROWS, D)), tkc.load(g, (m, 0), (ROWS, D))
+        s, t = tkc.dot(kt, qt.T), tkc.dot(kt, gt.T)
+        if m < n:
+            s = tkc.where(n + rows <= m + columns, s, 0.0)
+        s = (s * t).to(q.dtype)
+        acc = tkc.dot(s, qt, acc)
+        tkc.atomic_add(dq, (m, 0), tkc.dot(s.T, kt))
+    tkc.store(dk, (n, 0), acc)
+
+
+def results_of(module, seed: int) -> list[np.ndarray]:
+    """dq and dk of two programs, of small whole numbers."""
+    rng = np.random.default_rng(seed)
+    given = [rng.integers(-1, 2, (2 * COLUMNS, D)).astype(ml_dtypes.bfloat16) for _ in range(3)]
+    for x in given:
+        x[:, 2:] = 0
+    made = [np.zeros((2 * COLUMNS, D), np.float32) for _ in range(2)]
+    ran = level0 if kernel_of(module).level == 0 else level4
+    ran.run(module, [*given, *made], (2, 1, 1), *([] if ran is level0 else [seed]))
+    return made
+
+
+@pytest.mark.parametrize(
+    "kernel, carried",
+    [
+        (read_before_it_is_added_to, 0),
+        (of_what_threads_write, 0),
+        (of_the_first_dot_alone, 0),
+        (two_sums, 1),
+        (branched, 1),
+    ],
+)
+def test_how_many_sums_run_on(kernel, carried):
+    arguments = [*[matrix(tkc.bfloat16)] * 3, *[matrix(tkc.float32)] * 2]
+    module = traced(kernel, *arguments)
+    wanted = results_of(module, 0)
+    through(module, PIPELINE[-1], context("sm_90a", num_stages=2, store_columns=32))
+    loops = [op for op in module.walk() if isinstance(op, scf.ForOp)]
+    running = [v for loop in loops for v in loop.iter_args if isinstance(v.type, PendingType)]
+    assert len(running) == carried
+    # the rest of an iteration is not cloned into a branch under dots that run on
+    assert all(len(op.results) <= 1 for op in module.walk() if isinstance(op, scf.IfOp))
+    for got, want in zip(results_of(module, 0), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)

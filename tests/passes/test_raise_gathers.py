@@ -11,6 +11,7 @@ import tkc
 from tests.language.kernels import i32, traced
 from tests.passes.kernels import context, through
 from tests.passes.test_raise_pointers import BK, BM, BN, numbers, remaining, wide
+from tkc.ir import elementwise as ew
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
@@ -152,6 +153,43 @@ def test_places_in_large_arrays_are_counted_in_64_bits(kernel, large):
         level4.run(module, given, (1, 1, 1), 1)
         wanted = wide(a[where * ROW :].reshape(16, 16)) @ wide(b)
         np.testing.assert_array_equal(c, wanted.astype(np.float16))
+
+
+def at_a_product_of_numbers(a, b, c):
+    """A place along neighbours that is never negative and takes more than 32 bits."""
+    rm, rk = tkc.arange(16), tkc.arange(16)
+    place = tkc.program_id(0).to(tkc.int64) * tkc.program_id(1).to(tkc.int64)
+    x = tkc.load(a.ptr + place + rm[:, None] * 16 + rk[None, :])
+    tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
+
+
+def test_a_place_that_takes_more_than_32_bits_is_no_start():
+    a = np.zeros(FAR * ROW + 256, np.float16)
+    a[FAR * ROW :] = numbers(16, 16).ravel()
+    b, line = numbers(16, 16, seed=1), ArrayFacts((Fact(),), (Fact(exact=1),), 16)
+    block = ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16)
+    arrays = [ArrayArgument(tkc.float16, line, True), *[ArrayArgument(tkc.float16, block)] * 2]
+    module = traced(at_a_product_of_numbers, *arrays)
+    through(module, "raise-pointers", context("sm_90a"))
+    c = np.zeros((16, 16), np.float16)
+    level0.run(module, [a, b, c], (FAR + 1, ROW + 1, 1), [(FAR, ROW, 0)])
+    wanted = wide(a[FAR * ROW :].reshape(16, 16)) @ wide(b)
+    np.testing.assert_array_equal(c, wanted.astype(np.float16))
+
+
+def never_negative(table, a, b, c, M, N, K):
+    """Rows in an order that is computed, none before the first."""
+    rm = tkc.program_id(0) * BM + tkc.arange(BM)
+    return rm * 7 % 64, rm < M
+
+
+@pytest.mark.parametrize("rows, moved", [(never_negative, False), (listed, True)])
+def test_an_array_begins_before_rows_that_may_be_negative_alone(rows, moved):
+    module = of_rows(rows, 128, False)
+    through(module, "raise-pointers", context("sm_90a"))
+    assert remaining(module) == 0
+    moves = [op for op in module.walk() if isinstance(op, ew.PointerAdd)]
+    assert bool(moves) == moved
 
 
 # ---- rows that are scattered

@@ -522,6 +522,19 @@ def test_operands_of_all_k_that_fill_registers_are_computed_in_steps(n, steps):
         assert not ptxas.assemble(emit(module, target("sm_80")).text, "sm_80").spill_stores
 
 
+def test_operands_that_lie_in_memory_as_they_are_take_no_steps():
+    """The same product of blocks that are read as they are used."""
+    arrays = (
+        array(tkc.float16, 2),
+        array(tkc.float16, 2),
+        array(tkc.float32),
+        array(tkc.float32, 2),
+    )
+    module = traced(scaled_sums, *arrays, N=128)
+    through(module, LAST, context("sm_80"))
+    assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1
+
+
 def joined_columns(x, o, i):
     column = tkc.load(x, (0, i + tkc.arange(1)), (5, 1))
     tkc.store(o, (0, 0), tkc.cat([column, column + 1], axis=1))

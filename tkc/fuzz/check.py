@@ -249,22 +249,31 @@ class Comparison:
         return Failure(stage, "wrong", message) if message else None
 
     def cpu(self) -> Failure | None:
-        """By the CPU back end."""
+        """By the CPU back end, for arguments that overlap where these do, as a launch compiles."""
         from tkc.codegen import cpu
 
-        return self.run("cpu", lambda a: cpu.compile(self.module.clone()).run(a, self.grid))
+        def run(given: list) -> None:
+            cpu.compile(self.module.clone(), bool(self.overlaps)).run(given, self.grid)
+
+        return self.run("cpu", run)
 
     def passes(self, variant: Variant) -> Iterator[Failure]:
-        """Through the passes, up to the first failure; then the PTX."""
+        """Through the passes, up to the first failure; then the PTX. What a pass left as it was is
+        not run again: it would do the same.
+        """
         module, context = self.module.clone(), variant.context(self.overlaps)
+        program: Program | None = None
         for name in PIPELINE:
             try:
                 module_of(name).run(module, context)
-                if variant.each or name == PIPELINE[-1]:
+                before, program = program, program_of(module)
+                if (variant.each and program != before) or name == PIPELINE[-1]:
                     verify(module, f"after {name}")
             except Exception as e:
                 yield _failure(variant.label(name), e)
                 return
+            if program == before and level0.kernel_of(module).level < 4:
+                continue
             if failure := self._level(module, name, variant):
                 yield failure
                 return
@@ -399,6 +408,28 @@ def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> I
     for stages in sorted(others - {kernel.stages}):
         schedules = range(2) if thorough else (0,)
         yield Variant(target, kernel.warps, stages, each=False, seeds=schedules, ptx=thorough)
+
+
+# Of each operation in order: itself, where it is, and what it is made of
+Program = list[tuple[Any, ...]]
+
+
+def program_of(module: ModuleOp) -> Program:
+    """What a module says, as objects that it holds: equal to that of an earlier time where no
+    operation, operand, type or attribute changed since.
+    """
+    return [
+        (
+            op,
+            op.parent,
+            op._operands,
+            tuple(r.type for r in op.results),
+            tuple(op.properties.items()),
+            tuple(op.attributes.items()),
+            tuple(a.type for region in op.regions for block in region.blocks for a in block.args),
+        )
+        for op in module.walk()
+    ]
 
 
 # What a kernel may be refused for: the machine cannot do it.

@@ -242,9 +242,7 @@ def _flow(block: Block, state: State) -> State:
     barrier before it.
     """
     found = _FOUND.get()
-    for op in block.ops:
-        if type(op) not in LOOKED_AT:
-            continue
+    for op in (op for op in block.ops if type(op) in LOOKED_AT):
         match op:
             case scf.ForOp():
                 state = _loop(op, state)

@@ -70,12 +70,9 @@ def _vector(t: str, numbers: Iterable[int]) -> str:
 
 
 class Module:
-    """Functions of one compiled kernel, and the declarations they need. masks_short: whether the
-    processor masks accesses to elements of one and two bytes, too.
-    """
+    """Functions of one compiled kernel, and the declarations they need."""
 
-    def __init__(self, masks_short: bool) -> None:
-        self.masks_short = masks_short
+    def __init__(self) -> None:
         self.functions: dict[str, Function] = {}
         self.declared: dict[str, str] = {}
         self.globals: list[str] = []

@@ -363,6 +363,4 @@ def best_stages(
 
 def _is_cheap(op: Operation, tiles: set, cheap: set[Operation]) -> bool:
     """Whether a tile is computed of no data. tiles: where those that it reads are computed."""
-    if isinstance(op, LOADS) or not is_side_effect_free(op) or isinstance(op, tile.Dot):
-        return False
     return isinstance(op, LEAVES) or is_computed_by(op.__class__) and tiles <= cheap

@@ -56,17 +56,16 @@ def move(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     registers, where = i.operands if loads else i.operands[::-1]
     registers = registers if isinstance(registers, list) else [registers]
     space, at = place(m, i.name, m.address(where), size * len(registers), mask)
-    index = at[:, None] + np.arange(size)
     held = f"{'i' if i.kind[0] == 's' else 'u'}{size}"  # a wider register has the sign, or zeros
+    if loads:
+        index = at[:, None] + np.arange(size * len(registers))
+        for r, value in zip(registers, space[index].view(held).T, strict=True):
+            m.write(r, value, mask)
+        return
+    index = at[mask, None] + np.arange(size)
     for r in registers:
-        if loads:
-            m.write(r, space[index].view(held)[:, 0], mask)
-        else:
-            space[index[mask]] = (
-                np.ascontiguousarray(m.read(r, f"u{8 * size}"))[mask]
-                .view(np.uint8)
-                .reshape(-1, size)
-            )
+        value = np.ascontiguousarray(m.read(r, f"u{8 * size}"))[mask]
+        space[index] = value.view(np.uint8).reshape(-1, size)
         index = index + size
 
 

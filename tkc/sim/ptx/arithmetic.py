@@ -344,13 +344,10 @@ def lop3(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
 
 @rule("prmt")
 def prmt(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
-    both = m.read(i.operands[1], "u32").astype(u64) | m.read(i.operands[2], "u32").astype(
-        u64
-    ) << u64(32)
-    selector, out = m.read(i.operands[3], "u32").astype(u64), np.zeros(m.n, u64)
-    for k in range(4):
-        nibble = selector >> u64(4 * k) & u64(15)
-        byte = both >> (nibble & u64(7)) * u64(8) & u64(255)
-        byte = np.where(nibble & u64(8), np.where(byte & u64(128), u64(255), u64(0)), byte)
-        out |= byte << u64(8 * k)
-    m.write(i.operands[0], out.astype(np.uint32), mask)
+    both = np.stack([m.read(o, "u32") for o in i.operands[1:3]], 1).view(np.uint8)
+    selector = m.read(i.operands[3], "u32")
+    nibbles = selector[:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & np.uint32(15)
+    found = np.take_along_axis(both, (nibbles & 7).astype(np.int64), 1)
+    signs = np.where(found & 128, np.uint8(255), np.uint8(0))
+    out = np.where(nibbles & 8, signs, found)
+    m.write(i.operands[0], np.ascontiguousarray(out).view(np.uint32)[:, 0], mask)

@@ -167,10 +167,13 @@ class ClusterMachine:
     def step(self) -> bool:
         """The next instruction of those who stand furthest back."""
         front = self.front
-        at = int(front.min())
+        at = int(front[0])
+        active = front == at
+        if not self.is_all(active):
+            at = int(front.min())
+            active = front == at
         if at == WAITS:
             return False
-        active = front == at
         if self.launch.seed is not None:
             at, active = self._drift(at, active)
         self.steps += 1
@@ -183,8 +186,12 @@ class ClusterMachine:
                 if complete is None:
                     return True
                 active = complete
-            np.copyto(front, at + 1, where=active)
-            np.copyto(self.counters, at, where=active)
+            if self.is_all(active):
+                front.fill(at + 1)
+                self.counters.fill(at)
+            else:
+                np.copyto(front, at + 1, where=active)
+                np.copyto(self.counters, at, where=active)
             mask = active if i.guard is None else active & (self.predicate(i.guard) ^ i.negated)
             if self.in_flight:
                 self._check_not_in_flight(i, mask)
@@ -197,6 +204,10 @@ class ClusterMachine:
         except Fault as fault:
             raise Fault(f"{fault.message}: {shortened(i.line)}") from None
         return True
+
+    def is_all(self, mask: np.ndarray) -> bool:
+        """Whether a mask has all threads."""
+        return int(np.count_nonzero(mask)) == self.n
 
     def _drift(self, at: int, active: np.ndarray) -> tuple[int, np.ndarray]:
         """A copy lands now and then; for a while a warp goes on alone, or a block is held back."""
@@ -317,14 +328,17 @@ class ClusterMachine:
         if holds is None:
             raise Unknown(f"the register {name}")
         if holds is not np.bool_:
-            if value.dtype.kind == "i":
-                value = value.astype(np.int64).astype(np.uint64)
-            elif value.dtype.kind != "u":
+            if value.dtype.kind == "i" and value.dtype.itemsize < KIND_BYTES["s64"]:
+                value = value.astype(np.int64)
+            if value.dtype.kind != "u":
                 value = value.view(BITS_OF_BYTES[value.dtype.itemsize])
-        old = self.registers.get(name)
-        if old is None:
-            old = np.zeros(self.n, holds)
-        self.registers[name] = np.where(mask, value.astype(holds, copy=False), old)
+        value = value.astype(holds, copy=False)
+        if not self.is_all(mask):
+            old = self.registers.get(name)
+            value = np.where(mask, value, old if old is not None else np.zeros(self.n, holds))
+        elif value.shape != (self.n,):
+            value = np.broadcast_to(value, (self.n,))
+        self.registers[name] = value
         if name in self.program.tensor_registers:
             if name not in self.written:
                 self.written[name] = np.zeros(self.n, np.int64)
