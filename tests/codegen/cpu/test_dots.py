@@ -43,6 +43,34 @@ def test_shapes_and_transposed_operands(m, monkeypatch):
         np.testing.assert_array_equal(got, a @ b + c)
 
 
+@pytest.mark.parametrize("n", [16, 40, 72])
+def test_the_left_operand_is_the_accumulator_too(n, monkeypatch):
+    """Also where the sums are what it is computed from: products of later columns read it yet."""
+    x, b = (random.integers(-4, 5, (n, n)).astype(np.float32) for _ in range(2))
+
+    def same(x, b):
+        return tile.Dot(x, b, x).result
+
+    def computed(x, b):
+        return tile.Dot(x, b, ew.CLASSES["neg"](x).result).result
+
+    def held(function):
+        """Of a tile that a loop leaves in memory."""
+
+        def of_held(x, b):
+            body = Block(arg_types=[i32, x.type])
+            with ImplicitBuilder(body):
+                scf.YieldOp(ew.CLASSES["neg"](body.args[1]).result)
+            bounds = integer(0), integer(2), integer(1)
+            return function(scf.ForOp(*bounds, [x], body).results[0], b)
+
+        return of_held
+
+    for function, sign in ((same, 1), (computed, -1)):
+        got = evaluate(monkeypatch, held(function), x, b)
+        np.testing.assert_array_equal(got, x @ b + sign * x)
+
+
 @pytest.mark.parametrize(
     "dtype,acc",
     [

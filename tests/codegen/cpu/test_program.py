@@ -4,6 +4,7 @@ prints and asserts.
 
 import json
 import platform
+import re
 import threading
 import time
 from pathlib import Path
@@ -352,6 +353,33 @@ def test_code_for_a_processor_without_avx512(monkeypatch):
             rtol=2e-2 if dtype != np.float32 else 1e-4,
             atol=1e-2 if dtype != np.float32 else 1e-5,
         )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 processor")
+@pytest.mark.parametrize("dtype", [np.int8, np.float16, ml_dtypes.bfloat16, np.float32])
+def test_accesses_that_no_instruction_masks_are_written_once(monkeypatch, dtype):
+    """A branch for each lane, which takes most of the time of compiling, stands once for all loads
+    of a type and once for all stores. Lanes that are not there are left alone.
+    """
+    haswell = program_module.host("haswell")
+    for module in (program_module, running):
+        monkeypatch.setattr(module, "host", lambda: haswell)
+
+    def sums(x, out):
+        total = sum(tkc.load(x, (16 * i,), (16,)) for i in range(3))
+        for i in range(3):
+            tkc.store(out, (16 * i,), total)
+
+    module = traced(sums, *[described(getattr(tkc, np.dtype(dtype).name), 1)] * 2)
+    text = program_module.compile(module)[2]
+    for access in ("load", "store"):
+        found = re.findall(rf"call [^@]*@.llvm.masked.{access}.v16", text)
+        assert len(found) == 1 if np.dtype(dtype).itemsize < 4 else len(found) >= 3
+    x, out = np.arange(41).astype(dtype), np.full(53, 99, dtype)
+    compile(module).run([x, out[:41]], (1,))
+    rows = np.pad(x, (0, 7)).reshape(3, 16)
+    assert (out[:41] == np.tile(rows[0] + rows[1] + rows[2], 3)[:41]).all()
+    assert (out[41:] == 99).all()
 
 
 def test_a_while_loop_that_carries_tiles():

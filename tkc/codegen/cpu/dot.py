@@ -85,7 +85,7 @@ class Dots(Prefetch):
         zero = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
         whole = numbers.stored(element_of(op.acc.type)) == t
         if whole:
-            c = self.destination(op, zero)
+            c = self.destination(op, zero, left)
         else:
             c = self.buffer(TileType(tile_type(op.acc).extents, COMPUTED[t]))
             if not zero:
@@ -133,15 +133,20 @@ class Dots(Prefetch):
 
         nest.walk(b.shape, chunk)
 
-    def destination(self, op: tile.Dot, zero: bool) -> Buffer:
+    def destination(self, op: tile.Dot, zero: bool, left: str) -> Buffer:
         """A buffer that holds the accumulator's value and that nothing else needs: its own, one
-        that it is computed from, or a new one.
+        that it is computed from, or a new one. Not that of the left operand (`left`), which may be
+        the accumulator, too: it is read until all columns are done.
         """
         if zero:
             return self.buffer_for(op.acc)
         if op.acc in self.buffers and not self.pending(op.acc):
-            return self.env.buffer(op.acc)
-        b = self._read_in_place_by(op.acc) or self.buffer_for(op.acc)
+            own = self.env.buffer(op.acc)
+            if own.pointer != left:
+                return own
+        b = self._read_in_place_by(op.acc)
+        if b is None or b.pointer == left:
+            b = self.buffer_for(op.acc)
         self.fill(b, op.acc)
         return b
 

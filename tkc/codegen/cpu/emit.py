@@ -70,9 +70,12 @@ def _vector(t: str, numbers: Iterable[int]) -> str:
 
 
 class Module:
-    """Functions of one compiled kernel, and the declarations they need."""
+    """Functions of one compiled kernel, and the declarations they need. masks_short: whether the
+    processor masks accesses to elements of one and two bytes, too.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, masks_short: bool) -> None:
+        self.masks_short = masks_short
         self.functions: dict[str, Function] = {}
         self.declared: dict[str, str] = {}
         self.globals: list[str] = []

@@ -26,6 +26,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import LANES, Function, Section, iota, literal, suffix, vec
+from tkc.codegen.cpu.masked import masked_load, masked_store
 from tkc.codegen.cpu.values import (
     ZERO,
     Buffer,
@@ -517,14 +518,7 @@ class Nest:
 
         if mask is None:
             return ordered(f.load(t, pointer, size, w), t)
-        raw = f.call(
-            f"llvm.masked.load.{suffix(t, w)}.p0",
-            vec(t, w),
-            (f"ptr align {size}", pointer),
-            (vec("i1", w), ordered(mask, "i1")),
-            (vec(t, w), "zeroinitializer"),
-        )
-        return ordered(raw, t)
+        return ordered(masked_load(f, t, pointer, ordered(mask, "i1"), size, w), t)
 
     def _unpack(self, element: Attribute, x: str, w: int) -> str:
         if numbers.stored(element) == "half":
@@ -548,12 +542,7 @@ class Nest:
         elif w == 1 and mask is not None:
             f.when(mask, lambda: f.store(t, x, at.base, size))
         elif one_place and mask is not None:
-            f.do_call(
-                f"llvm.masked.store.{suffix(t, w)}.p0",
-                (vec(t, w), x),
-                (f"ptr align {size}", at.base),
-                (vec("i1", w), mask),
-            )
+            masked_store(f, t, x, at.base, mask, size, w)
         else:
             f.do_call(
                 f"llvm.masked.scatter.{suffix(t, w)}.{suffix('ptr', w)}",

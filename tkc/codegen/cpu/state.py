@@ -22,19 +22,20 @@ ALIGN = 64  # bytes, of buffers in the workspace
 
 @dataclass(frozen=True)
 class Blocking:
-    """Registers of the target: lanes of one vector of 4-byte elements, and rows of a dot's result
-    in registers at once.
+    """What the target has: lanes of one vector of 4-byte elements, rows of a dot's result in
+    registers at once, and whether it masks accesses to elements of one and two bytes.
     """
 
     lanes: int
     rows: int
+    masks_short: bool
 
     def width(self, t: str) -> int:
         """Lanes of one vector of a type."""
         return self.lanes // 2 if t in ("double", "i64") else self.lanes
 
 
-AVX512, AVX2 = Blocking(16, 8), Blocking(8, 6)
+AVX512, AVX2 = Blocking(16, 8, True), Blocking(8, 6, False)
 
 
 class State:
@@ -46,7 +47,7 @@ class State:
         self.kernel, self.blocking = kernel, blocking
         self.careful = careful  # arguments may overlap
         self.waits = tile.waits_for_programs(kernel)
-        self.module, self.env = Module(), Env()
+        self.module, self.env = Module(blocking.masks_short), Env()
         self.workspace = 0
         self.messages: list[dict[str, Any]] = []
         self.free: list[tuple[int, int]] = []  # offset and size in bytes, by offset
