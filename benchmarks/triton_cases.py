@@ -27,8 +27,9 @@ PATHS = {
     "flash-attn": "flash",
     "sglang": "sglang",
 }
-# Packages whose own `__init__` wants extensions that are compiled: only the folder is taken
-BARE = {"mamba": "mamba_ssm", "flash-attn": "flash_attn"}
+# Packages whose own `__init__` wants extensions that are compiled, or imports models for half a
+# minute: only the folder is taken
+BARE = {"mamba": ("mamba_ssm",), "flash-attn": ("flash_attn",), "fla": ("fla", "fla.ops")}
 # Packages that most cases of a suite import
 PACKAGES = {
     "liger": ("liger_kernel.transformers.functional",),
@@ -101,12 +102,14 @@ class Operands:
 
     def package(self, name: str, suite: str) -> ModuleType:
         """A module of a package of a checkout; of BARE without what the package itself imports."""
-        folder, bare = str(self.root / PATHS[suite]), BARE.get(suite)
+        folder = str(self.root / PATHS[suite])
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        if bare and bare not in sys.modules:
-            sys.modules[bare] = ModuleType(bare)
-            sys.modules[bare].__path__ = [str(Path(folder) / bare)]
+        for bare in BARE.get(suite, ()):
+            if bare not in sys.modules:
+                made = sys.modules[bare] = ModuleType(bare)
+                made.__path__ = [str(Path(folder, *bare.split(".")))]
+                made.__version__ = "0"  # type: ignore[attr-defined]  # what modules in it ask for
         return importlib.import_module(name)
 
     def kernels(self, file: str, suite: str) -> ModuleType:

@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.kernels import add
 from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, VerifyError
+from tkc.ir import threads
 from tkc.runtime.jit import JitFunction
 from tkc.runtime.specialize import Specialization, argument, facts, signature
 
@@ -109,6 +110,19 @@ def test_a_bug_of_ours_comes_with_a_reproducer(described, monkeypatch, error, ki
     with open(re.search(r"tkc opt (\S+)", str(e.value))[1]) as f:
         assert "tile.kernel @add" in str(parse(f.read()))
     assert len(str(e.value).splitlines()) == 1 and e.value.__cause__ is error
+
+
+def test_the_pass_that_broke_the_program_is_named(described, monkeypatch):
+    """Although the program is verified where a level ends, three passes later."""
+    from tkc.passes import stagger_programs
+
+    def breaks(module, context):
+        kernel = module.body.block.first_op
+        kernel.body.block.insert_op_before(threads.ClusterWait(), kernel.body.block.first_op)
+
+    monkeypatch.setattr(stagger_programs, "run", breaks)
+    with pytest.raises(VerifyError, match="after stagger-programs: .*not permitted at level 0"):
+        compile(add.fn, described, "sm_90a")
 
 
 def test_a_mistake_of_the_user_is_not_called_ours(described):

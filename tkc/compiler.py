@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tkc.codegen.ptx.ptxas import Assembled
     from tkc.language.signature import Signature
+    from tkc.passes import PassContext
     from tkc.timing.predict import Prediction
 
 Observer = Callable[[str, "ModuleOp"], None]  # called with a step's name and the IR after it
@@ -83,7 +84,29 @@ def _compiled(fn: Callable, signature: Signature, target: str, steps: Steps) -> 
         from tkc.ir.text import show
         from tkc.runtime.report import bug
 
-        raise bug(e, show(trace(fn, signature)), target) from e
+        found = e if target == "cpu" else _first_fault(fn, signature, target, e)
+        raise bug(found, show(trace(fn, signature)), target) from found
+
+
+def _first_fault(fn: Callable, signature: Signature, target: str, found: Exception) -> Exception:
+    """What goes wrong where every pass is verified: the fault of the pass that broke the program,
+    not of one that met it later.
+    """
+    from tkc.ir.target import TARGETS
+    from tkc.language.trace import trace
+    from tkc.passes import pipeline
+
+    def attempt(context: PassContext) -> None:
+        module = trace(fn, signature)
+        pipeline.run(module, TARGETS[target], signature.options, context=context)
+
+    try:
+        pipeline.with_room(attempt, TARGETS[target], signature.options)
+    except CompileError:
+        pass  # another plan, which had no room either
+    except Exception as first:
+        return first
+    return found
 
 
 def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) -> Compiled:
@@ -106,7 +129,7 @@ def _to_gpu(
     from tkc.codegen.ptx.emit import emit
     from tkc.ir.target import TARGETS
     from tkc.language.trace import trace
-    from tkc.passes import PassContext, pipeline
+    from tkc.passes import pipeline
 
     if target not in TARGETS:
         raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
@@ -118,7 +141,7 @@ def _to_gpu(
             steps.again()
             given = trace(fn, signature)
             steps.done("trace", given)
-        pipeline.run(given, machine, options, steps.done, context=context)
+        pipeline.run(given, machine, options, steps.done, context=context, each=steps.shown)
         program = emit(given, machine, options.debug)
         steps.done("emit")
         return Compiled(
@@ -178,6 +201,8 @@ class Steps:
         self.times: list[tuple[str, float]] = []
         self.vain: list[tuple[str, float]] = []  # seconds of what was refused
         self.observe, self.folder, self.began = observe, dump_folder(name), time.perf_counter()
+        # whether somebody looks at the program after each step
+        self.shown = bool(observe or self.folder)
 
     def again(self) -> None:
         """The steps begin anew."""

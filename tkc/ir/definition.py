@@ -3,17 +3,32 @@
 xDSL finds a named operand through a view of all operands, which it makes anew each time, and four
 calls. A compilation asks for some hundred thousand. Here a name is a property that indexes the
 operation's own tuple; what it gives is the same.
+
+So are the identity of values, blocks and operations, a value's type, and whether something is of a
+class of xDSL's that nothing is registered with: xDSL says in Python what C does (`read_at_once`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from xdsl.ir import Operation
+from xdsl.dialects import scf
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Data,
+    Operation,
+    OpResult,
+    ParametrizedAttribute,
+    Region,
+    SSAValue,
+)
+from xdsl.ir.core import BlockOps, OpOperands
 from xdsl.irdl import IRDLOperation, irdl_op_definition
 from xdsl.irdl.operations import (
     AfterVariadicSingleAccessor,
@@ -24,6 +39,9 @@ from xdsl.irdl.operations import (
     VariadicAttrAccessor,
     VarIRConstruct,
 )
+
+from tkc.ir.syntax import walked
+from tkc.ir.types import Concrete
 
 T = TypeVar("T", bound=IRDLOperation)
 Values = Callable[[Operation], tuple[Any, ...]]
@@ -95,3 +113,55 @@ def _starts(sizes: bytes) -> Sequence[int]:
     for (size,) in struct.iter_unpack("<i", sizes):
         starts.append(starts[-1] + size)
     return starts
+
+
+def _operands_of(op: Operation) -> OpOperands:
+    found = object.__new__(OpOperands)
+    found._op = op
+    return found
+
+
+def _ops_of(ops: BlockOps) -> Iterator[Operation]:
+    op = ops.block._first_op
+    while op is not None:
+        following = op._next_op  # this one may be erased
+        yield op
+        op = following
+
+
+def _walk(
+    self: Operation, *, reverse: bool = False, region_first: bool = False
+) -> Iterator[Operation]:
+    if reverse or region_first:
+        return _walk_of_xdsl(self, reverse=reverse, region_first=region_first)
+    return walked(self)
+
+
+_walk_of_xdsl = Operation.walk
+
+
+def read_at_once() -> None:
+    """Has classes of xDSL do in C, or in one call, what they take many calls of Python for. What
+    they do stays the same.
+    """
+    for identical in (SSAValue, Operation, Block, Region):
+        identical.__hash__ = object.__hash__  # type: ignore[method-assign]
+        identical.__eq__ = object.__eq__  # type: ignore[method-assign]
+    controls = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
+    values = (SSAValue, OpResult, BlockArgument)
+    attributes = (Attribute, Data, ParametrizedAttribute)
+    for concrete in (*values, *attributes, Operation, Block, Region, *controls):
+        concrete.__class__ = Concrete  # type: ignore[method-assign,assignment]
+    for owner, name, at in (
+        (SSAValue, "type", "_type"),
+        (OpResult, "owner", "op"),
+        (BlockArgument, "owner", "block"),
+        (Operation, "next_op", "_next_op"),
+    ):
+        setattr(owner, name, property(attrgetter(at)))
+    Operation.operands = property(_operands_of, Operation.operands.fset)  # type: ignore
+    Operation.walk = _walk  # type: ignore[method-assign]
+    BlockOps.__iter__ = _ops_of  # type: ignore[method-assign,assignment]
+
+
+read_at_once()

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from math import gcd, inf, lcm
 from typing import Any
 
@@ -179,7 +180,11 @@ def exactly(n: int) -> Range:
 
 def bounds(t: Attribute) -> Range | None:
     """Everything an integer or truth type can hold; None for other types."""
-    t = element_of(t)
+    return _bounds(element_of(t))
+
+
+@lru_cache(maxsize=64)
+def _bounds(t: Attribute) -> Range | None:
     if is_bool(t):
         return Range(0, 1)
     if not is_integer(t):

@@ -13,12 +13,11 @@ from typing import TypeVar
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
-from tkc.ir.values import block_of, terminator_of, yielded_by
+from tkc.ir.values import block_of, is_side_effect_free, terminator_of, yielded_by
 
 Op = TypeVar("Op", bound=Operation)
 

@@ -246,14 +246,6 @@ class TileOperation(IRDLOperation, metaclass=Concrete):
         )
         return True
 
-    def walk(self, *, reverse: bool = False, region_first: bool = False) -> Iterator[Operation]:
-        """As of xDSL: this operation and all inside it. In order, it makes one generator for each
-        operation with regions, where xDSL makes three, and one for each other operation.
-        """
-        if reverse or region_first:
-            return super().walk(reverse=reverse, region_first=region_first)
-        return walked(self)
-
     # ----------------------------------------------------------------------------------------------
     def print(self, printer: Printer) -> None:
         shown, follows_operand = set(SEGMENTS), False

@@ -7,7 +7,7 @@ numbers) and turns every failure into one located VerifyError.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from io import StringIO
 
 from xdsl.context import Context
@@ -128,6 +128,7 @@ def location_of(op: Operation) -> Location | None:
     return None
 
 
+@lru_cache(maxsize=1 << 12)
 def source(location: Location) -> FileLineColLoc:
     """The attribute of a location."""
     return FileLineColLoc(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from abc import ABCMeta
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import gcd, prod
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from xdsl.dialects.builtin import (
     IntegerType,
     NoneAttr,
     Signedness,
+    SignednessAttr,
     StringAttr,
     bf16,
     f16,
@@ -62,6 +63,30 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 from tkc.ir.fragments import parse_layout as layout_from_text
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
+
+
+def _keep_hash(attribute: type[Attribute]) -> None:
+    """Has the hash of an attribute's parts computed once; of one without parts it is the class's,
+    which tells types apart.
+    """
+    computed = attribute.__hash__ if fields(attribute) else (lambda self: hash(attribute))
+
+    def kept(self: Attribute) -> int:
+        held = self.__dict__
+        found = held.get("_hash")
+        if found is None:
+            found = held["_hash"] = computed(self)
+        return found
+
+    attribute.__hash__ = kept  # type: ignore[assignment]
+
+
+for _attribute in (
+    *(BFloat16Type, Float8E4M3FNType, Float8E5M2Type, Float16Type, Float32Type, Float64Type),
+    *(IntegerType, IntAttr, StringAttr, SignednessAttr),
+):
+    _keep_hash(_attribute)
+
 
 ui8, ui16, ui32, ui64 = (IntegerType(n, Signedness.UNSIGNED) for n in (8, 16, 32, 64))
 f8e4m3, f8e5m2 = Float8E4M3FNType(), Float8E5M2Type()

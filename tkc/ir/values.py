@@ -20,7 +20,9 @@ from collections.abc import (
 )
 from typing import Any, TypeVar
 
+from xdsl import traits
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.traits import RecursiveMemoryEffect
 
 from tkc.ir.layout import Layout
 from tkc.ir.types import ArrayType, MapType, PendingType, SharedType, TileType
@@ -36,6 +38,26 @@ def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
     """The operation of this class that defines a value; None of other values, and of None."""
     owner = None if value is None else value.owner
     return owner if isinstance(owner, kind) else None
+
+
+# by class, of operations whose own traits say it
+_FREE: dict[type[Operation], bool] = {}
+
+
+def is_side_effect_free(op: Operation) -> bool:
+    """Whether an operation, and all inside it, neither reads nor writes memory."""
+    found = _FREE.get(type(op))
+    if found is not None:
+        return found
+    if op.has_trait(RecursiveMemoryEffect):
+        return all(
+            is_side_effect_free(inner)
+            for region in op.regions
+            for block in region.blocks
+            for inner in block.ops
+        )
+    found = _FREE[type(op)] = traits.is_side_effect_free(op)
+    return found
 
 
 def owner_op(value: SSAValue) -> Operation:

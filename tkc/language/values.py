@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -84,6 +85,7 @@ class Pointer(DType):
         return hash((Pointer, self.element))
 
 
+@lru_cache(maxsize=64)
 def dtype_of(element: Attribute) -> DType:
     return Pointer(BY_IR[element.element]) if isinstance(element, PointerType) else BY_IR[element]
 

@@ -73,7 +73,6 @@ from collections.abc import Sequence
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
@@ -89,7 +88,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.threads import Identity
 from tkc.ir.types import ArrayType, TileType, bits
-from tkc.ir.values import block_of, terminator_of
+from tkc.ir.values import block_of, is_side_effect_free, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged

@@ -34,13 +34,12 @@ from collections.abc import Sequence
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue, Use
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, owner_op, terminator_of, tile_type
+from tkc.ir.values import block_of, is_side_effect_free, owner_op, terminator_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
 from tkc.passes.analysis.values import is_computed_by

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import before, erase
+from tkc.ir.values import is_side_effect_free
 from tkc.passes import PassContext
 
 NEEDED = 90  # the compute capability from which on launches overlap

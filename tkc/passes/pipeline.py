@@ -46,6 +46,16 @@ PIPELINE = (
 )
 
 
+# the last pass of each level
+LEVEL_ENDS = frozenset(
+    (
+        "fetch-ahead",
+        "defer-reductions",
+        "swizzle-shared",
+        "pipeline-async-copies",
+        PIPELINE[-1],
+    )
+)
 # the step whose program is the one that is planned: its loads and dots are those of the plan
 BEFORE_PLAN = PIPELINE[PIPELINE.index("plan") - 1]
 # four kinds of plans, each replanned once or twice with less shared memory
@@ -99,9 +109,11 @@ def run(
     start: str | None = None,
     stop: str | None = None,
     context: PassContext | None = None,
+    each: bool = True,
 ) -> PassContext:
     """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying
-    after each. One that starts behind `plan` goes by the plan that the kernel carries.
+    after each, or where a level ends. One that starts behind `plan` goes by the plan that the
+    kernel carries.
 
     `observe(name, module)` sees the module after every pass. Raises CompileError where the kernel
     cannot be compiled for the target, VerifyError where a pass left something broken.
@@ -116,7 +128,8 @@ def run(
     ]
     for name in names:
         module_of(name).run(module, context)
-        verify(module, f"after {name}", verified)
+        if each or name in LEVEL_ENDS:
+            verify(module, f"after {name}", verified)
         if observe is not None:
             observe(name, module)
     return context

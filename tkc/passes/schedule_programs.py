@@ -28,13 +28,12 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.ir import Block, Operation
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import first_of, parent_of, terminator_of
+from tkc.ir.values import first_of, is_side_effect_free, parent_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import accessed, overlapping
 from tkc.passes.analysis.values import WRITES

@@ -30,14 +30,14 @@ from collections.abc import Hashable
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
-from xdsl.traits import Pure, is_side_effect_free
+from xdsl.traits import Pure
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Elementwise
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, erase, is_inside, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import first_of, terminator_of, yielded_by
+from tkc.ir.values import first_of, is_side_effect_free, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
 from tkc.passes.analysis.polynomials import Scalars, TooLarge

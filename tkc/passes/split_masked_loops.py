@@ -38,7 +38,6 @@ from typing import Any
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -46,7 +45,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, erase, is_inside, stamp
 from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
-from tkc.ir.values import block_of, first_of, tile_type
+from tkc.ir.values import block_of, first_of, is_side_effect_free, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import fold
 from tkc.passes.analysis.values import LEAVES, LOADS

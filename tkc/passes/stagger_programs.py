@@ -36,12 +36,11 @@ from __future__ import annotations
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, OpResult, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import Builder, clone_slice, defining_slice, erase, only_if, rebuild_for
 from tkc.ir.threads import Identity
-from tkc.ir.values import owner_op, terminator_of
+from tkc.ir.values import is_side_effect_free, owner_op, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LOADS
 

@@ -19,14 +19,13 @@ from collections.abc import Collection, Container, Iterable, Sequence
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, tile
 from tkc.ir.elementwise import Elementwise
 from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.values import block_of, defining_op
+from tkc.ir.values import block_of, defining_op, is_side_effect_free
 from tkc.passes.analysis.values import WRITES
 
 # Groups of array arguments, by number, that share memory: `PassContext.overlaps`.

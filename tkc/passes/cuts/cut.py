@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
@@ -23,7 +22,7 @@ from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import is_inside, loops_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, owner_op, tile_type, yielded_by
+from tkc.ir.values import block_of, index_of, is_side_effect_free, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.alias import Overlaps, apart, reads, unseen, writes
 from tkc.passes.analysis.mapped import through
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed

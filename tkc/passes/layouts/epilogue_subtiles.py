@@ -26,12 +26,11 @@ from math import prod
 from typing import NamedTuple
 
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import Builder, before, retype
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import block_of, extents_of, layout_of, owner_op, tile_type
+from tkc.ir.values import block_of, extents_of, is_side_effect_free, layout_of, owner_op, tile_type
 from tkc.passes.analysis.alias import Overlaps, may_meet
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE

@@ -14,12 +14,18 @@ from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import defining_op, index_of, owner_op, tile_type, yielded_by
+from tkc.ir.values import (
+    defining_op,
+    index_of,
+    is_side_effect_free,
+    owner_op,
+    tile_type,
+    yielded_by,
+)
 from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS, is_computed_by
 from tkc.passes.planning import demands

@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, defining_op
+from tkc.ir.values import block_of, defining_op, is_side_effect_free
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before

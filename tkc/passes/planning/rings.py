@@ -5,6 +5,7 @@ how many stages each ring has.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence, Set
+from functools import lru_cache
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
@@ -12,6 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import block_of, first_of, tile_type
 from tkc.passes import LaunchOptions
@@ -316,13 +318,14 @@ def operand_loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile
     )
 
 
+@lru_cache(maxsize=1 << 8)
+def _stage_of(t: TileType, layout: SharedLayout) -> SharedType:
+    return SharedType(1, t.extents, t.element, layout)
+
+
 def stage_bytes(ring: list[tile.Load]) -> int:
     """Of a stage."""
-    types = [
-        SharedType(1, t.extents, t.element, of_block(load))
-        for load in ring
-        for t in (tile_type(load.result),)
-    ]
+    types = [_stage_of(tile_type(load.result), of_block(load)) for load in ring]
     numbers = shared_places([({block_of(op)}, t) for op, t in zip(ring, types, strict=True)])
     first = {number: t for number, t in reversed([*zip(numbers, types, strict=True)])}
     return sum(t.bytes for t in first.values())

@@ -31,14 +31,13 @@ from dataclasses import dataclass
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, Region, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, replace, stamp
 from tkc.ir.threads import NextProgram
 from tkc.ir.types import TileType
-from tkc.ir.values import terminator_of
+from tkc.ir.values import is_side_effect_free, terminator_of
 from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.program_axes import program_axes
 

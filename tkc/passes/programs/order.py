@@ -19,14 +19,13 @@ from typing import Protocol
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import f32, i32, i64
 from xdsl.ir import Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
-from tkc.ir.values import array_type
+from tkc.ir.values import array_type, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import direction, from_memory, program_axes, sources
 from tkc.passes.programs.tile_groups import Grid, TileGroups

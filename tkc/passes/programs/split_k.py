@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, f32, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.ir.values import parent_of, terminator_of, tile_type
+from tkc.ir.values import is_side_effect_free, parent_of, terminator_of, tile_type
 from tkc.passes.planning.operands import simple
 
 

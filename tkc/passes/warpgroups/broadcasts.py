@@ -19,13 +19,12 @@ from __future__ import annotations
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Bitcast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, following, replace
-from tkc.ir.values import block_of, first_of, next_of, shared_type
+from tkc.ir.values import block_of, first_of, is_side_effect_free, next_of, shared_type
 from tkc.passes.warpgroups.rings import group_of, slots, stage_of
 
 

@@ -34,7 +34,6 @@ from functools import reduce
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, Region, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.errors import VerifyError
 from tkc.ir import threads, tile
@@ -50,7 +49,7 @@ from tkc.ir.rewrite import (
     stamp,
     with_results,
 )
-from tkc.ir.values import index_of, terminator_of, yielded_by
+from tkc.ir.values import index_of, is_side_effect_free, terminator_of, yielded_by
 from tkc.passes.warpgroups.lookahead import freed
 
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence

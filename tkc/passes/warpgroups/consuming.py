@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import (
@@ -30,6 +29,7 @@ from tkc.ir.types import PendingType
 from tkc.ir.values import (
     block_of,
     first_of,
+    is_side_effect_free,
     next_of,
     owner_op,
     terminator_of,

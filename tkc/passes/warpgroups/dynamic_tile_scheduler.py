@@ -43,7 +43,6 @@ from functools import partial
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerType, i32
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import (
@@ -60,6 +59,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.values import (
     block_of,
+    is_side_effect_free,
     next_of,
     parent_of,
     shared_type,

@@ -48,7 +48,6 @@ from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
@@ -56,6 +55,7 @@ from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
 from tkc.ir.types import TileType
+from tkc.ir.values import is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.gathers import COPIER_WARPS
