@@ -161,7 +161,7 @@ def read_at_once() -> None:
         setattr(owner, name, property(attrgetter(at)))
     Operation.operands = property(_operands_of, Operation.operands.fset)  # type: ignore
     Operation.walk = _walk  # type: ignore[method-assign]
-    BlockOps.__iter__ = _ops_of  # type: ignore[method-assign,assignment]
+    BlockOps.__iter__ = _ops_of  # type: ignore[method-assign]
 
 
 read_at_once()

@@ -187,7 +187,9 @@ def _unmapped_shape(op: BlockAccess, facts: ArrayFacts, dense: int, inner: int) 
     if extents[dense] < 0 or facts.strides[inner].exact != 1:
         return "neither rows nor columns that are dense"
     outer_extent = max((n for a, n in enumerate(extents) if a != dense), default=1)
-    if len(facts.shape) > MAX_MAP_RANK or outer_extent > MAX_BOX_EXTENT:
+    if len(facts.shape) > MAX_MAP_RANK:
+        return f"an array of more than {MAX_MAP_RANK} axes"
+    if outer_extent > MAX_BOX_EXTENT:
         return "a block too large for a tensor map"
     if unencoded := _unencoded(facts, inner, itemsize):
         return unencoded
