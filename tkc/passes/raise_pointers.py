@@ -565,10 +565,9 @@ class _Recognition:
             places = Polynomial.of(
                 {tuple(sorted((*m, *times))): c for m, c in grouped[host].items()}
             )
-            own = Polynomial.of(grouped[finer]) + places
-            grouped = {h: terms for h, terms in grouped.items() if h != host} | {
-                finer: dict(own.terms)
-            }
+            together = Polynomial.of(grouped[finer]) + places
+            grouped = {h: terms for h, terms in grouped.items() if h != host}
+            grouped[finer] = dict(together.terms)
         found = []
         for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
             step = gcd(*terms.values())
