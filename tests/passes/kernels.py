@@ -31,6 +31,14 @@ def softmax(x, o, ROWS: tkc.constexpr, N: tkc.constexpr):
     tkc.store(o, (m, 0), (e / tkc.sum(e, axis=1)[:, None]).to(o.dtype))
 
 
+def group_norm(x, o, M: tkc.constexpr, N: tkc.constexpr):
+    """Sums along both axes, of rows that warps share."""
+    v = tkc.load(x, (tkc.program_id(0) * M, 0), (M, N)).to(tkc.float32)
+    mean = tkc.sum(v, axis=(0, 1)) / (M * N)
+    most = tkc.max(tkc.abs(v), axis=(0, 1))
+    tkc.store(o, (tkc.program_id(0) * M, 0), ((v - mean) / most).to(o.dtype))
+
+
 def layer_norm_bwd(x, w, dy, dx, pw, N: tkc.constexpr, ROWS: tkc.constexpr = 4):
     wv, sw = tkc.load(w, (0,), (N,)).to(tkc.float32), tkc.zeros((N,))
     for r in tkc.range(tkc.program_id(0) * ROWS, x.shape[0], tkc.num_programs(0) * ROWS):
@@ -209,6 +217,14 @@ CASES = {
         lambda: [normal(3), normal(3, seed=1), blank(3), 3],
         (3,),
         outputs=(2,),
+    ),
+    "group norm": Case(
+        group_norm,
+        (b2, b2),
+        dict(M=6, N=512),
+        lambda: [normal(12, 512, dtype=BF16), blank(12, 512, dtype=BF16)],
+        (2,),
+        0.01,
     ),
     "softmax": Case(
         softmax,

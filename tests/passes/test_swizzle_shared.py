@@ -66,3 +66,22 @@ def test_blocks_run_ahead_whichever_axis_is_dense_and_in_the_layout_they_are_loa
     assert sorted(copies) == ["k", "q"]
     assert all(copy.vector.value.data == 16 for copy in copies.values())
     assert [shared_type(copies[name].buffer).memory.fast for name in "qk"] == [1, 0]
+
+
+def both_axes(x, out, M: tkc.constexpr, N: tkc.constexpr):
+    """Numbers of all of a tile, and one of each row, along its last axis."""
+    v = tkc.load(x, (0, 0, 0), (M, 2, N)).to(tkc.float32)
+    total, most = tkc.sum(v, axis=(0, 1, 2)), tkc.max(v, axis=(1, 2))
+    tkc.store(out, (0, 0), (most + total)[None, :])
+
+
+def test_warps_meet_once_for_a_reduction_along_several_axes():
+    """Each warp writes one number, or one a row, where it wrote one for each row of both axes."""
+    x, out = aligned(tkc.bfloat16, 3), aligned(tkc.float32, 2)
+    module = traced(both_axes, x, out, M=6, N=1024)
+    given = context("sm_90a")
+    through(module, "swizzle-shared", given)
+    parts = [op.result.type.size for op in module.walk() if isinstance(op, shared.ReducePartial)]
+    warps = given.plan.warps
+    assert len(parts) == 2 and sum(parts) <= 7 * warps
+    assert count(module, tile.Reduce) == 2

@@ -71,6 +71,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if isinstance(op, Vote):
                 reductions.settle_vote(op, context)
         for op in list(kernel.walk()):
+            if isinstance(op, tile.Reduce):
+                reductions.merge(op)
+        for op in list(kernel.walk()):
             _cross_threads(op, context)
         reductions.share_barriers(kernel)
         for op in list(kernel.walk()):

@@ -6,7 +6,7 @@ reduces those. Reductions that do not need one another's results share a barrier
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace as changed
 
 from xdsl.dialects import scf
@@ -14,11 +14,11 @@ from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.digits import Digit, copies
+from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.elementwise import CLASSES, Cast, Select
 from tkc.ir.layout import Layout
 from tkc.ir.reductions import FUNCTION, neutral
-from tkc.ir.rewrite import Builder, before, defining_slice, replace
+from tkc.ir.rewrite import Builder, before, defining_slice, erase, replace
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
 from tkc.ir.values import layout_of, tile_type
@@ -48,11 +48,9 @@ def settle_vote(op: Vote, context: PassContext) -> None:
     if alone or not context.has_roles:
         op.properties["scope"] = StringAttr("warp" if alone else "block")
         return
-    t, layout = tile_type(op.arg), layout_of(op.arg)
-    line = layout.reshape([t.size])  # along one axis, so that warps meet once
-    build = Builder(op)
-    values = build(tile.Reshape(op.arg, TileType(line.shape, t.element, line)))
-    replace(op, [build(tile.Reduce("all", values, 0, [t.element]))])
+    t = tile_type(op.arg)
+    line = _in_shape(op.arg, [t.size], op)  # along one axis, so that warps meet once
+    replace(op, tile.Reduce("all", line, 0, [t.element]))
 
 
 def _is_within_warp(op: Operation) -> bool:
@@ -97,7 +95,36 @@ def _is_before(first: Operation, op: Operation) -> bool:
     return at is not None and first.is_before_in_block(at)
 
 
+def _in_shape(value: SSAValue, shape: Sequence[int], op: Operation) -> SSAValue:
+    """A tile under other extents, each element where it is. Raises LayoutError where its layout has
+    no such form."""
+    layout = layout_of(value).reshape(shape)
+    t = TileType(layout.shape, tile_type(value).element, layout)
+    return before(op, tile.Reshape(value, t)).result
+
+
 # ---- reductions
+def merge(op: tile.Reduce) -> None:
+    """Makes a reduction of a reduction along a neighbouring axis one along both: lanes and warps
+    then meet once, for one number, where they met for each row.
+    """
+    inner, kind, outer = op.args[0].owner, op.kind.data, op.axis.value.data
+    if not isinstance(inner, tile.Reduce) or kind not in FUNCTION or inner.kind.data != kind:
+        return
+    value, axis = inner.args[0], inner.axis.value.data
+    outer += outer >= axis
+    if not inner.results[0].has_one_use() or abs(outer - axis) != 1:
+        return
+    first, shape = min(outer, axis), layout_of(value).shape
+    both = (*shape[:first], shape[first] * shape[first + 1], *shape[first + 2 :])
+    try:
+        line = _in_shape(value, both, op)
+    except LayoutError:
+        return
+    replace(op, tile.Reduce(kind, line, first, [op.results[0].type]))
+    erase(inner)
+
+
 def reduce(op: tile.Reduce, context: PassContext) -> None:
     """A reduction along an axis that several warps, or blocks, share."""
     value, axis, kind = op.args[0], op.axis.value.data, op.kind.data
