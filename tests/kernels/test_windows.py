@@ -8,6 +8,8 @@ import pytest
 import tkc
 from tests.kernels.checks import assembles, close, double, launches, numbers, torch_with_ops
 from tkc import kernels
+from tkc.kernels import windows
+from tkc.kernels.windows import ONES, Convolution
 
 # images, positions, channels, outputs, taps, stride, padding, dilation
 CASES = {
@@ -80,6 +82,48 @@ def test_convolution(name):
     of_x, of_w = kernels.conv_backward(grad, x, w, *given)
     close(of_x, dx, dtype, ulps=16)
     close(of_w, dw, dtype, ulps=16)
+
+
+def test_boxes_of_positions():
+    """Positions in a row that are a block of their images, as a tensor map copies it."""
+    x, w = numbers((2, 8, 16, 20)), numbers((24, 3, 3, 20), seed=1)
+    found = Convolution((1, 8, 16), (1, 3, 3), ONES, (0, 1, 1), ONES)
+    rows, whole, taps = x.reshape(-1, 20), x[:, None], w.reshape(24, 9, 20)
+    for bm, box in ((64, (1, 4, 16)), (8, (1, 1, 8))):
+        y = np.empty((len(rows), 24), x.dtype)
+        sizes = *found.out, *found.size, *found.out
+        windows._windows.kernel[len(rows) // bm, 1](
+            *(rows, whole, taps, None, y, 2, *sizes),
+            **dict(S=found.forward(), BACK=False, ACTIVATION=None, BM=bm, BN=32, BK=16, BOX=box),
+        )
+        grad, parts = numbers(y.shape, seed=2), np.empty((1, 24, 9, 20), np.float32)
+        windows._of_weights[1, 1, 9](
+            *(grad, rows, whole, parts, *found.out, *found.size, len(rows)),
+            **dict(S=found.forward(), BM=32, BN=32, BK=bm, BOX=box),
+        )
+        expected, _, dw = reference(x, w, 1, 1, 1, False, grad.reshape(2, 8, 16, 24))
+        close(y.reshape(expected.shape), expected, ulps=16)
+        close(parts.reshape(dw.shape), dw, ulps=16)
+
+
+@pytest.mark.parametrize(
+    "count, grid, box",
+    [
+        (128, (1, 64, 64), (1, 2, 64)),
+        (64, (9, 128, 128), (1, 1, 64)),
+        (256, (3, 16, 16), (1, 16, 16)),
+        (128, (4, 8, 8), (2, 8, 8)),
+        (128, (1, 56, 56), ()),
+        (128, (1, 6, 64), (1, 2, 64)),
+        (256, (1, 6, 64), ()),
+        (128, (1, 7, 7), ()),
+    ],
+)
+def test_positions_in_a_row_that_are_a_box(count, grid, box):
+    x, steps = np.empty((1, 1)), Convolution(grid, ONES, ONES, (0, 0, 0), ONES).forward()
+    with tkc.handed(lambda *_: None, "sm_90a"):
+        assert windows._box(count, grid, steps, x) == box
+    assert windows._box(count, grid, steps, x) == ()  # a CPU's target has no tensor maps
 
 
 def test_activations_and_bad_arguments():

@@ -49,6 +49,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir import tile
 from tkc.ir.definition import op_definition
+from tkc.ir.digits import LayoutError
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
@@ -176,28 +177,26 @@ class SharedTranspose(OneToOne):
 
 @op_definition
 class SharedReshape(OneToOne):
-    """A dense buffer (no swizzle, no pad, the last axis fastest) under other extents."""
+    """A buffer whose rows follow one another under other extents: a dense one under any, one with
+    panels under those of its slow axes."""
 
     name = "tile.shared_reshape"
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue, extents: Sequence[int]):
         t = shared_type(arg)
-        super().__init__(
-            arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits))
-        )
+        super().__init__(arg, SharedType(1, extents, t.element, t.memory.reshape(extents)))
 
     def verify_(self) -> None:
         old, new = shared_type(self.arg), shared_type(self.result)
-        dense = all(t.memory == SharedLayout(t.extents, t.memory.bits) for t in (old, new))
-        if not dense or (old.element, old.stages, new.stages, prod(old.extents)) != (
-            new.element,
-            1,
-            1,
-            prod(new.extents),
-        ):
+        try:
+            is_same = old.memory.reshape(new.extents) == new.memory
+        except LayoutError:
+            is_same = False
+        if not is_same or (old.element, old.stages, new.stages) != (new.element, 1, 1):
             raise VerifyException(
-                f"{old} cannot be seen as {new}: both are dense, of as many elements"
+                f"{old} cannot be seen as {new}: rows follow one another in both, and have as many"
+                " elements"
             )
 
 

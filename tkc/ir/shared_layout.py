@@ -295,6 +295,16 @@ class SharedLayout:
             offsets
         )
 
+    def reshape(self, shape: Sequence[int]) -> SharedLayout:
+        """The same bytes under other extents: any of a dense tile, of one with panels those of its
+        slow axes. Raises LayoutError where rows do not follow one another.
+        """
+        shape, rows = tuple(shape), SharedLayout(self.shape, self.bits, self.swizzle)
+        is_same = not self.swizzle or shape[-1] == self.shape[-1]
+        if prod(shape) != prod(self.shape) or self != rows or not is_same:
+            raise LayoutError(f"{self} cannot be seen as a {shape_text(shape)} tile")
+        return SharedLayout(shape, self.bits, self.swizzle)
+
     def drop(self, axis: int) -> SharedLayout:
         """Without an axis of extent 1, at the same bytes."""
         axis %= len(self.shape)

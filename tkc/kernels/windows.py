@@ -4,7 +4,9 @@
     dW_t = Σ_p dy[p] x[p σ + t δ − π]ᵀ          positions outside of x, and fractions, are 0
 
 x is a matrix of positions and channels; a block of the product reads the rows that its positions
-see through one tap after the other, so that nothing is unfolded in memory. The gradient of x is the
+see through one tap after the other, so that nothing is unfolded in memory. Where its positions are
+whole rows of an image, or a part of one, and have steps of 1, what they see through a tap is a
+block of the image, which a tensor map copies, with zeros for what is outside. The gradient of x is the
 same product with other steps: positions that are equal modulo σ see the same taps, and each such
 phase is a launch. Each channel by itself (depthwise) is the same without a product. Sums over
 positions are partial sums of programs, added up in one order.
@@ -28,13 +30,19 @@ from tkc.kernels.arrays import (
     power,
     zeros,
 )
+from tkc.kernels.attention_blocks import has_wgmma
 from tkc.kernels.blocks import PROGRAMS, columns_block
 from tkc.kernels.matmul import ACTIVATIONS, before_activation, matmul
 from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
 
 AXES = 3
-TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
+TILES = (
+    *((128, 256), (256, 128), (256, 160), (128, 192), (128, 160)),
+    *((128, 128), (128, 64), (64, 128), (64, 64)),
+)
+ONES = (1,) * AXES
+MOST_ROWS = 256  # of a block, along an axis, that a tensor map copies
 SIDE = 128  # of a block of the weights' gradient
 STRIP = 64, 64  # positions and channels of a program, of each channel by itself
 STEP = 64  # positions of a step of a sum over them
@@ -90,17 +98,35 @@ def _corner(image, places, size, S):
     return corner, _row(image, corner, size)
 
 
-def _seen(corner, size, t, S):
-    """The rows of what positions see through the t-th tap, -1 outside, and its number among the
-    weights'. All that differs from one tap to the next is a step that positions share.
-    """
-    (places, row), at = corner, _digits(t, S.count)
-    step = [i * tap for i, tap in zip(at, S.tap, strict=True)]
-    inside = _inside([p + by for p, by in zip(places, step, strict=True)], size)
+def _number(t, S):
+    """The number of the t-th tap that is seen among the weights'."""
     number = 0
-    for i, start, stride, extent in zip(at, S.start, S.stride, S.taps, strict=True):
+    axes = zip(_digits(t, S.count), S.start, S.stride, S.taps, strict=True)
+    for i, start, stride, extent in axes:
         number = number * extent + (i * stride + start)
-    return tkc.where(inside, row + _row(0, step, size), -1), number
+    return number
+
+
+def _through(places, t, S):
+    """The step from what positions see first to what they see through the t-th tap, which they
+    share, and where that is, along each axis."""
+    step = [i * tap for i, tap in zip(_digits(t, S.count), S.tap, strict=True)]
+    return step, [p + by for p, by in zip(places, step, strict=True)]
+
+
+def _seen(corner, size, t, S):
+    """The rows of what positions see through the t-th tap, -1 outside."""
+    places, row = corner
+    step, at = _through(places, t, S)
+    return tkc.where(_inside(at, size), row + _row(0, step, size), -1)
+
+
+def _block(image, first, t, k, BOX, WIDTH, S):
+    """Rows of what a block of positions sees through the t-th tap, WIDTH channels from k on; first:
+    where the first position begins to see."""
+    _, at = _through(first, t, S)
+    block = tkc.load(image, (*at, k), (*BOX, WIDTH))
+    return block.reshape(BOX[0] * BOX[1] * BOX[2], WIDTH)
 
 
 def _target(image, places, out, S):
@@ -121,6 +147,21 @@ def _finished(acc, bias, y, m, n, of, S, activation):
     tkc.store(y, (at, n), acc.to(y.dtype))
 
 
+def _box(count: int, grid: tuple[int, ...], steps: Steps, x: Array) -> tuple[int, ...]:
+    """Extents of a block of a grid that is any `count` positions in a row, from a multiple of that
+    on; () where it is none, or no tensor map copies what they see of x.
+    """
+    if steps.move != ONES or not has_wgmma(tkc.target_of(x)):
+        return ()
+    box, rest = [1] * AXES, count
+    for axis in reversed(range(AXES)):
+        box[axis] = min(rest, grid[axis])
+        if grid[axis] % box[axis] or rest % box[axis]:
+            return ()
+        rest //= box[axis]
+    return tuple(box) if rest == 1 and max(box) <= MOST_ROWS else ()
+
+
 def _configs(args: dict) -> list[tkc.Config]:
     """A first one for the CPU, then those of which the model takes its choice."""
     w, back = args["w"], args["BACK"]
@@ -128,7 +169,10 @@ def _configs(args: dict) -> list[tkc.Config]:
     line = max(16, min(64, power(k)))
     tiles = [(bm, bn) for bm, bn in TILES if bn <= max(64, power(n))]
     host = (64, max(16, min(64, power(n))))
-    return [tkc.Config(BM=bm, BN=bn, BK=line) for bm, bn in dict.fromkeys([host, *tiles])]
+    grid = args["gd"], args["gh"], args["gw"]
+    boxes = {bm: _box(bm, grid, args["S"], args["x"]) for bm, _ in tiles}
+    configs = [tkc.Config(BM=bm, BN=bn, BK=line, BOX=boxes[bm]) for bm, bn in tiles]
+    return [tkc.Config(BM=host[0], BN=host[1], BK=line, BOX=()), *configs]
 
 
 def _grid(args: dict) -> tuple[int, int]:
@@ -141,6 +185,7 @@ def _grid(args: dict) -> tuple[int, int]:
 @tkc.jit
 def _windows(
     x,
+    whole,
     w,
     bias,
     y,
@@ -160,20 +205,26 @@ def _windows(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
     BK: tkc.constexpr,
+    BOX: tkc.constexpr,
 ):
-    """Positions: a grid of gd x gh x gw; what they see: of sd x sh x sw; results: od x oh x ow."""
+    """Positions: a grid of gd x gh x gw; what they see: of sd x sh x sw; results: od x oh x ow.
+    x: rows of the images `whole`. BOX: extents of the positions of a program; () where they are
+    gathered."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    image, places = _places(m + tkc.arange(BM), (gd, gh, gw))
+    image, places = _places(m if BOX else m + tkc.arange(BM), (gd, gh, gw))
     corner, taps = _corner(image, places, (sd, sh, sw), S), S.count[0] * S.count[1] * S.count[2]
     acc = tkc.zeros((BM, BN))
     for i in tkc.range(0, taps * tkc.cdiv(x.shape[1], BK)):
-        row, tap = _seen(corner, (sd, sh, sw), i % taps, S)
-        k = i // taps * BK
+        k, tap = i // taps * BK, _number(i % taps, S)
+        if BOX:
+            block = _block(whole[image], corner[0], i % taps, k, BOX, BK, S)
+        else:
+            block = tkc.load(x, (_seen(corner, (sd, sh, sw), i % taps, S), k), (BM, BK))
         if BACK:
             weights = tkc.load(w, (k, tap, n), (BK, None, BN))
         else:
             weights = tkc.load(w, (n, tap, k), (BN, None, BK)).T
-        acc = tkc.dot(tkc.load(x, (row, k), (BM, BK)), weights, acc)
+        acc = tkc.dot(block, weights, acc)
     _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
 
 
@@ -203,9 +254,9 @@ def _each(
     corner = _corner(image, places, (sd, sh, sw), S)
     acc = tkc.zeros((BM, BN))
     for t in tkc.range(0, S.count[0] * S.count[1] * S.count[2]):
-        row, tap = _seen(corner, (sd, sh, sw), t, S)
+        row = _seen(corner, (sd, sh, sw), t, S)
         block = tkc.load(x, (row, n), (BM, BN)).to(tkc.float32)
-        acc = acc + block * tkc.load(w, (tap, n), (None, BN)).to(tkc.float32)[None, :]
+        acc = acc + block * tkc.load(w, (_number(t, S), n), (None, BN)).to(tkc.float32)[None, :]
     _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
 
 
@@ -213,6 +264,7 @@ def _each(
 def _of_weights(
     grad,
     x,
+    whole,
     parts,
     gd,
     gh,
@@ -225,18 +277,23 @@ def _of_weights(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
     BK: tkc.constexpr,
+    BOX: tkc.constexpr,
 ):
-    """parts[part, :, t, :] = the sum over a part's positions of grad[p] x[seen through t]ᵀ."""
+    """parts[part, :, t, :] = the sum over a part's positions of grad[p] x[seen through t]ᵀ. BOX: as
+    in `_windows`, of the positions of a step."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     taps = S.count[0] * S.count[1] * S.count[2]
     t, part = tkc.program_id(2) % taps, tkc.program_id(2) // taps
     end = tkc.minimum((part + 1) * length, grad.shape[0])
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(part * length, end, BK):
-        image, places = _places(k + tkc.arange(BK), (gd, gh, gw))
-        row, _ = _seen(_corner(image, places, (sd, sh, sw), S), (sd, sh, sw), t, S)
-        left = tkc.load(grad, (k, m), (BK, BM)).T
-        acc = tkc.dot(left, tkc.load(x, (row, n), (BK, BN)), acc)
+        image, places = _places(k if BOX else k + tkc.arange(BK), (gd, gh, gw))
+        corner = _corner(image, places, (sd, sh, sw), S)
+        if BOX:
+            block = _block(whole[image], corner[0], t, n, BOX, BN, S)
+        else:
+            block = tkc.load(x, (_seen(corner, (sd, sh, sw), t, S), n), (BK, BN))
+        acc = tkc.dot(tkc.load(grad, (k, m), (BK, BM)).T, block, acc)
     tkc.store(parts[part, :, t], (m, n), acc)
 
 
@@ -262,7 +319,7 @@ def _of_each(
     acc = tkc.zeros((BK, BN))
     for k in tkc.range(part * length, end, BK):
         image, places = _places(k + tkc.arange(BK), (gd, gh, gw))
-        row, _ = _seen(_corner(image, places, (sd, sh, sw), S), (sd, sh, sw), t, S)
+        row = _seen(_corner(image, places, (sd, sh, sw), S), (sd, sh, sw), t, S)
         g = tkc.load(grad, (k, n), (BK, BN)).to(tkc.float32)
         acc = acc + g * tkc.load(x, (row, n), (BK, BN)).to(tkc.float32)
     tkc.store(parts[part, t], (n,), tkc.sum(acc, axis=0))
@@ -408,6 +465,7 @@ def _launch(
     w = contiguous(weight).reshape((weight.shape[0], prod(steps.taps), weight.shape[-1]))
     _windows[_grid](
         rows,
+        contiguous(x).reshape((x.shape[0], *source, x.shape[-1])),
         w,
         bias,
         results,
@@ -523,8 +581,10 @@ def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, eac
         )
     else:
         parts = empty(x, (count, g.shape[1], taps, rows.shape[1]), "float32")
+        box = _box(STEP, found.out, steps, x)
+        images = contiguous(x).reshape((x.shape[0], *found.size, x.shape[-1]))
         _of_weights[tkc.cdiv(g.shape[1], m), tkc.cdiv(rows.shape[1], n), taps * count](
-            g, rows, parts, *sizes, length, S=steps, BM=m, BN=n, BK=STEP
+            *(g, rows, images, parts, *sizes, length), S=steps, BM=m, BN=n, BK=STEP, BOX=box
         )
     sums = parts.reshape((count, prod(parts.shape[1:])))
     height, width = columns_block(*sums.shape)

@@ -564,8 +564,7 @@ def load_for_threads(kernel: tile.Kernel, plan: Plan) -> None:
         for use, views in in_registers:
             value = after(load, load.clone()).results[0]
             for view in views:
-                new = tile.Transpose(value, view.permutation.get_values(), view.result.type)
-                value = after(owner_op(value), new).result
+                value = after(owner_op(value), view.clone({view.arg: value})).result
             use.operation.operands[use.index] = value
 
 

@@ -91,7 +91,7 @@ def _shared_loads(module: ModuleOp) -> list[tile.Load]:
     ]
 
 
-def _operand_uses(load: tile.Load) -> list[tuple[Use, list[tile.Transpose]]]:
+def _operand_uses(load: tile.Load) -> list[tuple[Use, list[tile.Transpose | tile.Reshape]]]:
     """The uses of a block as an operand of a dot in the load's own loop."""
     return [
         (use, between)
@@ -115,15 +115,13 @@ def _separate(module: ModuleOp, context: PassContext) -> int:
     return count
 
 
-def _load_again(load: tile.Load, use: Use, between: list[tile.Transpose]) -> None:
+def _load_again(load: tile.Load, use: Use, between: list[tile.Transpose | tile.Reshape]) -> None:
     new: Operation = before(use.operation, load.clone())
     value = new.results[0]
-    for transpose in between:
-        value = before(
-            use.operation, tile.Transpose(value, transpose.permutation.get_values())
-        ).result
+    for view in between:
+        value = before(use.operation, view.clone({view.arg: value})).result
     use.operation.operands[use.index] = value
-    for transpose in reversed(between):
-        if transpose.result.first_use is None:
-            transpose.detach()
-            transpose.erase()
+    for view in reversed(between):
+        if view.result.first_use is None:
+            view.detach()
+            view.erase()

@@ -283,7 +283,7 @@ def _reads_tf32(value: SSAValue) -> bool:
     """Whether a dot that reads a block in shared memory takes its float32 for tf32."""
     for use in value.uses:
         op = use.operation
-        if isinstance(op, (tile.Transpose, tile.Slice)) and _reads_tf32(op.result):
+        if isinstance(op, (tile.Transpose, tile.Reshape, tile.Slice)) and _reads_tf32(op.result):
             return True
         if isinstance(op, tile.Dot) and op.precision.data == "tf32":
             return True
@@ -303,6 +303,8 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
             case tile.Transpose():
                 permutation = op.permutation.get_values()
                 part = before(op, shared.SharedTranspose(buffer, permutation)).result
+            case tile.Reshape():
+                part = before(op, shared.SharedReshape(buffer, extents_of(op.result))).result
             case tile.Slice():
                 part = view(buffer, op.offsets.get_values(), extents_of(op.result), op)
             case _:

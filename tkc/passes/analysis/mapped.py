@@ -9,7 +9,7 @@ major.
 from __future__ import annotations
 
 from xdsl.dialects.builtin import i32
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
@@ -64,18 +64,34 @@ def of_block(op: tile.Load) -> SharedLayout:
     return SharedLayout.widest(t.extents, bits(t.element), order)
 
 
+def lists_rows(op: Operation | Block) -> bool:
+    """Whether an operation takes the rows of a block that are dense along its last axis, whatever
+    number of axes they lie along, as those of a matrix: in shared memory nothing moves.
+    """
+    if not isinstance(op, tile.Reshape) or not isinstance(op.arg.owner, tile.Load):
+        return False
+    block, extents = tile_type(op.arg), extents_of(op.result)
+    return (
+        len(extents) == 2
+        and block.extents[-1] == extents[-1]
+        and dense_of_block(op.arg.owner) == block.rank - 1
+    )
+
+
 def layouts_of_operand(operand: SSAValue) -> list[tuple[SSAValue, SharedLayout]]:
     """The tiles in shared memory that a dot's operand is made of, from the load on: the load's
-    block and each view of it (transposes and slices), and their layouts.
+    block and each view of it (transposes, slices, rows of several axes), and their layouts.
     """
     op = operand.owner
     if isinstance(op, tile.Load):
         return [(operand, of_block(op))]
-    assert isinstance(op, (tile.Transpose, tile.Slice))
+    assert isinstance(op, (tile.Transpose, tile.Reshape, tile.Slice))
     found = layouts_of_operand(op.arg)
     _, memory = found[-1]
     if isinstance(op, tile.Transpose):
         memory = memory.transpose(tuple(op.permutation.get_values()))
+    elif isinstance(op, tile.Reshape):
+        memory = memory.reshape(extents_of(op.result))
     else:
         memory, _ = memory.slice(op.offsets.get_values(), extents_of(op.result))
     return [*found, (operand, memory)]

@@ -42,7 +42,7 @@ from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
-from tkc.passes.analysis.mapped import dense_of_block, unmapped
+from tkc.passes.analysis.mapped import dense_of_block, lists_rows, unmapped
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
@@ -55,6 +55,8 @@ from tkc.passes.split_sums import axis_of, chain_of
 def source(value: SSAValue) -> tile.Load | None:
     """The load that an operand shows, transposed or not, and that a role copies for its dot."""
     owner = untransposed(value).owner
+    if isinstance(owner, tile.Reshape) and lists_rows(owner):
+        owner = owner.arg.owner
     if not isinstance(owner, tile.Load) or loaded_by_consumers(owner):
         return None
     return None if LAID_BY_CONSUMERS in owner.attributes else owner
@@ -260,11 +262,11 @@ def _share_blocks(sums: list[list[tile.Dot]]) -> bool:
     return any(is_read_again(load) for load in loads if load is not None)
 
 
-def leaves(value: SSAValue) -> Iterator[tuple[Use, list[tile.Transpose]]]:
-    """The uses of a value, and of its transposes with those on the way there."""
+def leaves(value: SSAValue) -> Iterator[tuple[Use, list[tile.Transpose | tile.Reshape]]]:
+    """The uses of a value, and of its transposes and its rows with those on the way there."""
     for use in value.uses:
         op = use.operation
-        if isinstance(op, tile.Transpose):
+        if isinstance(op, tile.Transpose) or isinstance(op, tile.Reshape) and lists_rows(op):
             for leaf, between in leaves(op.result):
                 yield leaf, [op, *between]
         else:
