@@ -51,7 +51,6 @@ from tkc.ir import tile
 from tkc.ir.definition import op_definition
 from tkc.ir.digits import LayoutError
 from tkc.ir.layout import Layout
-from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits

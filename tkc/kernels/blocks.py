@@ -43,9 +43,12 @@ def row_programs(blocks: int) -> int:
 
 def columns_block(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of a step of a program that sums over rows: few columns, so that there are
-    many programs.
+    many programs, and as many elements as a program has, so that there are not too many.
     """
-    return min(power(max(rows, 1)), 64), min(power(max(columns, 1)), 64)
+    height, width = min(power(max(rows, 1)), 64), min(power(max(columns, 1)), 64)
+    while height * width < ELEMENTS and columns >= 2 * PROGRAMS * width:
+        width *= 2
+    return height, width
 
 
 def parts(rows: int) -> list[slice]:

@@ -6,9 +6,9 @@
 x is a matrix of positions and channels; a block of the product reads the rows that its positions
 see through one tap after the other, so that nothing is unfolded in memory. Where its positions are
 whole rows of an image, or a part of one, and have steps of 1, what they see through a tap is a
-block of the image, which a tensor map copies, with zeros for what is outside. The gradient of x is the
-same product with other steps: positions that are equal modulo σ see the same taps, and each such
-phase is a launch. Each channel by itself (depthwise) is the same without a product. Sums over
+block of the image, which a tensor map copies, with zeros for what is outside. The gradient of x
+is the same product with other steps: positions that are equal modulo σ see the same taps, and each
+such phase is a launch. Each channel by itself (depthwise) is the same without a product. Sums over
 positions are partial sums of programs, added up in one order.
 """
 
@@ -43,7 +43,12 @@ TILES = (
 )
 ONES = (1,) * AXES
 MOST_ROWS = 256  # of a block, along an axis, that a tensor map copies
-SIDE = 128  # of a block of the weights' gradient
+# of a block of the weights' gradient, the better one first
+SIDES = (*((256, 128), (128, 256), (128, 192), (128, 160), (128, 128)), *((64, 128), (64, 64)))
+GATHERED = 128  # columns of one, of which threads gather rows
+MOST_PARTS = 256  # partial sums of it
+READ = 32  # rows whose products take as long as one row that is read
+PART = 600  # positions whose products take as long as a partial sum that is written and read
 STRIP = 64, 64  # positions and channels of a program, of each channel by itself
 STEP = 64  # positions of a step of a sum over them
 
@@ -294,7 +299,7 @@ def _of_weights(
         else:
             block = tkc.load(x, (_seen(corner, (sd, sh, sw), t, S), n), (BK, BN))
         acc = tkc.dot(tkc.load(grad, (k, m), (BK, BM)).T, block, acc)
-    tkc.store(parts[part, :, t], (m, n), acc)
+    tkc.store(parts[part, :, t], (m, n), acc.to(parts.dtype))
 
 
 @tkc.jit
@@ -561,16 +566,37 @@ def _has_gaps(found: Convolution) -> bool:
     return any(not prod(steps.count) for _, steps in found.phases())
 
 
+def _sides(outputs: int, channels: int, taps: int, positions: int, wide: bool) -> tuple:
+    """Extents of a block of the weights' gradient, and in how many partial sums of positions it is
+    computed: so that few products are outside of it, each row that is read has many, rounds of
+    programs are full, and little is written and read again. wide: tensor maps copy all operands.
+    """
+    places = PROGRAMS // 2
+
+    def cost(plan: tuple[int, int, int]) -> float:
+        m, n, count = plan
+        blocks = tkc.cdiv(outputs, m) * tkc.cdiv(channels, n)
+        rounds = tkc.cdiv(blocks * taps * count, places) * places / (taps * count)
+        products = rounds * (m * n + READ * (m + n))
+        written = outputs * channels * count * PART / positions if count > 1 else 0
+        return products + written
+
+    most = max(1, min(tkc.cdiv(positions, 4 * STEP), 65535 // taps, MOST_PARTS))
+    sides = [(m, n) for m, n in SIDES if wide or n <= GATHERED]
+    m, n, count = min(((m, n, c) for m, n in sides for c in range(1, most + 1)), key=cost)
+    return max(16, min(m, power(outputs))), max(16, min(n, power(channels))), count
+
+
 def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, each: bool) -> None:
     """Launches partial sums over positions, and their sum."""
     g, rows, taps, steps = _rows(grad), _rows(x), prod(found.taps), found.forward()
-    m, n = (max(16, min(SIDE, power(a.shape[1]))) for a in (g, rows))
+    box = _box(STEP, found.out, steps, x)
     if each:
         n = min(STRIP[1], power(rows.shape[1]))
         blocks = tkc.cdiv(rows.shape[1], n) * taps
+        count = max(1, min(tkc.cdiv(g.shape[0], 4 * STEP), PROGRAMS // blocks, 65535 // taps))
     else:
-        blocks = tkc.cdiv(g.shape[1], m) * tkc.cdiv(rows.shape[1], n) * taps
-    count = max(1, min(tkc.cdiv(g.shape[0], 4 * STEP), PROGRAMS // blocks, 65535 // taps))
+        m, n, count = _sides(g.shape[1], rows.shape[1], taps, g.shape[0], bool(box))
     length = tkc.cdiv(tkc.cdiv(g.shape[0], count), STEP) * STEP
     count = tkc.cdiv(g.shape[0], length)
     sizes = *found.out, *found.size
@@ -580,12 +606,14 @@ def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, eac
             g, rows, parts.swapaxes(1, 2), *sizes, length, S=steps, BN=n, BK=STEP
         )
     else:
-        parts = empty(x, (count, g.shape[1], taps, rows.shape[1]), "float32")
-        box = _box(STEP, found.out, steps, x)
+        shape = count, g.shape[1], taps, rows.shape[1]
+        parts = empty(x, shape, "float32") if count > 1 else out.reshape(shape)
         images = contiguous(x).reshape((x.shape[0], *found.size, x.shape[-1]))
         _of_weights[tkc.cdiv(g.shape[1], m), tkc.cdiv(rows.shape[1], n), taps * count](
             *(g, rows, images, parts, *sizes, length), S=steps, BM=m, BN=n, BK=STEP, BOX=box
         )
+        if count == 1:
+            return
     sums = parts.reshape((count, prod(parts.shape[1:])))
     height, width = columns_block(*sums.shape)
     sum_rows[tkc.cdiv(sums.shape[1], width)](

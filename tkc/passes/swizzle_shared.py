@@ -70,9 +70,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             if isinstance(op, Vote):
                 reductions.settle_vote(op, context)
-        for op in list(kernel.walk()):
-            if isinstance(op, tile.Reduce):
-                reductions.merge(op)
+        reductions.merge(kernel)
         for op in list(kernel.walk()):
             _cross_threads(op, context)
         reductions.share_barriers(kernel)

@@ -104,10 +104,15 @@ def _in_shape(value: SSAValue, shape: Sequence[int], op: Operation) -> SSAValue:
 
 
 # ---- reductions
-def merge(op: tile.Reduce) -> None:
-    """Makes a reduction of a reduction along a neighbouring axis one along both: lanes and warps
-    then meet once, for one number, where they met for each row.
+def merge(kernel: tile.Kernel) -> None:
+    """Makes reductions of reductions along neighbouring axes one along both: lanes and warps then
+    meet once, for one number, where they met for each row.
     """
+    for op in [op for op in kernel.walk() if isinstance(op, tile.Reduce)]:
+        _merge(op)
+
+
+def _merge(op: tile.Reduce) -> None:
     inner, kind, outer = op.args[0].owner, op.kind.data, op.axis.value.data
     if not isinstance(inner, tile.Reduce) or kind not in FUNCTION or inner.kind.data != kind:
         return
