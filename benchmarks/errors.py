@@ -43,6 +43,7 @@ WITHOUT_RIVAL = {
     "group_norm_backward",
     "grpo_loss",
     "kto_loss",
+    "linear_gate_add",
     "lion_",
     "lora_linear",
     "preference_loss",

@@ -303,6 +303,35 @@ def low_rank(normal, m, k, n, rank):
     return moved, lambda: kernels.lora_linear(x, w, a, b), {"torch": theirs}
 
 
+def gate_add(normal, m, n, k):
+    """How a block of FLUX ends."""
+    from tkc import kernels
+
+    x, w, bias, gate, residual = normal(m, k), normal(n, k), normal(n), normal(n), normal(m, n)
+
+    def theirs():
+        return residual + gate * (x @ w.T + bias)
+
+    moved = 2 * (x.numel() + w.numel() + 2 * m * n)
+    ours = lambda: kernels.linear_gate_add(x, w, gate, residual, bias)  # noqa: E731
+    return moved, ours, {"torch": theirs}
+
+
+def gelu_linear(normal, m, n, k):
+    """How the wide layer of a block of FLUX begins."""
+    import torch.nn.functional as F
+
+    from tkc import kernels
+
+    x, w, bias = normal(m, k), normal(n, k), normal(n)
+
+    def theirs():
+        return F.gelu(F.linear(x, w, bias), approximate="tanh")
+
+    moved = 2 * (x.numel() + w.numel() + m * n)
+    return moved, lambda: kernels.matmul(x, w.T, bias, "gelu_tanh"), {"torch": theirs}
+
+
 def long_convolution(normal, batch, channels, length):
     import torch
 
@@ -338,6 +367,8 @@ COMPILED = (
     "distilled",
     "divergence",
     "fused_loss",
+    "gate_add",
+    "gelu_linear",
     "grouped_norm",
     "grouped_norm_backward",
     "grpo",
@@ -358,6 +389,8 @@ OPERATIONS: tuple = (
     ("grouped_norm", NORMED, grouped_norm),
     ("grouped_norm_backward", NORMED, grouped_norm_backward),
     ("low_rank", ((8192, 4096, 14336, 16), (8192, 4096, 14336, 64)), low_rank),
+    ("gate_add", ((3072, 3072, 12288), (512, 3072, 12288), (256, 3072, 12288)), gate_add),
+    ("gelu_linear", ((3072, 12288, 3072), (512, 12288, 3072), (256, 12288, 3072)), gelu_linear),
     ("long_convolution", ((16, 1024, 1024), (16, 1024, 4096), (8, 768, 16384)), long_convolution),
     ("drawn", ((1, 128256), (64, 128256), (256, 128256)), drawn),
 )

@@ -112,7 +112,8 @@ def linear_layers(give: Give):
     x, up, down = give((21, 24)), give((40, 24), seed=1), give((18, 20), seed=2)
     y, kept, held = _mlp(x, up, down)
     low = t.lora_linear(x, up, give((8, 24), seed=3), give((40, 8), seed=4), 0.5)
-    return t.gated_mlp(x, up, down), y, *t.gated_mlp_backward(held, kept), *low
+    added = t.linear_gate_add(x[None], up, give((1, 40)), give((1, 21, 40)), give((40,)))
+    return t.gated_mlp(x, up, down), y, *t.gated_mlp_backward(held, kept), *low, added
 
 
 def steps(give: Give):
@@ -147,7 +148,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "divergence + divergence_backward + preference_loss + kto_loss + grpo_loss": losses,
         "dyt + dyt_backward + sparsemax + sparsemax_backward + dropout_add_layer_norm": rows,
         "group_norm + group_norm_backward": groups,
-        "gated_mlp + gated_mlp_backward + lora_linear": linear_layers,
+        "gated_mlp + gated_mlp_backward + lora_linear + linear_gate_add": linear_layers,
         "adam_variant_ + lion_": steps,
         "fft + fft_conv + fft_conv_backward": fourier,
     }

@@ -131,6 +131,35 @@ def test_low_rank_updates(dtype):
         kernels.lora_linear(x, w, a, b[:, :4])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape, gates", [((2, 37, 72), (2,)), ((2, 37, 72), ()), ((19, 72), ())])
+def test_branches_that_are_scaled_and_added(dtype, shape, gates):
+    x, w = numbers(shape, dtype), numbers((40, 72), dtype, 1)
+    bias, gate = numbers((40,), dtype, 2), numbers((*gates, 40), dtype, 3)
+    residual = numbers((*shape[:-1], 40), dtype, 4)
+    got = kernels.linear_gate_add(x, w, gate, residual, bias)
+    each = double(gate)[..., None, :] if gates else double(gate)
+    want = double(residual) + each * (double(x) @ double(w).T + double(bias))
+    close(got, want, dtype, ulps=16)
+    assert kernels.linear_gate_add(x[..., :0, :], w, gate, residual[..., :0, :]).shape[-2] == 0
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"residual": numbers((2, 36, 40))}, r"residual: expected the shape \[2, 37, 40\]"),
+        ({"gate": numbers((3, 40))}, r"gate: expected the shape \[2, 40\]"),
+        ({"weight": numbers((40, 72), "float16")}, "expected one element type"),
+        ({"x": numbers((72,))}, r"x is \[..., positions, width\]"),
+    ],
+)
+def test_branches_that_do_not_fit(change, said):
+    given = {"x": numbers((2, 37, 72)), "weight": numbers((40, 72)), "gate": numbers((2, 40))}
+    given |= {"residual": numbers((2, 37, 40))} | change
+    with pytest.raises(tkc.LaunchError, match=said):
+        kernels.linear_gate_add(**given)
+
+
 def steps_of(kind, p, g, m, v, top, t):
     """A step in float64: param, m, v, top."""
     lr, b1, b2, eps, keep = 1e-2, 0.9, 0.999, 1e-8, 1 - 1e-2 * 0.1
@@ -191,6 +220,7 @@ def test_on_gpus():
         kernels.sparsemax_backward(rows, rows)
         kernels.dropout_add_layer_norm(rows, rows, vector, vector)
         kernels.lora_linear(rows, w, low, low.T.copy())
+        kernels.linear_gate_add(rows, w, vector, rows, vector)
         kernels.adam_variant_(f, f, f.copy(), f.copy(), 3, "adamax")
         kernels.lion_(f, f.copy(), f.copy())
 
@@ -218,5 +248,11 @@ def test_gradients_of_torch():
         lambda x, w, a, b: kernels.lora_linear(x, w, a, b, 0.5)[0],
         lambda x, w, a, b: x @ w.T + 0.5 * (x @ a.T) @ b.T,
         *tensors((5, 8), (6, 8), (3, 8), (6, 3)),
+        tolerance=1e-4,
+    )
+    same_gradients(
+        kernels.linear_gate_add,
+        lambda x, w, g, r, b: r + g[:, None] * (x @ w.T + b),
+        *tensors((2, 5, 8), (6, 8), (2, 6), (2, 5, 6), (6,)),
         tolerance=1e-4,
     )

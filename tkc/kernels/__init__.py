@@ -81,7 +81,7 @@ from tkc.kernels.linear_attention import (
 )
 from tkc.kernels.losses import cross_entropy, cross_entropy_, cross_entropy_backward
 from tkc.kernels.matmul import matmul
-from tkc.kernels.mlp import gated_mlp, gated_mlp_backward, lora_linear
+from tkc.kernels.mlp import gated_mlp, gated_mlp_backward, linear_gate_add, lora_linear
 from tkc.kernels.movement import embedding, embedding_backward, transpose
 from tkc.kernels.norms import (
     add_layer_norm,
@@ -184,6 +184,7 @@ __all__ = [
     "linear_attention_backward",
     "linear_attention_step",
     "linear_cross_entropy",
+    "linear_gate_add",
     "lion_",
     "log_softmax",
     "log_softmax_backward",

@@ -49,6 +49,7 @@ ACTIVATIONS = MappingProxyType(
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 THIN_EXTENT = 32  # rows or columns of a product that these are for
 BESIDE = 4  # blocks of rows that read b together
+ROWS_BESIDE = 64, 128  # of a block to which another matrix is added
 # k from which programs there and back pay, in two waves or more
 MIN_K_WALKED_BACK = 4096
 TILES = (
@@ -222,7 +223,10 @@ def _product(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
     BK: tkc.constexpr,
+    gate=None,
+    residual=None,
 ):
+    """gate: a factor of each column of a batch; residual: what is added to that."""
     a, b, c = (x[tkc.program_id(2)] if x.ndim == 3 else x for x in (a, b, c))
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), summed(a.dtype))
@@ -236,7 +240,34 @@ def _product(
         ).to(acc.dtype)
     if ACTIVATION is not None:
         acc = ACTIVATIONS[ACTIVATION](acc)
+    if gate is not None:
+        acc = acc * tkc.load(gate[tkc.program_id(2)], (n,), (BN,)).to(acc.dtype)[None, :]
+    if residual is not None:
+        acc = acc + tkc.load(residual[tkc.program_id(2)], (m, n), (BM, BN)).to(acc.dtype)
     tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def _configs_beside(args: dict, target: str) -> list[tkc.Config]:
+    """Blocks for a product to which a matrix is added: threads read its rows as they lie, for 64
+    columns of results at a time."""
+    if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
+        return _by_rule(args, target)
+    return on_wgmma(args, target, lambda tile: tile.rows in ROWS_BESIDE)
+
+
+_beside = tkc.autotune(_configs_beside, key=_key, measure=False)(_product.kernel)
+
+
+def gated_product(
+    a: Array, b: Array, bias: Array | None, gate: Array, residual: Array, out: Array
+) -> None:
+    """out = residual + gate (a b + bias). a, residual and out: batches of matrices; gate: a row of
+    each batch, or one of all, [1, columns]."""
+    if gate.shape[0] == 1 < a.shape[0]:
+        a, residual, out = (
+            x.reshape((1, prod(x.shape[:2]), x.shape[2])) for x in (a, residual, out)
+        )
+    _beside[_grid](a, b, bias, out, ACTIVATION=None, gate=gate, residual=residual)
 
 
 def _depths(args: dict, target: str) -> list[tkc.Config]:

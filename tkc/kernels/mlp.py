@@ -1,7 +1,9 @@
 """Linear layers with something around them: gated layers in a pair of launches, low-rank updates
-whose last product joins the layer's own sum.
+whose last product joins the layer's own sum, layers whose result is scaled and added to another.
 
     gated    y = (silu(x Gᵀ) ∘ (x Uᵀ)) Dᵀ                              (Shazeer, 2020)
+    branch   y = r + g ∘ (x Wᵀ + bias),  g a row of each image         (Peebles and Xie, 2022)
+             dx = (dy ∘ g) W,  dW = (dy ∘ g)ᵀ x,  dg = Σ dy ∘ (x Wᵀ + bias),  dr = dy
     LoRA     y = x Wᵀ + s (x Aᵀ) Bᵀ + bias                            (Hu et al., 2022)
              dx = dy W + s (dy B) A,  dA = s (dy B)ᵀ x,  dB = s dyᵀ (x Aᵀ)
 
@@ -12,6 +14,7 @@ LoRA again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import tkc
@@ -29,7 +32,7 @@ from tkc.kernels.arrays import (
 from tkc.kernels.blocks import grid_of
 from tkc.kernels.experts import gate_backward
 from tkc.kernels.grouped import multiply_gated
-from tkc.kernels.matmul import matmul
+from tkc.kernels.matmul import gated_product, matmul
 from tkc.kernels.operator import operator
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (64, 64))
@@ -227,4 +230,64 @@ def _(saved, grad, of_low):
         (matmul(g.T, low) * scale).to(b.dtype) if wanted["b"] else None,
         None,
         g.sum(0).to(saved.bias.dtype) if saved.bias is not None and wanted["bias"] else None,
+    )
+
+
+# ---- branches ------------------------------------------------------------------------------------
+@operator
+def linear_gate_add(
+    x: Array, weight: Array, gate: Array, residual: Array, bias: Array | None = None
+) -> Iterator[Array]:
+    """residual + gate (x weightᵀ + bias), as blocks of diffusion transformers end, in one launch.
+
+    x: [..., positions, width]; weight: [outputs, width]; residual: [..., positions, outputs]; gate:
+    [outputs], or [..., outputs], a row of each matrix of x; bias: [outputs]; one float type, summed
+    in float32. Differentiable with torch. Raises LaunchError where shapes or types do not fit.
+    """
+    floats(x, weight, gate, residual, bias)
+    if len(x.shape) < 2 or len(weight.shape) != 2:
+        raise tkc.LaunchError(
+            "linear_gate_add: x is [..., positions, width] and weight a matrix, got"
+            f" {list(x.shape)} and {list(weight.shape)}"
+        )
+    (*batch, positions, width), outputs = x.shape, weight.shape[0]
+    expect(weight, (outputs, width), "weight")
+    expect(residual, (*batch, positions, outputs), "residual")
+    expect(gate, (outputs,) if len(gate.shape) == 1 else (*batch, outputs), "gate")
+    expect(bias, (outputs,), "bias")
+    if len({dtype_of(v) for v in (x, weight, gate, residual)}) > 1:
+        raise tkc.LaunchError(
+            f"linear_gate_add: expected one element type, got {dtype_of(x)}, {dtype_of(weight)},"
+            f" {dtype_of(gate)} and {dtype_of(residual)}; convert to one"
+        )
+    out = empty(x, residual.shape)
+    yield out
+    if 0 in out.shape:
+        return
+    count = prod(batch)
+    rows, added, result = (
+        contiguous(v).reshape((count, positions, v.shape[-1])) for v in (x, residual, out)
+    )
+    factors = contiguous(gate).reshape((1 if len(gate.shape) == 1 else count, outputs))
+    gated_product(rows, weight.T, bias, factors, added, result)
+
+
+@linear_gate_add.backward(saves="x weight gate residual bias")
+def _(saved, grad):
+    x, w, gate, bias, wanted = saved.x, saved.weight, saved.gate, saved.bias, saved.needs
+    rows = x.reshape(-1, x.shape[-1])
+    each = gate if len(gate.shape) == 1 else gate[..., None, :]
+    g = (grad * each).to(x.dtype).reshape(-1, w.shape[0]).contiguous()
+    of_gate = None
+    if wanted["gate"]:
+        branch = matmul(rows, w.T, bias).reshape(grad.shape)
+        of_gate = (grad.float() * branch).sum(-2)
+        of_gate = of_gate.reshape(-1, w.shape[0]).sum(0) if len(gate.shape) == 1 else of_gate
+        of_gate = of_gate.to(gate.dtype)
+    return (
+        matmul(g, w).reshape(x.shape) if wanted["x"] else None,
+        matmul(g.T, rows) if wanted["weight"] else None,
+        of_gate,
+        grad.to(saved.residual.dtype) if wanted["residual"] else None,
+        g.sum(0).to(bias.dtype) if bias is not None and wanted["bias"] else None,
     )
