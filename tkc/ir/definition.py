@@ -75,6 +75,8 @@ def _getter(accessor: Any, values: Values) -> Callable[[Operation], Any] | None:
             return lambda op: _item(values(op), from_end)
         case UniqueVariadicAccessor():
             after = accessor.num_defs - index - 1
+            if index == after == 0:
+                return values
             return lambda op: (found := values(op))[index : len(found) - after]
         case SingleAttrAccessor() | VariadicAttrAccessor() | OptionalAttrAccessor():
             return _getter_by_sizes(accessor, values)

@@ -46,16 +46,8 @@ PIPELINE = (
 )
 
 
-# the last pass of each level
-LEVEL_ENDS = frozenset(
-    (
-        "fetch-ahead",
-        "defer-reductions",
-        "swizzle-shared",
-        "pipeline-async-copies",
-        PIPELINE[-1],
-    )
-)
+# after these the compiler verifies: where layouts are chosen, and at the end
+VERIFIED = frozenset(("defer-reductions", PIPELINE[-1]))
 # the step whose program is the one that is planned: its loads and dots are those of the plan
 BEFORE_PLAN = PIPELINE[PIPELINE.index("plan") - 1]
 # four kinds of plans, each replanned once or twice with less shared memory
@@ -112,8 +104,8 @@ def run(
     each: bool = True,
 ) -> PassContext:
     """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying
-    after each, or where a level ends. One that starts behind `plan` goes by the plan that the
-    kernel carries.
+    after each, or after those that are VERIFIED. One that starts behind `plan` goes by the plan
+    that the kernel carries.
 
     `observe(name, module)` sees the module after every pass. Raises CompileError where the kernel
     cannot be compiled for the target, VerifyError where a pass left something broken.
@@ -128,7 +120,7 @@ def run(
     ]
     for name in names:
         module_of(name).run(module, context)
-        if each or name in LEVEL_ENDS:
+        if each or name in VERIFIED:
             verify(module, f"after {name}", verified)
         if observe is not None:
             observe(name, module)
