@@ -87,3 +87,29 @@ def test_an_operand_that_reads_as_one_outside():
     whole = np.ones((64, 128))
     whole[:50, :104] = a
     np.testing.assert_array_equal(out, whole @ w)
+
+
+@tkc.jit
+def added_ones(h, w, steps, N: tkc.constexpr, K: tkc.constexpr):
+    """Besides what memory holds, an operand of ones, which is written before the loop."""
+    ones = tkc.full((N, N), 1, h.dtype)
+    for i in tkc.range(steps):
+        acc = tkc.zeros((N, N))
+        for k in tkc.range(0, N, K):
+            acc = tkc.dot(tkc.load(h[i], (0, k), (N, K)), tkc.load(w, (k, 0), (K, N)), acc)
+        acc = tkc.dot(acc.to(h.dtype), ones)
+        tkc.store(h[i + 1], (0, 0), (acc % 5).to(h.dtype))
+
+
+@pytest.mark.usefixtures("simulated")
+def test_an_operand_that_is_written_before_the_first_store():
+    rng, n, steps = np.random.default_rng(0), 64, 3
+    h = np.zeros((steps + 1, n, n), np.float16)
+    h[0] = rng.integers(0, 2, (n, n))
+    w = np.zeros((n, n), np.float16)
+    w[:2] = rng.integers(0, 2, (2, n))
+    want = h[0].astype(float)
+    for _ in range(steps):
+        want = (want @ w) @ np.ones((n, n)) % 5
+    added_ones[1](h, w, steps, n, 16)
+    np.testing.assert_array_equal(h[steps], want)

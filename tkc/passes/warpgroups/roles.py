@@ -156,8 +156,8 @@ def _share_work(plan: Plan, group: _Group, members: int) -> set[Operation]:
 
 
 def _allocate_before(block: Block, first: Operation) -> None:
-    """Buffers of all roles, also one that stands behind what the roles do."""
-    for alloc in [op for op in block.ops if isinstance(op, shared.Alloc)]:
+    """Buffers and mbarriers of all roles, also those that stand behind what the roles do first."""
+    for alloc in [op for op in block.ops if isinstance(op, (shared.Alloc, threads.Barriers))]:
         alloc.detach()
         before(first, alloc)
 
