@@ -64,6 +64,25 @@ def test_products(kind, group, zeros, shape, dtype):
     )
 
 
+@pytest.mark.parametrize("kind, group, zeros, shape", CASES[:5])
+def test_float8_rows(kind, group, zeros, shape):
+    """They are multiplied as bfloat16, and scaled behind the sum."""
+    m, k, n = shape
+    x, codes = numbers((2, m, k), "float8_e4m3fn"), codes_of(n, k)
+    groups, of_rows = -(-k // group), np.abs(numbers((2, m), seed=4))
+    scales = np.abs(numbers((n, groups), "float32", 1))
+    zeros = codes_of(n, groups, 2).astype(scales.dtype) if zeros else None
+    words, bias = kernels.pack_codes(codes), numbers((n,), seed=3)
+    got = kernels.packed_matmul(x, words, scales, zeros, bias, kind, group, of_rows)
+    w = kernels.dequantize_packed(words, scales, zeros, k, kind, group, "bfloat16")
+    want = of_rows[..., None] * (double(x) @ double(w).T) + double(bias)
+    close(got, want, "bfloat16", ulps=2)
+    with pytest.raises(tkc.LaunchError, match="x_scales are of float8 rows, got bfloat16"):
+        kernels.packed_matmul(
+            x.astype("bfloat16"), words, scales, zeros, None, kind, group, of_rows
+        )
+
+
 def test_layouts_of_checkpoints():
     n, k, groups = 72, 96, 5
     codes, zeros = codes_of(n, k), codes_of(n, groups, 1)

@@ -13,7 +13,7 @@ multiplies, and two words beside one another are neighbours along k:
 A weight is computed in float32 and rounded to x's element type, in the registers from which the
 tensor core reads its left factor: the product is taken as its transpose, W xᵀ. Where scales are of
 x's element type, int4 is computed in that, two weights at a time: c - 8 is exact, and one rounding
-is left, of the same product.
+is left, of the same product. Rows of float8 become bfloat16 first, which has all their numbers.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ _grid = grid_of("y")
 @tkc.jit
 def _packed(
     x,
+    x_scales,
     words,
     scales,
     zeros,
@@ -152,9 +153,17 @@ def _packed(
         else:
             w = _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
         acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.to(x.dtype).T, acc)
+    if x_scales is not None:
+        acc = acc * tkc.load(x_scales, (m,), (BM,)).to(tkc.float32)[:, None]
     if bias is not None:
         acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
     tkc.store(y, (m, n), acc.to(y.dtype))
+
+
+@tkc.jit
+def _widen(x, out, N: tkc.constexpr):
+    at = tkc.program_id(0) * N
+    tkc.store(out, (at,), tkc.load(x, (at,), (N,)).to(out.dtype))
 
 
 @tkc.jit
@@ -296,6 +305,10 @@ def _check_packed(
     expect(zeros, scales.shape, "zeros")
 
 
+def _is_float8(x: Array) -> bool:
+    return dtype_of(x).startswith("float8")
+
+
 def _packed_block(group: int) -> tuple[int, int]:
     """Of a program that packs or decodes: whole groups, whole words."""
     k = max(group, STEP)
@@ -311,25 +324,40 @@ def packed_matmul(
     bias: Array | None = None,
     kind: str = "int4",
     group: int = 128,
+    x_scales: Array | None = None,
 ) -> Iterator[Array]:
     """x Wᵀ + bias for W of 4 bits, [..., N], of x's element type; summed in float32.
 
-    x: [..., K], bfloat16, float16 or float32; words: int16 [N, 8 ⌈K / 32⌉] as pack_codes and
-    quantize_packed make them; scales, and for "int4" zeros: floats [N, ⌈K / group⌉]; bias: [N].
-    kind: "int4", "nf4" or "fp4". group: 16, 32, 64, 128 or 256. Differentiable with torch for x and
-    bias. Raises LaunchError where shapes, types or names do not fit.
+    x: [..., K], bfloat16, float16 or float32; or float8 rows, which stand for x_scales times
+    themselves, floats [...] (without: 1): then the result is bfloat16. words: int16 [N, 8 ⌈K / 32⌉]
+    as pack_codes and quantize_packed make them; scales, and for "int4" zeros: floats
+    [N, ⌈K / group⌉]; bias: [N]. kind: "int4", "nf4" or "fp4". group: 16, 32, 64, 128 or 256.
+    Differentiable with torch for x that is not float8, and bias. Raises LaunchError where shapes,
+    types or names do not fit.
     """
-    floats(x, bias)
+    floats(x, bias, x_scales)
     if not len(x.shape):
         raise tkc.LaunchError("packed_matmul: x is [..., K], got a scalar; give it a row")
     _check_packed(words, scales, zeros, kind, group, x.shape[-1])
     expect(bias, words.shape[:1], "bias")
-    out = empty(x, (*x.shape[:-1], words.shape[0]))
+    expect(x_scales, x.shape[:-1], "x_scales")
+    if x_scales is not None and not _is_float8(x):
+        raise tkc.LaunchError(
+            f"packed_matmul: x_scales are of float8 rows, got {dtype_of(x)}; multiply the rows"
+        )
+    out = empty(x, (*x.shape[:-1], words.shape[0]), "bfloat16" if _is_float8(x) else dtype_of(x))
     yield out
     rows, result = matrix(contiguous(x)), matrix(out)
     if 0 in result.shape:
         return
-    _packed[_grid](rows, words, scales, zeros, bias, result, KIND=kind, G=group)
+    if _is_float8(x):
+        short, rows = rows, empty(x, rows.shape, "bfloat16")
+        count = rows.shape[0] * rows.shape[1]
+        _widen[tkc.cdiv(count, ELEMENTS)](
+            short.reshape((count,)), rows.reshape((count,)), N=ELEMENTS
+        )
+    of_rows = None if x_scales is None else contiguous(x_scales).reshape((rows.shape[0],))
+    _packed[_grid](rows, of_rows, words, scales, zeros, bias, result, KIND=kind, G=group)
 
 
 @operator
@@ -447,9 +475,15 @@ def unpack_zeros(source: Array, form: str = "gptq", dtype: str = "bfloat16") -> 
     )
 
 
-@packed_matmul.backward(saves="x words scales zeros kind group", without="scales zeros")
+@packed_matmul.backward(
+    saves="x words scales zeros kind group x_scales", without="scales zeros x_scales"
+)
 def _(saved, grad):
     x = saved.x
+    if _is_float8(x):
+        raise tkc.LaunchError(
+            "packed_matmul: float8 rows have no gradient; give bfloat16 ones where one is wanted"
+        )
     dx = of_bias = None
     if saved.needs["x"]:
         weights = dequantize_packed(
@@ -464,4 +498,4 @@ def _(saved, grad):
         dx = matmul(grad.to(x.dtype), weights)
     if saved.needs["bias"]:
         of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-    return dx, None, None, None, of_bias, None, None
+    return dx, None, None, None, of_bias, None, None, None
