@@ -180,6 +180,51 @@ def test_float8_weights():
     assert np.abs(double(got) - want).max() <= 0.06 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(
+    "kind, group, rows", [("int4", 32, 7), ("nf4", 64, 20), ("fp4", 128, 9), ("int4", 128, 50)]
+)
+def test_weights_of_4_bits(kind, group, rows):
+    """Against the layer of what was quantized, in float64."""
+    x, gate_up, down, weights, experts = arguments(rows, 96, 80, 3, 2, "bfloat16")
+
+    def packed(w):
+        found = [kernels.quantize_packed(m, kind, group, scale_dtype="bfloat16") for m in w]
+        words, scales, _ = (np.stack(parts) for parts in zip(*found, strict=True))
+        wide = [
+            kernels.dequantize_packed(m, s, None, w.shape[2], kind, group)
+            for m, s in zip(words, scales, strict=True)
+        ]
+        return words, scales, np.stack(wide)
+
+    (u, u_scale, wide_u), (d, d_scale, wide_d) = packed(gate_up), packed(down)
+    given = x, u, d, weights, experts, u_scale, d_scale
+    got = kernels.mixture_of_experts(*given, kind=kind, group=group)
+    close(got, layer(x, wide_u, wide_d, weights, experts), "bfloat16", ulps=16)
+    for change, said in (
+        ({"down_scale": None}, r"give down_scale"),
+        ({"gate_up_scale": u_scale[:, :5]}, r"gate_up_scale: expected the shape \[3, 160"),
+        ({"kind": "int3"}, "kind is one of"),
+        ({"down": d[..., :8]}, "down: expected the shape"),
+    ):
+        names = ["x", "gate_up", "down", "weights", "experts", "gate_up_scale", "down_scale"]
+        form = {"kind": kind, "group": group, **dict(zip(names, given, strict=True))}
+        with pytest.raises(tkc.LaunchError, match=said):
+            kernels.mixture_of_experts(**form | change)
+
+
+def test_weights_of_4_bits_on_gpus():
+    """Decoded on the way to wgmma: of many rows, and of few."""
+    count, width, hidden, k = 128, 2048, 768, 8
+    words = [
+        np.empty(s, np.int16) for s in ((count, 1536, width // 4), (count, width, hidden // 4))
+    ]
+    scales = [np.empty((*w.shape[:2], w.shape[2] // 32), BF16) for w in words]
+    for tokens in (8192, 64):
+        x, weights = np.empty((tokens, width), BF16), np.empty((tokens, k), np.float32)
+        given = x, *words, weights, np.empty((tokens, k), np.int32), *scales
+        assembles(lambda given=given: kernels.mixture_of_experts(*given))
+
+
 def test_no_tokens_and_bad_arguments():
     x, gate_up, down, weights, experts = arguments(5, 8, 6, 4, 2)
     empty = kernels.mixture_of_experts(x[:0], gate_up, down, weights[:0], experts[:0])
@@ -258,6 +303,24 @@ def test_gradients_of_torch():
         return out
 
     same_gradients(ours, plain, x, gate_up, down, logits, tolerance=2e-4)
+
+    def packed(w):
+        parts = [kernels.quantize_packed(m.detach(), "nf4", 32) for m in w]
+        wide = [
+            kernels.dequantize_packed(p[0], p[1], None, w.shape[2], "nf4", 32, "float32")
+            for p in parts
+        ]
+        return *(torch.stack([p[i] for p in parts]) for i in range(2)), torch.stack(wide)
+
+    (u, u_scale, wide_u), (d, d_scale, wide_d) = packed(gate_up), packed(down)
+
+    def of_four_bits(x, logits):
+        weights, experts = kernels.route(logits, 2)
+        given = x, u, d, weights, experts, u_scale, d_scale
+        return kernels.mixture_of_experts(*given, kind="nf4", group=32)
+
+    of_dense = lambda x, logits: plain(x, wide_u, wide_d, logits)  # noqa: E731
+    same_gradients(of_four_bits, of_dense, x, logits, tolerance=2e-4)
     weights, experts = kernels.route(logits.detach(), 2)
     given = x, gate_up, down, weights.to(DEVICE), experts
     torch.library.opcheck(torch.ops.tkc.mixture_of_experts, given)

@@ -36,12 +36,14 @@ from tkc.kernels.arrays import (
 from tkc.kernels.blocks import row_block
 from tkc.kernels.grouped import SCALED, multiply, multiply_gated, outer
 from tkc.kernels.operator import operator
+from tkc.kernels.packed import check_kind, dequantize_packed, words_of
 from tkc.kernels.quantize import quantize_blocks
 
 PAIRS = 1024  # of a program that sorts
 COUNTS = 8192  # of blocks and experts that are held at once
 SMALL = 1e-20  # added to a sum of scores, which sigmoids may leave at 0
 MAX_EXPERTS = 1024
+ROWS_DECODED = 32  # of an expert, from which on weights of 4 bits are written out first
 BEST_OF_GROUP = (1, 2)
 
 
@@ -363,17 +365,23 @@ def gate_backward(
             tkc.store(of_weights.ptr + pair, tkc.sum(total))
 
 
+def _is_packed(gate_up: Array) -> bool:
+    """Whether weights have 4 bits."""
+    return dtype_of(gate_up) == "int16"
+
+
 def _check_layer(x: Array, gate_up: Array, down: Array, weights: Array, experts: Array) -> None:
-    floats(x, gate_up, down, weights)
+    floats(x, weights, *(() if _is_packed(gate_up) else (gate_up, down)))
     if len(x.shape) != 2 or len(gate_up.shape) != 3 or len(down.shape) != 3:
         raise tkc.LaunchError(
             "mixture_of_experts: x is [tokens, width], gate_up [experts, 2 hidden, width] and down"
             f" [experts, width, hidden], got {list(x.shape)}, {list(gate_up.shape)} and"
             f" {list(down.shape)}"
         )
-    count, width, hidden = gate_up.shape[0], x.shape[1], down.shape[2]
-    expect(gate_up, (count, 2 * hidden, width), "gate_up")
-    expect(down, (count, width, hidden), "down")
+    count, width, hidden = gate_up.shape[0], x.shape[1], _hidden(gate_up, down)
+    of_row = words_of if _is_packed(gate_up) else lambda n: n
+    expect(gate_up, (count, 2 * hidden, of_row(width)), "gate_up")
+    expect(down, (count, width, of_row(hidden)), "down")
     expect(experts, (x.shape[0], experts.shape[-1]), "experts")
     expect(weights, experts.shape, "weights")
     if dtype_of(gate_up) != dtype_of(down):
@@ -381,6 +389,41 @@ def _check_layer(x: Array, gate_up: Array, down: Array, weights: Array, experts:
             f"mixture_of_experts: gate_up and down have one element type, got {dtype_of(gate_up)}"
             f" and {dtype_of(down)}; convert one"
         )
+
+
+def _dense(words: Array, scales: Array, width: int, kind: str, group: int, like: Array) -> Array:
+    """Matrices [count, rows, width] of weights of 4 bits, of an array's element type."""
+    count, rows, _ = words.shape
+    w = dequantize_packed(
+        words.reshape((count * rows, words.shape[2])),
+        scales.reshape((count * rows, scales.shape[2])),
+        None,
+        width,
+        kind,
+        group,
+        dtype_of(like),
+    )
+    return w.reshape((count, rows, width))
+
+
+def _hidden(gate_up: Array, down: Array) -> int:
+    """Columns of the hidden rows."""
+    return gate_up.shape[1] // 2 if _is_packed(gate_up) else down.shape[2]
+
+
+def _check_groups(x: Array, gate_up: Array, scales: tuple, kind: str, group: int) -> None:
+    """Raises LaunchError where scales do not fit weights of 4 bits."""
+    check_kind(kind, group)
+    floats(*scales)
+    (count, both, _), width = gate_up.shape, x.shape[1]
+    rows = (both, width, "gate_up_scale"), (width, both // 2, "down_scale")
+    for scale, (n, k, name) in zip(scales, rows, strict=True):
+        if scale is None:
+            raise tkc.LaunchError(
+                f"mixture_of_experts: weights of 4 bits have scales, floats"
+                f" {[count, n, tkc.cdiv(k, group)]}; give {name}"
+            )
+        expect(scale, (count, n, tkc.cdiv(k, group)), name)
 
 
 def _check_scales(x: Array, gate_up: Array, down: Array, scales: tuple) -> bool:
@@ -423,11 +466,18 @@ def _layer(
     gate_up_scale: Array | None = None,
     down_scale: Array | None = None,
     with_grad: bool = True,
+    kind: str = "int4",
+    group: int = 128,
 ) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
     """The layer's result, then what its gradient needs: order, places, ends, gates before."""
     _check_layer(x, gate_up, down, weights, experts)
-    short = _check_scales(x, gate_up, down, (gate_up_scale, down_scale))
-    (tokens, width), (count, _, hidden), each = x.shape, down.shape, experts.shape[1]
+    packed, short = _is_packed(gate_up), False
+    if packed:
+        _check_groups(x, gate_up, (gate_up_scale, down_scale), kind, group)
+    else:
+        short = _check_scales(x, gate_up, down, (gate_up_scale, down_scale))
+    (tokens, width), count, each = x.shape, down.shape[0], experts.shape[1]
+    hidden = _hidden(gate_up, down)
     n, empty_layer = tokens * each, 0 in (tokens, width, count, hidden, each)
     out = (zeros if empty_layer else empty)(x)
     order, places, ends = (empty(experts, (m,), "int32") for m in (n, n, count))
@@ -436,22 +486,27 @@ def _layer(
     if empty_layer:
         return
     x = contiguous(x)
+    if packed and n >= ROWS_DECODED * count:  # each block of rows would decode them anew
+        gate_up = _dense(gate_up, gate_up_scale, width, kind, group, x)
+        down, packed = _dense(down, down_scale, hidden, kind, group, x), False
     _sort(experts, order, places, ends)
     hidden_rows, rows = empty(x, (n, hidden)), empty(x, (n, width))
-    scaled: dict = {}
+    scaled: dict = {"b_scale": gate_up_scale, "PACKED": (kind, group)} if packed else {}
     if short:
         x, scales = quantize_blocks(x, 1, SCALED, dtype_of(gate_up))
         scaled = {"a_scale": scales, "b_scale": _turned(gate_up_scale)}
     kept_rows = kept if with_grad else None
-    w, gathered = _turned(gate_up), {"order": order, "EACH": each}
+    w, gathered = gate_up if packed else _turned(gate_up), {"order": order, "EACH": each}
     if not short and _copies_in_order(n, tkc.target_of(x)):
         x, gathered = _sorted(x, order, each), {"order": None, "EACH": 0}
     multiply_gated(x, w, hidden_rows, ends, kept=kept_rows, **gathered, **scaled)
     if short:
         hidden_rows, scales = quantize_blocks(hidden_rows, 1, SCALED, dtype_of(down))
         scaled = {"a_scale": scales, "b_scale": _turned(down_scale)}
+    elif packed:
+        scaled["b_scale"] = down_scale
     of_pairs = flat(contiguous(weights))
-    w = _turned(down)
+    w = down if packed else _turned(down)
     multiply(hidden_rows, w, rows, ends, order=order, factors=of_pairs, **scaled)
     _add_up(rows, places, out, each)
 
@@ -531,9 +586,16 @@ def mixture_of_experts_backward(
         outer(of_kept, x, of_up, ends, order, right=each)
 
 
-@_layer.backward(saves="x gate_up down weights result", without="gate_up_scale down_scale")
+@_layer.backward(
+    saves="x gate_up down weights gate_up_scale down_scale kind group result",
+    without="gate_up_scale down_scale",
+)
 def _(saved, grad, *_):
     x, up, down = saved.x, saved.gate_up, saved.down
+    if _is_packed(up):
+        form = saved.kind, saved.group, x
+        up, hidden = _dense(up, saved.gate_up_scale, x.shape[1], *form), up.shape[1] // 2
+        down = _dense(down, saved.down_scale, hidden, *form)
     if not saved.result[-1].shape[0] and x.shape[0]:
         raise tkc.LaunchError("mixture_of_experts: pass with_grad=True where a gradient is wanted")
     if up.dtype != x.dtype:
@@ -545,7 +607,7 @@ def _(saved, grad, *_):
         grad.to(x.dtype), x, up, down, saved.weights, *saved.result[1:], wanted
     )
     of_matrices = (of_up, of_down) if wanted else (None, None)
-    return dx, *of_matrices, of_weights.to(saved.weights.dtype), *[None] * 4
+    return dx, *of_matrices, of_weights.to(saved.weights.dtype), *[None] * 6
 
 
 def mixture_of_experts(
@@ -557,6 +619,8 @@ def mixture_of_experts(
     gate_up_scale: Array | None = None,
     down_scale: Array | None = None,
     with_grad: bool = True,
+    kind: str = "int4",
+    group: int = 128,
 ) -> Array:
     """The sum of what its experts make of each token, weighted: [tokens, width], of x's type.
 
@@ -564,12 +628,16 @@ def mixture_of_experts(
     down: [count, width, hidden]; weights: [tokens, k] and experts: int32 [tokens, k], as `route`
     gives them (an expert that is not 0 … count - 1 adds nothing). Weights of x's element type, or
     float8_e4m3 with scales of blocks of 128 x 128, float32 [count, ⌈rows / 128⌉, ⌈columns / 128⌉]:
-    x and what the first product gives are then quantized in blocks of 1 x 128. with_grad: keeps the
-    gates for the gradient. Differentiable with torch for all but scales, where weights are not
-    float8. Raises LaunchError where shapes or types do not fit.
+    x and what the first product gives are then quantized in blocks of 1 x 128. Or of 4 bits, int16
+    words of their rows as pack_codes and quantize_packed make them, [count, 2 hidden, …] and
+    [count, width, …], with scales of each row's groups of columns; kind and group: as in
+    packed_matmul. with_grad: keeps the gates for the gradient. Differentiable with torch for x and
+    weights where the matrices have 4 bits, for all but scales where they are not float8 either.
+    Raises LaunchError where shapes or types do not fit.
     """
+    scales = gate_up_scale, down_scale
     try:
-        return _layer(x, gate_up, down, weights, experts, gate_up_scale, down_scale, with_grad)[0]
+        return _layer(x, gate_up, down, weights, experts, *scales, with_grad, kind, group)[0]
     except tkc.Error as error:
         tkc.hide_own_frames(error)
         raise

@@ -27,6 +27,7 @@ from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_o
 from tkc.kernels.copies import BYTES, aligned, strides_of
 from tkc.kernels.matmul import MAX_REMEMBERED_SHAPES, result_dtype, summed
 from tkc.kernels.operator import operator
+from tkc.kernels.packed import decoded
 
 MIN_BLOCK_ROWS, MIN_BLOCK_COLUMNS = (
     32,
@@ -122,7 +123,7 @@ def _configs(args: dict) -> list[tkc.Config]:
         and bn <= max(64, power(n))
         and (bm > MIN_BLOCK_ROWS or high == MIN_BLOCK_ROWS)
     ]
-    if args.get("b_scale") is not None:
+    if args.get("a_scale") is not None:
         tiles = [(bm, bn) for bm, bn in tiles if bn <= SCALED]
     host = (min(128, high), min(128, max(16, power(n))), 64)
     return [
@@ -134,7 +135,7 @@ def _configs(args: dict) -> list[tkc.Config]:
 def _gated_configs(args: dict, target: str) -> list[tkc.Config]:
     """Likewise, for two sums."""
     most = MAX_GATED_BLOCK
-    if args.get("b_scale") is not None:  # partial sums stand beside the sums
+    if args.get("a_scale") is not None:  # partial sums stand beside the sums
         most //= 2 if target != "cpu" and tkc.target(target).wgmma else 4
     found = _configs(args)
     fit = [c for c in found if c.constants["BM"] * c.constants["BN"] <= most]
@@ -171,9 +172,11 @@ def table(c: Array, ends: Array, k: int, BM: int, BN: int) -> Array:
 def _key(args: dict) -> str:
     """ "bfloat16 4096x512x64 of 8 nn"."""
     a, b, c = args["a"], args["b"], args["c"]
+    packed = args.get("PACKED")
     return (
         f"{dtype_of(a)} {c.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]}"
         f" {''.join('n' if strides_of(x)[-1] == 1 else 't' for x in (a, b))}"
+        + (f" {packed[0]} by {packed[1]}" if packed else "")
     )
 
 
@@ -192,16 +195,17 @@ def _grouped(
     a_scale=None,
     b_scale=None,
     EACH: tkc.constexpr = 0,
+    PACKED: tkc.constexpr = None,
 ):
     """EACH: row r is of a's row order[r] // EACH, if not 0; factors: its result is multiplied by
-    factors[order[r]].
+    factors[order[r]]. PACKED: as in `_matrix`.
     """
     group, m, end, steps, column = _place(places)
     w, n, at = b[group], column * BN, _rows_of(order, m, BM, EACH)
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
-        x, y = tkc.load(a, (at, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN))
-        if b_scale is None:
+        x, y = tkc.load(a, (at, k), (BM, BK)), _matrix(w, b_scale, group, k, n, BK, BN, PACKED, a)
+        if a_scale is None:
             acc = tkc.dot(x, y, acc)
         else:
             acc = acc + tkc.dot(x, y) * _scales(a_scale, b_scale[group], at, n, k, BM)
@@ -225,15 +229,16 @@ def _gated(
     a_scale=None,
     b_scale=None,
     EACH: tkc.constexpr = 0,
+    PACKED: tkc.constexpr = None,
 ):
     """c = silu(a @ first half of b) · (a @ second half of b); kept: both halves as they were."""
     group, m, end, steps, column = _place(places)
     w, n, half, at = b[group], column * BN, c.shape[1], _rows_of(order, m, BM, EACH)
     gate, up = tkc.zeros((BM, BN), summed(a.dtype)), tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
-        x, y = tkc.load(a, (at, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN))
-        z = tkc.load(w, (k, half + n), (BK, BN))
-        if b_scale is None:
+        x, y = tkc.load(a, (at, k), (BM, BK)), _matrix(w, b_scale, group, k, n, BK, BN, PACKED, a)
+        z = _matrix(w, b_scale, group, k, half + n, BK, BN, PACKED, a)
+        if a_scale is None:
             gate, up = tkc.dot(x, y, gate), tkc.dot(x, z, up)
         else:
             gate = gate + tkc.dot(x, y) * _scales(a_scale, b_scale[group], at, n, k, BM)
@@ -242,6 +247,15 @@ def _gated(
         _put(kept[:, :half], m, n, end, gate)
         _put(kept[:, half:], m, n, end, up)
     _put(c, m, n, end, FUNCTIONS["silu"](gate, False) * up)
+
+
+def _matrix(w, scales, group, k, n, BK, BN, PACKED, a):
+    """A block of a group's matrix. PACKED: the kind and group of weights of 4 bits, whose words are
+    rows of n; None: they are as they are multiplied."""
+    if PACKED is None:
+        return tkc.load(w, (k, n), (BK, BN))
+    kind, size = PACKED
+    return decoded(w, scales[group], None, n, k, BN, BK, size, kind, a.dtype).T
 
 
 def _place(places):

@@ -114,6 +114,13 @@ def _short_weights(words, scales, n, k, BN, BK, G):
     return values * _of_groups(scales, n, k, BN, BK, G, scales.dtype)
 
 
+def decoded(words, scales, zeros, n, k, BN, BK, G, KIND, dtype):  # noqa: ANN001, ANN201
+    """A block of W [BN, BK] in the element type of what it is multiplied with."""
+    if KIND == "int4" and zeros is None and scales.dtype == dtype != tkc.float32:
+        return _short_weights(words, scales, n, k, BN, BK, G)
+    return _weights(words, scales, zeros, n, k, BN, BK, G, KIND).to(dtype)
+
+
 def _configs(args: dict) -> list[tkc.Config]:
     """A first one for the CPU, then blocks of few and of many rows of x."""
     (m, n), k = args["y"].shape, args["x"].shape[1]
@@ -148,11 +155,8 @@ def _packed(
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(0, x.shape[1], BK):
-        if KIND == "int4" and zeros is None and scales.dtype == x.dtype != tkc.float32:
-            w = _short_weights(words, scales, n, k, BN, BK, G)
-        else:
-            w = _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
-        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.to(x.dtype).T, acc)
+        w = decoded(words, scales, zeros, n, k, BN, BK, G, KIND, x.dtype)
+        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.T, acc)
     if x_scales is not None:
         acc = acc * tkc.load(x_scales, (m,), (BM,)).to(tkc.float32)[:, None]
     if bias is not None:
@@ -276,8 +280,8 @@ def _unpack_zeros(source, zeros, FORM: tkc.constexpr, BN: tkc.constexpr, BG: tkc
 
 
 # --------------------------------------------------------------------------------------------------
-def _width(k: int) -> int:
-    """Words of a row."""
+def words_of(k: int) -> int:
+    """Words of a row of so many weights."""
     return tkc.cdiv(k, STEP) * (STEP // 4)
 
 
@@ -286,12 +290,17 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise tkc.LaunchError(f"{name} is one of {', '.join(known)}, got {value!r}")
 
 
-def _check_packed(
-    words: Array, scales: Array, zeros: Array | None, kind: str, group: int, k: int
-) -> None:
+def check_kind(kind: str, group: int) -> None:
+    """Raises LaunchError for what no weights of 4 bits are."""
     _one_of("kind", kind, KINDS)
     if group not in GROUPS:
         raise tkc.LaunchError(f"group is one of {', '.join(map(str, GROUPS))}, got {group}")
+
+
+def _check_packed(
+    words: Array, scales: Array, zeros: Array | None, kind: str, group: int, k: int
+) -> None:
+    check_kind(kind, group)
     if zeros is not None and kind != "int4":
         raise tkc.LaunchError(f"zero points are of int4, got some with {kind}; leave them out")
     if len(words.shape) != 2 or dtype_of(words) != "int16":
@@ -299,7 +308,7 @@ def _check_packed(
             f"packed weights are int16 [rows, words], got {dtype_of(words)} {list(words.shape)};"
             " pack_codes and quantize_packed make them"
         )
-    expect(words, (words.shape[0], _width(k)), "words")
+    expect(words, (words.shape[0], words_of(k)), "words")
     floats(scales, zeros)
     expect(scales, (words.shape[0], tkc.cdiv(k, group)), "scales")
     expect(zeros, scales.shape, "zeros")
@@ -408,7 +417,7 @@ def quantize_packed(
             f" {list(w.shape)}, {group} and {kind}"
         )
     (n, k), groups = w.shape, tkc.cdiv(w.shape[1], group)
-    words, scales = empty(w, (n, _width(k)), "int16"), empty(w, (n, groups), scale_dtype)
+    words, scales = empty(w, (n, words_of(k)), "int16"), empty(w, (n, groups), scale_dtype)
     zeros = empty(w, (n, groups) if zero_points else (0,), scale_dtype)
     yield words, scales, zeros
     height, block = _packed_block(group)
@@ -451,7 +460,7 @@ def pack_codes(source: Array, form: str = "codes") -> Iterator[Array]:
         "gptq": (columns, 8 * rows),
         "awq": (8 * columns, rows),
     }.get(form, (rows, 2 * columns))
-    words = empty(source, (n, _width(k)), "int16")
+    words = empty(source, (n, words_of(k)), "int16")
     yield words
     _pack[tkc.cdiv(n, 64), tkc.cdiv(k, 64)](contiguous(source), words, FORM=form, BN=64, BK=64)
 
