@@ -426,15 +426,20 @@ def _check_groups(x: Array, gate_up: Array, scales: tuple, kind: str, group: int
         expect(scale, (count, n, tkc.cdiv(k, group)), name)
 
 
-def _check_scales(x: Array, gate_up: Array, down: Array, scales: tuple) -> bool:
-    """Whether weights are of 8 bits. Raises LaunchError where scales do not fit them."""
+def _check_scales(
+    x: Array, gate_up: Array, down: Array, scales: tuple, kind: str, group: int
+) -> None:
+    """Raises LaunchError where scales do not fit weights."""
+    if _is_packed(gate_up):
+        _check_groups(x, gate_up, scales, kind, group)
+        return
     if not dtype_of(gate_up).startswith("float8"):
         if scales != (None, None) or dtype_of(gate_up) != dtype_of(x):
             raise tkc.LaunchError(
                 "mixture_of_experts: weights are of x's element type, or of float8 with scales,"
                 f" got {dtype_of(gate_up)} for x of {dtype_of(x)}"
             )
-        return False
+        return
     if down.shape[2] % SCALED:
         raise tkc.LaunchError(
             f"mixture_of_experts: with float8 weights hidden is a multiple of {SCALED}, got"
@@ -448,12 +453,22 @@ def _check_scales(x: Array, gate_up: Array, down: Array, scales: tuple) -> bool:
                 f" {name}_scale"
             )
         expect(scale, blocks, f"{name}_scale")
-    return True
 
 
 def _turned(x: Any) -> Array:
     """Matrices transposed."""
     return x.swapaxes(1, 2)
+
+
+def _factors(x: Array, w: Array, scale: Array | None, form: tuple[str, int]) -> tuple:
+    """What a product of groups multiplies, and its arguments that say how: rows of float8 with
+    scales beside such matrices, and matrices transposed, or their words as they are."""
+    if _is_packed(w):
+        return x, w, {"b_scale": scale, "PACKED": form}
+    if scale is None:
+        return x, _turned(w), {}
+    rows, scales = quantize_blocks(x, 1, SCALED, dtype_of(w))
+    return rows, _turned(w), {"a_scale": scales, "b_scale": _turned(scale)}
 
 
 @operator(name="mixture_of_experts")
@@ -471,11 +486,7 @@ def _layer(
 ) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
     """The layer's result, then what its gradient needs: order, places, ends, gates before."""
     _check_layer(x, gate_up, down, weights, experts)
-    packed, short = _is_packed(gate_up), False
-    if packed:
-        _check_groups(x, gate_up, (gate_up_scale, down_scale), kind, group)
-    else:
-        short = _check_scales(x, gate_up, down, (gate_up_scale, down_scale))
+    _check_scales(x, gate_up, down, (gate_up_scale, down_scale), kind, group)
     (tokens, width), count, each = x.shape, down.shape[0], experts.shape[1]
     hidden = _hidden(gate_up, down)
     n, empty_layer = tokens * each, 0 in (tokens, width, count, hidden, each)
@@ -486,27 +497,20 @@ def _layer(
     if empty_layer:
         return
     x = contiguous(x)
-    if packed and n >= ROWS_DECODED * count:  # each block of rows would decode them anew
+    if _is_packed(gate_up) and n >= ROWS_DECODED * count:
+        # each block of rows would decode them anew
         gate_up = _dense(gate_up, gate_up_scale, width, kind, group, x)
-        down, packed = _dense(down, down_scale, hidden, kind, group, x), False
+        down = _dense(down, down_scale, hidden, kind, group, x)
+        gate_up_scale = down_scale = None
     _sort(experts, order, places, ends)
     hidden_rows, rows = empty(x, (n, hidden)), empty(x, (n, width))
-    scaled: dict = {"b_scale": gate_up_scale, "PACKED": (kind, group)} if packed else {}
-    if short:
-        x, scales = quantize_blocks(x, 1, SCALED, dtype_of(gate_up))
-        scaled = {"a_scale": scales, "b_scale": _turned(gate_up_scale)}
-    kept_rows = kept if with_grad else None
-    w, gathered = gate_up if packed else _turned(gate_up), {"order": order, "EACH": each}
-    if not short and _copies_in_order(n, tkc.target_of(x)):
+    kept_rows, gathered = kept if with_grad else None, {"order": order, "EACH": each}
+    x, w, scaled = _factors(x, gate_up, gate_up_scale, (kind, group))
+    if "a_scale" not in scaled and _copies_in_order(n, tkc.target_of(x)):
         x, gathered = _sorted(x, order, each), {"order": None, "EACH": 0}
     multiply_gated(x, w, hidden_rows, ends, kept=kept_rows, **gathered, **scaled)
-    if short:
-        hidden_rows, scales = quantize_blocks(hidden_rows, 1, SCALED, dtype_of(down))
-        scaled = {"a_scale": scales, "b_scale": _turned(down_scale)}
-    elif packed:
-        scaled["b_scale"] = down_scale
+    hidden_rows, w, scaled = _factors(hidden_rows, down, down_scale, (kind, group))
     of_pairs = flat(contiguous(weights))
-    w = down if packed else _turned(down)
     multiply(hidden_rows, w, rows, ends, order=order, factors=of_pairs, **scaled)
     _add_up(rows, places, out, each)
 

@@ -255,7 +255,8 @@ def _matrix(w, scales, group, k, n, BK, BN, PACKED, a):
     if PACKED is None:
         return tkc.load(w, (k, n), (BK, BN))
     kind, size = PACKED
-    return decoded(w, scales[group], None, n, k, BN, BK, size, kind, a.dtype).T
+    y = decoded(w, scales[group], None, n, k, BN, BK, size, kind, a.dtype)
+    return y.to(a.dtype).T
 
 
 def _place(places):

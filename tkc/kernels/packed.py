@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
+from typing import Any
 
 import tkc
 from tkc.kernels.arrays import (
@@ -114,11 +115,22 @@ def _short_weights(words, scales, n, k, BN, BK, G):
     return values * _of_groups(scales, n, k, BN, BK, G, scales.dtype)
 
 
-def decoded(words, scales, zeros, n, k, BN, BK, G, KIND, dtype):  # noqa: ANN001, ANN201
-    """A block of W [BN, BK] in the element type of what it is multiplied with."""
+def decoded(
+    words: Any,
+    scales: Any,
+    zeros: Any,
+    n: Any,
+    k: Any,
+    BN: int,
+    BK: int,
+    G: int,
+    KIND: str,
+    dtype: Any,
+) -> Any:
+    """A block of W [BN, BK], of float32 or of the element type of what it is multiplied with."""
     if KIND == "int4" and zeros is None and scales.dtype == dtype != tkc.float32:
         return _short_weights(words, scales, n, k, BN, BK, G)
-    return _weights(words, scales, zeros, n, k, BN, BK, G, KIND).to(dtype)
+    return _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -156,7 +168,7 @@ def _packed(
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(0, x.shape[1], BK):
         w = decoded(words, scales, zeros, n, k, BN, BK, G, KIND, x.dtype)
-        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.T, acc)
+        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), w.to(x.dtype).T, acc)
     if x_scales is not None:
         acc = acc * tkc.load(x_scales, (m,), (BM,)).to(tkc.float32)[:, None]
     if bias is not None:
