@@ -39,6 +39,7 @@ WITHOUT_RIVAL = {
     "dyt_backward",
     "gated_mlp",
     "gated_mlp_backward",
+    "gated_rms_norm",
     "group_norm",
     "group_norm_backward",
     "grpo_loss",

@@ -204,6 +204,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "layer_norm": lambda g: t.layer_norm(g(x), g(257, seed=1), g(257, seed=2)),
         "rms_norm": lambda g: t.rms_norm(g(x, "bfloat16"), g(257, "bfloat16", 1)),
         "add_layer_norm": lambda g: t.add_layer_norm(g(x), g(x, seed=1), g(257, seed=2)),
+        "gated_rms_norm": lambda g: t.gated_rms_norm(g(x), g(x, seed=1), g(257, seed=2)),
         "add_rms_norm": lambda g: t.add_rms_norm(g(x), g(x, seed=1), g(257, seed=2)),
         "layer_norm_backward": lambda g: t.layer_norm_backward(g(x), g(x, seed=1), g(257, seed=2)),
         "rms_norm_backward": lambda g: t.rms_norm_backward(

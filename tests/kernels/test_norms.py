@@ -45,6 +45,11 @@ def test_forward(shape, dtype):
     out, total = kernels.add_rms_norm(x, residual, weight)
     close(total, double(x) + double(residual))
     close(out, norm(total, weight, None, 1e-6, False), ulps=8)
+    silu = double(residual) / (1 + np.exp(-double(residual)))
+    gated = norm(x, weight, None, 1e-6, False) * silu
+    close(kernels.gated_rms_norm(x, residual, weight), gated, dtype, ulps=8)
+    gated = norm(double(x) * silu, weight, None, 1e-6, False)
+    close(kernels.gated_rms_norm(x, residual, weight, gate_first=True), gated, dtype, ulps=8)
     out, total = kernels.add_layer_norm(x, residual, weight, bias, 1e-3)
     close(out, norm(total, weight, bias, 1e-3, True), ulps=8)
 
@@ -78,6 +83,8 @@ def test_bad_shapes():
         kernels.rms_norm(numbers((3, 5)), numbers((4,)))
     with pytest.raises(tkc.LaunchError, match="x of .* and residual of"):
         kernels.add_rms_norm(numbers((3, 5)), numbers((5, 3)))
+    with pytest.raises(tkc.LaunchError, match="x of .* and gate of"):
+        kernels.gated_rms_norm(numbers((3, 5)), numbers((5, 3)))
 
 
 @pytest.mark.parametrize("columns", [64, 1000, 4096, 8192, 65536, 131072])
@@ -87,7 +94,12 @@ def test_on_gpus(columns):
         (("sm_90a",) if columns > 8192 else TARGETS),
     )
     assembles(
-        lambda: (kernels.layer_norm(x, x[0], x[0]), kernels.add_rms_norm(x, x, x[0])), targets
+        lambda: (
+            kernels.layer_norm(x, x[0], x[0]),
+            kernels.add_rms_norm(x, x, x[0]),
+            kernels.gated_rms_norm(x, x, x[0]),
+        ),
+        targets,
     )
     if columns <= 65536:
         assembles(

@@ -89,6 +89,20 @@ CASES = {
         (5, 65),
         (65,),
     ),
+    "gated_rms_norm": (
+        kernels.gated_rms_norm,
+        lambda x, z, w: F.rms_norm(x, x.shape[-1:], w, 1e-6) * F.silu(z),
+        (5, 65),
+        (5, 65),
+        (65,),
+    ),
+    "gated_rms_norm, the gate first": (
+        lambda x, z, w: kernels.gated_rms_norm(x, z, w, gate_first=True),
+        lambda x, z, w: F.rms_norm(x * F.silu(z), x.shape[-1:], w, 1e-6),
+        (5, 65),
+        (5, 65),
+        (65,),
+    ),
     "add_layer_norm": (
         kernels.add_layer_norm,
         lambda x, r, w, b: (F.layer_norm(x + r, x.shape[-1:], w, b), x + r),

@@ -1,9 +1,10 @@
 """Layer norm and RMS norm, forward and backward, alone and fused with the addition of a residual
-stream.
+stream or a gate.
 
     layer norm    y = (h - mean h) / sqrt(mean (h - mean h)^2 + eps) * weight + bias
     RMS norm      y = h / sqrt(mean h^2 + eps) * weight
                   where h = x, or x + residual
+    gated         y = RMS norm of x, times silu(z), or RMS norm of x silu(z)
 
 Backward, with n = h normalized, s = 1 / sqrt(…), d = g * weight (Ba et al., 2016; Zhang and
 Sennrich, 2019):
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tkc
-from tkc.kernels.activations import dropout
+from tkc.kernels.activations import FUNCTIONS, dropout, swiglu, swiglu_backward
 from tkc.kernels.arrays import (
     Array,
     contiguous,
@@ -75,9 +76,16 @@ def _norm(
     share=None,
     seed=None,
     QUADS: tkc.constexpr = False,
+    gate=None,
+    FIRST: tkc.constexpr = False,
 ):
+    """FIRST: the gate's silu is multiplied before the norm, not behind it."""
     row, length = tkc.program_id(0) * ROWS, x.shape[1]
     values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
+    if gate is not None:
+        gate = tkc.load(gate, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
+        gate = FUNCTIONS["silu"](gate, False)
+        values = values * gate if FIRST else values
     if share is not None:
         values = _dropped(values, row, length, share, seed, QUADS)
     if residual is not None:
@@ -95,6 +103,8 @@ def _norm(
         result = result * tkc.load(weight, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
     if bias is not None:
         result = result + tkc.load(bias, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
+    if gate is not None and not FIRST:
+        result = result * gate
     tkc.store(out, (row, 0), result.to(out.dtype))
 
 
@@ -192,6 +202,8 @@ def _forward(
     centre: bool,
     share: float | None = None,
     seed: int | None = None,
+    gate: Array | None = None,
+    gate_first: bool = False,
 ):
     if not len(x.shape):
         raise tkc.LaunchError(
@@ -199,9 +211,8 @@ def _forward(
         )
     for name, v in ("weight", weight), ("bias", bias):
         expect(v, x.shape[-1:], name)
-    if residual is not None:
-        same_shape(x=x, residual=residual)
-    floats(x, residual, weight, bias)
+    same_shape(x=x, residual=residual, gate=gate)
+    floats(x, residual, weight, bias, gate)
     out, total = empty(x), None if residual is None else empty(residual)
     yield out if residual is None else (out, total)
     source, target = matrix(contiguous(x)), matrix(out)
@@ -209,9 +220,11 @@ def _forward(
         (None, None) if residual is None else (matrix(contiguous(residual)), matrix(total))
     )
     rows, block = row_block(*source.shape)
-    dropped = {}
+    more: dict[str, Any] = {}
     if share is not None:
-        dropped = {"share": share, "seed": seed, "QUADS": source.shape[1] % 4 == block % 4 == 0}
+        more = {"share": share, "seed": seed, "QUADS": source.shape[1] % 4 == block % 4 == 0}
+    if gate is not None:
+        more = {"gate": matrix(contiguous(gate)), "FIRST": gate_first}
     _norm[tkc.cdiv(source.shape[0], rows)](
         source,
         stream,
@@ -223,7 +236,7 @@ def _forward(
         CENTRE=centre,
         ROWS=rows,
         COLUMNS=block,
-        **dropped,
+        **more,
     )
 
 
@@ -315,6 +328,21 @@ def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-6) -> Iterat
 
 
 @operator
+def gated_rms_norm(
+    x: Array,
+    gate: Array,
+    weight: Array | None = None,
+    eps: float = 1e-6,
+    gate_first: bool = False,
+) -> Iterator[Array]:
+    """rms_norm(x, weight) · silu(gate), as gated delta rules end (Qwen3-Next), or with gate_first
+    rms_norm(x · silu(gate), weight), as Mamba-2 does; of x's element type, computed in float32.
+    gate: of x's shape. Differentiable with torch. Raises LaunchError where a shape does not fit.
+    """
+    yield from _forward(x, None, weight, None, eps, False, gate=gate, gate_first=gate_first)
+
+
+@operator
 def add_layer_norm(
     x: Array,
     residual: Array,
@@ -399,6 +427,18 @@ def _(saved, grad):
 def _(saved, grad):
     x, weight = rms_norm_backward(grad, saved.x, saved.weight, None, saved.eps)
     return x, weight if saved.needs["weight"] else None, None
+
+
+@gated_rms_norm.backward(saves="x gate weight eps gate_first")
+def _(saved, grad):
+    x, gate, weight, grad = saved.x, saved.gate, saved.weight, grad.to(saved.x.dtype)
+    up = x if saved.gate_first else rms_norm(x, weight, saved.eps)
+    if saved.gate_first:
+        grad, of_weight = rms_norm_backward(grad, swiglu(gate, x), weight, None, saved.eps)
+    of_gate, dx = swiglu_backward(grad, gate.to(x.dtype), up)
+    if not saved.gate_first:
+        dx, of_weight = rms_norm_backward(dx, x, weight, None, saved.eps)
+    return dx, of_gate.to(gate.dtype), of_weight if saved.needs["weight"] else None, None, None
 
 
 @add_layer_norm.backward(saves="x result weight bias eps")
