@@ -60,7 +60,7 @@ def calls(kernel, operations: int, target: str) -> int:
 @pytest.mark.parametrize(("kernel", "target"), CASES, ids=lambda v: getattr(v, "__name__", v))
 def test_the_work_of_compiling_grows_as_the_program(kernel, target, monkeypatch):
     monkeypatch.setenv("TKC_CACHE", "0")
-    monkeypatch.setattr(program, "optimized", lambda text: host()[0].parse_assembly(""))
+    monkeypatch.setattr(program, "parsed", lambda text: host()[0].parse_assembly(""))
     calls(kernel, 2, target)  # imports are no part of it
     few, many = calls(kernel, SMALL, target), calls(kernel, LARGE, target)
     assert many / few < MOST, f"{few} calls for {SMALL} operations, {many} for {LARGE}"

@@ -22,20 +22,17 @@ if TYPE_CHECKING:
     from llvmlite.binding import ModuleRef
 
 
-def optimized(text: str) -> ModuleRef:
-    """The parsed module, simplified. The lowering keeps values in registers and moves what does not
-    change out of loops: LLVM's pipelines take ten times as long and find nothing to add.
+def parsed(text: str) -> ModuleRef:
+    """The module that LLVM reads. It goes to the code generator as it is: the lowering keeps values
+    in registers and moves what does not change out of loops, so that LLVM's passes over the IR,
+    even the folding of single instructions, take time and give code that is no faster.
     """
-    llvm, machine, *_ = host()
+    llvm, *_ = host()
     try:
         module = llvm.parse_assembly(text)
     except RuntimeError as e:
         raise CompileError(f"the CPU back end wrote bad LLVM IR (a bug of tkc): {e}") from None
     module.verify()
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module
 
 
@@ -54,7 +51,7 @@ def compile(
     _, machine, processor, wide = host()
     lowering = Lowering(kernel, AVX512 if wide else AVX2, careful)
     text = str(lowering.module)
-    module = optimized(text)
+    module = parsed(text)
     written = {
         kernel.arguments.index(array)
         for op in kernel.walk()

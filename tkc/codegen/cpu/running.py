@@ -48,7 +48,7 @@ class CpuProgram:
     """A compiled kernel.
 
     object    the object file; with `metadata` (JSON data) all that `from_object` needs
-    llvm      the LLVM IR as written by us, before LLVM's passes (empty after from_object)
+    llvm      the LLVM IR, as written by us (empty after from_object)
     """
 
     def __init__(self, object: bytes, metadata: dict[str, Any], llvm: str = ""):
