@@ -10,8 +10,8 @@ day, and within seven consecutive days all of them. Tests of mutants sample thes
     TKC_TEST_SEED=3     the sample of day 3; by default the number of days since 1970
     TKC_TEST_SEED=all   every test (`make test-all`)
 
-Tests of messages, and those that hold a list to the code, always run; so do the language, the
-runtime but for four files, and whatever is in no folder below.
+Tests of messages, and those that hold a list to the code, always run; so do the runtime but for
+five files, and whatever is in no folder below.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from typing import Any, TypeVar
 
 DAYS = 7
 
-# Folders, and files, that are sampled, and what takes long there
+# Folders, files and tests that are sampled, and what takes long there
 SAMPLED = {
-    "tests/benchmarks/test_breadth.py": "shares over random kernels",
-    "tests/benchmarks/test_campaign.py": "stages of a campaign",
-    "tests/benchmarks/test_harness.py": "trials of the harness, in processes of their own",
+    "tests/benchmarks/": "random kernels, stages of a campaign, trials in processes of their own",
     "tests/codegen/": "forms of instructions, random programs of the CPU back end",
     "tests/examples/": "sizes of the examples, and their IR after every pass",
     "tests/fuzz/": "seeds of random kernels",
     "tests/ir/": "layouts and pairs of layouts",
+    "tests/golden/": "recorded kernels: their texts, PTX and simulations",
     "tests/kernels/": "shapes, element types and options of the library",
-    "tests/language/test_rebinding_random.py": "seeds of random programs",
+    "tests/language/": "forms of statements, element types, seeds of random programs",
     "tests/operations/": "element types and shapes of every operation",
     "tests/passes/": "forms of kernels: levels, lengths, texts, mutants",
     "tests/ptx_record/": "parts of the recorded kernels",
@@ -44,14 +43,20 @@ SAMPLED = {
     "tests/runtime/test_autotune.py": "kernels that are tuned",
     "tests/runtime/test_cache.py": "processes that share a cache, under several hash seeds",
     "tests/runtime/test_export.py": "kernels that are exported, by target",
+    "tests/runtime/test_picture.py": "kernels whose timelines are drawn",
     "tests/sim/": "programs of the simulators and their mutants",
+    "tests/test_docs.py::test_the_blocks_run": "pages whose programs run",
     "tests/test_growth.py": "kinds of programs, at several lengths",
     "tests/test_reliability.py": "commands of a document",
     "tests/tools/": "commands, in processes of their own",
     "tests/triton/": "operations and element types of another language",
     "tests/upstream_bugs/": "kernels that other compilers miscompiled, at every level",
 }
-MESSAGES = re.compile(r"error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE)
+MESSAGES = re.compile(
+    r"(?<!rms_)error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE
+)
+# files that are about messages alone
+FILES_OF_MESSAGES = re.compile(r"/test_(errors|refusals\w*|rebinding_refused)\.py$")
 # tests that hold a list to the code: whoever adds an operation, a kernel or an option must enter it
 LISTS = re.compile(r"in_the_list|in_the_table|has_a_case|known_everywhere")
 OPERATION = re.compile(r"\[([^\d\]]*)")  # of a case of tests/operations: the text before its shape
@@ -73,7 +78,9 @@ def family(nodeid: str) -> str | None:
     """The family of a test, None of one that always runs."""
     function = nodeid.partition("[")[0]
     file, _, name = function.rpartition("::")
-    if not file.startswith(tuple(SAMPLED)) or MESSAGES.search(name) or LISTS.search(name):
+    if not function.startswith(tuple(SAMPLED)) or FILES_OF_MESSAGES.search(file):
+        return None
+    if MESSAGES.search(name) or LISTS.search(name):
         return None
     if file.startswith("tests/operations/"):
         found = OPERATION.search(nodeid)

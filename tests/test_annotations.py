@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import tree
+
 ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -40,7 +42,7 @@ def test_public_functions_are_annotated():
     wrong = [
         f"{path.relative_to(ROOT)}:{function.lineno}: {name} lacks {', '.join(missing)}"
         for path in sorted((ROOT / "tkc").rglob("*.py"))
-        for name, function in _public_functions(ast.parse(path.read_text()).body)
+        for name, function in _public_functions(tree(path).body)
         if (missing := _unannotated(function, "." in name))
     ]
     assert not wrong, "annotate:\n" + "\n".join(wrong)

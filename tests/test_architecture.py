@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tkc
+from tests.sources import tree
 from tests.tokens import at_most, count
 from tkc.ir import elementwise, shared, threads, tile
 from tkc.ir.text import parse, show
@@ -99,11 +100,6 @@ UPWARD = {
 def room(path: Path) -> str:
     parts = path.relative_to(ROOT / "tkc").parts
     return "public" if parts == ("__init__.py",) else parts[0].removesuffix(".py")
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 @cache

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.sources import tree
 from tkc import devices
 from tkc.devices.files import FOLDER
 from tkc.errors import DeviceError
@@ -192,15 +193,14 @@ def sources(*places: str):
 def test_models_have_no_numbers_of_their_own():
     found = []
     for path in sources(*MODELS):
-        tree = ast.parse(path.read_text())
         tolerances = {
             id(v)
-            for n in ast.walk(tree)
+            for n in ast.walk(tree(path))
             if isinstance(n, ast.Assign)
             and {t.id for t in n.targets if isinstance(t, ast.Name)} & LIMITS
             for v in ast.walk(n.value)
         }
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(path)):
             fraction = isinstance(node, ast.Constant) and isinstance(node.value, float)
             if not fraction or id(node) in tolerances:
                 continue
@@ -214,7 +214,7 @@ def test_models_have_no_numbers_of_their_own():
 def test_no_name_of_time_has_a_number():
     found = []
     for path in sources("passes", "timing", "kernels", "runtime", "ir", "codegen"):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.Assign):
                 names = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
                 if any(OF_TIME.search(n) and n not in LIMITS for n in names) and any(

@@ -7,6 +7,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from tests.sources import tree
+
 ROOT = Path(__file__).parents[1]
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -26,7 +28,7 @@ MEANT = {
 def _imported(path: Path) -> set[str]:
     """The files that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

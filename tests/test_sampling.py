@@ -20,7 +20,10 @@ CASES = (
         for t in ("int", "float")
         for n in range(9)
     ),
-    *(f"tests/language/test_values.py::test_it[{i}]" for i in range(9)),
+    *(f"tests/runtime/test_jit.py::test_it[{i}]" for i in range(9)),
+    *(f"tests/language/test_errors.py::test_saying[{i}]" for i in range(9)),
+    *(f"tests/test_docs.py::test_the_blocks_run[{page}]" for page in ("ir", "models", "speed")),
+    "tests/test_docs.py::test_links",
     "tests/passes/test_roles.py::test_alone",
 )
 
@@ -36,6 +39,14 @@ def test_every_family_runs_every_day(day):
     assert {family(case) for case in today} == {family(case) for case in CASES}
     whole = [c for c in CASES if family(c) is None]
     assert set(whole) <= today and len(today) < len(CASES) / 2
+
+
+def test_messages_and_what_is_in_no_list_run_every_day():
+    always = ("test_jit.py", "errors", "test_links")
+    for case in CASES:
+        assert (family(case) is None) == any(part in case for part in always), case
+    assert family("tests/kernels/test_rms_errors.py::test_rms_error[exp]") is not None
+    assert family("tests/kernels/test_norms.py::test_bad_arguments_are_refused[0]") is None
 
 
 def test_the_tests_of_a_program_run_on_few_days():
