@@ -315,7 +315,7 @@ def test_every_operation_with_a_case_is_in_the_list():
         ast.unparse(pattern.cls)
         for function in ast.walk(source)
         if isinstance(function, ast.FunctionDef)
-        if function.name in ("_flow", "_synchronized", "_accesses")
+        if function.name in ("_after", "_synchronized", "_accesses")
         for pattern in ast.walk(function)
         if isinstance(pattern, ast.MatchClass)
     }

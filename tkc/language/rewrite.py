@@ -137,6 +137,10 @@ def _text(file: str) -> str:
     return "".join(linecache.getlines(file))
 
 
+# the fields in which statements hold statements: no expression holds one
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
 def _definitions(file: str, kind: type[_Definition]) -> dict[int, list[_Definition]]:
     """The definitions of a kind in a file as it is now, by their first lines."""
     text = _text(file)
@@ -159,7 +163,7 @@ def _definitions(file: str, kind: type[_Definition]) -> dict[int, list[_Definiti
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
     """The statements inside a node at any depth: no expression holds one."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+    for field in _BODIES:
         for inner in getattr(tree, field, ()):
             yield inner
             yield from _statements(inner)
@@ -259,13 +263,16 @@ def assigned(nodes: Sequence[ast.AST]) -> list[str]:
 def _own_nodes(
     nodes: Iterable[ast.AST], kind: type[_Node], outside: tuple[type[ast.AST], ...] = ()
 ) -> Iterator[_Node]:
-    """Nodes of a kind, not inside nested functions, nor inside nodes of `outside`."""
-    apart = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *outside)
+    """Statements of a kind, not inside nested functions, nor inside nodes of `outside`."""
+    apart = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *outside)
     for n in nodes:
         if isinstance(n, kind):
             yield n
         if not isinstance(n, apart):
-            yield from _own_nodes(ast.iter_child_nodes(n), kind, outside)
+            held = n.__dict__
+            for field in _BODIES:
+                if inner := held.get(field):
+                    yield from _own_nodes(inner, kind, outside)
 
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:

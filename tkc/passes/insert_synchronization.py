@@ -192,20 +192,37 @@ def _with_barriers(block: Block) -> list[Operation]:
     or those of an instance of a role. Returns those of the thread block.
     """
     barriers: list[Operation] = []
-    while (conflict := _conflict(block)) is not None:
+    first, begun = block.first_op, _begun(block)
+    at, states = first, States({first: begun})
+    while (conflict := _conflict(at, states)) is not None:
         if conflict.far:
             _put_cluster_barrier(block, conflict)
-        else:
-            barriers.append(before(conflict.op, threads.BlockBarrier()))
+            first = block.first_op
+            at, states = first, States({first: begun})
+            continue
+        barriers.append(put := before(conflict.op, threads.BlockBarrier()))
+        # what comes before stays as it is
+        at = _holder(put, block)
+        states[at] = states[_holder(conflict.op, block)]
     # one found later, earlier in a loop, may have made another one needless
     for barrier in list(barriers):
-        following = next_of(barrier)
+        following, around = next_of(barrier), _holder(barrier, block)
+        at = following if around is barrier else around
+        without = States({at: states[around]}, states)
         barrier.detach()
-        if _conflict(block) is None:
+        if _conflict(at, without) is None:
             barriers.remove(barrier)
+            states |= without
         else:
             block_of(following).insert_op_before(barrier, following)
     return barriers
+
+
+def _holder(op: Operation, block: Block) -> Operation:
+    """The operation of a block that another is, or is in."""
+    found = ancestor(op, block)
+    assert found is not None
+    return found
 
 
 def _put_cluster_barrier(block: Block, conflict: _Conflict) -> None:
@@ -223,17 +240,40 @@ def _put_cluster_barrier(block: Block, conflict: _Conflict) -> None:
     before(at, threads.ClusterWait())
 
 
-def _conflict(block: Block) -> _Conflict | None:
-    """The first operation that needs a barrier before it."""
-    begun = frozenset(
+def _begun(block: Block) -> State:
+    """What is in flight where a block of code begins."""
+    return frozenset(
         Access(Place(_buffer(op.buffer).buffer), True, start=True)
         for op in block.walk()
         if isinstance(op, shared.Write) and op.everywhere is not None
     )
-    try:
-        _flow(block, begun)
-    except _Conflict as conflict:
-        return conflict
+
+
+class States(dict[Operation | None, State]):
+    """The accesses in flight before operations of one block. known: those of an earlier look at
+    the block: where they are the same, so is all that follows.
+    """
+
+    def __init__(self, given: dict[Operation | None, State], known: States | None = None):
+        super().__init__(given)
+        self.known = {} if known is None else known
+
+
+def _conflict(op: Operation | None, states: States) -> _Conflict | None:
+    """The first operation from one on of which the state is known, in its block, that needs a
+    barrier before it.
+    """
+    first, state = op, states[op]
+    while op is not None:
+        if type(op) in LOOKED_AT:
+            if op is not first and states.known.get(op) == state:
+                return None
+            states[op] = state
+            try:
+                state = _after(op, state)
+            except _Conflict as conflict:
+                return conflict
+        op = op.next_op
     return None
 
 
@@ -241,38 +281,43 @@ def _flow(block: Block, state: State) -> State:
     """The accesses in flight after the block; raises _Conflict at the first operation that needs a
     barrier before it.
     """
-    found = _FOUND.get()
-    for op in (op for op in block.ops if type(op) in LOOKED_AT):
-        match op:
-            case scf.ForOp():
-                state = _loop(op, state)
-            case scf.WhileOp():
-                state = _while(op, state)
-            case scf.IfOp():
-                yes = _flow(op.true_region.block, state)
-                no = _flow(op.false_region.block, state) if op.false_region.blocks else state
-                state = yes | no
-            case (
-                threads.BlockBarrier()
-                | threads.ClusterWait()
-                | threads.CpCommit()
-                | threads.CpWait()
-                | threads.DotCommit()
-                | threads.DotWait()
-            ):
-                state = _synchronized(op, state)
-            case threads.MbarrierArrive() | threads.MbarrierWait() if _is_of_role(op):
-                state = _told(op, state)
-            case _:
-                if isinstance(op, tile.Atomic | tile.StorePointers) and _publishes(op):
-                    state = _met(state)
-                if op not in found:
-                    found[op] = tuple(_accesses(op))
-                for access in found[op]:
-                    for earlier in state:
-                        _check(op, access, earlier)
-                state = state.union(found[op])
+    for op in block.ops:
+        if type(op) in LOOKED_AT:
+            state = _after(op, state)
     return state
+
+
+def _after(op: Operation, state: State) -> State:
+    """The accesses in flight after an operation; raises _Conflict as `_flow` does."""
+    match op:
+        case scf.ForOp():
+            return _loop(op, state)
+        case scf.WhileOp():
+            return _while(op, state)
+        case scf.IfOp():
+            yes = _flow(op.true_region.block, state)
+            no = _flow(op.false_region.block, state) if op.false_region.blocks else state
+            return yes | no
+        case (
+            threads.BlockBarrier()
+            | threads.ClusterWait()
+            | threads.CpCommit()
+            | threads.CpWait()
+            | threads.DotCommit()
+            | threads.DotWait()
+        ):
+            return _synchronized(op, state)
+        case threads.MbarrierArrive() | threads.MbarrierWait() if _is_of_role(op):
+            return _told(op, state)
+    if isinstance(op, tile.Atomic | tile.StorePointers) and _publishes(op):
+        state = _met(state)
+    found = _FOUND.get()
+    if op not in found:
+        found[op] = tuple(_accesses(op))
+    for access in found[op]:
+        for earlier in state:
+            _check(op, access, earlier)
+    return state.union(found[op])
 
 
 def _is_of_role(op: threads.MbarrierArrive | threads.MbarrierWait) -> bool:
