@@ -22,9 +22,10 @@ A multiprocessor's programs find their rows in the L2 cache when they read them 
 device's memory is read once. What a loop over rows reads again and again (the weights of a norm) is
 first loaded there where it is used, and not held through the loop: often that is enough. Reductions
 that need not wait for one another share a loop; all stores of rows share the last one, where a part
-is read before any of it is written. Sums of narrow floats are rounded once, as they would be.
-Nothing is cut where an operation combines elements along the row (a scan, a sort), where pointers
-or atomics write, and where something that a part loads again may have been written.
+is read before any of it is written. Sums of narrow floats are rounded once, as they would be. A
+scan goes on from part to part, from the last one on where it is reversed. Nothing is cut where an
+operation combines elements along the row in another way (a sort), where pointers or atomics write,
+and where something that a part loads again may have been written.
 """
 
 from __future__ import annotations
@@ -221,7 +222,8 @@ class Phase:
     def __init__(self, sinks: dict[Operation, int], anchor: Operation) -> None:
         self.sinks, self.anchor = sinks, anchor
         operands = [pair for op in sinks for pair in self._operands(op)]
-        self.cut = Cut.of_needs((value, axis) for value, axis in operands if axis is not None)
+        cut = ((value, axis) for value, axis in operands if axis is not None)
+        self.cut = Cut.of_needs(cut, ordered=True)
         wholes = [*self.cut.wholes, *(value for value, axis in operands if axis is None)]
         self.moved = [
             op
@@ -237,6 +239,11 @@ class Phase:
     def reductions(self) -> list[tile.Reduce]:
         """The reductions among the sinks."""
         return [op for op in self.sinks if isinstance(op, tile.Reduce)]
+
+    @property
+    def scans(self) -> list[tile.Scan]:
+        """The scans along rows, which go on from part to part."""
+        return list(self.cut.scans or ())
 
     @property
     def stores(self) -> list[tile.Store]:
@@ -270,13 +277,13 @@ class Phase:
         for op in self.moved:
             op.detach()
             before(self.anchor, op)
-        totals = loop_over_parts(
-            self.anchor, extent, size, initial_totals(self.reductions, self.anchor), self._part
-        )
+        first = initial_totals([*self.reductions, *self.scans], self.anchor)
+        backwards = any(scan.reverse is not None for scan in self.scans)
+        totals = loop_over_parts(self.anchor, extent, size, first, self._part, backwards)
         anchor = self.anchor.next_op or terminator_of(block_of(self.anchor))
         for store in self.stores:
             erase(store)
-        for reduction, total in zip(self.reductions, totals, strict=True):
+        for reduction, total in zip(self.reductions, totals, strict=False):
             replace(reduction, [cast_total(total, reduction.result.type, anchor)])
 
     def _part(
@@ -284,17 +291,19 @@ class Phase:
     ) -> list[SSAValue]:
         """The totals with one part more."""
         part = Part(self.cut, start, size)
+        count = len(self.reductions)
+        part.scanned = dict(zip(self.scans, totals[count:], strict=True))
         for op in self.sinks:  # all that is read, before anything is written
             for value, axis in self._operands(op):
                 if axis is not None:
                     part.of(value, axis, anchor)
         found = [
             part.joined(op, self.sinks[op], total, anchor)
-            for op, total in zip(self.reductions, totals, strict=True)
+            for op, total in zip(self.reductions, totals[:count], strict=True)
         ]
         for store in self.stores:
             part.operation(store, self.sinks[store], anchor)
-        return found
+        return [*found, *part.scanned.values()]
 
 
 def _phases(sinks: dict[Operation, int], extent: int, overlaps: Overlaps) -> list[Phase]:

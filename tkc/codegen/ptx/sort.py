@@ -33,6 +33,10 @@ from tkc.ir.layout import Layout
 from tkc.ir.types import bits, is_bool, is_float, is_unsigned
 from tkc.ir.values import tile_type
 
+# Of a thread: stages of so many are told apart by barriers of their warp. The assembler takes time
+# that grows faster than what it may move about, and finds no more to do at once in two such stages.
+KEYS_OF_A_LONG_STAGE = 64
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -141,6 +145,8 @@ def sort(e: Emitter, op: tile.Sort) -> None:
         step = size // 2
         while step:
             network.stage(size, step)
+            if len(registers) >= KEYS_OF_A_LONG_STAGE:
+                e.w.emit("bar.warp.sync -1")
             step //= 2
         size *= 2
     found = [keys.element_of(network.held[place[tuple(x)]]) for x in at.tolist()]

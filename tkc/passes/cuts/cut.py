@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations_with_replacement, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
@@ -43,6 +43,7 @@ class Cut:
     frames: the operations between them, and the axis each is cut along (see `axes.py`).
     needs: values, and axes, of which parts are made although they stay whole for other uses.
     reductions: reductions along the axis; each part's is joined to those of the parts before.
+    scans: of a cut back, scans along the axis: each part's goes on from the parts before.
     delayed: operations that wait for these, and stand before the last operation that is cut.
     loads_first: whether a part makes its loads before it stores anything.
     ops: of a cut forward, the operations of `block` that are cut, in order, loops and branches
@@ -58,6 +59,7 @@ class Cut:
         self.frames: dict[Operation, int] = {}
         self.needs: dict[tuple[SSAValue, int], None] = {}
         self.reductions: list[tile.Reduce] = []
+        self.scans: dict[tile.Scan, None] | None = None
         self.delayed: list[Operation] = []
         self.loads_first = False
         self.forward = forward  # whether loops may carry parts
@@ -78,14 +80,19 @@ class Cut:
         return cut
 
     @staticmethod
-    def of_needs(values: Iterable[tuple[SSAValue, int]]) -> Cut:
-        """Parts of values, along an axis of each. Raises NotCut.
+    def of_needs(values: Iterable[tuple[SSAValue, int]], ordered: bool = False) -> Cut:
+        """Parts of values, along an axis of each; ordered: each is made behind those before it, so
+        that scans go on. Raises NotCut.
 
         The caller checks that its `loads` may be made where the parts are.
         """
         cut = Cut(False)
+        if ordered:
+            cut.scans = {}
         for value, axis in values:
             cut._need(value, axis)
+        if len({scan.reverse is None for scan in cut.scans or ()}) > 1:
+            raise NotCut  # some begin with the last part
         return cut
 
     @property
@@ -99,7 +106,7 @@ class Cut:
         return [
             operand
             for value, axis in self.needs
-            for operand, part in _operand_axes(owner_op(value), frame_back(owner_op(value), axis))
+            for operand, part in _operand_axes(owner_op(value), self.frame_back(value, axis))
             if part is None
         ]
 
@@ -165,11 +172,21 @@ class Cut:
             return
         if (value, axis) in self.needs:
             return
-        frame = frame_back(op, axis)
+        frame = self.frame_back(value, axis)
         if not _is_repeatable(op):
             raise NotCut
         self.needs[value, axis] = None
         self._need_operands(op, frame)
+
+    def frame_back(self, value: SSAValue, axis: int) -> int:
+        """The frame of the operation that makes a value, of which a part along an axis is needed.
+        Raises NotCut.
+        """
+        op = owner_op(value)
+        if self.scans is not None and is_scanned(op, axis):
+            self.scans[op] = None
+            return axis
+        return frame_back(op, axis)
 
     def _need_carried(self, value: SSAValue, axis: int) -> None:
         """A part is needed of a value that a loop carries, that a branch yields, or that is cut."""
@@ -334,6 +351,11 @@ def is_block_of(op: tile.Load | tile.Store, store: tile.Store) -> bool:
         and op.extents == store.extents
         and not any(isinstance(offset.type, TileType) for offset in op.offsets)
     )
+
+
+def is_scanned(op: Operation, axis: int) -> TypeGuard[tile.Scan]:
+    """Whether an operation is a scan along an axis that can go on from what came before."""
+    return isinstance(op, tile.Scan) and op.axis.value.data == axis and op.kind.data in FUNCTION
 
 
 def _operand_axes(op: Operation, frame: int) -> list[tuple[SSAValue, int | None]]:

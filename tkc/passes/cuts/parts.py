@@ -21,7 +21,7 @@ from tkc.ir.rewrite import Builder, before, retype
 from tkc.ir.types import TileType, element_of
 from tkc.ir.values import owner_op, terminator_of, tile_type
 from tkc.passes.cuts.axes import frame_back, given, kept, needed, with_extent
-from tkc.passes.cuts.cut import Cut
+from tkc.passes.cuts.cut import Cut, is_scanned
 
 # Of one part: its start, its size, the totals of the parts before, and the operation before which
 # it is written; returns the totals with this part.
@@ -29,40 +29,60 @@ WritePart = Callable[[SSAValue, int, Sequence[SSAValue], Operation], Sequence[SS
 
 
 def loop_over_parts(
-    anchor: Operation, extent: int, size: int, totals: Sequence[SSAValue], write: WritePart
+    anchor: Operation,
+    extent: int,
+    size: int,
+    totals: Sequence[SSAValue],
+    write: WritePart,
+    backwards: bool = False,
 ) -> Sequence[SSAValue]:
-    """A loop over the parts of `size` elements, and one part more of what is left of the extent.
+    """A loop over the parts of `size` elements, and one part more of what is left of the extent;
+    backwards: from the last part on.
 
     Written before the anchor; returns the totals of all parts, from those to begin with.
     """
     build, whole = Builder(anchor), extent - extent % size
+    if backwards and whole < extent:
+        totals = write(build.number(whole), extent - whole, totals, anchor)
     bounds = [build.number(n) for n in (0, whole, size)]
     body = Block(arg_types=[i32, *(total.type for total in totals)])
     loop = before(anchor, scf.ForOp(bounds[0], bounds[1], bounds[2], totals, Region(body)))
     body.add_op(end := scf.YieldOp())
-    end.operands = write(body.args[0], size, body.args[1:], end)
-    if whole == extent:
+    start: SSAValue = body.args[0]
+    if backwards:
+        start = Builder(end).sub(before(end, tile.Constant(whole - size, i32)).result, start)
+    end.operands = write(start, size, body.args[1:], end)
+    if backwards or whole == extent:
         return loop.results
     return write(build.number(whole), extent - whole, loop.results, anchor)
 
 
-def initial_totals(reductions: Iterable[tile.Reduce], anchor: Operation) -> list[SSAValue]:
-    """The totals of no part at all, written before the anchor."""
+def initial_totals(joined: Iterable[tile.Reduce | tile.Scan], anchor: Operation) -> list[SSAValue]:
+    """The totals of no part at all, written before the anchor: of a scan, what its last element
+    would be.
+    """
     build = Builder(anchor)
-    return [
-        build(
-            tile.Constant(
-                neutral(op.kind.data, element_of(op.results[0].type)),
-                total_type(op.kind.data, op.results[0].type),
-            )
-        )
-        for op in reductions
-    ]
+    found: list[SSAValue] = []
+    for op in joined:
+        t, kind = op.results[0].type, op.kind.data
+        if isinstance(op, tile.Scan):
+            t = tile.reduced(tile_type(op.args[0]), op.axis.value.data)
+        found.append(build(tile.Constant(neutral(kind, element_of(t)), total_type(kind, t))))
+    return found
 
 
 def cast_total(total: SSAValue, t: Attribute, anchor: Operation) -> SSAValue:
     """The total in the type of the reduction, which may be narrower."""
     return total if total.type == t else before(anchor, Cast(total, t)).result
+
+
+def _along(total: SSAValue, t: TileType, axis: int, build: Builder) -> SSAValue:
+    """What lacks an axis of a tile, the same all along it."""
+    if not isinstance(total.type, TileType):
+        return build(tile.Splat(total, t))
+    extents = list(t.extents)
+    extents[axis] = 1
+    return build(tile.Broadcast(build(tile.Reshape(total, TileType(extents, t.element))), t))
 
 
 class Part:
@@ -75,6 +95,8 @@ class Part:
         # parts of values along an axis, in the blocks around what is written, outermost first
         self.made: list[dict[tuple[SSAValue, int], SSAValue]] = [{}]
         self.totals: list[SSAValue] = []
+        # of scans: the totals of the parts before, and with this one once it has been made
+        self.scanned: dict[tile.Scan, SSAValue] = {}
 
     def all(self, anchor: Operation, totals: Sequence[SSAValue]) -> list[SSAValue]:
         """Writes a cut forward before the anchor.
@@ -93,6 +115,9 @@ class Part:
             if (value, axis) in made:
                 return made[value, axis]
         op = owner_op(value)
+        if is_scanned(op, axis):
+            self.made[-1][value, axis] = self._scan(op, axis, anchor)
+            return self.made[-1][value, axis]
         new = self.operation(op, frame_back(op, axis), anchor)
         for old, result in zip(op.results, new.results, strict=True):
             self.made[-1][old, axis] = result
@@ -106,6 +131,20 @@ class Part:
             part = build(Cast(part, t))
         reduced = build(tile.Reduce(op.kind.data, part, op.axis.value.data))
         return build(CLASSES[FUNCTION[op.kind.data]](total, reduced))
+
+    def _scan(self, op: tile.Scan, axis: int, anchor: Operation) -> SSAValue:
+        """A part of a scan, behind the parts before, whose total it raises by its own."""
+        build, total, kind = Builder(anchor), self.scanned[op], op.kind.data
+        part = self.of(op.args[0], axis, anchor)
+        t = TileType(tile_type(part).extents, element_of(total.type))
+        if part.type != t:
+            part = build(Cast(part, t))
+        own = build(tile.Scan(kind, part, axis, op.reverse is not None))
+        joined = CLASSES[FUNCTION[kind]]
+        whole = build(joined(_along(total, t, axis, build), own))
+        self.scanned[op] = build(joined(total, build(tile.Reduce(kind, part, axis))))
+        wanted = self._part_type(op.results[0], axis)
+        return whole if whole.type == wanted else build(Cast(whole, wanted))
 
     def operation(self, op: Operation, frame: int, anchor: Operation) -> Operation:
         """The operation cut along its frame, written before the anchor."""

@@ -15,11 +15,13 @@ from typing import TypeVar
 from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
+from tkc.errors import RoomError
 from tkc.ir import shared, tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, retype
 from tkc.ir.shared_layout import SharedLayout, conflicts_of, exchange_of
+from tkc.ir.text import location_of
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import layout_of, shared_type, tile_type
 from tkc.passes import PassContext
@@ -29,6 +31,21 @@ Access = TypeVar("Access", shared.Read, shared.Write)
 SWIZZLE_BYTES = (128, 64, 32)
 ROW_PADDING_BYTES = 16
 MATRIX_ROW_BYTES = 16  # that a lane moves by ldmatrix and stmatrix
+
+
+def check_room(t: TileType, op: Operation, context: PassContext) -> None:
+    """Raises RoomError for a tile that shared memory cannot hold, before layouts are compared for
+    it: of a million elements that takes seconds.
+    """
+    available = context.target.shared_bytes
+    if t.bytes > available:
+        raise RoomError(
+            f"threads exchange {'x'.join(map(str, t.extents))} elements of a tile through shared"
+            f" memory: {t.bytes} bytes, of which {context.target.name} has {available}; use smaller"
+            " tiles, or parts of one in a loop",
+            location_of(op),
+            t.bytes - available,
+        )
 
 
 def allocated(t: TileType, memory: SharedLayout, at: Operation) -> SSAValue:

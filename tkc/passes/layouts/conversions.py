@@ -20,6 +20,7 @@ from tkc.passes.analysis.mapped import dense_axis, dense_of_block
 from tkc.passes.layouts.buffers import (
     allocated,
     best_layout,
+    check_room,
     is_read_as_well,
     read,
     view,
@@ -39,6 +40,7 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     """Through shared memory, where a thread's own registers do not suffice."""
     if is_in_registers(op) or op.parent is None:
         return
+    check_room(tile_type(op.arg), op, context)
     load = defining_op(op.arg, tile.Load)
     is_wanted_so = load is None or not all(isinstance(u, shared.Convert) for u in _users(load))
     if load is not None and not is_wanted_so and (width := _copy_width(load, context)):

@@ -24,7 +24,7 @@ from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
 from tkc.ir.values import layout_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
-from tkc.passes.layouts.buffers import through_shared
+from tkc.passes.layouts.buffers import check_room, through_shared
 from tkc.passes.layouts.conversions import convert, is_in_registers
 from tkc.passes.layouts.movers import is_free
 
@@ -249,6 +249,7 @@ def _gather_axis(op: tile.Reduce | tile.Scan, context: PassContext) -> None:
     """For what cannot be done warp by warp: each warp of the axis gets all of it."""
     axis = op.axis.value.data
     for i, arg in enumerate(op.args):
+        check_room(tile_type(arg), op, context)
         wanted = tile_type(arg).with_layout(_gathered(layout_of(arg), axis))
         conversion = before(op, shared.Convert(arg, wanted))
         op.operands[i] = conversion.result

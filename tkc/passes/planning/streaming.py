@@ -48,6 +48,7 @@ from tkc.passes.planning.pressure import (
     pressure,
     room,
 )
+from tkc.passes.planning.program import Program
 
 WARP_COUNTS = 4, 8, 16, 32  # of a block
 CLUSTER_SIZES = 2, 4, 8  # 16 by keyword alone: not every device has room for one
@@ -327,7 +328,8 @@ def rows_of_part(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     holds none."""
     warps = context.options.num_warps or WARP_COUNTS[1]
     most = 32 * warps * min(MAX_TILE_REGISTERS, room(warps, True, context) // 2)
-    rows = min(extent - 1, most * extent // max(1, pressure(kernel)))
+    # an element takes instructions also where no register holds it
+    rows = min(extent - 1, most * extent // max(1, pressure(kernel), Program.of(kernel).largest))
     return 1 << rows.bit_length() - 1 if rows > 0 else 0
 
 
