@@ -250,9 +250,20 @@ def frames(frame: FrameType | None = None) -> list[FrameType]:
     return found
 
 
-@lru_cache(maxsize=512)
-def _positions(code: CodeType) -> list:
-    return list(code.co_positions())
+Place = tuple[int, int, int | None]
+# By the `id` of a code object, for its hash takes a walk over its constants: the object, so that no
+# other one gets its id, the positions of its instructions, and the places that were asked for
+_KNOWN: dict[int, tuple[CodeType, list, dict[int, Place]]] = {}
+MAX_KNOWN = 512
+
+
+def _known(code: CodeType) -> tuple[CodeType, list, dict[int, Place]]:
+    found = _KNOWN.get(id(code))
+    if found is None:
+        if len(_KNOWN) >= MAX_KNOWN:
+            _KNOWN.clear()
+        found = _KNOWN[id(code)] = code, list(code.co_positions()), {}
+    return found
 
 
 def _characters(file: str, line: int, column: int | None) -> int | None:
@@ -265,18 +276,21 @@ def _characters(file: str, line: int, column: int | None) -> int | None:
     )
 
 
-def _place(code: CodeType, last: int, line: int | None) -> tuple[int, int, int | None]:
+def _place(code: CodeType, last: int, line: int | None) -> Place:
     """Line, column and end column of an instruction."""
-    positions = _positions(code)
+    _, positions, places = _known(code)
+    if last in places:
+        return places[last]
     first, end_line, column, end = (
         positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
     )
     first = first or line or 0
-    return (
+    found = places[last] = (
         first,
         _characters(code.co_filename, first, column) or 0,
         _characters(code.co_filename, first, end) if end_line == first else None,
     )
+    return found
 
 
 def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
@@ -307,7 +321,9 @@ def _where() -> tuple[str, int, int]:
     while frame is not None:
         code = frame.f_code
         if is_users_frame(frame):
-            return code.co_filename, *_place(code, frame.f_lasti, frame.f_lineno)[:2]
+            found = _known(code)[2].get(frame.f_lasti)
+            line, column, _ = found or _place(code, frame.f_lasti, frame.f_lineno)
+            return code.co_filename, line, column
         if code.co_name == "_traced_call":
             break
         frame = frame.f_back
