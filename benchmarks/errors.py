@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tkc import kernels
 
-LEAST = 1.1
+MIN_RATIO = 1.1
 EXACT = {"argmax", "create_block_mask", "dropout", "embedding", "histogram", "sort", "topk"}
 EXACT |= {"transpose"}
 # torch has no function for them; tests/kernels holds them to their recurrences in float64
@@ -549,7 +549,7 @@ def main(names: tuple[str, ...]) -> None:
             found, missed = [], missed + 1
             table.add_row(name, f"failed: {type(e).__name__}: {str(e).splitlines()[0]:.120}")
         for i, (ours, theirs) in enumerate(found):
-            good = ours <= LEAST * theirs
+            good = ours <= MIN_RATIO * theirs
             missed += not good
             table.add_row(
                 name if len(found) == 1 else f"{name} [{i}]",

@@ -292,7 +292,7 @@ def _row_major(m: int, n: int, k: int, seed: int):
 
 
 def _ours_row_major(given, block, options):
-    """In a kernel's own blocks, which are laid anew as they come; without a block the library's
+    """In a kernel's own blocks, whose layout changes as they come; without a block the library's
     call, which may copy b first.
     """
     import tkc

@@ -17,7 +17,7 @@ from benchmarks.harness import Contest, Contestant, Runner
 from benchmarks.memory_bound import first, normal_of
 from benchmarks.vector_add import copy
 
-LEAST = -exp(-0.5)  # of RWKV-7's logarithms of decays
+LEAST_DECAY = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
 FEATURED = ((16, 4096, 16), (16, 1024, 16))
 STRIPS = ((8, 2048, 2048), (1, 32768, 4096))
@@ -310,7 +310,7 @@ def _of_rwkv(normal, batch, length, heads, width):
     w, rate = (normal(*r.shape).float().sigmoid() for _ in range(2))
     toward = a.float() / a.float().norm(dim=-1, keepdim=True)
     a, b = -toward.to(r.dtype), (toward * rate).to(r.dtype)
-    return r, (w * LEAST).to(r.dtype), k * width**-0.5, v, a, b
+    return r, (w * LEAST_DECAY).to(r.dtype), k * width**-0.5, v, a, b
 
 
 def rwkv7(normal, batch, length, heads, width):
@@ -320,8 +320,8 @@ def rwkv7(normal, batch, length, heads, width):
     rival = _rival("fla.ops.rwkv7.chunk_rwkv7")
     return (
         14 * given[0].numel(),
-        lambda: kernels.rwkv7(*given, least=LEAST),
-        rival and (lambda: rival(*given, lower_bound=LEAST)),
+        lambda: kernels.rwkv7(*given, least=LEAST_DECAY),
+        rival and (lambda: rival(*given, lower_bound=LEAST_DECAY)),
     )
 
 
@@ -333,8 +333,8 @@ def rwkv7_backward(normal, batch, length, heads, width):
     rival = _rival("fla.ops.rwkv7.chunk_rwkv7")
     return (
         26 * given[0].numel(),
-        lambda: kernels.rwkv7_backward(grad, *given, least=LEAST),
-        _backward(rival, given, grad, lower_bound=LEAST),
+        lambda: kernels.rwkv7_backward(grad, *given, least=LEAST_DECAY),
+        _backward(rival, given, grad, lower_bound=LEAST_DECAY),
     )
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = "tkc", "triton"
-LIMIT = 300.0  # seconds of a process
+MAX_SECONDS = 300.0  # seconds of a process
 TARGET, CAPABILITY = "sm_90a", 90
 Recorded = list[tuple[Any, tuple, dict[str, Any]]]  # kernel, arguments, and those by name
 
@@ -165,7 +165,7 @@ def measured(side: str, title: str, root: Path) -> dict[str, Any]:
             env=env,
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=MAX_SECONDS,
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
     if done.returncode:

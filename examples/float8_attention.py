@@ -21,7 +21,7 @@ after rounding: the weights of a row add up to one, and what one power has too m
 moves the result only as far as its value is from the row's mean. A row of few keys needs that: a
 power that is not the largest of its first block may be half of the row, and rounded by a sixteenth.
 
-V is another matter: Hopper multiplies float8 only where K is the dense axis of both factors, and V
+V is another matter: Hopper multiplies float8 only where K is the dense axis of both operands, and V
 [keys, D] is dense along D. Nothing is to be done about it here. The compiler has a warpgroup of its
 own lay each block of V anew on its way, and counts the keys in the order in which a thread has the
 powers, so that these never leave their registers (`tkc report` shows both among the decisions).

@@ -17,7 +17,7 @@ belongs inside the loop, on the block's partial sum:
     for k in blocks of 128:
         acc = acc + dot(a[m, k], b[n, k].T) * (sa[m, k] * sb[n, k])
 
-Hopper multiplies float8 only where K is the dense axis of both factors, so `b` is stored as [N, K]
+Hopper multiplies float8 only where K is the dense axis of both operands, so `b` is stored as [N, K]
 (as torch.nn.Linear does) and its block transposed, or passed as `w.T`; either way nothing is
 copied.
 

@@ -1,4 +1,4 @@
-"""A linear layer with weights of 8 bits: a dot one of whose factors is computed on its way.
+"""A linear layer with weights of 8 bits: a dot one of whose operands is computed on its way.
 
 Weights take most of the memory of a language model, and where few rows of x meet them, most of the
 time: 8 bits instead of 16 halve both. They are stored as int8 (or float8) with a scale for each
@@ -9,7 +9,7 @@ output, and multiplied in bfloat16:
 The kernel says just that. The compiler sees that one factor is computed element by element: its
 blocks come through shared memory as they are, 8 bits wide, and become bfloat16 in the registers
 from which the tensor core reads its left factor, while the dot before is under way. Here it is the
-right factor that is computed, so the dot is taken as its transpose, (w x.T).T. The same holds for
+right operand that is computed, so the dot is taken as its transpose, (w x.T).T. The same holds for
 any element-wise computation: relu(a), a * s, a + b.
 
 On an H200, 2026-11-22, four shuffled rounds of `benchmarks/run.py examples` (commit 02963b6), and

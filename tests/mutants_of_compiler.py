@@ -72,7 +72,7 @@ SITE = "_mutation_site"  # the name under which instrumented modules find `Sites
 CORPUS = {"in_place": 60, "roles": 90, "large": 40, "pipelines": 40, "memory": 30, "layouts": 30}
 STATEMENTS = 5
 KERNELS_OF_A_MUTANT = 16
-LEAST = 0.05  # seconds that a test takes at least, what pytest does included
+MIN_SECONDS = 0.05  # seconds that a test takes at least, what pytest does included
 SECONDS_OF_TESTS = 60.0  # of a mutant, as they were measured without one
 # Seconds of the processor's time after which a mutant is caught: to begin with, and how many for
 # each second of its tests and for each kernel
@@ -703,7 +703,7 @@ def chosen_of(reached: Reached, name: str, left: float, known: str | None = None
         order.append((stem not in test, cases[function], seconds, test))
         cases[function] += 1
     for *_, seconds, test in sorted(order):
-        left -= max(seconds, LEAST)
+        left -= max(seconds, MIN_SECONDS)
         if left < 0 and tests:
             break
         tests.append((seconds, test))

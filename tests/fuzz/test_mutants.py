@@ -9,7 +9,7 @@ from tkc.fuzz.programs import programs
 from tkc.sim import rank_mutants
 from tkc.sim.mutants import OPERATORS
 
-MOST = 40  # of each program: what the time of a test allows
+MAX_MUTANTS = 40  # of each program: what the time of a test allows
 
 
 def test_there_are_twenty_operators():
@@ -33,7 +33,7 @@ def test_programs_cover_the_operators_and_the_compiler():
 @pytest.mark.parametrize("name", [n for n in programs() if n != "vector_add"])
 def test_every_mutant_is_found(name):
     program, mutants = programs()[name], every([name])
-    sample = mutants[:: -(-len(mutants) // MOST)]
+    sample = mutants[:: -(-len(mutants) // MAX_MUTANTS)]
     assert (
         sample
         and program.equivalent.keys() <= {place.label for _, place in mutants}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Give = Callable[..., object]
 UNIT = 16  # features, and the columns of sums beside values, come in whole units (feature_maps.py)
 # RWKV-7 takes no more than -exp(-1/2) of a state in a step
-LEAST = -0.6065306597126334
+LEAST_DECAY = -0.6065306597126334
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def rwkv_bounded(give: Give, of: Sizes = SMALL):
     scales = (3, 1.0), (4, -1.0), (4, 0.5)
     k, a, b = (give(shape, "bfloat16", seed, scale=n * of.width**-0.5) for seed, n in scales)
     # no normal number of these is beyond five deviations
-    g = -abs(give(shape, seed=5, scale=0.19 * LEAST))
+    g = -abs(give(shape, seed=5, scale=0.19 * LEAST_DECAY))
     given, last = (q, g, k, v, a, b), give((1, 2, of.width, of.width), seed=6)
-    return *t.rwkv7(*given, last, least=LEAST), *t.rwkv7_backward(
-        grad, *given, last, grad_final=last, least=LEAST
+    return *t.rwkv7(*given, last, least=LEAST_DECAY), *t.rwkv7_backward(
+        grad, *given, last, grad_final=last, least=LEAST_DECAY
     )
 
 

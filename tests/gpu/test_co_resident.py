@@ -72,7 +72,7 @@ def test_a_sum_and_its_transpose(first, out):
 @pytest.mark.parametrize("rows", [1, 64, 128, 200, 448, 1000])
 @pytest.mark.parametrize("d, count", [(64, 4), (128, 3)])
 @pytest.mark.parametrize("window", [None, 100])
-def test_teams_with_ghosts(rows, d, count, window):
+def test_tile_groups_with_padding_tiles(rows, d, count, window):
     """Of every number, before the first program; fewer groups than blocks and more."""
     scale = d**-0.5
     for heads in (1, 80):

@@ -265,7 +265,7 @@ def test_every_row_of_groups_is_written_by_tensor_maps():
 @pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_products_of_8_bits_in_every_memory_order(shape, order, dtype):
-    """As they lie, laid anew, or copied to rows of k first: small integers, exactly."""
+    """As they lie, relaid by a role, or copied to rows of k first: small integers, exactly."""
     m, n, k = shape
     a, b = (
         torch.randint(-3, 4, s, device="cuda").to(getattr(torch, dtype)) for s in ((m, k), (k, n))

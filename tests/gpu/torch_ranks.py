@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import ranks
 from tests.gpu.ranks import Place as _Place
 
-LIMIT, EACH = 120.0, 40.0  # seconds of all cases, and of one
+MAX_SECONDS, EACH = 120.0, 40.0  # seconds of all cases, and of one
 OPS = torch.ops.tkc
 Tensors = Sequence[Any]
 
@@ -312,7 +312,7 @@ PARTS: dict[str, Callable[[Place], None]] = {
 
 
 def outcomes(
-    names: Sequence[str], cpu: bool, limit: float = LIMIT, each: float = EACH
+    names: Sequence[str], cpu: bool, limit: float = MAX_SECONDS, each: float = EACH
 ) -> dict[str, str]:
     """What became of each part on two ranks."""
     os.environ["RANKS_CPU"] = str(int(cpu))

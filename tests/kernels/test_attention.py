@@ -865,7 +865,7 @@ def test_co_resident_programs_on_a_gpu(d, columns, count, causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("window", [1, 100, 1024])
-def test_a_window_of_programs_abreast_on_a_gpu(d, window):
+def test_a_window_of_co_resident_programs_on_a_gpu(d, window):
     """As the library chooses where a launch fills the device, also of ragged batches, with and
     without log-sum-exp.
     """

@@ -130,8 +130,8 @@ def test_heads_second():
 
 @pytest.mark.parametrize("d, options", [(64, {}), (128, dict(causal=True)), (256, {})], ids=str)
 def test_float8(d, options):
-    """V is laid anew by a role of its own. As far from float64 as float8 probabilities are, at most
-    twice.
+    """A role of its own changes the layout of V. As far from float64 as float8
+    probabilities are, at most twice.
     """
     for queries, keys in LENGTHS:
         q, k, v = operands(1, 2, 1, queries, keys, d, d, EIGHT)

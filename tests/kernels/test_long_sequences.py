@@ -45,7 +45,7 @@ def of_delta_rule(length, gated):
 def of_rwkv(length):
     given = rwkv.arguments((1, length, 1, WIDTH, WIDTH), DTYPE)
     grad, last = numbers(given[3].shape, DTYPE, 7), numbers(given[6].shape, seed=8)
-    got = kernels.rwkv7_backward(grad, *given, least=rwkv.LEAST, grad_final=last)
+    got = kernels.rwkv7_backward(grad, *given, least=rwkv.LEAST_DECAY, grad_final=last)
     want = rwkv.wanted_gradients(grad, last, given)
     return zip(("q", "g", "k", "v", "a", "b", "initial"), got, want, strict=True)
 

@@ -118,7 +118,7 @@ def test_epilogues(activation):
         (lambda x: kernels.matmul(numbers((2, 3, 4)), numbers((3, 4, 4))), "cannot be broadcast"),
         (
             lambda x: kernels.matmul(x[:, :3], (y := numbers((3, 3))), out=y),
-            "out is one of the factors",
+            "out is one of the operands",
         ),
     ],
 )

@@ -90,7 +90,7 @@ def attend(q, k, v, narrow=lambda p: p):
 
 
 def attend_with_short_powers(q, k, v):
-    # factors of the tensor cores, here and elsewhere
+    # operands of the tensor cores, here and elsewhere
     return attend(q, k, v, lambda p: p.astype(BF16).astype(p.dtype))
 
 

@@ -9,7 +9,7 @@ import tkc
 from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tkc import kernels
 
-LEAST = -np.exp(-0.5)  # of RWKV-7's g
+LEAST_DECAY = -np.exp(-0.5)  # of RWKV-7's g
 
 
 def recurrence(q, g, k, v, a, b, state, scale):
@@ -40,7 +40,7 @@ def gradients(do, ds, q, g, k, v, a, b, state, scale):
     return dq, dg, dk, dv, da, db, ds
 
 
-def arguments(shape, dtype="float32", sequences=None, alike=0.0, least=LEAST):
+def arguments(shape, dtype="float32", sequences=None, alike=0.0, least=LEAST_DECAY):
     batch, length, heads, width, columns = shape
     of_keys = (batch, length, heads, width)
     toward = numbers(of_keys, seed=0) + alike * numbers((batch, 1, heads, width), seed=9)
@@ -82,11 +82,11 @@ def wanted_gradients(grad, last, given, starts=None, scale=1.0):
 
 # (shape, arguments of `arguments`, of the call)
 CASES = {
-    "bounded": ((2, 131, 2, 17, 33), {}, {"least": LEAST}),
+    "bounded": ((2, 131, 2, 17, 33), {}, {"least": LEAST_DECAY}),
     "exact": ((1, 67, 2, 16, 17), {}, {}),
     "some levels": ((1, 66, 1, 16, 16), {"least": -5.0}, {"least": -5.0, "scale": 0.25}),
-    "wide keys": ((1, 45, 1, 100, 40), {}, {"least": LEAST}),
-    "keys alike": ((1, 128, 1, 32, 16), {"alike": 2.0}, {"least": LEAST}),
+    "wide keys": ((1, 45, 1, 100, 40), {}, {"least": LEAST_DECAY}),
+    "keys alike": ((1, 128, 1, 32, 16), {"alike": 2.0}, {"least": LEAST_DECAY}),
     "one position": ((1, 1, 1, 1, 1), {}, {"least": -1e-9}),
 }
 
@@ -130,12 +130,12 @@ def test_steep_decays_do_not_overflow():
 def test_ragged_batches():
     starts = np.array([0, 0, 3, 80, 150], np.int32)
     given = arguments((1, 150, 2, 16, 17), sequences=4)
-    out, final = kernels.rwkv7(*given, starts, 77, least=LEAST)
+    out, final = kernels.rwkv7(*given, starts, 77, least=LEAST_DECAY)
     want, state = wanted(given, starts)
     close(out, want, ulps=1024)
     close(final, state, ulps=1024)
     grad, last = numbers(out.shape, seed=7), numbers(final.shape, seed=8)
-    got = kernels.rwkv7_backward(grad, *given, starts, 77, 1.0, LEAST, last)
+    got = kernels.rwkv7_backward(grad, *given, starts, 77, 1.0, LEAST_DECAY, last)
     for part, want in zip(got, wanted_gradients(grad, last, given, starts), strict=True):
         close(part, want, ulps=4096)
 
@@ -151,12 +151,12 @@ def test_nothing(shape):
 
 def test_short_floats():
     given = arguments((1, 130, 2, 64, 64), "bfloat16")
-    out, final = kernels.rwkv7(*given, least=LEAST)
+    out, final = kernels.rwkv7(*given, least=LEAST_DECAY)
     want, state = wanted(given)
     close(out, want, "bfloat16", ulps=4)
     close(final, state, "bfloat16", ulps=4)
     grad, last = numbers(out.shape, "bfloat16", 7), numbers(final.shape, seed=8)
-    got = kernels.rwkv7_backward(grad, *given, None, None, 1.0, LEAST, last)
+    got = kernels.rwkv7_backward(grad, *given, None, None, 1.0, LEAST_DECAY, last)
     for part, want in zip(got, wanted_gradients(grad, last, given), strict=True):
         close(part, want, "bfloat16", ulps=8)
 
@@ -198,7 +198,7 @@ def test_bad_arguments_say_what_is_wrong():
         kernels.rwkv7(q, g, k, v, a, b, initial[:, :2])
 
 
-@pytest.mark.parametrize("least", [None, LEAST])
+@pytest.mark.parametrize("least", [None, LEAST_DECAY])
 @pytest.mark.parametrize("width", [64, 128])
 def test_on_gpus(width, least):
     x = np.empty((2, 2048, 16, width), numbers((), "bfloat16").dtype)

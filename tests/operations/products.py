@@ -49,7 +49,7 @@ def product(
 def turned(
     a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr, PRECISION: tkc.constexpr
 ):
-    """Both factors transposed in registers or on their way there."""
+    """Both operands transposed in registers or on their way there."""
     x, y = tkc.load(a, (0, 0), (K, M)).T, tkc.load(b, (0, 0), (N, K)).T
     tkc.store(o, (0, 0), tkc.dot(x, y, tkc.load(c, (0, 0), (M, N)), precision=PRECISION))
 
@@ -82,7 +82,7 @@ def sum_type(dtype):
 
 def near(x, y, c, dtype, precision) -> Near:
     """Sums of float32 in any order: one unit of float32 for each addition, of the sum of the
-    magnitudes; tf32 first rounds its factors to 11 bits.
+    magnitudes; tf32 first rounds its operands to 11 bits.
     """
     x, y, c, k = x.astype(F64), y.astype(F64), c.astype(F64), x.shape[-1]
     eps = 2.0**-53 if dtype == F64 else 2.0**-24

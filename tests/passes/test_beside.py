@@ -78,7 +78,7 @@ def summed(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.c
 
 
 def paged(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """A number says where a factor lies, and what its dot is multiplied by."""
+    """A number says where an operand lies, and what its dot is multiplied by."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, x.shape[1], BK):
@@ -259,8 +259,8 @@ def test_it_assembles_clean(form):
 @EVERY
 def test_who_loads_what(form):
     """The consumers load what the producer cannot: rows that are not dense. What stands beside the
-    factors comes in their ring, in as many parts as it is used in; a number that says where a
-    factor lies both look up.
+    operands comes in their ring, in as many parts as it is used in; a number that says where a
+    operand lies both look up.
     """
     plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
     producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
@@ -559,7 +559,7 @@ def computed(
     BK: tkc.constexpr,
     BLOCKS: tkc.constexpr,
 ):
-    """A left factor made of two things that its stage brings: the second one is read when the dot
+    """A left operand made of two things that its stage brings: the second one is read when the dot
     before is over.
     """
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
@@ -713,7 +713,7 @@ def looked_at(
     BK: tkc.constexpr,
     WHERE: tkc.constexpr,
 ):
-    """What stands beside dots is looked at in branches alone: before the dot, between its factors,
+    """What stands beside dots is looked at in branches alone: before the dot, between its operands,
     behind it beside its result; or where a branch says where a factor lies.
     """
     m, acc, seen = (

@@ -74,7 +74,7 @@ def triangular(a, b, _, c, __, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.con
 
 
 def followed(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """A dot behind the loop: its factors are each block's own, in a ring of their own."""
+    """A dot behind the loop: its operands are each block's own, in a ring of their own."""
     m, n, half = tkc.program_id(0) * BM, tkc.program_id(1) * BN, BK // 2
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -84,7 +84,7 @@ def followed(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
 
 
 def followed_alike(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """The same, with factors that take one more stage of the loop's ring."""
+    """The same, with operands that take one more stage of the loop's ring."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -353,7 +353,7 @@ def test_a_cluster_shrinks_to_the_axes_along_which_something_is_shared():
 
 
 def test_what_a_loop_shares_where_a_dot_follows_it():
-    """Pairs of blocks share both right factors of the loop, which has four stages: the last dot's
+    """Pairs of blocks share both right operands of the loop, which has four stages: the last dot's
     factor has one, while the next program's loop runs there is time for it.
     """
     shapes = (8192, 4096), (4096, 14336), (4096, 16), (16, 14336), (8192, 14336)

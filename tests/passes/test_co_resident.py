@@ -154,7 +154,7 @@ def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
 
 
 @GROUPS
-def test_teams_with_ghosts(kind, count):
+def test_tile_groups_with_padding_tiles(kind, count):
     """Of every number: in the simulator at each level, in every order of threads, and as text."""
     modules, checked = tile_groups(kind, count)
     for module in without_threads(modules):
@@ -430,7 +430,7 @@ def test_ragged_batches(options, monkeypatch):
 
 # --------------------------------------------------------------------------------------------------
 def gradient(q, g, k, v, w, o, low, high, BN: tkc.constexpr):
-    """Three dots, of which two have left factors of the program's own; both ends of the loop as
+    """Three dots, of which two have left operands of the program's own; both ends of the loop as
     they are asked for.
     """
     i = tkc.program_id(0)
@@ -463,8 +463,8 @@ def sums(q, k, at, s, o, low, high, BN: tkc.constexpr):
 
 
 def moments(x, y, s, o, low, high, BN: tkc.constexpr):
-    """A sum whose factors, which fill one ring together, are the same in all programs of axis 0, as
-    many rows as each asks for.
+    """A sum whose operands, which fill one ring together, are the same in all programs of axis 0,
+    as many rows as each asks for.
     """
     i, n = tkc.program_id(0), tkc.program_id(1) * 64
     acc = tkc.zeros((64, 64))
@@ -572,7 +572,7 @@ def test_others_assemble_clean(kernel, programs):
     assembles_clean(other(kernel, programs)[0][LAST])
 
 
-def test_a_cluster_is_not_taken_for_a_team():
+def test_a_cluster_is_not_taken_for_a_tile_group():
     given = other(moments, 3, cluster=(1, 2))[1]
     assert (
         given.plan.roles == "co_resident"
@@ -584,7 +584,7 @@ def test_a_cluster_is_not_taken_for_a_team():
 
 def scored(q, k, v, w, o, high, BN: tkc.constexpr):
     """What scores are added to is loaded: where the dot behind them is late, it is read an
-    iteration before that one's right factor, and does not share its stages. A padding tile need
+    iteration before that one's right operand, and does not share its stages. A padding tile need
     not lie in the grid.
     """
     i, acc = tkc.program_id(0), tkc.zeros((64, 64))

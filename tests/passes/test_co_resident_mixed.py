@@ -84,7 +84,7 @@ def in_place(q, k, v, t, o, high, BN: tkc.constexpr):
     ids=str,
 )
 @pytest.mark.parametrize("places", [4, 5, 6, 7])
-def test_ghosts_read_nothing_of_the_first_program(options, places):
+def test_padding_tiles_read_nothing_of_the_first_program(options, places):
     """What a program reads of its own and then replaces."""
     modules, _ = stages.compiled(
         traced(in_place, MATRIX, MATRIX, MATRIX, ROW, OUT, i32(), BN=32), **options

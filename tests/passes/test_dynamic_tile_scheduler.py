@@ -216,11 +216,11 @@ def claims_of(module) -> set[str]:
 
 
 def _barriers_of_claims(module) -> set[str]:
-    """How the text names the two barriers of the claims: the wait before the posts, the arrival
-    after them.
+    """How the text names the two barriers of the claims: the wait before the broadcasts, the
+    arrival after them.
     """
-    posts = [op for op in module.walk() if isinstance(op, threads.BroadcastStore)]
-    before, after = posts[0].prev_op, posts[-1].next_op
+    broadcasts = [op for op in module.walk() if isinstance(op, threads.BroadcastStore)]
+    before, after = broadcasts[0].prev_op, broadcasts[-1].next_op
     while not isinstance(before, threads.MbarrierWait):
         before = before.prev_op
     while not isinstance(after, threads.MbarrierArrive):

@@ -1,4 +1,4 @@
-"""Dots whose factors no shared memory holds: the same at level 0, with threads and as PTX, and
+"""Dots whose operands no shared memory holds: the same at level 0, with threads and as PTX, and
 clean in the assembler.
 """
 
@@ -98,7 +98,7 @@ def test_products(turned, m, k, n, dtype, name):
 
 
 def computed(a, b, out, M: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
-    """Factors masked along k and computed, one of another dot and one by pointers, in a loop."""
+    """Operands masked along k and computed, one of another dot and one by pointers, in a loop."""
     i, k, n = tkc.arange(M), tkc.arange(K), tkc.arange(N)
     for step in tkc.range(0, 2):
         x = tkc.load(

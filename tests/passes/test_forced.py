@@ -127,8 +127,8 @@ def test_it_assembles_clean(form):
 
 
 def test_where_things_are():
-    """A left factor in registers is read from the ring by matrices, and stores take as many columns
-    as asked, those from registers and those of a transpose, which tensor maps make.
+    """A left operand in registers is read from the ring by matrices, and stores take as many
+    columns as asked, those from registers and those of a transpose, which tensor maps make.
     """
     held, plain = (
         last(Form((64, 64, 32), options=options))
@@ -166,7 +166,7 @@ def test_large_blocks_take_what_fits(block, options):
 )
 @pytest.mark.parametrize("options", [(REGISTERS,), (SWAPPED, REGISTERS)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "tt"])
-def test_a_left_factor_stays_until_its_dot_is_over(block, layout, options):
+def test_a_left_operand_stays_until_its_dot_is_over(block, layout, options):
     """ptxas gives what is read for the next dot the registers from which this one still takes its
     own: on an H200 8192 x 4096 x 14336 in blocks of 128 x 256 x 64 came out as NaN.
     """
@@ -206,7 +206,7 @@ TYPES = [
 @assembler
 @pytest.mark.parametrize("case", TYPES, ids=lambda c: c.name)
 def test_other_element_types(case):
-    """Read into registers, a factor may be dense along either axis, which wgmma's own reads of 32
+    """Read into registers, an operand may be dense along either axis, which wgmma's own reads of 32
     and 8 bits may not.
     """
     (BM, BN, BK), made = case.block, test_product_types.compiled(case)

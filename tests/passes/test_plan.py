@@ -58,7 +58,7 @@ def attention_plan(name: str, columns: int) -> Plan:
 
 
 def test_warps_with_rows_of_their_own_are_few_where_two_blocks_fit():
-    """Half as many warps read right factors from shared memory half as often; but one block of
+    """Half as many warps read right operands from shared memory half as often; but one block of
     four leaves a multiprocessor's schedulers one warp each.
     """
     few, many = attention_plan("sm_80", 48), attention_plan("sm_80", 64)

@@ -314,7 +314,7 @@ def test_what_cannot_be_had_is_said(form, reason):
 
 
 # --------------------------------------------------------------------------------------------------
-# A warp writes the rows of a result whose factor's rows it alone has read: nobody need have come
+# A warp writes the rows of a result whose operand's rows it alone has read: nobody need have come
 # when it begins to write, in each of the ways in which results leave. The wait for Q protects dots;
 # between them stages are given back. What the producer expects of a stage of Q it may say before
 # that is free, where who has multiplied by it has seen it full: the last of a group is no

@@ -407,7 +407,7 @@ def test_machines_without_the_engines_have_one_role(machine):
 
 @pytest.mark.parametrize("block, boxes", [((128, 192, 32), 3), ((128, 160, 32), 5)], ids=str)
 def test_shares_in_several_boxes(block, boxes):
-    """A factor whose rows are an odd number of swizzles is shared between blocks by its k, by
+    """An operand whose rows are an odd number of swizzles is shared between blocks by its k, by
     keyword.
     """
     form = Form(block, options=(("cluster", (2, 1)), ("num_stages", 2)))

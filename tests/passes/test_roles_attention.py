@@ -408,7 +408,7 @@ def weights(q, k, o, scale, D: tkc.constexpr):
     tkc.store(o, (m,), total)
 
 
-def test_one_dot_whose_left_factor_is_loaded_before_the_loop():
+def test_one_dot_whose_left_operand_is_loaded_before_the_loop():
     """The blocks of a cluster share the copies of the loop, not those before it."""
 
     def array(dtype, rank):

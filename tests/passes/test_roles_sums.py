@@ -37,7 +37,7 @@ from tkc.sim import level4
 
 
 def gated(x, g, u, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """A factor for two dots."""
+    """An operand for two dots."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     one = two = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, x.shape[1], BK):
@@ -64,7 +64,7 @@ def complex_product(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc
 
 
 def moments(x, y, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """xᵀx and xᵀy: one block is both factors of a dot, K-major in neither."""
+    """xᵀx and xᵀy: one block is both operands of a dot, K-major in neither."""
     one = two = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, x.shape[0], BK):
         rows, other = tkc.load(x, (k, 0), (BK, BM)), tkc.load(y, (k, 0), (BK, BN))
@@ -184,8 +184,8 @@ def sums_of(role: threads.Role) -> list[scf.ForOp]:
 
 @EVERY
 def test_one_ring_and_one_group_of_dots(form):
-    """All factors of a step come in one stage, a shared one once; all dots of a step are one group,
-    one deep.
+    """All operands of a step come in one stage, a shared one once; all dots of a step are one
+    group, one deep.
     """
     plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
     dots, loads = {gated: (2, 3), complex_product: (3, 4), moments: (2, 2)}[form.kernel]

@@ -1,5 +1,5 @@
 """Plans whose kernels need more shared memory behind the plan than it left are made again, and
-leave so much more: with fewer stages, one program at a time, of one role, with factors in parts.
+leave so much more: with fewer stages, one program at a time, of one role, with operands in parts.
 """
 
 import ml_dtypes
@@ -110,9 +110,9 @@ CASES = {  # kernel, target, block, steps of k, roles of the plan in the end
     "one program at a time": (scanned, "sm_90a", (128, 128, 64), 2, "cooperative"),
     "fewer stages": (scaled, "sm_90a", (128, 128, 64), 2, "cooperative"),
     "one role": (scaled, "sm_90a", (128, 256, 64), 2, "one"),
-    "factors in parts of a step": (scanned_inside, "sm_89", (128, 128, 128), 1, "one"),
-    "factors in parts": (once, "sm_89", (128, 128, 192), 1, "one"),
-    "more factors in parts": (once, "sm_80", (128, 256, 128), 1, "one"),
+    "operands in parts of a step": (scanned_inside, "sm_89", (128, 128, 128), 1, "one"),
+    "operands in parts": (once, "sm_89", (128, 128, 192), 1, "one"),
+    "more operands in parts": (once, "sm_80", (128, 256, 128), 1, "one"),
 }
 
 

@@ -89,7 +89,7 @@ def test_grids_that_end_inside_a_cluster(form, rows, columns, clusters):
 
 def test_clusters_share_programs():
     """Two programs of a cluster come in parts where two clusters have them: with a whole sum, the
-    results of random factors would be those of one cluster.
+    results of random operands would be those of one cluster.
     """
     results, generator = {}, np.random.default_rng(0)
     a, b = (integers(*shape, dtype=tkc.bfloat16, seed=0) for shape in ((128, 600), (600, 64)))

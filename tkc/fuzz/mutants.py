@@ -156,8 +156,8 @@ def _behind(op: Operation, kind: type) -> bool:
 
 
 def _sent_first(op: Operation, operator: str) -> bool:
-    """A producer's arrival for numbers that it posts, if it asks for a copy behind it, which is
-    waited for before they are read; and the wait for such numbers, if all are told so.
+    """A producer's arrival for numbers that it broadcasts, if it asks for a copy behind it, which
+    is waited for before they are read; and the wait for such numbers, if all are told so.
     """
     if operator not in ("drop", "later", "earlier") or not isinstance(
         op, (threads.MbarrierWait, threads.MbarrierArrive)

@@ -226,9 +226,9 @@ def _dot(op) -> str | None:
         isinstance(v.type, (TileType, SharedType)) and v.type.rank >= 2
         for v in (op.a, op.b, op.acc)
     ):
-        return "takes tiles (factors may be buffers) of rank 2 and more"
+        return "takes tiles (operands may be buffers) of rank 2 and more"
     if a != b and not (is_float(a) and is_float(b) and bits(a) == bits(b) == 8):
-        return f"takes factors of one element type, not {a} and {b}"
+        return f"takes operands of one element type, not {a} and {b}"
     return None if is_float(a) == is_float(c) and a != i1 else f"of {a} cannot be added to {c}"
 
 

@@ -579,13 +579,13 @@ def of_ragged(
     options = masks_of(causal, window, softcap, scale, q.shape[-1])
     found = empty_gradients(q, k, v, sinks)
     yield found
-    longest = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
     _launch(
         (dense_memory(grad), q, k, v, out),
         (lse, lse_grad),
         (sinks, alibi_slopes),
         found,
-        Batch(max_seqlen, longest, cu_seqlens, cu_seqlens_k),
+        Batch(max_seqlen, max_seqlen_k, cu_seqlens, cu_seqlens_k),
         options,
         deterministic,
     )

@@ -584,8 +584,8 @@ def _batch(
         return Batch(q.shape[2], k.shape[2])
     check_sequences(q, k, cu_seqlens, cu_seqlens_k)
     assert max_seqlen is not None  # attention_call.check_together
-    longest = max_seqlen if max_seqlen_k is None else max_seqlen_k
-    return Batch(max_seqlen, longest, cu_seqlens, cu_seqlens_k)
+    max_seqlen_k = max_seqlen if max_seqlen_k is None else max_seqlen_k
+    return Batch(max_seqlen, max_seqlen_k, cu_seqlens, cu_seqlens_k)
 
 
 def _sequences(q: Array, batch: Batch) -> tuple[int, int, tuple[int, ...]]:

@@ -45,7 +45,8 @@ from tkc.kernels.operator import operator
 
 BLOCK = 4096  # elements of a row at once
 LOG2E, LN2 = log2(e), log(2)
-LEAST, LEAST_LOG2 = 2.0**-126, -1e30  # a probability, and a logarithm whose power of two is 0
+SMALLEST_PROBABILITY = 2.0**-126
+SMALLEST_LOG2 = -1e30  # its power of two is 0
 DIVERGENCES = ("kl", "jsd", "tvd")
 
 
@@ -54,9 +55,9 @@ def _mixed(x, y, beta):
     """q, p, and logarithms of base 2 of q, p and m: where a probability is 0, of a very small one,
     which it makes nothing of.
     """
-    a, b = (tkc.maximum(v * LOG2E, LEAST_LOG2) for v in (x, y))
+    a, b = (tkc.maximum(v * LOG2E, SMALLEST_LOG2) for v in (x, y))
     q, p = tkc.exp2(a), tkc.exp2(b)
-    return q, p, a, b, tkc.log2(tkc.maximum(beta * p + (1 - beta) * q, LEAST))
+    return q, p, a, b, tkc.log2(tkc.maximum(beta * p + (1 - beta) * q, SMALLEST_PROBABILITY))
 
 
 def _term(x, y, beta, KIND):

@@ -23,8 +23,8 @@ from tkc.kernels.attention_blocks import has_wgmma
 from tkc.kernels.blocks import PROGRAMS
 from tkc.kernels.operator import operator
 
-LEAST = 256  # elements of a transform
-MOST = {True: 1 << 17, False: 1 << 14}  # of short floats, of float32
+MIN_LENGTH = 256  # elements of a transform
+MAX_LENGTH = {True: 1 << 17, False: 1 << 14}  # of short floats, of float32
 # That a program's registers hold, and what four warps do: of short floats, of float32, and of short
 # ones where tensor cores read what all programs share in shared memory
 HELD: dict[bool | str, int] = {True: 2048, False: 512, "wgmma": 4096}
@@ -416,12 +416,12 @@ def _checked(u: Array, k: Array, causal: bool) -> int:
         raise tkc.LaunchError(
             f"fft_conv: k has 1 to {length} elements, as many as u at most, got {k.shape[1]}"
         )
-    n = max(LEAST, power(2 * length)) if causal else length
-    most = MOST[dtype_of(u) != "float32"]
-    if n > most or n < LEAST or n != power(n):
+    n = max(MIN_LENGTH, power(2 * length)) if causal else length
+    most = MAX_LENGTH[dtype_of(u) != "float32"]
+    if n > most or n < MIN_LENGTH or n != power(n):
         raise tkc.LaunchError(
-            f"fft_conv: a circular length is a power of two from {LEAST} to {most}, a causal one at"
-            f" most {most // 2}, got {length}; pad u, or cut it in parts"
+            f"fft_conv: a circular length is a power of two from {MIN_LENGTH} to {most}, a causal"
+            f" one at most {most // 2}, got {length}; pad u, or cut it in parts"
         )
     return n
 
@@ -505,10 +505,10 @@ def fft(
     floats(real, imaginary)
     same_shape(real=real, imaginary=imaginary)
     n = real.shape[-1] if len(real.shape) else 0
-    most = MOST[dtype_of(real) != "float32"]
-    if n != power(n) or not LEAST <= n <= most:
+    most = MAX_LENGTH[dtype_of(real) != "float32"]
+    if n != power(n) or not MIN_LENGTH <= n <= most:
         raise tkc.LaunchError(
-            f"fft: a row has a power of two from {LEAST} to {most}, got {n}; pad it"
+            f"fft: a row has a power of two from {MIN_LENGTH} to {most}, got {n}; pad it"
         )
     out = tuple(empty(real, real.shape, "float32") for _ in range(2))
     yield out

@@ -756,7 +756,7 @@ def _into(
         )
     if out is a or out is b:
         raise tkc.LaunchError(
-            "matmul: out is one of the factors, which would change while they are read; give"
+            "matmul: out is one of the operands, which would change while they are read; give"
             " another array"
         )
     yield None

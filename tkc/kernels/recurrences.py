@@ -612,7 +612,7 @@ class Recurrence(NamedTuple):
     g: Array | None
     beta: Array | None
     starts: Array | None
-    longest: int | None
+    max_seqlen: int | None
     scale: float
     normalize: bool = False
     positions: int | None = None  # of a chunk, where it is not `chunk` that chooses
@@ -668,7 +668,7 @@ class Recurrence(NamedTuple):
     @property
     def chunks(self) -> int:
         """Of the longest sequence, at most."""
-        return max(1, tkc.cdiv(self.longest or self.v.shape[1], self.chunk))
+        return max(1, tkc.cdiv(self.max_seqlen or self.v.shape[1], self.chunk))
 
     @property
     def slots(self) -> int:

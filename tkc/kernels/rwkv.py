@@ -384,7 +384,7 @@ class _Call:
         self,
         operands: tuple,
         starts: Array | None,
-        longest: int | None,
+        max_seqlen: int | None,
         scale: float,
         least: float | None,
     ):
@@ -393,7 +393,9 @@ class _Call:
         self.operands = (q, k, a, b, g, starts)  # of most kernels
         self.short = _short(least, POSITIONS, dtype_of(v))
         # short chunks have little work for a program that waits for each: more programs then
-        self.walk = Recurrence(q, k, v, g, None, starts, longest, scale, False, POSITIONS, COLUMNS)
+        self.walk = Recurrence(
+            q, k, v, g, None, starts, max_seqlen, scale, False, POSITIONS, COLUMNS
+        )
         self.tiles = {name: self.walk.common[name] for name in ("C", "K", "num_warps")}
         self.grid = v.shape[2], self.walk.chunks, self.walk.sequences
         self.empty = not (self.walk.sequences and v.shape[2] and v.shape[3])

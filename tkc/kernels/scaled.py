@@ -224,7 +224,7 @@ def _check_operands(a: Array, b: Array) -> None:
     kinds = dtype_of(a), dtype_of(b)
     if any(kind not in FACTORS for kind in kinds) or "int8" in kinds and kinds[0] != kinds[1]:
         raise tkc.LaunchError(
-            "scaled_matmul takes factors of float8_e4m3 and float8_e5m2, or both of int8, got"
+            "scaled_matmul takes operands of float8_e4m3 and float8_e5m2, or both of int8, got"
             f" {kinds[0]} and {kinds[1]}; quantize them, or call matmul"
         )
     if a.shape[1] != b.shape[0]:

@@ -488,7 +488,7 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
 
 
 class Ring(Carried):
-    """Buffers that a producer fills, or a role that lays factors anew: stage and parity are
+    """Buffers that a producer fills, or a role that changes operands' layout: stage and parity are
     threaded through the whole program, each place that copies taking the next.
     """
 

@@ -17,7 +17,7 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
                 MAX_STAGED_REGISTERS), or more (`assembler.row_accumulators`) where warps have
                 rows of their own, two blocks share a multiprocessor, and what lives at once is
-                within `assembler.row_live`: each warp reads all of the right factors, so that
+                within `assembler.row_live`: each warp reads all of the right operands, so that
                 half as many read half as much shared memory; programs without dots:
                 planning/streaming.py
   split         the warps' shares of M and N that read least shared memory; all along M where rows
@@ -753,8 +753,8 @@ def _most_accumulators(
     program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
 ) -> int:
     """Of a thread, at most: more where warps have rows of their own in every dot. Twice as many
-    would have half of the rows, and read right factors from shared memory twice as often; or share
-    rows, which left factors and maxima then cross. Two blocks of so few warps must fit a
+    would have half of the rows, and read right operands from shared memory twice as often; or share
+    rows, which left operands and maxima then cross. Two blocks of so few warps must fit a
     multiprocessor, since one would leave its schedulers idle.
     """
     if not any(map(bound_to_rows, program.dots)):

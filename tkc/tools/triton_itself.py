@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-LIMIT = 600.0  # seconds of the script and of measuring
+MAX_SECONDS = 600.0  # seconds of the script and of measuring
 MILLISECONDS = 1e-3
 
 
@@ -52,7 +52,7 @@ def times(path: str, arguments: Sequence[str]) -> dict[str, float]:
                 [sys.executable, "-m", "tkc.tools.triton_itself", str(found), path, *arguments],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=LIMIT,
+                timeout=MAX_SECONDS,
                 # its own folder, as Python gives a script
                 env=os.environ | {"PYTHONPATH": _path_of(path)},
             )

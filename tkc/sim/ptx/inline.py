@@ -20,7 +20,7 @@ from tkc.sim.ptx.machine import WARP, ClusterMachine, LaunchState
 from tkc.sim.ptx.memory import Memory
 from tkc.sim.ptx.text import Program
 
-SHORT = 16  # bits of the registers that hold short elements one by one
+MIN_REGISTER_BITS = 16  # bits of the registers that hold short elements one by one
 
 
 def _registers(op: InlinePtx) -> list[list[tuple[str, str]]]:
@@ -31,7 +31,7 @@ def _registers(op: InlinePtx) -> list[list[tuple[str, str]]]:
         t = element_of(value.type)
         width = 1 if is_bool(t) else bits(t)
         shared = op.packed > 1 and 1 < width < 32
-        kind = "pred" if width == 1 else f"b{32 if shared else max(width, SHORT)}"
+        kind = "pred" if width == 1 else f"b{32 if shared else max(width, MIN_REGISTER_BITS)}"
         names = [(f"%tkc_{count + k}", kind) for k in range(packed_registers(t, op.packed))]
         count += len(names)
         found.append(names)
