@@ -19,6 +19,8 @@ from benchmarks.vector_add import copy
 
 LEAST_DECAY = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
+# with heads of v and fewer ones of q and k, as Qwen 3.5 has them, also on one of eight GPUs
+SHARED = ((1, 8192, 64, 16), (4, 8192, 64, 16), (1, 32768, 8, 2))
 FEATURED = ((16, 4096, 16), (16, 1024, 16))
 STRIPS = ((8, 2048, 2048), (1, 32768, 4096))
 CONVOLVED = ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024))
@@ -211,14 +213,16 @@ def delta_rule_backward(normal, batch, length, heads):
     )
 
 
-def gated_delta_rule(normal, batch, length, heads):
+def gated_delta_rule(normal, batch, length, heads, key_heads=0):
     from tkc import kernels
 
     q, k, v, g = _operands(normal, batch, length, heads)
+    if key_heads:
+        q, k = (normal(batch, length, key_heads, 128) for _ in range(2))
     beta = normal(batch, length, heads).float().sigmoid()
     rival = _rival("fla.ops.gated_delta_rule.chunk_gated_delta_rule")
     return (
-        8 * q.numel(),
+        4 * (q.numel() + v.numel()),
         lambda: kernels.delta_rule(q, k, v, beta, g, normalize=True),
         rival and (lambda: rival(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)),
     )
@@ -541,7 +545,7 @@ OPERATIONS = (
     ("hedgehog_backward", FEATURED[:1], hedgehog_backward),
     ("delta_rule", SHAPES, delta_rule),
     ("delta_rule_backward", SHAPES, delta_rule_backward),
-    ("gated_delta_rule", SHAPES, gated_delta_rule),
+    ("gated_delta_rule", (*SHAPES, *SHARED), gated_delta_rule),
     ("gated_delta_rule_backward", SHAPES, gated_delta_rule_backward),
     ("gla", SHAPES, gla),
     ("gla_backward", SHAPES, gla_backward),
