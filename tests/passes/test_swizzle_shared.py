@@ -1,4 +1,4 @@
-"""swizzle-shared: how often a block in shared memory is read, and in which layouts."""
+"""swizzle-shared: how often a block in shared memory is read, in which layouts, how fast."""
 
 from dataclasses import replace as replace_
 
@@ -85,3 +85,20 @@ def test_warps_meet_once_for_a_reduction_along_several_axes():
     warps = given.plan.warps
     assert len(parts) == 2 and sum(parts) <= 7 * warps
     assert count(module, tile.Reduce) == 2
+
+
+def sums(a, out, N: tkc.constexpr):
+    """Sums of rows, each in a warp, then of columns, of which all warps have parts."""
+    x = tkc.load(a, (0, 0), (N, N)).to(tkc.float32)
+    x = x / tkc.sum(x, 1)[:, None]
+    tkc.store(out, (0, 0), x / tkc.sum(x, 0)[None, :])
+
+
+def test_sums_of_warps_are_written_and_read_without_many_conflicts():
+    """Each thread's neighbours in memory: as they are written, and as they are then read."""
+    module = traced(sums, B2, aligned(tkc.float32, 2), N=128)
+    given = context("sm_90a", num_warps=16)
+    through(module, "swizzle-shared", given)
+    accesses = [op for op in module.walk() if isinstance(op, shared.Read | shared.Write)]
+    assert accesses
+    assert all(op.conflicts.value.data <= 2 for op in accesses)

@@ -78,7 +78,11 @@ def in_runs(layout: Layout, buffer: SSAValue, store: bool = False) -> Layout:
     them, where each thread has some and no matrix instruction moves the tile as it is.
     """
     t = shared_type(buffer)
-    memory, width = t.memory, bits(t.element)
+    return _in_runs(layout, t.memory, bits(t.element), store)
+
+
+def _in_runs(layout: Layout, memory: SharedLayout, width: int, store: bool = False) -> Layout:
+    """The same of a buffer of this layout, with elements of so many bits."""
     if layout.vector(memory.fast) > 1 or matrix_access(layout, memory, width, store) is not None:
         return layout
     run = next((d for d in layout.registers if (d.axis, d.stride) == (memory.fast, 1)), None)
@@ -142,7 +146,11 @@ def best_layout(
     # a swizzle is eight rows high: of a few rows it makes eight
     dense = min(c.bytes for c in choices)
     choices = [c for c in choices if c.bytes <= 2 * dense]
-    return min(choices, key=lambda c: sum(_cost(layout, c, width) for layout in layouts))
+
+    def cost(memory: SharedLayout) -> float:
+        return sum(_cost(_in_runs(layout, memory, width), memory, width) for layout in layouts)
+
+    return min(choices, key=cost)
 
 
 def is_read_as_well(t: TileType, accesses: list[Layout], fast: int) -> bool:
