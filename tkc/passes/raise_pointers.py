@@ -7,7 +7,7 @@
 for pointers that a loop moves by the same amount in each iteration as well. So programs that are
 written with pointers get what blocks get: copies that run ahead, tensor maps, wgmma.
 
-An access is raised in kernels with dots, where its address is affine (analysis/pointers.py) and
+An access is raised in kernels with dots or transposed tiles, where its address is affine (analysis/pointers.py) and
 
   base      is an array argument, or any other pointer (one that the kernel loads, say). Of another
             pointer, and of an argument where the host cannot compute what is asked of it below, the
@@ -84,9 +84,9 @@ class NotABlock(Exception):
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    """Raises what can be raised in each kernel with dots, and says of the rest why not."""
+    """Raises what can be raised in each kernel that gains by it, and says of the rest why not."""
     for kernel in module.body.block.ops:
-        if isinstance(kernel, tile.Kernel) and _multiplies(kernel):
+        if isinstance(kernel, tile.Kernel) and _gains(kernel):
             raised = _raise(kernel, context)
             if raised:
                 context.decisions.append(
@@ -95,8 +95,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 simplify(module, context)
 
 
-def _multiplies(kernel: tile.Kernel) -> bool:
-    return any(isinstance(op, tile.Dot) for op in kernel.walk())
+def _gains(kernel: tile.Kernel) -> bool:
+    """Whether a kernel has what blocks serve better: dots, or tiles that are read along one axis
+    and written along another.
+    """
+    return any(isinstance(op, tile.Dot | tile.Transpose) for op in kernel.walk())
 
 
 def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:

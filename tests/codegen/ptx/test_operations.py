@@ -332,6 +332,27 @@ def test_neighbours_of_16_bits_are_added_to_at_once(machine, pairs, n):
     assert np.array_equal(run(program, case.data(), (1,))[1], data[0] + data[1])
 
 
+@pytest.mark.parametrize("by_pointers", [False, True])
+@pytest.mark.parametrize("n", [1024, 1000])
+def test_neighbours_of_32_bits_are_added_to_at_once(by_pointers, n):
+    def gather(x, o, M, N: tkc.constexpr):
+        i = tkc.arange(N)
+        value = tkc.load(x, (0,), (N,))
+        if by_pointers:
+            tkc.atomic_add(o.ptr + i, value, mask=i < M)
+        else:
+            tkc.atomic_add(o, (0,), value)
+
+    facts = ArrayFacts((Fact(8),), (Fact(exact=1),), 16)
+    kinds = [*[replace(array(tkc.float32, 1), facts=facts)] * 2, i32(8)]
+    data = [numbers(n, np.float32), np.ones(n, np.float32), n]
+    case = Case(gather, kinds, {"N": 1024}, lambda: [np.copy(x) for x in data[:2]] + [n], (1,))
+    program = emitted(case.module(), "sm_90a")
+    assert "red.relaxed.gpu.global.add.v4.f32" in program.text
+    assert np.array_equal(run(program, case.data(), (1,))[1], data[0] + data[1])
+    assert ".v4.f32" not in emitted(case.module(), "sm_80").text
+
+
 def test_atomic_results():
     """Tickets: every element of distinct addresses gets its old value; a scalar's goes to all
     threads.

@@ -205,6 +205,25 @@ for element, one, part in (("f16", 0x3C00, 0x2000), ("bf16", 0x3F80, 0x3C00)):
             blocks=BLOCKS,
         )
 
+# neighbouring elements of 32 bits at once, in the same way
+for count in (2, 4):
+    name = f"red.relaxed.gpu.global.add.v{count}.f32"
+    registers = [f"%r{3 + i}" for i in range(count)]
+    fill = " ".join(f"mov.b32 {r}, 0;" for r in registers[1:-1])
+    expected = np.zeros((BLOCKS, count), np.float32)
+    expected[:, 0], expected[:, -1] = THREADS // 8, THREADS
+    belief(
+        f"red_neighbours_f32_{count}",
+        f"""and.b32 %r1, %t, 7; setp.eq.u32 %p0, %r1, 0; selp.b32 %r3, 0x3F800000, 0, %p0; {fill}
+        mov.b32 {registers[-1]}, 0x3F800000;
+        mad.wide.u32 %d1, %block, {4 * count}, %a0; {name} [%d1], {{{", ".join(registers)}}};""",
+        [np.zeros(BLOCKS * count, np.float32)],
+        [expected.reshape(-1)],
+        [name],
+        threads=THREADS,
+        blocks=BLOCKS,
+    )
+
 # of the block: each block has a cell of its own
 for form in ("add.s32", "add.u32", "add.f32"):
     t = form.split(".")[1]

@@ -134,6 +134,7 @@ FORMS: tuple[str, ...] = (
         )
     ),
     rf"red\.relaxed\.{SCOPE}\.global\.add\.noftz(\.v2|\.v4)?\.(f16x2|bf16x2)",
+    rf"red\.relaxed\.{SCOPE}\.global\.add\.v[24]\.f32",
     *(rf"atom\.relaxed\.{SCOPE}\.global\.{o}\.b{w}" for o in ("exch", "cas") for w in (32, 64)),
     r"red\.relaxed\.cta\.shared\.add\.u32",
     r"atom\.relaxed\.gpu\.global\.inc\.u32",

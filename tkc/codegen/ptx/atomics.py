@@ -2,8 +2,8 @@
 
 Each element is updated once, by the first of the threads that hold it; the others get the old value
 from it.  A scalar is updated by the instance's first thread.  What has no instruction (a float
-maximum, 16-bit words) is a loop of compare-and-swap. Neighbouring 16-bit elements of a block are
-added to by packed reductions, up to eight at once.
+maximum, 16-bit words) is a loop of compare-and-swap. Neighbours of 16 bits are added to by packed
+reductions, up to eight at once, and those of 32 on Hopper up to four.
 
 acquire and release: one fence before, one after, and relaxed updates between them; the fence before
 follows a barrier, so that what the other threads wrote comes first too.
@@ -26,6 +26,7 @@ from tkc.codegen.ptx.global_memory import (
     broadcast,
     broadcast_tile,
     pointer_group,
+    pointer_vector,
     scalar_group,
     scalar_pointer_group,
     size_of,
@@ -35,7 +36,7 @@ from tkc.codegen.ptx.traps import guarded
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, layout_of
 from tkc.codegen.ptx.writer import Operand, braced
 from tkc.ir import tile
-from tkc.ir.types import TileType, bf16, bits, element_of, f16, is_float
+from tkc.ir.types import TileType, bf16, bits, element_of, f16, f32, is_float
 from tkc.ir.values import tile_type
 
 _BITWISE = {"and": "and", "or": "or", "xor": "xor", "exchange": "exch", "compare": "cas"}
@@ -70,13 +71,17 @@ class Update:
             return "add.noftz.bf16" if e.target.bfloat16_sums else None
         return "add.noftz.f16" if t == f16 else None
 
-    def packed(self, e: Emitter) -> str:
-        """The instruction's operation and type for two elements in one register; "" where there is
-        none.
+    def together(self, e: Emitter) -> tuple[str, int]:
+        """The instruction's operation and type for neighbours, and how many of them a register has;
+        "" where there is none.
         """
-        if self.kind != "add" or self.element not in (f16, bf16) or not self.spelled(e):
-            return ""
-        return f"add.noftz.{'bf16x2' if self.element == bf16 else 'f16x2'}"
+        if self.kind != "add" or not self.spelled(e):
+            return "", 1
+        if self.element in (f16, bf16):
+            return f"add.noftz.{'bf16x2' if self.element == bf16 else 'f16x2'}", 2
+        if self.element == f32 and e.target.capability >= 90:
+            return "add.f32", 1
+        return "", 1
 
     def emit(self, e: Emitter, at: Group, x: Operand, expected: Operand | None) -> Operand:
         """One element; its old value, widened, if wanted."""
@@ -183,7 +188,10 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
     ordered(e, semantics, scope, before=True)
     value, once = e.tile(op.value), stores_once(e, layout_of(t))
     places = pointer_group(e, op.pointers, op.mask, once)
-    group = guarded(e, places, bits(element) // 8, "updates", op.pointers)
+    v = 1 if wanted or value.count == 1 else pointer_vector(e, op, layout_of(t), size_of(element))
+    group = guarded(e, places, size_of(element), "updates", op.pointers)
+    if update_together(e, update, value, v, group):
+        return ordered(e, semantics, scope, before=False)
 
     def one(r: int) -> Operand:
         at, x = group(r), e.element(value, r)
@@ -210,27 +218,21 @@ def atomic_block(e: Emitter, op: tile.AtomicBlock) -> None:
     group = guarded(
         e, lambda r: block.group(r, op.mask, once(r)), size_of(element), "updates", op.array
     )
-    value, packed = e.tile(op.value), update.packed(e)
-    v = block.vector(mask=op.mask) if packed and value.pack == 2 else 1
-    if v > 1:
-        return reduce_packed(e, update, packed, value, v, group)
-    for r in range(value.count):
-        update.emit(e, group(r), e.element(value, r), None)
+    value = e.tile(op.value)
+    if not update_together(e, update, value, block.vector(mask=op.mask), group):
+        for r in range(value.count):
+            update.emit(e, group(r), e.element(value, r), None)
 
 
-def reduce_packed(
-    e: Emitter,
-    update: Update,
-    name: str,
-    value: Tile,
-    v: int,
-    group: Callable[[int], Group],
-) -> None:
-    """Reductions of v neighbouring 16-bit elements at once. name: of the instruction and its type,
-    for two of them.
-    """
+def update_together(
+    e: Emitter, update: Update, value: Tile, v: int, group: Callable[[int], Group]
+) -> bool:
+    """Adds v neighbouring elements at once, where an instruction does that; whether it does."""
+    name, each = update.together(e)
+    if not name or value.pack != each or v <= 1:
+        return False
     w = e.w
-    e.need("7.8" if update.element == bf16 else "6.3")
+    e.need("6.3" if update.element == f16 else "7.8")
     if v > 2 and e.target.capability < 90:
         v = 2
     operation, _, t = name.rpartition(".")
@@ -238,10 +240,11 @@ def reduce_packed(
         at = group(start)
         if at.held is False:
             continue
-        pairs = [w.register(r, "b32") for r in value.registers[start // 2 : (start + v) // 2]]
-        wide = "" if len(pairs) == 1 else f".v{len(pairs)}"
+        words = [w.register(r, "b32") for r in value.registers[start // each : (start + v) // each]]
+        wide = "" if len(words) == 1 else f".v{len(words)}"
         if wide:
             e.need("8.1")
         with w.predicated(at.held):
-            source = pairs[0] if len(pairs) == 1 else braced(pairs)
+            source = words[0] if len(words) == 1 else braced(words)
             w.emit(f"red.relaxed.{update.scope}.global.{operation}{wide}.{t} {at.text}, {source}")
+    return True

@@ -239,7 +239,10 @@ def store(e: Emitter, op: tile.Store) -> None:
 
 # ---- pointers
 def pointer_vector(
-    e: Emitter, op: tile.LoadPointers | tile.StorePointers, layout: Layout, size: int
+    e: Emitter,
+    op: tile.LoadPointers | tile.StorePointers | tile.Atomic,
+    layout: Layout,
+    size: int,
 ) -> int:
     """Elements that one access may move: neighbours in registers whose addresses are neighbours,
     aligned, and masked together.

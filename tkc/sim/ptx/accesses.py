@@ -165,8 +165,8 @@ UPDATES: dict[str, Callable[[Any, list[Any]], Any]] = {
 
 @rule("atom", "red")
 def atomic(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
-    if i.kind.endswith("x2"):
-        return add_packed(m, i, mask)
+    if i.kind.endswith("x2") or isinstance(i.operands[-1], list):
+        return add_neighbours(m, i, mask)
     operation = next(p for p in i.parts if p in UPDATES)
     size, t = KIND_BYTES[i.kind], KIND_TYPES[i.kind]
     into, where, *values = i.operands if i.parts[0] == "atom" else (None, *i.operands)
@@ -180,8 +180,8 @@ def atomic(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
         m.write(into, old, mask)
 
 
-def add_packed(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
-    """Pairs of 16-bit elements, neighbours of which lie in registers in braces."""
+def add_neighbours(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """Pairs of 16-bit elements, or elements of 32 bits; neighbours are registers in braces."""
     where, registers = i.operands
     registers = registers if isinstance(registers, list) else [registers]
     size, t = 4 * len(registers), KIND_TYPES[i.kind.removesuffix("x2")]
