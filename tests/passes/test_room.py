@@ -258,3 +258,42 @@ def test_text_is_planned_again_too():
             "text",
             resume="swap-dots",
         )
+
+
+@tkc.jit
+def biased(q, k, v, bias, o, scale, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
+    """Attention with a matrix of numbers to be added to its scores: three blocks an iteration."""
+    m = tkc.program_id(0) * BM
+    rows = tkc.load(q, (m, 0), (BM, D))
+    most, total, acc = tkc.full((BM,), -1e30), tkc.zeros((BM,)), tkc.zeros((BM, D))
+    for n in range(0, k.shape[0], BN):
+        s = tkc.dot(rows, tkc.load(k, (n, 0), (BN, D)).T) * scale
+        s = s + tkc.load(bias, (m, n), (BM, BN)).to(tkc.float32)
+        now = tkc.maximum(most, tkc.max(s, 1))
+        p, less = tkc.exp(s - now[:, None]), tkc.exp(most - now)
+        total = total * less + tkc.sum(p, 1)
+        part = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, D)))
+        acc, most = acc * less[:, None] + part, now
+    tkc.store(o, (m, 0), (acc / total[:, None]).to(o.dtype))
+
+
+def test_results_leave_from_registers_where_operands_take_all_memory():
+    """Two stages of all three blocks, and no byte for the result: roles, and no spill."""
+    s, d = 256, 128
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((s, d)).astype(BF16) for _ in range(3))
+    bias, o = rng.standard_normal((s, s)).astype(BF16), np.zeros((s, d), BF16)
+    arrays = [q, k, v, bias, o, np.float32(d**-0.5)]
+    sizes = {"BM": 128, "BN": 128, "D": d}
+    values, given = biased.bound(*arrays, **sizes)
+    module = level4_of(biased, biased._describe(values), tuple(given.items()), target("sm_90a"))
+    plan = written_on(module.body.block.first_op)
+    assert plan.roles == "cooperative" and plan.epilogue == "direct"
+    compiled = biased.compile(*arrays, **sizes, target="sm_90a")
+    assert any("no buffers in shared memory" in d for d in compiled.decisions)
+    assert compiled.resources.spill_stores == 0
+    level4.run(module, arrays, (2, 1, 1), 1)
+    scores = q.astype(float) @ k.astype(float).T * d**-0.5 + bias.astype(float)
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    want = p @ v.astype(float) / p.sum(1, keepdims=True)
+    np.testing.assert_allclose(o.astype(float), want, atol=0.02)

@@ -138,8 +138,8 @@ def load(
     if isinstance(source, Array):
         if offsets is None or shape is None:
             fail(
-                "tkc.load(array, offsets, shape) needs offsets and a shape, which is None along each"
-                " axis for one element; for pointers use array.ptr + offsets"
+                "tkc.load(array, offsets, shape) needs offsets and a shape (None along each axis"
+                " for one element); for pointers use array.ptr + offsets"
             )
         if sem is not None:
             fail("sem= is for loads from pointers; use tkc.load(array.ptr + offset, sem=...)")

@@ -7,7 +7,8 @@
 for pointers that a loop moves by the same amount in each iteration as well. So programs that are
 written with pointers get what blocks get: copies that run ahead, tensor maps, wgmma.
 
-An access is raised in kernels with dots or transposed tiles, where its address is affine (analysis/pointers.py) and
+An access is raised in kernels with dots or transposed tiles, where its address is affine
+(analysis/pointers.py) and
 
   base      is an array argument, or any other pointer (one that the kernel loads, say). Of another
             pointer, and of an argument where the host cannot compute what is asked of it below, the

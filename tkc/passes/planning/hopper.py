@@ -83,7 +83,22 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
             continue
         said = [f"plan: {name} = {value!r} is not used: {why}" for name, value in left_out.items()]
         return replace(made, decisions=(*made.decisions, *said)), why
-    return None, why
+    return _without_buffers(program, context, plan, why), why
+
+
+def _without_buffers(program: Program, context: PassContext, plan: Plan, why: str) -> Plan | None:
+    """The plan whose results leave from registers, so that all shared memory is for operands; None
+    where it has no room for these either. why: there is no other plan.
+    """
+    if context.options.epilogue is not None:
+        return None
+    direct = replace(context, options=replace(context.options, epilogue="direct"))
+    try:
+        made = _decided(program, direct, plan)
+    except NoRoles:
+        return None
+    said = f"plan: results have no buffers in shared memory: {why}"
+    return replace(made, decisions=(*made.decisions, said))
 
 
 def _without_two_programs(
