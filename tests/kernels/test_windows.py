@@ -116,6 +116,8 @@ def test_boxes_of_positions():
         (128, (1, 56, 56), ()),
         (128, (1, 6, 64), (1, 2, 64)),
         (256, (1, 6, 64), ()),
+        (224, (1, 56, 56), (1, 4, 56)),
+        (112, (1, 28, 28), (1, 4, 28)),
         (128, (1, 7, 7), ()),
     ],
 )
@@ -170,8 +172,10 @@ def test_each_channel_on_gpus():
     assembles(calls)
 
 
-def test_products_run_on_wgmma():
-    x, w = np.empty((16, 64, 64, 320), BF16), np.empty((320, 3, 3, 320), BF16)
+@pytest.mark.parametrize("size, channels", [(64, 320), (56, 64), (14, 256), (7, 512)])
+def test_products_run_on_wgmma(size, channels):
+    """Also where a block has other heights than wgmma's, and is computed as its transpose."""
+    x, w = np.empty((64, size, size, channels), BF16), np.empty((channels, 3, 3, channels), BF16)
     with launches() as found:
         kernels.conv(x, w, padding=1)
         kernels.conv_backward(x, x, w, 1, 1, 1, 0, 1, 1)

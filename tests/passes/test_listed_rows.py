@@ -2,7 +2,7 @@
 tensor maps copy and tensor cores read where they lie.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ PARTS = ArrayArgument(
 )
 
 
-def windows(x, w, y, BN: tkc.constexpr, BK: tkc.constexpr):
-    """y[p] = Σ_t x[p + t - 1] w[t]ᵀ: a left operand."""
+def windows(x, w, y, BN: tkc.constexpr, BK: tkc.constexpr, H: tkc.constexpr = H):
+    """y[p] = Σ_t x[p + t - 1] w[t]ᵀ: a left operand; of few rows a right one, of the transpose."""
     parts = tkc.cdiv(x.shape[1], H)
     image, h = tkc.program_id(0) // parts, tkc.program_id(0) % parts * H
     n, acc = tkc.program_id(1) * BN, tkc.zeros((H * W, BN))
@@ -65,6 +65,10 @@ def forward():
     return compiled(windows, IMAGES, WEIGHTS, ROWS, BN=64, BK=64)
 
 
+def swapped():
+    return compiled(windows, IMAGES, WEIGHTS, ROWS, BN=64, BK=64, H=2)
+
+
 def backward():
     return compiled(of_weights, ROWS, IMAGES, PARTS, BM=64, BN=128)
 
@@ -80,10 +84,11 @@ def images(count: int, channels: int, outputs: int):
     return x, w, grad, [each.reshape(-1, channels) for each in seen]
 
 
-def check_forward(module, count: int, channels: int, outputs: int, run=run, **how) -> None:
+def check_forward(module, count: int, channels: int, outputs: int, run=run, h=H, **how) -> None:
     x, w, _, seen = images(count, channels, outputs)
     y = np.full((count * 2 * H * W, outputs), np.nan, BF16)
-    run(module, [x.astype(BF16), w.astype(BF16), y], (2 * count, -(-outputs // 64), 1), **how)
+    grid = 2 * count * H // h, -(-outputs // 64), 1
+    run(module, [x.astype(BF16), w.astype(BF16), y], grid, **how)
     expected = sum(each @ w[:, t].T for t, each in enumerate(seen))
     np.testing.assert_array_equal(y.astype(np.float32), expected.astype(BF16).astype(np.float32))
 
@@ -96,7 +101,11 @@ def check_backward(module, count: int, channels: int, outputs: int, run=run, **h
     np.testing.assert_array_equal(parts, np.stack([grad.T @ each for each in seen]))
 
 
-FORMS = {"left": (forward, check_forward), "right": (backward, check_backward)}
+FORMS = {
+    "left": (forward, check_forward),
+    "swapped": (swapped, partial(check_forward, h=2)),
+    "right": (backward, check_backward),
+}
 form = pytest.mark.parametrize("name", FORMS)
 
 

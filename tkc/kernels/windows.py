@@ -41,12 +41,15 @@ TILES = (
     *((128, 256), (256, 128), (256, 160), (128, 192), (128, 160)),
     *((128, 128), (128, 64), (64, 128), (64, 64)),
 )
+# where positions in so many rows are a box, or programs are no more than multiprocessors
+MORE_TILES = *((224, 64), (112, 64), (224, 128), (112, 128)), *((200, 64), (192, 64), (192, 128))
 ONES = (1,) * AXES
 MOST_ROWS = 256  # of a block, along an axis, that a tensor map copies
 # of a block of the weights' gradient, the better one first
 SIDES = (*((256, 128), (128, 256), (128, 192), (128, 160), (128, 128)), *((64, 128), (64, 64)))
 GATHERED = 128  # columns of one, of which threads gather rows
 MOST_PARTS = 256  # partial sums of it
+PLACES = PROGRAMS // 2  # multiprocessors of the largest GPU
 READ = 32  # rows whose products take as long as one row that is read
 PART = 600  # positions whose products take as long as a partial sum that is written and read
 STRIP = 64, 64  # positions and channels of a program, of each channel by itself
@@ -172,12 +175,19 @@ def _configs(args: dict) -> list[tkc.Config]:
     w, back = args["w"], args["BACK"]
     n, k = (w.shape[2], w.shape[0]) if back else (w.shape[0], w.shape[2])
     line = max(16, min(64, power(k)))
-    tiles = [(bm, bn) for bm, bn in TILES if bn <= max(64, power(n))]
     host = (64, max(16, min(64, power(n))))
     grid = args["gd"], args["gh"], args["gw"]
+    rows, tiles = args["images"] * prod(grid), dict.fromkeys((*TILES, *MORE_TILES))
     boxes = {bm: _box(bm, grid, args["S"], args["x"]) for bm, _ in tiles}
-    configs = [tkc.Config(BM=bm, BN=bn, BK=line, BOX=boxes[bm]) for bm, bn in tiles]
-    return [tkc.Config(BM=host[0], BN=host[1], BK=line, BOX=()), *configs]
+    found = [host]
+    for tile in tiles:
+        one_round = tkc.cdiv(rows, tile[0]) * tkc.cdiv(n, tile[1]) <= PLACES
+        if tile[1] <= max(64, power(n)) and (tile in TILES or boxes[tile[0]] or one_round):
+            found.append(tile)
+    return [
+        tkc.Config(BM=bm, BN=bn, BK=line, BOX=boxes.get(bm, ()) if i else ())
+        for i, (bm, bn) in enumerate(found)
+    ]
 
 
 def _grid(args: dict) -> tuple[int, int]:
@@ -571,12 +581,11 @@ def _sides(outputs: int, channels: int, taps: int, positions: int, wide: bool) -
     computed: so that few products are outside of it, each row that is read has many, rounds of
     programs are full, and little is written and read again. wide: tensor maps copy all operands.
     """
-    places = PROGRAMS // 2
 
     def cost(plan: tuple[int, int, int]) -> float:
         m, n, count = plan
         blocks = tkc.cdiv(outputs, m) * tkc.cdiv(channels, n)
-        rounds = tkc.cdiv(blocks * taps * count, places) * places / (taps * count)
+        rounds = tkc.cdiv(blocks * taps * count, PLACES) * PLACES / (taps * count)
         products = rounds * (m * n + READ * (m + n))
         written = outputs * channels * count * PART / positions if count > 1 else 0
         return products + written
