@@ -19,8 +19,8 @@ from benchmarks.vector_add import copy
 
 LEAST_DECAY = -exp(-0.5)  # of RWKV-7's logarithms of decays
 SHAPES = ((4, 2048, 16), (2, 16384, 16), (1, 8192, 96))
-# with heads of v and fewer ones of q and k, as Qwen 3.5 has them, also on one of eight GPUs
-SHARED = ((1, 8192, 64, 16), (4, 8192, 64, 16), (1, 32768, 8, 2))
+# and heads of q and k, as Qwen 3.5 has them, also on one of eight GPUs
+RULED = (*SHAPES, (1, 8192, 64, 16), (4, 8192, 64, 16), (1, 32768, 8, 2))
 FEATURED = ((16, 4096, 16), (16, 1024, 16))
 STRIPS = ((8, 2048, 2048), (1, 32768, 4096))
 CONVOLVED = ((8, 2048, 5376), (1, 32768, 4096), (1, 65536, 1024))
@@ -29,11 +29,11 @@ RIVALS = {"ssd": "mamba", "ssd_backward": "mamba"}  # where it is another librar
 
 def _rival(path: str) -> Any:
     """A function of flash-linear-attention; None where the library is not there."""
-    import importlib
+    from importlib import import_module
 
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(import_module(module), name)
     except ImportError:
         return None
 
@@ -58,9 +58,9 @@ def _race(name: str, moved: int, ours: Callable, theirs: Callable | None) -> Con
     )
 
 
-def _operands(normal: Callable, batch: int, length: int, heads: int) -> tuple:
-    """q, k, v and a logarithm of decays."""
-    q, k, v = (normal(batch, length, heads, 128) for _ in range(3))
+def _operands(normal: Callable, batch: int, length: int, heads: int, keys: int = 0) -> tuple:
+    """q, k, v and a logarithm of decays; keys: heads of q and k, where they are fewer."""
+    q, k, v = (normal(batch, length, n or heads, 128) for n in (keys, keys, 0))
     return q, k, v, -normal(batch, length, heads).float().abs() / 10
 
 
@@ -204,8 +204,7 @@ def delta_rule(normal, batch, length, heads):
 def delta_rule_backward(normal, batch, length, heads):
     from tkc import kernels
 
-    given = _ruled(normal, batch, length, heads)
-    grad = normal(*given[2].shape)
+    given, grad = _ruled(normal, batch, length, heads), normal(batch, length, heads, 128)
     return (
         14 * grad.numel(),
         lambda: kernels.delta_rule_backward(grad, *given),
@@ -213,13 +212,11 @@ def delta_rule_backward(normal, batch, length, heads):
     )
 
 
-def gated_delta_rule(normal, batch, length, heads, key_heads=0):
+def gated_delta_rule(normal, *shape):
     from tkc import kernels
 
-    q, k, v, g = _operands(normal, batch, length, heads)
-    if key_heads:
-        q, k = (normal(batch, length, key_heads, 128) for _ in range(2))
-    beta = normal(batch, length, heads).float().sigmoid()
+    q, k, v, g = _operands(normal, *shape)
+    beta = normal(*g.shape).float().sigmoid()
     rival = _rival("fla.ops.gated_delta_rule.chunk_gated_delta_rule")
     return (
         4 * (q.numel() + v.numel()),
@@ -501,11 +498,8 @@ def ssd_step(normal, batch, heads, columns, width):
     x, dt = normal(batch, heads, columns), normal(batch, heads).float()
     rates, (b, c) = -normal(heads).float().abs(), (normal(batch, 1, width) for _ in range(2))
     state = normal(batch, heads, width, columns).float()
-    return (
-        8 * state.numel(),
-        lambda: kernels.ssd_step(x, dt, rates, b, c, state, softplus=True),
-        None,
-    )
+    ours = lambda: kernels.ssd_step(x, dt, rates, b, c, state, softplus=True)  # noqa: E731
+    return 8 * state.numel(), ours, None
 
 
 def selective_scan_step(normal, batch, channels):
@@ -545,7 +539,7 @@ OPERATIONS = (
     ("hedgehog_backward", FEATURED[:1], hedgehog_backward),
     ("delta_rule", SHAPES, delta_rule),
     ("delta_rule_backward", SHAPES, delta_rule_backward),
-    ("gated_delta_rule", (*SHAPES, *SHARED), gated_delta_rule),
+    ("gated_delta_rule", RULED, gated_delta_rule),
     ("gated_delta_rule_backward", SHAPES, gated_delta_rule_backward),
     ("gla", SHAPES, gla),
     ("gla_backward", SHAPES, gla_backward),
@@ -577,7 +571,6 @@ def contests(seed: int) -> Iterator[Contest]:
     for name, shapes, build in OPERATIONS:
         for shape in shapes:
             full = f"{name}-{'x'.join(map(str, shape))}"
-            if only and not only & {name, full}:
-                continue
-            torch.cuda.empty_cache()
-            yield _race(full, *build(normal_of(seed), *shape))
+            if not only or only & {name, full}:
+                torch.cuda.empty_cache()
+                yield _race(full, *build(normal_of(seed), *shape))
