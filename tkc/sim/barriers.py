@@ -36,8 +36,8 @@ class Mbarrier:
         """Raises Violation where the agent may not see the initialisation. far: used by an
         asynchronous copy or by another block.
         """
-        rows = (ASYNC, INIT) if far else (GENERIC, INIT)
-        if agent.knows[list(rows), self.initialiser].max() < self.epoch:
+        knows, column = agent.knows, self.initialiser
+        if max(knows[ASYNC if far else GENERIC, column], knows[INIT, column]) < self.epoch:
             raise Violation(
                 "barrier",
                 f"{agent.name} uses {self.name} before its initialisation is visible: missing is"

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 # ---- values of level 4
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Buffer:
     """A buffer (or ring) of a block's shared memory."""
 

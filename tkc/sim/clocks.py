@@ -32,7 +32,7 @@ GENERIC, ASYNC, GLOBAL, INIT = 0, 1, 2, 3
 CAPACITY = 512
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Event:
     """An access: its stamp, what is known to have happened before it, and what would be if a proxy
     fence were not missing.

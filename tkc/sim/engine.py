@@ -21,7 +21,7 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.report import Violation
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Wait:
     """Until `ready()`; `what()` says what for. idle: for the leader of the agent's own instance,
     which is no reason for a deadlock.

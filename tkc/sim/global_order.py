@@ -85,7 +85,7 @@ class GlobalAccess:
     block: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Access:
     """One operation of one agent. block: the number of its thread block; scope: of an update;
     silent: it writes the bytes that are there.

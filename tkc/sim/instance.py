@@ -120,14 +120,14 @@ class Instance(dataflow.DataflowInterpreter):
         after()
 
     def _follow(self, agent: Agent) -> Steps:
+        queue = agent.queue
+        work = Wait(lambda: bool(queue) or self.finished, lambda: "its first warp", idle=True)
         while True:
-            yield Wait(
-                lambda: bool(agent.queue) or self.finished, lambda: "its first warp", idle=True
-            )
-            if not agent.queue:
+            yield work
+            if not queue:
                 return
             agent.busy = True
-            op, action = agent.queue.popleft()
+            op, action = queue.popleft()
             try:
                 yield from action(agent)
             except SimulationError as e:

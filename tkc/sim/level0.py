@@ -899,10 +899,11 @@ class ProgramInterpreter:
     # The mathematical value of an integer that wrapped, beside it: only arithmetic and moves of
     # data are followed.
     def _track(self, op: Operation, code: Decoded) -> None:
-        if not code.always and not any(v in self.exact for v in code.operands):
+        known, held = self.exact, self.values
+        if not code.always and not (known and any([v in known for v in code.operands])):
             return
         result = code.results[0]
-        x = [np.asarray(self.exact.get(v, self.values[v])) for v in code.operands]
+        x = [np.asarray(known.get(v, held[v]) if known else held[v]) for v in code.operands]
         x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
         if isinstance(op, ew.Elementwise):
             exact = FUNCTIONS[op.fn.name](*x)

@@ -224,23 +224,26 @@ class SharedMemory:
         self._check_writes(at, event, op, "overwrites")
         if a.readers:
             latest = a.read[:, at].max(1)
-            late = latest > event.reads_view[list(a.readers)]
-            if late.any():
-                reader, epoch = list(a.readers)[i := int(late.argmax())], int(latest[i])
+            readers = list(a.readers)
+            late = latest > event.reads_view[readers]
+            i = int(late.argmax())
+            if late[i]:
+                reader, epoch = readers[i], int(latest[i])
                 self._fail(
                     event, op, "overwrites", reader, epoch, "reads", event.fenced[reader] >= epoch
                 )
         a.writer[at], a.written[at] = event.index, event.epoch
 
     def _check_writes(self, at: np.ndarray, event: Event, op: Operation, verb: str) -> None:
-        if self.areas.guarded[at].any():
+        guarded = self.areas.guarded[at]
+        if guarded[guarded.argmax()]:
             raise Violation(
                 "barrier", f"{event.who} {verb} the bytes of a live mbarrier", op, (event.who,)
             )
         writer, written = self.areas.writer[at], self.areas.written[at]
         late = event.view[writer] < written
-        if late.any():
-            i = int(late.argmax())
+        i = int(late.argmax())
+        if late[i]:
             self._fail(
                 event,
                 op,
