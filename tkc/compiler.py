@@ -382,10 +382,7 @@ class Compiled:
         if self.ptx is not None:
             parts["ptx"] = self.ptx.encode()
         if self.program is not None:
-            parts |= {
-                "object": self.program.object,
-                "description": json.dumps(self.program.metadata).encode(),
-            }
+            parts |= self.program.pack()
         return parts
 
     @staticmethod
@@ -396,9 +393,9 @@ class Compiled:
         meta = json.loads(parts["meta"])
         interface, program = meta["interface"] and Interface.from_json(meta["interface"]), None
         if meta["target"] == "cpu":
-            from tkc.codegen.cpu import CpuProgram
+            from tkc.codegen.cpu import unpack
 
-            program = CpuProgram.from_object(parts["object"], parts["description"].decode())
+            program = unpack(parts)
         return Compiled(
             meta["name"],
             meta["target"],

@@ -3,13 +3,17 @@
     @run(args, grid, workspace, context)     takes programs from a counter until there are none
     @stopped(workspace, context)             whether the launch is to end, after a look for signals
 
-@run is called with Python's lock, and releases it while it runs (signals.py says why).
+@run is called with Python's lock, and releases it while it runs (signals.py says why). Both are the
+same for all kernels: an object file of their own, which a process compiles once.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from tkc.codegen.cpu.context import HANDLES_SIGNALS, STOPPED, THREAD_STATE, WORDS
 from tkc.codegen.cpu.emit import Function, Module
+from tkc.codegen.cpu.host import host
 
 
 def word(f: Function, name: str) -> str:
@@ -62,9 +66,17 @@ def _take_interpreter(f: Function) -> None:
     f.do(f"call void {take}(ptr {f.load('ptr', _own_word(f, THREAD_STATE), 8)})")
 
 
-def write_entry(module: Module) -> None:
-    """@run and @stopped of a module that has @program."""
+@cache
+def entry() -> bytes:
+    """The object file of @run and @stopped, to be linked with one that has @program."""
+    llvm, machine, *_ = host()
+    module = Module(masks_short=True)
     _write_stopped(module)
+    _write_run(module)
+    return machine.emit_object(llvm.parse_assembly(str(module)))
+
+
+def _write_run(module: Module) -> None:
     f = module.function(
         "run",
         "void",
@@ -105,6 +117,7 @@ def _write_stopped(module: Module) -> None:
         "stopped",
         "i1",
         [("ptr", "workspace"), ("ptr", "context")],
+        linkage="",
         attributes="nounwind noinline cold",
     )
     attention, error = word(f, "attention"), word(f, "error")

@@ -47,12 +47,14 @@ def engine() -> LLJIT:
     return llvm.create_lljit_compiler(use_jit_link=True)
 
 
-def link(image: bytes, names: Sequence[str]) -> ResourceTracker:
-    """An object file linked into this process: `result[name]` is the address of a symbol. What it
-    returns must stay alive as long as the code.
+def link(images: Sequence[bytes], names: Sequence[str]) -> ResourceTracker:
+    """Object files linked with one another into this process: `result[name]` is the address of a
+    symbol. What it returns must stay alive as long as the code.
     """
     llvm, *_ = host()
-    library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+    library = llvm.JITLibraryBuilder().add_current_process()
+    for image in images:
+        library.add_object_img(image)
     for name in names:
         library.export_symbol(name)
     return library.link(engine(), f"tkc{next(_names)}")

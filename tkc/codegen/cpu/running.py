@@ -20,6 +20,7 @@ import numpy as np
 
 from tkc.codegen.cpu import context as words
 from tkc.codegen.cpu.arguments import words_of
+from tkc.codegen.cpu.entry import entry
 from tkc.codegen.cpu.host import host, link
 from tkc.codegen.cpu.signals import PERIOD_S, empty_context, handles_signals, stop, ticker
 from tkc.errors import CompileError, LaunchError, Location, PeerError, TrapError
@@ -41,35 +42,41 @@ def unpack(parts: dict[str, bytes]) -> CpuProgram:
     """The inverse of `CpuProgram.pack`. Raises KeyError or ValueError where the parts are not a
     program, CompileError for another processor's.
     """
-    return CpuProgram.from_object(parts["object"], parts["program"].decode())
+    return CpuProgram.from_object(parts["object"], parts["program"].decode(), parts["entry"])
 
 
 class CpuProgram:
     """A compiled kernel.
 
     object    the object file; with `metadata` (JSON data) all that `from_object` needs
+    entry     the object file of what all programs share (None: compiled when it is asked for)
     llvm      the LLVM IR, as written by us (empty after from_object)
     """
 
-    def __init__(self, object: bytes, metadata: dict[str, Any], llvm: str = ""):
-        self.object, self.metadata, self.llvm = object, metadata, llvm
+    def __init__(
+        self, object: bytes, metadata: dict[str, Any], llvm: str = "", entry: bytes | None = None
+    ):
+        self.object, self.metadata, self.llvm, self.entry = object, metadata, llvm, entry
         self._careful: CpuProgram | None = None
         self._linked: tuple[ResourceTracker, Callable[[int, int, int, int], None]] | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def from_object(cls, object: bytes, metadata: dict[str, Any] | str) -> CpuProgram:
+    def from_object(
+        cls, object: bytes, metadata: dict[str, Any] | str, entry: bytes | None = None
+    ) -> CpuProgram:
         """A program from a cache. Raises CompileError where it was made for another processor."""
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         if metadata["processor"] != host()[2]:
             raise CompileError(
                 "the cached object is for another processor; compile the kernel again"
             )
-        return cls(object, metadata)
+        return cls(object, metadata, entry=entry)
 
     def pack(self) -> dict[str, bytes]:
         """As named bytes for a disk cache; `unpack` reads them."""
-        return {"object": self.object, "program": json.dumps(self.metadata).encode()}
+        description = json.dumps(self.metadata).encode()
+        return {"object": self.object, "entry": self.entry or entry(), "program": description}
 
     @property
     def _entry(self) -> Callable[[int, int, int, int], None]:
@@ -77,7 +84,7 @@ class CpuProgram:
         # the thread that runs it
         with self._lock:
             if self._linked is None:
-                library = link(self.object, ["run"])
+                library = link([self.entry or entry(), self.object], ["run"])
                 self._linked = library, ENTRY(library["run"])
             return self._linked[1]
 

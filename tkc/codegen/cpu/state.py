@@ -11,7 +11,6 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.emit import Function, Module
-from tkc.codegen.cpu.entry import write_entry
 from tkc.codegen.cpu.values import Buffer, Env
 from tkc.ir import tile
 from tkc.ir.types import TileType, is_unsigned
@@ -63,8 +62,8 @@ class State:
             "program",
             "void",
             [("ptr noalias", "args"), ("ptr noalias", "workspace"), ("ptr", "context"), *ids],
+            linkage="",
         )
-        write_entry(self.module)
         self.entry = self.f.section()
 
     def body(self, block: Block) -> None:
