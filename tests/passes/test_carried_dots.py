@@ -12,10 +12,11 @@ from xdsl.dialects import scf
 import tkc
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
-from tkc.ir import threads
+from tkc.ir import threads, tile
 from tkc.ir.types import ArrayFacts, Fact, PendingType
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.warpgroups.in_flight import in_registers, is_touched_later
 from tkc.sim import level0, level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.level0 import kernel_of
@@ -234,3 +235,12 @@ def test_how_many_sums_run_on(kernel, carried):
     assert all(len(op.results) <= 1 for op in module.walk() if isinstance(op, scf.IfOp))
     for got, want in zip(results_of(module, 0), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_what_dots_read_in_shared_memory_they_may_read_together():
+    """A left operand that a later dot reads, too, is no register that somebody touches."""
+    module = traced(gradients, *[matrix(tkc.bfloat16)] * 3, *[matrix(tkc.float32)] * 2)
+    through(module, "pipeline-async-copies", context("sm_90a", num_stages=2, store_columns=32))
+    first, second, *_ = (op for op in module.walk() if isinstance(op, tile.Dot))
+    assert first.a is second.a and not in_registers(first)
+    assert not is_touched_later(first)

@@ -86,6 +86,49 @@ def test_blocks_of_loaded_rows_compute_the_same_at_every_level():
 
 
 @assembler
+def far_before(table, a, b, c, M, N, K):
+    """Rows counted back from one that lies further behind than offsets of 32 bits reach."""
+    r, first = tkc.arange(16), tkc.load(table.ptr)
+    x = tkc.load(a.ptr + N.to(tkc.int64) * 16 + (first + r)[:, None] * 16 + r[None, :])
+    tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
+
+
+def windows(table, a, b, c, M, N, K):
+    """Each row begins an element behind the one before; where is loaded."""
+    r, first = tkc.arange(16), tkc.load(table.ptr)
+    x = tkc.load(a.ptr + (first + r)[:, None] * M + r[None, :])
+    tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (16, 16))).to(c.dtype))
+
+
+FAR = (1 << 27) + 8  # rows of 16 elements: some more than 2^31 elements
+
+
+@pytest.mark.parametrize(
+    "kernel, large, divisor, numbers, first",
+    [
+        (far_before, True, 1, (0, FAR, 0), -FAR),
+        (windows, False, 1, (1, 0, 0), 5),
+        (windows, False, 16, (0, 0, 0), 5),
+        (windows, False, 16, (16, 0, 0), 5),
+    ],
+)
+def test_rows_whose_numbers_do_not_fit_before_the_first(kernel, large, divisor, numbers, first):
+    """Strides of one element and of none, and distances that take more than 32 bits."""
+    m, n, k = numbers
+    table, a = flat(tkc.int32), replace(flat(tkc.float16), wide=large)
+    rest = [array(tkc.float16, 2)] * 2
+    module = traced(kernel, table, a, *rest, replace(i32(divisor), nonnegative=True), i32(), i32())
+    data = np.random.default_rng(0).integers(-2, 3, 512).astype(np.float16)
+    b = np.random.default_rng(1).integers(-2, 3, (16, 16)).astype(np.float16)
+    given = [np.array([first], np.int32), data, b, c := np.zeros((16, 16), np.float16), m, n, k]
+    step = 16 if kernel is far_before else m
+    begin = 0 if kernel is far_before else first * step
+    at = begin + np.arange(16)[:, None] * step + np.arange(16)
+    through(module, "raise-pointers", context("sm_90a"))
+    level0.run(module, given, (1, 1, 1))
+    np.testing.assert_array_equal(c, data.astype(float)[at] @ b.astype(float))
+
+
 def test_blocks_of_loaded_rows_have_tensor_maps():
     """Those of both operands are of arrays that the host describes."""
     module = sparse_module()

@@ -2,6 +2,8 @@
 nearest thing that they must not.
 """
 
+from types import SimpleNamespace
+
 import pytest
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i8, i32, i64
@@ -12,15 +14,16 @@ from tests.language.kernels import i32 as number
 from tests.passes.kernels import aligned, context
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import TileType, element_of, f16, f32, ui8, ui32
+from tkc.ir.types import ArrayFacts, Fact, TileType, element_of, f16, f32, ui8, ui32
+from tkc.language.signature import ArrayArgument
 from tkc.passes import simplify, split_masked_loops
-from tkc.passes.analysis import alias, folding
+from tkc.passes.analysis import alias, folding, mapped
 from tkc.passes.analysis.pointers import Affine, Gathered, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, reusable_loads
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning import operands, rings
-from tkc.passes.planning.roles import results, sharing
+from tkc.passes.planning.roles import programs, results, sharing
 
 h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
 
@@ -39,6 +42,64 @@ def test_a_store_tells_others_where_it_releases(semantics, says):
     module = traced(told, array(tkc.int32), array(tkc.int32), SEM=semantics)
     (store,) = ops(module, tile.StorePointers)
     assert alias.releases(store) == says
+
+
+def known_of(flags, x, SEM: tkc.constexpr):
+    tkc.store(x, (0,), tkc.load(flags.ptr, sem=SEM) + tkc.arange(1))
+
+
+@pytest.mark.parametrize("semantics, plain", [(None, True), ("acquire", False), ("relaxed", False)])
+def test_a_load_that_watches_others_is_no_plain_one(semantics, plain):
+    module = traced(known_of, array(tkc.int32), array(tkc.int32), SEM=semantics)
+    (load,) = ops(module, tile.LoadPointers)
+    assert alias.reads(load) == plain
+
+
+def updated(x, SEM: tkc.constexpr, KIND: tkc.constexpr, USED: tkc.constexpr):
+    old = KIND(x.ptr + tkc.arange(32), tkc.full((32,), 1, x.dtype), sem=SEM)
+    if USED:
+        tkc.store(x, (32,), old)
+
+
+@pytest.mark.parametrize(
+    "dtype, semantics, kind, used, update",
+    [
+        (tkc.float32, "relaxed", tkc.atomic_add, False, True),
+        (tkc.float32, "relaxed", tkc.atomic_max, False, True),
+        (tkc.float32, "release", tkc.atomic_add, False, False),
+        (tkc.int32, "relaxed", tkc.atomic_add, False, False),
+        (tkc.float32, "relaxed", tkc.atomic_add, True, False),
+    ],
+)
+def test_which_atomics_are_updates(dtype, semantics, kind, used, update):
+    module = traced(updated, array(dtype), SEM=semantics, KIND=kind, USED=used)
+    (atomic,) = ops(module, tile.Atomic)
+    assert simplify.is_update(atomic) == update
+
+
+# ---- rows of several axes
+def listed_rows(x, o, SHAPE: tkc.constexpr, ROWS: tkc.constexpr):
+    tkc.store(o, (0, 0), tkc.load(x, (0, 0, 0), SHAPE).reshape(ROWS))
+
+
+@pytest.mark.parametrize(
+    "dense, rows, lists", [(2, (64, 32), True), (2, (32, 64), False), (1, (64, 32), False)]
+)
+def test_rows_that_lie_one_after_the_other_in_a_block(dense, rows, lists):
+    strides = [Fact(exact=1) if axis == dense else Fact(8) for axis in range(3)]
+    x = ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 3, tuple(strides), 16))
+    module = traced(listed_rows, x, h2, SHAPE=(4, 16, 32), ROWS=rows)
+    (reshape,) = ops(module, tile.Reshape)
+    assert mapped.lists_rows(reshape) == lists
+
+
+# ---- programs
+@pytest.mark.parametrize("waits", [False, True])
+def test_programs_that_wait_are_not_claimed_one_by_one(waits):
+    request = SimpleNamespace(claims=False, waits=waits)
+    sharing = SimpleNamespace(together=True, split_k=1, stream_k=False)
+    why = programs._why_static(request, sharing, SimpleNamespace(cluster=(1, 1)))
+    assert bool(why) == waits
 
 
 # ---- numbers

@@ -948,7 +948,7 @@ def _bounds(block: Block) -> list[Polynomial]:
 def _moved(pointer: SSAValue, stride: SSAValue, build: Builder) -> tuple[SSAValue, SSAValue]:
     """How many rows before a pointer offsets of 32 bits reach, and the first one of them."""
     reached = build.number(REACHED_ELEMENTS, stride.type)
-    rows = build.add(build.floordiv(reached, build.max(stride, 1)), 1)
+    rows = build.add(build.floordiv(reached, build.max(stride, MIN_MOVED_STRIDE)), 1)
     if rows.type != i32:
         rows = build(ew.Cast(rows, i32))
     wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]

@@ -94,7 +94,7 @@ def is_touched_later(dot: tile.Dot) -> bool:
 def _carried_operand(dot: tile.Dot) -> list[int]:
     """The numbers of the values that a loop carries in which its dot's left operand lies."""
     block = block_of(dot)
-    if not in_registers(dot) or not isinstance(block.parent_op(), scf.ForOp):
+    if not isinstance(block.parent_op(), scf.ForOp):
         return []
     return [index_of(v) - 1 for v in sources(dot.a) if v.owner is block]
 
