@@ -55,6 +55,20 @@ def test_group_norm(dtype, act, last):
     close(found[2], db, dtype, ulps=64)
 
 
+@pytest.mark.parametrize("shape, groups", [((1, 8, 6001), 1), ((1, 16, 2048), 4)])
+def test_groups_of_a_norm_in_threads(shape, groups, monkeypatch):
+    """Of which the blocks of a cluster have parts, that they read again; and smaller ones."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x, grad = numbers(shape, "bfloat16"), numbers(shape, "bfloat16", 1)
+    w, b = numbers(shape[1:2], "bfloat16", 2), numbers(shape[1:2], "bfloat16", 3)
+    y, *want = group_norm(double(x), groups, double(w), double(b), True, double(grad))
+    close(kernels.group_norm(x, groups, w, b, silu=True), y, "bfloat16", ulps=4)
+    found = kernels.group_norm_backward(grad, x, groups, w, b, silu=True)
+    for got, right in zip(found, want, strict=True):
+        close(got, right, "bfloat16", ulps=4)
+
+
 def test_dyt():
     x, grad = numbers((7, 130)), numbers((7, 130), seed=1)
     a, w, b = np.array([0.7], np.float32), numbers((130,), seed=2), numbers((130,), seed=3)

@@ -7,10 +7,10 @@ Backward, with g = dy, or dy silu'(u), and d = g weight_c:
 
     dx = s (d − n mean(d n) − mean d),   dweight_c = Σ g n,   dbias_c = Σ g
 
-A program has a group of an image. Of a group that registers do not hold, the forward pass sums
-distances from what its first positions are on average, and their squares, so that one reading gives
-both without cancellation. Backward, it reads the group three times; sums for weight and bias are
-one an image and channel, added up in the order of images.
+A program has a group of an image, whose positions the blocks of a cluster share. Of a group that
+registers do not hold, distances from what its first positions are on average are summed, and their
+squares, so that one reading gives both without cancellation: it is read twice, backward three
+times. Sums for weight and bias are one an image and channel, added up in the order of images.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from tkc.kernels.blocks import columns_block
 from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
 
-ELEMENTS = 4096  # of a step
-POSITIONS = 1024  # of a step, at most
 PART, SAMPLE = 1024, 16  # of the positions of a program that has a whole group
-HELD = 1 << 18  # elements of a group that registers hold
+HELD, HELD_BACKWARD = 1 << 18, 1 << 13  # elements of a group that registers hold
 
 
 def _of_channels(vector, first, other, CHANNELS):
@@ -38,27 +36,23 @@ def _of_channels(vector, first, other, CHANNELS):
     return tkc.load(vector, (first,), (CHANNELS,)).to(tkc.float32)[:, None]
 
 
-def _step(x, c, at, CHANNELS, POSITIONS):
-    """A step of a group, and where it has elements."""
-    here = (c + tkc.arange(CHANNELS) < x.shape[0])[:, None]
-    here = here & (at + tkc.arange(POSITIONS) < x.shape[1])[None, :]
-    return tkc.load(x, (c, at), (CHANNELS, POSITIONS)).to(tkc.float32), here
-
-
-def _statistics(x, eps, CHANNELS, POSITIONS):
-    """Mean and inverse deviation of a group [channels, positions]."""
-    count, total = x.shape[0] * x.shape[1], tkc.zeros((CHANNELS, POSITIONS))
-    for c in tkc.range(0, x.shape[0], CHANNELS):
-        for at in tkc.range(0, x.shape[1], POSITIONS):
-            total = total + _step(x, c, at, CHANNELS, POSITIONS)[0]
-    mean = tkc.sum(total, axis=(0, 1)) / count
-    total = tkc.zeros((CHANNELS, POSITIONS))
-    for c in tkc.range(0, x.shape[0], CHANNELS):
-        for at in tkc.range(0, x.shape[1], POSITIONS):
-            values, here = _step(x, c, at, CHANNELS, POSITIONS)
-            apart = tkc.where(here, values - mean, 0.0)
-            total = total + apart * apart
-    return mean, tkc.rsqrt(tkc.sum(total, axis=(0, 1)) / count + eps)
+def _normalized(x, eps, FULL, HELD, CHANNELS, POSITIONS):
+    """A group less its mean, and its inverse deviation."""
+    count = CHANNELS * x.shape[1]
+    values = tkc.load(x, (0, 0), (CHANNELS, POSITIONS)).to(tkc.float32)
+    here = (tkc.arange(POSITIONS) < x.shape[1])[None, :]
+    if HELD:
+        mean = tkc.sum(values, axis=(0, 1)) / count
+        apart = values - mean if FULL else tkc.where(here, values - mean, 0.0)
+        square = tkc.sum(apart * apart, axis=(0, 1)) / count
+    else:
+        near = tkc.load(x, (0, 0), (CHANNELS, SAMPLE)).to(tkc.float32)
+        near = tkc.sum(near, axis=(0, 1)) / (CHANNELS * tkc.minimum(x.shape[1], SAMPLE))
+        apart = values - near if FULL else tkc.where(here, values - near, 0.0)
+        mean = tkc.sum(apart, axis=(0, 1)) / count
+        square = tkc.sum(apart * apart, axis=(0, 1)) / count
+        square, apart = tkc.maximum(square - mean * mean, 0.0), apart - mean
+    return apart, tkc.rsqrt(square + eps)
 
 
 @tkc.jit
@@ -76,21 +70,8 @@ def _group_norm(
 ):
     image, group = tkc.program_id(1), tkc.program_id(0)
     x, out = x[image, group], out[image, group]
-    first, count = group * CHANNELS, CHANNELS * x.shape[1]
-    values = tkc.load(x, (0, 0), (CHANNELS, POSITIONS)).to(tkc.float32)
-    here = (tkc.arange(POSITIONS) < x.shape[1])[None, :]
-    if HELD:
-        mean = tkc.sum(values, axis=(0, 1)) / count
-        apart = values - mean if FULL else tkc.where(here, values - mean, 0.0)
-        square = tkc.sum(apart * apart, axis=(0, 1)) / count
-    else:
-        near = tkc.load(x, (0, 0), (CHANNELS, SAMPLE)).to(tkc.float32)
-        near = tkc.sum(near, axis=(0, 1)) / (CHANNELS * tkc.minimum(x.shape[1], SAMPLE))
-        apart = values - near if FULL else tkc.where(here, values - near, 0.0)
-        mean = tkc.sum(apart, axis=(0, 1)) / count
-        square = tkc.sum(apart * apart, axis=(0, 1)) / count
-        square, apart = tkc.maximum(square - mean * mean, 0.0), apart - mean
-    scale = tkc.rsqrt(square + eps)
+    first = group * CHANNELS
+    apart, scale = _normalized(x, eps, FULL, HELD, CHANNELS, POSITIONS)
     w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
     result = apart * (scale * w) + b
     if SILU:
@@ -114,36 +95,24 @@ def _group_norm_backward(
     biases,
     eps,
     SILU: tkc.constexpr,
+    FULL: tkc.constexpr,
+    HELD: tkc.constexpr,
     CHANNELS: tkc.constexpr,
     POSITIONS: tkc.constexpr,
 ):
     image, group = tkc.program_id(1), tkc.program_id(0)
     x, grad, out = x[image, group], grad[image, group], out[image, group]
-    mean, scale = _statistics(x, eps, CHANNELS, POSITIONS)
-    of_n, of_one, count = tkc.zeros((CHANNELS,)), tkc.zeros((CHANNELS,)), x.shape[0] * x.shape[1]
-    for c in tkc.range(0, x.shape[0], CHANNELS):
-        first = group * x.shape[0] + c
-        w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
-        by_n, by_one = tkc.zeros((CHANNELS, POSITIONS)), tkc.zeros((CHANNELS, POSITIONS))
-        for at in tkc.range(0, x.shape[1], POSITIONS):
-            values, here = _step(x, c, at, CHANNELS, POSITIONS)
-            n = tkc.where(here, (values - mean) * scale, 0.0)
-            g = _before_silu(_step(grad, c, at, CHANNELS, POSITIONS)[0], n, w, b, SILU)
-            by_n, by_one = by_n + g * n, by_one + g
-        sums = tkc.sum(by_n, axis=1), tkc.sum(by_one, axis=1)
-        inside = c + tkc.arange(CHANNELS) < x.shape[0]
-        tkc.store(weights[image].ptr + first + tkc.arange(CHANNELS), sums[0], mask=inside)
-        tkc.store(biases[image].ptr + first + tkc.arange(CHANNELS), sums[1], mask=inside)
-        each = 1.0 if weight is None else w.reshape(CHANNELS)
-        of_n, of_one = of_n + sums[0] * each, of_one + sums[1] * each
-    mean_n, mean_one = tkc.sum(of_n) / count, tkc.sum(of_one) / count
-    for c in tkc.range(0, x.shape[0], CHANNELS):
-        first = group * x.shape[0] + c
-        w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
-        for at in tkc.range(0, x.shape[1], POSITIONS):
-            n = (_step(x, c, at, CHANNELS, POSITIONS)[0] - mean) * scale
-            g = _before_silu(_step(grad, c, at, CHANNELS, POSITIONS)[0], n, w, b, SILU)
-            tkc.store(out, (c, at), (scale * (g * w - n * mean_n - mean_one)).to(out.dtype))
+    first, count = group * CHANNELS, CHANNELS * x.shape[1]
+    apart, scale = _normalized(x, eps, FULL, HELD, CHANNELS, POSITIONS)
+    w, b = (_of_channels(v, first, o, CHANNELS) for v, o in ((weight, 1.0), (bias, 0.0)))
+    n, g = apart * scale, tkc.load(grad, (0, 0), (CHANNELS, POSITIONS)).to(tkc.float32)
+    g = _before_silu(g, n, w, b, SILU)
+    by_n, by_one = tkc.sum(g * n, axis=1), tkc.sum(g, axis=1)
+    tkc.store(weights[image], (first,), by_n)
+    tkc.store(biases[image], (first,), by_one)
+    each = 1.0 if weight is None else w.reshape(CHANNELS)
+    mean_n, mean_one = tkc.sum(by_n * each) / count, tkc.sum(by_one * each) / count
+    tkc.store(out, (0, 0), (scale * (g * w - n * mean_n - mean_one)).to(out.dtype))
 
 
 def _groups(x: Array, groups: int, channels_last: bool) -> Array:
@@ -176,10 +145,16 @@ def _checked(
     return channels
 
 
-def _block(x: Array) -> dict[str, int]:
-    """Channels and positions of a step."""
-    positions = min(POSITIONS, power(x.shape[3]))
-    return {"CHANNELS": min(power(x.shape[2]), ELEMENTS // positions), "POSITIONS": positions}
+def _block(groups: Array, held: int) -> dict[str, int]:
+    """Of a program that has a group of an image; held: elements that registers hold."""
+    channels, positions = groups.shape[2:]
+    block = power(positions) if positions < PART else tkc.cdiv(positions, PART) * PART
+    return {
+        "FULL": positions == block,
+        "HELD": channels * block <= held,
+        "CHANNELS": channels,
+        "POSITIONS": block,
+    }
 
 
 @operator
@@ -203,19 +178,8 @@ def group_norm(
         return
     source = _groups(contiguous(x), groups, channels_last)
     result = _groups(out, groups, channels_last)
-    channels, positions = source.shape[2:]
-    block = power(positions) if positions < PART else tkc.cdiv(positions, PART) * PART
     _group_norm[groups, x.shape[0]](
-        source,
-        weight,
-        bias,
-        result,
-        float(eps),
-        SILU=silu,
-        FULL=positions == block,
-        HELD=channels * block <= HELD,
-        CHANNELS=channels,
-        POSITIONS=block,
+        source, weight, bias, result, float(eps), SILU=silu, **_block(source, HELD)
     )
 
 
@@ -251,7 +215,7 @@ def group_norm_backward(
             biases,
             float(eps),
             SILU=silu,
-            **_block(source),
+            **_block(source, HELD_BACKWARD),
         )
     height, width = columns_block(*weights.shape)
     for partial, result in ((weights, of_weight), (biases, of_bias)):
