@@ -31,7 +31,8 @@ from tkc.kernels.matmul import _product
 from tkc.language.trace import trace
 from tkc.passes import PassContext
 from tkc.passes.plan import kernel_of, plan
-from tkc.passes.planning.cost import Sizes, Work, cost
+from tkc.passes.planning.cost import Work, cost
+from tkc.passes.planning.numbers import Sizes
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, signature
 

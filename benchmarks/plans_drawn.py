@@ -6,9 +6,9 @@ choices of its one kernel, and beside the time that the timeline predicts.
     python -m benchmarks.plans_drawn attention --predict DIR      beside what was measured there
 
 Sizes are log-uniform, half of them multiples of 64. Of attention (bfloat16, S 64 … 32768, D 32 …
-256, causal or not, heads shared by one to eight) the choices are random blocks of a program; of
-rows (softmax, norms, cross-entropy) rows of a program and plans, half of them the model's best,
-half of them random. All choices are timed in turns; then the best of them and the default take
+256, causal or not, heads shared by one to eight) the choices are blocks of a program, of rows
+(softmax, norms, cross-entropy) rows of a program and plans; half of them are the model's best, half
+of them random. All choices are timed in turns; then the best of them and the default take
 turns again over 8 rounds, L2 flushed by writing before each launch, and that ratio is reported. A
 launch that takes less than SHORT is a CUDA graph of GRAPH launches.
 """
@@ -37,14 +37,6 @@ TARGET = "sm_90a"
 MOST_FLOPS, MOST_ELEMENTS = 6e11, 1 << 28
 CHOICES = 20  # beside the default
 TURNS, ROUNDS = 3, 8
-WARPGROUP = 64  # rows
-# rows and columns of attention's blocks, and tiles side by side, that are tried where they compile
-BLOCKS = (
-    *((64, n, c) for n in (64, 96, 128) for c in (1, 2, 3, 4)),
-    *((128, n, 1) for n in (48, 64, 80, 96, 112, 128, 160, 176)),
-    *((192, n, 1) for n in (48, 64, 80, 96, 112, 128)),
-    *((256, n, 1) for n in (48, 64, 80, 96)),
-)
 LONGEST_ROW = 1 << 17
 OPERATIONS = "softmax", "layer_norm", "rms_norm", "cross_entropy"
 
@@ -105,24 +97,60 @@ class Attention:
     def others(
         self, launch: Launch, source: random.Random, count: int
     ) -> Iterator[tuple[str, Launch]]:
-        """Random blocks; the model's candidates are among BLOCKS."""
-        from tkc.kernels.attention_blocks import MAX_D_BY_ROWS, Block, options_of
+        """The estimate's best and as many random blocks of those that registers hold."""
+        from tkc.kernels import attention_blocks as blocks
 
+        machine, what = tkc.target(TARGET), self.described()
+        found = sorted(
+            blocks.blocks(what, machine.shared_bytes),
+            key=lambda block: blocks.seconds(block, what, machine.device),
+        )
+        best, rest = found[: count // 2], found[count // 2 :]
         plain = {k: v for k, v in launch.kwargs.items() if k not in ("programs", "num_warps")}
-        legal = [b for b in BLOCKS if MAX_D_BY_ROWS[b[0]] >= self.d or b[0] == 128]
-        for rows, columns, side in source.sample(legal, min(len(legal), count)):
-            options = options_of(*launch.args[:2], Block(rows, columns, side))
-            grid = tkc.cdiv(self.length, rows), *launch.grid[1:]
-            changed = plain | {"BM": rows, "BN": columns} | options
-            yield (
-                f"{rows}x{columns}{f'x{side}' * (side > 1)}",
-                Launch(launch.kernel, grid, launch.args, changed),
+        for block in [*best, *source.sample(rest, min(count - len(best), len(rest)))]:
+            options = blocks.options_of(*launch.args[:2], block)
+            width = blocks.width_of(self.d, block.step)
+            options |= {"BM": block.rows, "BN": block.columns, "D": width, "DV": width}
+            changed = Launch(
+                launch.kernel,
+                (tkc.cdiv(self.length, block.rows), *launch.grid[1:]),
+                launch.args,
+                plain | options,
             )
+            yield self.chosen(changed), changed
+
+    def predicted(self, launch: Launch, follows: bool) -> float:
+        """Seconds by the estimate that chose. follows: one launch after another."""
+        from tkc.kernels import attention_blocks as blocks
+
+        k, device = launch.kwargs, tkc.target(TARGET).device
+        step = next(n for n in blocks.STEPS if blocks.width_of(self.d, n) == k["D"])
+        block = blocks.Block(k["BM"], k["BN"], k.get("programs", 1), step)
+        times, seconds = device.attention, blocks.seconds(block, self.described(), device)
+        return seconds - follows * (times.launch - times.later_launch)
+
+    def described(self) -> Any:
+        """What is launched, as the estimate of blocks takes it."""
+        from tkc.kernels.attention_blocks import Launch
+
+        moved = 4 * self.batch * self.length * (self.heads + self.shared) * self.d
+        widths, sequences = (self.d, self.d), self.batch * self.heads
+        return Launch(
+            sequences,
+            self.length,
+            self.length,
+            self.length,
+            self.causal,
+            0,
+            widths,
+            moved,
+        )
 
     def chosen(self, launch: Launch) -> str:
         k = launch.kwargs
         side = k.get("programs", 1)
-        return f"{k['BM']}x{k['BN']}{f'x{side}' * (side > 1)}"
+        wide = f" D={k['D']}" if k["D"] != self.d else ""
+        return f"{k['BM']}x{k['BN']}{f'x{side}' * (side > 1)}{wide}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +187,8 @@ class Rows:
         """The model's best and as many random plans, of programs of one to sixteen rows."""
         from tkc.runtime.tuning import Config, rank
 
-        values, options = launch.kernel.bound(*launch.args, **launch.kwargs)
+        plain = {k: v for k, v in launch.kwargs.items() if k in launch.kernel.names}
+        values, options = launch.kernel.bound(*launch.args, **plain)
         block = launch.kwargs["COLUMNS"]
         most = max(launch.kwargs["ROWS"], min(16, (1 << 15) // block))
         configs = [Config(ROWS=1 << i) for i in range(5) if 1 << i <= most]
@@ -169,14 +198,26 @@ class Rows:
             return tkc.cdiv(self.rows, given[at]), 1, 1
 
         found, _ = rank(launch.kernel, values, options, configs, extents, TARGET, 1 << 30)
+        # what was launched is a configuration, too
+        found = [c for c in found if not dict(c.config.items).items() <= launch.kwargs.items()]
         best, rest = found[: count // 2], found[count // 2 :]
         for candidate in [*best, *source.sample(rest, min(count // 2, len(rest)))]:
             changed = dict(candidate.config.items)
             grid = tkc.cdiv(self.rows, changed["ROWS"])
-            yield _said(changed), Launch(launch.kernel, grid, launch.args, launch.kwargs | changed)
+            yield _said(changed), Launch(launch.kernel, grid, launch.args, plain | changed)
+
+    def predicted(self, launch: Launch, follows: bool) -> float:
+        """Seconds by the estimate that chose. follows: one launch after another."""
+        with tkc.handed(lambda *_: None, target=TARGET):
+            found = launch.kernel.predict(
+                *launch.args, grid=launch.grid, target=TARGET, **launch.kwargs
+            )
+        times = tkc.target(TARGET).device.moving
+        return found.seconds - follows * (times.launch - times.later_launch)
 
     def chosen(self, launch: Launch) -> str:
-        return f"ROWS={launch.kwargs['ROWS']}"
+        chosen = "ROWS", "num_warps", "num_ctas", "persistent"
+        return _said({k: v for k, v in launch.kwargs.items() if k in chosen})
 
 
 KINDS = {"attention": Attention, "rows": Rows}
@@ -199,7 +240,9 @@ def choices(case: Any, made: Callable[..., Any], count: int = CHOICES) -> dict[s
     found: list[Launch] = []
 
     def take(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
-        found.append(Launch(kernel, grid, args, kwargs))
+        first = kernel.constexpr.index(True)  # what is chosen is named
+        named = dict(zip(kernel.names[first:], args[first:], strict=False))
+        found.append(Launch(kernel, grid, args[:first], named | kwargs))
 
     with tkc.handed(take, target=TARGET):
         case.call(made)
@@ -240,13 +283,9 @@ def predict(cases: list[Any], folder: Path) -> None:
     for case in cases:
         if (row := rows.get(str(case))) is None:
             continue
-        launch = choices(case, blank, 0)[""]
-        with tkc.handed(lambda *_: None, target=TARGET):
-            found = launch.kernel.predict(
-                *launch.args, grid=launch.grid, target=TARGET, **launch.kwargs
-            )
-        pairs.append((found.seconds, row["seconds"][""]))
-        print(f"{case!s:40} {found.seconds * 1e6:9.1f} us predicted, {pairs[-1][1] * 1e6:9.1f}")
+        found = case.predicted(choices(case, blank, 0)[""], row["graph"])
+        pairs.append((found, row["seconds"][""]))
+        print(f"{case!s:40} {pairs[-1][0] * 1e6:9.1f} us predicted, {pairs[-1][1] * 1e6:9.1f}")
     errors = [abs(p / m - 1) for p, m in pairs]
     print(
         f"{len(pairs)} launches: median error {statistics.median(errors):.3f}, rank correlation"

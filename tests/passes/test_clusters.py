@@ -37,7 +37,8 @@ from tkc.ir import threads, tile
 from tkc.ir.target import TARGETS
 from tkc.passes import plan as planning
 from tkc.passes.plan import kernel_of
-from tkc.passes.planning.cost import Sizes, Work
+from tkc.passes.planning.cost import Work
+from tkc.passes.planning.numbers import Sizes
 from tkc.timing.predict import predict
 
 

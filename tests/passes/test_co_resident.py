@@ -35,7 +35,8 @@ from tkc.ir.target import TARGETS
 from tkc.kernels.attention import _attention
 from tkc.language.signature import ArrayArgument
 from tkc.passes.plan import kernel_of
-from tkc.passes.planning.cost import Sizes, Work
+from tkc.passes.planning.cost import Work
+from tkc.passes.planning.numbers import Sizes
 from tkc.sim import dataflow
 from tkc.timing.predict import predict
 

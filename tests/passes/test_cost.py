@@ -12,7 +12,8 @@ from tkc.ir.target import target
 from tkc.passes import plan as planning
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.plan import candidates, kernel_of, keywords
-from tkc.passes.planning.cost import Numbers, Sizes, Work, cost
+from tkc.passes.planning.cost import Work, cost
+from tkc.passes.planning.numbers import Numbers, Sizes
 
 BFLOAT16 = aligned(tkc.bfloat16, 2)
 

@@ -18,7 +18,8 @@ from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
 from tkc.kernels.attention import _attention
 from tkc.passes.plan import kernel_of
-from tkc.passes.planning.cost import Sizes, Work
+from tkc.passes.planning.cost import Work
+from tkc.passes.planning.numbers import Sizes
 from tkc.runtime.simulate import level4_of
 from tkc.timing.predict import predict
 

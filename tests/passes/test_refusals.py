@@ -29,7 +29,8 @@ from tkc.passes.layouts import accumulator_stores, conversions
 from tkc.passes.layouts.epilogue_subtiles import Parts, StoredResult, _fits
 from tkc.passes.planning import hopper, operands
 from tkc.passes.planning.bodies import LoopGraph, WarpCosts
-from tkc.passes.planning.cost import Sizes, Work
+from tkc.passes.planning.cost import Work
+from tkc.passes.planning.numbers import Sizes
 from tkc.passes.planning.program import Program
 
 h2, b2, f2 = (aligned(t, 2) for t in (tkc.float16, tkc.bfloat16, tkc.float32))

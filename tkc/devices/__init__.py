@@ -14,7 +14,8 @@ file has six sections; each number is a pair, [value, source], and `sources` say
     engines    what a multiprocessor's engines do, for timelines (tkc/timing/simulation.py)
     costs      of the closed-form model (tkc/passes/planning/cost.py)
     assembler  registers that ptxas makes do with, for plans
-    attention  times of its programs by their blocks (tkc/kernels/attention_blocks.py)
+    attention  what its programs take (tkc/kernels/attention_blocks.py)
+    moving     what programs without dots take (tkc/passes/planning/bandwidth.py)
 
 A file may leave the last four to another one's, which `like` names: nobody measured them there.
 Files in the folder TKC_DEVICES come before those of tkc.

@@ -211,31 +211,57 @@ class Assembler:
 
 @dataclass(frozen=True)
 class Attention:
-    """Times of programs of attention by their blocks (tkc/kernels/attention_blocks.py), each tuple
-    in the order of its candidates there; a row is one of Q, a column one of K.
+    """Of programs of attention (tkc/kernels/attention_blocks.py), in clocks where nothing else is
+    said.
     """
 
-    # of a row, relative to one of 128 rows and columns: of large blocks, and of tiles side by side
-    block_times: tuple[float, ...]
-    tile_times: tuple[float, ...]
-    alone: float  # … of a program of 64 rows, whose one warpgroup has nothing beside it
-    # columns by which the loop of each tile is shorter, where masks cut what rows see
-    tile_columns: tuple[float, ...]
-    # where all loops walk over the same columns: time of a row by a column; columns in whose time a
-    # row begins and ends, and in that of a last block's mask
-    equal_times: tuple[float, ...]
-    equal_starts: tuple[float, ...]
-    equal_masks: tuple[float, ...]
-    # columns in whose time a row waits that has one block of K: no other's dots run beside its
-    # vector work
-    single_block: float
-    window_row: float  # columns, in time, by which one more row lengthens the loop of a window
+    launch: float  # seconds around the kernel
+    later_launch: float  # … where another one ran right before
+    begin: float  # before the first step of a launch, and after its last
+    program: float  # of each program, besides its steps
+    result: float  # … of each element of its result
+    mask: float  # … of each score that a mask cuts
+    step: float  # of each step, beside its dots and vector work
+    score: float  # of each score's vector work
+    # part of the shorter one of a step's dots and vector work that shows, by the warpgroups of a
+    # tile, and by the tiles side by side
+    shown: tuple[float, ...]
+    shown_apart: tuple[float, ...]
+    line: float  # of each line of 128 bytes, or less, that a tensor map asks for
+    # how much longer a step takes for each register that a thread lacks
+    lacking: float
+    # of an average program's time, in which the last ones leave multiprocessors idle where programs
+    # differ in length
+    ending: float
+    beside_memory: float  # part of the shorter of memory's time and the programs' that shows
     # rows that a column is seen by at most, from which on gradients of D = 64 have scores that are
     # computed once, in blocks of 128 rows and columns that masks cut
     shared_scores: int
-    # of the longest program's time, in which the last ones leave multiprocessors idle where
-    # programs differ in length
-    ending: float
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Of programs without dots (tkc/passes/planning/bandwidth.py), in clocks where nothing else is
+    said.
+    """
+
+    launch: float  # seconds around the kernel
+    later_launch: float  # … where another one ran right before
+    begin: float  # of a block, before its first operation
+    latency: float  # of a load from memory
+    turn: float  # of a persistent block, from one program to the next
+    access: float  # of issue, for an instruction to memory, over that of another
+    chain: float  # from one instruction of a warp to its next, on average
+    meeting: float  # of a collective, for each doubling of its warps
+    cluster: float  # … more, among the blocks of a cluster
+    written: float  # time of the memory for a byte that is written, over that of one that is read
+    fabric: float  # bytes a clock that one multiprocessor moves, at most
+    # exponent of the norm of what one program takes alone and what all of a multiprocessor move and
+    # issue: the larger, the better they fill one another's waiting
+    overlap: float
+    # registers of a thread: for addresses, and for each word that must be there at once
+    registers: float
+    held: float
 
 
 @dataclass(frozen=True)
@@ -255,6 +281,7 @@ class Device:
     costs: Costs
     assembler: Assembler
     attention: Attention
+    moving: Moving
     sources: tuple[tuple[str, str], ...] = ()
 
     def clock(self, clocks: float, copied: float) -> float:

@@ -11,7 +11,16 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
-from tkc.devices.device import Assembler, Attention, Chip, Costs, Device, Engines, Rates
+from tkc.devices.device import (
+    Assembler,
+    Attention,
+    Chip,
+    Costs,
+    Device,
+    Engines,
+    Moving,
+    Rates,
+)
 from tkc.errors import DeviceError
 
 FORMAT = "tkc-device-1"
@@ -23,10 +32,11 @@ SECTIONS: dict[str, type] = {
     "costs": Costs,
     "assembler": Assembler,
     "attention": Attention,
+    "moving": Moving,
 }
 KEYS = {"format", "title", "drivers", "architecture", "like", "sources", *SECTIONS}
 # what `like` may leave to another file
-INHERITED = {"engines", "costs", "assembler", "attention"}
+INHERITED = {"engines", "costs", "assembler", "attention", "moving"}
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from tkc.kernels.attention_blocks import (
     FLOAT8,
     block_of,
     block_of_pages,
+    block_of_sequences,
     check_block,
-    choose_block,
     has_wgmma,
     options_of,
     width_of,
@@ -485,6 +485,7 @@ def dense(
         block_of(q, k, v, causal, window, rows, columns),
         (32 if dtype_of(q) == FLOAT8 else 16),
     )
+    step = max(step, block.step)
     options |= options_of(q, k, block)
     _attention[tkc.cdiv(queries, block.rows), heads, batch](
         q,
@@ -656,18 +657,10 @@ def ragged(
         return
     sequences = cu_seqlens.shape[0] - 1
     block, step = (
-        choose_block(
-            q,
-            k,
-            v,
-            max_seqlen,
-            lambda rows, co_resident: heads * (tokens / (rows * co_resident) + sequences / 2),
-            0.5,
-            window,
-            uneven=max_seqlen if causal and window is None else 0,
-        ),
+        block_of_sequences(q, k, v, sequences, max_seqlen, causal, window),
         (32 if dtype_of(q) == FLOAT8 else 16),
     )
+    step = max(step, block.step)
     options |= options_of(q, k, block)
     _attention[tkc.cdiv(max_seqlen, block.rows), heads, sequences](
         q,

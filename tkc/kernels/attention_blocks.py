@@ -1,29 +1,48 @@
-"""Blocks of attention's programs: how many rows and columns, by the device's times."""
+"""Blocks of attention's programs: those that a device can run, and which of them finishes a launch
+first.
+
+Free are the rows of Q and of K that a program has at once, tiles of 64 rows side by side, and the
+width to which rows are padded (wide swizzles take fewer lines). An estimate in closed form decides
+where Hopper's tensor cores multiply (`seconds`); elsewhere registers and shared memory do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, library
-from tkc.kernels.copies import strides_of
+from tkc.kernels.copies import BYTES, strides_of
 
 FLOAT8 = "float8_e4m3"
+WARPGROUP = 64  # rows
 # by D up to which registers hold the accumulator: rows of Q that a program may have, one to four
 # warpgroups of 64
 MAX_D_BY_ROWS = {64: 256, 128: 256, 192: 128, 256: 64}
-# candidates on Hopper; their times are those of the device, in this order. D up to which a program
-# may have so many rows of Q and of K
-LARGE_BLOCKS = (64, 256, 64), (64, 192, 96), (96, 192, 64)
-# likewise tiles of 64 rows and columns side by side, where masks cut what rows see
-TILES = (64, 4), (96, 3), (128, 3)
-# likewise rows of Q and of K, where all loops walk over the same columns and D is more than that of
-# LARGE_BLOCKS
-EQUAL_BLOCKS = (128, 128, 128), (128, 192, 64), (128, 128, 112), (128, 128, 80)
+COLUMNS = range(48, 177, 16)  # of K, at once
+TILE_COLUMNS = 64  # of tiles side by side, at least: each has barriers of its own in every step
+MAX_TILE_COLUMNS = 128  # of a program of 64 rows
+SIDE_BY_SIDE = 1, 3, 4  # tiles of 64 rows that may be asked for
+# elements of 16 bits to which rows are padded: half a quarter, a half and a whole of a swizzle
+STEPS = 16, 32, 64
+# 32-bit registers of a consumer's thread, by the warpgroups of a block
+REGISTERS = {1: 232, 2: 232, 3: 160, 4: 112}
+MAX_OPERANDS = {1: 144, 2: 144, 3: 128, 4: 80}  # of its accumulator and left operand
+MAX_LACKING = 32  # that a plan may lack: with more, most of a loop is spilled
+STAGES = 2  # of K and V in shared memory, at least
+RESERVED_SHARED_BYTES = 4096
+LINE = 128  # bytes that a tensor map asks for at once
+LEFT_BYTES = 2048  # of shared memory that wgmma reads for the left operand of a dot, 16 deep
 # tiles of a cache side by side: pages' numbers and places leave four too few registers
 CACHED_TILES = 3
+MAX_TILED_D = 128  # with which three have registers
+CROWDED = 8  # exponent by which parts of a step that take equally long get in one another's way
+MAX_REMEMBERED = 4096  # launches
 
 
 def width_of(d: int, step: int = 16) -> int:
@@ -34,83 +53,199 @@ def width_of(d: int, step: int = 16) -> int:
 
 
 class Block(NamedTuple):
-    """Rows of Q and of K that a tile has, and how many co-resident tiles a thread block has."""
+    """Rows of Q and of K that a tile has, how many co-resident tiles a thread block has, and a
+    multiple of which rows' elements are padded.
+    """
 
     rows: int
     columns: int
     co_resident: int = 1
+    step: int = 16
+
+    @property
+    def warpgroups(self) -> int:
+        """That compute, of a thread block."""
+        return max(1, self.co_resident * self.rows // WARPGROUP)
 
 
-class _Candidate(NamedTuple):
-    """A block on Hopper. rows: of all its co-resident tiles; time: of a row, relative."""
-
-    block: Block
-    rows: int
-    time: float
-
-    def launch_time(
-        self,
-        window: int | None,
-        each: Callable[[int, int], float],
-        even: float,
-        times: Any,
-    ) -> float:
-        """Of a launch, relative. Arguments as of `choose_block`, each: of a multiprocessor; times:
-        the device's.
-        """
-        block = self.block
-        loop = 1 if window is None else window + times.window_row * block.rows
-        turns = _turns(each(block.rows, block.co_resident), even, times.ending)
-        return self.rows * self.time * loop * turns
-
-
-def _hopper_candidates(
-    d: int, columns: int, window: int | None, uneven: int, keys: int, few: bool, times: Any
-) -> list[_Candidate]:
-    """The blocks that may be best for 128 rows of Q or more. Arguments as of `choose_block`; few:
-    programs of 64 rows have a multiprocessor each, so that half as many rows are done sooner,
-    though one warpgroup's dots and vector work take turns; times: the device's.
+@dataclass(frozen=True)
+class Launch:
+    """What is launched. sequences: heads of all batches; queries, keys: of the longest; mean: its
+    queries, on average; window: columns that a row sees, 0 for all; widths: elements of a row of Q
+    and K, and of V; bytes: that memory moves.
     """
-    if keys and d > max(most for most, *_ in LARGE_BLOCKS) and d <= EQUAL_BLOCKS[0][0]:
-        return _of_equal_loops(keys, few, times)
-    found = [_Candidate(Block(128, columns), 128, 1.0)]
-    if few:
-        found.append(_Candidate(Block(64, 64), 64, times.alone))
-    most = min((most for most, *_ in LARGE_BLOCKS if d <= most), default=0)
-    for (limit, rows, wide), time in zip(LARGE_BLOCKS, times.block_times, strict=True):
-        if limit == most:
-            found.append(_Candidate(Block(rows, wide), rows, time))
-    return found + ([_side_by_side(d, uneven, times)] if uneven or window is not None else [])
+
+    sequences: int
+    queries: int
+    keys: int
+    mean: float
+    causal: bool
+    window: int
+    widths: tuple[int, int]
+    bytes: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all programs take equally long."""
+        return self.mean == self.queries and (not self.causal or self.window > 0)
+
+    def programs(self, rows: int) -> float:
+        """Of so many rows."""
+        if self.mean == self.queries:
+            return self.sequences * ceil(self.queries / rows)
+        return self.sequences * (self.mean / rows + 0.5)
+
+    def columns(self, rows: int) -> tuple[float, float]:
+        """Columns that such a program walks over, at most and on average."""
+        if self.window:
+            seen = float(min(self.keys, self.window + rows))
+            return seen, seen
+        share = self.mean / self.queries
+        if not self.causal:
+            return float(self.keys), self.keys * share
+        if self.keys < self.queries:  # the first rows see nothing
+            return float(self.keys), (self.keys + rows) / 2 * share * self.keys / self.queries
+        programs = ceil(self.queries / rows)
+        padding = programs * rows - self.queries
+        before = self.keys - self.queries
+        mean = rows * (programs + 1) / 2 - padding / programs
+        return float(self.keys), before + mean * share
 
 
-def _side_by_side(d: int, uneven: int, times: Any) -> _Candidate:
-    """Tiles of 64 rows and columns; of wide heads there is one. Arguments as of `choose_block`."""
-    tiles = zip(TILES, times.tile_times, times.tile_columns, strict=True)
-    fitting = next((tile for tile in tiles if d <= tile[0][0]), None)
-    if fitting is None:
-        return _Candidate(Block(128, 64), 128, 1.0)
-    (_, count), time, shorter = fitting
-    time *= 1 - shorter / uneven if uneven else 1
-    return _Candidate(Block(64, 64, count), 64 * count, time)
+def seconds(block: Block, launch: Launch, device: Any) -> float:
+    """What a launch takes on a device, in closed form: the steps of the busiest multiprocessor's
+    programs, one after the other. A step's dots and vector work overlap, but for a part of the
+    shorter one; neither is faster than the lines in which K and V come.
+    """
+    times, chip = device.attention, device.chip
+    rows = block.rows * block.co_resident
+    step = _step(block, launch, device)
+    longest, mean = (ceil(n / block.columns) for n in launch.columns(rows))
+    _, dv = launch.widths
+    fixed = times.program + times.result * rows * width_of(dv, block.step)
+    fixed += times.mask * rows * _masked(block, launch)
+    programs, places = launch.programs(rows), chip.multiprocessors
+    last, average = fixed + longest * step, fixed + mean * step
+    if programs <= places:
+        clocks = last
+    elif launch.even:
+        clocks = ceil(programs / places) * last
+    else:  # as they fill the multiprocessors, longest first, and then a while not all
+        clocks = max(last, programs / places * average + times.ending * average)
+    running = (times.begin + clocks) / (device.rates.clock * 1e9)
+    memory = launch.bytes / (device.rates.memory * 1e9)
+    return times.launch + max(running, memory) + times.beside_memory * min(running, memory)
 
 
-def _of_equal_loops(keys: int, few: bool, times: Any) -> list[_Candidate]:
-    """Candidates where all loops have so many columns."""
-    found = []
-    of_blocks = [
-        (rows, columns, *of_block)
-        for (_, rows, columns), *of_block in zip(
-            EQUAL_BLOCKS, times.equal_times, times.equal_starts, times.equal_masks, strict=True
-        )
+def _masked(block: Block, launch: Launch) -> int:
+    """Columns of a row's blocks that masks cut."""
+    if launch.causal or launch.window:
+        ends = 2 if launch.window else 1
+        return min(ends * (block.rows + block.columns), launch.keys)
+    return block.columns if launch.keys % block.columns else 0
+
+
+def _step(block: Block, launch: Launch, device: Any) -> float:
+    """Clocks of a step of all tiles of a thread block."""
+    times, chip, groups = device.attention, device.chip, block.warpgroups
+    d, dv = (width_of(n, block.step) for n in launch.widths)
+    scores = groups * WARPGROUP * block.columns
+    scale = 2 * WARPGROUP * 16 / chip.tensor  # clocks of a dot's column, 16 deep
+    tensor = groups * (
+        d
+        / 16
+        * max(block.columns * scale, (32 * block.columns + LEFT_BYTES) / device.engines.shared)
+        + block.columns / 16 * dv * scale
+    )
+    vector = scores * times.score
+    shown = times.shown_apart if block.co_resident > 1 else times.shown
+    together = max(tensor, vector) + shown[groups - 1] * min(tensor, vector) + times.step
+    together *= 1 + times.lacking * _lacking(block, launch)
+    boxes = sum(2 * n / gcd(2 * n, LINE) for n in (d, dv))
+    lines = block.columns * boxes * times.line
+    copied = 2 * block.columns * (d + dv) / device.rates.fabric
+    return float(sum(part**CROWDED for part in (together, lines, copied)) ** (1 / CROWDED))
+
+
+def _lacking(block: Block, launch: Launch) -> int:
+    """Registers that a thread has too few: beside the accumulator and the left operand there are
+    scores of this step and the next.
+    """
+    operands = width_of(launch.widths[1], block.step) // 2 + block.columns // 4
+    return max(0, operands + block.columns - REGISTERS[block.warpgroups])
+
+
+def _members(asked: int, columns: int, launch: Launch, step: int) -> int:
+    """Co-resident tiles that a thread block has, where so many are asked for."""
+    operands = width_of(launch.widths[1], step) // 2 + columns // 4
+    fitting = (
+        n
+        for n in range(2, asked + 1)
+        if operands <= MAX_OPERANDS[n] and operands + columns <= REGISTERS[n]
+    )
+    return max(fitting, default=1)
+
+
+def blocks(launch: Launch, shared: int) -> Iterator[Block]:
+    """Every block that registers and so many bytes of shared memory hold. co_resident: as many
+    tiles as there are.
+    """
+    for step in STEPS:
+        wider = (width_of(n, step) > width_of(n, step // 2) for n in launch.widths)
+        if step > STEPS[0] and not any(wider):
+            continue
+        for rows, columns in product(_rows(launch), COLUMNS):
+            for tiles in _tiles(rows, columns, launch, step):
+                block = Block(rows, columns, tiles, step)
+                if _fits(block, launch, shared):
+                    yield block
+
+
+def _rows(launch: Launch) -> list[int]:
+    """Rows of Q of a tile: no more than twice what there are."""
+    longest = max(launch.widths)
+    return [
+        rows
+        for rows, most in MAX_D_BY_ROWS.items()
+        if longest <= most and (rows == WARPGROUP or launch.queries > rows // 2)
     ]
-    if few:
-        of_blocks.append((64, 64, times.alone, times.equal_starts[0], times.equal_masks[0]))
-    for rows, columns, time, start, mask in of_blocks:
-        blocks = tkc.cdiv(keys, columns)
-        total = time * columns * blocks + start + mask * (keys % columns > 0)
-        waits = times.single_block * (blocks == 1)
-        found.append(_Candidate(Block(rows, columns), rows, total + waits))
-    return found
+
+
+def _tiles(rows: int, columns: int, launch: Launch, step: int) -> set[int]:
+    """How many tiles of so many rows may stand side by side."""
+    if rows > WARPGROUP:
+        return {1}
+    if columns > MAX_TILE_COLUMNS:
+        return set()
+    asked = SIDE_BY_SIDE if columns >= TILE_COLUMNS else SIDE_BY_SIDE[:1]
+    return {1} | {_members(n, columns, launch, step) for n in asked[1:]}
+
+
+def _fits(block: Block, launch: Launch, shared: int) -> bool:
+    """Whether registers and shared memory hold it."""
+    d, dv = (width_of(n, block.step) for n in launch.widths)
+    operands = dv // 2 + block.columns // 4
+    held = block.rows * block.co_resident * d + STAGES * block.columns * (d + dv)
+    return (
+        operands <= MAX_OPERANDS[block.warpgroups]
+        and _lacking(block, launch) <= MAX_LACKING
+        and 2 * held <= shared - RESERVED_SHARED_BYTES
+    )
+
+
+@lru_cache(MAX_REMEMBERED)
+def fastest(launch: Launch, target: str, rows: int | None, columns: int | None) -> Block:
+    """The block with which a launch ends first on a target with wgmma; rows, columns: as asked."""
+    machine = tkc.target(target)
+    found = [
+        block
+        for block in blocks(launch, machine.shared_bytes)
+        if (rows is None or (rows, 1) == (block.rows, block.co_resident))
+        and columns in (None, block.columns)
+    ]
+    if not found:  # what is asked for may be more than that
+        return Block(rows or WARPGROUP, columns or WARPGROUP)
+    return min(found, key=lambda block: (seconds(block, launch, machine.device), block))
 
 
 def has_wgmma(target: str) -> bool:
@@ -123,72 +258,37 @@ def _float32_block(d: int, target: str) -> tuple[int, int]:
     return (64, 16) if d <= 192 else (32, 16)
 
 
-def _programs_each(programs: Callable[[int, int], float], target: str) -> Callable[..., float]:
-    """A function of rows and co-resident tiles that gives the programs of each multiprocessor."""
-
-    def each(rows: int, co_resident: int = 1) -> float:
-        if target == "cpu":
-            return 0
-        return programs(rows, co_resident) / tkc.target(target).multiprocessors
-
-    return each
-
-
-def choose_block(
-    q: Array,
-    k: Array,
-    v: Array,
-    queries: int,
-    programs: Callable[[int, int], float],
-    even: float,
-    window: int | None,
-    rows: int | None = None,
-    columns: int | None = None,
-    uneven: int = 0,
-    keys: int = 0,
+def _chosen(
+    q: Array, k: Array, v: Array, launch: Launch, rows: int | None, columns: int | None
 ) -> Block:
-    """A program's block, as asked or as large as registers and shared memory hold.
+    """A program's block, as asked or what ends the launch first.
 
-    Hopper's tensor cores read Q and K from shared memory, the others' from registers. Three and
-    four warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows.
-    programs: how many programs of so many rows there are, or tile groups of them. even: how long
-    their loops are on average, relative to the longest. A window's loop is the longer the more rows
-    it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow
-    with the row. Where masks cut, warpgroups with tiles of their own see fewer columns, and read K
-    and V together all the same. keys: the columns of all loops, if these are equal: narrower blocks
-    may leave less of the last one empty.
+    Hopper's tensor cores read Q and K from shared memory, the others' from registers.
     """
-    d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
-
-    each = _programs_each(programs, target)
-    if rows is not None and rows > 128:
+    d, target = max(launch.widths), tkc.target_of(q)
+    if rows is not None and rows > 2 * WARPGROUP:
         return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
     if dtype_of(q) == "float32":
         bm, bn = _float32_block(d, target)
     elif not has_wgmma(target):
-        bm, bn = _mma_block(d, target, queries, each, window is not None)
+        bm, bn = _mma_block(d, target, launch)
+    elif _fits_tma(q, k, v):
+        return fastest(launch, target, rows, columns)
     else:
-        bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        free = (rows, columns) == (None, None)
-        if bm == 128 and free and _fits_tma(q, k, v):
-            times = tkc.target(target).device.attention
-            few = 0 < each(64) <= 1
-            found = _hopper_candidates(d, bn, window, uneven, keys, few, times)
-            return min(found, key=lambda c: c.launch_time(window, each, even, times)).block
+        bm, bn = 64 if launch.queries <= 64 else 128, 128 if d <= 128 else 64
     return Block(rows or bm, columns or bn)
 
 
-def _mma_block(
-    d: int, target: str, queries: int, each: Callable[[int], float], windowed: bool
-) -> tuple[int, int]:
+def _mma_block(d: int, target: str, launch: Launch) -> tuple[int, int]:
     """64 rows as long as every program has a multiprocessor."""
-    short = queries <= 64 or d > 128
-    bm = 64 if short or 0 < each(64) <= 1 else 128
+    short = launch.queries <= 64 or d > 128
+    places = 0 if target == "cpu" else tkc.target(target).multiprocessors
+    bm = 64 if short or 0 < launch.programs(64) <= places else 128
     if target == "cpu" or d > 192:
         return bm, 64
     if d > 128:
         return bm, 32
-    return bm, 64 if bm == 64 else _columns_of_two_blocks(bm, d, target, windowed)
+    return bm, 64 if bm == 64 else _columns_of_two_blocks(bm, d, target, launch.window > 0)
 
 
 def _columns_of_two_blocks(rows: int, d: int, target: str, windowed: bool) -> int:
@@ -219,42 +319,41 @@ def block_of(
     columns: int | None = None,
 ) -> Block:
     """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what
-    finishes such a launch first.
+    ends such a launch first.
     """
-    (batch, heads, queries, _), keys = q.shape, k.shape[2]
-    even = (
-        1
-        if not causal or window is not None
-        else 1 - queries / (2 * keys)
-        if queries <= keys
-        else keys / (2 * queries)
-    )
-    # beside the longest
-    programs, shortest = (
-        (lambda rows: tkc.cdiv(queries, rows) * heads * batch),
-        max(0, 2 * even - 1),
-    )
+    batch, heads, queries, _ = q.shape
+    launch = _launch(q, k, v, batch * heads, queries, k.shape[2], queries, causal, window)
+    return _chosen(q, k, v, launch, rows, columns)
 
-    def tile_groups(rows: int, co_resident: int) -> float:
-        """One tile group of each head, of the shortest tiles, has padding tiles; others none."""
-        return (
-            programs(rows) / co_resident
-            + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
-        )
 
-    return choose_block(
-        q,
-        k,
-        v,
-        queries,
-        tile_groups,
-        even,
-        window,
-        rows,
-        columns,
-        keys if even < 1 else 0,
-        keys if even == 1 and window is None else 0,
-    )
+def block_of_sequences(
+    q: Array, k: Array, v: Array, sequences: int, longest: int, causal: bool, window: int | None
+) -> Block:
+    """The block for so many sequences, one after the other in q of [tokens, heads, D]."""
+    tokens, heads, _ = q.shape
+    mean = tokens / max(1, sequences)
+    if mean >= longest:  # all as long as the longest, or not known: as in batches
+        mean = longest
+    launch = _launch(q, k, v, heads * sequences, longest, longest, mean, causal, window)
+    return _chosen(q, k, v, launch, None, None)
+
+
+def _launch(
+    q: Array,
+    k: Array,
+    v: Array,
+    sequences: int,
+    queries: int,
+    keys: int,
+    mean: float,
+    causal: bool,
+    window: int | None,
+) -> Launch:
+    """Arguments as of Launch."""
+    d, dv = widths = q.shape[-1], v.shape[-1]
+    rows, columns = sequences * mean, prod(k.shape[:-1])
+    moved = int(BYTES[dtype_of(q)] * (rows + columns) * (d + dv))
+    return Launch(sequences, queries, keys, mean, causal, window or 0, widths, moved)
 
 
 def block_of_pages(q: Array, queries: int, size: int) -> Block:
@@ -267,10 +366,11 @@ def block_of_pages(q: Array, queries: int, size: int) -> Block:
     if dtype_of(q) == "float32":
         return Block(*_float32_block(d, target))
     if has_wgmma(target):
-        if d <= TILES[-1][0]:
+        if d <= MAX_TILED_D:
             return Block(64, 64, CACHED_TILES)
         return Block(64 if size % 64 else 128, 64)
-    rows, columns = _mma_block(d, target, queries, lambda rows: 0, False)
+    launch = _launch(q, q, q, q.shape[0] * q.shape[1], queries, queries, queries, True, None)
+    rows, columns = _mma_block(d, target, launch)
     return Block(rows if d <= 64 else 64, columns)
 
 
@@ -294,21 +394,16 @@ def _loops(k: Array) -> bool:
     return k.shape[-2 if len(k.shape) == 4 else 0] > 1
 
 
-def _turns(each: float, even: float, ending: float) -> float:
-    """How often the longest program's time passes before so many of each multiprocessor are done:
-    one by one those of one length, else as they fill the multiprocessors, longest first, and then a
-    while, `ending`, not all.
-    """
-    return ceil(each) if even == 1 else max(1, even * each) + ending
-
-
 def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
     """The options that give a program of many rows a warpgroup for each 64, where it has a loop,
     and each of those side by side one. Raises LaunchError where there is none.
     """
     rows = block.rows
     if block.co_resident > 1 or rows == 64:
-        return {"programs": block.co_resident} if has_wgmma(tkc.target_of(q)) and _loops(k) else {}
+        if not has_wgmma(tkc.target_of(q)) or not _loops(k):
+            return {}
+        # two are what registers hold of more: of two that are asked for one may take turns
+        return {"programs": max(3, block.co_resident) if block.co_resident > 1 else 1}
     if rows <= 128 or (target := tkc.target_of(q)) == "cpu":
         return {}
     if not has_wgmma(target) or dtype_of(q) in ("float32", FLOAT8):

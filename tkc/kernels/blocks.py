@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tkc
 from tkc.kernels.arrays import power
 
 ELEMENTS = 4096  # of a program that holds short rows, or a strip
+ROW_ELEMENTS = 2048, 5120  # likewise, at most, of which the planner takes its choice
 # that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU
 PROGRAMS = 264
 
@@ -24,6 +26,32 @@ def row_block(rows: int, columns: int) -> tuple[int, int]:
     step = 64 if columns <= 16384 else 16384 if columns <= 65536 else 32768
     block = power(columns) if columns < 1024 else -(-columns // step) * step
     return max(1, min(power(rows), ELEMENTS // block)), block
+
+
+def row_configs(name: str) -> Callable[[dict[str, Any], str], list[tkc.Config]]:
+    """Blocks of ROWS whole rows of the matrix that is the argument `name`, of which the planner
+    takes the one that is done first; for the CPU one of about ELEMENTS elements.
+    """
+
+    def configs(args: dict[str, Any], target: str) -> list[tkc.Config]:
+        rows, columns = args[name].shape
+        usual, block = row_block(rows, columns)
+        if target == "cpu":
+            return [tkc.Config(ROWS=usual, COLUMNS=block)]
+        whole = (1 << max(1, n // block).bit_length() - 1 for n in ROW_ELEMENTS)
+        counts = {min(power(max(1, rows)), n) for n in whole}
+        return [tkc.Config(ROWS=count, COLUMNS=block) for count in sorted(counts)]
+
+    return configs
+
+
+def rows_grid(name: str) -> Callable[[dict[str, Any]], int]:
+    """A program for each ROWS rows of the matrix that is the argument `name`."""
+
+    def grid(args: dict[str, Any]) -> int:
+        return max(1, -(-args[name].shape[0] // args["ROWS"]))
+
+    return grid
 
 
 def grid_of(name: str) -> Callable[[dict[str, Any]], tuple[int, int]]:

@@ -16,12 +16,14 @@ from math import e, inf, log, log2
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, matrix
-from tkc.kernels.blocks import row_block
+from tkc.kernels.blocks import row_block, row_configs, rows_grid
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
+GRID = rows_grid("logits")
 
 
+@tkc.autotune(row_configs("logits"), measure=False)
 @tkc.jit
 def _cross_entropy(
     logits,
@@ -97,8 +99,7 @@ def _shapes(logits: Array, target: Array) -> None:
 
 
 def _launch(logits, target, loss, lse, scale, ignore_index, grad=False) -> None:
-    rows, block = row_block(*logits.shape)
-    _cross_entropy[tkc.cdiv(logits.shape[0], rows)](
+    _cross_entropy[GRID](
         logits,
         target.reshape((-1,)),
         loss.reshape((-1,)),
@@ -106,8 +107,6 @@ def _launch(logits, target, loss, lse, scale, ignore_index, grad=False) -> None:
         scale,
         IGNORE=ignore_index,
         GRAD=grad,
-        ROWS=rows,
-        COLUMNS=block,
     )
 
 

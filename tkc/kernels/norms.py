@@ -36,19 +36,20 @@ from tkc.kernels.arrays import (
     matrix,
     same_shape,
 )
-from tkc.kernels.blocks import columns_block, row_block, row_programs
+from tkc.kernels.blocks import columns_block, row_block, row_configs, row_programs, rows_grid
 from tkc.kernels.operator import operator
 
 # columns over which the sums over rows are a kernel of their own: sums and row would not fit a
 # block's registers
 MAX_FUSED_COLUMNS = 8192
+GRID = rows_grid("x")
 
 
 def _dropped(values, row, length, share, seed, QUADS):
     """What dropout of the whole matrix leaves of its rows. QUADS: rows are whole quarters."""
     rows, columns = values.shape
     first = (row + tkc.arange(rows))[:, None] * length
-    if QUADS:  # four elements share a call of philox
+    if QUADS and columns % 4 == 0:  # four elements share a call of philox
         words = tkc.philox(seed, first // 4 + tkc.arange(columns // 4)[None, :])
         a, b, c, d = (w[:, :, None] for w in words)
         which = tkc.arange(4)[None, None, :]
@@ -61,6 +62,7 @@ def _dropped(values, row, length, share, seed, QUADS):
     return tkc.where(chance >= share, values / (1 - share), 0.0)
 
 
+@tkc.autotune(row_configs("x"), measure=False)
 @tkc.jit
 def _norm(
     x,
@@ -219,13 +221,12 @@ def _forward(
     stream, sums = (
         (None, None) if residual is None else (matrix(contiguous(residual)), matrix(total))
     )
-    rows, block = row_block(*source.shape)
     more: dict[str, Any] = {}
     if share is not None:
-        more = {"share": share, "seed": seed, "QUADS": source.shape[1] % 4 == block % 4 == 0}
+        more = {"share": share, "seed": seed, "QUADS": source.shape[1] % 4 == 0}
     if gate is not None:
         more = {"gate": matrix(contiguous(gate)), "FIRST": gate_first}
-    _norm[tkc.cdiv(source.shape[0], rows)](
+    _norm[GRID](
         source,
         stream,
         weight,
@@ -234,8 +235,6 @@ def _forward(
         sums,
         eps,
         CENTRE=centre,
-        ROWS=rows,
-        COLUMNS=block,
         **more,
     )
 

@@ -11,12 +11,14 @@ from math import e, inf, log, log2
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, floats, last, matrix, same_shape
-from tkc.kernels.blocks import row_block
+from tkc.kernels.blocks import row_configs, rows_grid
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
+FORWARD, BACKWARD = rows_grid("x"), rows_grid("y")
 
 
+@tkc.autotune(row_configs("x"), measure=False)
 @tkc.jit
 def _softmax(x, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
@@ -29,6 +31,7 @@ def _softmax(x, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.const
     tkc.store(out, (row, 0), result.to(out.dtype))
 
 
+@tkc.autotune(row_configs("y"), measure=False)
 @tkc.jit
 def _softmax_backward(
     grad, y, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr
@@ -50,8 +53,7 @@ def _forward(x: Array, axis: int, log_: bool):
     out = empty(turned)
     yield last(out, axis)
     source, target = matrix(contiguous(turned)), matrix(out)
-    rows, block = row_block(*source.shape)
-    _softmax[tkc.cdiv(source.shape[0], rows)](source, target, LOG=log_, ROWS=rows, COLUMNS=block)
+    _softmax[FORWARD](source, target, LOG=log_)
 
 
 def _backward(grad: Array, result: Array, axis: int, log_: bool):
@@ -61,8 +63,7 @@ def _backward(grad: Array, result: Array, axis: int, log_: bool):
     out = empty(turned)
     yield last(out, axis)
     g, y, target = matrix(contiguous(last(grad, axis))), matrix(contiguous(turned)), matrix(out)
-    rows, block = row_block(*y.shape)
-    _softmax_backward[tkc.cdiv(y.shape[0], rows)](g, y, target, LOG=log_, ROWS=rows, COLUMNS=block)
+    _softmax_backward[BACKWARD](g, y, target, LOG=log_)
 
 
 @operator

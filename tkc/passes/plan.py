@@ -70,8 +70,9 @@ from tkc.passes.analysis.remembered import remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
-from tkc.passes.planning.cost import Cost, Sizes, Work, cost, is_cut
+from tkc.passes.planning.cost import Cost, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
+from tkc.passes.planning.numbers import Sizes
 from tkc.passes.planning.operands import blocks_behind, partial
 from tkc.passes.planning.pressure import (
     demand,
@@ -181,13 +182,25 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would
     take first, or with sizes the cheapest first. Raises CompileError like `plan`.
     """
+    found, work = _candidates(module, context, sizes)
+    return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
+
+
+@unchanged()
+def ranked(module: ModuleOp, context: PassContext, sizes: Sizes) -> list[tuple[Cost, Plan]]:
+    """`candidates` with what each would cost."""
+    found, work = _candidates(module, context, sizes)
+    return _ranked(found, work, context.target)
+
+
+def _candidates(
+    module: ModuleOp, context: PassContext, sizes: Sizes | None
+) -> tuple[list[Plan], Work]:
     program = Program.of(kernel_of(module))
     first, work = _legally(program, context), Work.of(program.kernel, sizes)
     if first.roles == "one":
-        found = _of_one_role(first, program, context)
-    else:
-        found = _with_roles(first, program, context, work, sizes is not None)
-    return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
+        return _of_one_role(first, program, context), work
+    return _with_roles(first, program, context, work, sizes is not None), work
 
 
 def _of_one_role(first: Plan, program: Program, context: PassContext) -> list[Plan]:
@@ -478,9 +491,10 @@ def _plan(program: Program, context: PassContext) -> Plan:
     return replace(made, decisions=(*made.decisions, *_unused(made, context.options)))
 
 
-def _loads(program: Program, ranges: Ranges) -> tuple[LoadPlan, ...]:
+@remembered
+def _loads(program: Program) -> tuple[LoadPlan, ...]:
     """How one role gets each block."""
-    feeding = feeding_dots(program.kernel)
+    feeding, ranges = feeding_dots(program.kernel), Ranges()
     return tuple(_load(op, ranges, op.results[0] in feeding) for op in program.loads)
 
 
@@ -499,7 +513,7 @@ def _shared_or_in_ring(loads: Sequence[LoadPlan], stages: int) -> tuple[LoadPlan
 def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
     """The plan of a program whose time is that of moving bytes."""
     kernel, ranges = program.kernel, Ranges()
-    given = list(zip(program.loads, _loads(program, ranges), strict=True))
+    given = list(zip(program.loads, _loads(program), strict=True))
     warps, spread, streams = streaming.choose(kernel, given, program.largest, context, say)
     persistent = streaming.persistent(kernel, streams, context, say)
     threads = Threads(warps, spread[0])
@@ -548,7 +562,7 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
 def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     """The plan of a program with dots: with roles where it can be, else of one role."""
     options = context.options
-    loads = _loads(program, Ranges())
+    loads = _loads(program)
     warps = options.num_warps or _split_among(options) or _warps(program, loads, context, say)
     if options.num_warps:
         say(f"{warps} warps, as asked")
@@ -834,7 +848,7 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
         n % 16 for d in program.dots for n in tile_type(d.acc).extents[-2:]
     )
     limit = min(
-        _most_accumulators(program, _loads(program, Ranges()), warps, context),
+        _most_accumulators(program, _loads(program), warps, context),
         most // 2 if _added(program, context).dots else most - MIN_REGISTERS_BESIDE_ACCUMULATORS,
     ) // (2 if ragged else 1)
 

@@ -26,7 +26,8 @@ def predicted(
     from tkc.ir.target import TARGETS
     from tkc.passes.pipeline import BEFORE_PLAN
     from tkc.passes.plan import kernel_of
-    from tkc.passes.planning.cost import Sizes, Work
+    from tkc.passes.planning.cost import Work
+    from tkc.passes.planning.numbers import Sizes
     from tkc.timing.predict import predict
 
     if target not in TARGETS:

@@ -171,8 +171,8 @@ def _candidates(
     from tkc.ir.target import TARGETS
     from tkc.language.trace import trace
     from tkc.passes import PassContext
-    from tkc.passes.plan import candidates, forcing, kernel_of
-    from tkc.passes.planning.cost import Sizes, Work, cost
+    from tkc.passes.plan import forcing, ranked
+    from tkc.passes.planning.numbers import Sizes
 
     if target not in TARGETS:
         raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
@@ -182,13 +182,9 @@ def _candidates(
         extents(values),
         tuple(i.shape if isinstance(i, ArrayInfo) else i.value for i in given(infos)),
     )
-    work = Work.of(kernel_of(module), sizes)
     return [
-        Candidate(
-            Config(**config.constants, **forcing(p) | config.options),
-            cost(work, p, TARGETS[target]).seconds,
-        )
-        for p in candidates(module, PassContext(TARGETS[target], described.options), sizes)
+        Candidate(Config(**config.constants, **forcing(plan) | config.options), cost.seconds)
+        for cost, plan in ranked(module, PassContext(TARGETS[target], described.options), sizes)
     ]
 
 

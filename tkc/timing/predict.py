@@ -28,13 +28,9 @@ from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.ir.values import owner_op, tile_type
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import (
-    ASSUMED_TRIPS,
-    Numbers,
-    Sizes,
-    Work,
-    memory_of,
-)
+from tkc.passes.planning.bandwidth import time_of
+from tkc.passes.planning.cost import Work, memory_of
+from tkc.passes.planning.numbers import ASSUMED_TRIPS, Numbers, Sizes
 from tkc.timing import demands
 from tkc.timing.simulation import MultiprocessorSimulation
 from tkc.timing.timeline import Timeline
@@ -105,7 +101,10 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     memory = memory_of(work, plan, target)[0]
     running = clocks / (clock * 1e9)
     seconds = None
-    if sizes is not None:
+    if sizes is not None and work.moving is not None:
+        # what limits such programs is not what the timeline of a few of them shows
+        seconds = time_of(work.moving, sizes.grid, plan, target).seconds
+    elif sizes is not None:
         seconds = max(running, memory) + e.overlap * min(running, memory) + e.begin
     return Prediction(
         seconds,

@@ -41,7 +41,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import BarriersType
 from tkc.ir.values import type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import Numbers, Sizes
+from tkc.passes.planning.numbers import Numbers, Sizes
 from tkc.timing import demands
 from tkc.timing.agents import ROUNDING, Agent, BlockState, Mbarrier, Number, VectorWork, Wait
 from tkc.timing.operations import timed

@@ -172,6 +172,7 @@ def described(gpu: Observed, memory: int, found: Measurements, day: str) -> tupl
         near.costs,
         near.assembler,
         near.attention,
+        near.moving,
     )
     return name, written(device, sources, source_of, near.name)
 

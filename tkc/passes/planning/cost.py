@@ -31,10 +31,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
-from typing import TypeGuard, cast
+from typing import TypeGuard
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation
 
 from tkc.devices import Costs
 from tkc.ir import tile
@@ -42,28 +42,18 @@ from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import LINE, ROW_ALIGNMENT, Target
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import array_type, owner_op, tile_type
+from tkc.ir.values import array_type, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
 from tkc.passes.analysis.alias import accessed
 from tkc.passes.analysis.mapped import dense_of_block
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, feeding_dots
 from tkc.passes.layouts.epilogue_subtiles import ROWS_PER_WARPGROUP, lines_of_subtile
+from tkc.passes.planning.bandwidth import Moving, time_of
+from tkc.passes.planning.numbers import Numbers, Sizes
 from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 
-ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a launch knows and code does not: programs along each axis, and of each argument its
-    extents, or the number itself.
-    """
-
-    grid: tuple[int, int, int]
-    arguments: tuple[tuple[int, ...] | int | float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +113,8 @@ class Work:
     width: int = 0
     height: int = 0
     vector: int = 1
+    # of programs without dots
+    moving: Moving | None = None
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -141,7 +133,22 @@ class Work:
             width=gcd(*(t.extents[-1] for t in tiles if t.rank)),
             height=gcd(*(t.extents[-2] for t in tiles if t.rank > 1)),
             vector=_stored_at_once(stored),
+            moving=_moving(kernel, known, loads, stored),
         )
+
+
+def _moving(
+    kernel: tile.Kernel,
+    known: Numbers,
+    loads: Sequence[Operation],
+    stored: Sequence[tuple[Operation, TileType]],
+) -> Moving | None:
+    """What a program without dots does; None where it has some."""
+    if any(isinstance(op, tile.Dot) for op in kernel.walk()):
+        return None
+    size = min((bits(t.element) // 8 for _, t in stored if t.rank), default=1)
+    vector = max(1, size) * _stored_at_once(stored)
+    return Moving.of(kernel, known, loads, [op for op, _ in stored], vector)
 
 
 def _footprint(loads: Sequence[Operation], known: Numbers) -> int:
@@ -232,6 +239,11 @@ class Cost:
 
 def cost(work: Work, plan: Plan, target: Target) -> Cost:
     """What a plan would cost on a target's device."""
+    if work.moving is not None and work.grid is not None:
+        time = time_of(work.moving, work.grid, plan, target)
+        turns = prod(work.grid) / time.places
+        limit = "memory" if time.memory > max(time.waiting, time.issuing) else "latency"
+        return Cost(time.seconds, turns, time.issuing, time.waiting, time.memory, limit)
     costs = target.costs
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
@@ -608,72 +620,6 @@ def _resident(work: Work, plan: Plan, target: Target) -> int:
             2048 // (32 * plan.warps),
         ),
     )
-
-
-class Numbers:
-    """Integers of a kernel as one launch has them, in a program in the middle of the grid."""
-
-    def __init__(self, kernel: tile.Kernel, sizes: Sizes | None):
-        self.sizes = sizes
-        self.arguments: dict[SSAValue, tuple[int, ...] | int | float | None] = (
-            dict(zip(kernel.body.block.args, sizes.arguments, strict=False)) if sizes else {}
-        )
-
-    def trips(self, loop: Operation) -> float:
-        if not isinstance(loop, scf.ForOp):
-            return ASSUMED_TRIPS
-        low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
-        if low is None or high is None or not step:
-            return ASSUMED_TRIPS
-        return max(0, ceil((high - low) / step))
-
-    def bytes(self, argument: SSAValue) -> int:
-        shape = self.arguments.get(argument)
-        if not isinstance(shape, tuple):
-            return 0
-        return prod(shape) * bits(array_type(argument).element) // 8
-
-    def inside(self, op: Operation) -> int:
-        """Bytes of a block that are inside its array, which may be smaller than the block."""
-        shape = self.arguments.get(op.array) if isinstance(op, tile.Load) else None
-        if not isinstance(op, tile.Load) or not isinstance(shape, tuple):
-            return bytes_of(op)
-        return int(
-            bytes_of(op)
-            * prod(
-                min(1, n / e) for n, e in zip(shape, op.extents.get_values(), strict=False) if e > 0
-            )
-        )
-
-    def of(self, value: SSAValue) -> float | None:
-        """The number, None where it is not known."""
-        if isinstance(value, BlockArgument):
-            known = self.arguments.get(value)
-            if isinstance(known, int):
-                return known
-            loop = value.owner.parent_op()
-            return self.of(loop.lb) if isinstance(loop, scf.ForOp) and value.index == 0 else None
-        match op := owner_op(value):
-            case tile.ProgramId() | tile.NumPrograms():
-                if self.sizes is None:
-                    return None
-                n = self.sizes.grid[op.axis.value.data]
-                return n // 2 if isinstance(op, tile.ProgramId) else n
-            case tile.Dim():
-                return self.extent(op)
-        # of single numbers it makes a single number
-        return cast("float | None", computed(op, self.of))
-
-    def extent(self, op: tile.Dim) -> int | None:
-        array, axis = op.operands[0], op.axis.value.data
-        while isinstance(array.owner, tile.View):
-            kinds = [k.data for k in array.owner.kinds]
-            i = [place for place, kind in enumerate(kinds) if kind != "index"][axis]
-            if kinds[i] != "all":
-                return None
-            array, axis = array.owner.array, i
-        shape = self.arguments.get(array)
-        return shape[axis] if isinstance(shape, tuple) else None
 
 
 def scattered(op: Operation) -> str:

@@ -13,7 +13,7 @@ evenly, four lanes to a row, as in the results of dots.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil, log2
 
 from xdsl.dialects.builtin import IntegerAttr
@@ -119,6 +119,15 @@ def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
             continue
     total.chain = max(depth.values(), default=0.0)
     return total
+
+
+def instructions(ops: list[Operation], warps: int) -> float:
+    """That each of so many warps issues for a run of operations, at any rates."""
+    return of(ops, _EVEN, warps).issue
+
+
+# all rates alike, where only instructions are counted
+_EVEN = Engines(*(1.0 for _ in fields(Engines)))
 
 
 def _latency(engines: Engines, pipe: str) -> float:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tkc.ir.plan import Plan
     from tkc.ir.target import Target
     from tkc.passes import LaunchOptions
-    from tkc.passes.planning.cost import Cost, Sizes
+    from tkc.passes.planning.cost import Cost
+    from tkc.passes.planning.numbers import Sizes
 
 MAX_COMPILED = 6  # plans that are compiled for their timeline and their spills
 MAX_SECONDS = 20.0  # that this may take

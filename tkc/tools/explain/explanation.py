@@ -28,7 +28,7 @@ from tkc.tools.explain.subject import Subject
 if TYPE_CHECKING:
     from tkc.ir.plan import Plan
     from tkc.ir.target import Target
-    from tkc.passes.planning.cost import Sizes
+    from tkc.passes.planning.numbers import Sizes
     from tkc.timing.predict import Prediction
 
 FORMAT = 1
@@ -180,7 +180,7 @@ class _Gathering:
 
     @property
     def _sizes(self) -> Sizes | None:
-        from tkc.passes.planning.cost import Sizes
+        from tkc.passes.planning.numbers import Sizes
         from tkc.runtime.arrays import ArrayInfo
         from tkc.runtime.specialize import given
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from tkc.ir.plan import Plan
     from tkc.ir.target import Target
     from tkc.ir.tile import Kernel
-    from tkc.passes.planning.cost import Sizes, Work
+    from tkc.passes.planning.cost import Work
+    from tkc.passes.planning.numbers import Sizes
 
 WARP, QUARTERS = 32, 4  # of a multiprocessor, each with units of its own
 # operations that move elements or name them, and compute none
@@ -89,7 +90,7 @@ def elementwise_operations(kernel: Kernel, sizes: Sizes) -> float:
     from tkc.ir.elementwise import Elementwise
     from tkc.ir.rewrite import loops_of
     from tkc.ir.types import TileType
-    from tkc.passes.planning.cost import Numbers
+    from tkc.passes.planning.numbers import Numbers
 
     numbers, total = Numbers(kernel, sizes), 0.0
     for op in kernel.walk():

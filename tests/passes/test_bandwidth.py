@@ -1,0 +1,103 @@
+"""The time of programs without dots in closed form: what it must follow from, and what is chosen by
+it for rows of any length.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+import tkc
+from tkc.ir.plan import LoadPlan, Plan
+from tkc.ir.target import TARGETS
+from tkc.kernels.norms import _norm
+from tkc.kernels.softmax import FORWARD, _softmax
+from tkc.passes.planning.bandwidth import Moving, Read, occupancy, registers, time_of
+
+H200 = TARGETS["sm_90a"]
+ROW = Moving(
+    words=8192,
+    instructions=2000.0,
+    reads=(Read(0, 16384, 16384, 1.0, True),),
+    stored=16384.0,
+    vector=16,
+    meetings=2.0,
+    rows=1,
+    gathers=0,
+)
+FOUR = Plan(warps=4, loads=(LoadPlan("registers", 16),))
+
+
+def seconds(moving: Moving = ROW, plan: Plan = FOUR, programs: int = 10_000) -> float:
+    return time_of(moving, (programs, 1, 1), plan, H200).seconds
+
+
+def test_many_programs_take_the_time_of_their_bytes():
+    at_least = 100_000 * 32768 / (H200.device.chip.bandwidth * 1e9)
+    assert at_least < seconds(programs=100_000) < 2.5 * at_least
+    assert seconds(programs=100_000) > 9 * seconds(programs=10_000)
+
+
+def test_few_programs_wait_for_one_another_alone():
+    """As many as there are multiprocessors take as long as one, or nearly."""
+    assert seconds(programs=100) < 1.2 * seconds(programs=1)
+
+
+def test_registers_limit_how_many_programs_are_there_at_once():
+    assert registers(ROW, FOUR, H200) > registers(replace(ROW, words=1024), FOUR, H200)
+    assert occupancy(ROW, FOUR, H200) < occupancy(replace(ROW, words=1024), FOUR, H200)
+    assert occupancy(ROW, replace(FOUR, blocks=2), H200) == 2
+
+
+def test_what_is_read_early_hides_the_wait_of_a_lone_block():
+    """Where a multiprocessor has one block, which computes while its next row is on its way."""
+    large = replace(ROW, words=32768, reads=(Read(0, 65536, 65536, 1.0, True),))
+    lone = replace(FOUR, warps=16)
+    early = replace(lone, persistent=True, prefetch=True, blocks=1)
+    assert seconds(large, early) < seconds(large, lone)
+
+
+def test_narrow_accesses_take_longer():
+    assert seconds(plan=replace(FOUR, loads=(LoadPlan("registers", 2),))) > seconds()
+
+
+def test_rows_of_their_own_need_no_barrier():
+    """Collectives of as many rows as there are warps stay in a warp."""
+    assert seconds(replace(ROW, rows=4), programs=1) < seconds(programs=1)
+
+
+def chosen(rows: int, columns: int) -> dict:
+    array = f"bf16[{rows}, {columns}]"
+    choice = _softmax.choose(array, array, LOG=False, grid=FORWARD, target="sm_90a")
+    assert choice.source == "model" and choice.others
+    return dict(choice.config.items)
+
+
+def test_short_rows_share_a_program_and_long_ones_have_one_alone():
+    assert chosen(50_000, 128)["ROWS"] >= 8
+    assert chosen(64, 6144)["ROWS"] == 1
+
+
+@pytest.mark.parametrize("rows, columns", [(15_040, 17_728), (4096, 32_768), (300, 120_000)])
+def test_long_rows_are_planned_for_the_launch(rows, columns):
+    """What is chosen can be compiled as it is, and is said with what it was compared with."""
+    found = chosen(rows, columns)
+    array = f"bf16[{rows}, {columns}]"
+    compiled = _softmax.kernel.compile(array, array, LOG=False, target="sm_90a", **found)
+    assert compiled.ptx
+
+
+def test_a_user_s_options_narrow_the_choice():
+    array = "bf16[4096, 4096]"
+    choice = _softmax.choose(array, array, LOG=False, num_warps=16, grid=FORWARD, target="sm_90a")
+    assert dict(choice.config.items)["num_warps"] == 16
+
+
+def test_the_cpu_has_one_configuration():
+    array, vector = "f32[64, 1000]", "f32[1000]"
+    choice = _norm.choose(
+        *(array, None, vector, None, array, None, 1e-5),
+        CENTRE=True,
+        grid=lambda args: tkc.cdiv(64, args["ROWS"]),
+        target="cpu",
+    )
+    assert not choice.others
