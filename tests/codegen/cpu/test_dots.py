@@ -185,7 +185,7 @@ def test_an_accumulator_never_moves():
     tile of C besides.
     """
     program = compile(product(32, 32, 16, False))
-    inside = program.llvm.split('define internal void @"program"')[1].split("\n}")[0]
+    inside = program.llvm.split('define void @"program"')[1].split("\n}")[0]
     one_tile, packed = 32 * 32 * 4 + 64, (32 * 16 + 16 * 32) * 4 + 2 * 64
     assert (
         inside.count('call void @"dot.') == 1

@@ -225,7 +225,7 @@ def test_pointers_of_two_rows_may_be_selected():
 def test_a_cached_object_runs_without_compiling():
     program = compile(add(64))
     x, out = np.ones(100, np.float32), np.zeros(100, np.float32)
-    again = CpuProgram.from_object(program.object, json.loads(json.dumps(program.metadata)))
+    again = CpuProgram.from_objects(program.objects, json.loads(json.dumps(program.metadata)))
     again.run([x, x, out], (2,))
     assert (out == 2).all() and again.llvm == ""
     unpack(program.pack()).run(
@@ -233,7 +233,7 @@ def test_a_cached_object_runs_without_compiling():
     )  # overlapping: compiled again from the description
     assert (out == 3).all()
     with pytest.raises(CompileError, match="another processor"):
-        CpuProgram.from_object(program.object, {**program.metadata, "processor": "z80"})
+        CpuProgram.from_objects(program.objects, {**program.metadata, "processor": "z80"})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ fast. A type is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ import numpy as np
 
 LANES = 16  # widest vector of any code we write: one 512-bit register of float32
 
+# what a scalar load reads where its mask says no
+ZEROS = "@zeros = internal constant [64 x i8] zeroinitializer, align 64"
+CALLED = re.compile(r'@"([^"]+)"')
 # lines, and sections that are written later
 Section: TypeAlias = "list[str | Section]"
 
@@ -78,23 +82,35 @@ class Module:
         self.masks_short = masks_short
         self.functions: dict[str, Function] = {}
         self.declared: dict[str, str] = {}
-        self.globals: list[str] = []
 
     def function(
         self,
         name: str,
         result: str,
         parameters: Sequence[tuple[str, str]],
-        linkage: str = "internal",
         attributes: str = "nounwind",
     ) -> Function:
         """A new function, empty so far; parameters are pairs of type and name."""
-        f = self.functions[name] = Function(self, name, result, parameters, linkage, attributes)
+        f = self.functions[name] = Function(self, name, result, parameters, attributes)
         return f
 
     def __str__(self) -> str:
-        parts = [*self.globals, *self.declared.values(), *map(str, self.functions.values())]
-        return "\n".join([*parts, ""])
+        return "\n".join([ZEROS, *self.declared.values(), *map(str, self.functions.values()), ""])
+
+    def texts(self) -> dict[str, str]:
+        """Of each function a module of its own, which declares what it calls: functions that two
+        kernels have in common are equal texts.
+        """
+        return {name: self._alone(name, str(f)) for name, f in self.functions.items()}
+
+    def _alone(self, name: str, text: str) -> str:
+        called = dict.fromkeys(CALLED.findall(text))
+        declared = [
+            self.functions[x].declaration if x in self.functions else self.declared[x]
+            for x in called
+            if x != name
+        ]
+        return "\n".join([ZEROS, *declared, text, ""])
 
 
 class Function:
@@ -106,14 +122,14 @@ class Function:
         name: str,
         result: str,
         parameters: Sequence[tuple[str, str]],
-        linkage: str,
         attributes: str,
     ):
         self.module, self.name = module, name
         self.head = (
-            f"define {linkage} {result}"
-            f' @"{name}"({", ".join(f"{t} %{p}" for t, p in parameters)}) {attributes} {{'
+            f'define {result} @"{name}"({", ".join(f"{t} %{p}" for t, p in parameters)})'
+            f" {attributes} {{"
         )
+        self.declaration = f'declare {result} @"{name}"({", ".join(t for t, _ in parameters)})'
         self.lines: Section = ["entry:"]
         self.here, self.block, self.count = self.lines, "%entry", 0
 

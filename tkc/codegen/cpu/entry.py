@@ -81,7 +81,6 @@ def _write_run(module: Module) -> None:
         "run",
         "void",
         [("ptr", name) for name in ("args", "grid", "workspace", "context")],
-        linkage="",
     )
     _release_interpreter(f)
     n = [f.load("i32", f.gep("%grid", str(a), 4), 4) for a in range(3)]
@@ -117,7 +116,6 @@ def _write_stopped(module: Module) -> None:
         "stopped",
         "i1",
         [("ptr", "workspace"), ("ptr", "context")],
-        linkage="",
         attributes="nounwind noinline cold",
     )
     attention, error = word(f, "attention"), word(f, "error")

@@ -1,13 +1,15 @@
-"""From a kernel to an object file and its description: lowering, then LLVM."""
+"""From a kernel to object files and their description: lowering, then LLVM."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 
 from tkc.codegen.cpu.checked import check
+from tkc.codegen.cpu.entry import entry
 from tkc.codegen.cpu.host import host
 from tkc.codegen.cpu.lower import Lowering
 from tkc.codegen.cpu.planning import WRITES, touched
@@ -19,7 +21,7 @@ from tkc.ir.text import show
 from tkc.ir.types import ArrayType, PointerType
 
 if TYPE_CHECKING:
-    from llvmlite.binding import ModuleRef
+    from llvmlite.binding import ModuleRef, TargetMachine
 
 
 def parsed(text: str) -> ModuleRef:
@@ -36,10 +38,19 @@ def parsed(text: str) -> ModuleRef:
     return module
 
 
+def emitted(machine: TargetMachine, text: str) -> bytes:
+    """The object file of a module."""
+    return machine.emit_object(parsed(text))
+
+
+# of functions that programs call, most of which other kernels call, too
+_emitted_once = lru_cache(maxsize=512)(emitted)
+
+
 def compile(
     kernel: tile.Kernel | ModuleOp, careful: bool = False, checks: bool = False
-) -> tuple[bytes, dict[str, Any], str]:
-    """Compile a level 0 kernel (or a module of one) for this processor: the object file, its
+) -> tuple[tuple[bytes, ...], dict[str, Any], str]:
+    """Compile a level 0 kernel (or a module of one) for this processor: the object files, their
     description as JSON data, and the LLVM IR.
 
     careful: arrays among the arguments may overlap where one of them is written. checks: accesses
@@ -50,8 +61,9 @@ def compile(
         check(kernel := kernel.clone())
     _, machine, processor, wide = host()
     lowering = Lowering(kernel, AVX512 if wide else AVX2, careful)
-    text = str(lowering.module)
-    module = parsed(text)
+    called = lowering.module.texts()
+    main = emitted(machine, called.pop("program"))
+    objects = entry(), main, *(_emitted_once(machine, text) for text in called.values())
     written = {
         kernel.arguments.index(array)
         for op in kernel.walk()
@@ -68,7 +80,7 @@ def compile(
         "kernel": "" if careful else show(kernel, locations=bool(lowering.messages)),
         "written": sorted(written),
     }
-    return machine.emit_object(module), metadata, text
+    return objects, metadata, str(lowering.module)
 
 
 def _only_kernel(kernel: tile.Kernel | ModuleOp) -> tile.Kernel:

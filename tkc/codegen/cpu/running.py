@@ -1,6 +1,6 @@
 """Programs that were compiled: linked into this process, launched on a pool of threads.
 
-A `CpuProgram` is an object file and a JSON description; `from_object` makes it again in a
+A `CpuProgram` is object files and a JSON description; `from_objects` makes it again in a
 millisecond, so a cache keeps both. What runs one imports neither xDSL nor the compiler.
 """
 
@@ -20,7 +20,6 @@ import numpy as np
 
 from tkc.codegen.cpu import context as words
 from tkc.codegen.cpu.arguments import words_of
-from tkc.codegen.cpu.entry import entry
 from tkc.codegen.cpu.host import host, link
 from tkc.codegen.cpu.signals import PERIOD_S, empty_context, handles_signals, stop, ticker
 from tkc.errors import CompileError, LaunchError, Location, PeerError, TrapError
@@ -28,6 +27,7 @@ from tkc.errors import CompileError, LaunchError, Location, PeerError, TrapError
 if TYPE_CHECKING:
     from llvmlite.binding import ResourceTracker
 
+OBJECT = "object"  # what names of object files in a cache begin with
 MAX_PROGRAMS = (1 << 31) - 1
 WORKSPACE_ALIGN = 64  # bytes
 PRINT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
@@ -42,41 +42,37 @@ def unpack(parts: dict[str, bytes]) -> CpuProgram:
     """The inverse of `CpuProgram.pack`. Raises KeyError or ValueError where the parts are not a
     program, CompileError for another processor's.
     """
-    return CpuProgram.from_object(parts["object"], parts["program"].decode(), parts["entry"])
+    objects = tuple(parts[name] for name in sorted(parts) if name.startswith(OBJECT))
+    return CpuProgram.from_objects(objects, parts["program"].decode())
 
 
 class CpuProgram:
     """A compiled kernel.
 
-    object    the object file; with `metadata` (JSON data) all that `from_object` needs
-    entry     the object file of what all programs share (None: compiled when it is asked for)
-    llvm      the LLVM IR, as written by us (empty after from_object)
+    objects   the object files; with `metadata` (JSON data) all that `from_objects` needs
+    llvm      the LLVM IR, as written by us (empty after from_objects)
     """
 
-    def __init__(
-        self, object: bytes, metadata: dict[str, Any], llvm: str = "", entry: bytes | None = None
-    ):
-        self.object, self.metadata, self.llvm, self.entry = object, metadata, llvm, entry
+    def __init__(self, objects: Sequence[bytes], metadata: dict[str, Any], llvm: str = ""):
+        self.objects, self.metadata, self.llvm = objects, metadata, llvm
         self._careful: CpuProgram | None = None
         self._linked: tuple[ResourceTracker, Callable[[int, int, int, int], None]] | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def from_object(
-        cls, object: bytes, metadata: dict[str, Any] | str, entry: bytes | None = None
-    ) -> CpuProgram:
+    def from_objects(cls, objects: Sequence[bytes], metadata: dict[str, Any] | str) -> CpuProgram:
         """A program from a cache. Raises CompileError where it was made for another processor."""
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         if metadata["processor"] != host()[2]:
             raise CompileError(
-                "the cached object is for another processor; compile the kernel again"
+                "the cached objects are for another processor; compile the kernel again"
             )
-        return cls(object, metadata, entry=entry)
+        return cls(objects, metadata)
 
     def pack(self) -> dict[str, bytes]:
         """As named bytes for a disk cache; `unpack` reads them."""
-        description = json.dumps(self.metadata).encode()
-        return {"object": self.object, "entry": self.entry or entry(), "program": description}
+        objects = {f"{OBJECT}{i:03}": each for i, each in enumerate(self.objects)}
+        return objects | {"program": json.dumps(self.metadata).encode()}
 
     @property
     def _entry(self) -> Callable[[int, int, int, int], None]:
@@ -84,7 +80,7 @@ class CpuProgram:
         # the thread that runs it
         with self._lock:
             if self._linked is None:
-                library = link([self.entry or entry(), self.object], ["run"])
+                library = link(self.objects, ["run"])
                 self._linked = library, ENTRY(library["run"])
             return self._linked[1]
 

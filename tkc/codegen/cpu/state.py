@@ -56,13 +56,11 @@ class State:
         # of the block being written
         self.lazy_loads: list[Operation] = []
         self.buffers: dict[SSAValue, Buffer] = {}  # what liveness may release
-        self.module.globals.append("@zeros = internal constant [64 x i8] zeroinitializer, align 64")
         ids = [("i32", f"{letter}{axis}") for letter in "pn" for axis in range(3)]
         self.f: Function = self.module.function(
             "program",
             "void",
             [("ptr noalias", "args"), ("ptr noalias", "workspace"), ("ptr", "context"), *ids],
-            linkage="",
         )
         self.entry = self.f.section()
 
