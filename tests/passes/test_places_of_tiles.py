@@ -1,6 +1,7 @@
 """Where an operand lies, how many steps a loop has, or whether it is run, is computed of a tile.
-Each warp reduces a few elements alone, so that a producer knows the number too; for others warps
-exchange elements, and there are no roles. Each kernel runs in the simulator, which sees every race.
+A thread of a producer reduces a few hundred elements alone, so that it knows the number too; for
+others warps exchange elements, and there are no roles. Each kernel runs in the simulator, which
+sees every race.
 """
 
 import ml_dtypes
@@ -132,7 +133,7 @@ def read(table, m, size):
 
 
 @pytest.mark.parametrize("warps", [None, 8])
-@pytest.mark.parametrize("size", [8, 32])
+@pytest.mark.parametrize("size", [8, 32, 256])
 @pytest.mark.parametrize("number", [searched, largest, read], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kernel", [place, uneven, branch], ids=lambda k: k.fn.__name__)
 def test_one_thread_of_a_producer_knows_the_number(kernel, number, size, warps):
@@ -152,8 +153,8 @@ def test_one_thread_of_a_producer_knows_the_number(kernel, number, size, warps):
 
 @pytest.mark.parametrize(
     "number, size, roles",
-    [(searched, 8, True), (searched, 32, True), (searched, 64, False), (taken, 8, False)],
-    ids=["8", "32", "64", "element"],
+    [(searched, 8, True), (searched, 256, True), (searched, 512, False), (taken, 8, False)],
+    ids=["8", "256", "512", "element"],
 )
 def test_roles_where_each_warp_knows_the_number(number, size, roles):
     arrays = f"i32[{size}]", "bf16[320, 128]", "bf16[128, 64]", "bf16[320, 64]"

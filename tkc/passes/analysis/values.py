@@ -20,7 +20,6 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.layout import WARP
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, operands_first, owner_op
@@ -33,6 +32,8 @@ LOADS = (tile.Load, tile.LoadPointers)
 WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
 BlockAccess = tile.Load | tile.Store | tile.AtomicBlock
 PointerAccess = tile.LoadPointers | tile.StorePointers | tile.Atomic
+# elements of which one thread computes a number while copies are under way
+MAX_HELD = 256
 
 
 @cache
@@ -64,7 +65,7 @@ def tiles_behind(number: Operation) -> list[SSAValue] | None:
         value = work.pop()
         if value in found or not isinstance(value.type, TileType):
             continue
-        if isinstance(value.owner, Block) or value.owner.regions or value.type.size > WARP:
+        if isinstance(value.owner, Block) or value.owner.regions or value.type.size > MAX_HELD:
             return None
         found.append(value)
         work += value.owner.operands

@@ -13,10 +13,17 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import WARP, Layout
-from tkc.ir.rewrite import before, retype
+from tkc.ir.rewrite import before, erase, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import tile_type
+from tkc.ir.values import defining_op, tile_type
 from tkc.passes.analysis.values import tiles_behind
+
+
+def reduce_alone(role: threads.Role) -> None:
+    """Has a role other than the consumers reduce tiles to numbers without other warps."""
+    for op in list(role.walk()):
+        if isinstance(op, tile.Reduce):
+            _reduce_alone(op)
 
 
 def hold_whole(role: threads.Role) -> None:
@@ -40,6 +47,28 @@ def hold_whole(role: threads.Role) -> None:
                 t = tile_type(new)
                 retype(new, t.with_layout(_whole(t, role.warps.value.data)))
                 held[old] = new
+
+
+def _reduce_alone(op: tile.Reduce) -> None:
+    """A number to which each warp of the consumers adds what it has, as one of the whole tile,
+    where that is one that a thread holds:
+
+        %p = tile.reduce_partial max %x      tile.write %s, %p
+        %y = tile.read %s                    tile.reduce max[%y]     ->     tile.reduce max[%x]
+    """
+    read = defining_op(op.args[0], shared.Read)
+    if read is None or isinstance(op.results[0].type, TileType):
+        return
+    writes = [u.operation for u in read.buffer.uses if isinstance(u.operation, shared.Write)]
+    writes = [write for write in writes if write.parent is op.parent]
+    if len(writes) != 1 or not isinstance(part := writes[0].value.owner, shared.ReducePartial):
+        return
+    op.operands = [part.arg]
+    if tiles_behind(op) is None:
+        op.operands = [read.result]
+        return
+    for unread in (read, writes[0], part):
+        erase(unread)
 
 
 def _whole(t: TileType, warps: int) -> Layout:

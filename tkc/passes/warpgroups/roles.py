@@ -74,7 +74,7 @@ from tkc.passes.warpgroups.dynamic_tile_scheduler import (
 from tkc.passes.warpgroups.instances import Shared, instances_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
-from tkc.passes.warpgroups.numbers_of_tiles import hold_whole
+from tkc.passes.warpgroups.numbers_of_tiles import hold_whole, reduce_alone
 from tkc.passes.warpgroups.producing import convert, copy_by_threads, erase_unread, produce
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
@@ -113,6 +113,8 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     group = _roles(plan, rings, registers, first)
     maps = Maps(group.roles)
     copied = _copy_to(group, moved)
+    for role in (group.producer, *group.others):
+        reduce_alone(role)
     for role in (group.producer, group.consumer):
         broadcasts.keep_own_half(role, posted, role is group.producer)
     if order is not None:

@@ -11,7 +11,6 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.layout import WARP
 from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
@@ -19,7 +18,7 @@ from tkc.ir.types import bits
 from tkc.ir.values import tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block
 from tkc.passes.analysis.program_axes import program_axes, sources
-from tkc.passes.analysis.values import LOADS, tiles_behind
+from tkc.passes.analysis.values import LOADS, MAX_HELD, tiles_behind
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
 from tkc.passes.planning.operands import ADDRESS_REGISTERS, partial, summed
 from tkc.passes.planning.rings import (
@@ -61,7 +60,7 @@ class RingLoads:
         if take_several_warps([*(load for ring in rings for load in ring), *broadcast]):
             raise NoRoles(
                 "where an operand lies, or whether it is read, is computed of a tile through shared"
-                f" memory (a reduction of at most {WARP} elements is not)"
+                f" memory (a reduction of at most {MAX_HELD} elements is not)"
             )
         return RingLoads(rings, broadcast)
 
