@@ -418,3 +418,30 @@ def test_of_several_sums_the_consumers_lay_operands_out(monkeypatch):
     np.testing.assert_array_equal(given[-1], a @ w + 2 * (a @ v))
     given[-1][:] = 0
     assert not failures(gated, *given, target="sm_90a", grid=(1, 2, 1))
+
+
+@tkc.jit
+def kept(a, w, y, LOOP: tkc.constexpr):
+    """The left operand is not dense along k, and is loaded before the loop, or there is none."""
+    m = tkc.program_id(0) * 64
+    x = tkc.load(a, (0, m), (32, 64)).T
+    for n in tkc.range(0, w.shape[1], 32) if LOOP else (0, 32):
+        tkc.store(y, (m, n), tkc.dot(x, tkc.load(w, (0, n), (32, 32))))
+
+
+@pytest.mark.parametrize("loop", [True, False], ids=["loop", "none"])
+def test_an_operand_is_laid_out_where_it_is_loaded(loop, monkeypatch):
+    """Once a program, by the role that does it; of one beside its dot, too."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    a, w = (rng.integers(-3, 4, shape) for shape in ((32, 192), (32, 64)))
+    given = [x.astype(ml_dtypes.float8_e4m3fn) for x in (a, w)]
+    given += [np.zeros((192, 64), np.float32), loop]
+    made = kept.compile(*given, target="sm_90a")
+    assert any("are relaid by a warpgroup" in d for d in made.decisions), made.decisions
+    assert not any("the consumers load" in d for d in made.decisions)
+    kept[3](*given)
+    np.testing.assert_array_equal(given[2], a.T @ w)
+    given[2][:] = 0
+    assert not failures(kept, *given, target="sm_90a", grid=(3, 1, 1))

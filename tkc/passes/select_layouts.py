@@ -79,6 +79,7 @@ from tkc.ir.values import (
     extents_of,
     first_of,
     layout_of,
+    next_of,
     owner_op,
     tile_type,
     without_recursion,
@@ -434,7 +435,9 @@ class Selection:
             if source == "relaid":
                 load = load_of(op.operands[i])
                 assert load is not None
-                op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, op)
+                # one of an outer loop is laid out where it is loaded, once
+                at = op if load.parent is op.parent else next_of(load)
+                op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
             elif source == "written":
                 op.operands[i] = self._in_memory(op, op.operands[i], 1 - i)
 

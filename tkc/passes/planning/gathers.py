@@ -72,7 +72,6 @@ class Why(StrEnum):
     WRITTEN = "its program may write what it reads"
     MOVED = "its program may write what says where it lies"
     NO_ROLE = "the role that would copy it relays an operand"
-    RELAID_AGAIN = "it would be relaid in every iteration of a loop"
 
 
 def load_by_consumers(load: tile.Load, why: Why) -> None:

@@ -146,10 +146,6 @@ def _decided(program: Program, context: PassContext, plan: Plan, single: str = "
             load_by_consumers(load, Why.NO_ROLE)
         return _decided(program, context, plan, single)
     sharing = Sharing.of(request)
-    if before := [load for load in request.relaid if load.parent_op() not in request.loops]:
-        for load in before:
-            load_by_consumers(load, Why.RELAID_AGAIN)
-        return _decided(program, context, plan, single)
     execution = DotExecution.of(request, sharing)
     loads = RingLoads.of(request, sharing, execution)
     multicast = Multicast.of(request, sharing)
