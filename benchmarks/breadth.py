@@ -28,6 +28,7 @@ from tkc.fuzz.grammar import Kernel
 from tkc.fuzz.productions import kernel as random_kernel
 from tkc.ir import tile
 from tkc.ir.plan import Plan, number_of
+from tkc.ir.ranges import divisor
 from tkc.ir.target import target as target_named
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import array_type, tile_type
@@ -182,8 +183,8 @@ def is_eligible(dot: tile.Dot) -> bool:
 
 
 def _aligned_block(operand: object) -> tile.Load | None:
-    """The block that an operand shows, if its rows begin at multiples of 16 bytes, at indices that
-    are scalars, without a mask.
+    """The block that an operand shows, if its rows are known to begin at multiples of 16 bytes, at
+    indices that are scalars, without a mask.
     """
     while isinstance(op := getattr(operand, "owner", None), tile.Transpose):
         operand = op.arg
@@ -194,6 +195,7 @@ def _aligned_block(operand: object) -> tile.Load | None:
     steps = [s for axis, s in enumerate(facts.strides) if axis != dense]
     aligned = facts.align % ROW_ALIGNMENT == 0 and facts.strides[dense].exact == 1
     aligned &= all(s.divisible(ROW_ALIGNMENT // size) for s in steps)
+    aligned &= divisor(op.offsets[dense]) * size % ROW_ALIGNMENT == 0
     return op if aligned and not any(isinstance(v.type, TileType) for v in op.offsets) else None
 
 

@@ -662,7 +662,7 @@ def written(
         ("number", "cooperative", "registers tma tma tma"),
         ("behind", "cooperative", "registers registers tma tma"),
         ("factor", "cooperative", "broadcast tma tma tma"),
-        ("factor inside", "cooperative", "broadcast registers tma tma"),
+        ("factor inside", "cooperative", "broadcast tma tma tma"),
     ],
 )
 def test_what_a_program_has_written_it_loads_itself(what, roles, paths):

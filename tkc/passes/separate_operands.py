@@ -8,20 +8,34 @@
 Warp roles release a stage of a ring in the iteration that loaded it, and dots of different operands
 may run in different iterations. Where a plan has roles only so, or late dots only so, the program
 is changed; elsewhere, and on targets without wgmma, it stays as it is.
+
+A role that copies needs a block's place before the step overwrites what says where it is. So a
+block that such a store stands before is loaded before the store:
+
+    %r = tile.load %w[0]                      %r = tile.load %w[0]
+    tile.store %w[0] …                        %k = tile.load %a[%r, 0]
+    %k = tile.load %a[%r, 0]          ->      tile.store %w[0] …
+    %s = tile.dot %q, %k, …                   %s = tile.dot %q, %k, …
 """
 
 from __future__ import annotations
 
+import itertools
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, Use
+from xdsl.ir import Operation, SSAValue, Use
+from xdsl.traits import is_side_effect_free
 
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import before, defining_slice
+from tkc.ir.values import block_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import unseen
+from tkc.passes.analysis.alias import apart, may_meet, unseen, writes
+from tkc.passes.analysis.program_axes import sources
+from tkc.passes.analysis.values import WRITES, is_computed_by
 from tkc.passes.plan import kernel_of, plan
 from tkc.passes.planning.operands import leaves
 
@@ -32,7 +46,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Loads blocks once for each dot that reads them, if that makes warp roles possible, or dots
     that run late. The plan of what it leaves is the context's `early_plan`.
     """
-    if not context.target.wgmma or not _shared_loads(module):
+    if not context.target.wgmma:
+        return
+    for op in [op for op in module.walk() if isinstance(op, tile.Load)]:
+        _load_before_stores(op, context)
+    if not _shared_loads(module):
         return
     context.early_plan, why = _planned(module, context)
     as_it_is = _with_roles(context.early_plan)
@@ -53,6 +71,61 @@ def run(module: ModuleOp, context: PassContext) -> None:
         context.decisions.append(
             f"separate-operands: {count} more loads, so that each dot can {gain}"
         )
+
+
+def _load_before_stores(load: tile.Load, context: PassContext) -> None:
+    """Moves the load of a dot's operand before the first store of its step that may overwrite what
+    its place follows from, where it reads nothing that is written in between.
+    """
+    block = block_of(load)
+    if not isinstance(load.parent_op(), scf.ForOp) or not _feeds_dot(load):
+        return
+    found = [op for op in sources(load.operands) if isinstance(op, tile.Load)]
+    store = next(
+        (
+            op
+            for op in itertools.takewhile(lambda op: op is not load, block.ops)
+            if isinstance(op, WRITES) and any(may_meet(r, op, context.overlaps) for r in found)
+        ),
+        None,
+    )
+    if store is None:
+        return
+    moved = [*defining_slice(load.operands, block), load]
+    moved = [op for op in moved if store.is_before_in_block(op)]
+    if all(_may_come_before(op, store, load, context) for op in moved):
+        for op in moved:
+            op.detach()
+            before(store, op)
+
+
+def _feeds_dot(load: tile.Load) -> bool:
+    """Whether a dot reads a block, or what is computed of it element by element."""
+    seen, work = set[SSAValue](), [load.result]
+    while work:
+        value = work.pop()
+        for op in [use.operation for use in value.uses]:
+            if isinstance(op, tile.Dot):
+                return True
+            if is_computed_by(op.__class__) and op.results[0] not in seen:
+                seen.add(op.results[0])
+                work.append(op.results[0])
+    return False
+
+
+def _may_come_before(op: Operation, store: Operation, end: Operation, context: PassContext) -> bool:
+    """Whether an operation may stand before a store instead of at, or before, the end."""
+    if not isinstance(op, tile.Load):
+        return not op.regions and is_side_effect_free(op)
+    between = [
+        inner
+        for other in block_of(op).ops
+        if other is store or store.is_before_in_block(other) and other.is_before_in_block(end)
+        for inner in other.walk()
+    ]
+    return not tile.watches(op) and not any(
+        writes(inner) and not apart(op, inner, context.overlaps) for inner in between
+    )
 
 
 def _replace(kernel: tile.Kernel, new: tile.Kernel) -> None:

@@ -128,38 +128,48 @@ def keep_in_order(
     kernel: tile.Kernel, loads: Sequence[Operation], options: LaunchOptions, overlaps: Overlaps
 ) -> bool:
     """What is done about loads whose program may have written what they read, or what says where it
-    is: copies wait for stores, as the result says, where they can run ahead between these; the
-    other loads are marked, and no copy makes them early.
+    is: copies wait for stores, as the result says, where they can; the other loads are marked, and
+    no copy makes them early.
     """
     blocks = [op for op in loads if isinstance(op, tile.Load)]
     changed = {op for op in blocks if addresses(op.result) and not unwritten(op, overlaps)}
     waits = False
     for op in blocks:
-        is_moved = bool(changed) and not changed.isdisjoint(sources(op.operands))
-        if BY_CONSUMERS in op.attributes or not (is_moved or written_before(op, overlaps)):
+        moved_by = changed.intersection(sources(op.operands)) if changed else set()
+        if BY_CONSUMERS in op.attributes or not (moved_by or written_before(op, overlaps)):
             continue
-        if _can_wait(op, kernel, options):
+        if _stores_can_be_awaited(op, kernel, options) and not any(
+            _is_stored_before(op, read, overlaps) for read in (op, *moved_by)
+        ):
             waits = True
         else:
-            load_by_consumers(op, Why.MOVED if is_moved else Why.WRITTEN)
+            load_by_consumers(op, Why.MOVED if moved_by else Why.WRITTEN)
     return waits
 
 
-def _can_wait(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:
-    """Whether copies of a load run ahead in its loop although they wait for what consumers store:
-    nothing is stored there. What else is written, by atomics, nothing waits for.
+def _stores_can_be_awaited(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:
+    """Whether copies of a load can wait for what consumers store. What else is written, by atomics,
+    nothing waits for.
     """
     writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
-    loop = next(iter(loops_of(load)), None)
     return (
         not loaded_by_consumers(load)
         and options.split_k in (None, 1)
         and not options.stream_k
         and not acquiring_loops(kernel)
         and all(isinstance(op, STORES) for op in writes)
-        and loop is not None
-        and not any(isinstance(op, WRITES) for op in loop.walk())
+        and bool(loops_of(load))
     )
+
+
+def _is_stored_before(load: tile.Load, read: tile.Load, overlaps: Overlaps) -> bool:
+    """Whether an iteration of a load's innermost loop may overwrite what is read before it comes to
+    the load. The loads of a step stand together, before what is stored in it: a copy of this one
+    would be too early, or where it lies overwritten too early.
+    """
+    loop = loops_of(load)[0]
+    earlier = itertools.takewhile(lambda op: op is not load, loop.walk())
+    return any(isinstance(op, WRITES) and may_meet(read, op, overlaps) for op in earlier)
 
 
 def reads_first_of_written(

@@ -17,6 +17,7 @@ ring of one stage.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -87,10 +88,14 @@ class StoreOrder:
         if not copies and not any(isinstance(op, threads.BroadcastStore) for op in role.walk()):
             return False
         looked_up = [op for op in role.walk() if isinstance(op, LOADS) and _is_small(op)]
+        return any(self.is_read_by((*copies, *looked_up), store) for store in self.stores)
+
+    def is_read_by(self, reads: Iterable[Operation], store: Operation) -> bool:
+        """Whether what is stored may be copied, or looked up, by some operations."""
         return any(
             may_meet(read, store, self.overlaps)
-            for read in (*copies, *looked_up)
-            for store in self.stores
+            for read in reads
+            if isinstance(read, shared.CopyAsync) or isinstance(read, LOADS) and _is_small(read)
         )
 
 
@@ -134,18 +139,24 @@ class _Parity(Carried):
 
     def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
         """Stage and parity behind a block."""
-        stored = False
+        stored: list[Operation] = []
         for op in list(block.ops):
-            if stored and any(isinstance(inner, READS) for inner in op.walk()):
-                state, stored = self._said(op, state), False
-            if op in self.stores:
-                stored = True
+            if any(self.order.is_read_by(op.walk(), store) for store in stored):
+                state, stored = self._said(op, state), []
+            if op in self.stores or isinstance(op, scf.IfOp) and not self._is_read_in(op):
+                # whether a branch is taken, those who wait need not know
+                stored += [inner for inner in op.walk() if inner in self.stores]
             elif op.regions:
                 state = self.around(op, state)
         around = block.parent_op()
         if stored and isinstance(around, Construct) and not is_of_programs(around):
             state = self._said(terminator_of(block), state)
         return state
+
+    def _is_read_in(self, branch: scf.IfOp) -> bool:
+        """Whether a branch may copy or look up what it stores."""
+        stores = (op for op in branch.walk() if op in self.stores)
+        return any(self.order.is_read_by(branch.walk(), store) for store in stores)
 
     def _said(self, anchor: Operation, state: list[SSAValue]) -> list[SSAValue]:
         """The order of what is before an operation and what is behind."""

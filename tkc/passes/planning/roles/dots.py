@@ -12,6 +12,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan
 from tkc.ir.values import tile_type
+from tkc.passes.analysis.values import WRITES
 from tkc.passes.planning.bodies import Found, WarpCosts, best_stages
 from tkc.passes.planning.operands import (
     MAX_LIVE_REGISTERS,
@@ -215,6 +216,8 @@ def _searched(request: RoleRequest, sharing: Sharing, in_order: bool) -> tuple[F
         loop = here[0].parent_op()
         if not isinstance(loop, scf.ForOp) or not _may_run_late(here, request, in_order):
             continue
+        if request.copies_wait and any(isinstance(op, WRITES) for op in loop.walk()):
+            continue  # what is stored is read by all dots of an iteration, or by none
         if searched := best_stages(loop, costs, request.context.overlaps):
             found.append(searched)
     return tuple(found)
