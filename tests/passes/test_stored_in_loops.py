@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -153,3 +154,33 @@ def test_mutants(what):
     )
     assert every > 4
     assert not missed
+
+
+@tkc.jit
+def laid(x, w, y):
+    """Its right operand is not dense along k, and is overwritten between its load and its dot."""
+    acc = tkc.zeros((64, 64))
+    for t in range(0, x.shape[1], 32):
+        left, right = tkc.load(x, (0, t), (64, 32)), tkc.load(w, (0, 0), (32, 64))
+        tkc.store(w, (t // 32, 0), tkc.full((16, 16), 1, w.dtype))
+        acc = tkc.dot(left, right, acc)
+    tkc.store(y, (0, 0), acc)
+
+
+def test_what_is_laid_out_is_read_before_it_is_overwritten(monkeypatch):
+    """A random kernel stored what a copy still read: a role was to lay it out for the dot."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    x, w = (rng.integers(-3, 4, shape).astype(float) for shape in ((64, 128), (32, 64)))
+    given = [a.astype(ml_dtypes.float8_e4m3fn) for a in (x, w)] + [np.zeros((64, 64), np.float32)]
+    made = laid.compile(*given, target="sm_90a")
+    assert any("relaid by a warpgroup" in line for line in made.decisions), made.decisions
+    assert any("copies wait" in line for line in made.decisions)
+    laid[1](*given)
+    sums = np.zeros((64, 64))
+    for t in range(4):
+        sums += x[:, 32 * t : 32 * t + 32] @ w
+        w[t : t + 16, :16] = 1
+    np.testing.assert_array_equal(given[2], sums)
+    np.testing.assert_array_equal(given[1].astype(float), w)

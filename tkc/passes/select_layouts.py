@@ -435,8 +435,10 @@ class Selection:
             if source == "relaid":
                 load = load_of(op.operands[i])
                 assert load is not None
-                # one of an outer loop is laid out where it is loaded, once
-                at = op if load.parent is op.parent else next_of(load)
+                # where it is loaded, if that is outside the dot's loop, or if the step may then
+                # overwrite what was read
+                is_beside = load.parent is op.parent and not self.plan.copies_wait
+                at = op if is_beside else next_of(load)
                 op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
             elif source == "written":
                 op.operands[i] = self._in_memory(op, op.operands[i], 1 - i)
