@@ -115,8 +115,9 @@ def test_places_that_warps_compute_together(monkeypatch):
 
 
 def test_places_that_take_more_than_32_bits(monkeypatch):
+    assert found(None, [117]) is None
     monkeypatch.setattr(raise_pointers, "is_large", lambda base: False)
-    failure = found(None, [57])
+    failure = found(None, [117])
     assert failure is not None and failure.kind == "OffsetOverflow"
 
 

@@ -186,6 +186,20 @@ def test_many_columns_are_those_of_four_warpgroups(columns, groups, monkeypatch)
     np.testing.assert_array_equal(given[-1], product(a, (four - 8) * np.repeat(scales, 64, axis=0)))
 
 
+@tkc.jit
+def plain(a, b, c, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    acc = tkc.zeros((M, N))
+    for k in range(0, a.shape[1], K):
+        acc = tkc.dot(tkc.load(a, (0, k), (M, K)), tkc.load(b, (k, 0), (K, N)), acc)
+    tkc.store(c, (0, 0), acc.to(c.dtype))
+
+
+def test_many_rows_of_what_is_copied_are_those_of_two_warpgroups():
+    given = ["f16[256, 128]", "f16[128, 64]", "f16[256, 64]", 256, 64, 64]
+    compiled = plain.compile(*given, target="sm_90a", roles="cooperative")
+    assert any("8 warps of consumers" in said for said in compiled.decisions), compiled.decisions
+
+
 def test_results_of_packed_columns_are_cut_along_them():
     """A reshape that joins other axes keeps the columns."""
     rows, columns = 128, 512

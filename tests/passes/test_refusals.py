@@ -163,6 +163,7 @@ def _fact(stride):
         (block, (16, 1), False, 16),
         (block, (16, 16), False, 0),  # elements apart
         (column, (16, 1), False, 0),  # rows apart
+        (block, (1, 16), False, 0),  # threads read across the neighbours
         (block, (16, 1), True, 16),  # threads want it as it was loaded, too
     ],
 )

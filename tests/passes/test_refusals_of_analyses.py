@@ -23,6 +23,8 @@ from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, reusable_loads
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning import operands, rings
+from tkc.passes.planning.gathers import BY_CONSUMERS, Why, load_by_consumers
+from tkc.passes.planning.order import keep_in_order
 from tkc.passes.planning.roles import programs, results, sharing
 
 h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
@@ -93,7 +95,52 @@ def test_rows_that_lie_one_after_the_other_in_a_block(dense, rows, lists):
     assert mapped.lists_rows(reshape) == lists
 
 
+def of_columns(a, b, c, TURNED: tkc.constexpr):
+    """A left operand that is computed of blocks, with rows or with columns as they lie."""
+    acc = tkc.zeros((64, 64))
+    for k in tkc.range(0, b.shape[0], 32):
+        x = tkc.load(a, (k, 0), (32, 64)).T if TURNED else tkc.load(a, (0, k), (64, 32))
+        acc = tkc.dot((x + x).to(b.dtype), tkc.load(b, (k, 0), (32, 64)), acc)
+    tkc.store(c, (0, 0), acc)
+
+
+@pytest.mark.parametrize(
+    "dtype, turned, options, pairs",
+    [
+        (tkc.int8, True, {}, True),
+        (tkc.int8, False, {}, False),
+        (tkc.float16, True, {}, False),
+        (tkc.int8, True, {"split_warps": (4, 2), "roles": "cooperative"}, False),
+    ],
+)
+def test_threads_have_pairs_of_rows_that_lie_beside_each_other(dtype, turned, options, pairs):
+    module = traced(of_columns, aligned(dtype, 2), h2, f2, TURNED=turned)
+    given = context("sm_90a", **options).options
+    assert operands.paired(ops(module, tile.Dot), given) == pairs
+
+
 # ---- programs
+def through_memory(h, w):
+    """Each iteration reads what the one before stored."""
+    for i in tkc.range(4):
+        acc = tkc.zeros((64, 64))
+        for k in tkc.range(0, 64, 16):
+            acc = tkc.dot(tkc.load(h, (i * 64, k), (64, 16)), tkc.load(w, (k, 0), (16, 64)), acc)
+        tkc.store(h, (i * 64 + 64, 0), acc.to(h.dtype))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_no_copy_waits_for_a_store_before_a_block_that_consumers_load(marked):
+    module, given = traced(through_memory, h2, h2), context("sm_90a")
+    loads = ops(module, tile.Load)
+    if marked:
+        load_by_consumers(loads[0], Why.NO_ROLE)
+    kernel = kernel_of(module)
+    assert keep_in_order(kernel, loads, given.options, given.overlaps) != marked
+    if marked:
+        assert loads[0].attributes[BY_CONSUMERS].data == Why.NO_ROLE
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_programs_that_wait_are_not_claimed_one_by_one(waits):
     request = SimpleNamespace(claims=False, waits=waits)

@@ -81,7 +81,7 @@ class MemoryWriter(DotWriter):
 
     def far(self) -> None:
         """Multiplies a row so far from the first that 32 bits do not count the elements between, by
-        a number that is loaded and a stride that is an argument.
+        a number that is loaded, or an argument as the stride is.
         """
         dtype, (m, k) = (
             self.pick(("float16", "bfloat16")),
@@ -93,7 +93,11 @@ class MemoryWriter(DotWriter):
         self.arrays.append(table)
         row, stride = self.fresh("r"), f"{a.name}s"
         self.strides[stride] = FAR_STRIDE
-        self.line(f"{row} = {table.name}[{self.pick(('p % 4', '1', '3'))}].to(tkc.int64)")
+        number = f"{table.name}[{self.pick(('p % 4', '1', '3'))}]"
+        if self.chance(0.4):
+            number = f"{a.name}r"
+            self.strides[number] = 2
+        self.line(f"{row} = {number}.to(tkc.int64)")
         place = f"tkc.arange({m})[:, None] * {k} + tkc.arange({k})[None, :]"
         load = f"tkc.load({a.name}.ptr + {row} * {stride} + {place})"
         x, y = self.let(load, dtype, (m, k), a.bound), self.block((k, 16), dtype)
