@@ -221,6 +221,23 @@ def test_what_cannot_be_split_stays_in_one_block():
     )
 
 
+@pytest.mark.parametrize("columns, warps, blocks", [(12288, 8, 2), (18432, 2, 4), (20480, 8, 2)])
+def test_bytes_of_a_mask_are_dealt_like_the_rest(columns, warps, blocks):
+    """The mask of a mean has an element a byte, of which 16 make a vector: more than there are for
+    each thread of such a block.
+    """
+    row, vector = f"bf16[64, {columns}]", f"bf16[{columns}]"
+    found, _ = plan_of(
+        *(_norm, row, None, vector, vector, row, None, 1e-5),
+        CENTRE=True,
+        ROWS=1,
+        COLUMNS=columns,
+        num_warps=warps,
+        num_ctas=blocks,
+    )
+    assert found.cluster_split == (blocks, columns)
+
+
 def _two_lengths(x, w, out, other, N: tkc.constexpr, M: tkc.constexpr):
     row = tkc.program_id(0)
     values = tkc.load(x, (row, 0), (None, N))

@@ -113,8 +113,13 @@ class Access:
         if blocks > 1:
             axis = self.shape.index(extent) if extent in self.shape else None
             part = tuple(n // blocks if a == axis else n for a, n in enumerate(self.shape))
-            own = replace(self, shape=part).layout(warps, reduced, share)
-            return own.across_blocks(blocks, axis)
+            own = replace(self, shape=part)
+            found = own.layout(warps, reduced, share)
+            # of a byte more elements make a vector than the threads of a block can be dealt
+            while axis is not None and own.vector > 1 and found.padded_shape[axis] != part[axis]:
+                own = replace(own, vector=own.vector // 2)
+                found = own.layout(warps, reduced, share)
+            return found.across_blocks(blocks, axis)
         vector = self.vector
         if share:
             per_thread = self.bytes * 8 // self.bits // (32 * warps)
