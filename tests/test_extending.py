@@ -64,8 +64,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
 '''
 STEPS = {
     "tkc/passes/pipeline.py": (
-        'PIPELINE = (\n    "simplify",',
-        'PIPELINE = (\n    "twice-negated", "simplify",',
+        '    "simplify",',
+        '    "twice-negated", "simplify",',
     ),
     "tkc/ir/target.py": (
         '    Target(\n        "sm_89",',
