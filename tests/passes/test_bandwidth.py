@@ -101,3 +101,21 @@ def test_the_cpu_has_one_configuration():
         target="cpu",
     )
     assert not choice.others
+
+
+@pytest.mark.parametrize("columns, warps, blocks", [(12288, 8, 2), (18432, 2, 4), (20480, 8, 2)])
+def test_bytes_of_a_mask_are_dealt_like_the_rest(columns, warps, blocks):
+    """The mask of a mean has an element a byte, of which 16 make a vector: more than there are for
+    each thread of such a block.
+    """
+    row, vector = f"bf16[64, {columns}]", f"bf16[{columns}]"
+    compiled = _norm.kernel.compile(
+        *(row, None, vector, vector, row, None, 1e-5),
+        CENTRE=True,
+        ROWS=1,
+        COLUMNS=columns,
+        num_warps=warps,
+        num_ctas=blocks,
+        target="sm_90a",
+    )
+    assert compiled.interface.cluster == (blocks, 1)

@@ -19,7 +19,8 @@ from tkc.ir.text import parse
 from tkc.kernels.losses import _cross_entropy as tuned_cross_entropy
 from tkc.kernels.norms import _norm as tuned_norm
 from tkc.kernels.norms import _norm_backward
-from tkc.kernels.scans import _cumsum, _cumsum_rows
+from tkc.kernels.scans import _cumsum
+from tkc.kernels.scans import _cumsum_rows as tuned_cumsum_rows
 from tkc.kernels.softmax import _softmax as tuned_softmax
 from tkc.language.signature import Options
 from tkc.passes import PassContext, fetch_ahead
@@ -30,8 +31,8 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.report import Violation
 
 # without the choice of blocks
-_cross_entropy, _norm, _softmax = (
-    tuned.kernel for tuned in (tuned_cross_entropy, tuned_norm, tuned_softmax)
+_cross_entropy, _cumsum_rows, _norm, _softmax = (
+    tuned.kernel for tuned in (tuned_cross_entropy, tuned_cumsum_rows, tuned_norm, tuned_softmax)
 )
 
 
@@ -217,23 +218,6 @@ def test_what_cannot_be_split_stays_in_one_block():
     assert found.cluster_split == (1, 0) and any(
         "num_ctas = 2 is not used" in line for line in compiled.decisions
     )
-
-
-@pytest.mark.parametrize("columns, warps, blocks", [(12288, 8, 2), (18432, 2, 4), (20480, 8, 2)])
-def test_bytes_of_a_mask_are_dealt_like_the_rest(columns, warps, blocks):
-    """The mask of a mean has an element a byte, of which 16 make a vector: more than there are for
-    each thread of such a block.
-    """
-    row, vector = f"bf16[64, {columns}]", f"bf16[{columns}]"
-    found, _ = plan_of(
-        *(_norm, row, None, vector, vector, row, None, 1e-5),
-        CENTRE=True,
-        ROWS=1,
-        COLUMNS=columns,
-        num_warps=warps,
-        num_ctas=blocks,
-    )
-    assert found.cluster_split == (blocks, columns)
 
 
 def _two_lengths(x, w, out, other, N: tkc.constexpr, M: tkc.constexpr):

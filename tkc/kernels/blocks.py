@@ -28,14 +28,20 @@ def row_block(rows: int, columns: int) -> tuple[int, int]:
     return max(1, min(power(rows), ELEMENTS // block)), block
 
 
-def row_configs(name: str) -> Callable[[dict[str, Any], str], list[tkc.Config]]:
+def row_configs(
+    name: str, width: Callable[[int], int] | None = None
+) -> Callable[[dict[str, Any], str], list[tkc.Config]]:
     """Blocks of ROWS whole rows of the matrix that is the argument `name`, of which the planner
-    takes the one that is done first; for the CPU one of about ELEMENTS elements.
+    takes the one that is done first; for the CPU one of about ELEMENTS elements. width: COLUMNS for
+    rows of so many elements, if they are not those of `row_block`.
     """
 
     def configs(args: dict[str, Any], target: str) -> list[tkc.Config]:
         rows, columns = args[name].shape
         usual, block = row_block(rows, columns)
+        if width is not None:
+            block = width(max(1, columns))
+            usual = max(1, min(power(max(1, rows)), ELEMENTS // block))
         if target == "cpu":
             return [tkc.Config(ROWS=usual, COLUMNS=block)]
         whole = (1 << max(1, n // block).bit_length() - 1 for n in ROW_ELEMENTS)

@@ -17,12 +17,13 @@ from math import inf
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.blocks import row_block
+from tkc.kernels.blocks import row_configs, rows_grid
 from tkc.kernels.losses import LN2, LOG2E
 from tkc.kernels.matmul import matmul
 from tkc.kernels.operator import operator
 
 LOGITS = 1 << 29  # at once
+ROWS_OF_LOGITS = rows_grid("logits")
 
 
 @tkc.jit
@@ -36,6 +37,7 @@ def _factor(target, out, V, IGNORE: tkc.constexpr, MEAN: tkc.constexpr, N: tkc.c
     tkc.store(out, (0,), (1.0 / total if MEAN else 1.0) + tkc.zeros((1,)))
 
 
+@tkc.autotune(row_configs("logits"), measure=False)
 @tkc.jit
 def _rows(
     logits,
@@ -167,8 +169,7 @@ def linear_cross_entropy(
         here = slice(first, min(first + part, rows))
         some = logits[: here.stop - first]
         matmul(x[here], weight.T, out=some)
-        height, block = row_block(*some.shape)
-        _rows[tkc.cdiv(some.shape[0], height)](
+        _rows[ROWS_OF_LOGITS](
             some,
             target[here],
             factor,
@@ -179,8 +180,6 @@ def linear_cross_entropy(
             IGNORE=ignore_index,
             CAPPED=softcap > 0,
             GRAD=with_grad,
-            ROWS=height,
-            COLUMNS=block,
         )
         if with_grad:
             matmul(some, weight, out=dx[here])

@@ -26,9 +26,10 @@ from tkc.kernels.arrays import (
     power,
     zeros,
 )
-from tkc.kernels.blocks import ELEMENTS, row_block, strip
+from tkc.kernels.blocks import ELEMENTS, row_block, row_configs, rows_grid, strip
 from tkc.kernels.operator import operator
 
+ROWS_OF_X = rows_grid("x")
 LARGEST_VALUES = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 MAX_SCALED_BLOCK = (
     1 << 14
@@ -44,6 +45,7 @@ def _rounded(values, out):
     ).to(out.dtype)
 
 
+@tkc.autotune(row_configs("x"), measure=False)
 @tkc.jit
 def _quantize_rows(
     x, out, scales, MOST: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr
@@ -147,10 +149,7 @@ def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> Iterator[tuple[Array,
     out, scales = empty(x, dtype=dtype), empty(x, x.shape[:-1], "float32")
     yield out, scales
     values, target = matrix(contiguous(x)), matrix(out)
-    rows, block = row_block(*values.shape)
-    _quantize_rows[tkc.cdiv(values.shape[0], rows)](
-        values, target, flat(scales), MOST=most, ROWS=rows, COLUMNS=block
-    )
+    _quantize_rows[ROWS_OF_X](values, target, flat(scales), MOST=most)
 
 
 @operator

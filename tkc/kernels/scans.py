@@ -21,12 +21,13 @@ from collections.abc import Iterator
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, zeros
-from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
+from tkc.kernels.blocks import PROGRAMS, parts, power, row_configs, rows_grid
 from tkc.kernels.operator import operator
 
 MAX_WHOLE_ROW = 8192  # elements of a row that one program scans
 PART_ELEMENTS = 4096  # of a program that shares its row with others
 GROUP_PROGRAMS = 256
+ROWS_OF_X = rows_grid("x")
 HAS_NUMBER = 1 << 32  # a word that has a number
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
@@ -60,6 +61,7 @@ def _cumsum(x, out, words, REVERSE: tkc.constexpr, N: tkc.constexpr, GROUP: tkc.
     tkc.store(out, (start,), (tkc.cumsum(values, reverse=REVERSE) + before).to(out.dtype))
 
 
+@tkc.autotune(row_configs("x", power), measure=False)  # a scan over warps takes whole runs
 @tkc.jit
 def _cumsum_rows(x, out, REVERSE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
@@ -92,11 +94,7 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Iterator[Array]:
     source, target = matrix(contiguous(turned)), matrix(out)
     rows, columns = source.shape
     if columns <= MAX_WHOLE_ROW:
-        block = power(max(columns, 1))  # a scan over warps takes whole runs
-        height = max(1, min(power(rows), ELEMENTS // block))
-        _cumsum_rows[tkc.cdiv(rows, height)](
-            source, target, REVERSE=reverse, ROWS=height, COLUMNS=block
-        )
+        _cumsum_rows[ROWS_OF_X](source, target, REVERSE=reverse)
     elif rows:
         blocks = tkc.cdiv(columns, PART_ELEMENTS)
         words = zeros(x, (rows, blocks), "uint64")
