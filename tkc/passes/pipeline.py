@@ -26,6 +26,7 @@ PIPELINE = (
     "fit-rows",
     "match-heights",
     "separate-operands",
+    "shorten-exponentials",
     "plan",
     "swap-dots",
     "split-sums",  # level 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tkc.language import values
+from tkc.language.dtypes import float32
 from tkc.language.tracer import fail
 from tkc.language.values import Value
 from tkc.triton.language.constants import unwrap
@@ -55,10 +56,17 @@ def of_core(name: str) -> Callable[[Value], Value]:
     return lambda x: values.apply(name, x)
 
 
-exp, exp2, log, log2, sin, cos, rsqrt, sqrt, erf, floor, ceil = (
+def _exp(x: Value) -> Value:
+    """Of float32 as Triton has it: the power of two of x log2 e, which is rounded."""
+    if x.dtype is not float32:
+        return values.apply("exp", x)
+    return values.apply("exp2", x * math.log2(math.e))
+
+
+exp = member(float_function("exp", _exp))
+exp2, log, log2, sin, cos, rsqrt, sqrt, erf, floor, ceil = (
     member(float_function(name, of_core(name)))
     for name in [
-        "exp",
         "exp2",
         "log",
         "log2",
