@@ -43,17 +43,17 @@ def flat(dtype) -> ArrayArgument:
     return ArrayArgument(dtype, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
 
 
-def sparse_module():
-    f16, i = flat(tkc.float16), flat(tkc.int32)
-    return traced(sparse, f16, f16, i, i, f16, replace(i32(16), nonnegative=True))
+def sparse_module(index=tkc.int32):
+    f16, starts, columns = flat(tkc.float16), flat(tkc.int32), flat(index)
+    return traced(sparse, f16, f16, columns, starts, f16, replace(i32(16), nonnegative=True))
 
 
-def sparse_data(n: int = 128) -> tuple[list, np.ndarray]:
+def sparse_data(n: int = 128, index: type = np.int32) -> tuple[list, np.ndarray]:
     """Columns -1, 0 and 1 of a dense matrix: the first block of its rows has the number -1."""
     rng = np.random.default_rng(n)
     values = rng.integers(-2, 3, (4, BLOCK, BLOCK)).astype(np.float16)
     whole = rng.integers(-2, 3, (3, BLOCK, n)).astype(np.float16)
-    columns = np.array([1, -1, 0, 1], np.int32)
+    columns = np.array([1, -1, 0, 1], index)
     starts = np.array([0, 1, 1, 4], np.int32)
     want = np.zeros((3, BLOCK, n))
     for row in range(3):
@@ -63,26 +63,28 @@ def sparse_data(n: int = 128) -> tuple[list, np.ndarray]:
     return [values.reshape(-1), whole.reshape(-1), columns, starts, out, n], want.reshape(-1)
 
 
-def agrees(run: Callable[[list, tuple], None]) -> None:
-    given, want = sparse_data()
+def agrees(run: Callable[[list, tuple], None], index: type = np.int32) -> None:
+    given, want = sparse_data(index=index)
     run(given, (3, 2, 1))
     np.testing.assert_array_equal(given[4], want)
 
 
-def test_blocks_of_loaded_rows_compute_the_same_at_every_level():
-    agrees(lambda given, grid: level0.run(sparse_module(), given, grid))
-    raised = sparse_module()
+@pytest.mark.parametrize("index", [tkc.int32, tkc.int64])
+def test_blocks_of_loaded_rows_compute_the_same_at_every_level(index):
+    kind = {tkc.int32: np.int32, tkc.int64: np.int64}[index]
+    agrees(lambda given, grid: level0.run(sparse_module(index), given, grid), kind)
+    raised = sparse_module(index)
     through(raised, "raise-pointers", context("sm_90a"))
     assert not any(
         isinstance(op, tile.LoadPointers | tile.StorePointers)
         and isinstance(op.pointers.type, TileType)
         for op in raised.walk()
     )
-    agrees(lambda given, grid: level0.run(raised, given, grid))
+    agrees(lambda given, grid: level0.run(raised, given, grid), kind)
     for name in ("sm_80", "sm_90a"):
-        module = sparse_module()
+        module = sparse_module(index)
         through(module, PIPELINE[-1], context(name))
-        agrees(lambda given, grid, module=module: level4.run(module, given, grid, 1))
+        agrees(lambda given, grid, module=module: level4.run(module, given, grid, 1), kind)
 
 
 @assembler

@@ -752,7 +752,7 @@ class _Writer:
             for axis, row in zip(block.axes, rows, strict=True)
         ]
         offsets = [
-            offset if before is None else build.add(offset, before)
+            offset if before is None else _counted_from(before, offset, build)
             for offset, before in zip(offsets, made.before, strict=True)
         ]
         extents = [axis.extent for axis in block.axes]
@@ -953,6 +953,13 @@ def _moved(pointer: SSAValue, stride: SSAValue, build: Builder) -> tuple[SSAValu
         rows = build(ew.Cast(rows, i32))
     wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]
     return rows, build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
+
+
+def _counted_from(before: SSAValue, offset: SSAValue, build: Builder) -> SSAValue:
+    """An offset from so many rows before: 32 bits hold it, whatever it has been computed in."""
+    if offset.type == i32:
+        return build.add(offset, before)
+    return build(ew.Cast(build.add(offset, build(ew.Cast(before, i64))), i32))
 
 
 def _is_about(condition: Condition, axis: int) -> bool:
