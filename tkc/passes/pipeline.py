@@ -19,6 +19,7 @@ from tkc.passes import LaunchOptions, PassContext
 PIPELINE = (
     "order-launches",
     "simplify",
+    "unroll-loops",
     "raise-pointers",
     "widen-float8",
     "fit-results",

@@ -1,0 +1,63 @@
+"""unroll-loops: loops that load where what they have loaded says, and no others."""
+
+import numpy as np
+import pytest
+from xdsl.dialects import scf
+
+import tkc
+from tests.language.kernels import array, i32, traced
+from tests.passes.kernels import context, through
+from tests.passes.stages import count
+from tkc.ir import tile
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0, level4
+
+N = 64
+
+
+def bag(table, index, out, M, STEPS: tkc.constexpr, CHAINED: tkc.constexpr, WRITES: tkc.constexpr):
+    """Sums of rows of a table, those that another array names, or every second one."""
+    row, i = tkc.program_id(0), tkc.arange(N)
+    total = tkc.zeros((N,))
+    for t in tkc.range(1, 2 * STEPS, 2):
+        at = tkc.load(index.ptr + row * 2 * STEPS + t) if CHAINED else t
+        x = tkc.load(table.ptr + at * M + i, mask=i < M)
+        total = total + x
+        if WRITES:
+            tkc.store(out.ptr + row * M + i, total, mask=i < M)
+    tkc.store(out.ptr + row * M + i, total, mask=i < M)
+
+
+def module(steps: int = 4, chained: bool = True, writes: bool = False):
+    kinds = [array(tkc.float32, 1), array(tkc.int32, 1), array(tkc.float32, 1), i32()]
+    return traced(bag, *kinds, STEPS=steps, CHAINED=chained, WRITES=writes)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_iterations_are_written_out(name):
+    rng = np.random.default_rng(0)
+    m, steps = 50, 4
+    table = rng.integers(-9, 10, (12, m)).astype(np.float32)
+    index = rng.integers(0, 12, (3, 2 * steps)).astype(np.int32)
+    want = table[index[:, 1::2]].sum(1)
+    made, given = module(steps), context(name)
+    arrays = [table.reshape(-1), index.reshape(-1), np.zeros(3 * m, np.float32), m]
+    level0.run(made, arrays, (3, 1, 1))
+    np.testing.assert_array_equal(arrays[2].reshape(3, m), want)
+    through(made, PIPELINE[-1], given)
+    assert count(made, scf.ForOp) == 0 and count(made, tile.LoadPointers) == 2 * steps
+    arrays[2] = np.zeros(3 * m, np.float32)
+    level4.run(made, arrays, (3, 1, 1), 1)
+    np.testing.assert_array_equal(arrays[2].reshape(3, m), want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"steps": 17}, {"chained": False}, {"writes": True}],
+    ids=["many iterations", "known addresses", "effects"],
+)
+def test_other_loops_stay(options):
+    made, given = module(**options), context("sm_90a")
+    through(made, "unroll-loops", given)
+    assert count(made, scf.ForOp) == 1
+    assert not any(d.startswith("unroll-loops") for d in given.decisions)
