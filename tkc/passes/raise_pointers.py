@@ -7,8 +7,8 @@
 for pointers that a loop moves by the same amount in each iteration as well. So programs that are
 written with pointers get what blocks get: copies that run ahead, tensor maps, wgmma.
 
-An access is raised in kernels with dots or transposed tiles, where its address is affine
-(analysis/pointers.py) and
+An access is raised in kernels with dots, transposed tiles, or loads in loops, where its address is
+affine (analysis/pointers.py) and
 
   base      is an array argument, or any other pointer (one that the kernel loads, say). Of another
             pointer, and of an argument where the host cannot compute what is asked of it below, the
@@ -97,10 +97,15 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def _gains(kernel: tile.Kernel) -> bool:
-    """Whether a kernel has what blocks serve better: dots, or tiles that are read along one axis
-    and written along another.
+    """Whether a kernel has what blocks serve better: dots, tiles that are read along one axis and
+    written along another, or loads of a loop, which may be made an iteration early.
     """
-    return any(isinstance(op, tile.Dot | tile.Transpose) for op in kernel.walk())
+    return any(
+        isinstance(op, tile.Dot | tile.Transpose)
+        or isinstance(op, tile.LoadPointers)
+        and loop_of(op) is not None
+        for op in kernel.walk()
+    )
 
 
 def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
