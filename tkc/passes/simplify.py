@@ -18,6 +18,8 @@
   dead code  whatever no effect depends on, through loops and branches
   updates    atomic updates of floats whose old values nobody asks for order nothing, where the
              program says no order, and nothing in it watches what other programs write
+  indices    conversions of small indices to floats are marked: of sums with constants the code
+             generator converts one, and adds floats
 
 Tiles leave a loop only if they are small: index tiles and operations that make large tiles from
 small ones stay, or every thread would hold the result from the first iteration to the last.
@@ -28,14 +30,21 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f32, i32
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import Elementwise
-from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import Builder, erase, is_inside, rebuild_for, rebuild_if, replace
+from tkc.ir.elementwise import Cast, Elementwise
+from tkc.ir.ranges import Overflow, Ranges
+from tkc.ir.rewrite import (
+    Builder,
+    erase,
+    is_inside,
+    rebuild_for,
+    rebuild_if,
+    replace,
+)
 from tkc.ir.types import TileType, element_of, is_float
 from tkc.ir.values import first_of, is_side_effect_free, terminator_of, yielded_by
 from tkc.passes import PassContext
@@ -49,6 +58,8 @@ REAL = True  # constants of floats are folded
 COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram, tile.Gather)
 # what is alive only where something needs it
 WITHOUT_EFFECT = {scf.YieldOp, scf.ConditionOp, tile.Yield, tile.Load, shared.Read}
+# so that it and a tile's extent are, together, among the integers that float32 has
+MAX_SMALL = 1 << 23
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -65,6 +76,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if not changed:
                 break
         _relax_updates(kernel)
+        _mark_small(kernel)
         end = sum(1 for _ in kernel.walk())
         if end != start:
             context.decisions.append(f"simplify: {end} operations of {start}")
@@ -96,6 +108,31 @@ def _fold(block: Block, seen: dict[Hashable, Operation], ranges: Ranges) -> bool
                 changed |= _fold(inner, dict(seen), ranges)
         op = op.next_op
     return changed
+
+
+# ---- conversions of indices
+# --------------------------------------------------------------------------------------------------
+def _mark_small(kernel: tile.Kernel) -> None:
+    """Says of conversions to float32 that sums of what they convert are integers that float32 has:
+    later nothing is known of where a program's place came from.
+    """
+    ranges = Ranges()
+    for op in [op for op in kernel.walk() if isinstance(op, Cast)]:
+        if element_of(op.arg.type) != i32 or element_of(op.result.type) != f32:
+            continue
+        found = ranges.of(op.arg)
+        if found is None or max(-found.lo, found.hi) > MAX_SMALL:
+            continue
+        op.attributes["small"] = UnitAttr()
+        left = [op.arg]
+        while left:
+            match left.pop().owner:
+                case Elementwise() as term if term.fn.name in ("add", "sub"):
+                    left += term.operands
+                    if ranges.overflow(term) is Overflow.NEVER:
+                        term.attributes["exact"] = UnitAttr()
+                case tile.Broadcast() | tile.Reshape() | tile.Transpose() as view:
+                    left.append(view.arg)
 
 
 # ---- atomic updates

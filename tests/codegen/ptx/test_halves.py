@@ -1,5 +1,5 @@
-"""Two elements of 16 bits by one instruction, fields of bits, and quotients by constants: results,
-and what the instructions are.
+"""Two elements of 16 bits by one instruction, fields of bits, quotients by constants, and distances
+as floats: results, and what the instructions are.
 """
 
 import re
@@ -67,6 +67,16 @@ def quotients(x, out, rest, BY: tkc.constexpr):
     at = tkc.load(x, (0,), (N,)) & 0x7FFFFFFF
     tkc.store(out, (0,), at // BY)
     tkc.store(rest, (0,), at % BY)
+
+
+@tkc.jit
+def distances(at, out, MOST: tkc.constexpr):
+    """Of rows and columns; MOST: a bound that the compiler is told of both, or 0."""
+    m, n = at[0], at[1]
+    if MOST:
+        m, n = (tkc.minimum(tkc.maximum(x, -MOST), MOST) for x in (m, n))
+    rows, columns = m + tkc.arange(32), n + tkc.arange(64)
+    tkc.store(out, (0, 0), (rows[:, None] - columns[None, :]).to(tkc.float32))
 
 
 def ran(kernel, *arrays, **constants) -> str:
@@ -245,3 +255,16 @@ def test_sums_and_products_by_way_of_float32(integers, op, dtype):
     is_exact = integers or op != "mul" or dtype == np.float16
     assert (f"{op}.rn.{'bf16x2' if dtype != np.float16 else 'f16x2'}" in text) == is_exact
     assert is_exact != (f"{op}.f32" in text)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20, (1 << 23) - 64, 1 << 29])
+def test_distances_of_small_numbers_are_converted_once(most):
+    """A float32 has all integers up to 2²⁴: of them the distance of a tile's corner is converted,
+    and floats are added. Others are converted one by one, and rounded once.
+    """
+    for at in ((0, 0), (most, 0), (0, most), (most - 37, 5 - most), (17, 300)):
+        out = np.zeros((32, 64), np.float32)
+        text = ran(distances, np.array(at, np.int32), out, MOST=most)
+        want = np.subtract.outer(at[0] + np.arange(32), at[1] + np.arange(64))
+        np.testing.assert_array_equal(out, want.astype(np.float32))
+        assert (text.count("cvt.rn.f32.s32") <= 4) == (most == 1 << 20)
