@@ -90,6 +90,18 @@ def paged(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.co
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
+def listed(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A number says where a factor lies, and which scales of the rows go with it."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        page = tkc.maximum(flags[n // BN, k // BK], 0)
+        scale = tkc.load(rows, (m, page), (BM, None)).to(tkc.float32)[:, None]
+        y_ = tkc.load(y, (n, page * BK), (BN, BK))
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), y_.T) * scale
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
 @dataclass(frozen=True)
 class Form:
     kernel: Callable = scaled
@@ -131,6 +143,7 @@ FORMS = [
         options=(("num_stages", 3), ("roles", "pingpong")),
     ),
     Form(paged, flag=tkc.int32),
+    Form(listed, flag=tkc.int32),
     *(
         Form(block=(128, 128, 32), options=(("num_stages", 3), ("cluster", pair)))
         for pair in ((2, 1), (1, 2), (2, 2))
@@ -223,6 +236,14 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
                     found = np.float64(y[here, page * BK : page * BK + other.shape[1]])
                     other[:, : found.shape[1]] = found
                     want[:, here] += np.float64(x[:, at]) @ other.T * page
+            case "listed":
+                for j in range(wide):
+                    page, here = max(int(flags[j, step]), 0), slice(j * BN, (j + 1) * BN)
+                    if page < steps:
+                        scale = np.float64(rows[:, page])[:, None]
+                        found = np.float64(y[here, page * BK : (page + 1) * BK])
+                        mine = np.float64(x[:, at])[:, : found.shape[1]]
+                        want[:, here] += mine @ found[:, : mine.shape[1]].T * scale
     if form.kernel is summed:
         want += np.float64(rows).sum(1)[:, None] * each.sum(1)
     np.testing.assert_array_equal(c, want.astype(c.dtype))
@@ -264,7 +285,10 @@ def test_who_loads_what(form):
     """
     plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
     producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
-    posted, copied = form.kernel is not paged, form.dense == 0 and form.kernel is not paged
+    posted, copied = (
+        form.kernel not in (paged, listed),
+        form.dense == 0 and form.kernel is not paged,
+    )
     assert (
         len(plan.rings) == 1
         and Counter(load.path for load in plan.loads)

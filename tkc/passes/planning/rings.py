@@ -252,7 +252,11 @@ def _copied_ahead(
     loop: scf.ForOp, operands: list[tile.Load], co_resident: bool, overlaps: Overlaps
 ) -> list[tile.Load]:
     """The loads of a loop, other than its operands, that a producer may copy iterations ahead."""
-    body = loop.body.block
+    body, kernel = loop.body.block, kernel_around(loop)
+
+    def is_number_there(op: Operation) -> bool:
+        """Whether the producer, too, can read a number that says where blocks are."""
+        return isinstance(op, tile.Load) and _is_number(op) and unchanged(op, kernel, overlaps)
 
     def is_apart(op: tile.Load) -> bool:
         return co_resident and (
@@ -266,8 +270,8 @@ def _copied_ahead(
         if isinstance(op, tile.Load)
         and op not in operands
         and op.mask is None
-        and unchanged(op, kernel_around(loop), overlaps)
-        and counted_slice(op.operands, loop) is not None
+        and unchanged(op, kernel, overlaps)
+        and counted_slice(op.operands, loop, is_number_there) is not None
         and not is_apart(op)
         and following(op, body.ops).isdisjoint(operands)
     ]
