@@ -92,8 +92,8 @@ class DotExecution:
         )
         live = _live_instead(request, sharing, late, registers, room)
         if live is not None:
+            late = late if request.lone_loop is None and live >= registers else ()
             registers = live
-            late = late if request.lone_loop is None else ()
         counts_live = live is not None and live <= MAX_LIVE_REGISTERS[sharing.consumers]
         held = _held_registers(request, sharing.groups)
         made = DotExecution(
@@ -255,17 +255,18 @@ def _live_instead(
     """Registers for all tiles that are live at once, where they decide; None where those of a
     loop's accumulators and operands do.
     """
+    most = MAX_LIVE_REGISTERS[sharing.consumers]
     if request.lone_loop is None:
         live = live_registers(request.kernel, request.dots, sharing.groups, request.options)
         if not request.loops and live <= request.context.target.assembler.straight_live:
             return live
-        return max(registers, live)
+        return live if registers > room and live <= most else max(registers, live)
     if len(request.dots) == 1 or request.options.rotate is True:
         return None
     if (late and registers <= room) or summed(request.dots[0]):
         return None
     live = live_registers(request.kernel, request.dots, sharing.groups, request.options)
-    return live if live <= MAX_LIVE_REGISTERS[sharing.consumers] else None
+    return live if live <= most else None
 
 
 def _held_registers(request: RoleRequest, groups: int) -> int:
