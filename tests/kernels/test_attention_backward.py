@@ -143,6 +143,12 @@ def test_sums_in_memory(shape, options, adding):
     near(*both(*operands(*shape), **options))
 
 
+def test_sums_in_memory_of_scores_far_below_zero(adding):
+    """exp2(0 - L) of columns behind the last one is infinite where L is below -128."""
+    q, k, v = operands(1, 1, 1, 70, 100, 32, 32)
+    near(*both(q * 0.1 + 4.1, k * 0.1 - 4.1, v))
+
+
 @pytest.mark.parametrize("options", [{}, dict(causal=True)], ids=["full", "causal"])
 @pytest.mark.parametrize("lengths, lengths_k", [((5, 0, 130, 64, 1), None), ((1, 9), (129, 0))])
 def test_sums_in_memory_of_ragged_batches(lengths, lengths_k, options, adding):

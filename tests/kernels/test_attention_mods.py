@@ -12,6 +12,7 @@ from tests.kernels.checks import double, launches, numbers
 from tests.kernels.test_attention import operands, zeros
 from tkc import kernels
 from tkc.codegen.ptx.ptxas import find
+from tkc.kernels import attention_mods as module
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 0.003}
 STEP = 1e-6  # of differences in float64
@@ -262,6 +263,31 @@ def test_mods(mod, shape):
 @pytest.mark.parametrize("mod", MODS, **NAMES)
 def test_block_masks(mod, block):
     Case(mod, (2, 2, 1, 133, 90, 32, 16), block=block).check()
+
+
+@pytest.fixture
+def adding(monkeypatch):
+    """dQ is added up in memory, as on Hopper with D = 128."""
+    chosen = module._blocks_of
+    monkeypatch.setattr(
+        module,
+        "_blocks_of",
+        lambda *given: tuple(of._replace(adds_queries=True) for of in chosen(*given)),
+    )
+
+
+@pytest.mark.parametrize("block", [None, (32, 32), (16, 48), (48, 64), (256, 128)], ids=str)
+@pytest.mark.parametrize("mod", [causal, prefix, document, softcap], **NAMES)
+def test_sums_in_memory(mod, block, adding):
+    Case(mod, (2, 2, 1, 133, 90, 32, 32), block=block).check()
+
+
+def test_sums_in_memory_of_scores_far_below_zero(adding):
+    """exp2(0 - L) of columns behind the last one is infinite where L is below -128."""
+    case = Case(two_sided, (1, 1, 1, 70, 100, 32, 32))
+    q, k, v = case.arrays
+    case.arrays = q * np.float32(0.1) + 4, k * np.float32(0.1) - 4, v
+    case.check()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -72,11 +72,12 @@ def _seen(s, rows, cols, window, causal: bool, windowed: bool, end=None):
     return tkc.where(keep & (rows - cols < window) if windowed else keep, s, -inf)
 
 
-def _end(end, cu_seqlens, dq_sums):
-    """Behind which columns are the next sequence's, which would add to dQ's sums; None where there
-    are none of either.
+def _end(end, edge: bool, dq_sums):
+    """Behind which columns are others, the next sequence's or none at all (whose exp2(0 − L) may be
+    infinite, and that times a key of zeros no number), which would add to dQ's sums; None where
+    there are none of either.
     """
-    return None if cu_seqlens is None or dq_sums is None else end
+    return end if edge and dq_sums is not None else None
 
 
 @tkc.jit
@@ -231,6 +232,7 @@ def _keys_and_values(
     CAUSAL: tkc.constexpr,
     WINDOW: tkc.constexpr,
     CAP: tkc.constexpr,
+    EDGE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
     BM: tkc.constexpr,
@@ -238,6 +240,7 @@ def _keys_and_values(
 ):
     """dK and dV of a block of columns, or one of them where the other is None: a loop over the rows
     that see them, of each head of Q. Their parts of dQ are added to its sums, if there are any.
+    EDGE: whether a block may have columns behind the last one.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
@@ -253,7 +256,7 @@ def _keys_and_values(
         dk, dv = _part(dk, b, h), _part(dv, b, h)
         q, grad, dq_sums = q[b], grad[b], _part(dq_sums, b)
         log_sums, terms = log_sums[b], terms[b]
-    cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, cu_seqlens, dq_sums)
+    cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, EDGE, dq_sums)
     ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
@@ -318,6 +321,10 @@ class Batch(NamedTuple):
     cu_seqlens: Array | None = None
     cu_seqlens_k: Array | None = None
 
+    def has_edge(self, columns: int) -> bool:
+        """Whether a block of so many columns may have some behind the last one."""
+        return self.cu_seqlens is not None or self.keys % columns != 0
+
 
 def _holds_wide_rows(target: str) -> bool:
     """Whether shared memory holds 32 rows of Q and of dO, and 16 of K and of V, of 256 float32."""
@@ -376,39 +383,57 @@ def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
     return _Blocks(_Block(128, 64), keys, adds_queries=adds_queries)
 
 
-def row_terms(
+class Rows(NamedTuple):
+    """Float32 of each row, in padded rows: rowsum(dO ∘ O) − dL, L in powers of two, and where dQ is
+    added up (None: nowhere).
+    """
+
+    terms: Array
+    log_sums: Array
+    dq_sums: Array | None
+
+
+def empty_rows(out: Array, batch: Batch, columns: int = 0) -> Rows:
+    """For a result of [batch, heads, rows, D] or [tokens, heads, D]; columns: of dQ's sums, which
+    are not added up where it is 0.
+    """
+    heads, cu_seqlens = out.shape[1], batch.cu_seqlens
+    padded: tuple[int, ...]
+    if cu_seqlens is None:
+        padded = (out.shape[0], heads, tkc.cdiv(batch.queries, PAD) * PAD)
+    else:
+        padded = (heads, (out.shape[0] // PAD + cu_seqlens.shape[0]) * PAD)
+    terms, log_sums = (empty(out, padded, "float32") for _ in range(2))
+    return Rows(terms, log_sums, empty(out, (*padded, columns), "float32") if columns else None)
+
+
+def write_row_terms(
+    rows: Rows,
     grad: Array,
     out: Array,
     sums: tuple[Array, Array | None],
     sinks: Array | None,
     dsinks: Array,
     batch: Batch,
-    columns: int = 0,
-) -> tuple[Array, Array, Array | None]:
-    """(rowsum(dO ∘ O) − dL, L in powers of two, zeros) of each row, float32, in padded rows. sums:
-    the log-sum-exp and its gradient; dsinks: where the gradient of sinks is written; columns: of
-    the zeros, of which there are none where it is 0.
+) -> None:
+    """Writes each row's terms, and zeros where dQ is added up. sums: the log-sum-exp and its
+    gradient; dsinks: where the gradient of sinks is written.
     """
     heads, cu_seqlens = out.shape[1], batch.cu_seqlens
-    padded: tuple[int, ...]
-    if cu_seqlens is None:
-        sequences, padded = out.shape[0], (out.shape[0], heads, tkc.cdiv(batch.queries, PAD) * PAD)
-    else:
-        sequences = cu_seqlens.shape[0] - 1
-        padded = (heads, (out.shape[0] // PAD + sequences + 1) * PAD)
-    terms, log_sums = (empty(out, padded, "float32") for _ in range(2))
-    dq_sums = empty(out, (*padded, columns), "float32") if columns else None
+    sequences = out.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     programs = tkc.cdiv(batch.queries, PAD) * (PAD // ROWS)
     some = sequences if prod(out.shape[:-1]) else 0
     parts = None if sinks is None else empty(out, (heads, some * programs), "float32")
     if some:
-        given, width = (out, grad, *sums, terms, log_sums), width_of(out.shape[-1])
+        columns = 0 if rows.dq_sums is None else rows.dq_sums.shape[-1]
         _row_terms[programs, heads, sequences](
-            *given, sinks, parts, dq_sums, cu_seqlens, D=width_of(columns), DV=width, BM=ROWS
+            *(out, grad, *sums, rows.terms, rows.log_sums, sinks, parts, rows.dq_sums, cu_seqlens),
+            D=width_of(columns),
+            DV=width_of(out.shape[-1]),
+            BM=ROWS,
         )
     if sinks is not None and heads:
         _sink_gradients[heads](parts, dsinks, N=256)
-    return terms, log_sums, dq_sums
 
 
 def _launch(
@@ -432,8 +457,8 @@ def _launch(
     how = options, tkc.target_of(q), batch, slopes is not None
     blocks = _blocks(d, d_v, dtype_of(q), *how)
     adds = blocks.adds_queries and not deterministic
-    columns_added = d if adds else 0
-    terms, log_sums, dq_sums = row_terms(grad, out, sums, sinks, dsinks, batch, columns_added)
+    terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, d * adds)
+    write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
     others = cu_seqlens, batch.cu_seqlens_k, slopes
     has_queries = sequences and prod(q.shape[:-1])
     if has_queries and not adds:
@@ -457,15 +482,22 @@ def _launch(
                 *pair,
                 dq_sums,
                 *others,
+                EDGE=batch.has_edge(columns),
                 BM=rows,
                 BN=columns,
                 **blocks.keys.options,
                 **common,
             )
-    if has_queries and adds:
-        _scaled_queries[tkc.cdiv(batch.queries, ROWS), heads, sequences](
-            dq_sums, dq, cu_seqlens, options["scale"], D=width_of(d), BM=ROWS
-        )
+    if has_queries and dq_sums is not None:
+        scale_queries(dq_sums, dq, batch, options["scale"])
+
+
+def scale_queries(dq_sums: Array, dq: Array, batch: Batch, scale: float) -> None:
+    """Writes dQ, of [batch, heads, rows, D] or [tokens, heads, D], from its sums in padded rows."""
+    sequences = dq.shape[0] if batch.cu_seqlens is None else batch.cu_seqlens.shape[0] - 1
+    _scaled_queries[tkc.cdiv(batch.queries, ROWS), dq.shape[1], sequences](
+        dq_sums, dq, batch.cu_seqlens, scale, D=width_of(dq.shape[-1]), BM=ROWS
+    )
 
 
 def wants_equal_bits(x: Array, deterministic: bool) -> bool:
