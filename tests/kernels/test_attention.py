@@ -402,6 +402,12 @@ BAD = [
         lambda q, k, v: kernels.attention(*(x.astype(E4) for x in (q, k, v)), q_scale=np.ones(4)),
         "q_scale is float32",
     ),
+    (
+        lambda q, k, v: kernels.attention(
+            *(x.astype(E4) for x in (q, k, v)), k_scale=np.ones((2, 2, 7), np.float32)
+        ),
+        "k_scale has 7 scales for",
+    ),
     (lambda q, k, v: kernels.attention(q, k, v, scale=0.0), "scale is positive"),
     (
         lambda q, k, v: kernels.attention(q, k, v, rows=96),

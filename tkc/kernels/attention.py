@@ -12,9 +12,10 @@ One kernel serves every variant; what a launch does not use is not in its code:
     sinks               a logit of each head that takes part in the sums, and has no value
     alibi_slopes        scores less a slope of the head times the distance of row and column
     log-sum-exp         log of each row's sum of exponentials, to combine parts with
-    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8
-                        too, times 2^LIFT, so that small ones keep their bits. Decoding reads K and
-                        V of 8 bits and multiplies in 16
+    float8              Q, K and V of 8 bits, each with a scale a head, or one a block of rows (V's
+                        products are then added up in registers); probabilities become float8 too,
+                        times 2^LIFT, so that small ones keep their bits. Decoding reads K and V of
+                        8 bits and multiplies in 16
 
 A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each
 head's keys to many programs, the group's heads as rows of one block, and `_combine` adds their
@@ -27,7 +28,7 @@ read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import e, inf, log, log2, prod
+from math import e, gcd, inf, log, log2, prod
 from typing import Any, NamedTuple
 
 import tkc
@@ -120,11 +121,35 @@ def _keys(k: Any, lengths: Any, b: Any) -> Any:
     return k.shape[2] if lengths is None else _within(lengths[b])
 
 
-def _scaled(scale: Any, qs: Any, ks: Any, h: Any, group: int) -> Any:
-    """The scale of a head's scores."""
+def _scaled(scale: Any, scales: tuple, sizes: tuple, place: tuple, m: Any) -> tuple:
+    """(scale of a program's scores, K's scales of its steps, V's). scales: of Q, K and V, each one
+    a head, or of blocks of so many rows (`sizes`); place: batch, head of Q, head of K and V; m: the
+    program's first row.
+    """
+    qs, ks, vs = scales
+    b, h, shared = place
     if qs is not None:
-        scale = scale * qs[h]
-    return scale if ks is None else scale * ks[h // group]
+        scale = scale * (qs[b, h][m // sizes[0]] if sizes[0] else qs[h])
+    if ks is not None and not sizes[1]:
+        scale = scale * ks[shared]
+    return scale, ks[b, shared] if sizes[1] else None, vs[b, shared] if sizes[2] else vs
+
+
+def _of_step(scale: Any, factor: Any, ks: Any, n: Any, size: int) -> tuple[Any, Any]:
+    """The scale of a step's scores, and what makes powers of two of them. factor: that of `scale`;
+    size: of how many rows K's scales are, 0 where they are in `scale`.
+    """
+    if not size:
+        return scale, factor
+    scale = scale * ks[n // size]
+    return scale, scale * LOG2E
+
+
+def _weighed(p: Any, v: Any, acc: Any, vs: Any, n: Any, size: int) -> Any:
+    """Adds the product of weights and values. size: of how many rows V's scales are, 0 where none
+    is a block's.
+    """
+    return acc + tkc.dot(p, v) * vs[n // size] if size else tkc.dot(p, v, acc)
 
 
 def _kept(rows: Any, cols: Any, keys: Any, causal: bool, window: Any, inside: Any) -> Any:
@@ -165,8 +190,10 @@ def _attention(
     lengths=None,
     table=None,
     PAGE: tkc.constexpr = 0,
+    SCALED: tkc.constexpr = (0, 0, 0),
 ):
-    # lengths: of each sequence's keys, in a cache; table: the pages of each, of PAGE rows
+    # lengths: of each sequence's keys, in a cache; table: the pages of each, of PAGE rows; SCALED:
+    # rows of Q, K and V that each scale is of (0: of all of a head)
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
         start, queries, key, keys = bounds_of(b, cu_seqlens, cu_seqlens_k)
@@ -176,7 +203,10 @@ def _attention(
     else:
         start, key, queries, keys = 0, 0, q.shape[2], _keys(k, lengths, b)
         q, k, v, o = q[b, h], *_cached((k, v), b, h // GROUP, PAGE, BN), o[b, h]
-    pages, scale = None if table is None else table[b], _scaled(scale, qs, ks, h, GROUP)
+    pages, (scale, ks, vs) = (
+        None if table is None else table[b],
+        _scaled(scale, (qs, ks, vs), SCALED, (b, h, h // GROUP), m),
+    )
     alike = cu_seqlens is not None and cu_seqlens_k is None
     c, shift, row = scale * LOG2E, 0 if alike else keys - queries, m
     if lengths is not None:  # whose sums with rows are known not to wrap
@@ -193,25 +223,25 @@ def _attention(
             if lengths is None
             else blocks_of([(k, 0, D), (v, 0, DV)], pages, n, keys, BN, PAGE)
         )
-        cols = at + tkc.arange(BN)
+        cols, (here, unit) = at + tkc.arange(BN), _of_step(scale, c, ks, n, SCALED[1])
         keep = _kept(rows, cols, keys, CAUSAL, window if WINDOW else None, inside)
         s = tkc.dot(qi, (both[0] if both else tkc.load(k, (key + n, 0), (BN, D))).T)
         if CAP:
-            s = cap * tkc.tanh(s * (scale / cap)) * (1 / scale)
-        s = tkc.where(keep, biased(s, rows[:, None], cols[None, :], slopes, h, 1 / scale), -inf)
-        new = tkc.maximum(top, tkc.max(s, axis=1) * c)
+            s = cap * tkc.tanh(s * (here / cap)) * (1 / here)
+        s = tkc.where(keep, biased(s, rows[:, None], cols[None, :], slopes, h, 1 / here), -inf)
+        new = tkc.maximum(top, tkc.max(s, axis=1) * unit)
         base = tkc.where(new == -inf, 0, new)  # a row with nothing to see
         low = base - LIFT if v.dtype.bits == 8 else base
-        p, shrink = tkc.exp2(s * c - low[:, None]), tkc.exp2(top - base)
+        p, shrink = tkc.exp2(s * unit - low[:, None]), tkc.exp2(top - base)
         total, exact = _add_up(p, v.dtype, shrink, total, None if lse is None else exact)
-        acc = tkc.dot(
+        acc = _weighed(
             p.to(v.dtype),
             both[1] if both else tkc.load(v, (key + n, 0), (BN, DV)),
-            acc * shrink[:, None],
+            *(acc * shrink[:, None], vs, n, SCALED[2]),
         )
         top = new
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
-    out = out if vs is None else out * vs[h // GROUP]
+    out = out if vs is None or SCALED[2] else out * vs[h // GROUP]
     write_rows(o, start, m, out, None if cu_seqlens is None else queries)
     if lse is not None:
         sums = _log_sums(top - LIFT, exact) if v.dtype.bits == 8 else _log_sums(top, total)
@@ -470,23 +500,25 @@ def dense(
     group, options = group_of(heads, k.shape[1]), masks_of(causal, window, softcap, scale, d)
     check_block(max(d, v.shape[-1]), rows, columns)
     check_heads(heads, sinks=sinks, alibi_slopes=alibi_slopes)
-    check_scales(
-        (q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    )
+    scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    scaled = check_scales((q, k, v), heads, k.shape[1], scales, (queries, keys, keys))
     lse = empty(q, (batch, heads, queries) if sums else (0,), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel():
         return
-    if queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and alibi_slopes is None:
-        scales = q_scale, k_scale, v_scale
-        _decoded(q, k, v, o, lse if sums else None, None, None, scales, sinks, options)
+    of_head = not any(scaled)
+    if of_head and queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and alibi_slopes is None:
+        given = q_scale, k_scale, v_scale
+        _decoded(q, k, v, o, lse if sums else None, None, None, given, sinks, options)
         return
+    if not of_head:
+        rows, columns = gcd(rows or 128, scaled[0]), gcd(columns or 128, *scaled[1:])
     block, step = (
         block_of(q, k, v, causal, window, rows, columns),
         (32 if dtype_of(q) == FLOAT8 else 16),
     )
     step = max(step, block.step)
-    options |= options_of(q, k, block)
+    options |= options_of(q, k, block) | dict(SCALED=scaled)
     _attention[tkc.cdiv(queries, block.rows), heads, batch](
         q,
         k,

@@ -236,7 +236,8 @@ def attention(
     heads, queries] ([heads, tokens]). rows, columns: of Q and of K in a program's block, which the
     shapes choose otherwise (not for ragged batches): on Hopper 192 or 256 rows are three or four
     warpgroups that take turns at the tensor cores. q_scale, k_scale, v_scale: what float8 q, k and
-    v are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]); the
+    v are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]), or (not in
+    ragged batches) of [batch, heads, blocks], one for each block of 64, 128, 256 … rows; the
     probabilities are rounded to float8, sums are float32. A row that sees nothing gives zeros, and
     −inf.
 

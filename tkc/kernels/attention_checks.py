@@ -8,6 +8,9 @@ import tkc
 from tkc.kernels.arrays import Array, dtype_of, expect, full, is_traced, library
 from tkc.kernels.attention_blocks import FLOAT8
 
+# of a block of rows with a scale of its own, at least: what a program's block has
+MIN_SCALED_ROWS = 64
+
 
 def check(q: Array, k: Array, v: Array, mixed: bool = False) -> None:
     """Raises LaunchError where shapes or types do not fit together; mixed: k and v may be float8
@@ -57,12 +60,19 @@ def group_of(queries: int, keys: int) -> int:
 
 
 def check_scales(
-    arrays: tuple[Array, Array, Array], heads: int, shared: int, scales: dict[str, Array | None]
-) -> None:
-    """Raises LaunchError unless the scales of q, k and v are those of float8 arrays, float32, one a
-    head.
+    arrays: tuple[Array, Array, Array],
+    heads: int,
+    shared: int,
+    scales: dict[str, Array | None],
+    rows: tuple[int, int, int] | None = None,
+) -> tuple[int, int, int]:
+    """Of how many rows of q, k and v each of their scales is, 0 where one is a whole head's. rows:
+    how many a head of each has, of [batch, heads, rows, D]; None: a scale is a head's. Raises
+    LaunchError unless the scales are those of float8 arrays, float32.
     """
-    for of, (name, x) in zip(arrays, scales.items(), strict=True):
+    found = []
+    for i, (of, (name, x)) in enumerate(zip(arrays, scales.items(), strict=True)):
+        found.append(0)
         if x is None:
             continue
         if dtype_of(of) != FLOAT8:
@@ -70,9 +80,30 @@ def check_scales(
                 f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)};"
                 " multiply by it before the call"
             )
-        expect(x, (heads if name == "q_scale" else shared,), name)
+        each = heads if name == "q_scale" else shared
+        if rows is None or len(x.shape) != 3:
+            expect(x, (each,), name)
+        else:
+            expect(x, (of.shape[0], each, x.shape[2]), name)
+            found[-1] = _rows_of_scale(rows[i], x.shape[2], name)
         if dtype_of(x) != "float32":
             raise tkc.LaunchError(f"attention: {name} is float32, got {dtype_of(x)}; convert it")
+    return found[0], found[1], found[2]
+
+
+def _rows_of_scale(rows: int, scales: int, name: str) -> int:
+    """The power of two that `rows` rows of so many scales have each, 64 at least. Raises
+    LaunchError where there is none.
+    """
+    size = MIN_SCALED_ROWS
+    while tkc.cdiv(rows, size) > scales:
+        size *= 2
+    if tkc.cdiv(rows, size) != scales:
+        raise tkc.LaunchError(
+            f"attention: {name} has {scales} scales for {rows} rows; give one to every"
+            f" {MIN_SCALED_ROWS}, or to twice as many, or so on, or [heads]"
+        )
+    return size
 
 
 def numbers_of(
