@@ -506,13 +506,16 @@ def dense(
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel():
         return
-    of_head = not any(scaled)
-    if of_head and queries == 1 and keys >= 2 * MIN_KEYS_PER_PART and alibi_slopes is None:
+    if (
+        scaled == (0, 0, 0)
+        and queries == 1
+        and keys >= 2 * MIN_KEYS_PER_PART
+        and alibi_slopes is None
+    ):
         given = q_scale, k_scale, v_scale
         _decoded(q, k, v, o, lse if sums else None, None, None, given, sinks, options)
         return
-    if not of_head:
-        rows, columns = gcd(rows or 128, scaled[0]), gcd(columns or 128, *scaled[1:])
+    rows, columns = _within_scales(rows, columns, scaled)
     block, step = (
         block_of(q, k, v, causal, window, rows, columns),
         (32 if dtype_of(q) == FLOAT8 else 16),
@@ -539,6 +542,17 @@ def dense(
         BN=block.columns,
         **options,
     )
+
+
+def _within_scales(
+    rows: int | None, columns: int | None, scaled: tuple[int, int, int]
+) -> tuple[int | None, int | None]:
+    """A block of as many rows and columns as asked, or so many fewer that one scale is of all.
+    scaled: of how many rows of Q, K and V each scale is, 0 where one is a head's.
+    """
+    if not any(scaled):
+        return rows, columns
+    return gcd(rows or 128, scaled[0]), gcd(columns or 128, *scaled[1:])
 
 
 class Parts(NamedTuple):
