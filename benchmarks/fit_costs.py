@@ -1,14 +1,20 @@
-"""The costs of tkc/devices/h200.json that are fitted: those with which the closed-form model would
-have chosen best among the plans that were measured.
+"""The costs of tkc/devices/h200.json that are fitted: those with which the cost model would have
+chosen best among the plans that were measured.
 
-    python -m benchmarks.fit_costs --rounds 20            prints the numbers, and how good they are
+    python -m benchmarks.fit_costs                        how good the device's numbers are
+    python -m benchmarks.fit_costs --rounds 5             fits them to all products
+    python -m benchmarks.fit_costs --rounds 5 --fold 0    to three of four, judged by the others
 
 The plans are those of benchmarks/results/product_choices.csv (launches with the L2 cache flushed
 between them, of the shortest products 20 in a CUDA graph) and product_plans_hot.csv (turns of 100
 ms, where power decides). A set of costs is judged by two numbers of each product: how much slower
 the plan is that the model puts first than the best one (of those within a percent of the first,
-weighted), and the mean error of the times of the best twenty; of graphs and of hot turns the first
-alone. One number after the other is made larger or smaller while that helps.
+weighted), and the mean error of the times of the best plans. Of hot turns there is the first alone.
+One number after the other is made larger or smaller while that helps.
+
+Launches of a graph follow one another: operands are in the L2 cache where it holds them, so that
+memory does not bound them, and what surrounds a launch is overlapped but for a part that is the
+same for all (`Judge.queued`).
 """
 
 from __future__ import annotations
@@ -18,23 +24,18 @@ import csv
 import random
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from math import exp, log
+from functools import cached_property
+from math import exp, gcd, inf, log
 from pathlib import Path
 from typing import Any
 
 from tkc.devices import Device
+from tkc.ir.plan import Plan
 from tkc.ir.target import Target, target
-from tkc.kernels.matmul import _product
-from tkc.language.trace import trace
-from tkc.passes import PassContext
-from tkc.passes.plan import kernel_of, plan
 from tkc.passes.planning.cost import Work, cost
-from tkc.passes.planning.numbers import Sizes
-from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.specialize import Constant, signature
+from tkc.passes.planning.products import RASTER, WARPGROUPS, Block, Product, plan_of, work_of
 
 RESULTS = Path(__file__).parent / "results"
 SHORT = {
@@ -49,41 +50,42 @@ SHORT = {
 }
 RATES = ("fabric", "l2")
 COSTS = (
-    *(
-        "copy_latency",
-        "shared_copy_latency",
-        "launch_clocks",
-        "restart_clocks",
-        "store_tma",
-        "store_subtile",
-    ),
+    *("copy_latency", "shared_copy_latency", "launch_clocks", "block_clocks", "restart_clocks"),
+    *("store_tma", "store_subtile", "store_turned", "store_row", "store_part"),
+    *("store_shared", "store_lane", "store_narrow", "async_load", "one_role", "staged_load"),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
-    *("shared", "copied_line", "step"),
-    *("cut_l2", "cut_line", "crowd", "filled", "together"),
-    *("store_row", "store_part", "overlap", "heat", "traffic"),
-    *("store_shared", "store_lane", "store_narrow", "async_load"),
+    *("shared", "copied_line", "step", "cut_l2", "cut_line", "crowd", "filled", "together"),
+    *("partial", "dirty", "overlap", "heat", "traffic", "warming"),
 )
 LINE = 64  # elements of 16 bits
-TOP = 20  # plans of a product whose times are to be right
+TOP = 14  # plans of a product whose times are to be right
 CLOSE = 0.01  # of the first plan's time: the model cannot tell less apart
+MOST = 0.5  # logarithm of an error, beyond which it is no worse: a plan that does something else
+FOLDS = 4  # of products
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A plan and its seconds, or only something in proportion to them."""
+    """A plan of a product and its seconds, or only something in proportion to them."""
 
+    spelled: str
     work: Work
-    plan: Any
+    plan: Plan
     seconds: float
 
 
 @dataclass(frozen=True)
 class Group:
-    """Plans of one product that were measured together; exact: their times are seconds."""
+    """Plans of one product that were measured together; how: "flushed", "graph" or "hot"."""
 
-    name: str
+    shape: str
+    majors: str
+    how: str
     plans: tuple[Measured, ...]
-    exact: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape} {self.majors} {self.how}"
 
 
 def options(text: str) -> dict[str, Any]:
@@ -104,78 +106,180 @@ def options(text: str) -> dict[str, Any]:
     return found
 
 
-@cache
-def planned(specialization: Any, machine: Target) -> tuple[Any, Any]:
-    """(kernel, plan) of a specialization of the product."""
-    described = signature(specialization)
-    module = trace(_product.kernel.fn, described)
-    return kernel_of(module), plan(module, PassContext(machine, described.options))
+def product_like(shape: tuple[int, int, int], majors: str, padded: bool = False) -> Product:
+    """Of bfloat16 matrices. padded: operands were copied to rows of whole lines before."""
+    m, n, k = shape
+    step = LINE if padded else 1
+    of_a, of_b = (2 * (-(-x // step) * step) for x in (k, n if majors == "nn" else k))
+    vectors = tuple(gcd(16, pitch) // 2 for pitch in (of_a, of_b, 2 * n))
+    return Product(m, n, k, 1, majors == "nn", (of_a, of_b), vectors=vectors, result_pitch=2 * n)
 
 
-def work_and_plan(
-    shape: tuple[int, int, int], majors: str, given: dict[str, Any], machine: Target
-) -> tuple[Work, Any]:
-    """What a product's programs do, and the plan that options make."""
-    (m, n, k), kernel = shape, _product.kernel
-    given = dict(given)
-    # operands that were copied to rows of whole lines before
-    step = LINE if given.pop("padded", False) else 1
-    of_k, of_n = (-(-extent // step) * step for extent in (k, n))
-    b = f"bf16[{k}:{of_n}, {n}:1]" if majors == "nn" else f"bf16[{k}:1, {n}:{of_k}]"
-    values, said = kernel.bound(
-        f"bf16[{m}:{of_k}, {k}:1]", b, None, f"bf16[{m}, {n}]", ACTIVATION=None, **given
+def block_like(given: dict[str, Any]) -> Block | None:
+    """The block that options make; None where these say what a block does not, or leave something
+    open.
+    """
+    alone = given.get("roles") == "one"
+    if given.get("raster", 0 if alone else RASTER) != RASTER or "operand" in given:
+        return None
+    if not alone and ("cluster" not in given or "num_stages" in given):
+        return None
+    block = Block(
+        given["BM"],
+        given["BN"],
+        given.get("programs", 1) == 2,
+        given["BK"],
+        given.get("cluster", (1, 1)),
+        given.get("split_k", 1),
+        given.get("stream_k", 0),
+        given["num_warps"] if alone else 0,
+        given.get("num_stages", 1) if alone else 0,
     )
-    infos = kernel._describe(values)
-    body, made = planned(kernel._specialize(infos, tuple(said.items())), machine)
-    grid = -(-m // given["BM"]), -(-n // given["BN"]), 1
-    arguments = tuple(
-        i.shape if isinstance(i, ArrayInfo) else i.value
-        for i in infos
-        if not isinstance(i, Constant)
-    )
-    return Work.of(body, Sizes(grid, arguments)), made
+    if not alone and (block.columns if block.transposed else block.rows) not in WARPGROUPS:
+        return None
+    groups = given.get("num_warps", 12 if block.warpgroups == 3 else 0) // 4
+    return block if alone or groups in (0, block.warpgroups) else None
 
 
-def groups(machine: Target) -> Iterator[Group]:
-    """Everything that was measured of plans with warp roles."""
-    for file, by, exact in (
-        ("product_choices.csv", ("shape", "majors", "protocol"), "flushed"),
-        ("product_plans_hot.csv", ("shape", "race"), ""),
-    ):
-        found: dict[tuple[str, ...], list[Measured]] = {}
-        with (RESULTS / file).open() as table:
-            for row in csv.DictReader(table):
-                if not re.match(r"\d+x\d+x\d+", row["plan"]) or "operand" in row["plan"]:
-                    continue
-                shape = tuple(map(int, row["shape"].split("x")))
-                given = options(row["plan"])
-                work, made = work_and_plan(shape, row.get("majors", "nn"), given, machine)
-                if made.roles != "one":
-                    seconds = float(row["us"]) / 1e6 if "us" in row else 1 / float(row["x cuBLAS"])
-                    key = tuple(row[name] for name in by)
-                    found.setdefault(key, []).append(Measured(work, made, seconds))
-        for key, plans in found.items():
-            if len(plans) > 2:
-                yield Group(" ".join(key), tuple(plans), bool(exact) and key[-1].startswith(exact))
+def rows() -> Iterator[tuple[str, str, str, str, float]]:
+    """Shape, majors, how it was measured, the plan's spelling, and seconds."""
+    with (RESULTS / "product_choices.csv").open() as table:
+        for row in csv.DictReader(table):
+            yield row["shape"], row["majors"], row["protocol"], row["plan"], float(row["us"]) / 1e6
+    with (RESULTS / "product_plans_hot.csv").open() as table:
+        for row in csv.DictReader(table):
+            yield row["shape"], "nn", f"hot {row['race']}", row["plan"], 1 / float(row["x cuBLAS"])
 
 
-def judged(group: Group, machine: Target) -> tuple[float, float]:
-    """(logarithm of how much slower the model's choice is than the best plan, mean error)."""
-    predicted = [cost(m.work, m.plan, machine).seconds for m in group.plans]
-    least, best = min(predicted), min(m.seconds for m in group.plans)
-    weights = [exp(-log(p / least) / CLOSE) for p in predicted]
-    slower = [log(m.seconds / best) for m in group.plans]
-    regret = sum(w * s for w, s in zip(weights, slower, strict=True)) / sum(weights)
-    if not group.exact:
-        return regret, 0.0
-    quickest = sorted(zip(group.plans, predicted, strict=True), key=lambda x: x[0].seconds)[:TOP]
-    return regret, statistics.mean(abs(log(p / m.seconds)) for m, p in quickest)
+def groups(machine: Target) -> list[Group]:
+    """Everything that was measured of blocks."""
+    found: dict[tuple[str, str, str], list[Measured]] = {}
+    for shape, majors, how, spelled, seconds in rows():
+        if not re.match(r"\d+x\d+x\d+:", spelled) or "operand" in spelled:
+            continue
+        given = options(spelled)
+        block = block_like(given)
+        m, n, k = map(int, shape.split("x"))
+        product = product_like((m, n, k), majors, bool(given.get("padded")))
+        if block is None or not product.takes(block):
+            continue
+        made = Measured(spelled, work_of(product, block), plan_of(product, block, machine), seconds)
+        found.setdefault((shape, majors, how), []).append(made)
+    return [Group(*key, tuple(plans)) for key, plans in found.items() if len(plans) > 2]
 
 
-def loss(measured: list[Group], machine: Target) -> float:
-    """How bad a device's costs are."""
-    both = [judged(group, machine) for group in measured]
-    return statistics.mean(2 * regret + error / 2 for regret, error in both)
+# ---- how good a device's numbers are
+@dataclass(frozen=True)
+class Judge:
+    """What a device's numbers say of what was measured."""
+
+    machine: Target
+    measured: Sequence[Group]
+
+    @cached_property
+    def warm(self) -> Target:
+        """The device where memory is not in the way."""
+        device = self.machine.device
+        rates = replace(device.rates, memory=inf)
+        return with_device(self.machine, replace(device, rates=rates))
+
+    @cached_property
+    def raw(self) -> list[list[float]]:
+        """Seconds of each plan as the model has them."""
+        found = []
+        for group in self.measured:
+            for_cache = group.how.startswith("graph")
+            found.append(
+                [
+                    cost(
+                        p.work,
+                        p.plan,
+                        self.warm
+                        if for_cache and p.work.footprint < self.machine.cache
+                        else self.machine,
+                    ).seconds
+                    for p in group.plans
+                ]
+            )
+        return found
+
+    @cached_property
+    def queued(self) -> float:
+        """Seconds by which a launch of a graph is shorter than one alone."""
+        apart = [
+            said - plan.seconds
+            for group, times in zip(self.measured, self.raw, strict=True)
+            if group.how.startswith("graph")
+            for plan, said in zip(group.plans, times, strict=True)
+        ]
+        return statistics.median(apart) if apart else 0.0
+
+    @cached_property
+    def predicted(self) -> list[list[float]]:
+        """Seconds of each plan, of a graph's in its queue."""
+        return [
+            [max(t - self.queued, t / 8) if group.how.startswith("graph") else t for t in times]
+            for group, times in zip(self.measured, self.raw, strict=True)
+        ]
+
+    def of(self, number: int) -> tuple[float, float]:
+        """(logarithm of how much slower the model's choice is than the best plan, mean error of
+        the best plans) of a group.
+        """
+        group, said = self.measured[number], self.predicted[number]
+        least, best = min(said), min(p.seconds for p in group.plans)
+        weights = [exp(-log(t / least) / CLOSE) for t in said]
+        slower = [min(MOST, log(p.seconds / best)) for p in group.plans]
+        regret = sum(w * s for w, s in zip(weights, slower, strict=True)) / sum(weights)
+        if group.how.startswith("hot"):
+            return regret, 0.0
+        quickest = sorted(zip(group.plans, said, strict=True), key=lambda x: x[0].seconds)[:TOP]
+        errors = [min(MOST, abs(log(t / p.seconds))) for p, t in quickest]
+        return regret, statistics.mean(errors)
+
+    @cached_property
+    def loss(self) -> float:
+        both = [self.of(i) for i in range(len(self.measured))]
+        return statistics.mean(2 * regret + error / 2 for regret, error in both)
+
+    def report(self) -> str:
+        """Regret and errors of all, and of the plans that the model would choose."""
+        regrets, first, every = [], [], []
+        for i, group in enumerate(self.measured):
+            regrets.append(self.of(i)[0])
+            if group.how.startswith("hot"):
+                continue
+            pairs = [(t, p.seconds) for t, p in zip(self.predicted[i], group.plans, strict=True)]
+            first.append(min(pairs))
+            every += pairs
+        errors = [[abs(t / s - 1) for t, s in pairs] for pairs in (first, every)]
+        return (
+            f"{len(regrets)} groups: the model's choice is"
+            f" {100 * (exp(statistics.mean(regrets)) - 1):.1f} % slower than the best plan"
+            f" (of one in twenty {100 * (exp(sorted(regrets)[-len(regrets) // 20]) - 1):.0f} %"
+            f" or more); error of its time {100 * statistics.median(errors[0]):.1f} %, of every"
+            f" plan's {100 * statistics.median(errors[1]):.1f} % (medians), rank correlation"
+            f" {rank_correlation(first):.3f}, {rank_correlation(every):.3f}"
+        )
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's, of what was said and what was measured."""
+    places = []
+    for side in (0, 1):
+        order = sorted(range(len(pairs)), key=lambda i: pairs[i][side])
+        place = [0] * len(pairs)
+        for number, i in enumerate(order):
+            place[i] = number
+        places.append(place)
+    return statistics.correlation(*places)
+
+
+def with_device(machine: Target, device: Device) -> Target:
+    """A target planned for another device."""
+    other = replace(machine)
+    other.__dict__["device"] = device
+    return other
 
 
 def changed(device: Device, section: str, name: str, factor: float) -> Device:
@@ -184,23 +288,19 @@ def changed(device: Device, section: str, name: str, factor: float) -> Device:
     return replace(device, **{section: replace(old, **{name: getattr(old, name) * factor})})
 
 
-def fit(measured: list[Group], machine: Target, rounds: int, say: Callable[[str], None]) -> Device:
+def fit(
+    measured: Sequence[Group], machine: Target, rounds: int, say: Callable[[str], None]
+) -> Device:
     """The device with the costs that are best."""
-
-    def tried(device: Device) -> float:
-        other = replace(machine)
-        other.__dict__["device"] = device
-        return loss(measured, other)
-
     device, shuffle = machine.device, random.Random(0)
     numbers = [("rates", name) for name in RATES] + [("costs", name) for name in COSTS]
-    steps, best = dict.fromkeys(numbers, 0.3), tried(device)
+    steps, best = dict.fromkeys(numbers, 0.3), Judge(machine, measured).loss
     for turn in range(rounds):
         shuffle.shuffle(numbers)
         for number in numbers:
             for factor in (1 + steps[number], 1 / (1 + steps[number])):
                 other = changed(device, *number, factor)
-                if (found := tried(other)) < best:
+                if (found := Judge(with_device(machine, other), measured).loss) < best:
                     device, best = other, found
                     break
             else:
@@ -210,27 +310,35 @@ def fit(measured: list[Group], machine: Target, rounds: int, say: Callable[[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="sm_90a")
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--fold", type=int, help=f"products of {FOLDS} folds that are left out")
     given = parser.parse_args()
     machine = target(given.target)
-    measured = list(groups(machine))
-    device = fit(measured, machine, given.rounds, print)
-    for section, names in (("rates", RATES), ("costs", COSTS)):
-        print(*(f"{name} {getattr(getattr(device, section), name):.4g}" for name in names))
-    fitted = replace(machine)
-    fitted.__dict__["device"] = device
-    both = [(group, *judged(group, fitted)) for group in measured]
-    for group, regret, error in both:
+    every = groups(machine)
+    shapes = sorted({group.shape for group in every})
+    random.Random(0).shuffle(shapes)
+    left_out = set() if given.fold is None else set(shapes[given.fold :: FOLDS])
+    fitted_to = [group for group in every if group.shape not in left_out]
+    judged = [group for group in every if group.shape in left_out] or every
+    print("before:", Judge(machine, judged).report(), flush=True)
+    if given.rounds:
+        device = fit(fitted_to, machine, given.rounds, lambda text: print(text, flush=True))
+        machine = with_device(machine, device)
+        for section, names in (("rates", RATES), ("costs", COSTS)):
+            print(*(f"{name} {getattr(getattr(device, section), name):.4g}" for name in names))
+    judge = Judge(machine, judged)
+    worst = sorted(range(len(judged)), key=lambda i: -judge.of(i)[0])
+    for i in worst[:20]:
+        regret, error = judge.of(i)
         print(
-            f"{group.name:40} {100 * (exp(regret) - 1):5.1f} % slower, error {100 * error:5.1f} %"
+            f"{judged[i].name:40} {100 * (exp(regret) - 1):5.1f} % slower, error"
+            f" {100 * error:5.1f} %"
         )
-    print(
-        f"{len(both)} products: mean {100 * statistics.mean(r for _, r, _ in both):.2f} % slower"
-        " than the best plan, median error"
-        f" {100 * statistics.median(e for g, _, e in both if g.exact):.1f} %"
-    )
+    print(judge.report())
 
 
 if __name__ == "__main__":

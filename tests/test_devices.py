@@ -168,7 +168,7 @@ def test_what_is_written_can_be_read(tmp_path):
 # it is a whole number or a half: those say how something is computed. A name that speaks of time,
 # of a rate or of a ratio of times has no number of its own.
 MODELS = ("passes/planning", "passes/programs", "passes/plan.py", "timing", "kernels/matmul.py")
-MODELS += "kernels/tiles.py", "kernels/blocks.py", "kernels/attention_blocks.py"
+MODELS += "kernels/blocks.py", "kernels/attention_blocks.py"
 OF_TIME = re.compile(
     r"CLOCKS|LATENCY|_NS$|_RATE$|PENALTY|FACTOR|GHZ|PER_CLOCK|BANDWIDTH|(?<!DEBUG_WAIT_)SECONDS"
 )

@@ -88,6 +88,14 @@ def test_what_is_launched(launched, shape, kernels):
     assert launched(*shape)[0] == kernels
 
 
+@pytest.mark.parametrize(
+    "shape", [(1024, 1024, 1024), (1009, 1013, 1019), (67, 67, 65537), (1, 4097, 4096)]
+)
+def test_launches_overlap(launched, shape):
+    """Each begins while the one before it ends, and waits for it before it reads."""
+    assert all(options["dependent"] is True for _, _, options in launched(*shape)[1])
+
+
 @pytest.mark.parametrize("m, n, k", [(2048, 1001, 24), (512, 9001, 64), (2048, 1001, 18)])
 def test_results_with_odd_rows_are_launched_as_they_are(launched, m, n, k):
     """Warps store whole runs of rows where they begin anywhere: of the transpose they would store
@@ -207,6 +215,7 @@ def test_shapes_are_not_remembered_without_end():
 
 
 def test_copies_of_both_factors_are_one_launch(launched):
+    """Their lines are whole: no block of the product's ends within one."""
     bias = Tensor((1013,))
     for n, given in ((1012, None), (1013, bias)):
         _, calls = launched(1009, n, 1019, bias=given)
@@ -221,10 +230,10 @@ def test_copies_of_both_factors_are_one_launch(launched):
         )
     _, [(_, (x, p, y, q), constants), _] = launched(1009, 1012, 1019, turned=True)
     assert (
-        q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["HOW"] == 4 * copies.DOWN
+        q.shape == (1024, 1012) and q.stride() == (1, 1024) and constants["HOW"] == 4 * copies.DOWN
     )
     _, [(_, (x, p, y, q), _), _] = launched(4096, 4096, 4097)  # the rows of b are aligned
-    assert y is None and p.shape == (4096, 4097)
+    assert y is None and p.shape == (4096, 4160)
 
 
 def test_rows_are_copied_in_blocks_as_wide_as_they_are(launched):
@@ -239,7 +248,7 @@ def test_transposes_are_launched_where_the_model_finds_them_faster(launched, mon
     """Operands, their copies, the bias and the result change places."""
     ways = []
 
-    def cheaper(a, b, activation, c, in_parts):
+    def cheaper(a, b, activation, c, in_parts, below=0.0):
         ways.append(c.stride())
         return [(len(ways) == 1, then) for _, then in of_both(a, b, activation, c, in_parts)]
 

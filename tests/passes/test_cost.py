@@ -5,15 +5,17 @@ measured plans as they were measured.
 import pytest
 
 import tkc
-from benchmarks.fit_costs import work_and_plan
+from benchmarks.fit_costs import product_like
 from tests.language.kernels import array, matmul, traced
 from tests.passes.kernels import aligned, attended, context
 from tkc.ir.target import target
 from tkc.passes import plan as planning
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.plan import candidates, kernel_of, keywords
+from tkc.passes.planning import products
 from tkc.passes.planning.cost import Work, cost
 from tkc.passes.planning.numbers import Numbers, Sizes
+from tkc.passes.planning.products import Block
 
 BFLOAT16 = aligned(tkc.bfloat16, 2)
 
@@ -109,9 +111,9 @@ def test_measured_clusters(shape, block, better, worse):
 
 def clustered(shape, block, cluster):
     """Seconds of a product whose b is dense along k."""
-    given = dict(zip(("BM", "BN", "BK"), block, strict=True)) | {"cluster": cluster}
-    machine = target("sm_90a")
-    return cost(*work_and_plan(shape, "nt", given, machine), machine).seconds
+    rows, columns, depth = block
+    made = Block(rows, columns, depth=depth, cluster=cluster)
+    return products.seconds(product_like(shape, "nt"), made, target("sm_90a"))
 
 
 def test_what_stands_together_in_a_gpc():

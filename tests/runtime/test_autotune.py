@@ -533,3 +533,45 @@ def test_candidates_of_a_closure_are_told_apart(monkeypatch):
     for width, count in ((32, 1), (128, 2), (32, 2)):
         chosen = tuned(candidates(width)).choose(*arrays(), grid=grid)
         assert chosen.config.constants["BN"] == width and len(calls) == count
+
+
+# ---- configurations whose seconds are known
+@tkc.jit
+def wide(x, out, N: tkc.constexpr):
+    tkc.static_assert(N > 32, "blocks of more than 32")
+    i = tkc.program_id(0) * N
+    tkc.store(out, (i,), tkc.load(x, (i,), (N,)) * 2)
+
+
+def of_strips(args):
+    return tkc.cdiv(args["x"].shape[0], args["N"])
+
+
+def expecting(**seconds):
+    """Configurations of N, by what is expected of them."""
+    return [tkc.Config(N=int(n[1:])).expected(s) for n, s in seconds.items()]
+
+
+def test_what_is_known_is_not_traced(monkeypatch):
+    t, x = tkc.autotune(expecting(N64=3e-6, N128=1e-6), measure=False)(wide), np.ones(300, "f4")
+    monkeypatch.setattr("tkc.runtime.autotune.rank", None)
+    choice = t.choose(x, x, grid=of_strips)
+    assert choice.config == tkc.Config(N=128) and choice.seconds == 1e-6
+    assert choice.source == "model" and choice.others == ("Config(N=64): 3.00 us",)
+
+
+def test_what_is_known_of_one_is_not_known_of_all(monkeypatch):
+    configs = [tkc.Config(N=64), *expecting(N128=1e-6)]
+    t, x = tkc.autotune(configs, measure=False)(wide), np.ones(300, "f4")
+    assert t.choose(x, x, grid=of_strips).config == tkc.Config(N=64)
+
+
+def test_what_was_expected_but_cannot_be_compiled_gives_way():
+    t, x = tkc.autotune(expecting(N32=1e-6, N64=3e-6), measure=False)(wide), np.ones(300, "f4")
+    out = np.zeros_like(x)
+    for _ in range(2):
+        t[of_strips](x, out)
+        assert (out == 2).all() and t.latest.config == tkc.Config(N=64)
+    alone = tkc.autotune(expecting(N16=1e-6, N32=3e-6), measure=False)(wide)
+    with pytest.raises(tkc.Error, match="blocks of more than 32"):
+        alone[of_strips](x, out)

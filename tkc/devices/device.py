@@ -5,6 +5,7 @@ names; clocks are a multiprocessor's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 LONGEST_ROW = 64  # 16-bit elements of a row that a tensor map moves: the widest swizzle
 
@@ -107,6 +108,7 @@ class Costs:
     shared_copy_latency: float
     load_latency: float  # … a load or a copy by threads
     launch_clocks: float  # … before the first step and after the last store
+    block_clocks: float  # … for each block that begins
     launch_seconds: float  # around the kernel
     later_launch_seconds: float  # of a launch that follows another
     restart_clocks: float  # of a program, which nothing overlaps
@@ -117,6 +119,7 @@ class Costs:
     # … of each row, of at most 64 elements, that leaves by a tensor map: the wider the fewer
     store_row: float
     store_part: float  # clocks of a subtile, before the next of a warpgroup
+    store_turned: float  # … of a program whose results are the transposes of what dots give
     # … of an element that leaves through shared memory by threads, and of each store of a lane, of
     # one element or of as many neighbours as alignment allows
     store_shared: float
@@ -140,6 +143,9 @@ class Costs:
     # part of what several programs of a GPC ask for at about the same time that the L2 cache sends
     # once: the others come too late
     together: float
+    # bytes that memory moves for each of a sector that results have in part: it is read, or written
+    # twice
+    partial: float
     cut_line: float  # clocks between its answers to those that ask for one line of such an operand
     mma_sync: float  # rate of mma.sync over wgmma's, where there is wgmma
     fma: float  # operations a clock and multiprocessor of multiply-adds that stand for a dot
@@ -184,8 +190,10 @@ class Costs:
         each = self.store_shared + self.store_lane / vector + self.store_narrow / columns
         return each * results
 
-    def meeting(self, results: int, parts: int) -> float:
-        """Clocks in which a program's parts of k are stored and the last one adds them up."""
+    def meeting(self, results: Any, parts: Any) -> Any:
+        """Clocks in which a program's parts of k are stored and the last one adds them up. Of one
+        program a number, of arrays of programs an array.
+        """
         once = self.split_k + self.split_k_element * results
         return once + parts * (self.part + self.part_element * results)
 
@@ -284,15 +292,17 @@ class Device:
     moving: Moving
     sources: tuple[tuple[str, str], ...] = ()
 
-    def clock(self, clocks: float, copied: float) -> float:
+    def clock(self, clocks: Any, copied: Any) -> Any:
         """GHz of a launch of so many clocks, where a multiprocessor copies so many bytes a clock,
-        on average.
+        on average. Of one launch a float, of arrays of launches an array.
         """
         costs = self.costs
         seconds = clocks / (self.rates.clock * 1e9)
         load = costs.traffic * copied / 64
         warm = seconds / (seconds + costs.warming)
-        return float(min(self.engines.top, costs.heat / (1 + warm * load) ** (1 / 3)))
+        hot = costs.heat / (1 + warm * load) ** (1 / 3)
+        # min of an array is no array
+        return hot - (hot > self.engines.top) * (hot - self.engines.top)
 
     @property
     def multiprocessors_of_gpcs(self) -> tuple[int, ...]:

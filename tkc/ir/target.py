@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, gcd
+from typing import Any
 
 from tkc.devices import Assembler, Costs, Device, Engines, resolved
 from tkc.errors import DeviceError
 
 RESERVED_BYTES_OF_BLOCK = 1024  # of shared memory, by the hardware
 LINE = 128  # bytes of a line of the caches of every GPU here
+# columns of an instruction of wgmma, at most, and registers that it needs beside its sums
+WIDEST_DOT, REGISTERS_BESIDE_DOT = 256, 32
 SECTOR = 32  # likewise of what memory and caches move at once
 # bytes, of which rows of an array that a tensor map describes are multiples, and where a box begins
 # in its rows: elsewhere the accelerator raises an illegal instruction. Of a row that ends elsewhere
@@ -151,7 +154,7 @@ class Target:
         whole = max(1, ceil(waves))
         return ceil(whole * (1 - inside)) / whole
 
-    def crowded(self, times: Iterable[float]) -> float:
+    def crowded(self, times: Iterable[Any]) -> Any:
         """How long takes what several engines do at once, each so long alone: somewhat longer than
         the slowest, as they get in one another's way.
         """
@@ -183,6 +186,14 @@ class Target:
     def asked_of_line(row: int, pitch: int) -> float:
         """How often blocks side by side, whose rows have so many bytes, ask for one line."""
         return Target.lines_of_row(row, pitch) * LINE / row
+
+    def dot_width(self, columns: int, unit: int, threads: int) -> int:
+        """Columns of an instruction of wgmma, of which several make a dot of so many: the most for
+        which each of a block's threads has registers. unit: of which they are a multiple.
+        """
+        most = min(WIDEST_DOT, 2 * (self.at_entry(threads) - REGISTERS_BESIDE_DOT))
+        fitting = (n for n in range(most, 0, -1) if columns % n == 0 and n % unit == 0)
+        return columns if columns <= most else next(fitting, columns)
 
     def at_entry(self, threads: int) -> int:
         """32-bit registers that ptxas gives each of so many threads, which fill a multiprocessor.

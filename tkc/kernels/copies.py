@@ -5,6 +5,7 @@ Hopper's own engine copies on: of one matrix, or of both factors of a product in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import gcd, prod
 
 import tkc
@@ -62,6 +63,22 @@ def _moved(x, out, program, how, rows, columns):
 
 
 # --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Laid:
+    """A matrix that is not there, at a multiple of 16 bytes: its type, extents, and strides in
+    elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    span: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        axes = (f"{n}:{s}" for n, s in zip(self.shape, self.strides, strict=True))
+        return f"{self.dtype}[{', '.join(axes)}]"
+
+
 def strides_of(x: Array) -> tuple[int, ...]:
     """In elements."""
     if hasattr(x, "span"):
@@ -176,6 +193,17 @@ def padded_pitch(x: Array, columns: bool) -> int:
     return -(-x.shape[0 if columns else 1] // line) * line
 
 
+def filled_shape(x: Array, columns: bool) -> tuple[int, ...]:
+    """Extents of an aligned copy of a matrix: of whole lines of 128 bytes where blocks of copies
+    are as wide, and rows are copied to rows.
+    """
+    n, m = x.shape
+    if columns != _is_transposed(x) or 128 // BYTES[dtype_of(x)] > NARROWEST:
+        return n, m
+    pitch = padded_pitch(x, columns)
+    return (pitch, m) if columns else (n, pitch)
+
+
 def _length(x: Array) -> int:
     """Elements of a row, or of a column where these are dense."""
     return x.shape[0 if _is_transposed(x) else 1]
@@ -187,9 +215,11 @@ def _block(lengths: Iterable[int]) -> tuple[int, int]:
     return ELEMENTS // width, width
 
 
-def copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
+def copier(given: Sequence[Array], columns: Sequence[bool], *, filled: bool = False) -> Callable:
     """A function of one matrix or two like these, that copies them in one launch to rows (or
-    columns, where these are to be dense) that start at multiples of 16 bytes.
+    columns, where these are to be dense) that start at multiples of 16 bytes. filled: the copies
+    have the extents of `filled_shape`, with zeros at the ends of rows: tensor maps fill up blocks
+    more slowly than they copy.
     """
     turned, steps = (
         tuple(map(_is_transposed, given)),
@@ -208,9 +238,10 @@ def copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     )
 
     def fresh(x, column, steps):
+        shape = filled_shape(x, column) if filled else tuple(x.shape)
         if hasattr(x, "new_empty_strided"):
-            return x.new_empty_strided(x.shape, steps)
-        n, m = x.shape[::-1] if column else x.shape
+            return x.new_empty_strided(shape, steps)
+        n, m = shape[::-1] if column else shape
         out = empty(x, (n, max(steps)))[:, :m]
         return out.T if column else out
 
@@ -224,6 +255,7 @@ def copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
             HOW=sum(h << 2 * i for i, h in enumerate(how)),
             ROWS=height,
             COLUMNS=width,
+            dependent=True,
         )
         return made
 

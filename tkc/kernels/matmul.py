@@ -13,10 +13,10 @@ rows start at odd elements may be computed as its transpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
-from math import prod
+from functools import cache, lru_cache, partial
+from math import inf, prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +27,10 @@ from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_o
 from tkc.kernels.copies import (
     BYTES,
     MIN_WEIGHED_WORK,
+    Laid,
     at_once,
     copier,
+    filled_shape,
     has_dense_columns,
     is_odd,
     narrow,
@@ -39,7 +41,6 @@ from tkc.kernels.copies import (
     unaligned,
 )
 from tkc.kernels.operator import operator
-from tkc.kernels.tiles import WHOLE_VECTOR, Product, Tile, tiles
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = MappingProxyType(
@@ -64,7 +65,10 @@ TILES = (
     (128, 64),
 )
 MAX_REMEMBERED_SHAPES = 4096  # shapes
-TILES_RANKED = 12  # that the closed form leaves to the compiler's model
+# a launch begins while the one before it ends: copies before the product, parts before their sum
+OVERLAPPED = MappingProxyType({"dependent": True})
+BLOCKS_RANKED = 3  # of which the first that can be compiled is taken
+WHOLE_VECTOR = 8  # elements of 16 bits in the 16 bytes that a thread copies or stores at once
 HOST_PLACES = 132  # programs that the threads of a CPU share, about
 MIN_PART_K = 128  # k of a part, at least
 HOST_PART_K = 256  # likewise where the CPU multiplies
@@ -77,50 +81,56 @@ ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
 
 
 def _configs(args: dict, target: str) -> list[tkc.Config]:
-    """Blocks for a product: one for the CPU, those of which the model takes its choice on a GPU."""
-    if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
-        return _by_rule(args, target)
-    # where threads copy, warps may as well multiply what they have copied themselves
-    copies = any(is_odd(args[name]) for name in "ab")
-    return on_wgmma(args, target) + (_by_rule(args, target) if copies else [])
-
-
-def _fits_tensor_cores(args: dict) -> bool:
-    """Whether copies bring wgmma both operands as they lie, 16 bits an element, at least two of
-    them at once.
+    """Blocks for a product: those that the planner puts first where there is wgmma, with their
+    times; elsewhere one for the CPU, and those of which the model takes its choice on a GPU.
     """
-    return all(
-        BYTES[dtype_of(x)] == 2 and at_once(x) > 1 and 1 in strides_of(x)[-2:]
-        for x in (args["a"], args["b"])
-    )
+    if not _is_planned(args, target):
+        return _by_rule(args, target)
+    return [_overlapped(config).expected(seconds) for seconds, config in planned(args, target)]
 
 
-def product_of(args: dict) -> Product:
+def _overlapped(config: tkc.Config) -> tkc.Config:
+    """The same, of a launch that begins while the one before it ends."""
+    return tkc.Config(**dict(config.items), **OVERLAPPED)
+
+
+def _is_planned(args: dict, target: str) -> bool:
+    """Whether a target has wgmma, and both operands have 16 bits an element and a dense axis."""
+    if target == "cpu" or not tkc.target(target).wgmma:
+        return False
+    return all(BYTES[dtype_of(x)] == 2 and 1 in strides_of(x)[-2:] for x in (args["a"], args["b"]))
+
+
+def product_of(args: dict) -> tkc.Product:
     """What a product of two matrices or of batches computes."""
     (*batch, m, n), k = args["c"].shape, args["a"].shape[-1]
     of_a, of_b, of_c = (strides_of(args[name])[-2:] for name in "abc")
     pitches, (a, b, c) = (2 * max(of_a), 2 * max(of_b)), (at_once(args[name]) for name in "abc")
     vectors = a, b, min(WHOLE_VECTOR, c) if of_c[-1] == 1 else 0
-    return Product(m, n, k, prod(batch), of_b[-1] == 1, pitches, vectors=vectors)
+    dense = of_b[-1] == 1, of_a[-1] != 1
+    return tkc.Product(
+        *(m, n, k, prod(batch), dense[0], pitches, False, vectors, dense[1]),
+        result_pitch=BYTES[dtype_of(args["c"])] * max(of_c),
+    )
 
 
-def on_wgmma(
-    args: dict, target: str, allowed: Callable[[Tile], bool] = lambda tile: True
-) -> list[tkc.Config]:
-    """The tiles that a closed form puts first, of those that are allowed."""
+def planned(
+    args: dict, target: str, allowed: Callable[[Any], bool] | None = None
+) -> list[tuple[float, tkc.Config]]:
+    """The planner's best blocks of those that are allowed, with the seconds of the bare product."""
     m, product = args["c"].shape[-2], product_of(args)
     # b is read once, where few blocks have all rows, which stand side by side: where not all fits
-    # the cache anyway, it need not displace what others have there
-    once = len(args["b"].shape) == len(args["c"].shape)
+    # the cache anyway, it need not displace what others have there, unless neighbours need it
+    once = len(args["b"].shape) == len(args["c"].shape) and not product.shares_sectors
     once = once and product.bytes > tkc.target(target).cache
     back = {"serpentine": True} if _walks_back(args, 2, target) else {}
+
+    def kept(block: Any) -> dict:
+        return {"retain": True} if once and m <= BESIDE * block.rows else {}
+
+    found = tkc.product_blocks(product, target, BLOCKS_RANKED, allowed)
     return [
-        tkc.Config(
-            **tile.options,
-            **back,
-            **({"retain": True} if once and m <= BESIDE * tile.rows else {}),
-        )
-        for tile in tiles(product, target, TILES_RANKED, allowed)
+        (seconds, tkc.Config(**block.options, **back, **kept(block))) for seconds, block in found
     ]
 
 
@@ -250,9 +260,10 @@ def _product(
 def _configs_beside(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product to which a matrix is added: threads read its rows as they lie, for 64
     columns of results at a time."""
-    if target == "cpu" or not tkc.target(target).wgmma or not _fits_tensor_cores(args):
+    if not _is_planned(args, target):
         return _by_rule(args, target)
-    return on_wgmma(args, target, lambda tile: tile.rows in ROWS_BESIDE)
+    found = planned(args, target, lambda block: block.warps or block.rows in ROWS_BESIDE)
+    return [_overlapped(config) for _, config in found]
 
 
 _beside = tkc.autotune(_configs_beside, key=_key, measure=False)(_product.kernel)
@@ -270,28 +281,32 @@ def gated_product(
     _beside[_grid](a, b, bias, out, ACTIVATION=None, gate=gate, residual=residual)
 
 
-def _depths(args: dict, target: str) -> list[tkc.Config]:
+def _parts(args: dict, target: str) -> list[tkc.Config]:
     """Blocks for a product in parts, and k of a part."""
-    on_wgmma = target != "cpu" and tkc.target(target).wgmma and _fits_tensor_cores(args)
-    found = _depths_on_wgmma(args, target) if on_wgmma else []
-    return found or _depths_by_rule(args, target)
+    found = _planned_parts(args, target) if _is_planned(args, target) else []
+    return found or _parts_by_rule(args, target)
 
 
-def _depths_on_wgmma(args: dict, target: str) -> list[tkc.Config]:
-    """The tiles that a closed form puts first, of the best number of parts."""
-    product = replace(product_of(args), batches=1, apart=True)
-    found = tiles(product, target, TILES_RANKED, lambda tile: tile.split_k > 1)
+def _planned_parts(args: dict, target: str) -> list[tkc.Config]:
+    """The planner's best blocks and parts."""
+    product, machine = _apart(product_of(args)), tkc.target(target)
+    found = tkc.product_blocks(product, target, BLOCKS_RANKED)
     return [
         tkc.Config(
-            **{name: value for name, value in tile.options.items() if name != "split_k"},
-            DEPTH=tkc.cdiv(product.steps(tile), tile.split_k) * tile.depth,
-        )
-        for tile in found
-        if tile.split_k == found[0].split_k
+            **{name: value for name, value in block.options.items() if name != "split_k"},
+            **OVERLAPPED,
+            DEPTH=tkc.cdiv(product.steps(block), block.split_k) * block.depth,
+        ).expected(seconds - product.adding(block.split_k, machine))
+        for seconds, block in found
     ]
 
 
-def _depths_by_rule(args: dict, target: str) -> list[tkc.Config]:
+def _apart(product: tkc.Product) -> tkc.Product:
+    """A product whose parts a launch of its own adds up."""
+    return replace(product, batches=1, apart=True)
+
+
+def _parts_by_rule(args: dict, target: str) -> list[tkc.Config]:
     """As many parts as make about as many programs as multiprocessors, or twice as many; of small
     blocks up to three times.
     """
@@ -327,7 +342,7 @@ def _grid_of_parts(args: dict) -> tuple[int, int, int]:
     )
 
 
-@tkc.autotune(_depths, key=_key, measure=False)
+@tkc.autotune(_parts, key=_key, measure=False)
 @tkc.jit
 def _partial(
     a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr
@@ -566,13 +581,14 @@ def _best_plan(a: Array, b: Array, activation: str | None, c: Array) -> Callable
     if not any(odd_factors(a, b, MIN_WEIGHED_WORK)) and not small and not narrow(c):
         return _whole(activation)
     if target == "cpu":
-        return _parted([_text(a), _text(b)], m, n, k, activation, "cpu")[0]
+        return _parted(a, b, c, activation, "cpu")[1]()
     plans = _plans(a, b, activation, c, small)
     if narrow(c):
         # of the transpose a thread holds runs of a row
-        turned = _plans(b.T, a.T, activation, c.T, in_parts=False)
-        plans += [(seconds, _of_transposes(then)) for seconds, then in turned]
-    return min(plans, key=lambda plan: plan[0])[1]
+        least = min(seconds for seconds, _ in plans)
+        turned = _plans(b.T, a.T, activation, c.T, in_parts=False, below=least)
+        plans += [(seconds, _then(make, _of_transposes)) for seconds, make in turned]
+    return min(plans, key=lambda plan: plan[0])[1]()
 
 
 def _of_transposes(then: Callable[..., None]) -> Callable[..., None]:
@@ -584,65 +600,103 @@ def _of_transposes(then: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+# seconds of a way to launch a product, by the cost model, and what gives the function that does
+Way = tuple[float, Callable[[], Callable[..., None]]]
+
+
 def _plans(
-    a: Array, b: Array, activation: str | None, c: Array, in_parts: bool
-) -> list[tuple[float, Callable[..., None]]]:
-    """Ways to launch a product on a GPU with the cost model's seconds: with or without copies of
-    operands whose rows are not aligned, whole or, where `in_parts`, in parts of k.
+    a: Array, b: Array, activation: str | None, c: Array, in_parts: bool, below: float = inf
+) -> list[Way]:
+    """Ways to launch a product on a GPU: with or without copies of operands whose rows are not
+    aligned, whole or, where `in_parts`, in parts of k. Of those that take more than `below`
+    seconds, or than another, it need not be known how much.
     """
-    (m, n), k, odd = c.shape, a.shape[1], odd_factors(a, b, MIN_WEIGHED_WORK)
+    odd = odd_factors(a, b, MIN_WEIGHED_WORK)
     columns, target = [has_dense_columns(a, 1), has_dense_columns(b, 0)], tkc.target_of(a)
     copied = [(x, t) for x, t, o in zip((a, b), columns, odd, strict=True) if o]
 
-    whole = _whole(activation)
-
     def with_copies(then):
-        copy = copier([x for x, _ in copied], [t for _, t in copied])
+        copy = copier([x for x, _ in copied], [t for _, t in copied], filled=True)
         if all(odd):
             return lambda a, b, bias, c: then(*copy(a, b), bias, c)
         if odd[0]:
             return lambda a, b, bias, c: then(*copy(a), b, bias, c)
         return lambda a, b, bias, c: then(a, *copy(b), bias, c)
 
-    def seconds_whole(*operands):
-        return (
-            _product.choose(*operands, ACTIVATION=activation, grid=_grid, target=target).seconds
-            or 0.0
-        )
-
-    operands = [_text(a), _text(b)]
-    plans: list[tuple[float, Callable]] = [(seconds_whole(a, b, None, c), whole)]
-    if in_parts:
-        parts, seconds = _parted(operands, m, n, k, activation, target)
-        plans.append((seconds, parts))
-    if copied:
-        elements = sum(prod(x.shape) for x, _ in copied)
-        copying = _later_launch(target, 2 * BYTES[dtype_of(a)] * elements, "copied")
-        operands = [
-            _text(x, t if o else None) for x, t, o in zip((a, b), columns, odd, strict=True)
-        ]
-        seconds = seconds_whole(*operands, None, _text(c))
-        plans.append((copying + seconds, with_copies(whole)))
-        if in_parts:
-            parts, seconds = _parted(operands, m, n, k, activation, target)
-            plans.append((copying + seconds, with_copies(parts)))
+    laid = [_laid(x, t if o else None) for x, t, o in zip((a, b), columns, odd, strict=True)]
+    plans: list[Way] = []
+    for operands, copies in ([a, b], False), *([(laid, True)] if copied else []):
+        elements = sum(prod(x.shape) for x, _ in copied) if copies else 0
+        first = _later_launch(target, 2 * BYTES[dtype_of(a)] * elements, "copied") if copies else 0
+        left, right = operands
+        for way in (_whole_way, _parted)[: 1 + in_parts]:
+            seconds, make = way(left, right, c, activation, target, below - first)
+            plans.append((first + seconds, _then(make, with_copies) if copies else make))
+            below = min(below, first + seconds)
     return plans
+
+
+def _then(make: Callable[[], Any], change: Callable[[Any], Any]) -> Callable[[], Any]:
+    """What makes something, and changes it."""
+    return lambda: change(make())
+
+
+def _whole_way(a: Any, b: Any, c: Any, activation: str | None, target: str, below: float) -> Way:
+    """A product as it is."""
+    return _seconds(a, b, c, activation, target, below), lambda: _whole(activation)
+
+
+def _seconds(a: Any, b: Any, c: Any, activation: str | None, target: str, below: float) -> float:
+    """The model's seconds of a product as it is, or of more than `below` any that are."""
+    args = {"a": a, "b": b, "c": c}
+    if _is_planned(args, target):
+        return _least(product_of(args), target, below)
+    choice = _product.choose(
+        *map(str, (_laid(a), _laid(b))),
+        None,
+        str(_laid(c)),
+        ACTIVATION=activation,
+        grid=_grid,
+        target=target,
+    )
+    return choice.seconds or 0.0
+
+
+def _least(product: tkc.Product, target: str, below: float) -> float:
+    """Seconds of the planner's best block; infinite where there is none, or each takes longer."""
+    found = tkc.product_blocks(product, target, 1 if below < inf else BLOCKS_RANKED, None, below)
+    return float(found[0][0]) if found else inf
 
 
 def _whole(activation: str | None) -> Callable[..., None]:
     return lambda a, b, bias, c: _product[_grid](a, b, bias, c, ACTIVATION=activation)
 
 
-def _parted(
-    factors: Sequence[str], m: int, n: int, k: int, activation: str | None, target: str
-) -> tuple[Callable, float]:
-    """A product in parts of k that are added up in a second launch, and the model's seconds."""
-    choice = _partial.choose(
-        *factors,
-        f"float32[{REPRESENTATIVE_K // MIN_PART_K}, {m}, {n}]",
+def _parted(a: Any, b: Any, c: Any, activation: str | None, target: str, below: float = inf) -> Way:
+    """A product in parts of k that are added up in a second launch."""
+    args, made = {"a": a, "b": b, "c": c}, partial(_made_in_parts, a, b, c, activation, target)
+    if _is_planned(args, target):
+        return _least(_apart(product_of(args)), target, below), made
+    choice, (m, n), k = _chosen_parts(a, b, c, target), c.shape, a.shape[1]
+    count = tkc.cdiv(k, choice.config.constants["DEPTH"])
+    return (choice.seconds or 0.0) + _later_launch(target, 4 * m * n * count, "added"), made
+
+
+def _chosen_parts(a: Any, b: Any, c: Any, target: str) -> Any:
+    """Blocks and k of parts."""
+    return _partial.choose(
+        *map(str, (_laid(a), _laid(b))),
+        f"float32[{REPRESENTATIVE_K // MIN_PART_K}, {c.shape[0]}, {c.shape[1]}]",
         grid=_grid_of_parts,
         target=target,
     )
+
+
+def _made_in_parts(
+    a: Any, b: Any, c: Any, activation: str | None, target: str
+) -> Callable[..., None]:
+    (m, n), k = c.shape, a.shape[1]
+    choice = _chosen_parts(a, b, c, target)
     config = dict(choice.config.items)
     count = tkc.cdiv(k, config["DEPTH"])
     grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
@@ -655,10 +709,10 @@ def _parted(
     def run(a, b, bias, c):
         parts = empty(c, (count, m, n), "float32")
         _partial.kernel[grid](a, b, parts, **config)
-        _sum[sums](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=columns)
+        options = {"PARTS": held, "BM": rows, "BN": columns}
+        _sum[sums](parts, bias, c, ACTIVATION=activation, **options, **OVERLAPPED)
 
-    adding = _later_launch(target, 4 * m * n * count, "added")
-    return run, (choice.seconds or 0.0) + adding
+    return run
 
 
 def _later_launch(target: str, size: int, doing: str) -> float:
@@ -680,18 +734,15 @@ def _is_short_of_blocks(m: int, n: int, k: int, part: int, target: str) -> bool:
     return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= _places(target) // 2 and k >= 8 * part
 
 
-def _text(x: Array, columns: bool | None = None) -> str:
+def _laid(x: Any, columns: bool | None = None) -> Laid:
     """What stands for a matrix where nothing is launched, or for an aligned copy of it, whose
     columns are dense or its rows.
     """
-    strides = (
-        strides_of(x)
-        if columns is None
-        else (1, padded_pitch(x, True))
-        if columns
-        else (padded_pitch(x, False), 1)
-    )
-    return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides, strict=False))}]"
+    if columns is None:
+        return Laid(dtype_of(x), tuple(x.shape), strides_of(x))
+    pitch = padded_pitch(x, columns)
+    strides = (1, pitch) if columns else (pitch, 1)
+    return Laid(dtype_of(x), filled_shape(x, columns), strides)
 
 
 def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | None:
@@ -705,7 +756,7 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
     if not columns and not on_host(b) and (n >= 4 * places or k <= MAX_CLUSTER_ROW):
         bn, bk = (4, 2048) if k > MAX_BLOCK_ROW and n >= 4 * places else (1, power(k))
         grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
-        warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}
+        warps = OVERLAPPED | ({"num_warps": 8} if 2048 <= bn * bk <= 8192 else {})
         return lambda a, b, bias, c: _rows[grid](
             a, b.T, bias, c, ACTIVATION=activation, STEPS=steps, BN=bn, BK=bk, **warps
         )
@@ -717,8 +768,9 @@ def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | Non
 
     def run(a, b, bias, c):
         parts = empty(c, (count, n), "float32")
-        _vector[strips, count](a, b, parts, STEPS=each, BN=bn, BK=bk)
-        _total[tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, PARTS=power(count), BN=64)
+        _vector[strips, count](a, b, parts, STEPS=each, BN=bn, BK=bk, **OVERLAPPED)
+        options = {"PARTS": power(count), "BN": 64}
+        _total[tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, **options, **OVERLAPPED)
 
     return run
 

@@ -41,7 +41,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from tkc.errors import Error, LaunchError, TuningError
+from tkc.errors import CompileError, Error, LaunchError, TuningError
 from tkc.progress import progress
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
@@ -162,10 +162,22 @@ class Autotuned(Launchable):
         return launcher or self._launcher(grid, grid)
 
     def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
-        kernel = self.kernel
         given, options = self.bound(*args, **kwargs)
         self.latest = self._choose(given, options, grid)
-        config = self.latest.config
+        try:
+            return self._made_of(self.latest.config, given, options, grid)
+        except CompileError:
+            if self.latest.traced:
+                raise
+            # seconds may be known of what cannot be compiled
+            self.latest = self._choose(given, options, grid, without=self.latest.config)
+        return self._made_of(self.latest.config, given, options, grid)
+
+    def _made_of(
+        self, config: Config, given: Sequence, options: dict, grid: Any
+    ) -> Callable[[], None]:
+        """The launch of a configuration."""
+        kernel = self.kernel
         values, options = merged(kernel, given, config), options | config.options
         extents = self.extents(grid, values)
         if not handing():
@@ -225,7 +237,11 @@ class Autotuned(Launchable):
         grid,
         target: str | None = None,
         measure: bool | None = None,
+        without: Config | None = None,
     ) -> Choice:
+        """The choice, as it was made before; without: a configuration that it must not be, of
+        others that are traced.
+        """
         self.kernel.forget_if_rebound()
         if self._rebindings != self.kernel.rebindings:
             self._rebindings = self.kernel.rebindings
@@ -237,23 +253,18 @@ class Autotuned(Launchable):
         target = target or target_for(infos, self.__name__)
         device = _device(infos, target)
         name = self._named(values, infos, options)
-        measure = (
-            self._measures(measure)
-            and not any(
-                isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos
-            )
-            and not _captured(values, infos)
-            # every rank would have to measure the same launches
-            and not any(isinstance(i, PeersInfo) for i in infos)
-        )
+        measure = self._measures(measure) and _may_be_measured(values, infos)
         at = (device, target, name, measure)
-        if (found := self._choices.get(at)) is None:
-            found = self._choices[at] = (
+        how = (values, options, infos, grid, target, device, name, measure)
+        if without is not None:
+            self._choices[at] = self._make(*how, without)
+        elif at not in self._choices:
+            self._choices[at] = (
                 self._from_table(device, name, values, options, target)
                 or self._from_disk(device, target, name, grid, measure)
-                or self._make(values, options, infos, grid, target, device, name, measure)
+                or self._make(*how)
             )
-        return found
+        return self._choices[at]
 
     def _described(self, values: Sequence) -> list:
         kernel = self.kernel
@@ -368,13 +379,17 @@ class Autotuned(Launchable):
         device: str,
         name: str,
         measure: bool,
+        without: Config | None = None,
     ) -> Choice:
+        """The choice, on disk too. Where none is to be left out, and nothing measured, those whose
+        seconds are known are not traced.
+        """
+        traced = measure or without is not None
         with progress(f"choosing a configuration of {self.__name__}"):
-            found, reasons = self.candidates(values, options, grid, target)
+            found, reasons = self.candidates(values, options, grid, target, traced, without)
         if not measure or len(found) == 1:
-            choice = Choice(
-                found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons)
-            )
+            others, known = tuple(_lines(found[1:]) + reasons), _are_known([found[0].config])
+            choice = Choice(found[0].config, "model", found[0].seconds, others, traced or not known)
         else:
             self._table.put(
                 device,
@@ -385,10 +400,17 @@ class Autotuned(Launchable):
         return self._to_disk(device, target, name, grid, measure, choice)
 
     def candidates(
-        self, values: Sequence, options: dict, grid: Any, target: str
+        self,
+        values: Sequence,
+        options: dict,
+        grid: Any,
+        target: str,
+        traced: bool = True,
+        without: Config | None = None,
     ) -> tuple[list[Candidate], list[str]]:
         """What the model would have measured, best first, and why other configurations are out.
-        Raises TuningError if none is left.
+        traced: also configurations whose seconds are known, which need not be; without: one that is
+        left out. Raises TuningError if none is left.
         """
         given = {
             n: v
@@ -398,33 +420,36 @@ class Autotuned(Launchable):
         configs = self._configs
         if callable(configs):
             self._check(configs := _as_configs(self._made(configs, values, target)))
-        fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
-        full = list(
-            dict.fromkeys(
-                Config(**self._defaults(values) | {k: v for k, v in c.items if k not in given})
-                for c in fitting
-            )
-        )
+        full = [c for c in self._completed(configs, values, given) if c != without]
+        if full and not traced and _are_known(full):
+            known = (Candidate(c, c.seconds) for c in full)
+            return sorted(known, key=lambda c: c.seconds or 0.0), []
 
         def extents(merged_values):
             return self.extents(grid, merged_values)
 
         found, reasons = rank(self.kernel, values, options, full, extents, target, self.limit)
         if not found:
-            why = (
-                f": {reasons[0]}"
-                if reasons
-                else (
-                    f"; the launch asks for {', '.join(f'{k}={v!r}' for k, v in given.items())}"
-                    if given
-                    else ""
-                )
-            )
+            why = f": {reasons[0]}" if reasons else _asked_for(given)
             raise TuningError(
                 f"{self.__name__}: none of {len(configs)} configurations fits these arguments on"
                 f" {target}{why}; give tkc.autotune one that does"
             )
         return found, reasons
+
+    def _completed(
+        self, configs: Iterable[Config], values: Sequence, given: dict[str, Any]
+    ) -> list[Config]:
+        """Those that what is given leaves, with the defaults of constants."""
+        fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
+        return list(
+            dict.fromkeys(
+                Config(
+                    **self._defaults(values) | {k: v for k, v in c.items if k not in given}
+                ).expected(c.seconds)
+                for c in fitting
+            )
+        )
 
     def _made(
         self, configs: Callable[..., Iterable[Config | dict]], values: Sequence, target: str
@@ -687,6 +712,17 @@ class _Restored:
                 driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")
 
 
+def _may_be_measured(values: Sequence, infos: Sequence) -> bool:
+    """Whether arrays have storage to launch on, no stream is captured, and there is one rank: every
+    rank would have to measure the same launches.
+    """
+    return (
+        not any(isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos)
+        and not _captured(values, infos)
+        and not any(isinstance(i, PeersInfo) for i in infos)
+    )
+
+
 def _captured(values: Sequence, infos: Sequence) -> bool:
     """Whether the caller's stream is being captured into a graph: then nothing can be measured, and
     the model's choice is taken.
@@ -715,6 +751,18 @@ def _device(infos: Sequence, target: str) -> str:
 
 def _as_configs(configs: Iterable[Config | dict]) -> list[Config]:
     return [c if isinstance(c, Config) else Config(**c) for c in configs]
+
+
+def _asked_for(given: dict[str, Any]) -> str:
+    """What a launch asks for, where that leaves no configuration."""
+    return f"; the launch asks for {', '.join(f'{k}={v!r}' for k, v in given.items())}" * bool(
+        given
+    )
+
+
+def _are_known(configs: Iterable[Config]) -> bool:
+    """Whether the seconds of all are known."""
+    return all(c.seconds is not None for c in configs)
 
 
 def _lines(found: Sequence[Candidate]) -> list[str]:

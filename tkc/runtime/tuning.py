@@ -32,10 +32,10 @@ FORMAT = "tkc-table-1"
 
 class Config:
     """One configuration: compile-time values of the kernel's parameters, and launch options, by
-    name. Equal ones are one.
+    name. Equal ones are one. seconds: what whoever made it expects of it, if it is known.
     """
 
-    __slots__ = ("items",)
+    __slots__ = ("items", "seconds")
 
     def __init__(self, **items: Any):
         # interned: launch caches compare names by identity
@@ -44,6 +44,13 @@ class Config:
                 (sys.intern(k), tuple(v) if isinstance(v, list) else v) for k, v in items.items()
             )
         )
+        self.seconds: float | None = None
+
+    def expected(self, seconds: float | None) -> Config:
+        """The same, of which a launch is expected to take so many seconds by the cost model."""
+        found = Config(**dict(self.items))
+        found.seconds = seconds
+        return found
 
     def __eq__(self, other):
         return isinstance(other, Config) and self.items == other.items
@@ -73,13 +80,15 @@ def _config(items) -> Config:
 @dataclass(frozen=True)
 class Choice:
     """A configuration and how it was come by. source: "model", "measured", "table" or "given";
-    seconds: measured, or the model's; others: what it was compared with, a line each.
+    seconds: measured, or the model's; others: what it was compared with, a line each; traced:
+    whether it was traced and planned, or taken for what is known of it.
     """
 
     config: Config
     source: str
     seconds: float | None = None
     others: tuple[str, ...] = field(default=(), compare=False)
+    traced: bool = field(default=True, compare=False)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -41,7 +41,6 @@ NAMES: dict[Attribute, str] = {
 }
 ACCUMULATOR_NAMES: dict[Attribute, str] = {f32: "f32", f16: "f16", i32: "s32"}
 DESCRIPTOR_UNIT_BYTES = 16
-OTHER_REGISTERS = 32  # that an instruction needs beside its accumulator
 
 
 class Operands:
@@ -119,9 +118,7 @@ class Shape:
         n //= along_n
         # columns at which a descriptor may begin
         unit = max(8, b.memory.swizzle * 8 // width_bits) if fields_b.major == "mn" else 8
-        most = min(256, 2 * (e.target.at_entry(e.threads) - OTHER_REGISTERS))
-        fitting = (x for x in range(most, 0, -1) if n % x == 0 and x % unit == 0)
-        width = n if n <= most else next(fitting, n)
+        width = e.target.dot_width(n, unit, e.threads)
         if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
             e.fail(
                 f"wgmma of {e.instance.warps} warps takes rows by {64 * groups}, columns by"

@@ -18,8 +18,7 @@ import tkc
 from tkc.kernels.arrays import dtype_of, power
 from tkc.kernels.copies import BYTES, strides_of
 from tkc.kernels.distributed.groups import Group
-from tkc.kernels.matmul import on_wgmma
-from tkc.kernels.tiles import Product, Tile, nanoseconds, tiles
+from tkc.kernels.matmul import planned
 
 GIVING = 0  # the queue of what gives, beside which the product runs
 GIVERS = 8  # programs that give, to each of which a product leaves a multiprocessor
@@ -79,20 +78,23 @@ def _blocks_beside(args: dict, target: str) -> list[tkc.Config]:
     machine = tkc.target(target)
     (m, n), k = args["c"].shape, args["a"].shape[-1]
     of_b = strides_of(args["b"])
-    product = Product(m, n, k, 1, of_b[1] == 1, (2 * k, 2 * max(of_b)))
+    product = tkc.Product(m, n, k, 1, of_b[1] == 1, (2 * k, 2 * max(of_b)))
 
-    def allowed(tile: Tile) -> bool:
-        return _leaves_room(product, tile, machine) and args["C"] % tile.depth == 0
+    def allowed(block: Any) -> bool:
+        return _leaves_room(product, block, machine) and args["C"] % block.depth == 0
 
-    return on_wgmma(args, target, allowed)
+    # blocks with roles have a multiprocessor to themselves
+    found = planned(args, target, allowed)
+    return [tkc.Config(**dict(config.items), roles="cooperative") for _, config in found]
 
 
-def _leaves_room(product: Product, tile: Tile, machine: Any) -> bool:
+def _leaves_room(product: tkc.Product, block: Any, machine: Any) -> bool:
     """Whether all blocks have a multiprocessor each, those that give have some, and no block shares
     with another, which might wait for other pieces.
     """
-    alone = tile.cluster == (1, 1) and tile.split_k == 1 and not (tile.in_turn or tile.stream_k)
-    return alone and product.programs(tile) <= machine.multiprocessors - GIVERS
+    alone = block.cluster == (1, 1) and block.split_k == 1
+    alone = alone and not (block.in_turn or block.stream_k)
+    return alone and product.programs(block) <= machine.multiprocessors - GIVERS
 
 
 @tkc.autotune(_blocks_beside, measure=False)
@@ -145,13 +147,10 @@ def pay(a: Any, w: Any, group: Group) -> bool:
 def _pay(world: int, m: int, n: int, k: int, dense: bool, pitch: int, target: str) -> bool:
     if target == "cpu" or not (machine := tkc.target(target)).wgmma:
         return False
-    each, whole = (Product(x, n, k, 1, dense, (2 * k, 2 * pitch)) for x in (m, world * m))
-    beside = tiles(whole, target, 1, lambda tile: _leaves_room(whole, tile, machine))
-    turns = tiles(each, target, 1)
-    if not beside or not turns:
-        return False
-    alone = world * nanoseconds(each, turns[0], machine)
-    return nanoseconds(whole, beside[0], machine) < alone
+    each, whole = (tkc.Product(x, n, k, 1, dense, (2 * k, 2 * pitch)) for x in (m, world * m))
+    beside = tkc.product_blocks(whole, target, 1, lambda b: _leaves_room(whole, b, machine))
+    turns = tkc.product_blocks(each, target, 1)
+    return bool(beside and turns) and beside[0][0] < world * turns[0][0]
 
 
 def product_of_pieces(a: Any, w: Any, y: Any, group: Group) -> None:

@@ -34,13 +34,13 @@ from math import ceil, gcd, prod
 from typing import TypeGuard
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.devices import Costs
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import LINE, ROW_ALIGNMENT, Target
+from tkc.ir.target import LINE, ROW_ALIGNMENT, SECTOR, Target
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -53,16 +53,20 @@ from tkc.passes.planning.bandwidth import Moving, time_of
 from tkc.passes.planning.numbers import Numbers, Sizes
 from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 
+LEAST_UNIT = 8  # columns of an instruction of wgmma are a multiple
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A dot of the plan's number, in a loop's body."""
+    """A dot of the plan's number, in a loop's body. units: of what rows (columns) of an instruction
+    are a multiple where its right operand has them as columns: of a swizzle, where these are dense.
+    """
 
     number: int
     shape: tuple[int, int, int]
     bits: int
+    units: tuple[int, int] = (LEAST_UNIT, LEAST_UNIT)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ class Work:
     the arrays read; stored, results: bytes and elements of results of one program; of these
     odd_rows: elements in rows that start at odd elements, columns: in dense columns. width: the
     elements of a result's row, or what divides those of all; height: likewise its rows. vector:
-    elements of a row that a thread may store at once, of any result.
+    elements of a row that a thread may store at once, of any result. partial: bytes of the sectors
+    that rows of results have in part, in which these may begin anywhere.
     """
 
     grid: tuple[int, int, int] | None
@@ -113,6 +118,7 @@ class Work:
     width: int = 0
     height: int = 0
     vector: int = 1
+    partial: float = 0.0
     # of programs without dots
     moving: Moving | None = None
 
@@ -133,6 +139,7 @@ class Work:
             width=gcd(*(t.extents[-1] for t in tiles if t.rank)),
             height=gcd(*(t.extents[-2] for t in tiles if t.rank > 1)),
             vector=_stored_at_once(stored),
+            partial=_partial(stored),
             moving=_moving(kernel, known, loads, stored),
         )
 
@@ -171,6 +178,22 @@ def _stored_at_once(stored: Sequence[tuple[Operation, TileType]]) -> int:
     return max(1, min(pitch * 8 // size for pitch, size in sizes))
 
 
+def _partial(stored: Sequence[tuple[Operation, TileType]]) -> float:
+    """Bytes of the sectors that rows of stored blocks have in part."""
+    return sum(_partial_of_block(op) for op, _ in stored if isinstance(op, tile.Store))
+
+
+def _partial_of_block(op: tile.Store) -> float:
+    """Of rows of a line of memory at most each; none where they begin where sectors do, or columns
+    are dense.
+    """
+    strides = array_type(op.array).facts.strides
+    if not strides or strides[-1].exact != 1 or not Target.cuts_sectors(_pitch(op)):
+        return 0.0
+    row = gcd(LINE, op.extents.get_values()[-1] * bits(array_type(op.array).element) // 8)
+    return bytes_of(op) / row * 2 * SECTOR
+
+
 def _parts_of(
     kernel: tile.Kernel,
     known: Numbers,
@@ -188,7 +211,8 @@ def _parts_of(
     for i, dot in enumerate(op for op in order if isinstance(op, tile.Dot)):
         *batch, m, n = tile_type(dot.acc).extents
         k = tile_type(dot.a).extents[-1] * prod(batch)
-        place(dot)[0].append(Dot(i, (m, n, k), bits(element_of(dot.a.type))))
+        units = _unit(dot.a, 0), _unit(dot.b, 1)
+        place(dot)[0].append(Dot(i, (m, n, k), bits(element_of(dot.a.type)), units))
     for i, load in enumerate(loads):
         if tile_of(load) is not None:
             place(load)[1].append(_moved(i, load, known, load.results[0] in feeding))
@@ -203,6 +227,14 @@ def _parts_of(
         )
         for loop, (d, m) in parts.items()
     )
+
+
+def _unit(operand: SSAValue, axis: int) -> int:
+    """Rows (columns, axis 1) of an operand of which an instruction's are a multiple."""
+    load = operand.owner
+    if not isinstance(load, tile.Load) or dense_of_block(load) != axis:
+        return LEAST_UNIT
+    return max(LEAST_UNIT, _row(load) * 8 // bits(element_of(operand.type)))
 
 
 def _moved(number: int, load: Operation, known: Numbers, feeds_dots: bool) -> Moved:
@@ -251,7 +283,8 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     parallel = programs * plan.split_k
     waves, shares = _waves(work, plan, parallel, places)
     loops = _loops(work, plan, target, resident, parallel, places, waves)
-    stored = _stored(work, plan, costs)
+    # of all blocks that a multiprocessor holds
+    stored = _stored(work, plan, costs) * resident
     exposed = loops.exposed + stored
     if per_block == 1:
         each = loops.clocks + exposed
@@ -265,12 +298,14 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         - hidden
         + (exposed if per_block > 1 else 0)
         + (costs.meeting(work.results, shares) if shares > 1 else 0)
-        + (costs.launch_clocks + costs.cluster * (prod(plan.cluster) > 1) if work.grid else 0)
     )
+    begun = _begun(plan, costs, min(parallel, places)) if work.grid else 0.0
     on_each = parallel / (target.multiprocessors * resident)
-    scale = 1 / (_clock(target, loops, total, on_each) * 1e9)
+    scale = 1 / (_clock(target, loops, total + begun, on_each) * 1e9)
+    # memory is idle until programs have begun
     seconds = (
-        max(total * scale, memory)
+        begun * scale
+        + max(total * scale, memory)
         + costs.overlap * min(total * scale, memory)
         + costs.launch_seconds
     )
@@ -280,9 +315,17 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         seconds,
         waves / per_block,
         waves * loops.clocks * scale,
-        (total - waves * loops.clocks) * scale,
+        (begun + total - waves * loops.clocks) * scale,
         memory,
         loops.limit if memory < total * scale else "memory",
+    )
+
+
+def _begun(plan: Plan, costs: Costs, programs: int) -> float:
+    """Clocks until all of so many programs at once have begun, and after the last has ended."""
+    blocks = programs / max(1, plan.programs)
+    return (
+        costs.launch_clocks + costs.block_clocks * blocks + costs.cluster * (prod(plan.cluster) > 1)
     )
 
 
@@ -377,9 +420,11 @@ def _storing(work: Work, plan: Plan, costs: Costs) -> float:
     rows, columns = ROWS_PER_WARPGROUP * max(1, plan.warps // 4), gcd(work.width, plan.columns)
     if plan.epilogue == "shared":
         return costs.leaving_by_threads(work.results, columns, work.vector)
-    if any(dot.swap for dot in plan.dots):
+    turned = any(dot.swap for dot in plan.dots)
+    if turned:
         rows, columns = lines_of_subtile(work.height, plan.columns), rows
-    return costs.leaving(work.results, rows, columns, whole=plan.subtiles == 1)
+    leaving = costs.leaving(work.results, rows, columns, whole=plan.subtiles == 1)
+    return leaving + costs.store_turned * turned
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
@@ -415,7 +460,8 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     read = traffic * programs
     if work.footprint:
         read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
-    written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
+    written: float = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
+    written += target.costs.partial * work.partial * programs
     return (read + written) / (target.memory * 1e9), programs, resident, places
 
 
@@ -505,12 +551,20 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
         elif chosen.instruction == "wgmma":
             rows = _up(m, 64)
             tensor += 2 * rows * n * k / rate
-            reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
+            left = 2048 * _instructions(d, chosen.swap, plan, target) * (chosen.a == "shared")
+            reads += rows / 64 * k * d.bits / 256 * (left + 32 * n)
             relaid += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
             slower = costs.mma_sync if target.wgmma else 1
             tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * slower)
     return tensor, reads, relaid
+
+
+def _instructions(dot: Dot, swap: bool, plan: Plan, target: Target) -> int:
+    """Instructions side by side that a dot takes: each reads the rows of the left operand again."""
+    columns, unit = dot.shape[not swap], dot.units[not swap]
+    consumers = plan.warps // 4 * max(1, plan.programs)
+    return columns // target.dot_width(columns, unit, 128 * (consumers + 1))
 
 
 @dataclass(frozen=True)
@@ -562,8 +616,9 @@ def _copied(part: Part, plan: Plan, target: Target, launch: Launch) -> Copies:
         if mapped:
             lines += x.lines * costs.copied_line / sharing
         else:
-            # those beyond an array ask for nothing
-            instructions = inside / (32 * max(1, load.vector))
+            # what lies beyond an array takes a role's turn, but no load of a warp's own
+            copied = x.bytes if load.path == "cp_async" else inside
+            instructions = copied / (32 * max(1, load.vector))
             units += instructions * _instruction(load.path, x.fed, costs)
     return Copies(fabric, sent, cut, asked, units, lines)
 

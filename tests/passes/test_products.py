@@ -1,0 +1,211 @@
+"""Blocks of products: what the planner says of them without a trace is what a trace gives; bounds
+leave nothing out; which blocks it finds.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import tkc
+from tkc.kernels.matmul import _partial, _product
+from tkc.language.trace import trace
+from tkc.passes import PassContext
+from tkc.passes.plan import kernel_of, plan
+from tkc.passes.planning.cost import Work, cost
+from tkc.passes.planning.numbers import Sizes
+from tkc.passes.planning.products import (
+    Block,
+    Product,
+    _bounds,
+    _legal,
+    product_blocks,
+    seconds,
+)
+from tkc.runtime.arrays import ArrayInfo
+from tkc.runtime.specialize import Constant, signature
+
+H200 = tkc.target("sm_90a")
+SOME = [
+    Product(1984, 984, 888, 1, False, (1776, 1776), result_pitch=1968),
+    Product(1920, 744, 2864, 1, True, (5728, 1488), result_pitch=1488),
+    Product(128, 512, 20480, 1, True, (40960, 1024)),
+    Product(272, 728, 10208, 1, True, (20416, 1456), apart=True),
+    Product(233, 22, 774, 1, True, (1548, 44), vectors=(2, 2, 2), result_pitch=44),
+    Product(1208, 267, 24, 1, False, (48, 48), vectors=(8, 8, 1), result_pitch=534),
+    Product(38, 90, 1795, 1, True, (3590, 180), vectors=(1, 2, 2), result_pitch=180),
+    Product(38, 90, 1795, 1, True, (3590, 180), True, (1, 2, 2)),
+    Product(768, 1024, 640, 1, True, (1536, 2048), dense_columns=True),
+    Product(4096, 14336, 4096, 1, True, (8192, 28672)),
+    Product(96, 5192, 24, 1, False, (48, 48), result_pitch=10384),
+    Product(640, 640, 512, 6, True, (1024, 1280)),
+]
+
+
+def named(p):
+    return f"{p.m}x{p.n}x{p.k}" + "".join(
+        f" {name}" for name in ("apart", "dense_columns") if getattr(p, name)
+    )
+
+
+def every(product):
+    """Each legal block in each cluster."""
+    return [
+        block._replace(cluster=cluster)
+        for block in _legal(product, H200)
+        for cluster in product.clusters(block)
+    ]
+
+
+def of_a_trace(product, block):
+    """Seconds of the cost model for the kernel that a block makes, traced and planned."""
+    m, n, k = product.m, product.n, product.k
+    of_a, of_b = (pitch // 2 for pitch in product.pitches)
+    batch = "" if product.batches == 1 else f"{product.batches}:"
+    steps = [f"{batch}{m * k}, ", f"{batch}{k * n}, "] if batch else ["", ""]
+    a = (
+        f"bf16[{steps[0]}{m}:1, {k}:{of_a}]"
+        if product.dense_columns
+        else (f"bf16[{steps[0]}{m}:{of_a}, {k}:1]")
+    )
+    b = f"{k}:{of_b}, {n}:1" if product.dense_rows else f"{k}:1, {n}:{of_b}"
+    b, parts = f"bf16[{steps[1]}{b}]", block.split_k
+    options = block.options
+    if product.apart:
+        options = {name: value for name, value in options.items() if name != "split_k"}
+        depth = tkc.cdiv(product.steps(block), parts) * block.depth
+        kernel, c = _partial.kernel, f"f32[{parts}, {m}, {n}]"
+        values, said = kernel.bound(a, b, c, DEPTH=depth, **options)
+    else:
+        kernel, c = _product.kernel, f"bf16[{f'{product.batches}, ' if batch else ''}{m}, {n}]"
+        values, said = kernel.bound(a, b, None, c, ACTIVATION=None, **options)
+    infos = kernel._describe(values)
+    described = signature(kernel._specialize(infos, tuple(said.items())))
+    module = trace(kernel.fn, described)
+    made = plan(module, PassContext(H200, described.options))
+    layers = parts if product.apart else product.batches
+    sizes = Sizes(
+        (*product.grid(block), layers),
+        tuple(
+            i.shape if isinstance(i, ArrayInfo) else i.value
+            for i in infos
+            if not isinstance(i, Constant)
+        ),
+    )
+    adding = product.adding(parts, H200) if product.apart else 0.0
+    return cost(Work.of(kernel_of(module), sizes), made, H200).seconds + adding
+
+
+@pytest.mark.parametrize("product", SOME, ids=named)
+def test_nothing_need_be_traced(product):
+    """One estimate: of a block it says what it says of the kernel that is traced for it."""
+    # of two parts the one in the middle, by which a trace goes, is the last, which may be shorter
+    blocks = [b for b in every(product) if not product.apart or b.split_k > 2]
+    best = [block for _, block in product_blocks(product, "sm_90a", 2)]
+    some = random.Random(0).sample(blocks, 6)
+    for block in (*(b for b in best if b in blocks), *some):
+        assert seconds(product, block, H200) == pytest.approx(of_a_trace(product, block)), block
+
+
+@pytest.mark.parametrize("product", SOME, ids=named)
+def test_no_block_is_left_out_that_would_be_among_the_best(product):
+    blocks = every(product)
+    times = [seconds(product, block, H200) for block in blocks]
+    bounds = _bounds(product, [(block, block.cluster) for block in blocks], H200)
+    for block, least, time in zip(blocks, bounds, times, strict=True):
+        assert least <= time * (1 + 1e-9), block
+    assert [time for time, _ in product_blocks(product, "sm_90a", 5)] == sorted(times)[:5]
+
+
+def test_blocks_of_a_product():
+    """Legal ones, the estimate's best first."""
+
+    def best(m, n, k, count):
+        found = product_blocks(Product(m, n, k, 1, True, (2 * k, 2 * n)), "sm_90a", count)
+        assert found == sorted(found, key=lambda pair: pair[0])
+        return [block for _, block in found]
+
+    found = best(1536, 1536, 1536, 12)
+    assert len(set(found)) == 12
+    for block in found:
+        groups = 1 if block.in_turn else block.options.get("num_warps", 8) // 4
+        rows = block.columns if block.transposed else block.rows
+        assert block.rows * block.columns <= 208 * 128 * min(groups, rows // 64)
+    # few programs with long loops are divided
+    assert best(128, 512, 20480, 1)[0].split_k > 1
+    # of few rows no more are computed than a warpgroup must
+    assert all(block.rows <= 64 for block in best(16, 4096, 4096, 12))
+    # rows that blocks of 64 would pad are divided evenly
+    assert best(300, 4096, 4096, 1)[0].transposed
+    assert any(tkc.cdiv(300, block.rows) * block.rows <= 304 for block in best(300, 4096, 4096, 50))
+    # a last block of columns is one with those before it, where that is less than half of it
+    assert any(block.columns == 96 for block in best(3504, 72, 608, 1000))
+
+
+def test_there_are_none_without_wgmma():
+    assert product_blocks(Product(512, 512, 512), "sm_80", 4) == []
+
+
+@pytest.mark.parametrize("m, n, k, rows", [(2560, 2560, 2560, 200), (5824, 1088, 6080, 208)])
+def test_blocks_may_have_any_number_of_rows(m, n, k, rows):
+    """2560 x 2560 x 2560 in one wave: 13 rows of blocks of 200, the last one padded by 40. Measured
+    on an H200, 2026-11-28: 47.1 us, with 216 rows in two waves 50.9.
+    """
+    best = product_blocks(Product(m, n, k, 1, True, (2 * k, 2 * n)), "sm_90a", 12)
+    assert any(block.rows == rows for _, block in best)
+
+
+def test_products_whose_operands_threads_copy_have_blocks_like_others():
+    """Few blocks are divided along k, and few rows are no padding; no cluster shares what threads
+    copy, and there is no third warpgroup of consumers beside theirs.
+    """
+    given = Product(233, 22, 774, 1, True, (1548, 44), vectors=(2, 2, 2))
+    found = [block for _, block in product_blocks(given, "sm_90a", 40)]
+    assert any(block.split_k > 1 for block in found) and any(block.rows < 64 for block in found)
+    large = Product(4290, 1246, 1190, 1, True, (2380, 2492), vectors=(2, 2, 2))
+    for _, block in product_blocks(large, "sm_90a", 40):
+        assert block.cluster == (1, 1) and block.warpgroups < 3 and not block.in_turn
+    aligned = replace(given, vectors=(8, 8, 8))
+    [(_, one)] = product_blocks(aligned, "sm_90a", 1)
+    assert seconds(given, one, H200) > seconds(aligned, one, H200)
+
+
+def test_no_copy_brings_single_elements_to_wgmma():
+    """Warps load what begins at any multiple of two bytes, and multiply it themselves."""
+    given = Product(38, 90, 1795, 1, True, (3590, 180), vectors=(1, 2, 2))
+    for _, block in product_blocks(given, "sm_90a", 40):
+        assert block.options["roles"] == "one" and block.options["num_warps"] in (4, 8)
+
+
+def test_rows_that_begin_anywhere_leave_in_wide_subtiles():
+    """By threads, in the time of two programs that store one after the other: blocks of narrow
+    subtiles, and those whose sums leave no registers for rows, are not taken. Of 12081 x 2671 x 24
+    on an H200, 2026-11-28: 64 x 192 took 45 us, 256 x 80 124, 128 x 192 171.
+    """
+    given = Product(12081, 2671, 24, 1, False, (48, 48), vectors=(8, 8, 1))
+    assert all(block.columns % 64 == 0 for _, block in product_blocks(given, "sm_90a", 6))
+
+    def us(rows, columns, vector=1):
+        other = replace(given, vectors=(8, 8, vector))
+        return seconds(other, Block(rows, columns, True, 32), H200) * 1e6
+
+    assert us(64, 192) * 1.5 < min(us(256, 80), us(128, 192))
+    # twice as many neighbours at once
+    assert us(64, 192, 8) < us(64, 192, 4) < us(64, 192, 2) < us(64, 192)
+
+
+def test_dots_in_many_instructions_read_rows_again():
+    """Three warpgroups have no registers for 224 columns of an instruction: of rows of 64 bytes it
+    takes seven of 32. Measured on an H200, 2026-11-28: 2624 x 3136 x 14336 532 us, 176 x 192 299.
+    """
+    assert H200.dot_width(224, 32, 512) == 32 and H200.dot_width(224, 8, 512) == 112
+    given = Product(2624, 3136, 14336, 1, True, (28672, 6272))
+    turned = replace(given, dense_rows=False, pitches=(28672, 28672))
+    wide = Block(192, 224)
+    assert seconds(given, wide, H200) > 1.1 * seconds(turned, wide, H200)
+
+
+def test_what_the_l2_cache_sends():
+    """Programs that stand in one place ask for the same, but not all of them in time."""
+    assert H200.sent(16, 16) == H200.sent(16, 40) == 1
+    assert 1 / 16 < H200.sent(16, 1) < H200.sent(16, 2) < 1
