@@ -404,3 +404,23 @@ def test_sums_of_two_axes_are_told_apart():
     level4.run(module, [x, o], (1,))
     padded = np.pad(x, ((0, 0), (0, 56))).reshape(8, 4, 4, 16)
     assert np.abs(o - padded[:, :, 1].sum((1, 2))).max() < 1e-4
+
+
+def summed(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr, AXIS: tkc.constexpr):
+    total = tkc.zeros((BN if AXIS == 0 else ROWS,))
+    for n in tkc.range(0, x.shape[1 - AXIS], ROWS if AXIS == 0 else BN):
+        at = (n, 0) if AXIS == 0 else (0, n)
+        total = total + tkc.sum(tkc.load(x, at, (ROWS, BN)), axis=AXIS)
+    tkc.store(o, (0,), total)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, axis, deferred", [(8, 64, 1, 1), (8, 37, 1, 0), (8, 512, 0, 0)]
+)
+def test_only_whole_rows_of_several_threads_have_parts(rows, columns, axis, deferred):
+    """Not those of which threads have places that no element has, nor those of one thread each."""
+    given = context("sm_80")
+    module = traced(summed, f2, f1, ROWS=rows, BN=columns, AXIS=axis)
+    through(module, "defer-reductions", given)
+    said = [text for text in given.decisions if text.startswith("defer-reductions")]
+    assert len(said) == deferred, said

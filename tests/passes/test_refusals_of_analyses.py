@@ -18,7 +18,7 @@ from tkc.ir.types import ArrayFacts, Fact, TileType, element_of, f16, f32, ui8, 
 from tkc.language.signature import ArrayArgument
 from tkc.passes import simplify, split_masked_loops
 from tkc.passes.analysis import alias, folding, mapped
-from tkc.passes.analysis.pointers import Affine, Gathered, Wrapped
+from tkc.passes.analysis.pointers import Affine, Forms, Gathered, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, reusable_loads
 from tkc.passes.plan import kernel_of
@@ -117,6 +117,21 @@ def test_threads_have_pairs_of_rows_that_lie_beside_each_other(dtype, turned, op
     module = traced(of_columns, aligned(dtype, 2), h2, f2, TURNED=turned)
     given = context("sm_90a", **options).options
     assert operands.paired(ops(module, tile.Dot), given) == pairs
+
+
+def beside_another(x, o, K, ADDED: tkc.constexpr):
+    """What a loop counts is in 32 bits beside what is never negative, or what is taken from it."""
+    for i in tkc.range(K, K + 4):
+        beside = i + tkc.program_id(0) if ADDED else i - tkc.program_id(0)
+        tkc.store(o.ptr + beside * 1024, x[0])
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_part_of_a_sum_is_narrow_beside_what_is_never_negative(added):
+    module = traced(beside_another, array(tkc.int32), array(tkc.int32), number(), ADDED=added)
+    forms, (loop,) = Forms.of(kernel_of(module)), ops(module, scf.ForOp)
+    counted = forms.scalars.of(loop.body.block.args[0]) * Polynomial.number(1024)
+    assert forms.is_narrow(counted) == added
 
 
 # ---- programs

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import aligned, context, through
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0, level4
 
 ROWS, STATE, STEPS, PART = 64, 128, 4, 32
 
@@ -113,3 +117,29 @@ def test_an_operand_that_is_written_before_the_first_store():
         want = (want @ w) @ np.ones((n, n)) % 5
     added_ones[1](h, w, steps, n, 16)
     np.testing.assert_array_equal(h[steps], want)
+
+
+def chained(h, w, v, o):
+    """What is stored goes into a dot of the same iteration, which could run an iteration later."""
+    acc = tkc.zeros((64, 64))
+    for i in tkc.range(0, 4):
+        s = tkc.dot(tkc.load(h, (i * 64, 0), (64, 64)), tkc.load(w, (i * 64, 0), (64, 64)))
+        p = tkc.maximum(s, 0.0).to(h.dtype)
+        acc = tkc.dot(p, tkc.load(v, (i * 64, 0), (64, 64)), acc)
+        tkc.store(h, (i * 64 + 64, 0), p)
+    tkc.store(o, (0, 0), acc)
+
+
+def test_no_dot_runs_late_where_copies_wait_for_what_is_stored():
+    half, wide = aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+    module, given = traced(chained, half, half, half, wide), context("sm_90a")
+    rng = np.random.default_rng(0)
+    h = np.zeros((320, 64), np.float16)
+    h[:64] = rng.integers(-1, 2, (64, 64))
+    w = np.concatenate([np.eye(64)[rng.permutation(64)] for _ in range(4)]).astype(np.float16)
+    v = rng.integers(-1, 2, (256, 64)).astype(np.float16)
+    level0.run(module, [h.copy(), w, v, want := np.zeros((64, 64), np.float32)], (1, 1, 1))
+    through(module, PIPELINE[-1], given)
+    assert given.plan.copies_wait and not any("iteration late" in line for line in given.decisions)
+    level4.run(module, [h, w, v, got := np.zeros((64, 64), np.float32)], (1, 1, 1), 1)
+    np.testing.assert_array_equal(got, want)

@@ -156,7 +156,7 @@ class Parts:
         kept = dict(self.members), list(self.reduces), self._found, self.axis
         try:
             yield self._follow(left)
-        except NotInParts:
+        except (NotInParts, LayoutError):
             self.members, self.reduces, self._found, self.axis = kept
             yield self._follow(right)
             self.members[value] = 1
@@ -184,12 +184,11 @@ class Parts:
 
     def _cut(self, op: tile.Reduce) -> tuple[list[int], Layout, list[int], Layout]:
         """The axis as what registers count and what threads do, largest stride first: the shape,
-        its layout, which axes of it are registers, and the layout of the sum in parts.
+        its layout, which axes of it are registers, and the layout of the sum in parts. Raises
+        LayoutError where threads have places that no element has.
         """
         t, axis, layout = tile_type(op.args[0]), op.axis.value.data, layout_of(op.args[0])
         pieces: list[tuple[int, bool]] = []  # an extent, and whether registers count it
-        if layout.padded_shape[axis] != layout.shape[axis]:
-            raise NotInParts
         own = layout.digits(axis, ("registers",))
         for d in sorted(layout.digits(axis), key=lambda d: -d.stride):
             if pieces and pieces[-1][1] == (d in own):

@@ -267,7 +267,7 @@ def _conflict(op: Operation | None, states: States) -> _Conflict | None:
     while op is not None:
         if type(op) in LOOKED_AT:
             if op is not first and states.known.get(op) == state:
-                return None
+                break
             states[op] = state
             try:
                 state = _after(op, state)
