@@ -35,7 +35,8 @@ roles: beside dots what is small, a scale or a bias, and no tensor map copies, u
 no registers for it (`early_small_loads`). It comes straight from global memory, and instructions
 wait in order, so that the next dot would be issued late. The next one is loaded during the dots of
 this iteration, when what is small has been computed from the old one, in whose registers it then
-arrives; the last iteration loads its own again.
+arrives; the last iteration loads its own again. So does one of an array that nothing bounds, whose
+first block is loaded only where the loop has an iteration.
 
 Before:
 
@@ -71,14 +72,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, i1
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
+from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import (
     Builder,
+    before,
     clone_slice,
     counted_slice,
     defining_slice,
@@ -88,7 +91,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.threads import Identity
 from tkc.ir.types import ArrayType, TileType, bits
-from tkc.ir.values import block_of, is_side_effect_free, terminator_of
+from tkc.ir.values import block_of, is_side_effect_free, owner_op, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged
@@ -218,7 +221,10 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
         clone_slice([*needed, *loads], mapping, anchor)
         return [mapping[op.result] for op in loads]
 
-    loop = rebuild_for(loop, range(count), asked(loop.lb, loop))
+    first = asked(loop.lb, loop)
+    if dot is None:
+        first = [_only_where_it_runs(value, loop) for value in first]
+    loop = rebuild_for(loop, range(count), first)
     arguments = body.args[1 + count :]
     for op, argument in zip(loads, arguments, strict=True):
         op.result.replace_all_uses_with(argument)
@@ -228,12 +234,30 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
     anchor = _widened_first(body, arguments) if dot is None else _behind(dot)
     build = Builder(anchor)
     following = build.add(counter, loop.step)
-    if dot is not None or any(is_inside(op.array, loop) for op in loads):
+    if dot is not None or any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads):
         following = build.select(build.lt(following, loop.ub), following, counter)
     end = terminator_of(body)
     end.operands = [*end.operands, *asked(following, anchor)]
     for op in loads:
         erase(op)
+
+
+def _only_where_it_runs(value: SSAValue, loop: scf.ForOp) -> SSAValue:
+    """What is loaded before a loop: of an array that nothing bounds only where the loop has
+    iterations, for what a loop without any would load need not be there.
+    """
+    load = owner_op(value)
+    if not isinstance(load, tile.Load) or not is_unbounded(load.array):
+        return value
+    build, t = Builder(load), load.result.type
+    runs: SSAValue = build.lt(loop.lb, loop.ub)
+    if isinstance(t, TileType):
+        runs = build(tile.Splat(runs, TileType(t.extents, i1)))
+    new = tile.Load(load.array, load.offsets, load.extents.get_values(), runs, load.other)
+    new.attributes |= load.attributes
+    found = before(load, new).result
+    erase(load)
+    return found
 
 
 def _behind(op: Operation) -> Operation:
