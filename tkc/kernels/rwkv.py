@@ -417,7 +417,8 @@ class _Call:
         asking, reading, writing, erasing = factors = [self.of_keys() for _ in range(4)]
         lower, ends = self.of_pairs("float32"), self.of_chunks()
         pairs = seen, asked, read, lower
-        warps = max(1, self.tiles["C"] * self.tiles["K"] // (32 * NUMBERS))
+        numbers = NUMBERS if self.short > 1 else NUMBERS // 2  # levels keep more at once
+        warps = max(1, self.tiles["C"] * self.tiles["K"] // (32 * numbers))
         options = {**self.tiles, "SHORT": self.short, "num_warps": warps}
         _pairs[self.grid](*self.operands, *pairs, *factors, ends, self.scale, **options)
         inverted(lower, inverses, self.starts, self.grid)
