@@ -182,6 +182,23 @@ def test_arrays_taken_as_another_type_are_launched_again_and_again():
 
 
 @triton.jit
+def widened(x, o, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(o + i, tl.load(x + i).to(tl.float32))
+
+
+def test_bytes_are_taken_as_float8():
+    """A type whose name in Triton is not that of tkc; what the launch gives knows it, too."""
+    x, o = np.array([0x38, 0x40, 0xB8, 0x00], np.uint8), np.zeros(4, np.float32)
+    given = triton.reinterpret(_Numbers(x), tl.float8e4nv)
+    for _ in range(2):
+        o[:] = 9
+        done = widened[(1,)](given, o, BLOCK=4)
+        np.testing.assert_array_equal(o, [1, 2, -1, 0])
+    assert "e4m3" in done.compiled_for("sm_90a").ptx
+
+
+@triton.jit
 def after_another(x, o, n, BLOCK: tl.constexpr):
     tl.extra.cuda.gdc_wait()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -84,7 +84,8 @@ class Wrapped:
     dtype: types.dtype
 
 
-def _reinterpreted(value: Wrapped) -> ArrayInfo:
+def reinterpreted(value: Wrapped) -> ArrayInfo:
+    """The array that is taken as another type."""
     inner = value.base
     device = inner.device.index or 0 if inner.device.type == "cuda" else -1
     name = value.dtype.core.name
@@ -120,7 +121,7 @@ def form_of(value: Any, p: Parameter, into: dict[str, Any]) -> Form:
         into[p.name] = _number(value, p)
         return Number(p.name, type(value) is int and 0 <= value < 2**63)
     if isinstance(value, Wrapped) or is_array(value):
-        into[p.name] = _reinterpreted(value) if isinstance(value, Wrapped) else value
+        into[p.name] = reinterpreted(value) if isinstance(value, Wrapped) else value
         return Pointer(p.name)
     if isinstance(value, TensorDescriptor):
         into[p.name] = view(value)
@@ -169,7 +170,7 @@ def view(value: TensorDescriptor) -> Any:
 
 
 def _of_descriptor(value: TensorDescriptor) -> ArrayInfo:
-    found = _reinterpreted(value.base) if isinstance(value.base, Wrapped) else describe(value.base)
+    found = reinterpreted(value.base) if isinstance(value.base, Wrapped) else describe(value.base)
     return ArrayInfo(
         found.pointer,
         tuple(value.shape),

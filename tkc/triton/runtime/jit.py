@@ -459,6 +459,8 @@ def _debugging() -> bool:
 
 def _without_memory(value: Any) -> Any:
     """The description of an array in its place."""
+    if isinstance(value, forms.Wrapped):
+        return replace(forms.reinterpreted(value), owner=None)
     return replace(describe(value), owner=None) if is_array(value) else value
 
 
