@@ -25,7 +25,7 @@ WARPGROUP = 64  # rows
 # warpgroups of 64
 MAX_D_BY_ROWS = {64: 256, 128: 256, 192: 128, 256: 64}
 COLUMNS = range(48, 177, 16)  # of K, at once
-TILE_COLUMNS = 64  # of tiles side by side, at least: each has barriers of its own in every step
+TILE_COLUMNS = 64  # of three warpgroups or more, at least, and of tiles side by side
 MAX_TILE_COLUMNS = 128  # of a program of 64 rows
 SIDE_BY_SIDE = 1, 3, 4  # tiles of 64 rows that may be asked for
 # elements of 16 bits to which rows are padded: half a quarter, a half and a whole of a swizzle
@@ -120,12 +120,13 @@ def seconds(block: Block, launch: Launch, device: Any) -> float:
     times, chip = device.attention, device.chip
     rows = block.rows * block.co_resident
     step = _step(block, launch, device)
-    longest, mean = (ceil(n / block.columns) for n in launch.columns(rows))
+    steps, longest = _steps(block, launch), ceil(launch.columns(rows)[0] / block.columns)
     _, dv = launch.widths
     fixed = times.program + times.result * rows * width_of(dv, block.step)
     fixed += times.mask * rows * _masked(block, launch)
     programs, places = launch.programs(rows), chip.multiprocessors
-    last, average = fixed + longest * step, fixed + mean * step
+    last = fixed + (steps if launch.window else longest) * step
+    average = fixed + steps * step
     if programs <= places:
         clocks = last
     elif launch.even:
@@ -135,6 +136,18 @@ def seconds(block: Block, launch: Launch, device: Any) -> float:
     running = (times.begin + clocks) / (device.rates.clock * 1e9)
     memory = launch.bytes / (device.rates.memory * 1e9)
     return times.launch + max(running, memory) + times.beside_memory * min(running, memory)
+
+
+def _steps(block: Block, launch: Launch) -> float:
+    """Of a program, on average: tiles side by side have loops of their own, of which those of the
+    first rows are shorter, and those beyond the last row empty.
+    """
+    _, mean = launch.columns(block.rows)
+    if launch.even and not launch.window:
+        return ceil(mean / block.columns)
+    tiles = ceil(launch.queries / block.rows)
+    groups = ceil(tiles / block.co_resident)
+    return tiles / (groups * block.co_resident) * (mean / block.columns + 0.5)
 
 
 def _masked(block: Block, launch: Launch) -> int:
@@ -214,7 +227,7 @@ def _rows(launch: Launch) -> list[int]:
 def _tiles(rows: int, columns: int, launch: Launch, step: int) -> set[int]:
     """How many tiles of so many rows may stand side by side."""
     if rows > WARPGROUP:
-        return {1}
+        return {1} if rows <= 2 * WARPGROUP or columns >= TILE_COLUMNS else set()
     if columns > MAX_TILE_COLUMNS:
         return set()
     asked = SIDE_BY_SIDE if columns >= TILE_COLUMNS else SIDE_BY_SIDE[:1]
