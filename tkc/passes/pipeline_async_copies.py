@@ -484,7 +484,10 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
             fillers.setdefault(_plan_of(context).load(op).ring, []).append(op)
         elif isinstance(op, shared.Write) and "number" in op.attributes:
             fillers.setdefault(_plan_of(context).load(op).relayout_ring, []).append(op)
-    return [Ring(_plan_of(context).rings[n], found) for n, found in sorted(fillers.items())]
+    return [
+        Ring(_plan_of(context).rings[n], found, _plan_of(context).copies_wait)
+        for n, found in sorted(fillers.items())
+    ]
 
 
 class Ring(Carried):
@@ -492,8 +495,8 @@ class Ring(Carried):
     threaded through the whole program, each place that copies taking the next.
     """
 
-    def __init__(self, stages: int, copies: list[Filler]):
-        self.stages, self.copies = stages, set(copies)
+    def __init__(self, stages: int, copies: list[Filler], places_first: bool = False):
+        self.stages, self.copies, self.places_first = stages, set(copies), places_first
         self.buffers: dict[tuple[int | None, int], SSAValue] = {}
 
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
@@ -568,6 +571,13 @@ class Ring(Carried):
                 for op in defining_slice(copy.operands, block_of(copy))
                 if last.is_before_in_block(op)
             ]
+            if self.places_first:
+                # looked up before the stage's first copy is announced: consumers may overwrite it
+                # when they see the stage
+                for op in moved:
+                    op.detach()
+                    before(copies[0], op)
+                moved = []
             for op in (*moved, copy):
                 op.detach()
                 last = after(last, op)
