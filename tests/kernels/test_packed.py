@@ -8,7 +8,6 @@ import pytest
 import tkc
 from tests.kernels.checks import assembles, close, double, launches, numbers
 from tkc import kernels
-from tkc.kernels import packed
 from tkc.kernels.packed import NF4
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -82,41 +81,6 @@ def test_float8_rows(kind, group, zeros, shape):
         kernels.packed_matmul(
             x.astype("bfloat16"), words, scales, zeros, None, kind, group, of_rows
         )
-
-
-@pytest.mark.parametrize("bn, warps, parts", [(64, 4, 1), (64, 4, 2), (256, 16, 2)])
-def test_few_rows_in_threads(bn, warps, parts, monkeypatch):
-    """In the blocks that few rows take on Hopper, of which several have parts of k."""
-    monkeypatch.setenv("TKC_SIM", "1")
-    monkeypatch.setenv("TKC_TARGET", "sm_90a")
-    m, n, k = 5, 300, 640
-    x, codes = numbers((m, k), "bfloat16"), codes_of(n, k)
-    scales, y = np.abs(numbers((n, 5), "bfloat16", 1)), np.empty((m, n), x.dtype)
-    config = {"BM": 16, "BN": bn, "BK": 128, "num_warps": warps, "split_k": parts}
-    packed._packed.kernel[1, -(-n // bn)](
-        *(x, None, kernels.pack_codes(codes), scales, None, None, y),
-        KIND="int4",
-        G=128,
-        **config,
-    )
-    w = double(codes - 8) * np.repeat(double(scales), 128, 1)
-    close(y, double(x) @ w.T, "bfloat16", ulps=8)
-
-
-@pytest.mark.parametrize(
-    "m, n, k, config",
-    [
-        (16, 8192, 8192, (16, 256, 16, 4)),
-        (16, 28672, 4096, (16, 256, 16, 1)),
-        (3, 4096, 14336, (16, 256, 16, 8)),
-        (20, 1024, 1024, (32, 64, 4, 2)),
-        (1, 64, 100, (16, 64, 4, 1)),
-    ],
-)
-def test_programs_of_few_rows_fill_a_gpu(m, n, k, config):
-    found = packed._for_few_rows(m, n, k)
-    chosen = found.constants["BM"], found.constants["BN"]
-    assert (*chosen, found.options["num_warps"], found.options["split_k"]) == config
 
 
 def test_layouts_of_checkpoints():

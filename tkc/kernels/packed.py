@@ -33,8 +33,7 @@ from tkc.kernels.arrays import (
     matrix,
     power,
 )
-from tkc.kernels.attention_blocks import has_wgmma
-from tkc.kernels.blocks import PROGRAMS, grid_of
+from tkc.kernels.blocks import grid_of
 from tkc.kernels.matmul import BESIDE, matmul
 from tkc.kernels.operator import operator
 
@@ -57,9 +56,6 @@ ONES = MappingProxyType(
     }
 )
 ROWS_OF_X = (16, 32, 64, 128, 256)
-FEW_ROWS = 32  # whose products take no time beside the bytes of weights
-PLACES = PROGRAMS // 2  # multiprocessors of the largest GPU
-MOST_PARTS, LEAST_PART = 8, 512  # of k; and k of one
 ELEMENTS = 4096  # of a block that is packed or decoded
 
 
@@ -137,11 +133,9 @@ def decoded(
     return _weights(words, scales, zeros, n, k, BN, BK, G, KIND)
 
 
-def _configs(args: dict, target: str) -> list[tkc.Config]:
+def _configs(args: dict) -> list[tkc.Config]:
     """A first one for the CPU, then blocks of few and of many rows of x."""
     (m, n), k = args["y"].shape, args["x"].shape[1]
-    if m <= FEW_ROWS and has_wgmma(target):
-        return [_for_few_rows(m, n, k)]
     # each block of rows decodes its weights anew
     rows = [r for r in ROWS_OF_X if r <= max(16, power(m))][-2:]
     host = (min(64, power(m)), min(128, max(16, power(n))), max(STEP, min(64, power(k))))
@@ -149,22 +143,6 @@ def _configs(args: dict, target: str) -> list[tkc.Config]:
     fit = [b for b in blocks if b[0] * b[1] <= 256 * 128]
     retain = {"retain": True} if m <= BESIDE * rows[-1] else {}
     return [tkc.Config(BM=bm, BN=bn, BK=bk, **retain) for bm, bn, bk in dict.fromkeys([host, *fit])]
-
-
-def _for_few_rows(m: int, n: int, k: int) -> tkc.Config:
-    """A block for rows that wait for the weights' bytes: four warps for each 64 of its columns, and
-    so many parts of k that there are programs for all multiprocessors."""
-    parts = min(MOST_PARTS, 1 << max(0, (k // LEAST_PART).bit_length() - 1))
-    bn = next((w for w in (256, 128) if tkc.cdiv(n, w) * parts >= PLACES // 2), 64)
-    count = max(1, min(parts, PLACES // tkc.cdiv(n, bn)))
-    return tkc.Config(
-        BM=max(16, power(m)),
-        BN=bn,
-        BK=128,
-        num_warps=bn // 16,
-        split_k=1 << count.bit_length() - 1,
-        retain=True,
-    )
 
 
 _grid = grid_of("y")
