@@ -177,7 +177,8 @@ def time_of(
             alone = max(times.latency + reading, rest) + times.turn
         else:
             alone = times.latency + reading + rest + times.turn
-        before = times.begin + times.latency * early
+        # nothing is computed before the first rows are there
+        before = times.begin + early * (times.latency + reading)
     else:
         alone = times.begin + times.latency + reading + rest
         before = 0.0
