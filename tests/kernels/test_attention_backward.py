@@ -436,6 +436,22 @@ def test_scores_are_computed_once_where_columns_are_seen_by_many_rows(name, monk
 SPILLS = {("float32", 256, "sm_89")}
 
 
+def test_registers_hold_what_a_loop_does_not_change_where_asked():
+    """With mma.sync, though sums and scores take most: a loop reads Q and dO no more."""
+    with launches("sm_80") as found:
+        FORMS["full"](64)
+    kernel, args, options = next(x for x in found if x[0].__name__ == "_queries")
+    assert options["left_operand"] == "registers"
+
+    def reads_of_a_loop():
+        text = kernel.compile(*args, target="sm_80", **options).ir("final")
+        return text[text.index("scf.for") :].count("tile.read ")
+
+    held = reads_of_a_loop()
+    del options["left_operand"]
+    assert held == reads_of_a_loop() - 2
+
+
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
 @pytest.mark.parametrize(
     "name, d, target, deterministic",

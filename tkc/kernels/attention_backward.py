@@ -286,18 +286,22 @@ def _keys_and_values(
 
 
 class _Block(NamedTuple):
-    """Rows of Q and columns of K that a program has at once, and its warps where the compiler does
-    not choose them.
+    """Rows of Q and columns of K that a program has at once, and its warps and stages where the
+    compiler does not choose them. holds: registers keep what the loop does not change.
     """
 
     rows: int
     columns: int
     warps: int = 0
+    stages: int = 0
+    holds: bool = False
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """What a launch is told of it."""
-        return {"num_warps": self.warps} if self.warps else {}
+        named = dict(num_warps=self.warps, num_stages=self.stages)
+        held = {"left_operand": "registers"} if self.holds else {}
+        return {name: n for name, n in named.items() if n} | held
 
 
 class _Blocks(NamedTuple):
@@ -352,8 +356,10 @@ def _blocks(
         # warps of 32 rows of sums read other factors once for both sixteens; with more in their
         # scores they have no registers for them
         is_plain = not (softcap or has_slopes or batch.cu_seqlens is not None)
-        large = is_plain and target != "cpu"
-        return _Blocks(_Block(128, 16), _Block(32, 128, warps=4) if large else _Block(32, 64))
+        if not is_plain or target == "cpu":
+            return _Blocks(_Block(128, 16), _Block(32, 64))
+        queries = _Block(128, 32, warps=4, stages=2, holds=True)
+        return _Blocks(queries, _Block(32, 128, warps=4))
     return _wgmma_blocks(d, d_v, softcap, _are_large(options, target, batch, has_slopes))
 
 
@@ -454,23 +460,23 @@ def _launch(
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
-    how = options, tkc.target_of(q), batch, slopes is not None
-    blocks = _blocks(d, d_v, dtype_of(q), *how)
+    blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), batch, slopes is not None)
     adds = blocks.adds_queries and not deterministic
     terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, d * adds)
     write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
     others = cu_seqlens, batch.cu_seqlens_k, slopes
     has_queries = sequences and prod(q.shape[:-1])
     if has_queries and not adds:
-        rows, columns, _ = blocks.queries
+        rows, columns, *_ = blocks.queries
+        how = dict(BM=rows, BN=columns, **blocks.queries.options)
         _queries[tkc.cdiv(batch.queries, rows), heads, sequences](
-            q, k, v, grad, log_sums, terms, dq, *others, BM=rows, BN=columns, **common
+            q, k, v, grad, log_sums, terms, dq, *others, **how, **common
         )
     if adds and batch.cu_seqlens_k is None:
         # where keys begin is read, not remembered: dQ leaves no registers for it
         others = cu_seqlens, cu_seqlens, slopes
     if prod(k.shape[:-1]) and sequences:
-        rows, columns, _ = blocks.keys
+        rows, columns, *_ = blocks.keys
         for pair in ((dk, dv),) if blocks.together else ((dk, None), (None, dv)):
             _keys_and_values[tkc.cdiv(batch.keys, columns), shared, sequences](
                 q,

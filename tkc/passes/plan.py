@@ -1019,12 +1019,11 @@ def _source(
         return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges(), bool(dots_fed(value.owner)))):
         return "registers"
+    if asked is not None:
+        return asked
     held = tile_type(value).bytes // (4 * 32 * parts)
-    return (
-        "shared"
-        if accumulators + held > MAX_OPERAND_AND_ACCUMULATOR_REGISTERS or asked == "shared"
-        else "registers"
-    )
+    fits = accumulators + held <= MAX_OPERAND_AND_ACCUMULATOR_REGISTERS
+    return "registers" if fits else "shared"
 
 
 def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:
