@@ -709,7 +709,7 @@ def test_it_assembles(mod, d, block, options, target, monkeypatch):
         assert compiled.resources.clean, f"{kernel.__name__}: {compiled.resources.log}"
         short = target == "sm_90a" and options.get("dtype") is None
         # what is read by place, and what is added up in memory, keep a kernel from wgmma
-        if short and mod is causal and kernel.__name__ != "_row_terms":
+        if short and mod is causal and kernel.__name__ not in ("_row_terms", "_scaled_queries"):
             assert "wgmma" in compiled.ptx, compiled.decisions
 
 

@@ -49,7 +49,7 @@ from tkc.kernels.attention_modifiers import MAX_CAPTURED, named
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
-# bytes of a thread that code may keep in memory: more, and smaller blocks are faster
+# bytes of a thread that code may keep in memory rather than make dQ apart, or of smaller blocks
 MAX_SPILLED = 64
 # the last row or column whose distance from any other is exact in float32
 MAX_NEAR = 1 << 22
@@ -543,10 +543,12 @@ def _options(
 _roomy: dict[tuple, bool] = {}
 
 
-def _first_fitting(kernel: Any, launches: list[tuple[tuple, dict[str, Any]]]) -> int:
+def _first_fitting(
+    kernel: Any, launches: list[tuple[tuple, dict[str, Any]]], spilled: int = 0
+) -> int:
     """Which of a kernel's launches, arguments and options, is the first whose code keeps in
-    registers what it computes: the last one where none does, or nothing says how code was
-    assembled.
+    registers what it computes, but for so many bytes of a thread: the last one where none does, or
+    nothing says how code was assembled.
     """
     for i, (arguments, options) in enumerate(launches[:-1]):
         target = tkc.target_of(arguments[0])
@@ -555,7 +557,7 @@ def _first_fitting(kernel: Any, launches: list[tuple[tuple, dict[str, Any]]]) ->
         if (fits := _roomy.get(key)) is None:
             compiled = kernel.compile(*arguments, target=target, **options)
             try:
-                fits = compiled.resources.spill_stores <= MAX_SPILLED
+                fits = compiled.resources.spill_stores <= spilled
                 fits = fits and (not has_wgmma(target) or "wgmma" in compiled.ptx)
             except tkc.CompileError:  # there is no assembler here but the driver's
                 fits = False
@@ -823,13 +825,14 @@ def _launch(
     (q, k, _, grad), (out, *sums, sinks, dsinks), (dq, dk, dv) = call.given, of_rows, gradients
     rows = empty_rows(out, call.batch, q.shape[-1] * call.blocks[0].adds_queries)
     launches = _of_keys_and_values(call, dk, dv, rows)
-    fitting = _first_fitting(_keys_and_values, launches) if prod(k.shape[:-1]) else -1
+    some = prod(k.shape[:-1]) > 0
+    fitting = _first_fitting(_keys_and_values, launches, MAX_SPILLED) if some else -1
     if not call.blocks[fitting].adds_queries:
         rows = rows._replace(dq_sums=None)
     write_row_terms(rows, grad, out, (sums[0], sums[1]), sinks, dsinks, call.batch)
     if prod(q.shape[:-1]) and rows.dq_sums is None:
         _launch_queries(call, dq, rows, into)
-    if prod(k.shape[:-1]):
+    if some:
         _launch_keys_and_values(call, dk, dv, launches[fitting])
     if prod(q.shape[:-1]) and rows.dq_sums is not None:
         scale_queries(rows.dq_sums, dq, call.batch, call.numbers[0])
