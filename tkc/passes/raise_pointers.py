@@ -39,13 +39,11 @@ Sources: the semantics of masked pointer loads in Triton's language reference.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from functools import partial
-from itertools import permutations
 from math import gcd, lcm, prod
 
 from xdsl.dialects import scf
@@ -64,7 +62,6 @@ from tkc.ir.values import array_type, block_of, defining_op, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
-from tkc.passes.analysis.mapped import MAX_MAP_RANK
 from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import is_update
@@ -362,7 +359,7 @@ class _Recognition:
         even = {a: stride for a, stride in strides.items() if a not in gathered}
         starts, bounds, rest = self._starts(form.offset, even)
         offset = self._known_part(rest)
-        outer = self._outer(rest - offset, MAX_MAP_RANK - len(strides))
+        outer = self._outer(rest - offset)
         for a, rows in gathered.items():
             before = self._rows_before(rows, strides[a])
             starts[a] = Polynomial.number(before)
@@ -389,6 +386,8 @@ class _Recognition:
             self._from_the_first(axis, number, block.assumed)
             for number, axis in zip(numbers, block.axes, strict=True)
         ]
+        if sum(axis.moved for axis in block.axes) > 1:
+            raise NotABlock("it may begin before the array along several axes")
         return block
 
     def _from_the_first(self, axis: Axis, number: int | None, assumed: set[SSAValue]) -> Axis:
@@ -558,43 +557,19 @@ class _Recognition:
         if not found.low and bounds[axis] is None:
             starts.pop(axis, None)
 
-    def _outer(self, rest: Polynomial, room: int) -> list[Axis]:
-        """Axes that the block lacks: a batch, a head. One for each stride that the host knows;
-        where there is room for fewer, what counts multiples of another stride (`chunk` in
-        chunk * (%size * %stride)) is counted along that one's axis.
-        """
+    def _outer(self, rest: Polynomial) -> list[Axis]:
+        """Axes that the block lacks: a batch, a head. One for each stride that the host knows."""
         grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
         for monomial, coefficient in rest.terms:
             host = tuple(a for a in monomial if self._is_known(Polynomial((((a,), 1),))))
             own = tuple(a for a in monomial if a not in host)
             grouped.setdefault(host, {})[own] = coefficient
-        while len(grouped) > room and (pair := _multiple(grouped)) is not None:
-            host, finer = pair
-            times = tuple((Counter(host) - Counter(finer)).elements())
-            places = Polynomial.of(
-                {tuple(sorted((*m, *times))): c for m, c in grouped[host].items()}
-            )
-            together = Polynomial.of(grouped[finer]) + places
-            grouped = {h: terms for h, terms in grouped.items() if h != host}
-            grouped[finer] = dict(together.terms)
         found = []
         for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
             step = gcd(*terms.values())
             start = Polynomial.of({m: c // step for m, c in terms.items()})
             found.append(Axis(Polynomial(((host, step),)), start, None, -1))
         return found
-
-
-def _multiple(strides: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...] | None:
-    """A product of numbers of the host, and another that divides it; None where there are none."""
-    return next(
-        (
-            (stride, finer)
-            for stride, finer in permutations(strides, 2)
-            if finer and Counter(finer) < Counter(stride)
-        ),
-        None,
-    )
 
 
 def is_large(base: SSAValue | None) -> bool:
