@@ -64,11 +64,11 @@ def launches() -> Iterator[list]:
 
 
 def planned(call: Callable[[], object], options: dict) -> Runner:
-    """The launches of a call, each with options."""
+    """The launches of a call, each with options, which come before what the call chose."""
     with launches() as found:
         result = call()
     runs = [
-        kernel.prepare(*args, grid=grid, **keywords, **options)
+        kernel.prepare(*args, grid=grid, **(keywords | options))
         for kernel, grid, args, keywords in found
     ]
 
