@@ -32,6 +32,8 @@ SIDE_BY_SIDE = 1, 3, 4  # tiles of 64 rows that may be asked for
 STEPS = 16, 32, 64
 # 32-bit registers of a consumer's thread, by the warpgroups of a block
 REGISTERS = {1: 232, 2: 232, 3: 160, 4: 112}
+# those for accumulator, left operand and scores, by the tiles of 64 rows side by side
+TILE_REGISTERS = {2: 232, 3: 152, 4: 112}
 MAX_OPERANDS = {1: 144, 2: 144, 3: 128, 4: 80}  # of its accumulator and left operand
 MAX_LACKING = 32  # that a plan may lack: with more, most of a loop is spilled
 STAGES = 2  # of K and V in shared memory, at least
@@ -194,7 +196,7 @@ def _members(asked: int, columns: int, launch: Launch, step: int) -> int:
     fitting = (
         n
         for n in range(2, asked + 1)
-        if operands <= MAX_OPERANDS[n] and operands + columns <= REGISTERS[n]
+        if operands <= MAX_OPERANDS[n] and operands + columns <= TILE_REGISTERS[n]
     )
     return max(fitting, default=1)
 
@@ -242,8 +244,17 @@ def _fits(block: Block, launch: Launch, shared: int) -> bool:
     return (
         operands <= MAX_OPERANDS[block.warpgroups]
         and _lacking(block, launch) <= MAX_LACKING
+        and not (block.co_resident == 2 and _nearly_holds_three(block, launch))
         and 2 * held <= shared - RESERVED_SHARED_BYTES
     )
+
+
+def _nearly_holds_three(block: Block, launch: Launch) -> bool:
+    """Whether a plan may hold three of a block's tiles with few registers lacking, which it then
+    spills.
+    """
+    operands = width_of(launch.widths[1], block.step) // 2 + block.columns // 4
+    return 0 < operands + block.columns - TILE_REGISTERS[3] <= MAX_LACKING
 
 
 @lru_cache(MAX_REMEMBERED)
