@@ -55,6 +55,20 @@ def test_others_stay(wide, loaded):
     assert not any(d.startswith("shorten-exponentials") for d in given.decisions)
 
 
+def picked(q, k, out):
+    """Exponentials of loaded numbers, where scores are positive."""
+    x, y = (tkc.load(a, (0, 0), (N, N)) for a in (q, k))
+    s = tkc.dot(x, y.T)
+    tkc.store(out, (0, 0), tkc.exp(tkc.where(s > 0, y.to(tkc.float32), 0.0)))
+
+
+def test_what_scores_only_pick_stays():
+    half, single = aligned(tkc.bfloat16, 2), aligned(tkc.float32, 2)
+    made = traced(picked, half, half, single)
+    through(made, "shorten-exponentials", context("sm_90a"))
+    assert count(made, CLASSES["exp"]) == 1 and count(made, CLASSES["exp2"]) == 0
+
+
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_the_sums_are_right(name):
     """Also where all that has been seen is masked."""

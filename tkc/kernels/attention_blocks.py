@@ -186,13 +186,18 @@ def _lacking(block: Block, launch: Launch) -> int:
     """Registers that a thread has too few: beside the accumulator and the left operand there are
     scores of this step and the next.
     """
-    operands = width_of(launch.widths[1], block.step) // 2 + block.columns // 4
+    operands = _operands(block.columns, launch, block.step)
     return max(0, operands + block.columns - REGISTERS[block.warpgroups])
+
+
+def _operands(columns: int, launch: Launch, step: int) -> int:
+    """Registers of a thread for a tile's accumulator and left operand."""
+    return width_of(launch.widths[1], step) // 2 + columns // 4
 
 
 def _members(asked: int, columns: int, launch: Launch, step: int) -> int:
     """Co-resident tiles that a thread block has, where so many are asked for."""
-    operands = width_of(launch.widths[1], step) // 2 + columns // 4
+    operands = _operands(columns, launch, step)
     fitting = (
         n
         for n in range(2, asked + 1)
@@ -239,7 +244,7 @@ def _tiles(rows: int, columns: int, launch: Launch, step: int) -> set[int]:
 def _fits(block: Block, launch: Launch, shared: int) -> bool:
     """Whether registers and shared memory hold it."""
     d, dv = (width_of(n, block.step) for n in launch.widths)
-    operands = dv // 2 + block.columns // 4
+    operands = _operands(block.columns, launch, block.step)
     held = block.rows * block.co_resident * d + STAGES * block.columns * (d + dv)
     return (
         operands <= MAX_OPERANDS[block.warpgroups]
@@ -253,7 +258,7 @@ def _nearly_holds_three(block: Block, launch: Launch) -> bool:
     """Whether a plan may hold three of a block's tiles with few registers lacking, which it then
     spills.
     """
-    operands = width_of(launch.widths[1], block.step) // 2 + block.columns // 4
+    operands = _operands(block.columns, launch, block.step)
     return 0 < operands + block.columns - TILE_REGISTERS[3] <= MAX_LACKING
 
 

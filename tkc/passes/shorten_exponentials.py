@@ -37,7 +37,7 @@ REAL = True  # the product is rounded
 MAX_BITS = 16  # of an element of a dot's operands that has few digits
 ROUNDED = ("tf32",)  # precisions in which operands of 32 bits are rounded
 # what hands on how well its operands are known
-HANDED_ON = (ew.Elementwise, ew.Cast, ew.Select, tile.Broadcast, tile.Reshape, tile.Transpose)
+HANDED_ON = (ew.Elementwise, ew.Cast, tile.Broadcast, tile.Reshape, tile.Transpose)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -101,6 +101,8 @@ def _sources(value: SSAValue) -> list[SSAValue]:
     match op:
         case tile.Reduce() | tile.Scan():
             return list(op.args)
+        case ew.Select():  # its condition only says which of them
+            return [op.if_true, op.if_false]
         case scf.ForOp():
             return [op.iter_args[index_of(value)], yielded_by(op.body.block)[index_of(value)]]
         case scf.IfOp():
