@@ -27,7 +27,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.registers import ALIASES
+from tkc.ir.registers import ALIASES, sources
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, index_of, terminator_of, tile_type, yielded_by
@@ -174,21 +174,21 @@ class PipelinedSums:
 
 
 def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left operand of what was read in memory. Where
-    nothing does but show the same registers otherwise, what reads it: it reads to the registers
-    from which the dot before takes its own.
+    """The first operation that computes a dot's left operand of what was read in memory, or that
+    writes registers in which the operand lies, also of nothing that was read: the dot before takes
+    its own from the same registers.
     """
+    block = block_of(dot)
+    writers = {v.owner for v in sources(dot.a)}
     read: set[SSAValue] = set()
-    first: Operation = dot
-    for op in defining_slice([dot.a], block_of(dot)):
-        if isinstance(op, (shared.Read, tile.Load, tile.LoadPointers)) and isinstance(
-            op.results[0].type, TileType
-        ):
+    for op in defining_slice([dot.a], block):
+        if op in writers:
+            return op
+        loads = isinstance(op, (shared.Read, tile.Load, tile.LoadPointers))
+        if loads and isinstance(op.results[0].type, TileType):
             read.update(op.results)
-            if first is dot:
-                first = op
         elif any(v in read for v in op.operands):
             if not isinstance(op, ALIASES):
                 return op
             read.update(op.results)
-    return first
+    return dot
