@@ -13,11 +13,12 @@ values that were seen; what was asked for or planned, where both answers are rig
 thresholds; and the modules that weigh times (`CHOOSING`).
 
 First the random kernels and the tests run once without a mutant, some at a time in a process of
-their own, and what refuses in each is written to a file (`--reached`), by the names of sites, so
-that it outlives edits. A mutant is then run on these alone, in a child process with a deadline that
-has compiled nothing before: on the tests that are named as its module is, then on the kernels, then
-on other tests: a case of each test, the quickest first, then another; before all these on what
-caught it in an earlier run (`--known`). It is caught where a kernel computes something else, races,
+their own, and what refuses in each is written to a file (`--reached`; tests/mutants_reached.py). A
+later collection runs what is new: tests, and what runs functions whose checks are. A mutant is then
+run on these alone, in a child process with a deadline that has compiled nothing before: on the
+tests that are named as its module is, then on the kernels, then on other tests: a case of each
+test, the quickest first, then another; before all these on what caught it in an earlier run
+(`--known`). It is caught where a kernel computes something else, races,
 or fails, or where a test fails, or where their process crashes or does not end, which without the
 mutant does not.
 Of a mutant that survives it is said whether any kernel was compiled to another program.
@@ -45,22 +46,22 @@ import resource
 import signal
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from tests.mutants_reached import Kernel, Reached, Test, function_of, in_order, module_of
+
 if TYPE_CHECKING:
     from tkc.fuzz.check import Comparison, Variant
 
     Run = tuple[Comparison, Variant]
 
-Kernel = tuple[str, int, int]  # a random one: policy, seed, number of the variant
-Test = tuple[float, str]  # seconds, id
 # a key, a function, and seconds of the processor's time
 Task = tuple[Any, Callable[[], Any], float]
 
@@ -212,17 +213,23 @@ def _words(node: ast.expr) -> Iterator[str]:
 
 
 class Sites:
-    """All sites of the modules imported so far, those that refused since the last `clear`, and the
-    one that is disabled.
+    """All sites of the modules imported so far, those that were asked and those that refused since
+    the last `clear`, and the one that is disabled.
     """
 
     def __init__(self) -> None:
         self.all: list[Site] = []
+        self.asked: set[int] = set()
         self.refused: set[int] = set()
         self.active: int | None = None
 
+    def clear(self) -> None:
+        """Forgets what was asked and what refused."""
+        self.asked, self.refused = set(), set()
+
     def value(self, number: int, value: object) -> object:
         """What a condition gives at its site."""
+        self.asked.add(number)
         refusing = self.all[number].refusing
         if bool(value) is not refusing:
             return value
@@ -458,38 +465,6 @@ def in_child(run: Callable[[], object], seconds: float) -> Any:
 
 
 # ---- what runs without a mutant
-@dataclass
-class Reached:
-    """By the name of a site, what it refuses in. done: kernels and tests that ran, whatever refused
-    in them.
-    """
-
-    kernels: dict[str, list[Kernel]] = field(default_factory=dict)
-    tests: dict[str, list[Test]] = field(default_factory=dict)
-    done: list[str] = field(default_factory=list)
-
-    @staticmethod
-    def read(path: Path) -> Reached:
-        data = json.loads(path.read_text())
-        for runs in (data["kernels"], data["tests"]):
-            for name in runs:
-                runs[name] = [tuple(run) for run in runs[name]]
-        return Reached(**data)
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(self)))
-        new.replace(path)
-
-    def add(self, other: Reached) -> None:
-        """What another collection reached, too."""
-        for mine, its in ((self.kernels, other.kernels), (self.tests, other.tests)):
-            for name, runs in its.items():
-                mine[name] = sorted([*mine.get(name, []), *runs])
-        self.done += other.done
-
-
 def runs_of(policy: str, seed: int) -> list[Run]:
     """A random kernel and how it is compiled; none where it does not trace."""
     from tkc.fuzz.check import Comparison, arguments, default_target, traced, variants
@@ -510,28 +485,42 @@ def kernels_reached(kernels: Sequence[tuple[str, int]]) -> Reached:
     """In which random kernels, of a policy and a seed, which sites refuse."""
     reached = Reached(done=[f"{policy} {seed}" for policy, seed in kernels])
     for policy, seed in kernels:
+        asked: set[str] = set()
+        began = time.monotonic()
         for number, (comparison, variant) in enumerate(runs_of(policy, seed)):
-            SITES.refused = set()
+            SITES.clear()
             if not list(comparison.passes(variant)):
+                asked |= functions_asked()
                 for site in SITES.refused:
                     name = SITES.all[site].name
                     reached.kernels.setdefault(name, []).append((policy, seed, number))
+        for function in asked:
+            run = (time.monotonic() - began, f"{policy} {seed}")
+            reached.functions.setdefault(function, []).append(run)
     return reached
 
 
+def functions_asked() -> set[str]:
+    """The functions of which sites were asked."""
+    return {function_of(SITES.all[site].name) for site in SITES.asked}
+
+
 class Recorder:
-    """A plugin of pytest: by site, tests in which it refuses."""
+    """A plugin of pytest: in which tests which sites refuse."""
 
     def __init__(self) -> None:
-        self.by_site: dict[str, list[Test]] = defaultdict(list)
+        self.reached = Reached()
 
     def pytest_runtest_logreport(self, report) -> None:  # noqa: ANN001
         """After each part of a test; one that did not pass says nothing."""
+        run = (report.duration, report.nodeid)
         if report.when == "call" and report.passed:
             for site in SITES.refused:
-                self.by_site[SITES.all[site].name].append((report.duration, report.nodeid))
+                self.reached.tests.setdefault(SITES.all[site].name, []).append(run)
+            for function in functions_asked():
+                self.reached.functions.setdefault(function, []).append(run)
         if report.when != "setup":
-            SITES.refused = set()
+            SITES.clear()
 
 
 class Only:
@@ -568,7 +557,7 @@ def tests_reached(tests: Sequence[str]) -> Reached:
     """In which tests, of these names, which sites refuse."""
     recorder = Recorder()
     run_tests(tests, plugins=[recorder])
-    return Reached(tests=dict(recorder.by_site), done=list(tests))
+    return replace(recorder.reached, done=list(tests))
 
 
 def names_of(given: Sequence[str]) -> list[str]:
@@ -695,14 +684,7 @@ def chosen_of(reached: Reached, name: str, left: float, known: str | None = None
     kernels = reached.kernels.get(name, [])
     kernels = random.Random(0).sample(kernels, min(len(kernels), KERNELS_OF_A_MUTANT))
     tests: list[Test] = []
-    stem = Path(name.partition(" ")[0]).stem  # tests of the module's own first
-    cases: Counter[str] = Counter()  # of a test function, the quickest first
-    order = []
-    for seconds, test in sorted(reached.tests.get(name, [])):
-        function = test.partition("[")[0]
-        order.append((stem not in test, cases[function], seconds, test))
-        cases[function] += 1
-    for *_, seconds, test in sorted(order):
+    for seconds, test in in_order(reached.tests.get(name, []), module_of(name)):
         left -= max(seconds, MIN_SECONDS)
         if left < 0 and tests:
             break
@@ -723,9 +705,22 @@ def _parts(tests: Sequence[str], share: float, done: set[str]) -> Iterator[Calla
     names = in_child(lambda: names_of(tests), COLLECTING) if tests else []
     if isinstance(names, str):
         sys.exit(f"the tests cannot be listed: {names}")
-    names = [name for name in names if name not in done]
+    names = spread([name for name in names if name not in done])
     for i in range(0, len(names), TESTS_OF_A_PROCESS):
         yield partial(tests_reached, names[i : i + TESTS_OF_A_PROCESS])
+
+
+def spread(names: Sequence[str]) -> list[str]:
+    """Tests in the order in which a collection that is cut off tells most: the first case of each
+    function, then the second; files stay together within each of these rounds.
+    """
+    cases: Counter[str] = Counter()
+    order: list[tuple[int, str, int, str]] = []
+    for name in names:
+        function = name.partition("[")[0]
+        cases[function] += 1
+        order.append((cases[function].bit_length(), name.partition("::")[0], len(order), name))
+    return [name for *_, name in sorted(order)]
 
 
 def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: float) -> None:
@@ -733,6 +728,7 @@ def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: flo
     part that fails is named and left out.
     """
     found = Reached.read(path) if path.exists() else Reached()
+    found.ask(site.name for site in SITES.all)
     parts = list(_parts(tests, share, set(found.done)))
     written = time.monotonic()
     for number, reached in in_children(
@@ -774,6 +770,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds until all end")
     parser.add_argument("--tests", nargs="*", default=["tests/passes"], help="for --collect")
     parser.add_argument("--collect", action="store_true", help="what is reached; then end")
+    parser.add_argument("--names", action="store_true", help="print the names of all sites; end")
     parser.add_argument("--kernels", type=float, default=1.0, help="share of them, for --collect")
     parser.add_argument("--each", type=float, default=SECONDS_OF_TESTS, help="seconds of tests")
     parser.add_argument("--reached", type=Path, default=ROOT / "out" / "mutants_reached.json")
@@ -920,6 +917,9 @@ def main() -> None:
     os.chdir(ROOT)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process keeps to its core
     instrument()
+    if given.names:
+        print(*(site.name for site in SITES.all), sep="\n")
+        return
     if given.collect or not given.reached.exists():
         collect(given.reached, given.tests, given.kernels, given.jobs, ends)
         if given.collect:

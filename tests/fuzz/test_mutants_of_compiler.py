@@ -19,7 +19,6 @@ from tests.mutants_of_compiler import (
     ROOT,
     SITE,
     Finding,
-    Reached,
     Runs,
     Sites,
     Trials,
@@ -27,7 +26,9 @@ from tests.mutants_of_compiler import (
     in_child,
     in_children,
     run_of,
+    spread,
 )
+from tests.mutants_reached import MOST_TESTS, Reached, digest
 
 TEXT = """
 def may_move(op, stores):
@@ -216,15 +217,61 @@ def test_what_caught_a_mutant_before_runs_first(monkeypatch):
 
 
 def test_collections_add_up(tmp_path):
-    one = Reached({"a": [("memory", 2, 0)]}, {"a": [(0.5, "t")]}, ["memory 2", "t"])
+    one = Reached({"a": [("memory", 2, 0)]}, {"a": [(0.5, "t")]}, {}, ["memory 2", "t"], {"1"})
     one.write(tmp_path / "reached.json")
+    assert Reached.read(tmp_path / "reached.json") == one
     one = Reached.read(tmp_path / "reached.json")
-    one.add(Reached({"a": [("memory", 1, 0)]}, {"b": [(0.1, "u")]}, ["memory 1", "u"]))
+    one.add(Reached({"a": [("memory", 1, 0)]}, {"b": [(0.1, "u")]}, {}, ["memory 1", "u"]))
+    assert sorted(one.kernels.pop("a")) == [("memory", 1, 0), ("memory", 2, 0)]
     assert one == Reached(
-        {"a": [("memory", 1, 0), ("memory", 2, 0)]},
+        {},
         {"a": [(0.5, "t")], "b": [(0.1, "u")]},
+        {},
         ["memory 2", "t", "memory 1", "u"],
+        {"1"},
     )
+
+
+def test_a_later_run_of_a_test_stands_for_the_earlier(tmp_path):
+    one = Reached({}, {"a": [(0.5, "t")], "b": [(0.5, "t")]}, {}, ["t"])
+    one.add(Reached({}, {"b": [(0.1, "t")]}, {}, ["t"]))
+    assert one.tests == {"a": [(0.5, "t")], "b": [(0.1, "t")]}
+
+
+def test_of_a_check_no_more_is_kept_than_a_mutant_is_run_on():
+    one = Reached()
+    runs = [(n / 100, f"tests/test_x.py::test[{n}]") for n in range(100)]
+    one.add(Reached({}, {"p/x.py f: a": [*runs, (9.0, "tests/test_x.py::other")]}, {}, []))
+    kept = one.tests["p/x.py f: a"]
+    assert len(kept) == MOST_TESTS and (9.0, "tests/test_x.py::other") in kept[:2]
+
+
+def test_what_runs_a_function_with_a_new_check_is_run_again():
+    functions = {"p/x.py f": [(0.1, "t")], "p/x.py g": [(0.1, "u")], "p/y.py f": [(0.1, "v")]}
+    checks = ["p/x.py f: a", "p/x.py g: a", "p/y.py f: a"]
+
+    def again(*names):
+        one = Reached({}, {}, functions, ["t", "u", "v"])
+        one.asked = {digest(name) for name in checks}
+        one.ask([*checks, *names])
+        return {"t", "u", "v"} - set(one.done)
+
+    assert again() == set()
+    assert again("p/x.py f: b") == {"t"}
+    assert again("p/x.py h: a") == {"t", "u"}  # nobody is known to run it
+    assert again("p/z.py h: a") == set()
+
+
+def test_the_first_cases_of_all_functions_run_first():
+    names = [*(f"a.py::one[{n}]" for n in range(4)), "a.py::two", "b.py::three[0]"]
+    assert spread(names) == [
+        "a.py::one[0]",
+        "a.py::two",
+        "b.py::three[0]",
+        "a.py::one[1]",
+        "a.py::one[2]",
+        "a.py::one[3]",
+    ]
 
 
 def test_a_run_goes_on_where_one_ended(tmp_path):
@@ -244,7 +291,8 @@ def test_a_run_goes_on_where_one_ended(tmp_path):
         f"{file}::test_any_other_mask_stays[of what may wrap]",
         f"{file}::test_small_tiles_are_not_worth_a_branch",
     )
-    Reached(done=[left]).write(tmp_path / "reached.json")
+    asked = run("--names").splitlines()
+    Reached(done=[left], asked=set(map(digest, asked))).write(tmp_path / "reached.json")
     run("--collect", "--kernels", "0", "--tests", left, right)
     reached = Reached.read(tmp_path / "reached.json")
     assert reached.done == [left, right]
