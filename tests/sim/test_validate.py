@@ -7,10 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from xdsl.dialects.builtin import i32
 
 from tests.passes.kernels import CASES, context
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.types import TileType
 from tkc.passes import pipeline
 from tkc.sim import bounds, ring
 from tkc.sim.inputs import clones, packed, unpacked
@@ -184,6 +186,44 @@ def test_a_kernel_that_is_itself_wrong_is_not_a_pass_that_is(tmp_path):
     with pytest.raises(Exception, match="byte") as caught:
         v("trace", case.module())
     assert not isinstance(caught.value, ValidationError)
+
+
+def read_all(module):
+    """What a mask of a load leaves out is read, and counts for nothing."""
+    load = first(module, tile.LoadPointers)
+    whole = tile.LoadPointers(load.pointers)
+    nothing = tile.Constant(0.0, load.result.type)
+    kept = ew.Select(load.mask, whole.result, nothing.result)
+    load.parent.insert_ops_before([whole, nothing, kept], load)
+    load.result.replace_all_uses_with(kept.results[0])
+    load.detach()
+    load.erase()
+
+
+def write_beside(module):
+    """What lies behind each element that is stored becomes 0, as it is."""
+    store = first(module, tile.StorePointers)
+    one = tile.Constant(1, TileType(store.pointers.type.extents, i32))
+    there = ew.PointerAdd(store.pointers, one.result)
+    zero = tile.Constant(0.0, store.value.type)
+    beside = tile.StorePointers(there.results[0], zero.result)
+    store.parent.insert_ops_before([one, there, zero, beside], store)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(read_all, r"byte 640 of x is read, and was not before"), (write_beside, "of o is written")],
+)
+def test_a_pass_touches_nothing_that_its_kernel_did_not(change, said, tmp_path):
+    """Memory that is there, with values that change no result: a GPU may have none there."""
+    case = CASES["pointers"]
+    x, o = np.zeros((16, 256), np.float32), np.zeros((66, 24), np.float32)
+    v = Validator([x, o[:, 4:20], 160], (1,), folder=tmp_path)
+    module = case.module()
+    v("trace", module)
+    change(module)
+    with pytest.raises(ValidationError, match=said):
+        v("a pass", module)
 
 
 # --------------------------------------------------------------------------------------------------

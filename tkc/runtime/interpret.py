@@ -20,6 +20,7 @@ def interpreted(
 ) -> Callable[[], None]:
     """The launch as a function of nothing. Arrays must be in host memory."""
     from tkc.language.trace import trace
+    from tkc.sim.global_memory import GlobalMemory
     from tkc.sim.level0 import run
 
     if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in given(infos)):
@@ -29,4 +30,4 @@ def interpreted(
         )
     module = trace(kernel.fn, signature(kernel._specialize(infos, options)))
     passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in given(infos)]
-    return lambda: run(module, passed, extents, in_place=True)
+    return lambda: run(module, passed, extents, memory=GlobalMemory(in_place=True))

@@ -18,7 +18,7 @@ from tkc.ir.types import MapType, SharedType
 from tkc.sim.barriers import Mbarrier, ThreadBarrier
 from tkc.sim.clocks import Clocks, Event, Knowing
 from tkc.sim.engine import Copy, Scheduler
-from tkc.sim.global_memory import GlobalMemory
+from tkc.sim.global_memory import GlobalMemory, Touched
 from tkc.sim.global_order import GlobalOrder
 from tkc.sim.level0 import Array, Decoded
 from tkc.sim.memory import SharedMemory, WarpRange
@@ -175,6 +175,7 @@ class Options:
     they add to, where only the order of accesses is looked at. strict_reads: a generic read before
     an asynchronous write of the same bytes needs a proxy fence too. out: takes what is printed.
     in_place: what addresses in a table point to, and is no argument, is written, not a copy of it.
+    touched: notes which bytes of global memory are read and written.
     """
 
     strict_reads: bool = True
@@ -183,6 +184,7 @@ class Options:
     products: bool = True
     out: Callable[[str], object] = print
     in_place: bool = False
+    touched: Touched | None = None
 
 
 @dataclass(eq=False)
@@ -190,11 +192,12 @@ class Host:
     """What launches of several GPUs share: global memory, the order of its accesses, time."""
 
     seed: int
-    in_place: bool = False  # as of Options
+    in_place: bool = False  # as of Options, both
+    touched: Touched | None = None
     memory: GlobalMemory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memory = GlobalMemory(self.in_place)
+        self.memory = GlobalMemory(self.in_place, self.touched)
         self.scheduler, self.order = Scheduler(self.seed), GlobalOrder(self.memory)
 
 

@@ -11,8 +11,8 @@ bytes in this process.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,44 @@ def _mapping(address: int) -> tuple[int, int, bool]:
     return found, end, writes and end > 0
 
 
+@dataclass
+class Touched:
+    """Which bytes of each buffer, by its number, a run has read and which it has written."""
+
+    read: dict[int, np.ndarray] = field(default_factory=dict)
+    written: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def note(self, number: int, size: int, at: np.ndarray, itemsize: int, write: bool) -> None:
+        """An access to elements of a buffer of `size` bytes. at: which of its elements."""
+        marks = (self.written if write else self.read).setdefault(number, np.zeros(size, np.uint8))
+        whole = marks[: size // itemsize * itemsize].view(f"V{itemsize}")
+        whole[at] = np.void(b"\1" * itemsize)
+
+    def beyond(self, other: Touched, buffers: Iterable[int]) -> tuple[int, int, bool] | None:
+        """The first byte of some buffers that this run touches and another does not: buffer, byte,
+        and whether it is written. What the other one writes may be read.
+        """
+        for number in buffers:
+            for write, own in ((False, self.read), (True, self.written)):
+                if number not in own:
+                    continue
+                more = own[number].astype(bool)
+                for there in (other.written,) if write else (other.read, other.written):
+                    if number in there:
+                        more &= there[number] == 0
+                if more.any():
+                    return number, int(more.argmax()), write
+        return None
+
+
 class GlobalMemory:
     """Buffers by address."""
 
-    def __init__(self, in_place: bool = False) -> None:
-        """in_place: what `adopted` finds is written, not a copy of it."""
-        self.in_place = in_place
+    def __init__(self, in_place: bool = False, touched: Touched | None = None) -> None:
+        """in_place: what `adopted` finds is written, not a copy of it; touched: notes what is read
+        and written.
+        """
+        self.in_place, self.touched = in_place, touched
         self.buffers: list[Buffer] = []
         self.workspaces: dict[Operation, int] = {}  # pointers
         self.stores = 0
@@ -181,11 +213,11 @@ class GlobalMemory:
                 raise BadArgument(f"{b.name} is read-only but the kernel writes it")
             if (at & dtype.itemsize - 1).any():
                 raise OutOfBounds(f"misaligned access of {dtype.itemsize} bytes in {b.name}")
-            yield (
-                b.data[: b.data.size // dtype.itemsize * dtype.itemsize].view(dtype),
-                at >> dtype.itemsize.bit_length() - 1,
-                which,
-            )
+            index = at >> dtype.itemsize.bit_length() - 1
+            if self.touched is not None:
+                self.touched.note(number, b.data.size, index, dtype.itemsize, write)
+            elements = b.data[: b.data.size // dtype.itemsize * dtype.itemsize].view(dtype)
+            yield elements, index, which
 
     def load(
         self,

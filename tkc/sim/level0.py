@@ -1008,7 +1008,7 @@ def run(
     programs: Iterable[Sequence[int]] | None = None,
     *,
     buffers: Sequence[np.ndarray] = (),
-    in_place: bool = False,
+    memory: GlobalMemory | None = None,
     interpreter: type[ProgramInterpreter] = ProgramInterpreter,
     out: Callable[[str], object] = print,
 ) -> None:
@@ -1017,10 +1017,10 @@ def run(
 
     arguments: one for each block argument of the kernel, NumPy arrays (ml_dtypes for bfloat16 and
     float8) and Python numbers. buffers: further arrays that addresses in the arguments point to.
-    in_place: what they point to besides is written, not a copy of it. Raises SimulationError and
-    its kinds, naming the source line.
+    memory: where all of them are put (None: in a new one). Raises SimulationError and its kinds,
+    naming the source line.
     """
-    kernel, memory = kernel_of(module), GlobalMemory(in_place)
+    kernel, memory = kernel_of(module), memory or GlobalMemory()
     for number, array in enumerate(buffers):
         memory.register(array, f"buffers[{number}]")
     values, shape = bind(kernel, arguments, memory), tuple(grid)

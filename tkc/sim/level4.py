@@ -196,7 +196,7 @@ class Launch(LaunchState):
         stream: Stream | None = None,
     ):
         options = options or Options()
-        host = host or Host(seed, options.in_place)
+        host = host or Host(seed, options.in_place, options.touched)
         super().__init__(kernel, grid, host, resident, options, stream or Stream())
         self.values = level0.bind(kernel, arguments, self.memory)
         self.waiting = deque(range(self.clusters) if only is None else only)

@@ -3,7 +3,9 @@
     ring    floats as integers modulo 2ʷ (ring.py): equal to the last bit, in whatever order a pass
             sums
     ieee    floats as they are: equal within twice the rounding error that bounds.py derives at
-            level 0; later than that, where no sum is taken apart any more, equal
+            level 0; later than that, where no sum is taken apart any more, equal. Of arguments
+            that are accessed by pointers, and so have no extents, no byte is read or written that
+            was not before
 
 A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which
 programs run: corners of the grid and some at random (the first few where programs wait for one
@@ -30,9 +32,11 @@ from tkc.errors import Error
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.text import show
+from tkc.ir.types import ArrayType, PointerType
 from tkc.sim import bounds, dataflow, level0, level4, ring
 from tkc.sim.check import sample
 from tkc.sim.errors import SimulationError
+from tkc.sim.global_memory import GlobalMemory, Touched
 from tkc.sim.inputs import clones, packed
 from tkc.sim.report import report_of
 
@@ -82,6 +86,14 @@ class Run:
             else "programs " + " ".join("(" + ", ".join(map(str, p)) + ")" for p in self.programs)
         )
         return f"{which} of grid {' x '.join(map(str, self.grid))}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The arguments after a run, and which of their bytes it touched."""
+
+    arguments: list[Any]
+    touched: Touched
 
 
 def _moved(kernel: tile.Kernel) -> bool:
@@ -152,7 +164,8 @@ class Validator:
     def _first(self, name: str, module: ModuleOp) -> None:
         """Chooses programs: as many as the time allows for each pass and arithmetic."""
         unordered = self.unordered(name)
-        self.outputs: dict[Run, list[Any]] = {}
+        self.pointed = _pointed(level0.kernel_of(module))
+        self.outputs: dict[Run, Outcome] = {}
         total, kernel = prod(self.grid), level0.kernel_of(module)
         began = time.perf_counter()
         if total:
@@ -204,9 +217,10 @@ class Validator:
         given = clones(self.arguments)
         return ring.arguments(kernel, given, self.seed) if arithmetic == "ring" else given
 
-    def run(self, module: ModuleOp, what: Run, unordered: bool) -> list[Any]:
-        """The arguments after the run. Raises SimulationError."""
+    def run(self, module: ModuleOp, what: Run, unordered: bool) -> Outcome:
+        """Raises SimulationError."""
         kernel, exact = level0.kernel_of(module), what.arithmetic == "ring"
+        touched = Touched()
         given = self.inputs(kernel, what.arithmetic)
 
         def quiet(text: str) -> None:
@@ -222,10 +236,11 @@ class Validator:
                 what.programs,
                 interpreter=ring.RingInterpreter if exact else dataflow.DataflowInterpreter,
                 out=quiet,
+                memory=GlobalMemory(touched=touched),
             )
         else:
             if not prod(what.grid):
-                return given
+                return Outcome(given, touched)
             # ring: after ieee, in the same order
             level4.run(
                 module,
@@ -237,8 +252,9 @@ class Validator:
                 hazards=not (unordered or exact),
                 ring=exact,
                 out=quiet,
+                touched=touched,
             )
-        return given
+        return Outcome(given, touched)
 
     # ---- comparing
     def _compare(self, name: str, before: ModuleOp, module: ModuleOp) -> None:
@@ -259,15 +275,24 @@ class Validator:
         for stale in [w for w in self.outputs if w.arithmetic not in done]:
             del self.outputs[stale]  # a pass that ring arithmetic skips: begin anew behind it
 
-    def _difference(self, what: Run, kernel: tile.Kernel, after: list[Any]) -> str | None:
-        """A sentence about the first argument that is not what it was before."""
-        for number, (x, y) in enumerate(zip(self.outputs[what], after, strict=True)):
+    def _difference(self, what: Run, kernel: tile.Kernel, after: Outcome) -> str | None:
+        """A sentence about the first argument that is not what it was before, or of which something
+        is read or written that was not.
+        """
+        before = self.outputs[what]
+        for number, (x, y) in enumerate(zip(before.arguments, after.arguments, strict=True)):
             at = self._differs(what, number, x, y) if isinstance(x, np.ndarray) else None
             if at is not None:
-                argument = kernel.arguments[number].name_hint or f"argument {number}"
-                place = f"{argument}[{', '.join(map(str, at))}]"
+                place = f"{_name(kernel, number)}[{', '.join(map(str, at))}]"
                 return f"{place} is {x[at]} before and {y[at]} after"
-        return None
+        if what.arithmetic != "ieee" or what.grid != self.grid:
+            return None  # of a part of the grid blocks may be programs that the grid has not
+        more = after.touched.beyond(before.touched, self.pointed)
+        if more is None:
+            return None
+        buffer, at_byte, written = more
+        how = "written" if written else "read"
+        return f"byte {at_byte} of {self.pointed[buffer]} is {how}, and was not before"
 
     def _differs(
         self, what: Run, number: int, x: np.ndarray, y: np.ndarray
@@ -330,6 +355,22 @@ class Validator:
                 *self.notes,
             ]
         )
+
+
+def _name(kernel: tile.Kernel, number: int) -> str:
+    """An argument's name."""
+    return kernel.arguments[number].name_hint or f"argument {number}"
+
+
+def _pointed(kernel: tile.Kernel) -> dict[int, str]:
+    """The names of arguments that are accessed by pointers, by the numbers of their buffers."""
+    arrays = [a for a in kernel.arguments if isinstance(a.type, ArrayType | PointerType)]
+    return {
+        buffer: _name(kernel, argument.index)
+        for buffer, argument in enumerate(arrays, 1)
+        if isinstance(argument.type, PointerType)
+        or any(isinstance(use.operation, tile.Pointer) for use in argument.uses)
+    }
 
 
 def difference(before: ModuleOp, after: ModuleOp, validator: Validator) -> str:
