@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.runtime.fake_driver import FakeTensor
-from tkc.errors import DeviceError, LaunchError
+from tkc.errors import DeviceError, LaunchError, MapError
 from tkc.ir.interface import Interface, Parameter
 from tkc.runtime import driver
+from tkc.runtime.arrays import describe
 from tkc.runtime.launch import Launch, launch
 
 
@@ -86,6 +87,14 @@ def test_tensor_maps_are_aligned_and_made_once(gpu, function):
     for _ in range(3):
         launch(i, function, [x, 5], (1,))
     assert gpu.aligned and len(gpu.maps) == 1
+
+
+@pytest.mark.parametrize("others", [(), (Parameter("workspace", "u64", bytes=64),)])
+def test_an_array_without_a_map_is_told_before_the_launch(gpu, function, others):
+    """There another program is taken, with memory of its own or not."""
+    x = describe(FakeTensor((64, 64), "bfloat16", strides=(-64, 1)), "x")
+    with pytest.raises(MapError, match="positive multiples of 16 bytes, got -128"):
+        Launch(interface(MAP, *others), function, ["x"], [x], (1, 1, 1), lambda: 0, "k")
 
 
 def test_clusters_multiply_the_grid(gpu, function):

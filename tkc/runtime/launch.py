@@ -173,7 +173,9 @@ class Launch:
         self.epoch = function.epoch
         # by stream; None: for every stream
         self.kept: dict[int | None, Packed] = {}
-        if self.grid[0] and not self.varies:
+        if self.grid[0] and self.varies:
+            check_maps(interface, names, infos, kernel)
+        elif self.grid[0]:
             self.kept[None] = self._pack(0)
 
     def __call__(self) -> None:
@@ -353,6 +355,14 @@ def piece(
 def _stride(p: Parameter, stride: int, what: str) -> bytes:
     """A stride; in an unsigned parameter a negative one is its two's complement."""
     return number(p, stride % (1 << 64) if p.type == "u64" else stride, f"{what}: stride {p.axis}")
+
+
+def check_maps(interface: Interface, names: Sequence[str], infos: Sequence, kernel: str) -> None:
+    """That there are tensor maps of the arguments. Raises MapError."""
+    for p in interface.parameters:
+        if p.kind == "map":
+            what = f"argument {names[p.argument]} of {kernel}"
+            tensor_maps.describe(p, mapped_array(p, infos), what)
 
 
 def mapped_array(p: Parameter, infos: Sequence) -> ArrayInfo:

@@ -35,6 +35,22 @@ def test_dots_that_are_read_alike_have_their_own_registers():
     assert len(set(accumulators(text))) >= DOTS // 2  # the others may take turns
 
 
+@tkc.jit
+def whole_then_in_parts(a, b, c, y):
+    left, right = tkc.load(a, (0, 0), (128, 32)), tkc.load(b, (0, 0), (32, 32))
+    first = tkc.dot(tkc.minimum(left, 2), tkc.maximum(right, 0)) % 3
+    below = tkc.arange(128)[:, None] >= tkc.arange(32)[None, :]
+    right = tkc.maximum(tkc.load(c, (0, 0), (32, 32)), 0)
+    second = tkc.dot(tkc.where(below, first, 0).to(tkc.float16), right) % 3
+    tkc.store(y, (0, 0), tkc.where(below, second, 0).to(tkc.float16))
+
+
+def test_a_dot_that_is_read_in_parts_is_read_as_one_that_is_read_whole():
+    a, b, c, y = (np.zeros((n, 32), np.float16) for n in (128, 32, 32, 128))
+    text = whole_then_in_parts.compile(a, b, c, y, num_warps=4, target="sm_90a").ptx
+    assert "wgmma" in text and not list(merged_reads(text))
+
+
 @pytest.mark.skipif(ptxas.find("nvdisasm") is None, reason="nvdisasm is not installed")
 @pytest.mark.parametrize("apart", [True, False])
 def test_ptxas_keeps_every_dot(monkeypatch, apart):

@@ -136,6 +136,21 @@ def test_quotients_by_constants(by):
 FLOATS = ml_dtypes.bfloat16, np.float16
 
 
+@tkc.jit
+def remainders(x, out):
+    tkc.store(out, (0,), (tkc.load(x, (0,), (N,)) % 101).to(out.dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("integer", [np.int64, np.uint64, np.int32, np.int16])
+def test_small_numbers_of_any_width(integer, dtype):
+    """Two registers of 64 bits each have no halves that one instruction takes."""
+    x = np.random.default_rng(0).integers(0, 1 << 15, N).astype(integer)
+    out = np.zeros(N, dtype)
+    ran(remainders, x, out)
+    np.testing.assert_array_equal(out.astype(np.int64), x.astype(np.int64) % 101)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mask, taken", [(15, 8), (15, 0), (127, 100), (31, -3), (63, 64)])
 @pytest.mark.parametrize("source", [np.int32, np.uint8, np.int16])

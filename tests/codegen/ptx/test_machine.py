@@ -16,6 +16,7 @@ from tkc.ir.interface import Parameter
 from tkc.runtime import tensor_maps
 from tkc.runtime.arrays import ArrayInfo
 from tkc.sim.ptx import Fault, run
+from tkc.sim.ptx.launch import decoded
 from tkc.sim.ptx.tensor_maps import tensor_map
 
 CONFIRMED = [
@@ -175,6 +176,40 @@ def test_blocks_of_a_cluster_must_meet_before_they_copy_for_one_another():
         return False
 
     assert any(map(faults, range(20)))
+
+
+TEXT = """
+.visible .entry kernel()
+{
+    .reg .b64 %d<3>;
+    .reg .b32 %r<3>;
+    .reg .pred %p<1>;
+    mov.b64 %d0, 1;
+    mov.b32 %r0, 1;
+    WRONG
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ("prmt.b32 %r1, %d0, %d0, 0x5410;", "%d0 holds 64 bits, where .b32 has 32"),
+        ("add.s64 %d1, %d0, %r0;", "%r0 holds 32 bits, where .s64 has 64"),
+        ("setp.lt.s64 %p0, %d0, %r0;", "%r0 holds 32 bits"),
+        ("mul.wide.s32 %d1, %r0, %r0;", ""),
+        ("setp.lt.s64 %p0, %d0, 1;", ""),
+        ("shl.b64 %d1, %d0, %r0;", ""),
+    ],
+)
+def test_registers_have_the_width_of_their_instruction(wrong, message):
+    text = TEXT.replace("WRONG", wrong)
+    if not message:
+        decoded(text)
+        return
+    with pytest.raises(Fault, match=message):
+        decoded(text)
 
 
 def test_who_waits_is_named():

@@ -24,7 +24,8 @@ from typing import cast
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import threads, tile
-from tkc.ir.registers import ALIASES
+from tkc.ir.registers import ALIASES, sources
+from tkc.ir.types import element_of
 
 # What reads their results reads their operand.
 SELECTIONS = (*ALIASES, threads.DotWait, threads.Accumulator)
@@ -115,7 +116,11 @@ def _kind(op: Operation) -> object:
 
 
 class _Confused:
-    """Equality of values where results of different dots in the same registers count as equal."""
+    """Equality of values where results of different dots in the same registers count as equal.
+
+    Tiles are registers to ptxas: parts of tiles count as the tiles, and tiles of other extents as
+    those of the same elements, for one dot may be read whole and the other in parts.
+    """
 
     def __init__(self, left: Writers, right: Writers):
         self.left, self.right = left, right
@@ -125,14 +130,20 @@ class _Confused:
         """Whether two values may be equal."""
         if a is b:
             return True
-        if a in self.left and b in self.right:
-            return True
+        if (a, b) not in self.known:
+            first, second = sources(a) or {a}, sources(b) or {b}  # a number shows no tile
+            self.known[a, b] = (
+                not first.isdisjoint(second)
+                or not (first.isdisjoint(self.left) or second.isdisjoint(self.right))
+                or any(self._results(x, y) for x in first for y in second)
+            )
+        return self.known[a, b]
+
+    def _results(self, a: SSAValue, b: SSAValue) -> bool:
         if not (isinstance(a, OpResult) and isinstance(b, OpResult)):
             return False
-        if (a, b) not in self.known:
-            same = a.type == b.type and a.index == b.index
-            self.known[a, b] = same and self.operations(a.op, b.op)
-        return self.known[a, b]
+        same = element_of(a.type) == element_of(b.type) and a.index == b.index
+        return same and self.operations(a.op, b.op)
 
     def operations(self, a: Operation, b: Operation) -> bool:
         """Whether two operations may compute the same, though not of the same values."""

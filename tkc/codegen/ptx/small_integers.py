@@ -19,7 +19,7 @@ from xdsl.ir import Attribute
 
 from tkc.codegen.ptx import halves
 from tkc.codegen.ptx.emitter import Emitter
-from tkc.codegen.ptx.integers import LUT, add, divide, mul
+from tkc.codegen.ptx.integers import LUT, add, divide, mul, narrowed
 from tkc.codegen.ptx.provenance import BYTE, Made, bits_of, identity, low_bits, made_with
 from tkc.codegen.ptx.values import Tile, to_bits
 from tkc.codegen.ptx.writer import Integer
@@ -77,9 +77,15 @@ def _packed(e: Emitter, held: Tile, i: int, known: Range, digits: int) -> Pair |
     return _whole(raw, known, digits)
 
 
+def _word(e: Emitter, held: Tile, i: int) -> Integer | None:
+    """An element as 32 bits, which hold all numbers that a pair may be of; None for a float."""
+    x = e.element(held, i)
+    return None if isinstance(x, float) else narrowed(e, x)
+
+
 def _apart(e: Emitter, held: Tile, i: int, known: Range, digits: int) -> Pair | None:
     """Of elements in a register each."""
-    x, y = (e.element(held, at) for at in (i, i + 1))
+    x, y = _word(e, held, i), _word(e, held, i + 1)
     if not isinstance(x, str) or not isinstance(y, str):
         return None
     (a, b), whole = (made_with(e, x), made_with(e, y)), (1 << digits) - 1

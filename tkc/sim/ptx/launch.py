@@ -17,6 +17,7 @@ from tkc.sim.ptx.machine import WARP, WARPGROUP, ClusterMachine, LaunchState, ru
 from tkc.sim.ptx.memory import Memory
 from tkc.sim.ptx.tensor_maps import tensor_map
 from tkc.sim.ptx.text import Program, parse
+from tkc.sim.ptx.widths import check_widths
 
 # each registers the rules of its instructions when it is imported
 FAMILIES = (accesses, arithmetic, barriers, conversions, tensor, warps, wgmma)
@@ -47,8 +48,11 @@ class EmittedProgram(Protocol):
 
 @lru_cache(64)
 def decoded(text: str) -> Program:
-    """A text with a rule at each instruction. Raises Unknown where one has none."""
+    """A text with a rule at each instruction. Raises Unknown where one has none, Fault where one
+    takes a register of another width.
+    """
     program = parse(text)
+    check_widths(program)
     for i in program.code:
         i.rule = rule_of(i.name)
         if i.name.startswith(WARP_WIDE):
