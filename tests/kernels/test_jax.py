@@ -138,9 +138,7 @@ def gradients(op, given, result, grads):
     values = {p.name: p.default for p in op.parameters} | given | {"result": result}
     needs = {name: isinstance(x, np.ndarray) for name, x in given.items()}
     kept = SimpleNamespace(**{name: values[name] for name in op.saves}, needs=needs)
-    found = op.gradient(kept, *grads)
-    found = found if isinstance(found, tuple) else (found,)
-    return dict(zip((p.name for p in op.parameters), found, strict=False))
+    return dict(zip((p.name for p in op.parameters), op.gradients(kept, grads), strict=True))
 
 
 def is_float(x):

@@ -184,26 +184,18 @@ def dropout(x: Array, p: float, seed: int) -> Iterator[Array]:
     )
 
 
-@gelu.backward(saves="x approximate", everywhere=True)
-def _(saved, grad):
-    return gelu_backward(grad, saved.x, saved.approximate), None
+gelu.gradient_by(gelu_backward, "x", everywhere=True)
 
 
-@silu.backward(saves="x", everywhere=True)
-def _(saved, grad):
-    return silu_backward(grad, saved.x)
+silu.gradient_by(silu_backward, "x", everywhere=True)
 
 
-@swiglu.backward(saves="x gate", everywhere=True)
-def _(saved, grad):
-    return swiglu_backward(grad, saved.x, saved.gate)
+swiglu.gradient_by(swiglu_backward, "x gate", everywhere=True)
 
 
-@geglu.backward(saves="x gate approximate", everywhere=True)
-def _(saved, grad):
-    return (*geglu_backward(grad, saved.x, saved.gate, saved.approximate), None)
+geglu.gradient_by(geglu_backward, "x gate", everywhere=True)
 
 
 @dropout.backward(saves="p seed")
 def _(saved, grad):
-    return dropout(grad, saved.p, saved.seed), None, None
+    return dropout(grad, saved.p, saved.seed)

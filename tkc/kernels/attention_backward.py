@@ -40,7 +40,7 @@ from tkc.kernels.attention_checks import (
     group_of,
     masks_of,
 )
-from tkc.kernels.operator import Operator, operator
+from tkc.kernels.operator import operator
 
 LOG2E = log2(e)
 # rows that a block of `_queries` or `_keys_and_values` reads at once divide it
@@ -639,14 +639,6 @@ def gradients_of(saved: SimpleNamespace, grad: Array | None, lse_grad: Array | N
     return zeros(out) if grad is None else grad, out, lse, lse_grad
 
 
-def _by_parameter(op: Operator, saved: SimpleNamespace, found: tuple) -> tuple[Array | None, ...]:
-    """The gradients (dQ, dK, dV, dsinks) in the order of an operator's parameters."""
-    named = dict(zip(("q", "k", "v", "sinks"), found, strict=True))
-    if saved.sinks is None:
-        del named["sinks"]
-    return tuple(named.get(p.name) for p in op.parameters)
-
-
 @dense.backward(
     saves="q k v result causal scale window softcap heads_first sinks alibi_slopes deterministic",
     without="q_scale k_scale v_scale alibi_slopes",
@@ -670,7 +662,7 @@ def _(saved, grad, lse_grad):
         saved.alibi_slopes,
         wants_equal_bits(saved.q, saved.deterministic),
     )
-    return _by_parameter(dense, saved, found)
+    return dict(zip(("q", "k", "v", "sinks"), found, strict=True))
 
 
 @ragged.backward(
@@ -702,4 +694,4 @@ def _(saved, grad, lse_grad):
         saved.alibi_slopes,
         wants_equal_bits(saved.q, saved.deterministic),
     )
-    return _by_parameter(ragged, saved, found)
+    return dict(zip(("q", "k", "v", "sinks"), found, strict=True))

@@ -904,10 +904,4 @@ def _(saved, grad, lse_grad):
     found = modified_backward(
         grad=grad, out=out, lse=lse, lse_grad=lse_grad, wanted=wanted, **given
     )
-    named_gradients = dict(zip(("q", "k", "v"), found[:3], strict=True))
-    if saved.sinks is not None:
-        named_gradients["sinks"] = found[3]
-    for i, name in enumerate(slots):
-        if wanted >> i & 1:
-            named_gradients[name] = found[4 + i]
-    return tuple(named_gradients.get(p.name) for p in modified.parameters)
+    return dict(zip(("q", "k", "v", "sinks", *slots), found, strict=True))

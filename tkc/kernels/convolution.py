@@ -313,23 +313,9 @@ def causal_conv1d_backward(
         _state_gradient[strips, sequences](*given, ds, **options)
 
 
-@causal_conv1d.backward(saves="x weight bias state activation cu_seqlens max_seqlen", zeros=False)
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.x.new_zeros(saved.x.shape)
-    dx, dw, db, ds = causal_conv1d_backward(
-        grad,
-        saved.x,
-        saved.weight,
-        saved.bias,
-        saved.state,
-        saved.activation,
-        saved.cu_seqlens,
-        saved.max_seqlen,
-        grad_final,
-    )
-    ds = None if saved.state is None else ds.to(saved.state.dtype)
-    return dx, dw, None if saved.bias is None else db, ds, None, None, None
+causal_conv1d.gradient_by(
+    causal_conv1d_backward, "x weight bias state", grads="grad grad_final", like="x"
+)
 
 
 @operator(mutates="state")

@@ -162,17 +162,9 @@ def delta_rule_backward(
     backward(given, grad, initial, last, to)
 
 
-@delta_rule.backward(
-    saves="q k v beta g initial cu_seqlens max_seqlen scale normalize", zeros=False
+delta_rule.gradient_by(
+    delta_rule_backward, "q k v beta g initial", grads="grad grad_final", like="v"
 )
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.v.new_zeros(saved.v.shape)
-    given = (saved.q, saved.k, saved.v, saved.beta, saved.g, saved.initial)
-    others = (saved.cu_seqlens, saved.max_seqlen, saved.scale, saved.normalize)
-    results = delta_rule_backward(grad, *given, *others, grad_final)
-    slopes = (None if x is None else d.to(x.dtype) for x, d in zip(given, results, strict=True))
-    return *slopes, None, None, None, None
 
 
 @operator(mutates="state")

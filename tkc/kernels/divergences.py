@@ -152,10 +152,7 @@ def divergence_backward(
     )
 
 
-@divergence.backward(saves="log_q log_p kind beta", without="log_p")
-def _(saved, grad):
-    found = divergence_backward(grad, saved.log_q, saved.log_p, saved.kind, saved.beta)
-    return found, None, None, None
+divergence.gradient_by(divergence_backward, "log_q", without="log_p")
 
 
 # ---- preferences ---------------------------------------------------------------------------------
@@ -277,13 +274,10 @@ def _pairs(
     _launch(kind, arrays, [losses, of_chosen, of_rejected], numbers)
 
 
-@_pairs.backward(
-    saves="chosen rejected result", without="chosen_reference rejected_reference", zeros=False
-)
+@_pairs.backward(saves="result", without="chosen_reference rejected_reference", zeros=False)
 def _(saved, grad, *_):
     _, of_chosen, of_rejected = saved.result
-    found = (grad * of_chosen).to(saved.chosen.dtype), (grad * of_rejected).to(saved.rejected.dtype)
-    return *found, *[None] * 5
+    return grad * of_chosen, grad * of_rejected
 
 
 def preference_loss(
@@ -330,9 +324,9 @@ def _tokens(
     _launch(kind, arrays, [losses, slopes, None], (float(beta), float(low), float(high)))
 
 
-@_tokens.backward(saves="log_probs result", without="second reference fourth", zeros=False)
+@_tokens.backward(saves="result", without="second reference fourth", zeros=False)
 def _(saved, grad, *_):
-    return (grad * saved.result[1]).to(saved.log_probs.dtype), *[None] * 7
+    return grad * saved.result[1]
 
 
 def kto_loss(

@@ -236,12 +236,7 @@ def route_backward(
     )
 
 
-@route.backward(saves="logits result scoring renormalize scale", without="bias")
-def _(saved, grad, _):
-    found = route_backward(
-        grad, saved.logits, saved.result[1], saved.scoring, saved.renormalize, saved.scale
-    )
-    return found, *[None] * 8
+route.gradient_by(route_backward, "logits", results="weights experts", without="bias")
 
 
 # ---- sorting -------------------------------------------------------------------------------------
@@ -610,8 +605,7 @@ def _(saved, grad, *_):
     dx, of_up, of_down, of_weights = mixture_of_experts_backward(
         grad.to(x.dtype), x, up, down, saved.weights, *saved.result[1:], wanted
     )
-    of_matrices = (of_up, of_down) if wanted else (None, None)
-    return dx, *of_matrices, of_weights.to(saved.weights.dtype), *[None] * 6
+    return dx, of_up, of_down, of_weights
 
 
 def mixture_of_experts(

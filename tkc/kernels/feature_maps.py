@@ -131,9 +131,7 @@ def taylor_features_backward(grad: Array, x: Array, scale: float | None = None) 
     )
 
 
-@taylor_features.backward(saves="x scale")
-def _(saved, grad):
-    return taylor_features_backward(grad, saved.x, saved.scale), None
+taylor_features.gradient_by(taylor_features_backward, "x")
 
 
 # ---- weights divided by their sum ----------------------------------------------------------------
@@ -210,9 +208,7 @@ def _divided_backward(grad: Array, sums: Array) -> Iterator[Array]:
     )
 
 
-@_divided.backward(saves="sums")
-def _(saved, grad):
-    return _divided_backward(grad, saved.sums)
+_divided.gradient_by(_divided_backward, "sums")
 
 
 def normalized_linear_attention(

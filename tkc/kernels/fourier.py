@@ -489,8 +489,7 @@ def fft_conv_backward(
 
 @fft_conv.backward(saves="u k causal")
 def _(saved, grad):
-    du, dk = fft_conv_backward(grad.to(saved.u.dtype), saved.u, saved.k, saved.causal)
-    return du, dk if saved.needs["k"] else None, None
+    return fft_conv_backward(grad.to(saved.u.dtype), saved.u, saved.k, saved.causal)
 
 
 @operator

@@ -252,12 +252,7 @@ def hgrn_backward(
     _scan_backward[call.grid](*given, SEGMENTS=call.segments, **call.sizes)
 
 
-@hgrn.backward(saves="g initial cu_seqlens result", zeros=False)
-def _(saved, grad, grad_final):
-    h = saved.result[0]
-    grad = h.new_zeros(h.shape) if grad is None else grad
-    dx, dg, ds = hgrn_backward(grad, saved.g, h, saved.initial, saved.cu_seqlens, grad_final)
-    return dx, dg, None if saved.initial is None else ds.to(saved.initial.dtype), None
+hgrn.gradient_by(hgrn_backward, "x g initial", grads="grad grad_final", results="h final", like="h")
 
 
 @operator(mutates="state")

@@ -234,5 +234,4 @@ def _(saved, grad):
         saved.silu,
         saved.channels_last,
     )
-    of_bias = bias.to(saved.bias.dtype) if saved.needs["bias"] else None
-    return x, None, weight if saved.needs["weight"] else None, of_bias, None, None, None
+    return x, None, weight, bias

@@ -155,9 +155,7 @@ def _sum_over(rows: Array, out: Array) -> None:
         )
 
 
-@hedgehog_features.backward(saves="x w")
-def _(saved, grad):
-    return hedgehog_features_backward(grad, saved.x, saved.w)
+hedgehog_features.gradient_by(hedgehog_features_backward, "x w")
 
 
 # ---- sums over what lies two blocks away ---------------------------------------------------------
@@ -518,10 +516,9 @@ def hedgehog_backward(
         _sum_over(rows.reshape((row[0] * row[1], row[2])), number)
 
 
-@hedgehog.backward(saves="q k v q_map k_map alpha beta scale result", zeros=False)
-def _(saved, grad, *_):
-    if grad is None:
-        grad = saved.v.new_zeros(saved.v.shape)
-    given = saved.q, saved.k, saved.v, saved.q_map, saved.k_map, saved.alpha, saved.beta
-    *found, da, db = hedgehog_backward(grad, *given, *saved.result, saved.scale)
-    return *found, da.to(saved.alpha.dtype), db.to(saved.beta.dtype), None
+hedgehog.gradient_by(
+    hedgehog_backward,
+    "q k v q_map k_map alpha beta",
+    results="out linear sums tops masses",
+    like="v",
+)

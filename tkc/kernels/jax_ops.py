@@ -109,16 +109,14 @@ class _Call:
         return sys.modules["jax"].numpy.zeros(grad.shape, grad.dtype) if self.op.zeros else None
 
     def _gradients(self, arrays: Any, result: Any, grads: Any, needs: dict[str, bool]) -> list[Any]:
-        """Operator.gradient's, of the arrays alone."""
+        """Operator.gradients', of the arrays alone."""
         op = self.op
         values = {p.name: p.default for p in op.parameters} | self.given(arrays)
         values["result"] = result
-        assert op.gradient is not None  # _check has looked
         kept = {name: values[name] for name in op.saves}
-        found = op.gradient(SimpleNamespace(**kept, needs=needs), *grads)
-        of_parameters = found if isinstance(found, tuple) else (found,)
-        by_name = dict(zip((p.name for p in op.parameters), of_parameters, strict=False))
-        return [by_name.get(name) for name in self.names]
+        found = op.gradients(SimpleNamespace(**kept, needs=needs), grads)
+        by_name = dict(zip((p.name for p in op.parameters), found, strict=True))
+        return [by_name[name] for name in self.names]
 
 
 def _is_float(x: Any) -> bool:

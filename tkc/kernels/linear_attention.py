@@ -318,29 +318,13 @@ def linear_attention_backward(
     backward(grad, q, k, v, decays, initial, factor, after, to)
 
 
-@linear_attention.backward(
-    saves="q k v g rate weight initial cu_seqlens scale", without="rate", zeros=False
+linear_attention.gradient_by(
+    linear_attention_backward,
+    "q k v g weight initial",
+    grads="grad grad_final",
+    like="v",
+    without="rate",
 )
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.v.new_zeros(saved.v.shape)
-    results = linear_attention_backward(
-        grad,
-        saved.q,
-        saved.k,
-        saved.v,
-        saved.g,
-        saved.rate,
-        saved.weight,
-        saved.initial,
-        saved.cu_seqlens,
-        saved.scale,
-        grad_final,
-    )
-    dq, dk, dv, *others = results
-    given = (saved.g, saved.weight, saved.initial)
-    dg, dw, ds = (None if x is None else d.to(x.dtype) for x, d in zip(given, others, strict=True))
-    return dq, dk, dv, dg, None, dw, ds, None, None
 
 
 @operator(mutates="state")

@@ -168,5 +168,5 @@ def _(saved, grad, of_sums):
         out = cross_entropy_backward(grad, logits, saved.target, lse, saved.ignore_index)
     if of_sums is not None:
         of_sums = of_sums[..., None] * (logits.float() - lse[..., None]).exp()
-        out = of_sums.to(logits.dtype) if out is None else (out + of_sums).to(logits.dtype)
-    return out, None, None
+        out = of_sums if out is None else out + of_sums
+    return out

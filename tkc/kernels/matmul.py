@@ -901,9 +901,5 @@ def _(saved, grad):
         )
     else:
         db = _summed(_new(turn(left), full), right.shape).reshape(b.shape)
-    dbias = (
-        grad.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype)
-        if bias is not None and saved.needs["bias"]
-        else None
-    )
-    return da, db, dbias, None, None
+    dbias = grad.reshape(-1, grad.shape[-1]).sum(0) if saved.needs["bias"] else None
+    return da, db, dbias

@@ -112,7 +112,7 @@ def _(saved, grad, *_):
         dx = matmul(of_gates, gate_up).reshape(x.shape)
     of_up = matmul(of_gates.T, rows) if saved.needs["gate_up"] else None
     of_down = matmul(g.T, held) if saved.needs["down"] else None
-    return dx, of_up, of_down, None
+    return dx, of_up, of_down
 
 
 def gated_mlp(x: Array, gate_up: Array, down: Array, with_grad: bool = True) -> Array:
@@ -206,7 +206,7 @@ def lora_linear(
     _low_rank[_grid](rows, weight.T, held, b.T, bias, result, float(scale))
 
 
-@lora_linear.backward(saves="x weight a b scale bias result")
+@lora_linear.backward(saves="x weight a b scale result")
 def _(saved, grad, of_low):
     x, w, a, b, scale, wanted = (
         saved.x,
@@ -223,13 +223,12 @@ def _(saved, grad, of_low):
     if wanted["x"]:
         dx = (dx + matmul(more.contiguous(), a)).reshape(x.shape)
     of_a = matmul((back * scale + more).to(x.dtype).T, rows) if wanted["a"] else None
-    return (
-        dx if wanted["x"] else None,
-        matmul(g.T, rows) if wanted["weight"] else None,
-        of_a,
-        (matmul(g.T, low) * scale).to(b.dtype) if wanted["b"] else None,
-        None,
-        g.sum(0).to(saved.bias.dtype) if saved.bias is not None and wanted["bias"] else None,
+    return dict(
+        x=dx,
+        weight=matmul(g.T, rows) if wanted["weight"] else None,
+        a=of_a,
+        b=matmul(g.T, low) * scale if wanted["b"] else None,
+        bias=g.sum(0) if wanted["bias"] else None,
     )
 
 
@@ -272,7 +271,7 @@ def linear_gate_add(
     gated_product(rows, weight.T, bias, factors, added, result)
 
 
-@linear_gate_add.backward(saves="x weight gate residual bias")
+@linear_gate_add.backward(saves="x weight gate bias")
 def _(saved, grad):
     x, w, gate, bias, wanted = saved.x, saved.weight, saved.gate, saved.bias, saved.needs
     rows = x.reshape(-1, x.shape[-1])
@@ -283,11 +282,10 @@ def _(saved, grad):
         branch = matmul(rows, w.T, bias).reshape(grad.shape)
         of_gate = (grad.float() * branch).sum(-2)
         of_gate = of_gate.reshape(-1, w.shape[0]).sum(0) if len(gate.shape) == 1 else of_gate
-        of_gate = of_gate.to(gate.dtype)
     return (
         matmul(g, w).reshape(x.shape) if wanted["x"] else None,
         matmul(g.T, rows) if wanted["weight"] else None,
         of_gate,
-        grad.to(saved.residual.dtype) if wanted["residual"] else None,
-        g.sum(0).to(bias.dtype) if bias is not None and wanted["bias"] else None,
+        grad,
+        g.sum(0) if wanted["bias"] else None,
     )

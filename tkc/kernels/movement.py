@@ -128,10 +128,4 @@ def _(saved, grad):
 
 @embedding.backward(saves="table indices padding")
 def _(saved, grad):
-    return (
-        embedding_backward(grad, saved.indices, saved.table.shape[0], saved.padding).to(
-            saved.table.dtype
-        ),
-        None,
-        None,
-    )
+    return embedding_backward(grad, saved.indices, saved.table.shape[0], saved.padding)

@@ -411,21 +411,10 @@ def rms_norm_backward(
     yield from _backward(grad, extra, h, weight, eps, False)
 
 
-@layer_norm.backward(saves="x weight bias eps")
-def _(saved, grad):
-    x, weight, bias = layer_norm_backward(grad, saved.x, saved.weight, None, saved.eps)
-    return (
-        x,
-        weight if saved.needs["weight"] else None,
-        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
-        None,
-    )
+layer_norm.gradient_by(layer_norm_backward, "x weight bias", h="x")
 
 
-@rms_norm.backward(saves="x weight eps", everywhere=True)
-def _(saved, grad):
-    x, weight = rms_norm_backward(grad, saved.x, saved.weight, None, saved.eps)
-    return x, weight if saved.needs["weight"] else None, None
+rms_norm.gradient_by(rms_norm_backward, "x weight", h="x", everywhere=True)
 
 
 @gated_rms_norm.backward(saves="x gate weight eps gate_first")
@@ -437,36 +426,22 @@ def _(saved, grad):
     of_gate, dx = swiglu_backward(grad, gate.to(x.dtype), up)
     if not saved.gate_first:
         dx, of_weight = rms_norm_backward(dx, x, weight, None, saved.eps)
-    return dx, of_gate.to(gate.dtype), of_weight if saved.needs["weight"] else None, None, None
+    return dx, of_gate, of_weight
 
 
-@add_layer_norm.backward(saves="x result weight bias eps")
+@add_layer_norm.backward(saves="result weight bias eps")
 def _(saved, grad, grad_sum):
     h, weight, bias = layer_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
-    return (
-        h.to(saved.x.dtype),
-        h,
-        weight if saved.needs["weight"] else None,
-        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
-        None,
-    )
+    return h, h, weight, bias
 
 
-@add_rms_norm.backward(saves="x result weight eps")
+@add_rms_norm.backward(saves="result weight eps")
 def _(saved, grad, grad_sum):
     h, weight = rms_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
-    return h.to(saved.x.dtype), h, weight if saved.needs["weight"] else None, None
+    return h, h, weight
 
 
 @dropout_add_layer_norm.backward(saves="x result weight bias p seed eps")
 def _(saved, grad, grad_sum):
     h, weight, bias = layer_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
-    return (
-        dropout(h.to(saved.x.dtype), saved.p, saved.seed),
-        h,
-        weight if saved.needs["weight"] else None,
-        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
-        None,
-        None,
-        None,
-    )
+    return dropout(h.to(saved.x.dtype), saved.p, saved.seed), h, weight, bias

@@ -18,7 +18,10 @@ arguments, allocates and yields its results, and then launches:
 
     @scale.backward(saves="factor")      # parameters by name, or `result`
     def _(saved, grad):
-        return scale(grad, saved.factor), None  # one gradient a parameter
+        return scale(grad, saved.factor)  # a gradient a parameter, in order, or a dict by name
+
+Where another operator computes the gradient, of parameters and results with the same names, that is
+a line: `softmax.gradient_by(softmax_backward, "x")`.
 
 `scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on
 the same device. A torch tensor goes through `torch.ops.tkc.scale`, whose schema is read from the
@@ -41,7 +44,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import tkc
-from tkc.kernels.arrays import is_traced
+from tkc.kernels.arrays import Array, is_traced, zeros
 
 TYPES = {
     "Array": "Tensor",
@@ -180,10 +183,12 @@ class Operator:
     def backward(
         self, saves: str = "", without: str = "", zeros: bool = True, everywhere: bool = False
     ) -> Callable:
-        """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or
-        None, a parameter. without: arrays that may not require one. zeros: whether the gradient of
-        a result that nothing depends on is zeros, not None. everywhere: whether the function takes
-        arrays of every library, for jax's transformations, and not tensors of torch alone.
+        """Gives the gradient: a function (saved, *gradients of the results) that returns those of
+        the parameters, in order (the last ones may be missing) or by name; they become the element
+        types of the arguments, and what needs none gets none. without: arrays that may not require
+        one. zeros: whether the gradient of a result that nothing depends on is zeros, not None.
+        everywhere: whether the function takes arrays of every library, for jax's transformations,
+        and not tensors of torch alone.
         """
 
         def decorate(fn: Callable) -> Callable:
@@ -193,6 +198,55 @@ class Operator:
             return fn
 
         return decorate
+
+    def gradient_by(
+        self,
+        other: Operator,
+        of: str,
+        grads: str = "grad",
+        results: str = "result",
+        like: str = "",
+        without: str = "",
+        everywhere: bool = False,
+        **renamed: str,
+    ) -> None:
+        """Gives the gradient, which `other` computes. It takes parameters of this operator by their
+        names (renamed: its names of those that it calls otherwise), results by the names in
+        `results` and their gradients by those in `grads`; its own results are gradients of the
+        parameters `of`, in this order. like: the argument that the first result is like, where its
+        gradient may be missing; those of other results are then None.
+        """
+        known = {p.name for p in self.parameters}
+        taken = [renamed.get(p.name, p.name) for p in other.parameters]
+        named_results, named_grads = results.split(), grads.split()
+        kept = [name for name in taken if name in known]
+        if not set(named_results).isdisjoint(taken):
+            kept.append("result")
+
+        def gradient(saved: Any, *given: Array | None) -> dict[str, Array]:
+            values = dict(vars(saved), **dict(zip(named_grads, given, strict=False)))
+            if "result" in kept:
+                result = saved.result if isinstance(saved.result, tuple) else (saved.result,)
+                values.update(zip(named_results, result, strict=True))
+            if like and given[0] is None:
+                values[named_grads[0]] = zeros(values[like])
+            found = other(*map(values.get, taken))
+            found = found if isinstance(found, tuple) else (found,)
+            return dict(zip(of.split(), found, strict=True))
+
+        self.backward(" ".join(kept), without, not like, everywhere)(gradient)
+
+    def gradients(self, saved: Any, grads: Sequence[Any]) -> list[Any]:
+        """One gradient, or None, a parameter. saved: what `saves` names, and `needs`: of parameters
+        by name, whether they need one. grads: of the results.
+        """
+        assert self.gradient is not None  # check_gradients has looked
+        found = self.gradient(saved, *grads)
+        names = [p.name for p in self.parameters]
+        if not isinstance(found, dict):
+            found = found if isinstance(found, tuple) else (found,)
+            found = dict(zip(names, found, strict=False))
+        return [found.get(name) if saved.needs.get(name) else None for name in names]
 
     def check_gradients(self, required: Sequence[str], without: str = "{}.detach()") -> None:
         """Raises LaunchError where one of these arrays, which require a gradient, gets none.

@@ -519,4 +519,4 @@ def _(saved, grad):
         dx = matmul(grad.to(x.dtype), weights)
     if saved.needs["bias"]:
         of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-    return dx, None, None, None, of_bias, None, None, None
+    return dict(x=dx, bias=of_bias)

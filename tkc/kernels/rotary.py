@@ -113,10 +113,4 @@ def rotary(
 
 @rotary.backward(saves="cos sin interleaved inverse", without="cos sin", everywhere=True)
 def _(saved, grad):
-    return (
-        rotary(grad, saved.cos, saved.sin, saved.interleaved, not saved.inverse),
-        None,
-        None,
-        None,
-        None,
-    )
+    return rotary(grad, saved.cos, saved.sin, saved.interleaved, not saved.inverse)

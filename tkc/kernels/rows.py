@@ -204,6 +204,4 @@ def sparsemax_backward(grad: Array, y: Array) -> Iterator[Array]:
         )
 
 
-@sparsemax.backward(saves="result")
-def _(saved, grad):
-    return sparsemax_backward(grad, saved.result)
+sparsemax.gradient_by(sparsemax_backward, "x", results="y")

@@ -524,15 +524,7 @@ def rwkv7_backward(
     )
 
 
-@rwkv7.backward(saves="q g k v a b initial cu_seqlens max_seqlen scale least", zeros=False)
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.v.new_zeros(saved.v.shape)
-    given = (saved.q, saved.g, saved.k, saved.v, saved.a, saved.b, saved.initial)
-    others = (saved.cu_seqlens, saved.max_seqlen, saved.scale, saved.least)
-    results = rwkv7_backward(grad, *given, *others, grad_final)
-    slopes = (None if x is None else d.to(x.dtype) for x, d in zip(given, results, strict=True))
-    return *slopes, None, None, None, None
+rwkv7.gradient_by(rwkv7_backward, "q g k v a b initial", grads="grad grad_final", like="v")
 
 
 @operator(mutates="state")

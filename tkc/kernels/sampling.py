@@ -545,8 +545,7 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> Iterator[tuple[A
 
 @sort.backward(saves="x result axis")
 def _(saved, grad, _):
-    found = saved.x.new_zeros(saved.x.shape).scatter(saved.axis, saved.result[1], grad)
-    return found, None, None
+    return saved.x.new_zeros(saved.x.shape).scatter(saved.axis, saved.result[1], grad)
 
 
 # ---- beams ---------------------------------------------------------------------------------------

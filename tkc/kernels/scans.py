@@ -130,7 +130,7 @@ def sum(x: Array) -> Iterator[Array]:
 
 @cumsum.backward(saves="axis reverse")
 def _(saved, grad):
-    return cumsum(grad, saved.axis, not saved.reverse), None, None
+    return cumsum(grad, saved.axis, not saved.reverse)
 
 
 @sum.backward(saves="x")

@@ -288,4 +288,4 @@ def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Itera
 
 @topk.backward(saves="x result axis")
 def _(saved, grad, _):
-    return saved.x.new_zeros(saved.x.shape).scatter(saved.axis, saved.result[1], grad), None, None
+    return saved.x.new_zeros(saved.x.shape).scatter(saved.axis, saved.result[1], grad)

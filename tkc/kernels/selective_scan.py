@@ -453,16 +453,9 @@ def selective_scan_backward(
             sum_of_parts(part, out)
 
 
-@selective_scan.backward(saves="x dt a b c skip z dt_bias softplus initial cu_seqlens", zeros=False)
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.x.new_zeros(saved.x.shape)
-    first = (saved.x, saved.dt, saved.a, saved.b, saved.c, saved.skip, saved.z, saved.dt_bias)
-    others = (saved.softplus, saved.initial, saved.cu_seqlens, grad_final)
-    results = selective_scan_backward(grad, *first, *others)
-    given = (*first, saved.initial)
-    slopes = [None if x is None else d.to(x.dtype) for x, d in zip(given, results, strict=True)]
-    return *slopes[:8], None, slopes[8], None
+selective_scan.gradient_by(
+    selective_scan_backward, "x dt a b c skip z dt_bias initial", grads="grad grad_final", like="x"
+)
 
 
 @operator(mutates="state")

@@ -94,11 +94,7 @@ def log_softmax_backward(grad: Array, result: Array, axis: int = -1) -> Iterator
     yield from _backward(grad, result, axis, True)
 
 
-@softmax.backward(saves="result axis", everywhere=True)
-def _(saved, grad):
-    return softmax_backward(grad, saved.result, saved.axis), None
+softmax.gradient_by(softmax_backward, "x", everywhere=True)
 
 
-@log_softmax.backward(saves="result axis", everywhere=True)
-def _(saved, grad):
-    return log_softmax_backward(grad, saved.result, saved.axis), None
+log_softmax.gradient_by(log_softmax_backward, "x", everywhere=True)

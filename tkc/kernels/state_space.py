@@ -335,16 +335,9 @@ def ssd_backward(
         sum_of_parts(parts[part], out)
 
 
-@ssd.backward(saves="x dt a b c skip z dt_bias softplus initial cu_seqlens", zeros=False)
-def _(saved, grad, grad_final):
-    if grad is None:
-        grad = saved.x.new_zeros(saved.x.shape)
-    first = (saved.x, saved.dt, saved.a, saved.b, saved.c, saved.skip, saved.z, saved.dt_bias)
-    others = (saved.softplus, saved.initial, saved.cu_seqlens, grad_final)
-    results = ssd_backward(grad, *first, *others)
-    given = (*first, saved.initial)
-    slopes = [None if x is None else d.to(x.dtype) for x, d in zip(given, results, strict=True)]
-    return *slopes[:8], None, slopes[8], None
+ssd.gradient_by(
+    ssd_backward, "x dt a b c skip z dt_bias initial", grads="grad grad_final", like="x"
+)
 
 
 @operator(mutates="state")

@@ -221,14 +221,11 @@ def _requires_gradient(x: Any) -> bool:
 
 
 def _backward(op: Operator) -> Callable:
-    gradient = op.gradient
-    assert gradient is not None  # else nothing is registered
-
     def backward(ctx, *grads):
         found = {}
         for name, (parts, many) in ctx.kept.items():
             values = tuple(value if at is None else ctx.saved_tensors[at] for at, value in parts)
             found[name] = values if many else values[0]
-        return gradient(SimpleNamespace(**found, needs=ctx.needs), *grads)
+        return tuple(op.gradients(SimpleNamespace(**found, needs=ctx.needs), grads))
 
     return backward

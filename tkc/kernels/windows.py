@@ -638,11 +638,7 @@ def _(saved, grad):
         grad, saved.activation, saved.result, lambda: _conv(x, w, bias, *s, *p, *d, None)
     ).to(x.dtype)
     dx, dw = conv_backward(grad, x, w, *s, *p, *d, bool(wanted["x"]), bool(wanted["weight"]))
-    of_bias = None
-    if bias is not None and wanted["bias"]:
-        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype)
-    found = dx if wanted["x"] else None, dw if wanted["weight"] else None, of_bias
-    return *found, *[None] * (3 * AXES + 1)
+    return dx, dw, grad.reshape(-1, grad.shape[-1]).sum(0) if wanted["bias"] else None
 
 
 def _of_axes(value: int | Sequence[int], rank: int, one: int) -> tuple[int, ...]:
