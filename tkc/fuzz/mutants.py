@@ -14,7 +14,7 @@ from xdsl.ir import Operation
 
 from tkc.fuzz.programs import Program, programs
 from tkc.ir import shared, threads
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, operations_in
 from tkc.passes.analysis.alias import kernel_around
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
@@ -105,10 +105,11 @@ def _number_of_a_program(op: Operation, operator: str) -> bool:
     kernel = kernel_around(op)
     told = [
         o
-        for role in kernel.walk()
-        if isinstance(role, threads.Role) and role.single is not None
-        for o in role.walk()
-        if isinstance(o, (threads.MbarrierWait, threads.MbarrierExpect, threads.MbarrierArrive))
+        for role in operations_in(kernel, threads.Role)
+        if role.single is not None
+        for o in operations_in(
+            role, (threads.MbarrierWait, threads.MbarrierExpect, threads.MbarrierArrive)
+        )
     ]
     return op.barriers in {
         a.barriers
@@ -166,10 +167,8 @@ def _sent_first(op: Operation, operator: str) -> bool:
     kernel = kernel_around(op)
     arrivals = [
         o
-        for o in kernel.walk()
-        if isinstance(o, threads.MbarrierArrive)
-        and o.barriers is op.barriers
-        and isinstance(o.prev_op, threads.BroadcastStore)
+        for o in operations_in(kernel, threads.MbarrierArrive)
+        if o.barriers is op.barriers and isinstance(o.prev_op, threads.BroadcastStore)
     ]
     told = [o for o in arrivals if _behind(o, threads.TmaLoad)]
     return (

@@ -40,6 +40,13 @@ def defining_op(value: SSAValue | None, kind: type[Op]) -> Op | None:
     return owner if isinstance(owner, kind) else None
 
 
+def operations_in(within: Operation | Block, kind: type[Op] | tuple[type[Op], ...]) -> list[Op]:
+    """The operations of a class, or of several, in an operation or a block, in their order; the
+    operation itself may be one. They stand in a list, so that they may be changed one by one.
+    """
+    return [op for op in within.walk() if isinstance(op, kind)]
+
+
 # by class, of operations whose own traits say it
 _FREE: dict[type[Operation], bool] = {}
 

@@ -36,7 +36,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase
 from tkc.ir.target import half_of
 from tkc.ir.text import location_of
-from tkc.ir.values import block_of, shared_type
+from tkc.ir.values import block_of, operations_in, shared_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 
@@ -66,7 +66,7 @@ class Buffer:
 def run(module: ModuleOp, context: PassContext) -> None:
     """Gives every buffer of each kernel its offset. Raises RoomError where they do not fit."""
     for kernel in tile.kernels_of(module):
-        for op in [op for op in kernel.walk() if isinstance(op, scf.IfOp)]:
+        for op in operations_in(kernel, scf.IfOp):
             _share_between_branches(op)
         buffers = lifetimes(kernel)
         placed: list[Buffer] = []

@@ -54,6 +54,7 @@ from tkc.ir.values import (
     block_of,
     index_of,
     layout_of,
+    operations_in,
     owner_op,
     parent_of,
     terminator_of,
@@ -70,7 +71,7 @@ REAL = True
 def run(module: ModuleOp, context: PassContext) -> None:
     """Keeps in parts every carried sum that can be."""
     for kernel in module.body.block.ops:
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        for loop in operations_in(kernel, scf.ForOp):
             for i, argument in enumerate(loop.body.block.args[1:]):
                 try:
                     found = Parts(loop, i)

@@ -91,7 +91,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.threads import Identity
 from tkc.ir.types import ArrayType, TileType, bits
-from tkc.ir.values import block_of, is_side_effect_free, owner_op, terminator_of
+from tkc.ir.values import block_of, is_side_effect_free, operations_in, owner_op, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import unchanged
@@ -103,7 +103,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if plan is None:
         return
     for kernel in module.body.block.ops:
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        for loop in operations_in(kernel, scf.ForOp):
             dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
             if not (plan.prefetch or dots and plan.roles != "one"):
                 continue

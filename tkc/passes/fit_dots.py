@@ -30,7 +30,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
 from tkc.ir.shared import scratch
-from tkc.ir.values import tile_type
+from tkc.ir.values import operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unseen
 from tkc.passes.cuts.axes import NotCut
@@ -48,7 +48,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Cuts every dot whose operands do not fit, where they can be cut along k."""
     for kernel in module.body.block.ops:
         room = context.room() - sum(map(scratch, kernel.walk()))
-        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
+        for dot in operations_in(kernel, tile.Dot):
             bytes_, fits = sum(_bytes(dot)), room <= 0 or sum(_bytes(dot)) <= room
             if fits and not _fills_registers(dot, context):
                 continue

@@ -40,7 +40,14 @@ from tkc.ir import tile
 from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, is_side_effect_free, owner_op, terminator_of, tile_type
+from tkc.ir.values import (
+    block_of,
+    is_side_effect_free,
+    operations_in,
+    owner_op,
+    terminator_of,
+    tile_type,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
 from tkc.passes.analysis.values import is_computed_by
@@ -76,11 +83,7 @@ def _cut_across(kernel: tile.Kernel, held: str, context: PassContext) -> bool:
     """Computes some rows at a time of all that is stored, where rows do not meet and threads hold
     some of them. Returns whether it could.
     """
-    stores = [
-        op
-        for op in kernel.walk()
-        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
-    ]
+    stores = [op for op in operations_in(kernel, tile.Store) if isinstance(op.value.type, TileType)]
     extents = {tile_type(op.value).extents[0] for op in stores}
     if len(extents) != 1 or len({op.parent for op in stores}) != 1:
         return False
@@ -128,10 +131,10 @@ def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
 
 def _longest_row(kernel: tile.Kernel) -> int:
     """Of the rows that are reduced; where none are, of those that are stored."""
-    extents = [_reduced_extent(op) for op in kernel.walk() if isinstance(op, tile.Reduce)] or [
+    extents = [_reduced_extent(op) for op in operations_in(kernel, tile.Reduce)] or [
         max(tile_type(op.value).extents)
-        for op in kernel.walk()
-        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+        for op in operations_in(kernel, tile.Store)
+        if isinstance(op.value.type, TileType)
     ]
     return max(extents, default=0)
 
@@ -160,7 +163,7 @@ def _load_in_loops(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     Returns how many were moved.
     """
     moved = 0
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         for load in [op for op in block_of(loop).ops if _is_long_load_before(op, loop)]:
             moved += _load_in_loop(load, loop, overlaps)
     if moved:

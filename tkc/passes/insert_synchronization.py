@@ -52,6 +52,7 @@ from tkc.ir.values import (
     defining_op,
     first_of,
     next_of,
+    operations_in,
     owner_op,
     shared_type,
     yielded_by,
@@ -162,11 +163,7 @@ State = frozenset[Access]
 def run(module: ModuleOp, context: PassContext) -> None:
     """Puts barriers into each kernel, in place."""
     for kernel in tile.kernels_of(module):
-        roles = [
-            op.body.block
-            for op in kernel.walk()
-            if isinstance(op, threads.Role) and op.single is None
-        ]
+        roles = [op.body.block for op in operations_in(kernel, threads.Role) if op.single is None]
         blocks = roles or [kernel.body.block]
         _STAND_IN.set(_stand_ins(kernel, context.overlaps))
         _FOUND.set({})
@@ -244,8 +241,8 @@ def _begun(block: Block) -> State:
     """What is in flight where a block of code begins."""
     return frozenset(
         Access(Place(_buffer(op.buffer).buffer), True, start=True)
-        for op in block.walk()
-        if isinstance(op, shared.Write) and op.everywhere is not None
+        for op in operations_in(block, shared.Write)
+        if op.everywhere is not None
     )
 
 

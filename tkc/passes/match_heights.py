@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.rewrite import after, before, erase, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import first_of, tile_type
+from tkc.ir.values import first_of, operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE
 from tkc.passes.simplify import run as simplify
@@ -37,13 +37,13 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if not context.target.wgmma:
         return
     for kernel in tile.kernels_of(module):
-        turned = chosen([op for op in kernel.walk() if isinstance(op, tile.Dot)])
+        turned = chosen(operations_in(kernel, tile.Dot))
         if not turned:
             continue
         transposes = Transposes()
         for dot in turned:
             transposes.turn(dot)
-        for op in [op for op in kernel.walk() if isinstance(op, tile.Transpose)]:
+        for op in operations_in(kernel, tile.Transpose):
             transposes.sink(op)
         simplify(module, context)
         context.decisions.append(

@@ -17,7 +17,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import before, erase
-from tkc.ir.values import is_side_effect_free
+from tkc.ir.values import is_side_effect_free, operations_in
 from tkc.passes import PassContext
 
 NEEDED = 90  # the compute capability from which on launches overlap
@@ -27,7 +27,7 @@ SETUP = (threads.MbarrierInit, threads.Fence, threads.ClusterArrive, threads.Clu
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in tile.kernels_of(module):
-        said = [op for op in kernel.walk() if isinstance(op, tile.Dependency)]
+        said = operations_in(kernel, tile.Dependency)
         kinds = {op.kind.data for op in said}
         for op in said:
             erase(op)

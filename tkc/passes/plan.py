@@ -55,7 +55,7 @@ from tkc.ir.shared import scratch
 from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
-from tkc.ir.values import tile_type
+from tkc.ir.values import operations_in, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
@@ -140,7 +140,7 @@ def mark_stores(kernel: tile.Kernel) -> None:
 def number(kernel: tile.Kernel) -> None:
     """Writes on every dot and load its number in the plan."""
     for kinds in (tile.Dot,), LOADS:
-        for i, op in enumerate(op for op in kernel.walk() if isinstance(op, kinds)):
+        for i, op in enumerate(operations_in(kernel, kinds)):
             op.attributes["number"] = IntegerAttr(i, i64)
 
 

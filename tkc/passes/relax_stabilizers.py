@@ -73,7 +73,7 @@ from tkc.ir.rewrite import Builder, before, defining_slice, rebuild_for, rebuild
 from tkc.ir.text import location_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, element_of
-from tkc.ir.values import block_of, index_of, terminator_of, tile_type, yielded_by
+from tkc.ir.values import block_of, index_of, operations_in, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
@@ -105,7 +105,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None or not context.plan.relax:
         return
     for kernel in tile.kernels_of(module):
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        for loop in operations_in(kernel, scf.ForOp):
             _relax_loop(loop, context)
         while sweep(kernel):
             pass
@@ -166,8 +166,8 @@ class Relaxation:
         powers = [
             inner
             for op in self.inner
-            for inner in op.walk()
-            if isinstance(inner, POWERS) and self._is_power(inner)
+            for inner in operations_in(op, POWERS)
+            if self._is_power(inner)
         ]
         if any(op.parent is not self.body for op in powers):
             raise Unproved("a branch in the loop makes powers of it")

@@ -49,7 +49,7 @@ from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.ir.types import TileType, is_float
-from tkc.ir.values import owner_op, terminator_of, tile_type, yielded_by
+from tkc.ir.values import operations_in, owner_op, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS
 from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
@@ -70,7 +70,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         return
     machine = WarpCosts(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        for loop in operations_in(kernel, scf.ForOp):
             dots = [
                 op
                 for op in loop.body.block.ops
@@ -102,7 +102,7 @@ def _order_dots(kernel: tile.Kernel, context: PassContext) -> None:
     """
     if not context.has_roles:
         return
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
         if len({number_of(dot) for dot in dots}) > 1 and not running_sums(loop):
             _order_loop(kernel, loop, dots, context)

@@ -33,7 +33,7 @@ from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import first_of, is_side_effect_free, parent_of, terminator_of
+from tkc.ir.values import first_of, is_side_effect_free, operations_in, parent_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import accessed, overlapping
 from tkc.passes.analysis.values import WRITES
@@ -65,7 +65,7 @@ def _integers(*numbers: int) -> ArrayAttr[IntegerAttr]:
 
 
 def _raster(kernel: tile.Kernel, group: int) -> None:
-    ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId) and op.axis.value.data < 2]
+    ids = [op for op in operations_in(kernel, tile.ProgramId) if op.axis.value.data < 2]
     if not ids:
         return
     build = Builder(first_of(kernel.body.block))
@@ -86,7 +86,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     inside = _in_each_program(kernel, plan, context)
     if not inside:
         return
-    ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
+    ids = operations_in(kernel, tile.ProgramId)
     programs = Programs.of(kernel, plan, inside, ids, context)
     loop = programs.loop(inside, ids, context)
     loop.body.args[0].name_hint = "program"
@@ -156,7 +156,7 @@ def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
     is computed of blocks that all programs share are made anew in each; the blocks themselves are
     read once where the plan keeps them."""
     kernel = parent_of(terminator_of(block), tile.Kernel)
-    written = [accessed(op) for op in kernel.walk() if isinstance(op, WRITES)]
+    written = [accessed(op) for op in operations_in(kernel, WRITES)]
 
     def shared(op: Operation) -> bool:
         if isinstance(op, tile.Load):

@@ -80,6 +80,7 @@ from tkc.ir.values import (
     first_of,
     layout_of,
     next_of,
+    operations_in,
     owner_op,
     tile_type,
     without_recursion,
@@ -561,7 +562,7 @@ def load_for_threads(kernel: tile.Kernel, plan: Plan) -> None:
     """A block that dots read in shared memory, and threads in registers, is loaded once more for
     each of the latter, under the same number: swizzle-shared makes one copy of them.
     """
-    for load in [op for op in kernel.walk() if isinstance(op, tile.Load)]:
+    for load in operations_in(kernel, tile.Load):
         uses = list(leaves(load.result))
         in_registers = [leaf for leaf in uses if not _is_read_in_memory(leaf[0], plan)]
         if not in_registers or len(in_registers) == len(uses):

@@ -31,7 +31,7 @@ from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, defining_slice
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, operations_in
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import apart, may_meet, unseen, writes
 from tkc.passes.analysis.program_axes import sources
@@ -48,7 +48,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """
     if not context.target.wgmma:
         return
-    for op in [op for op in module.walk() if isinstance(op, tile.Load)]:
+    for op in operations_in(module, tile.Load):
         _load_before_stores(op, context)
     if not _shared_loads(module):
         return
@@ -156,9 +156,8 @@ def _shared_loads(module: ModuleOp) -> list[tile.Load]:
     """The loads in loops that several dots read, or a dot and something else."""
     return [
         op
-        for op in module.walk()
-        if isinstance(op, tile.Load)
-        and isinstance(op.parent_op(), scf.ForOp)
+        for op in operations_in(module, tile.Load)
+        if isinstance(op.parent_op(), scf.ForOp)
         and _operand_uses(op)
         and len(list(leaves(op.result))) > 1
     ]

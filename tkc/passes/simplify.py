@@ -46,7 +46,7 @@ from tkc.ir.rewrite import (
     replace,
 )
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import first_of, is_side_effect_free, terminator_of, yielded_by
+from tkc.ir.values import first_of, is_side_effect_free, operations_in, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
 from tkc.passes.analysis.polynomials import Scalars, TooLarge
@@ -117,7 +117,7 @@ def _mark_small(kernel: tile.Kernel) -> None:
     later nothing is known of where a program's place came from.
     """
     ranges = Ranges()
-    for op in [op for op in kernel.walk() if isinstance(op, Cast)]:
+    for op in operations_in(kernel, Cast):
         if element_of(op.arg.type) != i32 or element_of(op.result.type) != f32:
             continue
         found = ranges.of(op.arg)
@@ -214,7 +214,7 @@ def _words(value: SSAValue) -> int:
 def _unchanged(kernel: tile.Kernel) -> bool:
     """A carried value that every iteration yields as it was is what it was before the loop."""
     changed = False
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         body = loop.body.block
         terminator = terminator_of(body)
         for argument, start, end, result in zip(
@@ -234,7 +234,7 @@ def _counted(kernel: tile.Kernel) -> bool:
     the two, where that is known.
     """
     changed = False
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         body = loop.body.block
         terminator, counter = terminator_of(body), body.args[0]
         for argument, start, end, result in zip(

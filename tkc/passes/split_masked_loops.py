@@ -45,7 +45,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, erase, is_inside, stamp
 from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
-from tkc.ir.values import block_of, first_of, is_side_effect_free, tile_type
+from tkc.ir.values import block_of, first_of, is_side_effect_free, operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import fold
 from tkc.passes.analysis.values import LEAVES, LOADS
@@ -62,7 +62,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Moves the masks of every kernel's loops into branches."""
     for kernel in tile.kernels_of(module):
         least = MIN_ELEMENTS_PER_THREAD * 32 * kernel.warps
-        loops = [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]
+        loops = operations_in(kernel, (scf.ForOp, scf.WhileOp))
         for loop in loops:
             for region in loop.regions:
                 for op in list(region.block.ops):

@@ -38,7 +38,7 @@ from tkc.ir import tile
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import Builder, after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import parent_of, terminator_of, tile_type, yielded_by
+from tkc.ir.values import operations_in, parent_of, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE
 from tkc.passes.cuts.axes import kept, with_extent
@@ -49,7 +49,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None:
         return
     for kernel in module.body.block.ops:
-        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
+        for dot in operations_in(kernel, tile.Dot):
             chosen = context.plan.dot(dot)
             if not chosen or chosen.parts[0] == 1:
                 continue

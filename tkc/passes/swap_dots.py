@@ -23,7 +23,7 @@ from tkc.ir import tile
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import Builder, after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, parent_of, terminator_of, tile_type
+from tkc.ir.values import block_of, index_of, operations_in, parent_of, terminator_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE
 
@@ -32,7 +32,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Swaps the dots that the plan says."""
     if context.plan is None:
         return
-    for dot in [op for op in module.walk() if isinstance(op, tile.Dot)]:
+    for dot in operations_in(module, tile.Dot):
         chosen = context.plan.dot(dot)
         if chosen is not None and chosen.swap:
             number = number_of(dot)

@@ -25,7 +25,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.rewrite import Builder, clone_slice, defining_slice, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import terminator_of, yielded_by
+from tkc.ir.values import operations_in, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.values import LOADS
@@ -37,7 +37,7 @@ MAX_LOADED_BYTES = 1 << 15  # of all iterations: 64 registers of each of 128 thr
 def run(module: ModuleOp, context: PassContext) -> None:
     """Writes out the loops of every kernel that gain by it."""
     for kernel in module.body.block.ops:
-        loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
+        loops = operations_in(kernel, scf.ForOp)
         counts = [(loop, _iterations(loop)) for loop in loops if _gains(loop)]
         for loop, count in counts:
             if count <= MAX_ITERATIONS and count * _loaded_bytes(loop) <= MAX_LOADED_BYTES:

@@ -39,7 +39,7 @@ from tkc.ir import threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import BarriersType
-from tkc.ir.values import type_of, yielded_by
+from tkc.ir.values import operations_in, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.numbers import Numbers, Sizes
 from tkc.timing import demands
@@ -86,7 +86,7 @@ class MultiprocessorSimulation:
         self.plans: dict[tuple[Block, int], list[Step]] = {}
         self.cluster = cluster_size(kernel) if "spread" not in kernel.attributes else 1
         self.blocks = max(1, target.clustered(self.cluster) // self.cluster)
-        stages = {op.stages.value.data for op in kernel.walk() if isinstance(op, threads.RingNext)}
+        stages = {op.stages.value.data for op in operations_in(kernel, threads.RingNext)}
         self.turnover = lcm(*(2 * s for s in stages)) if stages else 1
         self.persistent = "persistent" in kernel.attributes
         self.members = kernel.integer("members", 1)

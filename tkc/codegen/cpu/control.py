@@ -16,7 +16,14 @@ from tkc.codegen.cpu.planning import MAX_RECOMPUTED_COST, WRITES, Planning
 from tkc.codegen.cpu.values import Buffer, tiles
 from tkc.ir import tile
 from tkc.ir.types import TileType, is_unsigned
-from tkc.ir.values import block_of, operands_first, owner_op, terminator_of, yielded_by
+from tkc.ir.values import (
+    block_of,
+    operands_first,
+    operations_in,
+    owner_op,
+    terminator_of,
+    yielded_by,
+)
 
 Registers = list[tuple[str, str]]  # type and name of each
 
@@ -50,10 +57,8 @@ class Control(Planning):
         loads whose memory it changes.
         """
         self.lazy_outside(op)
-        acquires = [
-            w for w in op.walk() if isinstance(w, tile.LoadPointers) and w.semantics is not None
-        ]
-        writes = [w for w in op.walk() if isinstance(w, WRITES)]
+        acquires = [w for w in operations_in(op, tile.LoadPointers) if w.semantics is not None]
+        writes = operations_in(op, WRITES)
         if acquires or any(isinstance(w, tile.Atomic) for w in writes):
             self.force_loads(op)
         elif writes:

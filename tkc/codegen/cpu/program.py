@@ -19,6 +19,7 @@ from tkc.ir import tile
 from tkc.ir.dtypes import BY_IR
 from tkc.ir.text import show
 from tkc.ir.types import ArrayType, PointerType
+from tkc.ir.values import operations_in
 
 if TYPE_CHECKING:
     from llvmlite.binding import ModuleRef, TargetMachine
@@ -66,8 +67,8 @@ def compile(
     objects = entry(), main, *(_emitted_once(machine, text) for text in called.values())
     written = {
         kernel.arguments.index(array)
-        for op in kernel.walk()
-        if isinstance(op, WRITES) and (array := touched(op)) is not None
+        for op in operations_in(kernel, WRITES)
+        if (array := touched(op)) is not None
     }
     metadata = {
         "name": kernel.sym_name.data,

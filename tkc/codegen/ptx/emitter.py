@@ -40,6 +40,7 @@ from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
 from tkc.ir.tile import Kernel
 from tkc.ir.types import ArrayType, Fact, TileType, bits, is_bool, is_float
+from tkc.ir.values import operations_in
 
 EMITTERS: dict[type[Operation], Callable[[Emitter, Any], None]] = {}
 
@@ -122,7 +123,7 @@ class Emitter:
         # numbers of the array arguments whose extents may need 64 bits
         self.wide = kernel.integers("wide")
         self.nonzero = kernel.integers("nonzero")
-        thread_ids = (op for op in kernel.walk() if isinstance(op, Identity))
+        thread_ids = operations_in(kernel, Identity)
         diverges = any(op.what.data == "thread" for op in thread_ids)
         self.uniform = "" if diverges else ".uni"  # of branches
 

@@ -21,7 +21,7 @@ from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import Builder, before, defining_slice, erase, replace
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
-from tkc.ir.values import layout_of, tile_type
+from tkc.ir.values import layout_of, operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.buffers import check_room, through_shared
@@ -108,7 +108,7 @@ def merge(kernel: tile.Kernel) -> None:
     """Makes reductions of reductions along neighbouring axes one along both: lanes and warps then
     meet once, for one number, where they met for each row.
     """
-    for op in [op for op in kernel.walk() if isinstance(op, tile.Reduce)]:
+    for op in operations_in(kernel, tile.Reduce):
         _merge(op)
 
 
