@@ -40,7 +40,7 @@ _compiling: list[bool] = []  # for each compilation in progress: whether it foun
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Python looks for no garbage meanwhile: all of a module is in cycles and in use until its
     compilation ends, and each look walks whatever the program round it holds.
     """
@@ -63,7 +63,7 @@ def compile(
 
     Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
     """
-    with progress(f"compiling {fn.__name__} for {target}") as line, _collector_paused():
+    with progress(f"compiling {fn.__name__} for {target}") as line, collector_paused():
         return _compiled(fn, signature, target, Steps(fn.__name__, observe, line))
 
 

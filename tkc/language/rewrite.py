@@ -17,15 +17,23 @@ returns and others go on), and so does `if c: continue` the rest of a loop's bod
 from __future__ import annotations
 
 import ast
-import linecache
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tkc.language.state import is_users
+from tkc.language.syntax_trees import (
+    BODIES,
+    Transformer,
+    definition_of,
+    inside,
+    locate,
+    placed,
+    walk,
+)
 from tkc.language.tracer import REWRITTEN, RUNTIME, fail, is_own
 
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -36,11 +44,6 @@ _cache: defaultdict[tuple[str, str], weakref.WeakKeyDictionary[CodeType, CodeTyp
     defaultdict(weakref.WeakKeyDictionary)
 )
 _made: weakref.WeakSet[CodeType] = weakref.WeakSet()
-_Definition: TypeAlias = ast.FunctionDef | ast.Lambda
-# of each file: its text, its tree, and the definitions in it by their kind and first lines
-_files: dict[
-    str, tuple[str, ast.Module, dict[type[_Definition], dict[int, list[_Definition]]]]
-] = {}
 
 
 def rewritten(f: FunctionType, runtime: ModuleType) -> FunctionType:
@@ -82,9 +85,10 @@ def _takes_part(f: FunctionType) -> bool:
 
 
 def _compile(code: CodeType, prepare: Prepare | None) -> CodeType | None:
-    node = _find(code)
-    if node is None:
+    definition = definition_of(code)
+    if definition is None:
         return None
+    node = _copied(definition)
     names = _parameters(node)
     if sorted(code.co_varnames[: len(names)]) != sorted(names):
         return None  # the file changed since it was imported
@@ -93,33 +97,33 @@ def _compile(code: CodeType, prepare: Prepare | None) -> CodeType | None:
     if prepare is not None:
         prepare(node)
     made = _Rewriter().definition(node)
-    inner = ast.copy_location(ast.Expr(made) if isinstance(made, ast.Lambda) else made, node)
+    inner = placed(ast.Expr(made) if isinstance(made, ast.Lambda) else made, node)
     found = _inside_factory(inner, code)
     _mark(found)
     return found
 
 
 def _is_generator(node: ast.FunctionDef | ast.Lambda) -> bool:
-    return any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node))
+    return any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in walk(node))
 
 
 def _inside_factory(definition: ast.stmt, code: CodeType) -> CodeType:
     """Compiles a definition inside a function that has its free variables; a method also inside a
     class of its name, for its __private names.
     """
-    variables = [ast.arg(n) for n in (*code.co_freevars, RUNTIME)]
+    place: Any = {"lineno": 1, "col_offset": 0}
+    variables = [ast.arg(n, **place) for n in (*code.co_freevars, RUNTIME)]
     arguments = ast.arguments([], variables, None, [], [], None, [])
     # a function that names itself means the global (or its free variable), not the factory's
     is_global = isinstance(definition, ast.FunctionDef) and code.co_name not in code.co_freevars
-    body = [ast.Global([code.co_name]), definition] if is_global else [definition]
-    outer: ast.stmt = ast.FunctionDef("__factory__", arguments, body, [], lineno=1, col_offset=0)
+    body = [ast.Global([code.co_name], **place), definition] if is_global else [definition]
+    outer: ast.stmt = ast.FunctionDef("__factory__", arguments, body, [], **place)
     path = ["__factory__", code.co_name]
     owner = ["", *code.co_qualname.split(".")][-2]
     if owner.isidentifier():
-        outer = ast.ClassDef(owner, [], [], [outer], [], lineno=1, col_offset=0)
+        outer = ast.ClassDef(owner, [], [], [outer], [], **place)
         path.insert(0, owner)
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    found = compile(module, code.co_filename, "exec")
+    found = compile(ast.Module([outer], []), code.co_filename, "exec")
     for name in path:
         found = next(c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == name)
     return found
@@ -131,59 +135,6 @@ def _mark(code: CodeType) -> None:
     for c in code.co_consts:
         if isinstance(c, CodeType):
             _mark(c)
-
-
-def _text(file: str) -> str:
-    return "".join(linecache.getlines(file))
-
-
-# the fields in which statements hold statements: no expression holds one
-_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
-
-
-def _definitions(file: str, kind: type[_Definition]) -> dict[int, list[_Definition]]:
-    """The definitions of a kind in a file as it is now, by their first lines."""
-    text = _text(file)
-    if _files.get(file, (None,))[0] != text:
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            tree = ast.Module([], [])
-        _files[file] = text, tree, {}
-    _, tree, by_kind = _files[file]
-    if kind not in by_kind:
-        found: dict[int, list[_Definition]] = {}
-        nodes = ast.walk(tree) if kind is ast.Lambda else _statements(tree)
-        for node in nodes:
-            if isinstance(node, kind):
-                found.setdefault(_first_line(node), []).append(node)
-        by_kind[kind] = found
-    return by_kind[kind]
-
-
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements inside a node at any depth: no expression holds one."""
-    for field in _BODIES:
-        for inner in getattr(tree, field, ()):
-            yield inner
-            yield from _statements(inner)
-
-
-def _first_line(node: _Definition) -> int:
-    """Of a definition with its decorators."""
-    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-    return min([node.lineno, *(d.lineno for d in decorators)])
-
-
-def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
-    """The definition of a code object in its file; None of one of several lambdas in a line."""
-    if code.co_name == "<lambda>":
-        found = _definitions(code.co_filename, ast.Lambda).get(code.co_firstlineno, [])
-        return _copied(found[0]) if len(found) == 1 else None
-    for node in _definitions(code.co_filename, ast.FunctionDef).get(code.co_firstlineno, ()):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            return _copied(node)
-    return None
 
 
 def _copied(node: _Node) -> _Node:
@@ -210,6 +161,10 @@ class _Assigned(ast.NodeVisitor):
 
     def __init__(self):
         self.names: dict[str, None] = {}
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for n in inside(node):
+            self.visit(n)
 
     def visit_Name(self, n: ast.Name) -> None:
         if isinstance(n.ctx, (ast.Store, ast.Del)):
@@ -246,7 +201,7 @@ class _Assigned(ast.NodeVisitor):
         self.generic_visit(n)
 
     def _comprehension(self, n):  # its targets are its own; a := inside is ours
-        for inner in ast.walk(n):
+        for inner in walk(n):
             if isinstance(inner, ast.NamedExpr):
                 self.names[inner.target.id] = None
 
@@ -270,13 +225,13 @@ def _own_nodes(
             yield n
         if not isinstance(n, apart):
             held = n.__dict__
-            for field in _BODIES:
+            for field in BODIES:
                 if inner := held.get(field):
                     yield from _own_nodes(inner, kind, outside)
 
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:
-    return [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
+    return [a.arg for a in walk(node.args) if isinstance(a, ast.arg)]
 
 
 def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
@@ -284,9 +239,9 @@ def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
     nested = [
         name
         for s in node.body
-        for f in ast.walk(s)
+        for f in walk(s)
         if isinstance(f, ast.FunctionDef)
-        for g in ast.walk(f)
+        for g in walk(f)
         if isinstance(g, ast.Nonlocal)
         for name in g.names
     ]
@@ -323,10 +278,10 @@ def _ends(body: list[ast.stmt], kind: type[_Jump]) -> bool:
 def _at_the_end(jump: _Jump) -> ast.stmt:
     """What stands for a jump behind which nothing follows."""
     if isinstance(jump, ast.Continue):
-        return ast.copy_location(ast.Pass(), jump)
-    value = jump.value or ast.copy_location(ast.Constant(None), jump)
-    name = ast.copy_location(ast.Name(_RESULT, ast.Store()), jump)
-    return ast.copy_location(ast.Assign([name], value), jump)
+        return placed(ast.Pass(), jump)
+    value = jump.value or placed(ast.Constant(None), jump)
+    name = placed(ast.Name(_RESULT, ast.Store()), jump)
+    return placed(ast.Assign([name], value), jump)
 
 
 def _without_jumps(
@@ -356,7 +311,7 @@ def _without_jumps(
     return body
 
 
-class _Fill(ast.NodeTransformer):
+class _Fill(Transformer):
     """Puts nodes, and statements, where their names stand."""
 
     def __init__(self, parts: dict[str, ast.AST | list[ast.stmt]]):
@@ -373,7 +328,7 @@ class _Fill(ast.NodeTransformer):
 
 
 # --------------------------------------------------------------------------------------------------
-class _Rewriter(ast.NodeTransformer):
+class _Rewriter(Transformer):
     def __init__(self):
         self.loops, self.shared, self.count, self.returns = [], [], 0, False
 
@@ -428,9 +383,8 @@ class _Rewriter(ast.NodeTransformer):
         of a name its statements.
         """
         tree = ast.parse(text)
-        for n in ast.walk(tree):
-            ast.copy_location(n, at)
-        return _Fill(parts).visit(tree).body
+        locate(tree, at)
+        return _Fill(parts).visit(tree).body if parts else tree.body
 
     def temporary(self) -> str:
         self.count += 1
@@ -469,7 +423,7 @@ class _Rewriter(ast.NodeTransformer):
             node,
             BODY=body,
             RESTORE=self.restore(temp, [n for n in names if n not in targets], node)
-            or [ast.copy_location(ast.Pass(), node)],
+            or [placed(ast.Pass(), node)],
         )
         (statement,) = loop
         assert isinstance(statement, ast.For)
@@ -492,7 +446,7 @@ class _Rewriter(ast.NodeTransformer):
         self.loops.append(temp)
         body = self.block(_without_jumps(node.body, ast.Continue))
         self.loops.pop()
-        nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
+        nothing: list[ast.stmt] = [placed(ast.Pass(), node)]
         start = self.code(f"{temp} = {RUNTIME}.while_loop({tuple(names)!r})", node)
         loop = self.code(
             f"while {temp}.enter(locals()):\n    RESTORE\n    if not {temp}.test(TEST, locals()):"
@@ -509,7 +463,7 @@ class _Rewriter(ast.NodeTransformer):
         temp = self.temporary()
         names = list(dict.fromkeys([*assigned(node.body), *assigned(node.orelse), *self.shared]))
         test, body, orelse = self.visit(node.test), self.block(node.body), self.block(node.orelse)
-        nothing: list[ast.stmt] = [ast.copy_location(ast.Pass(), node)]
+        nothing: list[ast.stmt] = [placed(ast.Pass(), node)]
         start = self.code(
             f"{temp} = {RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY",
             node.test,
@@ -555,20 +509,20 @@ class _Rewriter(ast.NodeTransformer):
     # ----------------------------------------------------------------------------------------------
     def expression(self, function: str, at: ast.AST, *operands: ast.expr) -> ast.expr:
         """A call of a function of the runtime, at the place of a node."""
-        runtime = ast.copy_location(ast.Name(RUNTIME, ast.Load()), at)
-        called = ast.copy_location(ast.Attribute(runtime, function, ast.Load()), at)
-        return ast.copy_location(ast.Call(called, list(operands), []), at)
+        runtime = placed(ast.Name(RUNTIME, ast.Load()), at)
+        called = placed(ast.Attribute(runtime, function, ast.Load()), at)
+        return placed(ast.Call(called, list(operands), []), at)
 
     def thunk(self, node: ast.expr) -> ast.expr:
         empty = ast.arguments([], [], None, [], [], None, [])
-        return ast.copy_location(ast.Lambda(empty, node), node)
+        return placed(ast.Lambda(empty, node), node)
 
     def lazy(self, operands: list[ast.expr]) -> bool:
         """Operands may move into a lambda: they bind no name and do not yield."""
         return not any(
             isinstance(n, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
             for o in operands
-            for n in ast.walk(o)
+            for n in walk(o)
         )
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
@@ -605,17 +559,14 @@ class _Rewriter(ast.NodeTransformer):
                 ast.In: "in",
                 ast.NotIn: "notin",
             }
-            kinds = ast.copy_location(
-                ast.Tuple([ast.Constant(names[type(o)]) for o in node.ops], ast.Load()), node
-            )
-            return ast.fix_missing_locations(
-                self.expression(
-                    "chain",
-                    node,
-                    node.left,
-                    kinds,
-                    *map(self.thunk, node.comparators),
-                )
+            kinds = ast.Tuple([ast.Constant(names[type(o)]) for o in node.ops], ast.Load())
+            locate(kinds, node)
+            return self.expression(
+                "chain",
+                node,
+                node.left,
+                kinds,
+                *map(self.thunk, node.comparators),
             )
         if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
             name = "contains" if isinstance(node.ops[0], ast.In) else "not_contains"

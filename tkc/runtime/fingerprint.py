@@ -510,33 +510,50 @@ def _reading(
     """The outside names a function reads, its attribute chains (("math", "pi")), the names that it
     reads otherwise too, and its source without comments, doc strings and places.
     """
+    from tkc.language.syntax_trees import definition_of
+
     codes = [code]
     for c in codes:
         codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
-    names = frozenset(
-        i.argval
-        for c in codes
-        for i in dis.get_instructions(c)
-        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    ) | frozenset(code.co_freevars)
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
-        chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
-        return names, chains_read, names, _byte_code(codes)
+    names = frozenset(n for c in codes for n in _outside_names(c)) | frozenset(code.co_freevars)
+    tree: ast.AST | None = None if code.co_name == "<lambda>" else definition_of(code)
+    if tree is None:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
+            chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
+            return names, chains_read, names, _byte_code(codes)
     chains, bare = _chains_and_bare_names(tree)
-    _strip_documentation(tree)
-    text = ast.dump(tree).encode()
+    text = _spelled(tree, without_decorators=True).encode()
     if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
         text += _byte_code(codes)
     return names, chains, bare, text
 
 
+_GLOBAL, _NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+_GLOBAL_FLAGS = sys.version_info >= (3, 11)  # its argument has another bit
+
+
+def _outside_names(code: types.CodeType) -> list[str]:
+    """The names that a function reads from outside of it, as dis.get_instructions finds them."""
+    found, extended, words = [], 0, code.co_code
+    for op, low in zip(words[::2], words[1::2], strict=True):
+        argument = extended | low
+        if op == _GLOBAL:
+            found.append(code.co_names[argument >> _GLOBAL_FLAGS])
+        elif op == _NAME:
+            found.append(code.co_names[argument])
+        extended = argument << 8 if op == dis.EXTENDED_ARG else 0
+    return found
+
+
 def _chains_and_bare_names(
-    tree: ast.Module,
+    tree: ast.AST,
 ) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
     """The attribute chains of names, and the names that are read without an attribute too."""
-    nodes = list(ast.walk(tree))
+    from tkc.language.syntax_trees import walk
+
+    nodes = walk(tree)
     chains, roots = set(), set()
     within = {n.value for n in nodes if isinstance(n, ast.Attribute)}
     for node in nodes:
@@ -554,14 +571,25 @@ def _chains_and_bare_names(
     return frozenset(chains), frozenset(n.id for n in loads)
 
 
-def _strip_documentation(tree: ast.Module) -> None:
-    """Removes doc strings, and the decorators of the function itself."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            if ast.get_docstring(node, False) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
-            if node is tree.body[0]:
-                node.decorator_list = []
+def _spelled(node: Any, without_decorators: bool = False) -> str:
+    """A syntax tree as text, as ast.dump gives it, without places, doc strings and the decorators
+    of the function that it is of.
+    """
+    if isinstance(node, list):
+        return f"[{','.join(map(_spelled, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    held = {name: getattr(node, name, None) for name in node._fields}
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if ast.get_docstring(node, False) is not None:
+            held["body"] = node.body[1:]
+        if without_decorators:
+            held["decorator_list"] = []
+    elif isinstance(node, ast.Module):
+        first, *others = node.body
+        return f"[{_spelled(first, True)},{_spelled(others)}]"
+    fields = ",".join([f"{name}={_spelled(value)}" for name, value in held.items()])
+    return f"{type(node).__name__}({fields})"
 
 
 def _byte_code(codes: list[types.CodeType]) -> bytes:

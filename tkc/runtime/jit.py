@@ -19,7 +19,7 @@ from itertools import takewhile
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from tkc.compiler import Compiled, compile
+from tkc.compiler import Compiled, collector_paused, compile
 from tkc.errors import CompileError, Error, LaunchError, MapError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
@@ -328,7 +328,7 @@ class JitFunction(Launchable):
         found = self._compiled.get(key := (_typed(s), target))
         if found is not None:
             return found
-        with _compiling:
+        with _compiling, collector_paused():
             return self._compiled.get(key) or self._compiled.setdefault(
                 key, self._load_or_compile(s, target)
             )

@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import ast
 
+from tkc.language.syntax_trees import Transformer, placed, walk
 from tkc.language.tracer import RUNTIME
 
 
-class _Prepare(ast.NodeTransformer):
+class _Prepare(Transformer):
     """Of one function; functions and lambdas inside it keep their own."""
 
     def _call(self, name: str, at: ast.AST, *args: ast.expr) -> ast.expr:
         fn = ast.Attribute(ast.Name(RUNTIME, ast.Load()), name, ast.Load())
-        call = ast.copy_location(ast.Call(fn, list(args), []), at)
+        call = placed(ast.Call(fn, list(args), []), at)
         for part in (fn, fn.value):
-            ast.copy_location(part, at)
+            placed(part, at)
         return call
 
     def __init__(self) -> None:
         self.constants: set[str] = set()  # names that are declared as compile-time values
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        names = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        names = {n.id for t in node.targets for n in walk(t) if isinstance(n, ast.Name)}
         name = "constant" if names and names <= self.constants else "assigned"
         node.value = self._call(name, node.value, node.value)
         return node
@@ -38,21 +39,19 @@ class _Prepare(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
         if not isinstance(node.target, ast.Name):
             return node
-        read = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
-        made = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
-        return ast.copy_location(
-            ast.Assign([node.target], self._call("assigned", node, made)), node
-        )
+        read = placed(ast.Name(node.target.id, ast.Load()), node.target)
+        made = placed(ast.BinOp(read, node.op, node.value), node)
+        return placed(ast.Assign([node.target], self._call("assigned", node, made)), node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         is_constant = ast.unparse(node.annotation).strip("'\"").split(".")[-1] == "constexpr"
         if node.value is None:
             if is_constant and isinstance(node.target, ast.Name):
                 self.constants.add(node.target.id)
-            return ast.copy_location(ast.Pass(), node)
+            return placed(ast.Pass(), node)
         name = "constant" if is_constant else "assigned"
         value = self._call(name, node.value, node.value)
-        return ast.copy_location(ast.Assign([node.target], value), node)
+        return placed(ast.Assign([node.target], value), node)
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         if node.value is not None:
@@ -61,7 +60,7 @@ class _Prepare(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         args = [node.test, *([node.msg] if node.msg else [])]
-        return ast.copy_location(ast.Expr(self._call("asserted", node, *args)), node)
+        return placed(ast.Expr(self._call("asserted", node, *args)), node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         return node
@@ -72,9 +71,7 @@ class _Prepare(ast.NodeTransformer):
 
 def _assigned_parameters(node: ast.FunctionDef) -> list[ast.arg]:
     """Parameters that are no compile-time values and that the body assigns."""
-    stored = {
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    stored = {n.id for n in walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return [
         a
@@ -92,9 +89,9 @@ def prepare(node: ast.FunctionDef | ast.Lambda) -> None:
     body = [transformer.visit(s) for s in node.body]
     given = []
     for a in _assigned_parameters(node):
-        read = ast.copy_location(ast.Name(a.arg, ast.Load()), a)
-        store = ast.copy_location(ast.Name(a.arg, ast.Store()), a)
+        read = placed(ast.Name(a.arg, ast.Load()), a)
+        store = placed(ast.Name(a.arg, ast.Store()), a)
         value = transformer._call("assigned", a, read)
-        given.append(ast.copy_location(ast.Assign([store], value), a))
+        given.append(placed(ast.Assign([store], value), a))
     has_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     node.body = [*body[:has_docstring], *given, *body[has_docstring:]]
