@@ -24,6 +24,7 @@ without a mask.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from math import e, inf, log2, prod
 from types import SimpleNamespace
@@ -506,11 +507,23 @@ def scale_queries(dq_sums: Array, dq: Array, batch: Batch, scale: float) -> None
     )
 
 
-def wants_equal_bits(x: Array, deterministic: bool) -> bool:
-    """Whether equal arguments must give equal bits: asked for here, or of all of torch."""
+def wants_equal_bits(x: Array, deterministic: bool, possible: bool = True) -> bool:
+    """Whether equal arguments must give equal bits: asked for here, or of all of torch. possible:
+    whether they can; where they cannot and torch is to warn only, this warns.
+    """
     if deterministic or library(x) != "torch":
         return deterministic
-    return sys.modules["torch"].are_deterministic_algorithms_enabled()
+    torch = sys.modules["torch"]
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    if possible or not torch.is_deterministic_algorithms_warn_only_enabled():
+        return True
+    warnings.warn(
+        "attention: gradients of a bias that broadcasts, or of what score_mod captured, are added"
+        " up in no fixed order, although torch.use_deterministic_algorithms is set",
+        stacklevel=2,
+    )
+    return False
 
 
 def check_results(

@@ -900,7 +900,8 @@ def _(saved, grad, lse_grad):
     given = dict(vars(saved))
     for name in ("needs", "result"):
         del given[name]
-    given["deterministic"] = wants_equal_bits(saved.q, saved.deterministic)
+    ordered = not wanted & saved.unordered
+    given["deterministic"] = wants_equal_bits(saved.q, saved.deterministic, ordered)
     found = modified_backward(
         grad=grad, out=out, lse=lse, lse_grad=lse_grad, wanted=wanted, **given
     )

@@ -41,7 +41,7 @@ from tkc.kernels.arrays import (
     same_shape,
 )
 from tkc.kernels.blocks import strip
-from tkc.kernels.operator import operator
+from tkc.kernels.operator import first_order_only, operator
 
 BLOCK = 4096  # elements of a row at once
 LOG2E, LN2 = log2(e), log(2)
@@ -275,7 +275,8 @@ def _pairs(
 
 
 @_pairs.backward(saves="result", without="chosen_reference rejected_reference", zeros=False)
-def _(saved, grad, *_):
+def _(saved, grad, *of_derivatives):
+    first_order_only("preference_loss", *of_derivatives)
     _, of_chosen, of_rejected = saved.result
     return grad * of_chosen, grad * of_rejected
 
@@ -324,8 +325,9 @@ def _tokens(
     _launch(kind, arrays, [losses, slopes, None], (float(beta), float(low), float(high)))
 
 
-@_tokens.backward(saves="result", without="second reference fourth", zeros=False)
-def _(saved, grad, *_):
+@_tokens.backward(saves="kind result", without="second reference fourth", zeros=False)
+def _(saved, grad, *of_derivatives):
+    first_order_only(f"{saved.kind}_loss", *of_derivatives)
     return grad * saved.result[1]
 
 

@@ -85,6 +85,14 @@ def operator(
     return Operator(fn, (), (), name)
 
 
+def first_order_only(name: str, *of_derivatives: Any) -> None:
+    """Raises LaunchError where a gradient reaches what a function returns for its own gradient."""
+    if any(g is not None for g in of_derivatives):
+        raise tkc.LaunchError(
+            f"{name} has no gradient of its gradients; detach them, or pass create_graph=False"
+        )
+
+
 def _is_of_jax(value: Any) -> bool:
     return type(value).__module__.startswith("jax")
 

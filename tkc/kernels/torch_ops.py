@@ -222,9 +222,9 @@ def _requires_gradient(x: Any) -> bool:
 
 def _backward(op: Operator) -> Callable:
     def backward(ctx, *grads):
-        found = {}
+        found, tensors = {}, ctx.saved_tensors  # read once: checkpointing computes them for that
         for name, (parts, many) in ctx.kept.items():
-            values = tuple(value if at is None else ctx.saved_tensors[at] for at, value in parts)
+            values = tuple(value if at is None else tensors[at] for at, value in parts)
             found[name] = values if many else values[0]
         return tuple(op.gradients(SimpleNamespace(**found, needs=ctx.needs), grads))
 
