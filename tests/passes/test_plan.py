@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import array, matmul, traced
+from tests.language.kernels import array, i32, matmul, traced
 from tests.passes.kernels import CASES, aligned, attended, context, product, same, softmax, through
 from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
@@ -211,7 +211,6 @@ def test_the_raster_visits_every_program_once(rows, columns):
         x, y = tkc.program_id(0), tkc.program_id(1)
         tkc.atomic_add(o.ptr + x * n + y, 1)
 
-    from tests.language.kernels import i32
     from tkc.passes import schedule_programs
 
     module, given = traced(who, array(tkc.int32, 2), i32()), context()
@@ -234,6 +233,28 @@ def test_the_raster_changes_no_result():
     assert through(module, "schedule-programs").plan.raster == 8
     assert sum(isinstance(op, tile.ProgramId) for op in module.walk()) == 2
     same(case.run(module), want, case.tolerance)
+
+
+def experts_product(x, w, y, rows, expert, K, BM: tkc.constexpr):
+    """Rows that a list names times a matrix that another list names, for each block of rows."""
+    i, j = tkc.program_id(0), tkc.program_id(1)
+    which = tkc.load(expert.ptr + i)
+    at = tkc.load(rows, (i * BM,), (BM,))
+    acc = tkc.zeros((BM, BM))
+    for k in tkc.range(0, K, BM):
+        acc = tkc.dot(
+            tkc.load(x, (at, k), (BM, BM)), tkc.load(w[which], (k, j * BM), (BM, BM)), acc
+        )
+    tkc.store(y, (i * BM, j * BM), acc.to(y.dtype))
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_programs_whose_matrix_a_list_names_share_its_columns(name):
+    half, indices = tkc.bfloat16, aligned(tkc.int32, 1)
+    arrays = aligned(half, 2), aligned(half, 3), aligned(half, 2), indices, indices
+
+    module = traced(experts_product, *arrays, i32(64), BM=64)
+    assert planned(module, name).raster == 8
 
 
 def chained(x, o, N: tkc.constexpr):

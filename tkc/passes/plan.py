@@ -1147,15 +1147,15 @@ def _unordered(program: Program) -> bool:
 
 def _swept(program: Program) -> bool:
     """Whether, in a loop, one operand of the dots is the same for all programs of axis 0 and
-    another for all of axis 1.
+    another for all of axis 1, or for those of axis 1 for which a number is loaded that is alike
+    (whose expert's weights they multiply, say).
     """
     feeding = feeding_dots(program.kernel)
-    axes = [
-        program_axes(op.operands)
-        for op in program.loads
-        if loop_of(op) is not None and op.results[0] in feeding
-    ]
-    return {0} in axes and {1} in axes
+    loaded = [r for op in program.loads for r in op.results]
+    swept = [op for op in program.loads if loop_of(op) is not None and op.results[0] in feeding]
+    return any(program_axes(op.operands) == {0} for op in swept) and any(
+        program_axes(op.operands, given=loaded) == {1} for op in swept
+    )
 
 
 def _rings(plan: Plan, program: Program) -> list[list[Operation]]:
