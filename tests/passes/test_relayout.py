@@ -445,3 +445,34 @@ def test_an_operand_is_laid_out_where_it_is_loaded(loop, monkeypatch):
     np.testing.assert_array_equal(given[2], a.T @ w)
     given[2][:] = 0
     assert not failures(kept, *given, target="sm_90a", grid=(3, 1, 1))
+
+
+@tkc.jit
+def read_beside(a, w, y, z, LOOP: tkc.constexpr):
+    """What is relaid for a dot the consumers compute with, too."""
+    m = tkc.program_id(0) * 64
+    x = tkc.load(a, (m, 0), (64, 32))
+    for n in tkc.range(0, w.shape[1], 32) if LOOP else (0,):
+        block = tkc.load(w, (0, n), (32, 32))
+        tkc.store(y, (m, n), tkc.dot(x, block))
+        if tkc.program_id(0) == 0:
+            tkc.store(z, (0, n), block.to(tkc.float32) * 2)
+
+
+@pytest.mark.parametrize("loop", [True, False], ids=["loop", "none"])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_consumers_wait_for_what_they_read_beside_the_role(loop, stages, monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    a, w = (rng.integers(-3, 4, shape) for shape in ((192, 32), (32, 256 if loop else 32)))
+    given = [x.astype(ml_dtypes.float8_e4m3fn) for x in (a, w)]
+    given += [np.zeros((192, w.shape[1]), np.float32), np.zeros(w.shape, np.float32), loop]
+    made = read_beside.compile(*given, target="sm_90a", num_stages=stages)
+    if stages > 1:
+        assert any("relaid by a warpgroup" in d for d in made.decisions), made.decisions
+    read_beside[3](*given, num_stages=stages)
+    np.testing.assert_array_equal(given[2], a @ w)
+    np.testing.assert_array_equal(given[3], 2 * w)
+    given[2][:], given[3][:] = 0, 0
+    assert not failures(read_beside, *given, target="sm_90a", grid=(3, 1, 1))

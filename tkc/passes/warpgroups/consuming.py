@@ -51,7 +51,15 @@ from tkc.passes.warpgroups.in_flight import (
 )
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pipelined_sums import PipelinedSums
-from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
+from tkc.passes.warpgroups.rings import (
+    RingBarriers,
+    arrived,
+    is_read_beside,
+    origin,
+    relayouts,
+    ring_of,
+    state_of,
+)
 
 
 def consume(
@@ -83,6 +91,7 @@ def _wait_for_stages(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
     """Waits where the block's tokens are waited for, and where it writes what is relaid out."""
     anew = [op for op in block.walk() if relayouts(op)]
     raw = {ring_of(origin(write)) for write in anew}
+    raw = {ring for ring in raw if not is_read_beside(ring, block)}
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
     for write in anew:
         before(write, threads.MbarrierWait(rings[ring_of(write)].full, *state_of(write)))

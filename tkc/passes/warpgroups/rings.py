@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, bits
-from tkc.ir.values import defining_op, owner_of, owner_op, shared_type
+from tkc.ir.values import (
+    defining_op,
+    is_side_effect_free,
+    owner_of,
+    owner_op,
+    shared_type,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,23 @@ def origin(write: shared.Write) -> shared.Read:
     while (read := defining_op(value, shared.Read)) is None:
         value = owner_op(value).operands[0]
     return read
+
+
+def is_read_beside(ring: SSAValue, block: Block) -> bool:
+    """Whether what a block takes from a ring goes anywhere but to where it is relaid."""
+    work = [op.result for op in block.walk() if isinstance(op, shared.Stage) and op.ring is ring]
+    seen: set[Operation] = set()
+    while work:
+        for use in work.pop().uses:
+            op = use.operation
+            if relayouts(op) or isinstance(op, shared.CopyAsync) or op in seen:
+                continue
+            seen.add(op)
+            is_value = isinstance(op, shared.Read) or is_side_effect_free(op)
+            if op.regions or not is_value or isinstance(op, (tile.Dot, scf.YieldOp)):
+                return True
+            work += op.results
+    return False
 
 
 def barriers_of(

@@ -81,6 +81,7 @@ from tkc.passes.warpgroups.rings import (
     barriers_of,
     group_of,
     is_by_threads,
+    is_read_beside,
     origin,
     relayouts,
     ring_of,
@@ -189,6 +190,7 @@ class _Rings:
         first: Operation,
     ):
         self.plan, self.instances, self.multicast = plan, instances, multicast
+        self.block = kernel.body.block
         self.barriers: dict[SSAValue, RingBarriers] = {}
         self.relaid = [op for op in kernel.walk() if relayouts(op)]
         self.raw = {ring_of(origin(write)) for write in self.relaid}
@@ -216,10 +218,11 @@ class _Rings:
 
     def _readers(self, ring: SSAValue, multicast: Multicast | None) -> int:
         """The warps that release a stage, of all blocks that share copies to it."""
-        if ring in self.raw:
-            return RELAYOUT_WARPS
+        relaying = RELAYOUT_WARPS if ring in self.raw else 0
+        if relaying and not is_read_beside(ring, self.block):
+            return relaying
         blocks = multicast.size if multicast else self.instances.readers_of(ring)
-        return self.plan.warps * blocks
+        return relaying + self.plan.warps * blocks
 
 
 def _filling_together(sites: list[list[shared.CopyAsync]]) -> list[list[shared.CopyAsync]]:
