@@ -476,3 +476,32 @@ def test_consumers_wait_for_what_they_read_beside_the_role(loop, stages, monkeyp
     np.testing.assert_array_equal(given[3], 2 * w)
     given[2][:], given[3][:] = 0, 0
     assert not failures(read_beside, *given, target="sm_90a", grid=(3, 1, 1))
+
+
+@tkc.jit
+def thrice(a, w, y, z):
+    """Three dots of an iteration that are in flight at once read one operand that is relaid."""
+    m = tkc.program_id(0) * 64
+    some, all = tkc.zeros((64, 32)), tkc.zeros((64, 32))
+    for k in range(0, w.shape[0], 32):
+        x = tkc.load(a, (k, m), (32, 64)).T
+        left, right = (tkc.load(w, (0, k), (32, 32)).T, tkc.load(w, (64, k), (32, 32)).T)
+        some = some + tkc.dot(x, right, tkc.dot(x, left))
+        all = tkc.dot(x, right, all)
+    tkc.store(y, (m, 0), some)
+    tkc.store(z, (m, 0), all)
+
+
+def test_dots_that_read_an_operand_alike_read_one_stage(monkeypatch):
+    """Each with a stage of its own waited for ever, where a ring has two."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    a, w = rng.integers(-3, 4, (96, 128)), rng.integers(-3, 4, (96, 96))
+    given = [x.astype(ml_dtypes.float8_e4m3fn) for x in (a, w)]
+    given += [np.zeros((128, 32), np.float32) for _ in range(2)]
+    made = thrice.compile(*given, target="sm_90a", num_stages=2)
+    assert any("relaid by a warpgroup" in d for d in made.decisions), made.decisions
+    thrice[2](*given, num_stages=2)
+    np.testing.assert_array_equal(given[2], a.T @ (w[:32] + w[64:]).T)
+    np.testing.assert_array_equal(given[3], a.T @ w[64:].T)

@@ -29,6 +29,8 @@ OF_A_TILE, TILES = 10, (8, 32, 64, 256)
 # one of so many goes on using an operand that its dots take from registers; one of so many has its
 # loop in another
 HELD, NESTED = 10, 10
+# one of so many computes with the right operand beside its dot
+BESIDE = 10
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -260,6 +262,7 @@ class DotWriter(ValueWriter):
         (m, n, k), dtype = loop.shape, loop.dtype
         sums = [self.zeros((m, n), loop.total) for _ in range(1 + (form in ("several", "chain")))]
         before = [self.operand(dtype, m, k, row, "0")] if form == "before" else []
+        beside = self._beside(loop, n)
         outer, turns = None, 1
         if self.seed % NESTED == NESTED - 4:
             turns = 1 + self.seed // NESTED % 3
@@ -269,7 +272,8 @@ class DotWriter(ValueWriter):
         saved = self.enter()
         row = self.place_of(loop.index, k, row)
         x = before[0] if before else self.operand(dtype, m, k, row, loop.index)
-        self._early_dots(loop, form, sums, x, row)
+        y = self._early_dots(loop, form, sums, x, row)
+        self._read_beside(beside, y)
         self.end_of_iteration(loop)
         self.leave(saved)
         if outer:
@@ -309,9 +313,10 @@ class DotWriter(ValueWriter):
         q = self.operand(loop.dtype, m, k, row, "0")
         if self.chance(0.6):
             results.append(self.zeros((m,), loop.total))
+        beside = self._beside(loop, k)
         self._head(loop)
         saved = self.enter()
-        self._late_dots(loop, q, *results)
+        self._read_beside(beside, self._late_dots(loop, q, *results))
         self.end_of_iteration(loop)
         self.leave(saved)
         self._results_of(loop, results, [q], 8)
@@ -332,20 +337,35 @@ class DotWriter(ValueWriter):
             few = self.let(text.format(dot.name), total, (m, k), 4)
             left = self.to(few, dtype)
 
-    def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> None:
+    def _beside(self, loop: DotLoop, columns: int) -> Tile | None:
+        """What a loop collects of its dots' right operands, of so many columns; None where it does
+        not.
+        """
+        if self.seed % BESIDE != BESIDE - 5:  # no draw: others stay what they were
+            return None
+        return self.zeros((loop.shape[2], columns), loop.dtype)
+
+    def _read_beside(self, beside: Tile | None, right: Tile) -> None:
+        if beside is not None:
+            self.line(f"{beside.name} = tkc.maximum({beside.name}, {right.name})")
+            self.pool = [
+                replace(v, bound=right.bound) if v.name == beside.name else v for v in self.pool
+            ]
+
+    def _early_dots(self, loop: DotLoop, form: str, sums: list[Tile], x: Tile, row: str) -> Tile:
         """Dots of operands that do not depend on each other; here and there a sum of two is added
-        to another.
+        to another. Gives the right operand as it was loaded.
         """
         m, n, k = loop.shape
         place = self.place_of(loop.index, k, loop.index)
-        y = self.operand(loop.dtype, k, n, place, loop.column)
+        loaded = y = self.operand(loop.dtype, k, n, place, loop.column)
         if form == "computed":
             x, y = (self.changed(x), y) if self.chance(0.6) else (x, self.changed(y))
         of_two = form == "chain" and self.seed // 10 % 2 == 1  # no draw: others stay what they were
         if not of_two:
             self.add_dot(sums[0], x, y, partial=form == "partial")
         if form not in ("several", "chain"):
-            return
+            return loaded
         a, b = self.pick(((x, None), (None, y), (None, None)))
         a = a or self.operand(loop.dtype, m, k, row, loop.index)
         b = b or self.operand(loop.dtype, k, n, loop.index, loop.column)
@@ -358,13 +378,17 @@ class DotWriter(ValueWriter):
             else:
                 self.add_dot(sums[0], a, b)
             self.add_dot(sums[1], x, b)
+        return loaded
 
-    def _late_dots(self, loop: DotLoop, q: Tile, acc: Tile, count: Tile | None = None) -> None:
-        """Two or three dots of an iteration, each with a left operand made of the one before."""
+    def _late_dots(self, loop: DotLoop, q: Tile, acc: Tile, count: Tile | None = None) -> Tile:
+        """Two or three dots of an iteration, each with a left operand made of the one before. Gives
+        the right operand of the first.
+        """
         (m, n, k), total, i = loop.shape, loop.total, loop.index
+        rights: list[Tile] = []
 
         def product() -> Tile:
-            right = self.operand(loop.dtype, k, k, "0", i)
+            rights.append(right := self.operand(loop.dtype, k, k, "0", i))
             return self.let(f"tkc.dot({q.name}, {right.name})", total, (m, k), MOST_PRODUCT * k)
 
         if self.chance(0.3):
@@ -377,3 +401,4 @@ class DotWriter(ValueWriter):
             self.line(f"{count.name} = {count.name} + tkc.sum({few.name}, axis=1)")
         p = self.to(few, loop.dtype)
         self.add_dot(acc, p, self.operand(loop.dtype, k, n, i, loop.column))
+        return rights[0]

@@ -131,6 +131,8 @@ class Selection:
         self.reloaded: dict[tuple[SSAValue, Layout], SSAValue] = {}
         # computed operands of dots, in shared memory
         self.written: dict[tuple[SSAValue, SharedLayout], SSAValue] = {}
+        # by operand, its side and whether K is permuted: dots that read one alike read one stage
+        self.relaid: dict[tuple[SSAValue, int, bool], SSAValue] = {}
         for op, chosen in self.groups.dots.items():
             sources = chosen.plan.a, chosen.plan.b
             for operand, source in zip(op.operands[:2], sources, strict=True):
@@ -440,7 +442,10 @@ class Selection:
                 # overwrite what was read
                 is_beside = load.parent is op.parent and not self.plan.copies_wait
                 at = op if is_beside else next_of(load)
-                op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
+                way = op.operands[i], i, plan.permuted
+                if way not in self.relaid:
+                    self.relaid[way] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
+                op.operands[i] = self.relaid[way]
             elif source == "written":
                 op.operands[i] = self._in_memory(op, op.operands[i], 1 - i)
 
