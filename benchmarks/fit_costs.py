@@ -49,14 +49,17 @@ SHORT = {
     "z": "serpentine",
 }
 RATES = ("fabric", "l2")
+ENGINES = ("partial_swizzle",)
 COSTS = (
     *("copy_latency", "shared_copy_latency", "launch_clocks", "block_clocks", "restart_clocks"),
     *("store_tma", "store_subtile", "store_turned", "store_row", "store_part"),
     *("store_shared", "store_lane", "store_narrow", "async_load", "one_role", "staged_load"),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
     *("shared", "copied_line", "step", "cut_l2", "cut_line", "crowd", "filled", "together"),
+    "partly_filled",
     *("partial", "dirty", "overlap", "heat", "traffic", "warming"),
 )
+FITTED = (("rates", RATES), ("engines", ENGINES), ("costs", COSTS))
 LINE = 64  # elements of 16 bits
 TOP = 14  # plans of a product whose times are to be right
 CLOSE = 0.01  # of the first plan's time: the model cannot tell less apart
@@ -293,7 +296,7 @@ def fit(
 ) -> Device:
     """The device with the costs that are best."""
     device, shuffle = machine.device, random.Random(0)
-    numbers = [("rates", name) for name in RATES] + [("costs", name) for name in COSTS]
+    numbers = [(section, name) for section, names in FITTED for name in names]
     steps, best = dict.fromkeys(numbers, 0.3), Judge(machine, measured).loss
     for turn in range(rounds):
         shuffle.shuffle(numbers)
@@ -328,7 +331,7 @@ def main() -> None:
     if given.rounds:
         device = fit(fitted_to, machine, given.rounds, lambda text: print(text, flush=True))
         machine = with_device(machine, device)
-        for section, names in (("rates", RATES), ("costs", COSTS)):
+        for section, names in FITTED:
             print(*(f"{name} {getattr(getattr(device, section), name):.4g}" for name in names))
     judge = Judge(machine, judged)
     worst = sorted(range(len(judged)), key=lambda i: -judge.of(i)[0])

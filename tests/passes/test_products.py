@@ -22,6 +22,7 @@ from tkc.passes.planning.products import (
     product_blocks,
     seconds,
 )
+from tkc.passes.planning.roles.registers import parts_at_once
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, signature
 
@@ -203,6 +204,45 @@ def test_dots_in_many_instructions_read_rows_again():
     turned = replace(given, dense_rows=False, pitches=(28672, 28672))
     wide = Block(192, 224)
     assert seconds(given, wide, H200) > 1.1 * seconds(turned, wide, H200)
+
+
+def test_halves_of_swizzles_slow_narrow_instructions():
+    """wgmma reads a right operand whose rows are 64 bytes more slowly: an instruction of 96 columns
+    waits for it, one of 224 hardly. On H200s, 2026-11-28: 2048 x 11008 x 4096 in blocks of 256 x 96
+    289 us with dense rows of B, 234 with dense columns; the same in 128 x 224.
+    """
+    given = Product(2048, 11008, 4096, 1, True, (8192, 22016), result_pitch=22016)
+    turned = replace(given, dense_rows=False, pitches=(8192, 8192))
+
+    def slower(block):
+        return seconds(given, block, H200) / seconds(turned, block, H200)
+
+    assert slower(Block(256, 96, True)) > 1.1 and slower(Block(128, 224)) < 1.05
+    assert slower(Block(256, 128, cluster=(1, 1))) == 1
+    [(_, best)] = product_blocks(given, "sm_90a", 1)
+    assert best[:2] != (256, 96)
+
+
+def test_blocks_at_the_ends_are_filled_up():
+    """What lies beyond the last row or column tensor maps fill with zeros, more slowly than they
+    copy; in one wave the slowest program counts. On H200s, 2026-11-28: 300 x 4096 x 4096 takes 31
+    us in 129 blocks of 128 x 96, of which the last have 64 columns; 22.8 in 96 of 128 x 128.
+    """
+    block = Block(64, 96)
+
+    def us(m, n):
+        return seconds(Product(m, n, 1600, dense_rows=False), block, H200) * 1e6
+
+    assert us(1344, 512) > us(1344, 576) * 1.02
+    # of several waves each multiprocessor has few of them
+    assert us(13440, 4736) < us(13440, 4800) * 1.01
+
+
+def test_parts_that_are_added_at_once_cost_less():
+    """As many as registers hold beside the sum."""
+    assert [int(parts_at_once(8, n)) for n in (8, 16, 32, 64, 96)] == [7, 7, 3, 1, 1]
+    results = 2048
+    assert H200.costs.meeting(results, 8, 7) < H200.costs.meeting(results, 8, 1)
 
 
 def test_what_the_l2_cache_sends():

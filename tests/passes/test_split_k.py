@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 
 import tkc
 from tests.language.kernels import traced
@@ -26,7 +27,9 @@ from tests.sim.test_validate import validated
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.target import target
+from tkc.ir.types import TileType
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.planning.roles.registers import parts_at_once
 from tkc.runtime.launch import workspaces
 from tkc.sim import level4
 
@@ -115,6 +118,21 @@ def test_the_same_bits_whoever_is_last():
         )
         results.add(out.tobytes())
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("parts, waits", [(8, 1), (20, 3)])
+def test_parts_are_asked_for_at_once(parts, waits):
+    """As many as registers hold, before the first of them is added: few parts without a loop."""
+    form = Form((64, 32, 64), options=(("split_k", parts), ("num_stages", 3)))
+    kernel = compiled(form)[0]["schedule-programs"].body.block.first_op
+    final = next(op for op in kernel.walk() if isinstance(op, scf.IfOp) and count(op, tile.Load))
+    at_once = int(parts_at_once(parts, 64 * 32 // 128))
+    loops = [op for op in final.walk() if isinstance(op, scf.ForOp)]
+    assert len(loops) == (parts - 1 > at_once) and -(-(parts - 1) // at_once) == waits
+    ops = list((loops[0].body if loops else final.true_region).block.ops)
+    kinds = [op.name for op in ops if op.results and isinstance(op.results[0].type, TileType)]
+    loads = at_once if loops else parts
+    assert kinds[: loads + at_once] == ["tile.load"] * loads + ["tile.add"] * at_once
 
 
 @EVERY

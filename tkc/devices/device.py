@@ -72,8 +72,8 @@ class Engines:
     free_shared: float
     max_shared: float
     shared_slowing: float
-    # how much wgmma slows, over the square of its columns, where rows of its right operand are no
-    # whole swizzles
+    # bytes in whose time wgmma reads one of its right operand where rows of this are halves of
+    # swizzles or less
     partial_swizzle: float
     cluster: float  # clocks until the blocks of a cluster know each other
     overlap: float  # part of the shorter of memory's time and the multiprocessors' that shows
@@ -88,6 +88,12 @@ class Engines:
     mufu_latency: float
     lsu_latency: float
     shared_latency: float
+
+    def reading(self, left: float, right: float) -> float:
+        """Clocks in which wgmma reads so many bytes of its operands, where rows of the right one
+        are parts of swizzles.
+        """
+        return (left + self.partial_swizzle * right) / self.shared
 
     def slowed(self, each: float) -> float:
         """How much longer wgmma takes where so many bytes a clock go into and out of shared
@@ -169,7 +175,10 @@ class Costs:
     # clocks in which a role relays 8-bit operands: of a step, and of each byte
     relayout: float
     relayout_byte: float
-    filled: float  # cost of a byte that a tensor map fills with zero, in copied bytes
+    # cost of a byte that a tensor map fills with zero, in copied bytes: of a block that is outside
+    # of its array, and of one that is in part
+    filled: float
+    partly_filled: float
     memory_latency: float  # ns of a load from memory under load
     copied: float  # part of the memory's rate that a copy of a matrix reaches
     added: float  # part of it that adding up parts of k reaches
@@ -190,12 +199,12 @@ class Costs:
         each = self.store_shared + self.store_lane / vector + self.store_narrow / columns
         return each * results
 
-    def meeting(self, results: Any, parts: Any) -> Any:
-        """Clocks in which a program's parts of k are stored and the last one adds them up. Of one
-        program a number, of arrays of programs an array.
+    def meeting(self, results: Any, parts: Any, at_once: Any) -> Any:
+        """Clocks in which a program's parts of k are stored and the last one adds them up, so many
+        at once. Of one program a number, of arrays of programs an array.
         """
         once = self.split_k + self.split_k_element * results
-        return once + parts * (self.part + self.part_element * results)
+        return once + parts * (self.part / at_once + self.part_element * results)
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ class Assembler:
 
 @dataclass(frozen=True)
 class Attention:
-    """Of programs of attention (tkc/kernels/attention_blocks.py), in clocks where nothing else is
+    """Of programs of attention (tkc/passes/planning/attention.py), in clocks where nothing else is
     said.
     """
 
@@ -236,6 +245,8 @@ class Attention:
     shown: tuple[float, ...]
     shown_apart: tuple[float, ...]
     line: float  # of each line of 128 bytes, or less, that a tensor map asks for
+    # part of the lines that a program waits for before its first step, which nothing overlaps
+    first: float
     # how much longer a step takes for each register that a thread lacks
     lacking: float
     # of an average program's time, in which the last ones leave multiprocessors idle where programs

@@ -19,6 +19,9 @@ from tkc.errors import DeviceError
 
 RESERVED_BYTES_OF_BLOCK = 1024  # of shared memory, by the hardware
 LINE = 128  # bytes of a line of the caches of every GPU here
+# bits of a row of an operand in shared memory that fills the widest swizzle, and bytes that wgmma
+# reads, 256 bits deep: of 64 rows of its left operand, and of a column of its right one
+SWIZZLE_BITS, LEFT_BYTES, RIGHT_BYTES = 1024, 2048, 32
 # columns of an instruction of wgmma, at most, and registers that it needs beside its sums
 WIDEST_DOT, REGISTERS_BESIDE_DOT = 256, 32
 SECTOR = 32  # likewise of what memory and caches move at once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tkc.ir import threads
-from tkc.ir.target import Target
+from tkc.ir.target import LEFT_BYTES, RIGHT_BYTES, SWIZZLE_BITS, Target
 from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.ir.values import pending_type, shared_type, tile_type, type_of
 from tkc.passes.planning.demands import Demand as Demand
@@ -26,17 +26,20 @@ def depth_of(op: threads.DotAsync) -> int:
     return (op.a.type if isinstance(op.a.type, SharedType) else tile_type(op.a)).extents[1]
 
 
-def tensor(op: threads.DotAsync, operations: float, groups: int) -> tuple[float, float]:
-    """Clocks of a warpgroup's share of an asynchronous dot, on tensor cores of so many 16-bit
-    operations a clock, and bytes that it reads in shared memory.
+def tensor(op: threads.DotAsync, target: Target, groups: int) -> tuple[float, float]:
+    """Clocks of a warpgroup's share of an asynchronous dot, and bytes that it reads in shared
+    memory.
     """
-    (m, n), k = result_extents(op), depth_of(op)
-    width = bits(shared_type(op.b).element)
+    (m, n), k, right = result_extents(op), depth_of(op), shared_type(op.b)
+    width = bits(right.element)
     rows = -(-m // (64 * groups)) * 64
-    reads = (
-        rows / 64 * k * width / 256 * ((2048 if isinstance(op.a.type, SharedType) else 0) + 32 * n)
-    )
-    return 2 * rows * n * k / (operations * 16 / max(width, 8)), reads
+    instructions = rows / 64 * k * width / 256
+    left = LEFT_BYTES * isinstance(op.a.type, SharedType) * instructions
+    reads = RIGHT_BYTES * n * instructions
+    clocks = 2 * rows * n * k / (target.tensor * 16 / max(width, 8))
+    if n * width % SWIZZLE_BITS and right.memory.fast == 1:
+        clocks = max(clocks, target.engines.reading(left, reads))
+    return clocks, left + reads
 
 
 def synchronous(m: int, n: int, k: int, width: int, target: Target, groups: int) -> float:

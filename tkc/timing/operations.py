@@ -195,11 +195,8 @@ def _(op: Operation, simulation: Simulation, a: Agent) -> Requests:
 # ---- dots
 @timed.register(threads.DotAsync)
 def _(op: threads.DotAsync, simulation: Simulation, a: Agent) -> Requests:
-    clocks, reads = demands.tensor(op, simulation.target.tensor, a.groups)
+    clocks, reads = demands.tensor(op, simulation.target, a.groups)
     m, n = demands.result_extents(op)
-    right = shared_type(op.b)
-    if n > 64 and n * bits(right.element) % 1024 and right.memory.fast == 1:
-        clocks *= 1 + simulation.e.partial_swizzle / n**2
     clocks *= simulation.e.slowed(reads / clocks)
     yield from _issue(simulation, a, clocks, f"dot {m}x{n}x{demands.depth_of(op)}")
 

@@ -208,7 +208,7 @@ def _tensor(
     total, persistent = np.zeros(programs), "persistent" in kernel.attributes
     for op in kernel.walk():
         if isinstance(op, threads.DotAsync):
-            clocks = demands.tensor(op, target.tensor, 1)[0]
+            clocks = demands.tensor(op, target, 1)[0]
         elif (
             isinstance(op, tile.Dot)
             and op.instruction is not None

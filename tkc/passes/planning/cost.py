@@ -28,7 +28,7 @@ trip count take ASSUMED_TRIPS steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 from typing import TypeGuard
@@ -40,7 +40,15 @@ from tkc.devices import Costs
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.rewrite import loop_of, loops_of
-from tkc.ir.target import LINE, ROW_ALIGNMENT, SECTOR, Target
+from tkc.ir.target import (
+    LEFT_BYTES,
+    LINE,
+    RIGHT_BYTES,
+    ROW_ALIGNMENT,
+    SECTOR,
+    SWIZZLE_BITS,
+    Target,
+)
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
@@ -51,6 +59,7 @@ from tkc.passes.analysis.values import LOADS, feeding_dots
 from tkc.passes.layouts.epilogue_subtiles import ROWS_PER_WARPGROUP, lines_of_subtile
 from tkc.passes.planning.bandwidth import Moving, time_of
 from tkc.passes.planning.numbers import Numbers, Sizes
+from tkc.passes.planning.roles.registers import parts_at_once
 from tkc.passes.programs.stream_k import MAX_SHARED_PROGRAMS
 
 LEAST_UNIT = 8  # columns of an instruction of wgmma are a multiple
@@ -74,7 +83,8 @@ class Moved:
     """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program
     axes it depends on, whether it feeds a dot, lines of the cache that a tensor map asks for, how
     many times its bytes the sectors have that it touches, and where rows cut sectors how often
-    programs that stand side by side ask for one line.
+    programs that stand side by side ask for one line. last: bytes inside of a program that is the
+    last along those axes.
     """
 
     number: int
@@ -85,6 +95,7 @@ class Moved:
     lines: float = 0.0
     touched: float = 1.0
     asked: float = 0.0
+    last: int = 0
 
 
 @dataclass(frozen=True)
@@ -252,6 +263,7 @@ def _moved(number: int, load: Operation, known: Numbers, feeds_dots: bool) -> Mo
         lines(load),
         sectors,
         asked,
+        known.last(load),
     )
 
 
@@ -297,7 +309,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         waves * each
         - hidden
         + (exposed if per_block > 1 else 0)
-        + (costs.meeting(work.results, shares) if shares > 1 else 0)
+        + (costs.meeting(work.results, shares, _at_once(work, plan)) if shares > 1 else 0)
     )
     begun = _begun(plan, costs, min(parallel, places)) if work.grid else 0.0
     on_each = parallel / (target.multiprocessors * resident)
@@ -319,6 +331,13 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         memory,
         loops.limit if memory < total * scale else "memory",
     )
+
+
+def _at_once(work: Work, plan: Plan) -> float:
+    """Parts of k that the last program of several asks for at once."""
+    if plan.split_k == 1:
+        return 1.0
+    return float(parts_at_once(plan.split_k, max(1, work.results // (32 * plan.warps))))
 
 
 def _begun(plan: Plan, costs: Costs, programs: int) -> float:
@@ -384,7 +403,6 @@ def _loops(
     limit = "memory"
     active = min(parallel, places) / resident if work.grid else 0.0
     launch = Launch(work.grid, active)
-    beyond = target.beyond(work.grid, plan.cluster, waves) if work.grid else 0.0
     for part in work.parts:
         trips = ceil(part.trips / plan.split_k) if part.dots else part.trips
         step = _step(part, plan, target, resident, launch)
@@ -392,9 +410,9 @@ def _loops(
             exposed += step.clocks
         else:
             clocks += trips * step.clocks
-        if beyond and part.dots:
-            filled = _step(part, plan, target, resident, replace(launch, beyond=True))
-            clocks += trips * beyond * (filled.clocks - step.clocks)
+        for where, share in _filled(part, plan, target, launch, waves):
+            filled = _step(part, plan, target, resident, where)
+            clocks += trips * share * max(0.0, filled.clocks - step.clocks)
         copied += trips * step.copied
         if trips * step.clocks > longest and part.dots:
             longest, limit = trips * step.clocks, step.limit
@@ -403,6 +421,22 @@ def _loops(
             # nothing overlaps its first copies
             exposed += _latency(part, plan, target.costs) + step.clocks
     return Loops(clocks, exposed, copied, limit, ahead if plan.roles != "one" else 0.0)
+
+
+def _filled(
+    part: Part, plan: Plan, target: Target, launch: Launch, waves: float
+) -> Iterator[tuple[Launch, float]]:
+    """Where programs have operands that tensor maps fill up with zeros: beyond the grid, and at the
+    end of an axis; with the share that these have of the busiest multiprocessor's programs.
+    """
+    if not launch.grid or not part.dots:
+        return
+    if beyond := target.beyond(launch.grid, plan.cluster, waves):
+        yield replace(launch, beyond=True), beyond
+    whole = max(1, ceil(waves))
+    for axis, extent in enumerate(launch.grid):
+        if any(axis in x.axes and x.last < x.inside for x in part.moved if x.fed):
+            yield replace(launch, last=axis), ceil(whole / extent) / whole
 
 
 def _stored(work: Work, plan: Plan, costs: Costs) -> float:
@@ -480,12 +514,14 @@ class Step:
 @dataclass(frozen=True)
 class Launch:
     """Where a step is done. grid: None where sizes are not known; active: multiprocessors that have
-    programs, 0 likewise; beyond: whether its program is beyond the grid.
+    programs, 0 likewise; beyond: whether its program is beyond the grid; last: an axis along which
+    it is the last one.
     """
 
     grid: tuple[int, int, int] | None
     active: float
     beyond: bool = False
+    last: int | None = None
 
 
 def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch) -> Step:
@@ -550,14 +586,23 @@ def _multiplied(part: Part, plan: Plan, target: Target) -> tuple[float, float, f
             tensor += 2 * m * n * k / costs.fma
         elif chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            tensor += 2 * rows * n * k / rate
-            left = 2048 * _instructions(d, chosen.swap, plan, target) * (chosen.a == "shared")
-            reads += rows / 64 * k * d.bits / 256 * (left + 32 * n)
+            number = rows / 64 * k * d.bits / 256
+            apart = _instructions(d, chosen.swap, plan, target) * (chosen.a == "shared")
+            left, right = LEFT_BYTES * number * apart, RIGHT_BYTES * number * n
+            slow = target.engines.reading(left, right) if _cuts_swizzles(d, chosen.swap) else 0.0
+            tensor += max(slow, 2 * rows * n * k / rate)
+            reads += left + right
             relaid += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
             slower = costs.mma_sync if target.wgmma else 1
             tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * slower)
     return tensor, reads, relaid
+
+
+def _cuts_swizzles(dot: Dot, swap: bool) -> bool:
+    """Whether rows of the right operand are parts of swizzles and columns of its matrix."""
+    unit = dot.units[not swap]
+    return unit > LEAST_UNIT and unit * dot.bits % SWIZZLE_BITS != 0
 
 
 def _instructions(dot: Dot, swap: bool, plan: Plan, target: Target) -> int:
@@ -601,10 +646,9 @@ def _copied(part: Part, plan: Plan, target: Target, launch: Launch) -> Copies:
     for x in part.moved:
         load = _load_of(x, plan)
         mapped = load is not None and load.path == "tma"
-        inside = 0 if launch.beyond and _is_beyond(x, plan, launch) else x.inside
-        filled = x.bytes - inside if mapped else 0
+        inside, fill = _inside(x, plan, launch, costs)
         sharing = _sharing(load, plan)
-        each = (inside + costs.filled * filled) / sharing
+        each = (inside + (fill * (x.bytes - inside) if mapped else 0)) / sharing
         fabric += each
         if x.touched > 1:
             cut += each * x.touched
@@ -627,6 +671,15 @@ def _sharers(moved: Moved, launch: Launch) -> float:
     """Programs that have a block at once."""
     sizes = enumerate(launch.grid or ())
     return min(launch.active, prod(n for axis, n in sizes if axis not in moved.axes))
+
+
+def _inside(moved: Moved, plan: Plan, launch: Launch, costs: Costs) -> tuple[int, float]:
+    """Bytes of a block inside its array, and how many of them cost as much as one that is not."""
+    if launch.beyond and _is_beyond(moved, plan, launch):
+        return 0, costs.filled
+    if launch.last in moved.axes and moved.last < moved.inside:
+        return moved.last, costs.partly_filled
+    return moved.inside, costs.filled
 
 
 def _is_beyond(moved: Moved, plan: Plan, launch: Launch) -> bool:

@@ -13,6 +13,7 @@ from tkc.ir import tile
 from tkc.ir.types import bits
 from tkc.ir.values import array_type, owner_op
 from tkc.passes.analysis.access import bytes_of
+from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
@@ -63,6 +64,19 @@ class Numbers:
                 min(1, n / e) for n, e in zip(shape, op.extents.get_values(), strict=False) if e > 0
             )
         )
+
+    def last(self, op: Operation) -> int:
+        """Those of the last program along each axis on which the block's place depends."""
+        if not isinstance(op, tile.Load) or not isinstance(
+            shape := self.arguments.get(op.array), tuple
+        ):
+            return self.inside(op)
+        parts = [
+            ((n - 1) % e + 1) / e if n > e and program_axes([offset], ends=False) else min(1, n / e)
+            for n, e, offset in zip(shape, op.extents.get_values(), op.offsets, strict=False)
+            if e > 0
+        ]
+        return int(bytes_of(op) * prod(parts))
 
     def of(self, value: SSAValue) -> float | None:
         """The number, None where it is not known."""

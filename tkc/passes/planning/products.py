@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
-from tkc.ir.target import LINE, ROW_ALIGNMENT, SECTOR, Target, target
+from tkc.ir.target import (
+    LEFT_BYTES,
+    LINE,
+    RIGHT_BYTES,
+    ROW_ALIGNMENT,
+    SECTOR,
+    Target,
+    target,
+)
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     lines_of_subtile,
@@ -37,6 +45,7 @@ from tkc.passes.planning.roles.registers import (
     MAX_OPERAND_REGISTERS,
     RELAYOUT_ROLE_REGISTERS,
     ROLE_REGISTERS,
+    parts_at_once,
 )
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
@@ -48,8 +57,7 @@ WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 # whose rows are the block's columns
 THIN_ROWS = 16, 32
 TRANSPOSED_STEP = 8  # of which rows of a transposed block are a multiple
-# k of an instruction, and bytes that it reads of 64 rows of its left operand, and of a column
-DEPTH_OF_DOT, LEFT_BYTES, COLUMN_BYTES = 16, 2048, 32
+DEPTH_OF_DOT = 16  # k of an instruction
 WIDEST, NARROWEST, STEP = 256, 32, 16  # columns
 WHOLE_SWIZZLE, HALF_SWIZZLE = 64, 32  # columns
 # blocks that warps copy for themselves, how many warps, and stages that they run ahead
@@ -318,7 +326,7 @@ class _Blocks:
         wide = np.where(turned, self.rows, self.columns)
         instructions = high * self.depth / (WARPGROUP_ROWS * DEPTH_OF_DOT)
         stage = 2 * self.depth * (self.rows + self.columns)
-        moved = instructions * (LEFT_BYTES + COLUMN_BYTES * wide) + stage
+        moved = instructions * (LEFT_BYTES + RIGHT_BYTES * wide) + stage
         done = 2 * self.rows * self.columns * self.depth / tensor
         by_roles = np.maximum(done, moved / costs.shared) + costs.step
         return np.where(self.warps, done / costs.mma_sync, by_roles)
@@ -400,7 +408,9 @@ def _bounds(product: Product, blocks: Clustered, machine: Target) -> np.ndarray:
         adding = np.array([product.adding(b.split_k, machine) for b, _ in blocks])
     else:
         results = all_.rows * all_.columns
-        clocks = clocks + (all_.parts > 1) * costs.meeting(results, all_.parts)
+        sums = np.array([block.sums for block, _ in blocks])
+        at_once = parts_at_once(all_.parts, sums)
+        clocks = clocks + (all_.parts > 1) * costs.meeting(results, all_.parts, at_once)
     moved = programs / machine.multiprocessors * all_.trips * all_.copied
     scale = 1 / (machine.device.clock(clocks + begun, moved / (clocks + begun)) * 1e9)
     computing = clocks * scale
@@ -610,7 +620,10 @@ def _moved(product: Product, block: Block, axis: int) -> Moved:
     """The load of an operand: 0 is a, whose rows are those of axis 0."""
     extent, whole = ((block.rows, product.m), (block.columns, product.n))[axis]
     size = 2 * block.depth * extent
-    inside = int(size * min(1, whole / extent) * min(1, product.k / block.depth))
+    deep = min(1, product.k / block.depth)
+    inside = int(size * min(1, whole / extent) * deep)
+    alone = product.batches > 1 or whole <= extent
+    last = inside if alone else int(size * (((whole - 1) % extent + 1) / extent) * deep)
     across = product.dense_rows if axis else product.dense_columns
     row = gcd(LINE, 2 * (extent if across else block.depth))
     pitch = _known(product.pitches[axis], 2)
@@ -624,6 +637,7 @@ def _moved(product: Product, block: Block, axis: int) -> Moved:
         size / row * Target.lines_of_row(row, pitch),
         Target.sectors_of_row(row, pitch) if cut else 1.0,
         Target.asked_of_line(row, pitch) if cut else 0.0,
+        last,
     )
 
 

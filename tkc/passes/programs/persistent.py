@@ -164,7 +164,7 @@ class Programs:
             build = Builder(first_of(body))
             backwards(_the(self.sums), build, body.args[0], self.first, self.step)
         if plan.split_k > 1 and loop.part:
-            divide(body, _the(self.sums), loop.part, plan.split_k)
+            divide(body, _the(self.sums), loop.part, plan.split_k, 32 * plan.warps)
 
 
 def _counted(

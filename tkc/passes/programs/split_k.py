@@ -6,18 +6,19 @@ with `split_k` > 1.
     tile.store %c, f(%acc)          ->    tile.store %parts[%program·S + %s], %acc
                                           %n = tile.atomic add %count[%program], 1
                                           scf.if %n == S - 1 {
-                                            %all = %parts[0];  for %i = 1 to S: %all += %parts[%i]
+                                            %all = %parts[0] + %parts[1] + …
                                             tile.store %c, f(%all)
                                             tile.atomic exchange %count[%program], 0
                                           }
 
-The result does not depend on which program finishes last: the same bits every time. Counters and
-parts lie in a workspace of the launch; a counter is zero again when its tile is done.
+The result does not depend on which program finishes last: the same bits every time. As many parts
+as registers hold are asked for at once, and then added. Counters and parts lie in a workspace of
+the launch; a counter is zero again when its tile is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -31,6 +32,7 @@ from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import is_side_effect_free, parent_of, terminator_of, tile_type
 from tkc.passes.planning.operands import simple
+from tkc.passes.planning.roles.registers import parts_at_once
 
 
 def undivided(kernel: tile.Kernel, dots: Sequence[tile.Dot]) -> str:
@@ -75,8 +77,10 @@ class Part:
         return Part(number, build.sub(turn, build.mul(number, parts)))
 
 
-def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
-    """Divides the loop of an output tile, and lets the last program run what follows the loop."""
+def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int, threads: int) -> None:
+    """Divides the loop of an output tile, and lets the last program run what follows the loop.
+    threads: that share a program's sums.
+    """
     program, part = turn.number, turn.part
     if part is None:
         raise ValueError("the turn of a program that is not divided has no part")
@@ -108,18 +112,11 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     inner.add_op(end)
     inside = Builder(end)
 
-    def stored(at, where):
+    def stored(where: Builder, number: SSAValue) -> SSAValue:
+        at = where.add(first, where.mul(number, where.number(m)))
         return where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
 
-    one, t = inside.number(1), TileType((m, n), f32)
-    adding = Block(arg_types=[i32, t])
-    total = inside(
-        scf.ForOp(one, inside.number(parts), one, [stored(first, inside)], Region(adding))
-    )
-    adding.add_op(stop := stamp(scf.YieldOp(), loop))
-    further = Builder(stop)
-    part_of = stored(further.add(first, further.mul(adding.args[0], further.number(m))), further)
-    stop.operands = [further.add(adding.args[1], part_of)]
+    total = _total(inside, parts, m * n // threads, stored, loop)
     for op in rest:
         op.detach()
         inner.insert_op_before(op, end)
@@ -134,6 +131,40 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
         [stamp(atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)]
     )
     build.do(scf.IfOp(last, [], Region(done)))
+
+
+def _total(
+    inside: Builder,
+    parts: int,
+    registers: int,
+    stored: Callable[[Builder, SSAValue], SSAValue],
+    loop: scf.ForOp,
+) -> SSAValue:
+    """The parts' sum, in their order. registers: of a thread for a part; stored: a part by its
+    number.
+    """
+    at_once = int(parts_at_once(parts, registers))
+    total = stored(inside, inside.number(0))
+    rounds, rest = divmod(parts - 1, at_once)
+    if parts - 1 > at_once:
+        adding = Block(arg_types=[i32, total.type])
+        adding.add_op(stop := stamp(scf.YieldOp(), loop))
+        further = Builder(stop)
+        numbers = [further.add(adding.args[0], further.number(i)) for i in range(at_once)]
+        stop.operands = [_added(further, adding.args[1], [stored(further, i) for i in numbers])]
+        first, end, step = map(inside.number, (1, 1 + rounds * at_once, at_once))
+        total = inside(scf.ForOp(first, end, step, [total], Region(adding)))
+    else:
+        rest = parts - 1
+    left = [stored(inside, inside.number(i)) for i in range(parts - rest, parts)]
+    return _added(inside, total, left)
+
+
+def _added(build: Builder, total: SSAValue, parts: Sequence[SSAValue]) -> SSAValue:
+    """A sum and further parts, one after the other."""
+    for part in parts:
+        total = build.add(total, part)
+    return total
 
 
 def after_loop(loop: scf.ForOp) -> list[Operation]:

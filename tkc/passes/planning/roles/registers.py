@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
 
 from tkc.ir import tile
 from tkc.ir.types import bits
@@ -22,6 +25,8 @@ PAIRED_ROLE_REGISTERS, PAIRED_LIVE_REGISTERS = (24, 232), 216
 SCORE_REGISTER_SLACK = 12
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
+# likewise, for a sum of parts of k and those that are on their way to it; at least two of them
+PART_REGISTERS = 128
 # of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
 # relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
 RELAYOUT_ROLE_REGISTERS = {
@@ -29,6 +34,30 @@ RELAYOUT_ROLE_REGISTERS = {
     2: ((24, 208, 72), (24, 200, 88)),
 }
 RELAYOUT_SMALL_REGISTERS = 32
+
+
+def parts_at_once(parts: Any, registers: Any) -> Any:
+    """Parts of k that are asked for at once and added to a sum of so many registers a thread. Of
+    one program a number, of arrays of programs an array.
+    """
+    return np.maximum(1, np.minimum(parts, PART_REGISTERS // registers) - 1)
+
+
+def most_members(operands: int, scores: int, asked: int | None = None) -> int:
+    """Co-resident programs whose accumulators and left operands, of so many registers a thread, and
+    the scores from which these are computed a block's registers hold: no more than are asked for; 1
+    where they hold no two.
+    """
+    return max(
+        (
+            n
+            for n in ROLE_REGISTERS
+            if 1 < n <= (asked or n)
+            and operands <= MAX_OPERAND_REGISTERS[n]
+            and operands + scores <= ROLE_REGISTERS[n][1] + SCORE_REGISTER_SLACK
+        ),
+        default=1,
+    )
 
 
 def score_registers(dots: Sequence[tile.Dot], late: Collection[tile.Dot], warpgroups: int) -> int:
