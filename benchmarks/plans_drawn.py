@@ -98,18 +98,19 @@ class Attention:
         self, launch: Launch, source: random.Random, count: int
     ) -> Iterator[tuple[str, Launch]]:
         """The estimate's best and as many random blocks of those that registers hold."""
-        from tkc.kernels import attention_blocks as blocks
+        from tkc.kernels.attention_blocks import options_of
+        from tkc.passes.planning import attention as planner
 
         machine, what = tkc.target(TARGET), self.described()
         found = sorted(
-            blocks.blocks(what, machine.shared_bytes),
-            key=lambda block: blocks.seconds(block, what, machine.device),
+            planner.blocks(what, machine.shared_bytes),
+            key=lambda block: planner.seconds(block, what, machine.device),
         )
         best, rest = found[: count // 2], found[count // 2 :]
         plain = {k: v for k, v in launch.kwargs.items() if k not in ("programs", "num_warps")}
         for block in [*best, *source.sample(rest, min(count - len(best), len(rest)))]:
-            options = blocks.options_of(*launch.args[:2], block)
-            width = blocks.width_of(self.d, block.step)
+            options = options_of(*launch.args[:2], block)
+            width = block.width(self.d)
             options |= {"BM": block.rows, "BN": block.columns, "D": width, "DV": width}
             changed = Launch(
                 launch.kernel,
@@ -121,21 +122,20 @@ class Attention:
 
     def predicted(self, launch: Launch, follows: bool) -> float:
         """Seconds by the estimate that chose. follows: one launch after another."""
-        from tkc.kernels import attention_blocks as blocks
+        from tkc.passes.planning import attention as planner
 
         k, device = launch.kwargs, tkc.target(TARGET).device
-        step = next(n for n in blocks.STEPS if blocks.width_of(self.d, n) == k["D"])
-        block = blocks.Block(k["BM"], k["BN"], k.get("programs", 1), step)
-        times, seconds = device.attention, blocks.seconds(block, self.described(), device)
+        padded = (tkc.AttentionBlock(k["BM"], k["BN"], 1, n) for n in planner.STEPS)
+        block = next(block for block in padded if block.width(self.d) == k["D"])
+        block = block._replace(co_resident=k.get("programs", 1))
+        times, seconds = device.attention, planner.seconds(block, self.described(), device)
         return seconds - follows * (times.launch - times.later_launch)
 
     def described(self) -> Any:
         """What is launched, as the estimate of blocks takes it."""
-        from tkc.kernels.attention_blocks import Launch
-
         moved = 4 * self.batch * self.length * (self.heads + self.shared) * self.d
         widths, sequences = (self.d, self.d), self.batch * self.heads
-        return Launch(
+        return tkc.AttentionLaunch(
             sequences,
             self.length,
             self.length,

@@ -24,6 +24,7 @@ _WHERE = {
     "tkc.runtime.tracebacks": "hide_own_frames",
     "tkc.runtime.launch_cache": "repeated launch_key",
     "tkc.ir.target": "target",
+    "tkc.passes.planning.attention": "AttentionBlock AttentionLaunch attention_block",
     "tkc.passes.planning.products": "Product product_blocks",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",

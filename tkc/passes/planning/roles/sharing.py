@@ -31,7 +31,7 @@ from tkc.passes.planning.roles.loops import differs_in_steps, is_conditional
 from tkc.passes.planning.roles.registers import (
     MAX_OPERAND_REGISTERS,
     ROLE_REGISTERS,
-    SCORE_REGISTER_SLACK,
+    most_members,
     score_registers,
 )
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
@@ -423,16 +423,7 @@ def _members_that_fit(request: RoleRequest) -> tuple[int, str]:
     each = operand_registers(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
     computed = [dot for dot in dots if source(request.sides(dot).left) is None]
     scores = score_registers(dots, computed, 1)
-    most = max(
-        (
-            n
-            for n in ROLE_REGISTERS
-            if 1 < n <= (asked or n)
-            and each <= MAX_OPERAND_REGISTERS[n]
-            and each + scores <= ROLE_REGISTERS[n][1] + SCORE_REGISTER_SLACK
-        ),
-        default=1,
-    )
+    most = most_members(each, scores, asked)
     held_by = min(asked or 2, max(ROLE_REGISTERS))
     if most == (asked or most) > 1:
         return most, ""
