@@ -246,7 +246,6 @@ class Form:
     left: int = 0  # accesses that stay by pointers
     maps: int = 2  # tensor maps, where rows are aligned
     nonnegative: bool = False  # whether sizes are known to be
-    strides: int = 0  # how many of the numbers before the sizes are strides
 
     def module(self, divisor: int = 1):
         """Traced for extents and strides that are multiples of `divisor`."""
@@ -256,8 +255,7 @@ class Form:
             for x in example[:3]
         ]
         arrays = [ArrayArgument(tkc.float16, fact) for fact in facts]
-        others = [i32()] * (len(example) - 6 - self.strides)
-        sizes = [*[i32(divisor)] * self.strides, i32(), i32(divisor), i32(divisor)]
+        others, sizes = [i32()] * (len(example) - 6), [i32(), i32(divisor), i32(divisor)]
         sizes = [replace(size, nonnegative=self.nonnegative) for size in sizes]
         return traced(self.fn, *arrays, *others, *sizes, **self.constants)
 
@@ -310,42 +308,6 @@ def in_chunks(a, b, c, H, M, N, K):
     tkc.store(cp + rm[:, None] * c.strides[1] + rn[None, :], acc.to(c.dtype), mask=inside)
 
 
-def states(a, b, c, S, A0, A1, A2, B0, B1, B2, M, N, K):
-    """Batches, heads and chunks of S rows, which are summed up; more axes than a tensor map has,
-    but that chunks of S rows and rows are counted along one.
-    """
-    z, head = tkc.program_id(0), tkc.program_id(1)
-    chunk = z // 2
-    batch = z - chunk * 2
-    rows = tkc.minimum(S, K - chunk * S)
-    rm, rn, rk = tkc.arange(BM), tkc.arange(BN), tkc.arange(BK)
-    ap = a.ptr + batch * A0 + chunk * S * A1 + head * A2
-    bp = b.ptr + batch * B0 + chunk * S * B1 + head * B2
-    acc = tkc.zeros((BM, BN))
-    for k in range(0, rows, BK):
-        steps = k + rk
-        av = tkc.load(
-            ap + rm[:, None] + steps[None, :] * A1,
-            mask=(rm[:, None] < M) & (steps[None, :] < rows),
-        )
-        bv = tkc.load(
-            bp + steps[:, None] * B1 + rn[None, :],
-            mask=(steps[:, None] < rows) & (rn[None, :] < N),
-        )
-        acc = tkc.dot(av, bv, acc)
-    cp = c.ptr + batch * c.strides[0] + chunk * c.strides[1] + head * c.strides[2]
-    inside = (rm[:, None] < M) & (rn[None, :] < N)
-    tkc.store(cp + rm[:, None] * c.strides[3] + rn[None, :], acc.to(c.dtype), mask=inside)
-
-
-def state_data(m: int, n: int, k: int) -> list:
-    m, n = min(m, BM), min(n, BN)
-    a, b = numbers(2, k, 3, m, pad=8), numbers(2, k, 3, n, seed=1, pad=8)
-    c = np.zeros((2, -(-k // ROWS), 3, m, n), np.float16)
-    strides = (step // x.itemsize for x in (a, b) for step in x.strides[:3])
-    return [a, b, c, ROWS, *strides, m, n, k]
-
-
 def blocks(m: int, n: int) -> tuple[int, int]:
     return -(-m // BM), -(-n // BN)
 
@@ -388,15 +350,6 @@ def of_chunks(given: list) -> np.ndarray:
     a, b = wide(given[0]), wide(given[1])
     rows, steps = np.arange(a.shape[1]) % ROWS, np.arange(a.shape[2])
     return np.where(steps < (rows // BM + 1)[:, None] * BM, a, 0) @ b
-
-
-def of_states(given: list) -> np.ndarray:
-    a, b, c, rows, *_ = given
-    each = [
-        np.einsum("bkhm,bkhn->bhmn", *(wide(x)[:, i * rows : (i + 1) * rows] for x in (a, b)))
-        for i in range(c.shape[1])
-    ]
-    return np.stack(each, 1)
 
 
 def matrices(given: list) -> np.ndarray:
@@ -485,15 +438,6 @@ FORMS = {
         of_chunks,
         maps=0,
         nonnegative=True,
-    ),
-    "states": Form(
-        states,
-        state_data,
-        lambda m, n, k: (2 * -(-k // ROWS), 3),
-        of_states,
-        maps=3,
-        nonnegative=True,
-        strides=7,
     ),
     "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
 }

@@ -18,10 +18,8 @@ affine (analysis/pointers.py) and
   strides   of the tile's axes are single products that the host can compute
   numbers   of rows take 32 bits, and 64 of gathered ones where memory has room for more; how many
             elements lie before the array takes 64 where its base may be large (`is_large`)
-  starts    are never negative, or the mask bounds them from below, or where they are it leaves out
-            the whole block. Else the array begins before: by as many rows as the host can tell
-            (of `min(%rows, %n)` %n), or along one axis by as many as 32 bits count. A divisor of
-            `//` and `%` in them counts as positive (TKC_DEBUG checks that)
+  starts    are never negative, or the mask bounds them from below; a divisor of `//` and `%` in
+            them counts as positive (TKC_DEBUG checks that)
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
   remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
@@ -41,13 +39,11 @@ Sources: the semantics of masked pointer loads in Triton's language reference.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from functools import partial
-from itertools import permutations
 from math import gcd, lcm, prod
 
 from xdsl.dialects import scf
@@ -66,7 +62,6 @@ from tkc.ir.values import array_type, block_of, defining_op, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
-from tkc.passes.analysis.mapped import MAX_MAP_RANK
 from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
 from tkc.passes.simplify import is_update
@@ -196,9 +191,8 @@ def _is_index(value: SSAValue) -> bool:
 @dataclass(frozen=True)
 class Axis:
     """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks.
-    gathered: numbers of the elements along it, which count from `start`. before: by how many
-    elements the array begins before; moved: by as many as an argument's address can reach. Neither
-    is in `start` and `bound`.
+    gathered: numbers of the elements along it, which count from `start`. moved: the array begins so
+    far before that what an argument's address can reach has no negative number.
     """
 
     stride: Polynomial
@@ -206,12 +200,7 @@ class Axis:
     bound: Polynomial | None
     extent: int
     gathered: SSAValue | None = None
-    before: Polynomial | None = None
     moved: bool = False
-
-    @property
-    def begins_before(self) -> bool:
-        return self.moved or self.before is not None
 
 
 @dataclass(frozen=True)
@@ -370,7 +359,7 @@ class _Recognition:
         even = {a: stride for a, stride in strides.items() if a not in gathered}
         starts, bounds, rest = self._starts(form.offset, even)
         offset = self._known_part(rest)
-        outer = self._outer(rest - offset, MAX_MAP_RANK - len(strides))
+        outer = self._outer(rest - offset)
         for a, rows in gathered.items():
             before = self._rows_before(rows, strides[a])
             starts[a] = Polynomial.number(before)
@@ -394,47 +383,33 @@ class _Recognition:
             raise NotABlock("where it begins may take more than 32 bits to count")
         numbers = [*[None] * len(outer), *sorted(strides)]
         block.axes = [
-            self._from_the_first(axis, number, block)
+            self._from_the_first(axis, number, block.assumed)
             for number, axis in zip(numbers, block.axes, strict=True)
         ]
         if sum(axis.moved for axis in block.axes) > 1:
             raise NotABlock("it may begin before the array along several axes")
         return block
 
-    def _from_the_first(self, axis: Axis, number: int | None, block: Block) -> Axis:
-        """An axis along which the block begins at an element that the array has, if it has any.
-        number: of the tile's axis. Raises NotABlock where it may lie before.
+    def _from_the_first(self, axis: Axis, number: int | None, assumed: set[SSAValue]) -> Axis:
+        """An axis along which the block begins at an element that the array has. number: of the
+        tile's axis. Raises NotABlock where it may lie before.
         """
         bounded = number is not None and self.bounds.get(number, Bounds()).low
-        if bounded or self.scalars.is_never_negative(axis.start, block.assumed):
+        if bounded or self.scalars.is_never_negative(axis.start, assumed):
             return axis
-        if any(self._is_empty_before(axis, other, block.assumed) for other in block.axes):
-            return axis
-        if self._may_move(axis):
-            before = self.scalars.host_limit(-axis.start, block.assumed)
-            if before is not None:
-                return replace_field(axis, before=before)
-            if self.scalars.is_never_negative(axis.stride, set()):
-                return replace_field(axis, moved=True)
-        raise NotABlock("it may begin before the array")
-
-    def _is_empty_before(self, axis: Axis, other: Axis, assumed: set[SSAValue]) -> bool:
-        """Whether a block that begins before the first element along an axis begins behind another
-        axis's bound: together both starts are never less than that bound.
-        """
-        if other is axis or other.bound is None or other.gathered is not None:
-            return False
-        together = axis.start + other.start - other.bound
-        return self.scalars.is_never_negative(together, assumed)
+        if not self._may_move(axis):
+            raise NotABlock("it may begin before the array")
+        return replace_field(axis, moved=True)
 
     def _may_move(self, axis: Axis) -> bool:
-        """Whether an array may begin before along an axis, and its numbers take 32 bits: where rows
-        are not short, of an argument whose elements 32 bits count.
+        """Whether an array can begin so far before along an axis that its numbers are not negative,
+        and take 32 bits: where rows are not short, of an argument whose elements 32 bits count.
         """
         return (
             self.anchor is None
             and not is_large(self.form.base)
             and self.scalars.divisor(axis.stride) >= MIN_MOVED_STRIDE
+            and self.scalars.is_never_negative(axis.stride, set())
         )
 
     def _counts_in_32_bits(self, axis: Axis) -> bool:
@@ -582,43 +557,19 @@ class _Recognition:
         if not found.low and bounds[axis] is None:
             starts.pop(axis, None)
 
-    def _outer(self, rest: Polynomial, room: int) -> list[Axis]:
-        """Axes that the block lacks: a batch, a head. One for each stride that the host knows;
-        where there is room for fewer, what counts multiples of another stride (`chunk` in
-        chunk * (%size * %stride)) is counted along that one's axis.
-        """
+    def _outer(self, rest: Polynomial) -> list[Axis]:
+        """Axes that the block lacks: a batch, a head. One for each stride that the host knows."""
         grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
         for monomial, coefficient in rest.terms:
             host = tuple(a for a in monomial if self._is_known(Polynomial((((a,), 1),))))
             own = tuple(a for a in monomial if a not in host)
             grouped.setdefault(host, {})[own] = coefficient
-        while len(grouped) > room and (pair := _multiple(grouped)) is not None:
-            host, finer = pair
-            times = tuple((Counter(host) - Counter(finer)).elements())
-            places = Polynomial.of(
-                {tuple(sorted((*m, *times))): c for m, c in grouped[host].items()}
-            )
-            together = Polynomial.of(grouped[finer]) + places
-            grouped = {h: terms for h, terms in grouped.items() if h != host}
-            grouped[finer] = dict(together.terms)
         found = []
         for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
             step = gcd(*terms.values())
             start = Polynomial.of({m: c // step for m, c in terms.items()})
             found.append(Axis(Polynomial(((host, step),)), start, None, -1))
         return found
-
-
-def _multiple(strides: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...] | None:
-    """A product of numbers of the host, and another that divides it; None where there are none."""
-    return next(
-        (
-            (stride, finer)
-            for stride, finer in permutations(strides, 2)
-            if finer and Counter(finer) < Counter(stride)
-        ),
-        None,
-    )
 
 
 def is_large(base: SSAValue | None) -> bool:
@@ -863,7 +814,7 @@ class _Writer:
             build, base = Builder(block.anchor), block.base
             pointer = build(tile.Pointer(base)) if isinstance(base.type, ArrayType) else base
             return self._made(block, pointer, build, False)
-        axes = tuple((axis.stride, axis.bound, axis.before, axis.moved) for axis in block.axes)
+        axes = tuple((axis.stride, axis.bound, axis.moved) for axis in block.axes)
         key = block.base, block.offset, axes, self._facts(block)
         if key not in self.arrays:
             assert self.entry is not None
@@ -886,15 +837,10 @@ class _Writer:
         strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
         before: list[SSAValue | None] = [None for _ in block.axes]
         for i, (axis, stride) in enumerate(zip(block.axes, strides, strict=True)):
-            if axis.begins_before:
-                rows = (
-                    _reached_rows(stride, build)
-                    if axis.before is None
-                    else self._sum(axis.before, build, at_entry)
-                )
-                before[i], pointer = rows, _moved_back(pointer, rows, stride, build)
+            if axis.moved:
+                before[i], pointer = _moved(pointer, stride, build)
                 if axis.bound is not None:
-                    extents[i] = build.add(extents[i], rows)
+                    extents[i] = build.add(extents[i], before[i])
         element = pointee_of(pointer.type)
         t = ArrayType(len(block.axes), element, self._facts(block))
         return MadeArray(build(tile.MakeArray(pointer, extents, strides, t)), before)
@@ -904,13 +850,13 @@ class _Writer:
         scalars, base = self.scalars, block.base
         bounds = [
             Fact() if axis.moved and axis.bound is not None else _fact(scalars, bound)
-            for axis, bound in zip(block.axes, _bounds(block, behind=True), strict=True)
+            for axis, bound in zip(block.axes, _bounds(block), strict=True)
         ]
         strides = [axis.stride for axis in block.axes]
         pointers = tile_type(block.op.pointers)
         size = bits(pointee_of(pointers.element)) // 8
         known = array_type(base).facts.align if isinstance(base.type, ArrayType) else size
-        moved = [size * scalars.divisor(a.stride) for a in block.axes if a.begins_before]
+        moved = [size * scalars.divisor(axis.stride) for axis in block.axes if axis.moved]
         align = gcd(known, size * scalars.divisor(block.offset), *moved)
         steps = tuple(_fact(scalars, stride) for stride in strides)
         rows = block.rows // size
@@ -974,31 +920,19 @@ class _Writer:
         return self.placed[value]
 
 
-def _bounds(block: Block, behind: bool = False) -> list[Polynomial]:
-    """The extents of the array that a block is of, before it is moved; behind: where it begins so
-    many elements before, with them.
-    """
-    return [
-        Polynomial.number(UNBOUNDED)
-        if axis.bound is None
-        else axis.bound + (axis.before or Polynomial())
-        if behind
-        else axis.bound
-        for axis in block.axes
-    ]
+def _bounds(block: Block) -> list[Polynomial]:
+    """The extents of the array that a block is of, before it is moved."""
+    return [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
 
 
-def _reached_rows(stride: SSAValue, build: Builder) -> SSAValue:
-    """How many rows before a pointer offsets of 32 bits reach."""
+def _moved(pointer: SSAValue, stride: SSAValue, build: Builder) -> tuple[SSAValue, SSAValue]:
+    """How many rows before a pointer offsets of 32 bits reach, and the first one of them."""
     reached = build.number(REACHED_ELEMENTS, stride.type)
     rows = build.add(build.floordiv(reached, build.max(stride, MIN_MOVED_STRIDE)), 1)
-    return rows if rows.type == i32 else build(ew.Cast(rows, i32))
-
-
-def _moved_back(pointer: SSAValue, rows: SSAValue, stride: SSAValue, build: Builder) -> SSAValue:
-    """The pointer to the first of so many rows before."""
+    if rows.type != i32:
+        rows = build(ew.Cast(rows, i32))
     wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]
-    return build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
+    return rows, build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
 
 
 def _counted_from(before: SSAValue, offset: SSAValue, build: Builder) -> SSAValue:

@@ -263,41 +263,6 @@ class Scalars:
             return True
         return self._least(polynomial) >= 0
 
-    def host_limit(self, polynomial: Polynomial, assumed: set[SSAValue]) -> Polynomial | None:
-        """What the host can compute and a polynomial of indices never exceeds; None where nothing
-        is known. assumed: as of is_never_negative.
-        """
-        total = Polynomial()
-        for monomial, coefficient in polynomial.terms:
-            term = Polynomial(((monomial, coefficient),))
-            if self.is_host(term):
-                total = total + term
-            elif coefficient > 0:
-                limit = self._host_limit_of(monomial, assumed)
-                if limit is None:
-                    return None
-                total = total + limit * Polynomial.number(coefficient)
-            elif not self.is_never_negative(-term, assumed):
-                return None
-        return total
-
-    def _host_limit_of(self, monomial: Monomial, assumed: set[SSAValue]) -> Polynomial | None:
-        """Of a product of one number of the kernel and others of the host: the former is the least
-        of several, one of which has such a limit.
-        """
-        own = [a for a in monomial if not self.is_host(Polynomial((((a,), 1),)))]
-        others = Polynomial(((tuple(a for a in monomial if a not in own), 1),))
-        op = self.atoms[own[0]].owner
-        if len(own) > 1 or not isinstance(op, Elementwise) or op.fn.name != "min":
-            return None
-        if not self.is_never_negative(others, assumed):
-            return None
-        for least in op.args:
-            limit = self.host_limit(self.of(least), assumed)
-            if limit is not None:
-                return limit * others
-        return None
-
     def _from_starts(self, polynomial: Polynomial) -> Polynomial:
         """With each loop counter replaced by its first value and what it is beyond that, an atom
         with a negative number, which is never negative.
