@@ -91,6 +91,39 @@ def test_float8_cache(page, latent_scale, dtype):
     near(got, attend(q, wide, lengths, RANK), dtype)
 
 
+@pytest.mark.parametrize("page", [0, 16, 64])
+@pytest.mark.parametrize("queries, heads", [(1, 5), (1, 40), (3, 16), (0, 4)])
+def test_float8_queries(queries, heads, page):
+    """Probabilities are rounded to float8, not the log-sum-exp."""
+    lengths = np.array(LENGTHS, np.int32)
+    q = numbers((4, queries, heads, D), "float8_e4m3fn")
+    cache = filled(LENGTHS, "float8_e4m3fn")
+    scales = numbers((4, queries, heads), "float32", 5) ** 2 + 0.5
+    store, table = in_pages(cache, LENGTHS, page) if page else (cache, None)
+    for given in (0.75, scales):
+        got = kernels.attention_latent(
+            *(q, store, lengths, RANK),
+            with_lse=True,
+            pages=table,
+            latent_scale=0.5,
+            q_scale=given,
+        )
+        assert got[0].dtype == ml_dtypes.bfloat16
+        wide = double(q) * (given if isinstance(given, float) else given[..., None])
+        near_float8(got, attend(wide, double(cache) * 0.5, lengths, RANK))
+
+
+def near_float8(got, want):
+    """Elements within a step of float8 of the largest, the root of their mean square within half of
+    one of float8's relative steps of theirs; log-sum-exps as of other types.
+    """
+    difference, seen = double(got[0]) - want[0], ~np.isinf(want[1])
+    assert np.abs(difference).max(initial=0) <= 2**-4 * np.abs(want[0]).max(initial=1)
+    assert np.square(difference).sum() <= 2**-8 * np.square(want[0]).sum()
+    assert (np.isinf(got[1]) == ~seen).all()
+    np.testing.assert_allclose(got[1][seen], want[1][seen], rtol=2e-3, atol=2e-3)
+
+
 def test_the_same_bits_twice():
     q, cache = numbers((1, 1, 40, D), "bfloat16"), filled((900,))
     lengths = np.array([900], np.int32)
@@ -136,17 +169,41 @@ def test_threads_that_share_columns(cached, page, monkeypatch):
     near(got, attend(q, cache, lengths, 512), "bfloat16")
 
 
+@pytest.mark.parametrize("page", [0, 64])
+def test_threads_that_relay_latents(page, monkeypatch):
+    """Of float8 both ways: one copy of the latents is read as keys, and relaid as values."""
+    lengths = np.array((140, 3), np.int32)
+    q, cache = numbers((2, 1, 70, 576), "float8_e4m3fn"), filled((140, 3), "float8_e4m3fn", 576)
+    store, table = in_pages(cache, (140, 3), page) if page else (cache, None)
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a")
+    scales = numbers((2, 1, 70), "float32", 5) ** 2 + 0.5
+    got = kernels.attention_latent(
+        q, store, lengths, 512, with_lse=True, pages=table, q_scale=scales
+    )
+    near_float8(got, attend(double(q) * scales[..., None], cache, lengths, 512))
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize("queries, heads", [(1, 16), (1, 64), (1, 128), (4, 128)])
-@pytest.mark.parametrize("cached", ["bfloat16", "float8_e4m3fn"])
-def test_it_assembles(queries, heads, page, cached, target, monkeypatch):
+@pytest.mark.parametrize(
+    "of_query, cached",
+    [
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float8_e4m3fn"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+    ],
+)
+def test_it_assembles(queries, heads, page, of_query, cached, target, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target)
     kind = getattr(ml_dtypes, cached)
     cache, pages = np.zeros((64, 8192, 576), kind), None
     if page:
         cache, pages = np.zeros((64, page, 576), kind), np.zeros((64, 8192 // page), np.int32)
-    q, lengths = np.zeros((64, queries, heads, 576), ml_dtypes.bfloat16), np.zeros(64, np.int32)
+    lengths = np.zeros(64, np.int32)
+    q = np.zeros((64, queries, heads, 576), getattr(ml_dtypes, of_query))
     assembles(
         lambda: kernels.attention_latent(q, cache, lengths, 512, pages=pages, with_lse=True),
         [target],
@@ -160,9 +217,13 @@ def test_it_assembles(queries, heads, page, cached, target, monkeypatch):
         (dict(rank=96), "rank is a multiple of 32 up to 80"),
         (dict(scale=-1.0), "scale is positive"),
         (dict(latent_scale=2.0), "latent_scale is for a cache of float8_e4m3"),
+        (dict(q_scale=2.0), "q_scale is for q of float8_e4m3"),
         (dict(lengths=np.zeros(2, np.int64)), "lengths are int32"),
         (dict(cache=np.zeros((3, 8, D), np.float16)), "they must be as many, or pass pages"),
-        (dict(cache=np.zeros((2, 8, D), np.float32)), "expected q of bfloat16 or float16"),
+        (
+            dict(cache=np.zeros((2, 8, D), np.float32)),
+            "expected q of bfloat16, float16 or float8_e4m3",
+        ),
         (dict(cache=np.zeros((2, 8, 81), np.float16)), "they must have as many"),
         (dict(cache=np.zeros((2, 1, 8, D), np.float16)), "expected q of [batch, queries, heads"),
         (dict(pages=np.zeros((2, 2), np.int64)), "pages is int32"),
@@ -180,23 +241,34 @@ def test_bad_arguments(change, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cached", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "of_query, cached",
+    [
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float8_e4m3fn"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+    ],
+)
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize("queries, heads", [(1, 16), (1, 64), (1, 128), (3, 128)])
-def test_on_a_gpu(queries, heads, page, cached):
+def test_on_a_gpu(queries, heads, page, of_query, cached):
     torch = pytest.importorskip("torch")
+
+    def there(x):
+        whole = torch.from_numpy(x.view(np.uint8 if x.itemsize == 1 else np.int16)).cuda()
+        return whole.view(torch.float8_e4m3fn if x.itemsize == 1 else torch.bfloat16)
+
     lengths = np.array(LENGTHS, np.int32)
-    q, cache = numbers((4, queries, heads, 576), "bfloat16"), filled(LENGTHS, cached, 576)
+    q, cache = numbers((4, queries, heads, 576), of_query), filled(LENGTHS, cached, 576)
     store, table = in_pages(cache, LENGTHS, page) if page else (cache, None)
-    whole = store.view(np.uint8 if store.itemsize == 1 else np.int16)
-    there = torch.from_numpy(whole).cuda()
-    there = there.view(torch.float8_e4m3fn if store.itemsize == 1 else torch.bfloat16)
     got = kernels.attention_latent(
-        torch.from_numpy(double(q)).cuda().bfloat16(),
-        there,
+        there(q),
+        there(store),
         torch.from_numpy(lengths).cuda(),
         512,
         with_lse=True,
         pages=None if table is None else torch.from_numpy(table).cuda(),
     )
-    near([x.double().cpu().numpy() for x in got], attend(q, cache, lengths, 512), "bfloat16")
+    out = [x.double().cpu().numpy() for x in got]
+    want = attend(q, cache, lengths, 512)
+    near_float8(out, want) if q.itemsize == 1 else near(out, want, "bfloat16")

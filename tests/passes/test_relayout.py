@@ -505,3 +505,44 @@ def test_dots_that_read_an_operand_alike_read_one_stage(monkeypatch):
     thrice[2](*given, num_stages=2)
     np.testing.assert_array_equal(given[2], a.T @ (w[:32] + w[64:]).T)
     np.testing.assert_array_equal(given[3], a.T @ w[64:].T)
+def latents(q, x, y, D: tkc.constexpr, BN: tkc.constexpr):
+    """One block is the right operand of two dots: as it is, and relaid."""
+    m = tkc.program_id(0) * 64
+    qi, acc = tkc.load(q, (m, 0), (64, D)), tkc.zeros((64, D))
+    for n in tkc.range(0, x.shape[0], BN):
+        block = tkc.load(x, (n, 0), (BN, D))
+        acc = tkc.dot(tkc.dot(qi, block.T).to(x.dtype), block, acc * 0.5)
+    tkc.store(y, (m, 0), acc)
+
+
+@pytest.mark.parametrize(
+    "d, options",
+    [
+        (64, dict(rotate=False)),
+        (64, {}),
+        (256, dict(roles="cooperative", split_warps=(4, 2))),
+    ],
+    ids=["one block", "a block for each", "columns shared"],
+)
+def test_a_block_is_read_as_it_is_and_relaid(d, options, monkeypatch):
+    """Two roles read a stage, and both say when they have; where warpgroups share columns, each
+    reads its part of what was relaid, and what they write for one another is in its order.
+    """
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    q = np.where(rng.random((128, d)) < 4 / d, rng.integers(-1, 2, (128, d)), 0)
+    x = rng.integers(-1, 2, (192, d))
+    given = [v.astype(ml_dtypes.float8_e4m3fn) for v in (q, x)]
+    given += [np.zeros((128, d), np.float32), d, 64]
+    made = latents.compile(*given, target="sm_90a", **options)
+    assert any("the right operand is relaid" in line for line in made.decisions), made.decisions
+    want = np.zeros((128, d))
+    for n in range(0, 192, 64):
+        s = (q @ x[n : n + 64].T).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        want = want * 0.5 + s @ x[n : n + 64]
+    latents[2](*given, **options)
+    np.testing.assert_array_equal(given[2], want)
+    if not options:
+        given[2][:] = 0
+        assert not failures(latents, *given, target="sm_90a", grid=(2, 1, 1))

@@ -100,7 +100,7 @@ def write_rows(x: Any, start: Any, i: Any, value: Any, end: Any) -> None:
     tkc.store(x, (start + i, 0), value, mask=inside)
 
 
-def _add_up(p: Any, kind: Any, shrink: Any, total: Any, exact: Any) -> tuple[Any, Any]:
+def add_up(p: Any, kind: Any, shrink: Any, total: Any, exact: Any) -> tuple[Any, Any]:
     """Sums of rows' powers, relative to new maxima. Of 8 bits those of the weights as they are
     multiplied, which then add up to one whatever they were rounded to, and (None: without) exact
     ones for the log-sum-exp.
@@ -233,7 +233,7 @@ def _attention(
         base = tkc.where(new == -inf, 0, new)  # a row with nothing to see
         low = base - LIFT if v.dtype.bits == 8 else base
         p, shrink = tkc.exp2(s * unit - low[:, None]), tkc.exp2(top - base)
-        total, exact = _add_up(p, v.dtype, shrink, total, None if lse is None else exact)
+        total, exact = add_up(p, v.dtype, shrink, total, None if lse is None else exact)
         acc = _weighed(
             p.to(v.dtype),
             both[1] if both else tkc.load(v, (key + n, 0), (BN, DV)),

@@ -22,9 +22,17 @@ from typing import Any, NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
-from tkc.kernels.attention import LOG2E, Parts, blocks_of, combine, pages_as_rows
+from tkc.kernels.attention import (
+    LIFT,
+    LOG2E,
+    Parts,
+    add_up,
+    blocks_of,
+    combine,
+    pages_as_rows,
+)
 from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
-from tkc.kernels.attention_checks import check_lengths, check_pages
+from tkc.kernels.attention_checks import check_lengths, check_pages, result_type
 from tkc.kernels.operator import operator
 
 # columns of a sum that a warpgroup holds at most: wgmma's largest N
@@ -89,8 +97,8 @@ def _latent(
     BN: tkc.constexpr,
 ):
     """Rows from m on against a part of the keys: some columns of a sum, and what it is relative to.
-    What is kept in 8 bits is multiplied in 16, which hold it exactly. powers: what rows of queries
-    were divided by.
+    What is kept in 8 bits is multiplied in q's type: 16 bits hold it exactly, and with q of 8 bits
+    probabilities become float8 too, times 2^LIFT. powers: what rows of queries were divided by.
     """
     i, part, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     own, m, width = i % PARTS, i // PARTS * BM, RANK // PARTS
@@ -108,6 +116,7 @@ def _latent(
     by_row = c if powers is None else c[:, None]
     x, row = (cache[b], None) if table is None else (cache, table[b])
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, width))
+    exact, short = tkc.zeros((BM,)), q.dtype.bits == 8
     for n in tkc.range(first, last, BN):
         rows = [(x, at, size) for at, size in places]
         start, inside, blocks = blocks_of(rows, row, n, last, BN, PAGE)
@@ -120,15 +129,17 @@ def _latent(
         s = tkc.where(keep, s, -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new) if QUERIES > 1 else new  # nothing seen yet
-        p, shrink = tkc.exp2(s * by_row - base[:, None]), tkc.exp2(high - base)
-        sums, high = sums * shrink + tkc.sum(p, axis=1), new
+        low = base - LIFT if short else base
+        p, shrink = tkc.exp2(s * by_row - low[:, None]), tkc.exp2(high - base)
+        (sums, exact), high = add_up(p, q.dtype, shrink, sums, exact), new
         out = tkc.dot(p.to(q.dtype), blocks[0], out * shrink[:, None])
     # a part's mean, relative to the logarithm of its sum: whatever sums were relative to
     seen = sums > 0
     mean = out * tkc.where(seen, 1 / sums, 0)[:, None]
     tkc.store(acc[b, 0, part], (m, own * width), _scaled(mean, latent_scale))
     if own == 0:
-        tkc.store(top[b, 0, part], (m,), tkc.where(seen, high + tkc.log2(sums), -inf))
+        whole = tkc.log2(exact) - LIFT if short else tkc.log2(sums)
+        tkc.store(top[b, 0, part], (m,), tkc.where(seen, high + whole, -inf))
         tkc.store(total[b, 0, part], (m,), tkc.where(seen, 1.0, 0.0))
 
 
@@ -148,7 +159,8 @@ def _halved(q, out, powers, D: tkc.constexpr, BM: tkc.constexpr):
 
 def _shares_columns(rank: int, rotary: int, target: str) -> bool:
     """Whether sums of all columns are two warpgroups', and shared memory holds the queries, two
-    steps' keys and the probabilities (of 16 bits) beside barriers.
+    steps' keys and the probabilities (of 16 bits) beside barriers. Of 8 bits, all of these and two
+    steps' values, laid out anew, take less.
     """
     width = width_of(rank + rotary)
     needed = 2 * ((SHARED_ROWS + 2 * SHARED_KEYS) * width + SHARED_ROWS * SHARED_KEYS) + (2 << 10)
@@ -156,13 +168,15 @@ def _shares_columns(rank: int, rotary: int, target: str) -> bool:
     return MAX_COLUMNS < rank <= 2 * MAX_COLUMNS and rank % 128 == 0 and fits
 
 
-def _block(rows: int, rank: int, rotary: int, short: bool, target: str) -> Block:
-    """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync. short: the
-    cache is float8, which threads convert: more of them, and fewer keys, for want of registers.
+def _block(rows: int, rank: int, rotary: int, kinds: tuple[str, str], target: str) -> Block:
+    """The block of a program: 64 rows are one product of wgmma, 16 one of mma.sync. kinds: of q and
+    of the cache. Where the cache alone is float8, threads convert it: more of them, and fewer keys,
+    for want of registers.
     """
+    short = kinds[1] == FLOAT8 != kinds[0]
     parts, warps = tkc.cdiv(rank, MAX_COLUMNS), {} if target == "cpu" else {"num_warps": 8}
     if rows <= 16:
-        return Block(16, 32, parts, warps) if short else Block(16, 32, 1, {})
+        return Block(16, 32, parts, warps) if kinds[1] == FLOAT8 else Block(16, 32, 1, {})
     if has_wgmma(target) and _shares_columns(rank, rotary, target):
         return Block(SHARED_ROWS, SHARED_KEYS, 1, {}, halves=short)
     if has_wgmma(target) and not short:
@@ -190,10 +204,10 @@ def _check(q: Array, cache: Array, rank: int, lengths: Array, pages: Array | Non
             f"{name}: q and cache are arrays of different libraries; convert them to one"
         )
     kinds = dtype_of(q), dtype_of(cache)
-    if kinds[0] not in ("bfloat16", "float16") or kinds[1] not in (kinds[0], FLOAT8):
+    if kinds[0] not in ("bfloat16", "float16", FLOAT8) or kinds[1] not in (kinds[0], FLOAT8):
         raise tkc.LaunchError(
-            f"{name}: expected q of bfloat16 or float16, and a cache of the same or of {FLOAT8},"
-            f" got {kinds[0]} and {kinds[1]}; convert them"
+            f"{name}: expected q of bfloat16, float16 or {FLOAT8}, and a cache of the same or of"
+            f" {FLOAT8}, got {kinds[0]} and {kinds[1]}; convert them"
         )
     if len(q.shape) != 4 or len(cache.shape) != 3:
         raise tkc.LaunchError(
@@ -228,6 +242,7 @@ def _attend(
     scale: float,
     pages: Array | None = None,
     latent_scale: Array | None = None,
+    q_scale: Array | None = None,
     sums: bool = True,
 ) -> Iterator[tuple[Array, Array]]:
     """attention_latent's result and its log-sum-exp (with `sums`)."""
@@ -239,7 +254,9 @@ def _attend(
     if latent_scale is not None:
         expect(latent_scale, (1,), "latent_scale")
     (batch, queries, heads, d), rows = q.shape, q.shape[1] * q.shape[2]
-    out = empty(q, (batch, queries, heads, rank))
+    if q_scale is not None:
+        expect(q_scale, (batch, queries, heads), "q_scale")
+    out = empty(q, (batch, queries, heads, rank), result_type(q))
     lse = empty(q, (batch, queries, heads) if sums else (0,), "float32")
     yield out, lse
     if not prod(out.shape):
@@ -247,7 +264,7 @@ def _attend(
     size = 0 if pages is None else cache.shape[1]
     keys = cache.shape[1] if pages is None else pages.shape[1] * size
     target = tkc.target_of(q)
-    block = _block(rows, rank, d - rank, dtype_of(cache) == FLOAT8, target)
+    block = _block(rows, rank, d - rank, (dtype_of(q), dtype_of(cache)), target)
     if size % block.keys:
         cache = pages_as_rows(cache, "attention_latent")
     programs = tkc.cdiv(rows, block.rows) * block.parts
@@ -258,7 +275,8 @@ def _attend(
         empty(q, (batch, 1, count, rows, rank), "float32"),
         *(empty(q, (batch, 1, count, rows), "float32") for _ in range(2)),
     )
-    given, powers = q.reshape((batch, rows, d)), None
+    given = q.reshape((batch, rows, d))
+    powers = None if q_scale is None else q_scale.reshape((batch, rows))
     # where threads gather rows, consumers have no registers for powers
     if block.halves and dtype_of(q) == "bfloat16" and not size % block.keys:
         given, powers = empty(q, given.shape, "float16"), empty(q, (batch, rows), "float32")
@@ -292,26 +310,30 @@ def attention_latent(
     with_lse: bool = False,
     pages: Array | None = None,
     latent_scale: Array | float | None = None,
+    q_scale: Array | float | None = None,
 ) -> Array | tuple[Array, Array]:
     """Multi-head latent attention (MLA) to a cache of latents: a step of decoding, several tokens
     at once (speculative decoding), or a part of a prompt (chunked prefill).
 
-    q: bfloat16 or float16 [batch, queries, heads, D], the first `rank` columns multiplied by the
-    heads' key projection already (absorbed), the others rotated. cache: of q's type or float8_e4m3,
-    [batch, capacity, D]: each token's latent of `rank` columns (a multiple of 32), then its rotated
-    key, which all heads share; the values are the latents. lengths: int32 [batch], how many tokens
-    a sequence has, those of the queries included, which are the last ones: query i of n sees the
-    first lengths − n + i + 1 rows; what stands behind the lengths does not matter, NaN neither.
-    scale: D ** -0.5 by default; models have that of a head before absorption (DeepSeek: 192 **
-    -0.5). pages: the cache is a pool of [pages, page size, D], and pages, int32 of [batch, pages of
-    a sequence], says which are a sequence's, in order; what stands behind its length is not read.
-    latent_scale: what a float8 cache is to be multiplied by, a number or float32 of [1].
+    q: bfloat16, float16 or float8_e4m3 [batch, queries, heads, D], the first `rank` columns
+    multiplied by the heads' key projection already (absorbed), the others rotated. cache: of q's
+    type or float8_e4m3, [batch, capacity, D]: each token's latent of `rank` columns (a multiple of
+    32), then its rotated key, which all heads share; the values are the latents. lengths: int32
+    [batch], how many tokens a sequence has, those of the queries included, which are the last ones:
+    query i of n sees the first lengths − n + i + 1 rows; what stands behind the lengths does not
+    matter, NaN neither. scale: D ** -0.5 by default; models have that of a head before absorption
+    (DeepSeek: 192 ** -0.5). pages: the cache is a pool of [pages, page size, D], and pages, int32
+    of [batch, pages of a sequence], says which are a sequence's, in order; what stands behind its
+    length is not read. latent_scale: what a float8 cache is to be multiplied by, a number or
+    float32 of [1]. q_scale: what q of float8 is to be multiplied by, a number or float32 of [batch,
+    queries, heads]. With q of float8 tensor cores multiply 8 bits, and probabilities are rounded to
+    float8 too; with q of 16 bits a float8 cache is converted, which loses nothing.
 
-    The result is [batch, queries, heads, rank], of q's type; with_lse: also the natural log-sum-exp
-    of each row's scores, float32 [batch, queries, heads], −∞ where a row sees nothing. The same
-    arguments give the same bits. Raises LaunchError where shapes or types do not fit. Source:
-    DeepSeek-AI, "DeepSeek-V2" (2024); parts of the keys are combined as in "Flash-Decoding" (Dao et
-    al., 2023).
+    The result is [batch, queries, heads, rank], of q's type, bfloat16 where that is float8;
+    with_lse: also the natural log-sum-exp of each row's scores, float32 [batch, queries, heads], −∞
+    where a row sees nothing. The same arguments give the same bits. Raises LaunchError where shapes
+    or types do not fit. Source: DeepSeek-AI, "DeepSeek-V2" (2024); parts of the keys are combined
+    as in "Flash-Decoding" (Dao et al., 2023).
     """
     try:
         if latent_scale is not None and dtype_of(cache) != FLOAT8:
@@ -321,8 +343,15 @@ def attention_latent(
             )
         if isinstance(latent_scale, (int, float)):
             latent_scale = full(q, (1,), latent_scale, "float32")
+        if q_scale is not None and dtype_of(q) != FLOAT8:
+            raise tkc.LaunchError(
+                f"attention_latent: q_scale is for q of {FLOAT8}, and this one is {dtype_of(q)};"
+                " multiply by it before the call"
+            )
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
-        out = _attend(q, cache, lengths, rank, scale, pages, latent_scale, with_lse)
+        if isinstance(q_scale, (int, float)):
+            scale, q_scale = scale * q_scale, None
+        out = _attend(q, cache, lengths, rank, scale, pages, latent_scale, q_scale, with_lse)
         return out if with_lse else out[0]
     except tkc.Error as error:
         tkc.hide_own_frames(error)

@@ -130,7 +130,7 @@ class Selection:
         # indices of the role that copies by threads
         self.reloaded: dict[tuple[SSAValue, Layout], SSAValue] = {}
         # computed operands of dots, in shared memory
-        self.written: dict[tuple[SSAValue, SharedLayout], SSAValue] = {}
+        self.written: dict[tuple[SSAValue, SharedLayout, bool], SSAValue] = {}
         # by operand, its side and whether K is permuted: dots that read one alike read one stage
         self.relaid: dict[tuple[SSAValue, int, bool], SSAValue] = {}
         for op, chosen in self.groups.dots.items():
@@ -447,11 +447,13 @@ class Selection:
                     self.relaid[way] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
                 op.operands[i] = self.relaid[way]
             elif source == "written":
-                op.operands[i] = self._in_memory(op, op.operands[i], 1 - i)
+                op.operands[i] = self._in_memory(
+                    op, op.operands[i], 1 - i, plan.permuted and i == 0
+                )
 
-    def _in_memory(self, op: tile.Dot, operand: SSAValue, k: int) -> SSAValue:
+    def _in_memory(self, op: tile.Dot, operand: SSAValue, k: int, is_permuted: bool) -> SSAValue:
         """A computed operand as a tile in shared memory, right behind where it is made; its
-        transposes are views of that. k: its axis that is K.
+        transposes are views of that. k: its axis that is K; is_permuted: with K permuted.
         """
         views: list[tile.Transpose] = []
         value = operand
@@ -464,7 +466,7 @@ class Selection:
         fast = t.rank - 1 if bits(t.element) == 16 else k
         memory = SharedLayout.widest(t.extents, bits(t.element), (fast, 1 - fast))
         layout = self._layout(value)
-        key = value, memory
+        key = value, memory, is_permuted
         if key not in self.written:
             held = self.operand(value, layout)
             new = shared.Convert(held, t.with_layout(memory))
@@ -474,6 +476,8 @@ class Selection:
                 after(made, new)
             else:
                 before(first_of(made), new)
+            if is_permuted:
+                new.operands[0] = permuted(held, k, new)
             self.written[key] = new.result
         result = self.written[key]
         for view in views:

@@ -283,7 +283,9 @@ def dense_of_operand(value: SSAValue) -> int:
 
 def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     """Whether a dot counts K in the order of an accumulator's registers: its left operand, of 8
-    bits, is computed of another dot's result.
+    bits, is computed of another dot's result. One that is written to shared memory could be in
+    either order, and takes this one where the right operand is relaid anyway: a thread then has
+    four neighbours to write.
     """
     both = Sides.of(dot, options)
     if (
@@ -291,11 +293,13 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
         or bits(tile_type(both.left).element) != 8
         or source(both.left) is not None
         or computed_from(dot, options)
+        or source(both.right) is None
     ):
         return False
-    return source(both.right) is not None and fits(
-        tile_type(both.right).extents, both.right_k, dense_of_operand(both.right)
-    )
+    dense = dense_of_operand(both.right)
+    if both.written[0] and (dense == both.right_k or untransposed(both.left) is not both.left):
+        return False
+    return fits(tile_type(both.right).extents, both.right_k, dense)
 
 
 def paired(dots: Sequence[tile.Dot], options: LaunchOptions) -> bool:
@@ -546,8 +550,6 @@ def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
     groups = along_n(options)
     if groups == 1:
         return ""
-    if relaid_loads(dot, options):
-        return "an operand is relaid, and warpgroups share its columns"
     if both.held:
         return "the left operand is in registers, and warpgroups share columns"
     # a descriptor begins at eight columns, or where a panel of those that are dense in memory does
