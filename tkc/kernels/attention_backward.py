@@ -236,12 +236,14 @@ def _keys_and_values(
     EDGE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
+    DQ: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
     """dK and dV of a block of columns, or one of them where the other is None: a loop over the rows
     that see them, of each head of Q. Their parts of dQ are added to its sums, if there are any.
-    EDGE: whether a block may have columns behind the last one.
+    EDGE: whether a block may have columns behind the last one; DQ: elements of a row of K, of which
+    some may be padding, where dQ is made.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
@@ -259,6 +261,7 @@ def _keys_and_values(
         log_sums, terms = log_sums[b], terms[b]
     cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, EDGE, dq_sums)
     ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
+    wide = ki if DQ == D or dq_sums is None else tkc.load(k, (key + n, 0), (BN, DQ))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
     last = tkc.minimum(queries, n + BN - 1 - shift + window) if WINDOW else queries
@@ -280,7 +283,7 @@ def _keys_and_values(
             ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
             ds = (ds if t is None else ds * (1 - t * t)).to(q.dtype)
             if dq_sums is not None:
-                tkc.atomic_add(dq_sums[g], (tkc.maximum(at + m, 0), 0), tkc.dot(ds.T, ki))
+                tkc.atomic_add(dq_sums[g], (tkc.maximum(at + m, 0), 0), tkc.dot(ds.T, wide))
             dki = tkc.dot(ds, qi, dki)
     for x, value in ((dk, dki * scale), (dv, dvi)):
         write_rows(x, key, n, value, None if cu_seqlens is None else keys)
@@ -307,13 +310,15 @@ class _Block(NamedTuple):
 
 class _Blocks(NamedTuple):
     """The blocks of `_queries` and of `_keys_and_values`; whether the latter has registers for dK
-    and dV at once, or is launched for each of them; and whether it has some for dQ too.
+    and dV at once, or is launched for each of them; whether it has some for dQ too, and how many
+    columns dQ's parts have at least.
     """
 
     queries: _Block
     keys: _Block
     together: bool = True
     adds_queries: bool = False
+    dq_columns: int = 0
 
 
 class Batch(NamedTuple):
@@ -385,9 +390,12 @@ def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
     if width_of(d) == width_of(d_v) == 64 and are_large and not softcap:
         # warpgroups share the rows of dQ as they share those of dK and dV
         return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True)
-    # warpgroups share dQᵀ, whose rows are dQ's columns, as they share the rows of dK and dV
-    adds_queries = not narrow and width_of(d) == keys.columns
-    return _Blocks(_Block(128, 64), keys, adds_queries=adds_queries)
+    # warpgroups share dQᵀ, whose rows are dQ's columns and some of padding, as they share the rows
+    # of dK and dV; all of dQ's parts together cost less than scores that are computed twice
+    adds_queries = not narrow and 64 < width_of(d) <= keys.columns
+    return _Blocks(
+        _Block(128, 64), keys, adds_queries=adds_queries, dq_columns=keys.columns * adds_queries
+    )
 
 
 class Rows(NamedTuple):
@@ -463,7 +471,7 @@ def _launch(
     common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
     blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), batch, slopes is not None)
     adds = blocks.adds_queries and not deterministic
-    terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, d * adds)
+    terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, width_of(d) * adds)
     write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
     others = cu_seqlens, batch.cu_seqlens_k, slopes
     has_queries = sequences and prod(q.shape[:-1])
@@ -490,6 +498,7 @@ def _launch(
                 dq_sums,
                 *others,
                 EDGE=batch.has_edge(columns),
+                DQ=max(width_of(d), blocks.dq_columns),
                 BM=rows,
                 BN=columns,
                 **blocks.keys.options,

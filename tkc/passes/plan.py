@@ -1014,7 +1014,7 @@ def _source(
         loop is None
         or not isinstance(value.owner, tile.Load)
         or loop_of(value.owner) is loop
-        or not value.has_one_use()
+        or not _only_dots(value)
     ):
         return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges(), bool(dots_fed(value.owner)))):
