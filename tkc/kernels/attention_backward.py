@@ -81,6 +81,15 @@ def _end(end, edge: bool, dq_sums):
     return end if edge and dq_sums is not None else None
 
 
+def blocks_of_keys(k: Any, v: Any, n: Any, columns: int, widths: tuple[int, int, int]) -> tuple:
+    """The blocks of K and V from row n on, and that of K with as many columns as dQ is made of,
+    some of which may be padding.
+    """
+    ki, vi = (tkc.load(x, (n, 0), (columns, d)) for x, d in zip((k, v), widths, strict=False))
+    wide = ki if widths[2] == widths[0] else tkc.load(k, (n, 0), (columns, widths[2]))
+    return ki, vi, wide
+
+
 @tkc.jit
 def _row_terms(
     out,
@@ -260,8 +269,7 @@ def _keys_and_values(
         q, grad, dq_sums = q[b], grad[b], _part(dq_sums, b)
         log_sums, terms = log_sums[b], terms[b]
     cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, EDGE, dq_sums)
-    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
-    wide = ki if DQ == D or dq_sums is None else tkc.load(k, (key + n, 0), (BN, DQ))
+    ki, vi, wide = blocks_of_keys(k, v, key + n, BN, (D, DV, DQ))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
     last = tkc.minimum(queries, n + BN - 1 - shift + window) if WINDOW else queries
@@ -498,7 +506,7 @@ def _launch(
                 dq_sums,
                 *others,
                 EDGE=batch.has_edge(columns),
-                DQ=max(width_of(d), blocks.dq_columns),
+                DQ=max(width_of(d), blocks.dq_columns * adds),
                 BM=rows,
                 BN=columns,
                 **blocks.keys.options,

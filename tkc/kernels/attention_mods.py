@@ -33,6 +33,7 @@ from tkc.kernels.attention_backward import (
     PAD,
     Batch,
     Rows,
+    blocks_of_keys,
     check_results,
     dense_memory,
     empty_gradients,
@@ -410,12 +411,14 @@ def _keys_and_values(
     ALIKE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
+    DQ: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
     """dK and dV of a block of columns, or one of them where the other is None. Their parts of dQ
     are added to its sums, if there are any. EDGE, LAST: a block may have rows, or columns, behind
-    the last ones. ALIKE: the lists are the same for all heads.
+    the last ones. ALIKE: the lists are the same for all heads. DQ: elements of a row of K, of which
+    some may be padding, where dQ is made.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     heads, cols, lists = (
@@ -426,7 +429,7 @@ def _keys_and_values(
     ragged = cu_seqlens is not None
     start, queries, key, keys, padded = _extents(q, k, b, cu_seqlens, cu_seqlens_k)
     k, v, dk, dv = (_head_of(x, b, h, ragged) for x in (k, v, dk, dv))
-    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
+    ki, vi, wide = blocks_of_keys(k, v, key + n, BN, (D, DV, DQ))
     captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     span, some = (queries, keys, window, ahead), n < keys if ragged else None
@@ -456,7 +459,7 @@ def _keys_and_values(
                 ds = (ds if pull is None else pull(ds)[0]).to(q.dtype)
                 if dq_sums is not None:
                     into = _numbers_of(dq_sums, b, head, ragged)
-                    tkc.atomic_add(into, (padded + m, 0), tkc.dot(ds.T, ki))
+                    tkc.atomic_add(into, (padded + m, 0), tkc.dot(ds.T, wide))
                 dki = tkc.dot(ds, qi, dki)
     for x, value in ((dk, dki * scale), (dv, dvi)):
         write_rows(x, key, n, value, keys if ragged else None)
@@ -510,7 +513,8 @@ def _blocks(d: int, d_v: int, kind: str, busy: bool, target: str) -> tuple[_Bloc
         keys = (32 if d + d_v > 256 else 64, 128)
         large = _Blocks((128, 128 if wide <= 128 else 64), (128, 64), keys)
     found = [large, large._replace(forward=(128, 64)), narrow] if busy else [large]
-    adds = width_of(d) == large.keys[1] and d + d_v <= 256
+    # dQ's parts have columns for both warpgroups, some of them padding
+    adds = 64 < width_of(d) <= large.keys[1] and d + d_v <= 256
     return (*([large._replace(adds_queries=True)] if adds else []), *found)
 
 
@@ -823,7 +827,7 @@ def _launch(
     gradients: dQ, dK and dV; into: where the gradients of captured arrays are added up.
     """
     (q, k, _, grad), (out, *sums, sinks, dsinks), (dq, dk, dv) = call.given, of_rows, gradients
-    rows = empty_rows(out, call.batch, q.shape[-1] * call.blocks[0].adds_queries)
+    rows = empty_rows(out, call.batch, width_of(q.shape[-1]) * call.blocks[0].adds_queries)
     launches = _of_keys_and_values(call, dk, dv, rows)
     some = prod(k.shape[:-1]) > 0
     fitting = _first_fitting(_keys_and_values, launches, MAX_SPILLED) if some else -1
@@ -869,7 +873,9 @@ def _of_keys_and_values(
             *(*call.captured, *call.numbers),
         )
         last = call.batch.has_edge(options["BLOCK"][1])
-        found.append((arguments, dict(options, EDGE=edge, LAST=last, ALIKE=alike)))
+        options |= dict(EDGE=edge, LAST=last, ALIKE=alike)
+        options["DQ"] = max(options["D"], of.keys[1] * of.adds_queries)
+        found.append((arguments, options))
     return found
 
 

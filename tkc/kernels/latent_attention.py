@@ -74,6 +74,18 @@ def _keep(m: Any, cols: Any, inside: Any, rows: int, keys: Any, span: tuple) -> 
     return inside & (place[:, None] >= cols)
 
 
+def _weights(s: Any, high: Any, c: Any, by_row: Any, how: tuple[int, bool]) -> tuple:
+    """Powers of scores relative to rows' new maxima, what those of the maxima before are multiplied
+    by, and the new ones. c, by_row: what makes powers of two of scores; how: queries, and whether
+    powers become float8.
+    """
+    queries, short = how
+    new = tkc.maximum(high, tkc.max(s, axis=1) * c)
+    base = tkc.where(new == -inf, 0, new) if queries > 1 else new  # nothing seen yet
+    low = base - LIFT if short else base
+    return tkc.exp2(s * by_row - low[:, None]), tkc.exp2(high - base), new
+
+
 @tkc.jit
 def _latent(
     q,
@@ -126,11 +138,7 @@ def _latent(
         for query, block in zip(queries[::-1], blocks[::-1], strict=True):
             s = tkc.dot(query, block.T, s)
         keep = _keep(m, cols[None, :], inside[None, :], BM, keys, (QUERIES, HEADS))
-        s = tkc.where(keep, s, -inf)
-        new = tkc.maximum(high, tkc.max(s, axis=1) * c)
-        base = tkc.where(new == -inf, 0, new) if QUERIES > 1 else new  # nothing seen yet
-        low = base - LIFT if short else base
-        p, shrink = tkc.exp2(s * by_row - low[:, None]), tkc.exp2(high - base)
+        p, shrink, new = _weights(tkc.where(keep, s, -inf), high, c, by_row, (QUERIES, short))
         (sums, exact), high = add_up(p, q.dtype, shrink, sums, exact), new
         out = tkc.dot(p.to(q.dtype), blocks[0], out * shrink[:, None])
     # a part's mean, relative to the logarithm of its sum: whatever sums were relative to
@@ -251,11 +259,9 @@ def _attend(
         raise tkc.LaunchError(
             f"attention_latent: scale is positive, got {scale}; negate q for a negative one"
         )
-    if latent_scale is not None:
-        expect(latent_scale, (1,), "latent_scale")
+    for name, x, shape in (("latent_scale", latent_scale, (1,)), ("q_scale", q_scale, q.shape[:3])):
+        expect(x, tuple(shape), name)
     (batch, queries, heads, d), rows = q.shape, q.shape[1] * q.shape[2]
-    if q_scale is not None:
-        expect(q_scale, (batch, queries, heads), "q_scale")
     out = empty(q, (batch, queries, heads, rank), result_type(q))
     lse = empty(q, (batch, queries, heads) if sums else (0,), "float32")
     yield out, lse
