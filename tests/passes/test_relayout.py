@@ -505,6 +505,8 @@ def test_dots_that_read_an_operand_alike_read_one_stage(monkeypatch):
     thrice[2](*given, num_stages=2)
     np.testing.assert_array_equal(given[2], a.T @ (w[:32] + w[64:]).T)
     np.testing.assert_array_equal(given[3], a.T @ w[64:].T)
+
+
 def latents(q, x, y, D: tkc.constexpr, BN: tkc.constexpr):
     """One block is the right operand of two dots: as it is, and relaid."""
     m = tkc.program_id(0) * 64
