@@ -507,6 +507,7 @@ def test_dots_that_read_an_operand_alike_read_one_stage(monkeypatch):
     np.testing.assert_array_equal(given[3], a.T @ w[64:].T)
 
 
+@tkc.jit
 def latents(q, x, y, D: tkc.constexpr, BN: tkc.constexpr):
     """One block is the right operand of two dots: as it is, and relaid."""
     m = tkc.program_id(0) * 64
