@@ -202,6 +202,56 @@ def test_the_option_forces_it_and_columns_must_divide():
     assert any("64 columns do not divide by 64 among 2 warpgroups" in x for x in given.decisions)
 
 
+def classified(x, w, y, N: tkc.constexpr):
+    """A program has whole rows of a product, and their softmax: more than a warpgroup holds."""
+    m = tkc.program_id(0) * ROWS
+    acc = tkc.zeros((ROWS, N))
+    for k in tkc.range(0, x.shape[1], 32):
+        acc = tkc.dot(tkc.load(x, (m, k), (ROWS, 32)), tkc.load(w, (k, 0), (32, N)), acc)
+    e = tkc.exp(acc - tkc.max(acc, axis=1)[:, None])
+    tkc.store(y, (m, 0), e / tkc.sum(e, axis=1)[:, None])
+
+
+@cache
+def classes(n: int, **options):
+    def matrix(dtype, columns) -> ArrayArgument:
+        facts = ArrayFacts(
+            (Fact(), Fact(8) if columns is None else Fact(exact=columns)),
+            (Fact(8) if columns is None else Fact(columns), Fact(exact=1)),
+            16,
+        )
+        return ArrayArgument(dtype, facts)
+
+    given = context("sm_90a", **options)
+    arrays = matrix(tkc.bfloat16, None), matrix(tkc.bfloat16, n), matrix(tkc.float32, n)
+    module = traced(classified, *arrays, N=n)
+    through(module, PIPELINE[-1], given)
+    return module, given
+
+
+def test_what_one_warpgroup_does_not_hold_two_share():
+    module, given = classes(256)
+    assert [dot.warps for dot in given.plan.dots] == [(1, 2)]
+    assert any("two warpgroups share columns: an accumulator" in x for x in given.decisions)
+    assembles_clean(module)
+    rng = np.random.default_rng(3)
+    x = rng.integers(-2, 3, (70, 96)).astype(ml_dtypes.bfloat16)
+    w = rng.integers(-1, 2, (96, 256)).astype(ml_dtypes.bfloat16)
+    s = x.astype(np.float64) @ w.astype(np.float64)
+    want = np.exp(s - s.max(1, keepdims=True))
+    want /= want.sum(1, keepdims=True)
+    for by in level4.run, machine.run:
+        y = np.zeros((70, 256), np.float32)
+        by(module, [x, w, y], (2, 1, 1), seed=1, resident=1)
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-7)
+
+
+def test_what_one_warpgroup_holds_it_keeps():
+    assert [dot.warps for dot in classes(64)[1].plan.dots] == [(1, 1)]
+    # asked for one warpgroup, the plan has one
+    assert [dot.warps for dot in classes(256, num_warps=4)[1].plan.dots] == [(1, 1)]
+
+
 def test_the_accumulator_has_halves_of_columns():
     layout = wgmma_accumulator(64, 128, 1, 2)
     coordinates = layout.table()

@@ -217,7 +217,9 @@ class Block:
     argument's first, or behind a pointer, where the conditions hold. anchor: before which the array
     is made; None for that of an argument. rows: bytes of which the pointers promise that each row
     begins at a multiple. repeated: how many elements along each of the tile's axes are one of the
-    block. assumed: divisors taken to be positive.
+    block. covered: of the axes along which all of a tile is one element, the first number that a
+    mask leaves out, and the condition that does so; None where nothing depends on what it leaves
+    out. assumed: divisors taken to be positive.
     """
 
     op: PointerBlock
@@ -228,6 +230,7 @@ class Block:
     axes: list[Axis]
     conditions: list[Condition]
     repeated: dict[int, int] = field(default_factory=dict)
+    covered: list[tuple[Polynomial, Condition | None]] = field(default_factory=list)
     assumed: set[SSAValue] = field(default_factory=set)
 
 
@@ -332,6 +335,7 @@ class _Recognition:
         mask = Mask(op.mask, len(self.extents), forms)
         self.bounds, self.left = mask.bounds, mask.left
         self.ranges = Ranges()
+        self.covered: list[tuple[Polynomial, Condition | None]] = []
 
     def _is_known(self, polynomial: Polynomial) -> bool:
         """Whether it can be computed where the array is made."""
@@ -378,6 +382,7 @@ class _Recognition:
             [*outer, *inner],
             self.left,
             dict(form.repeated),
+            self.covered,
         )
         if not all(map(self._counts_in_32_bits, block.axes)):
             raise NotABlock("where it begins may take more than 32 bits to count")
@@ -451,9 +456,26 @@ class _Recognition:
             return
         if not isinstance(self.op, tile.LoadPointers) or self.op.other is not None:
             raise NotABlock("neighbours along an axis have one address")
-        if repeated.keys() & {*self.bounds, *(a for c in self.left for a in c.axes.values())}:
-            raise NotABlock("a mask bounds an axis along which neighbours have one address")
+        for axis in repeated.keys() & {
+            *self.bounds,
+            *(a for c in self.left for a in c.axes.values()),
+        }:
+            if repeated[axis] != self.extents[axis] or not self._is_cut_off(axis):
+                raise NotABlock("a mask bounds an axis along which neighbours have one address")
+            self.covered += [
+                (end, None if is_dead_beyond(self.op.result, axis, end, self.forms) else condition)
+                for end, condition in self.bounds.pop(axis).high
+            ]
         self.extents = tuple(n // repeated.get(a, 1) for a, n in enumerate(self.extents))
+
+    def _is_cut_off(self, axis: int) -> bool:
+        """Whether all that a mask says of an axis is from which number on nothing is inside: then
+        something is if the first number is.
+        """
+        bounds = self.bounds.get(axis, Bounds())
+        about = [c for c in self.left if axis in c.axes.values()]
+        wrapped = any(condition.value is self._loaded for _, condition in bounds.high)
+        return bool(bounds.high) and not (bounds.low or about or wrapped)
 
     def _gather(self, form: Affine) -> dict[int, SSAValue]:
         """The numbers of rows that are gathered or scattered, along one axis beside a dense one.
@@ -679,6 +701,11 @@ def _carried_to(
             return [(op.result, axis)] if kept == axis else None
         case tile.Transpose():
             return [(op.result, list(op.permutation.get_values()).index(axis))]
+        case tile.Reshape():
+            places = _through_reshape(op, {a: a for a in range(tile_type(op.result).rank)})
+            return None if places is None else [(op.result, places[axis])]
+        case tile.Broadcast() if tile_type(op.arg).extents[axis] > 1:
+            return [(op.result, axis)]
         case ew.Elementwise() | ew.Cast() | ew.Select() | ew.Bitcast() | tile.Multiple():
             return [(op.results[0], axis)]
     return None
@@ -745,7 +772,10 @@ class _Writer:
             loaded = build(tile.Load(array, offsets, extents, mask, other))
             whole = list(tile_type(op.result).extents)
             once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
+            if not kept:
+                loaded = build(tile.Splat(loaded, TileType(once, loaded.type)))
             whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
+            whole_tile = self._cut_off(block, whole_tile, build)
             self.loaded[op.result] = whole_tile
             replace(op, [whole_tile])
             return
@@ -783,6 +813,17 @@ class _Writer:
             found.append(numbers)
         return found
 
+    def _cut_off(self, block: Block, loaded: SSAValue, build: Builder) -> SSAValue:
+        """A loaded tile with zeros where conditions of `covered` do not hold."""
+        whole = list(tile_type(loaded).extents)
+        for _, condition in block.covered:
+            if condition is None:
+                continue
+            zeros = build(tile.Constant(0, loaded.type))
+            inside = self._condition(condition, whole, build)
+            loaded = build(ew.Select(inside, loaded, zeros))
+        return loaded
+
     def _check(self, block: Block, build: Builder) -> None:
         """Promises that divisors are positive, for the checks of TKC_DEBUG."""
         for divisor in block.assumed if self.checks else ():
@@ -794,19 +835,30 @@ class _Writer:
         whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
         mask: SSAValue | None = None
         for condition in block.conditions:
-            value = self.loaded.get(condition.value, condition.value)
-            if isinstance(value.type, TileType):
-                own = value.type.extents
-                shape = [1] * len(whole)
-                for a, b in condition.axes.items():
-                    shape[b] = own[a]
-                value = _reshaped(value, shape, build)
-                if shape != whole:
-                    value = build(tile.Broadcast(value, TileType(whole, i1)))
-            else:
-                value = build(tile.Splat(value, TileType(whole, i1)))
+            value = self._condition(condition, whole, build)
             mask = value if mask is None else build.and_(mask, value)
-        return None if mask is None else _reshaped(mask, extents, build)
+        if mask is not None:
+            mask = _reshaped(mask, extents, build)
+        for end, _ in block.covered:
+            some = build.gt(self._sum(end, build, False), 0)
+            if extents:
+                some = build(tile.Splat(some, TileType(extents, i1)))
+            mask = some if mask is None else build.and_(mask, some)
+        return mask
+
+    def _condition(self, condition: Condition, whole: list[int], build: Builder) -> SSAValue:
+        """A condition as a mask of a tile of these extents."""
+        value = self.loaded.get(condition.value, condition.value)
+        if not isinstance(value.type, TileType):
+            return build(tile.Splat(value, TileType(whole, i1)))
+        own = value.type.extents
+        shape = [1] * len(whole)
+        for a, b in condition.axes.items():
+            shape[b] = own[a]
+        value = _reshaped(value, shape, build)
+        if shape != whole:
+            value = build(tile.Broadcast(value, TileType(whole, i1)))
+        return value
 
     def _array(self, block: Block) -> MadeArray:
         """The array that a block is of."""

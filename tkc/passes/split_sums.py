@@ -202,6 +202,10 @@ class Split:
             return before(anchor, tile.Reshape(self.part(op.arg, j, anchor), part)).result
         if isinstance(op, tile.Load) and _is_plain(op):
             return self._load(op, j, part)
+        if isinstance(op, tile.Arange):
+            return before(op, tile.Arange(op.start.value.data + j * self.width, part)).result
+        if isinstance(op, tile.Splat):
+            return before(op, tile.Splat(op.arg, part)).result
         if isinstance(op, POINTWISE) and _tiles_have(t.extents, op.operands):
             # what is known before the loop is cut there, once
             place = anchor if op.parent is self.dot.parent else op

@@ -28,6 +28,9 @@ from tkc.passes.analysis.values import WRITES, BlockAccess, PointerAccess, is_co
 
 # Bytes of a tile that caches hold in whatever order they are requested.
 CACHED_TILE_BYTES = 4096
+# Accesses to the elements of a vector, one after the other, that are as good as one: of words whose
+# lines are in the cache, more than that take fewer turns than a way through shared memory.
+MAX_ACCESSES, MAX_ACCESSES_OF_CACHED = 2, 4
 # Contiguous bytes that make an access worth its sector.
 MIN_CONTIGUOUS_BYTES = 16
 
@@ -126,19 +129,22 @@ class Access:
             vector = min(vector, max(32 // self.bits, _floor_power(per_thread)))
         return coalesced(self.shape, vector, warps, self.order, reduced)
 
-    def fits(self, layout: Layout, warps: int) -> bool:
-        """Whether the access is as good as it need be in a layout chosen for something else."""
+    def fits(self, layout: Layout, warps: int, cached: bool = False) -> bool:
+        """Whether the access is as good as it need be in a layout chosen for something else.
+        cached: its lines are there for another access of the program.
+        """
         if self.bytes <= CACHED_TILE_BYTES:
             return True
-        given, best = self._run(layout), self._run(self.layout(warps))
+        accesses = MAX_ACCESSES_OF_CACHED if cached and self.bits >= 32 else MAX_ACCESSES
+        given, best = self._run(layout, accesses), self._run(self.layout(warps), accesses)
         return given >= min(best, MIN_CONTIGUOUS_BYTES * 8 // self.bits)
 
-    def _run(self, layout: Layout) -> int:
-        """Neighbouring elements that the lanes of a warp touch together, in two accesses at most:
-        each takes its sectors from the cache again.
+    def _run(self, layout: Layout, accesses: int) -> int:
+        """Neighbouring elements that the lanes of a warp touch together, in so many accesses at
+        most: each takes its sectors from the cache again.
         """
         axis = self.order[0]
-        run = layout.vector(axis, min(max(1, 128 // self.bits), 2 * self.vector))
+        run = layout.vector(axis, min(max(1, 128 // self.bits), accesses * self.vector))
         for digit in sorted(layout.digits(axis, ["lanes"]), key=lambda d: d.stride):
             if digit.stride == run:
                 run *= digit.extent

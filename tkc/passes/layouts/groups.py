@@ -64,6 +64,9 @@ from tkc.passes.layouts.movers import (
 from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 
+# of a thread, for a tile that loops broadcast to another
+MAX_BROADCAST_REGISTERS = 16
+
 T = TypeVar("T")
 Derive = Callable[[Layout], Layout]
 
@@ -98,6 +101,8 @@ class Groups:
         self.plan, self.kinds, self.ranges = plan, Kinds(plan.warps), Ranges()
         self.parent: dict[SSAValue, SSAValue] = {}
         self.accesses: dict[Operation, Access] = {}
+        # How many loads of tiles there are from each array.
+        self.loads_of: Counter[SSAValue] = Counter()
         # Of any member: the loads and stores it meets, axes reduced or scanned, axes scanned.
         self.anchors: dict[SSAValue, list[Operation]] = {}
         self.reductions: Members = {}
@@ -239,6 +244,8 @@ class Groups:
             block = moved_value(op)
             self.tie(self.in_workspaces.setdefault(op.array, block), block)
         self.accesses[op] = Access.of(op, self.ranges, not self.plan.dots)
+        if isinstance(op, (tile.Load, tile.LoadPointers)):
+            self.loads_of[_memory_of(op)] += 1
         for v in tiles((*op.results, *op.operands)):
             if extents_of(v) == t.extents:
                 self.anchors.setdefault(v, []).append(op)
@@ -475,9 +482,7 @@ class Groups:
         # a group that is no smaller, and has loads or stores, chooses for itself
         smaller = tile_type(target).size < tile_type(source).size and not relation.suits
         follows = smaller or all(
-            relation.suits
-            and self._is_copied(op)
-            or self.accesses[op].fits(derived, self.plan.warps)
+            relation.suits and self._is_copied(op) or self._fits(op, derived)
             for op in self.anchors.get(target, ())
         )
         if follows:
@@ -505,13 +510,18 @@ class Groups:
         order = max(weights, key=weights.__getitem__)
         accesses = [a for op in ops if (a := self.accesses[op]).order == order]
         widest = max(accesses, key=lambda a: a.vector)
-        widest = replace(widest, vector=min(widest.vector, self._most_written(root)))
+        most = min(self._most_written(root), *(_most_added(op) for op in ops))
+        widest = replace(widest, vector=min(widest.vector, most))
         if widest.vector * widest.bits >= 32 and (other := self._transposed_store(root, order[0])):
             rows = order[0], widest.vector
             return both_ways(t.extents, rows, other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
         reduced = self._reduced(root)
         found = widest.layout(self.plan.warps, reduced, not copied, self.plan.cluster_split)
+        if (axis := self._broadcast_deeper(root)) is not None:
+            spread = widest.layout(self.plan.warps, (), not copied, self.plan.cluster_split)
+            held, less = (layout.drop(axis).num_registers for layout in (found, spread))
+            found = spread if held > max(less, MAX_BROADCAST_REGISTERS) else found
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
@@ -584,6 +594,31 @@ class Groups:
             return tuple(sorted(set(axes), key=axes.count))
         return (max(axes, key=axes.count),) if axes else ()
 
+    def _broadcast_deeper(self, root: SSAValue) -> int | None:
+        """The axis along which loops deeper than any reduction of a group broadcast a tile to it:
+        where warps keep off the reduced axes, each has all of that tile, in its registers.
+        """
+        deepest = max(self.depths.get(root, ()), default=None)
+        if deepest is None or root in self.scans:
+            return None
+        found = (
+            self._broadcast_along(operand, self.reductions[root])
+            for v in self.members
+            if isinstance(v.owner, POINTWISE) and self.find(v) is root
+            if len(loops_of(v.owner)) > deepest
+            for operand in tiles(v.owner.operands)
+        )
+        return next((axis for axis in found if axis is not None), None)
+
+    def _broadcast_along(self, value: SSAValue, reduced: Sequence[int]) -> int | None:
+        """The one axis along which data is broadcast to a value, unless that is a reduced one."""
+        op = defining_op(value, tile.Broadcast)
+        if op is None or not self.kinds.data(self._views_of(value)[1]):
+            return None
+        given, made = extents_of(op.arg), extents_of(value)
+        along = [axis for axis, (a, b) in enumerate(zip(given, made, strict=True)) if a < b]
+        return along[0] if len(along) == 1 and along[0] not in reduced else None
+
     def _default(self, t: TileType, reduced: Iterable[int] = ()) -> Layout:
         width = bits(element_of(t))
         access = Access(t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width))
@@ -649,9 +684,15 @@ class Groups:
             layout = vectors_first(layout, access.order[0])
         # a tile that a cluster shares stays where it is; roles convert nothing between warps
         is_kept = plan.cluster_split[0] > 1 or is_store and plan.roles != "one"
-        if is_kept or self._is_copied(op) or access.fits(layout, plan.warps):
+        if is_kept or self._is_copied(op) or self._fits(op, layout):
             return layout
         return access.layout(plan.warps, cluster_split=plan.cluster_split)
+
+    def _fits(self, op: Operation, layout: Layout) -> bool:
+        """Whether a load or store is as good as it need be in a layout."""
+        is_load = isinstance(op, (tile.Load, tile.LoadPointers))
+        cached = is_load and self.loads_of[_memory_of(op)] > 1
+        return self.accesses[op].fits(layout, self.plan.warps, cached)
 
     def _is_copied(self, op: Operation) -> bool:
         """Whether another role copies a load's block: threads only read it in shared memory."""
@@ -765,3 +806,20 @@ def forward(op: View, layout: Layout) -> Layout:
             return layout.transpose(op.permutation.get_values())
         case tile.Reshape():
             return layout.reshape(new)
+
+
+def _most_added(op: Operation) -> int:
+    """Elements that a thread adds to memory at once: of more, each instruction of a warp would have
+    a part of every sector, and sectors are added to one by one.
+    """
+    if isinstance(op, (tile.Atomic, tile.AtomicBlock)):
+        return max(1, 128 // bits(element_of(moved_value(op).type)))
+    return 128
+
+
+def _memory_of(op: Operation) -> SSAValue:
+    """The array that a load or store is of, or the first pointer behind its pointers."""
+    found = op.operands[0]
+    while isinstance(owner := found.owner, Operation) and owner.operands and not owner.regions:
+        found = owner.operands[0]
+    return found

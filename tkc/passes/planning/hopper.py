@@ -50,6 +50,7 @@ from tkc.ir.plan import Plan
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.planning.gathers import Why, load_by_consumers
 from tkc.passes.planning.operands import Sides
+from tkc.passes.planning.pressure import results_of_dots
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.roles.decisions import Decided, decisions
 from tkc.passes.planning.roles.dots import DotExecution
@@ -58,7 +59,7 @@ from tkc.passes.planning.roles.memory import BlockMemory
 from tkc.passes.planning.roles.multicast import Multicast
 from tkc.passes.planning.roles.programs import ProgramOrder
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
-from tkc.passes.planning.roles.sharing import Sharing
+from tkc.passes.planning.roles.sharing import Sharing, together_by_registers
 
 
 def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -66,9 +67,11 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
     operands that no such plan can do is left out, and said.
     """
     try:
-        return _decided(program, context, plan), ""
+        made = _decided(program, context, plan)
     except NoRoles as e:
         why = str(e)
+    else:
+        return _by_columns(program, context, plan, made) or made, ""
     for narrowed, single in _without_two_programs(program, context):
         try:
             return _decided(program, narrowed, plan, single), why
@@ -101,6 +104,40 @@ def _without_buffers(program: Program, context: PassContext, plan: Plan, why: st
     return replace(made, decisions=(*made.decisions, said))
 
 
+def _by_columns(program: Program, context: PassContext, plan: Plan, made: Plan) -> Plan | None:
+    """The plan by which two warpgroups share the columns of dots, where one alone was to compute
+    what its registers do not hold: each then has half of every tile. None where the first stands.
+    """
+    if made.roles != "cooperative" or not _is_for_one_warpgroup(program, context.options):
+        return None
+    why = _too_much_for_one(program, context, plan, made)
+    if not why:
+        return None
+    try:
+        shared = _decided(program, _of_shared_columns(context), plan)
+    except NoRoles:
+        return None
+    said = f"plan: two warpgroups share columns: {why}"
+    return replace(shared, decisions=(*shared.decisions, said))
+
+
+def _too_much_for_one(program: Program, context: PassContext, plan: Plan, made: Plan) -> str:
+    """Why the registers of one warpgroup do not hold what a program computes; empty if they do."""
+    tiles, room = results_of_dots(program.kernel) // (4 * 128), (made.registers or (0,))[-1]
+    if tiles > room:
+        return f"{tiles} registers a thread of one do not fit {room}"
+    request = RoleRequest.of(program, context, plan, "")
+    if len(request.dots) > 1 or not request.loops:
+        return ""
+    return together_by_registers(request)
+
+
+def _of_shared_columns(context: PassContext) -> PassContext:
+    """The context in which two warpgroups are asked to share the columns of dots."""
+    options = replace(context.options, roles="cooperative", split_warps=(4, 2))
+    return replace(context, options=options)
+
+
 def _without_two_programs(
     program: Program, context: PassContext
 ) -> Iterator[tuple[PassContext, str]]:
@@ -108,9 +145,8 @@ def _without_two_programs(
     and why a block has one program.
     """
     options = context.options
-    if _is_for_one_warpgroup(program, options):
-        shared = replace(options, roles="cooperative", split_warps=(4, 2))
-        yield replace(context, options=shared), ""
+    if len(program.dots) > 1 and _is_for_one_warpgroup(program, options):
+        yield _of_shared_columns(context), ""
     if context.lack and options.roles is None and options.programs is None:
         yield context, "shared memory has no room for what two programs need"
 
@@ -119,7 +155,7 @@ def _is_for_one_warpgroup(program: Program, options: LaunchOptions) -> bool:
     """Whether dots have rows for one warpgroup alone, so that two could but share their columns."""
     free = options.roles is None and options.split_warps is None and options.programs is None
     heights = {Sides.of(dot, options).m for dot in program.dots}
-    return free and options.num_warps in (None, 8) and len(program.dots) > 1 and heights == {64}
+    return free and options.num_warps in (None, 8) and heights == {64}
 
 
 def _left_out(options: LaunchOptions) -> Iterator[dict[str, Any]]:

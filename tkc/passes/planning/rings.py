@@ -37,6 +37,7 @@ MAX_BROADCASTS = 8  # numbers that are broadcast with them
 MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
 MAX_STAGES = 16
 AMPLE_STAGES = 4  # of a loop's ring: more gain little
+MIN_STAGES_BESIDE = 3  # of a loop's rings that hold blocks beside those of dots
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
 # of each ring; none, and why
@@ -176,12 +177,14 @@ def loads_beside(
     late: Sequence[tile.Dot],
     co_resident: bool,
     overlaps: Overlaps,
+    room: int,
 ) -> dict[tile.Load, int]:
-    """Adds to the rings of a loop's operands what is small and stands beside their dots, where a
-    tensor map can copy it: to the ring of the last dot that is issued before the block is needed.
-    The numbers that the producer can broadcast there, and which ring it is: those that say where an
-    operand lies it needs itself, an iteration earlier. What co-resident programs share is what does
-    not depend on axis 0.
+    """Adds to the rings of a loop's operands what stands beside their dots, where a tensor map can
+    copy it: to the ring of the last dot that is issued before the block is needed. What is not
+    small, the biases of scores for one, only where `room` bytes of shared memory still hold
+    MIN_STAGES_BESIDE stages. The numbers that the producer can broadcast there, and which ring it
+    is: those that say where an operand lies it needs itself, an iteration earlier. What co-resident
+    programs share is what does not depend on axis 0.
 
     Otherwise registers would wait for memory, and the computation of an address would stand between
     the dots.
@@ -192,7 +195,12 @@ def loads_beside(
     places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
     loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
     for op in loads:
-        if _is_small_block(op) and (number := places.before_use(op)) is not None:
+        if not isinstance(op.result.type, TileType) or unmapped(op):
+            continue
+        small = op.result.type.bytes <= MAX_BESIDE_BYTES
+        if not small and not _has_room(rings, inner, op.result.type.bytes, room):
+            continue
+        if (number := places.before_use(op)) is not None:
             rings[number].append(op)
     if len(inner) != 1:
         return {}
@@ -238,10 +246,15 @@ def _spread_registers(value: SSAValue, warpgroups: int) -> int:
     return 0
 
 
-def _is_small_block(op: tile.Load) -> bool:
-    """Whether a load is of a small tile that a tensor map can copy."""
-    t = op.result.type
-    return isinstance(t, TileType) and t.bytes <= MAX_BESIDE_BYTES and not unmapped(op)
+def _has_room(
+    rings: Sequence[list[tile.Load]], inner: Collection[int], more: int, room: int
+) -> bool:
+    """Whether so many bytes of shared memory hold enough stages of a loop's rings with so many
+    bytes more a stage. inner: the rings of the loop; others have two stages.
+    """
+    of_loop = sum(stage_bytes(rings[i]) for i in inner) + more
+    others = sum(stage_bytes(ring) for i, ring in enumerate(rings) if i not in inner)
+    return MIN_STAGES_BESIDE * of_loop + 2 * others <= room
 
 
 def _is_number(op: tile.Load) -> bool:
@@ -269,7 +282,7 @@ def _copied_ahead(
         for op in body.ops
         if isinstance(op, tile.Load)
         and op not in operands
-        and op.mask is None
+        and (op.mask is None or _is_number(op))
         and unchanged(op, kernel, overlaps)
         and counted_slice(op.operands, loop, is_number_there) is not None
         and not is_apart(op)

@@ -170,12 +170,12 @@ def _of_room(made: Decided) -> Iterator[str]:
 
 
 def _of_small_loads(made: Decided) -> Iterator[str]:
-    copied = len(made.loads.ring_of) - len(made.request.operand_loads)
+    copied = len(made.loads.ring_of.keys() - made.request.operand_loads)
     broadcast = len(made.loads.broadcast)
     if broadcast or copied:
         yield (
-            f"of {copied + broadcast} small loads beside the dots tensor maps copy {copied}, and"
-            f" the producer broadcasts {broadcast}"
+            f"of {copied + broadcast} loads beside the dots tensor maps copy {copied}, and the"
+            f" producer broadcasts {broadcast}"
         )
     if not made.small_loads.early:
         yield (

@@ -55,7 +55,12 @@ class RingLoads:
         if not request.has_third_role:
             for loop in request.loops:
                 broadcast |= loads_beside(
-                    loop, rings, execution.late, sharing.members > 1, request.overlaps
+                    loop,
+                    rings,
+                    execution.late,
+                    sharing.members > 1,
+                    request.overlaps,
+                    request.context.target.shared_bytes,
                 )
         if take_several_warps([*(load for ring in rings for load in ring), *broadcast]):
             raise NoRoles(

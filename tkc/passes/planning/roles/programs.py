@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
+from xdsl.ir import Operation
 
 from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.program_axes import from_memory, program_axes
@@ -24,7 +26,7 @@ from tkc.passes.programs.split_k import undivided
 class ProgramOrder:
     """In what order blocks run programs.
 
-    dynamic: blocks claim programs one by one. uneven: programs differ in their numbers of steps.
+    dynamic: blocks claim programs one by one. uneven: programs differ in what they do.
     why_static: why they are never claimed. cross_tile_prologue: the next program's first dot is
     issued before this one's results are stored. serpentine: every second program walks backwards.
     """
@@ -44,8 +46,7 @@ class ProgramOrder:
         rings: Rings,
         memory: BlockMemory,
     ) -> ProgramOrder:
-        loops = [op for op in request.kernel.walk() if isinstance(op, scf.ForOp)]
-        uneven = any(program_axes([op.lb, op.ub, op.step]) for op in loops)
+        uneven = _is_uneven(request)
         why_static = _why_static(request, sharing, multicast)
         dynamic = request.options.dynamic_schedule
         if dynamic is None:
@@ -64,6 +65,28 @@ class ProgramOrder:
             and _has_room_for_next(request, sharing, execution, rings, memory)
         )
         return ProgramOrder(dynamic, uneven, why_static, prologue, serpentine)
+
+
+def _is_uneven(request: RoleRequest) -> bool:
+    """Whether programs differ in what they do: in the steps of a loop, or in whether they come to
+    their dots at all.
+    """
+    around = {op for here in request.dots_by_block for op in _parents(here[0])}
+    for op in request.kernel.walk():
+        match op:
+            case scf.ForOp() if program_axes([op.lb, op.ub, op.step]):
+                return True
+            case scf.IfOp() if op in around and program_axes([op.cond]):
+                return True
+    return False
+
+
+def _parents(op: Operation) -> Iterator[Operation]:
+    """The operations that an operation is inside of."""
+    around = op.parent_op()
+    while around is not None:
+        yield around
+        around = around.parent_op()
 
 
 def _why_static(request: RoleRequest, sharing: Sharing, multicast: Multicast) -> str:

@@ -232,7 +232,7 @@ def why_together(request: RoleRequest, in_parts: bool) -> str:
         _together_as_asked(request)
         or _together_by_dots(request)
         or _together_by_steps(request)
-        or _together_by_registers(request)
+        or together_by_registers(request)
     ):
         return reason
     if in_parts and request.options.roles != "pingpong":
@@ -290,8 +290,10 @@ def _together_by_steps(request: RoleRequest) -> str:
     return ""
 
 
-def _together_by_registers(request: RoleRequest) -> str:
-    """Why the registers of a warpgroup do not hold the sum and what its epilogue needs."""
+def together_by_registers(request: RoleRequest) -> str:
+    """Why the registers of a warpgroup do not hold the sum of a program's one dot, and what its
+    epilogue needs.
+    """
     dot, loop = request.dots[0], request.loops[0]
     each = operand_registers([dot], False, [(1, 1)], 1, request.options)
     if each > MAX_OPERAND_REGISTERS[1]:
