@@ -701,14 +701,19 @@ def _carried_to(
             return [(op.result, axis)] if kept == axis else None
         case tile.Transpose():
             return [(op.result, list(op.permutation.get_values()).index(axis))]
-        case tile.Reshape():
-            places = _through_reshape(op, {a: a for a in range(tile_type(op.result).rank)})
-            return None if places is None else [(op.result, places[axis])]
-        case tile.Broadcast() if tile_type(op.arg).extents[axis] > 1:
-            return [(op.result, axis)]
+        case tile.Reshape() | tile.Broadcast():
+            return _shown(op, axis)
         case ew.Elementwise() | ew.Cast() | ew.Select() | ew.Bitcast() | tile.Multiple():
             return [(op.results[0], axis)]
     return None
+
+
+def _shown(op: tile.Reshape | tile.Broadcast, axis: int) -> list[tuple[SSAValue, int]] | None:
+    """A view of a tile, and where its axis is there; None where that is cut or repeated."""
+    if isinstance(op, tile.Broadcast):
+        return [(op.result, axis)] if tile_type(op.arg).extents[axis] > 1 else None
+    places = _through_reshape(op, {a: a for a in range(tile_type(op.result).rank)})
+    return None if places is None else [(op.result, places[axis])]
 
 
 def use_value(use: Use) -> SSAValue:

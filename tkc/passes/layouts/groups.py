@@ -516,15 +516,23 @@ class Groups:
             rows = order[0], widest.vector
             return both_ways(t.extents, rows, other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        reduced = self._reduced(root)
-        found = widest.layout(self.plan.warps, reduced, not copied, self.plan.cluster_split)
-        if (axis := self._broadcast_deeper(root)) is not None:
-            spread = widest.layout(self.plan.warps, (), not copied, self.plan.cluster_split)
-            held, less = (layout.drop(axis).num_registers for layout in (found, spread))
-            found = spread if held > max(less, MAX_BROADCAST_REGISTERS) else found
+        found = self._of_access(root, widest, copied)
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
+
+    def _of_access(self, root: SSAValue, access: Access, copied: bool) -> Layout:
+        """The layout in which a group is loaded or stored best. Warps keep off reduced axes, unless
+        each would then hold much that loops broadcast along the others.
+        """
+        warps, split = self.plan.warps, self.plan.cluster_split
+        found = access.layout(warps, self._reduced(root), not copied, split)
+        axis = self._broadcast_deeper(root)
+        if axis is None:
+            return found
+        spread = access.layout(warps, (), not copied, split)
+        held, less = (layout.drop(axis).num_registers for layout in (found, spread))
+        return spread if held > max(less, MAX_BROADCAST_REGISTERS) else found
 
     def _most_written(self, root: SSAValue) -> int:
         """Elements that a thread writes at once where dots read a tile of a group that is computed:

@@ -195,10 +195,7 @@ def loads_beside(
     places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
     loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
     for op in loads:
-        if not isinstance(op.result.type, TileType) or unmapped(op):
-            continue
-        small = op.result.type.bytes <= MAX_BESIDE_BYTES
-        if not small and not _has_room(rings, inner, op.result.type.bytes, room):
+        if not _may_be_copied(op, rings, inner, room):
             continue
         if (number := places.before_use(op)) is not None:
             rings[number].append(op)
@@ -244,6 +241,16 @@ def _spread_registers(value: SSAValue, warpgroups: int) -> int:
             if is_computed_by(use.operation.__class__)
         ]
     return 0
+
+
+def _may_be_copied(
+    op: tile.Load, rings: Sequence[list[tile.Load]], inner: Collection[int], room: int
+) -> bool:
+    """Whether a tensor map can copy what is loaded beside dots, and stages have room for it."""
+    t = op.result.type
+    if not isinstance(t, TileType) or unmapped(op):
+        return False
+    return t.bytes <= MAX_BESIDE_BYTES or _has_room(rings, inner, t.bytes, room)
 
 
 def _has_room(

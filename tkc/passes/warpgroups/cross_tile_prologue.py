@@ -16,18 +16,21 @@ flight, so what a branch without a loop yields is computed before.
 The dot is issued once more than there are programs. The producer loads the head of the next program
 behind its claim, before it waits for the last stages of the one before, and a head for one program
 more than there are: that one lies outside the arrays, so tensor maps fill it with zeros, and its
-scores are not used.
+scores are not used. Where nothing bounds an array, the head of the program before is loaded again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import threads, tile
+from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import (
+    Builder,
     after,
     before,
     clone_slice,
@@ -38,7 +41,7 @@ from tkc.ir.rewrite import (
     with_results,
 )
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, next_of, terminator_of, yielded_by
+from tkc.ir.values import block_of, index_of, next_of, owner_of, terminator_of, yielded_by
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
 
@@ -68,6 +71,24 @@ class Stream:
             for argument, v in zip(self.body.args, yielded_by(self.body), strict=False)
         }
 
+    def exists(self, values: dict[SSAValue, SSAValue], anchor: Operation) -> SSAValue:
+        """Whether there is a program with these values of what the loop carries."""
+        before = self.loop.before_region.block
+        carried: list[SSAValue] = list(self.body.args)
+        mapping: dict[SSAValue, SSAValue] = {
+            a: values[v] for a, v in zip(before.args, carried, strict=False)
+        }
+        end = terminator_of(before)
+        clone_slice([op for op in before.ops if op is not end], mapping, anchor)
+        return mapping.get(end.operands[0], end.operands[0])
+
+    def read_for(self, values: Iterable[SSAValue]) -> set[SSAValue]:
+        """What of the loop's carried values some values are computed from."""
+        found = set(values)
+        for op in defining_slice(found, self.body):
+            found.update(v for inner in op.walk() for v in inner.operands)
+        return found.intersection(self.body.args)
+
     def possible(self) -> bool:
         """Whether the head is straight code, and all it needs is known at each place."""
         read = {v for op in self.head for v in op.operands if v in self.body.args}
@@ -89,6 +110,8 @@ def overlap_epilogue(producer: threads.Role, consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
     loads, dots = _producers(_programs(producer)), _consumers(_programs(consumer))
     if loads is None or dots is None or not loads.possible() or not dots.possible():
+        return False
+    if not _is_apart(loads):
         return False
     _stream(loads)
     _ahead(dots)
@@ -141,10 +164,39 @@ def _stream(stream: Stream) -> None:
     """
     clone_slice(stream.head, stream.first(), stream.loop)
     for place in stream.places:
-        clone_slice(stream.head, stream.next(place), place)
+        clone_slice(stream.head, _of_a_program(stream, place), place)
     for op in stream.head:
         if isinstance(op, HEAD):
             erase(op)
+
+
+def _of_a_program(stream: Stream, place: Operation) -> dict[SSAValue, SSAValue]:
+    """What the loop carries next; what says where blocks of unbounded arrays lie is this program's
+    where there is no next one.
+    """
+    following = stream.next(place)
+    where = _places_of_unbounded(stream)
+    if not where:
+        return following
+    build = Builder(place)
+    exists = stream.exists(following, place)
+    return following | {v: build.select(exists, following[v], v) for v in where}
+
+
+def _places_of_unbounded(stream: Stream) -> list[SSAValue]:
+    """What the loop carries that says where the head's blocks lie, if an array has no bound."""
+    loads = [op for op in stream.head if isinstance(op, threads.TmaLoad)]
+    if not any(is_unbounded(owner_of(op.map, threads.TensorMap).arg) for op in loads):
+        return []
+    where = stream.read_for(v for op in loads for v in op.offsets)
+    return [a for a in stream.body.args if a in where]
+
+
+def _is_apart(stream: Stream) -> bool:
+    """Whether nothing says both where a block lies and to which stage it is copied."""
+    waits = [op for op in stream.head if isinstance(op, threads.MbarrierWait)]
+    stages = stream.read_for(v for op in waits for v in op.operands)
+    return stages.isdisjoint(_places_of_unbounded(stream))
 
 
 def _consumers(loop: scf.WhileOp) -> Stream | None:

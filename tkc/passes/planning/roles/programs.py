@@ -10,6 +10,7 @@ from xdsl.ir import Operation
 
 from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.program_axes import from_memory, program_axes
+from tkc.passes.planning.rings import operand_loads
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.memory import BlockMemory, Rings
 from tkc.passes.planning.roles.multicast import Multicast
@@ -127,6 +128,9 @@ def _can_begin_next(request: RoleRequest, execution: DotExecution, rings: Rings)
     of another program.
     """
     loads = {load for ring in rings for load in ring}
+    first = set(operand_loads(request.dots[:1], request.options))
+    if any(not first.isdisjoint(ring) and not first.issuperset(ring) for ring in rings):
+        return False  # what else fills its stage is asked for behind it
     return (
         bool(execution.late)
         and not (request.has_third_role or request.copies_wait)
