@@ -218,6 +218,49 @@ def triangle(a, b, c, M, N, K):
     tkc.store(cp, acc.to(c.dtype), mask=(rm < M)[:, None] & (rn < N)[None, :])
 
 
+def in_words(a, b, c, M, N, K):
+    """A row of b serves eight steps of k: its pointers move by an eighth of the step."""
+    rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
+    rk = tkc.arange(BK)
+    ap = a.ptr + rm[:, None] * a.strides[0] + rk[None, :]
+    bp = b.ptr + (rk // 8)[:, None] * b.strides[0] + rn[None, :]
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        av = tkc.load(ap, mask=(rm[:, None] < M) & (k + rk[None, :] < K))
+        acc = tkc.dot(av, tkc.load(bp, mask=(rn < N)[None, :]), acc)
+        ap += BK
+        bp += BK // 8 * b.strides[0]
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+def scaled(a, b, c, M, N, K, BELOW: tkc.constexpr):
+    """A scale for each block of columns lies behind the rows of b: all threads ask for one number,
+    where their columns are inside. BELOW: whether what lies outside is used.
+    """
+    rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
+    rk, acc = tkc.arange(BK), tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        ap = a.ptr + rm[:, None] * a.strides[0] + (k + rk)[None, :]
+        bp = b.ptr + (k + rk)[:, None] * b.strides[0] + rn[None, :]
+        av = tkc.load(ap, mask=(rm[:, None] < M) & (k + rk[None, :] < K))
+        bv = tkc.load(bp, mask=(k + rk[:, None] < K) & (rn[None, :] < N))
+        scale = tkc.load(b.ptr + K * b.strides[0] + rn // BN, mask=rn < N)
+        more = tkc.max(scale, 0) - scale if BELOW else 0.0
+        acc += tkc.dot(av, bv) * (scale + more)[None, :].to(tkc.float32)
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+def of_words(given: list) -> np.ndarray:
+    return wide(given[0]) @ np.repeat(wide(given[1]), 8, axis=0)[: given[0].shape[1]]
+
+
+def of_scales(given: list) -> np.ndarray:
+    (n, k), b = given[4:6], wide(given[1])
+    return wide(given[0]) @ b[:k] * b[k, np.arange(n) // BN]
+
+
 def numbers(*shape: int, seed: int = 0, pad: int = 0) -> np.ndarray:
     """Small whole numbers, whose sums are exact; rows `pad` elements apart."""
     rng = np.random.default_rng(seed)
@@ -439,6 +482,30 @@ FORMS = {
         maps=0,
         nonnegative=True,
     ),
+    "in_words": Form(
+        in_words,
+        lambda m, n, k: [
+            numbers(m, k, pad=8),
+            numbers(-(-k // BK) * BK // 8, n, seed=1, pad=8),
+            *product_data(m, n, k)[2:],
+        ],
+        lambda m, n, k: blocks(m, n),
+        of_words,
+    ),
+    **{
+        name: Form(
+            scaled,
+            lambda m, n, k: [
+                numbers(m, k, pad=8),
+                abs(numbers(k + 1, n, seed=1, pad=8)),
+                *product_data(m, n, k)[2:],
+            ],
+            lambda m, n, k: blocks(m, n),
+            of_scales,
+            constants={"BELOW": below},
+        )
+        for name, below in (("scaled", False), ("scaled, all used", True))
+    },
     "triangle": Form(triangle, product_data, lambda m, n, k: blocks(m, n), of_triangle, maps=0),
 }
 SHAPES = [(BM, BN, BK), (100, 72, 96), (63, 130, 45), (1, 8, 1), (129, 64, 200)]

@@ -57,8 +57,17 @@ from tkc.ir.host_values import UNBOUNDED, argument_number
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, erase, loop_of, replace
 from tkc.ir.target import ROW_ALIGNMENT
-from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact, TileType, bits, pointee_of
-from tkc.ir.values import array_type, block_of, defining_op, owner_op, tile_type
+from tkc.ir.types import (
+    MOST_DIVISOR,
+    ArrayFacts,
+    ArrayType,
+    Fact,
+    PointerType,
+    TileType,
+    bits,
+    pointee_of,
+)
+from tkc.ir.values import array_type, block_of, defining_op, first_of, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
@@ -126,7 +135,7 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
         return 0
     _divide_apart(kernel)
     _take_remainders(kernel)
-    forms, blocks = Forms.of(kernel), []
+    forms, blocks = Forms.of(kernel, _numbered(kernel)), []
     for op in accesses:
         try:
             blocks.append(_recognised(op, forms))
@@ -181,6 +190,21 @@ def _take_remainders(kernel: tile.Kernel) -> None:
                 rest = ew.CLASSES[REMAINDERS[division.fn.name]](whole, count)
                 replace(op, [Builder(op)(rest)])
                 break
+
+
+def _numbered(kernel: tile.Kernel) -> dict[scf.ForOp, SSAValue]:
+    """The number of the iteration in each loop that carries tiles of pointers and counts by more
+    than one: they may move by less than its step counts, as words do that hold several elements.
+    """
+    found: dict[scf.ForOp, SSAValue] = {}
+    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+        body, step = loop.body.block, constant(loop.step)
+        carried = [a.type for a in body.args if isinstance(a.type, TileType)]
+        if step in (None, 0, 1) or not any(isinstance(t.element, PointerType) for t in carried):
+            continue
+        build = Builder(first_of(body))
+        found[loop] = build.floordiv(build.sub(body.args[0], loop.lb), loop.step)
+    return found
 
 
 def _is_index(value: SSAValue) -> bool:

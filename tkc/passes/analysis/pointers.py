@@ -12,6 +12,7 @@ the iterations so far.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,15 +148,18 @@ def _is_scalar(value: SSAValue) -> bool:
 
 @dataclass
 class Forms:
-    """The affine forms of a kernel, in the order of its operations; what has none is left out."""
+    """The affine forms of a kernel, in the order of its operations; what has none is left out.
+    iterations: of loops, the number of the iteration, counted from 0.
+    """
 
     scalars: Scalars = field(default_factory=Scalars)
     found: dict[SSAValue, Affine] = field(default_factory=dict)
+    iterations: Mapping[scf.ForOp, SSAValue] = field(default_factory=dict)
 
     @staticmethod
-    def of(kernel: tile.Kernel) -> Forms:
+    def of(kernel: tile.Kernel, iterations: Mapping[scf.ForOp, SSAValue] | None = None) -> Forms:
         """The forms of all index and pointer tiles of a kernel at level 0."""
-        forms = Forms()
+        forms = Forms(iterations=iterations or {})
         forms._block(kernel.body.block)
         return forms
 
@@ -357,6 +361,9 @@ class Forms:
             if not step:
                 return None
             each, rest = by.divided(Polynomial.number(step))
-            return None if rest.terms else first.plus(Affine(each * counter))
+            if not rest.terms:
+                return first.plus(Affine(each * counter))
+            number = self.iterations.get(loop)
+            return None if number is None else first.plus(Affine(by * self.scalars.of(number)))
         except TooLarge:
             return None
