@@ -100,6 +100,8 @@ FIRST = (
 
 # modules whose answers make programs slower or quicker, not wrong
 CHOOSING = (
+    "planning/attention.py",  # blocks, each of which is planned as any other
+    "planning/products.py",
     "planning/cost.py",
     "planning/demands.py",
     "planning/pressure.py",
@@ -519,6 +521,8 @@ class Recorder:
                 self.reached.tests.setdefault(SITES.all[site].name, []).append(run)
             for function in functions_asked():
                 self.reached.functions.setdefault(function, []).append(run)
+        if report.failed:
+            self.reached.failed.add(report.nodeid)
         if report.when != "setup":
             SITES.clear()
 
@@ -743,6 +747,8 @@ def collect(path: Path, tests: Sequence[str], share: float, jobs: int, ends: flo
             found.write(path)
             written = time.monotonic()
     found.write(path)
+    for test in sorted(found.failed):
+        print(f"fails: {test}")
     print(f"collected: {len(found.done)} kernels and tests", flush=True)
 
 

@@ -55,7 +55,7 @@ def in_order(tests: Iterable[Test], stem: str) -> list[Test]:
 class Reached:
     """By the name of a check, what it refuses in; by the name of a function, some of what runs its
     checks. done: kernels and tests that ran, whatever refused in them. asked: the digests of the
-    checks that they were asked for.
+    checks that they were asked for. failed: tests that did not pass, and say nothing.
     """
 
     kernels: dict[str, list[Kernel]] = field(default_factory=dict)
@@ -63,6 +63,7 @@ class Reached:
     functions: dict[str, list[Test]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
     @staticmethod
     def read(path: Path) -> Reached:
@@ -75,6 +76,7 @@ class Reached:
             {n: [(s, ids[i]) for s, i in runs] for n, runs in data["functions"].items()},
             [ids[i] for i in data["done"]],
             set(data["asked"]),
+            set(data["failed"]),
         )
 
     def write(self, path: Path) -> None:
@@ -93,6 +95,7 @@ class Reached:
             "functions": timed(self.functions),
             "done": [place(name) for name in self.done],
             "asked": sorted(self.asked),
+            "failed": sorted(self.failed),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -114,6 +117,7 @@ class Reached:
                 timed = [run for run in mine.get(name, []) if run[1] not in again]
                 mine[name] = in_order([*timed, *runs], module_of(name))[:most]
         self.done += other.done
+        self.failed = self.failed - again | other.failed
 
     def ask(self, names: Iterable[str]) -> None:
         """These are the checks from now on: what runs functions of those that nobody asked for is

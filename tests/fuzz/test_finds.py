@@ -21,8 +21,8 @@ from tkc.passes import (
     pipeline_async_copies,
     raise_pointers,
 )
-from tkc.passes.planning import order, rings, streaming
-from tkc.passes.planning.roles import loads, programs, sharing
+from tkc.passes.planning import order, streaming
+from tkc.passes.planning.roles import loads, programs, request, sharing
 from tkc.passes.warpgroups import epilogue_stores, in_flight
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -65,8 +65,8 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
 FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
     "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
-    "numbers that producers look up": (rings, "unchanged", True, "roles", 2722),
-    "loops in loops of programs at once": (sharing, "_apart_by_loop", "", "roles", 716),
+    "numbers that producers look up": (request, "keep_in_order", False, "roles", 272),
+    "loops in loops of programs at once": (sharing, "_apart_by_loop", "", "roles", 86),
     "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
     "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
 }
@@ -107,7 +107,7 @@ def test_results_of_dots_that_ptxas_takes_for_each_other(monkeypatch):
 
 def test_places_that_warps_compute_together(monkeypatch):
     """A producer of one warp took its part of a tile for the whole."""
-    seeds = range(OF_A_TILE - 2, MOST_KERNELS, OF_A_TILE)
+    seeds = range(OF_A_TILE - 2, 80, OF_A_TILE)
     assert found("roles", seeds) is None
     monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
     failure = found("roles", seeds)

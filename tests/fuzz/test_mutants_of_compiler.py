@@ -217,7 +217,9 @@ def test_what_caught_a_mutant_before_runs_first(monkeypatch):
 
 
 def test_collections_add_up(tmp_path):
-    one = Reached({"a": [("memory", 2, 0)]}, {"a": [(0.5, "t")]}, {}, ["memory 2", "t"], {"1"})
+    one = Reached(
+        {"a": [("memory", 2, 0)]}, {"a": [(0.5, "t")]}, {}, ["memory 2", "t"], {"1"}, {"f"}
+    )
     one.write(tmp_path / "reached.json")
     assert Reached.read(tmp_path / "reached.json") == one
     one = Reached.read(tmp_path / "reached.json")
@@ -229,6 +231,7 @@ def test_collections_add_up(tmp_path):
         {},
         ["memory 2", "t", "memory 1", "u"],
         {"1"},
+        {"f"},
     )
 
 

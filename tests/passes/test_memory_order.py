@@ -10,6 +10,7 @@ import pytest
 import tkc
 from tkc.passes import pipeline_async_copies
 from tkc.passes.planning import rings
+from tkc.passes.planning.roles import request
 
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 SIZES = pytest.mark.parametrize("n", [64, 128])
@@ -448,9 +449,16 @@ def test_numbers_looked_up_too_early_are_seen(monkeypatch):
     assert np.abs(got - want).max() > 1
 
 
-def test_vectors_copied_too_early_are_seen(monkeypatch):
-    """Where nobody asks whether the loop changes what stands beside a dot."""
+@pytest.mark.parametrize("in_order", [True, False])
+def test_vectors_copied_too_early_are_seen(in_order, monkeypatch):
+    """Where nobody asks whether the loop changes what stands beside a dot, the producer copies it,
+    when its stores are over; where nobody orders these, either, it races.
+    """
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
     monkeypatch.setattr(rings, "unchanged", lambda *given, **options: True)
+    if in_order:
+        near(*run_scaled())
+        return
+    monkeypatch.setattr(request, "keep_in_order", lambda *given, **options: False)
     with pytest.raises(tkc.Error, match="race"):
         run_scaled()

@@ -119,6 +119,28 @@ def test_threads_have_pairs_of_rows_that_lie_beside_each_other(dtype, turned, op
     assert operands.paired(ops(module, tile.Dot), given) == pairs
 
 
+def of_few_rows(a, s, b, c, FEW: tkc.constexpr):
+    """A left operand that is computed of a block, and of one that has a row for all of it."""
+    acc = tkc.zeros((64, 64))
+    for k in tkc.range(0, b.shape[0], 64):
+        x = tkc.load(a, (k, 0), (64, 64)).T
+        y = tkc.load(s, (0, k), (1, 64)) if FEW else tkc.load(s, (k, 0), (64, 64)).T
+        acc = tkc.dot((x + y).to(b.dtype), tkc.load(b, (k, 0), (64, 64)), acc)
+    tkc.store(c, (0, 0), acc)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_block_of_one_row_for_all_has_no_pairs_of_rows(few, monkeypatch):
+    monkeypatch.setattr(operands, "MAX_BESIDE_BYTES", 16)
+    module = traced(of_few_rows, aligned(tkc.int8, 2), aligned(tkc.int8, 2), h2, f2, FEW=few)
+    assert operands.paired(ops(module, tile.Dot), context("sm_90a").options) != few
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_a_third_role_leaves_no_registers_for_four_warpgroups_that_make_operands(third):
+    assert sharing._make_operands(SimpleNamespace(has_third_role=third, dots=[])) != third
+
+
 def beside_another(x, o, K, ADDED: tkc.constexpr):
     """What a loop counts is in 32 bits beside what is never negative, or what is taken from it."""
     for i in tkc.range(K, K + 4):
@@ -167,10 +189,21 @@ def test_programs_that_wait_are_not_claimed_one_by_one(waits):
 # ---- numbers
 @pytest.mark.parametrize(
     "one, other, exact",
-    [(ui8, i32, True), (i8, i32, True), (i8, ui32, False), (i64, i32, False), (ui8, ui32, True)],
+    [
+        (ui8, i32, True),
+        (i8, i32, True),
+        (i8, ui32, False),
+        (i64, i32, False),
+        (ui8, ui32, True),
+        (f16, f32, True),
+        (f32, f16, False),
+        (f16, i32, False),
+        (i8, f16, True),
+        (i32, f32, False),
+    ],
 )
-def test_which_integers_are_among_others(one, other, exact):
-    """A negative one is no unsigned one."""
+def test_which_numbers_are_among_others(one, other, exact):
+    """A negative one is no unsigned one, a half no integer."""
     assert folding._exact(one, other) == exact
 
 

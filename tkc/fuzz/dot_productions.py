@@ -25,7 +25,7 @@ MOST_PRODUCT = 64  # of two elements of operands in loops of dots
 FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # of a dot's results, numbers to multiply with
 READ_ALIKE = 10  # one kernel of so many has dots whose results are read alike
 # one of so many computes the program's number of a tile, of so many elements
-OF_A_TILE, TILES = 10, (8, 32, 64, 256)
+OF_A_TILE, TILES = 10, (8, 64, 256, 1024)
 # one of so many goes on using an operand that its dots take from registers; one of so many has its
 # loop in another
 HELD, NESTED = 10, 10

@@ -85,10 +85,10 @@ class StoreOrder:
             for op in role.walk()
             if isinstance(op, shared.CopyAsync) and is_by_threads(op) != single
         ]
-        if not copies and not any(isinstance(op, threads.BroadcastStore) for op in role.walk()):
-            return False
-        looked_up = [op for op in role.walk() if isinstance(op, LOADS) and _is_small(op)]
-        return any(self.is_read_by((*copies, *looked_up), store) for store in self.stores)
+        read: list[Operation] = [*copies]
+        if copies or any(isinstance(op, threads.BroadcastStore) for op in role.walk()):
+            read += [op for op in role.walk() if isinstance(op, LOADS) and _is_small(op)]
+        return any(self.is_read_by(read, store) for store in self.stores)
 
     def is_read_by(self, reads: Iterable[Operation], store: Operation) -> bool:
         """Whether what is stored may be copied, or looked up, by some operations."""
