@@ -56,6 +56,16 @@ def test_what_is_read_early_hides_the_wait_of_a_lone_block():
     assert seconds(large, early) < seconds(large, lone)
 
 
+def test_threads_that_hold_too_much_are_slow():
+    """Cross-entropy of 208 rows of 97792 on an H200, 2026-11-28, eight blocks a row: 60.3 us by two
+    warps each, whose threads would hold some 250 registers, 21.7 by four.
+    """
+    long = replace(ROW, words=98_307, reads=(Read(0, 195_584, 195_584, 1.0, True),), stored=4.0)
+    two, four = (Plan(warps=n, loads=FOUR.loads, cluster_split=(8, 98_304)) for n in (2, 4))
+    assert registers(long, two, H200) > 200 > registers(long, four, H200)
+    assert seconds(long, two, 208) > seconds(long, four, 208)
+
+
 def test_narrow_accesses_take_longer():
     assert seconds(plan=replace(FOUR, loads=(LoadPlan("registers", 2),))) > seconds()
 

@@ -267,6 +267,7 @@ class Moving:
     launch: float  # seconds around the kernel
     later_launch: float  # … where another one ran right before
     begin: float  # of a block, before its first operation
+    clustered: float  # … more of a block of a cluster
     latency: float  # of a load from memory
     turn: float  # of a persistent block, from one program to the next
     access: float  # of issue, for an instruction to memory, over that of another
@@ -281,6 +282,7 @@ class Moving:
     # registers of a thread: for addresses, and for each word that must be there at once
     registers: float
     held: float
+    roomy: float  # beyond as many the assembler finds no room, whatever a thread may have
 
 
 @dataclass(frozen=True)

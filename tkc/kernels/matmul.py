@@ -78,6 +78,7 @@ REPRESENTATIVE_K = 1 << 14  # k that stands for all parts
 MAX_CLUSTER_ROW = 1 << 17  # elements of a row that the blocks of a cluster hold
 MAX_BLOCK_ROW = 1 << 13  # elements of a row that one block does best
 ADDED_ELEMENTS = 1 << 14  # elements of parts that a program adds up, about
+COLUMNS_ADDED, LEAST_COLUMNS_ADDED = (256, 128), 64  # of a program that does
 
 
 def _configs(args: dict, target: str) -> list[tkc.Config]:
@@ -700,10 +701,8 @@ def _made_in_parts(
     config = dict(choice.config.items)
     count = tkc.cdiv(k, config["DEPTH"])
     grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
-    rows, columns = (
-        max(1, 64 // held),
-        (min(256, max(64, ADDED_ELEMENTS // held)) if m * n >= 256 * _places(target) else 64),
-    )
+    rows = max(1, 64 // held)
+    columns = _columns_added(m, n, rows, held, target)
     sums = tkc.cdiv(m, rows), tkc.cdiv(n, columns)
 
     def run(a, b, bias, c):
@@ -713,6 +712,16 @@ def _made_in_parts(
         _sum[sums](parts, bias, c, ACTIVATION=activation, **options, **OVERLAPPED)
 
     return run
+
+
+def _columns_added(m: int, n: int, rows: int, held: int, target: str) -> int:
+    """Columns of a program that adds up so many rows of so many parts: as many as leave every
+    multiprocessor a program.
+    """
+    most = max(LEAST_COLUMNS_ADDED, ADDED_ELEMENTS // held)
+    widths = (n for n in COLUMNS_ADDED if n <= most)
+    programs = tkc.cdiv(m, rows) * n
+    return next((w for w in widths if programs >= w * _places(target)), LEAST_COLUMNS_ADDED)
 
 
 def _later_launch(target: str, size: int, doing: str) -> float:

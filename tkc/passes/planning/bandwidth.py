@@ -162,7 +162,7 @@ def time_of(
     clock = target.clock * 1e9
     accesses = _accesses(moving, plan.loads)
     each = (moving.instructions + accesses * times.access) / (warps * blocks)
-    lacking = max(0, registers(moving, plan, target) - MAX_REGISTERS)
+    lacking = max(0.0, registers(moving, plan, target) - times.roomy)
     each += SPILLED * lacking * times.access
     issuing = each * warps / 4
     rest = max(times.chain * each, issuing) + times.latency * moving.gathers
@@ -171,6 +171,7 @@ def time_of(
     rate = min(times.fabric, target.memory * 1e9 / clock / active)
     reading, writing = moving.own / blocks / rate, times.written * moving.stored / blocks / rate
     early = plan.prefetch or any(load.path == "own" for load in plan.loads)
+    begin = times.begin + times.clustered * (blocks > 1)
     if plan.persistent:
         turns = float(ceil(turns))
         if early:
@@ -178,9 +179,9 @@ def time_of(
         else:
             alone = times.latency + reading + rest + times.turn
         # nothing is computed before the first rows are there
-        before = times.begin + early * (times.latency + reading)
+        before = begin + early * (times.latency + reading)
     else:
-        alone = times.begin + times.latency + reading + rest
+        alone = begin + times.latency + reading + rest
         before = 0.0
     copying = most * (reading + writing)
     clocks = _norm(times.overlap, turns * alone, copying, most * issuing) + before
