@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import assembles, close, double, numbers, torch_with_ops
 from tkc import kernels
 
 
@@ -58,6 +58,22 @@ def test_bfloat16():
     close(loss[0], np.array(want[0]), "bfloat16", ulps=1)
     close(dx, want[1], "bfloat16", ulps=4)
     close(dw, want[2], "bfloat16", ulps=4)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_a_gradient_times_what_comes_after_is_rounded_once(factor):
+    """And is made for those that require it alone."""
+    torch = torch_with_ops()
+    x = torch.from_numpy(numbers((40, 64))).bfloat16().requires_grad_()
+    weight = torch.from_numpy(numbers((300, 64), seed=1, scale=0.2)).bfloat16().requires_grad_()
+    loss, dx, dw = kernels.linear_cross_entropy(x, weight, torch.arange(40), part=16)
+    found = torch.autograd.grad(loss[0] * factor, (x, weight), retain_graph=True)
+    assert all(
+        torch.equal(a, (b.float() * factor).bfloat16())
+        for a, b in zip(found, (dx, dw), strict=True)
+    )
+    alone = kernels.linear_cross_entropy(x, weight.detach(), torch.arange(40), part=16)[0]
+    assert torch.equal(torch.autograd.grad(alone[0] * factor, x)[0], found[0])
 
 
 def test_bad_arguments_say_what_is_wrong():

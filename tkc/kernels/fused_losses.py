@@ -13,11 +13,11 @@ are as large as a gigabyte allows, so that the products are large and few.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
+from math import inf, prod
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.blocks import row_configs, rows_grid
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, floats, power
+from tkc.kernels.blocks import row_configs, rows_grid, strip
 from tkc.kernels.losses import LN2, LOG2E
 from tkc.kernels.matmul import matmul
 from tkc.kernels.operator import first_order_only, operator
@@ -110,6 +110,13 @@ def _total(losses, out, N: tkc.constexpr):
     tkc.store(out, (0,), tkc.sum(total) + tkc.zeros((1,)))
 
 
+@tkc.jit
+def _scale(x, factor, out, N: tkc.constexpr):
+    at = tkc.program_id(0) * N
+    values = tkc.load(x, (at,), (N,)).to(tkc.float32) * factor[0].to(tkc.float32)
+    tkc.store(out, (at,), values.to(out.dtype))
+
+
 def _check(x: Array, weight: Array, target: Array, smoothing: float, cap: float) -> None:
     floats(x, weight)
     if len(x.shape) != 2 or len(weight.shape) != 2 or not weight.shape[0]:
@@ -198,6 +205,15 @@ def _weight_gradient(grad: Array, x: Array, out: Array, first: bool) -> None:
     _add_product[tkc.cdiv(out.shape[0], m), tkc.cdiv(out.shape[1], n)](grad, x, out, M=m, N=n, K=64)
 
 
+@operator(name="scaled_by")
+def _scaled_by(x: Array, factor: Array) -> Iterator[Array]:
+    """x · factor, of one element, in x's element type: one rounding, and no array in between."""
+    out = empty(x)
+    yield out
+    n = prod(x.shape)
+    _scale[tkc.cdiv(n, strip(n))](flat(x), factor, flat(out), N=strip(n))
+
+
 @linear_cross_entropy.backward(saves="result with_grad", zeros=False)
 def _(saved, grad, of_dx, of_dw):
     if not saved.with_grad:
@@ -206,4 +222,5 @@ def _(saved, grad, of_dx, of_dw):
         )
     first_order_only("linear_cross_entropy", of_dx, of_dw)
     _, dx, dw = saved.result
-    return dx * grad, dw * grad
+    wanted = ("x", dx), ("weight", dw)
+    return {name: _scaled_by(g, grad) for name, g in wanted if saved.needs[name]}
