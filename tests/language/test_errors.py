@@ -108,6 +108,7 @@ def shown(e: tkc.CompileError, f) -> None:
 
 
 KINDS: list[str] = []
+OUTSIDE = np.zeros(4, np.float32)
 
 
 def wrong(words):
@@ -190,6 +191,31 @@ def test_misspelling(n):
 @wrong(["int32[4]", ".foo"])
 def test_unknown_attribute(n):
     tkc.arange(4).foo
+
+
+@wrong(["tkc has no `sign`", "tkc.where(x > 0, 1.0"])
+def test_a_name_that_is_like_another_ones(n):
+    tkc.sign(n)
+
+
+@wrong(["has no `.unsqueeze`; use tile[:, None] instead"])
+def test_method_of_another_system(n):
+    tkc.arange(4).unsqueeze(1)
+
+
+@wrong(["array of float32, rank 1 has no `.size`; use the product of .shape"])
+def test_unknown_attribute_of_an_array(v):
+    tkc.store(v, (0,), v.size)
+
+
+@wrong(["an axis is a Python integer, got 0.5", "use tkc.maximum"])
+def test_maximum_of_two(n):
+    tkc.max(tkc.arange(4), 0.5)
+
+
+@wrong(["got ndarray; pass it as an argument of the kernel"])
+def test_an_array_that_is_no_argument(n):
+    tkc.load(OUTSIDE, (0,), (4,))
 
 
 @wrong(["use tkc.sum(tile)"])

@@ -17,6 +17,7 @@ from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact, is_integer
 from tkc.ir.values import array_type
 from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
+from tkc.language.names import suggestion
 from tkc.language.tracer import fail, integer_type, tracer
 from tkc.language.values import (
     BINARY,
@@ -32,6 +33,7 @@ from tkc.language.values import (
 )
 
 Extent: TypeAlias = int | Value
+OF_ARRAYS = "shape", "strides", "dtype", "ndim", "ptr"
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +174,15 @@ class Array:
 
     def __len__(self):
         fail("len() of an array; use .shape[0]")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        hint = suggestion(name, OF_ARRAYS, "")
+        raise AttributeError(
+            f"an {self._describe()} has no `.{name}`"
+            f"{hint or '; load a tile of it: tkc.load(array, offsets, shape)'}"
+        )
 
     def __iter__(self):
         fail("an array cannot be iterated; index it")

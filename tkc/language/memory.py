@@ -108,9 +108,10 @@ def pointee(pointers: Value) -> DType:
 def _pointers(x, what: str) -> Value:
     x = unpack(x)
     if not isinstance(x, Value) or not isinstance(x.dtype, Pointer):
+        host = hasattr(x, "dtype") and not isinstance(x, Value)  # of NumPy, torch, …
         fail(
             f"{what} takes an array and offsets, or pointers (array.ptr + offsets), got"
-            f" {describe(x)}"
+            f" {describe(x)}{'; pass it as an argument of the kernel' if host else ''}"
         )
     return x
 

@@ -59,7 +59,9 @@ def axis_of(given: int, x: Value, what: str) -> int:
     """An axis of a tile, counted from the first. Fails for what is none."""
     axis = unpack(given)
     if isinstance(axis, bool) or not isinstance(axis, int):
-        fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
+        two = {"tkc.max": "tkc.maximum", "tkc.min": "tkc.minimum"}.get(what)
+        hint = f"; of two values element by element use {two}" if two else ""
+        fail(f"{what}: an axis is a Python integer, got {describe(axis)}{hint}")
     if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim:
         fail(
             f"{what}: axis {axis} of {describe(x)}, whose axes are"

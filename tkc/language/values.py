@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -539,11 +538,7 @@ class Value:
         if name == "astype":
             raise AttributeError(f"{describe(self)} has no `.astype`; write .to(dtype)")
         known = [n for n in dir(type(self)) if not n.startswith("_")]
-        close = (
-            f"; use tkc.{name}(tile)"
-            if name in tkc.__all__
-            else "".join(f"; did you mean .{n}?" for n in get_close_matches(name, known, 1))
-        )
+        close = f"; use tkc.{name}(tile)" if name in tkc.__all__ else suggestion(name, known, "")
         raise AttributeError(
             f"{describe(self)} has no `.{name}`{close or '; it has .' + ', .'.join(known)}"
         )
