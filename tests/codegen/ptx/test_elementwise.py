@@ -2,6 +2,8 @@
 values too.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -172,6 +174,32 @@ def test_function(name, t):
         tolerance,
         near=near,
     )
+
+
+@pytest.mark.parametrize("t", ["i8", "i16", "i32", "i64", "ui64"])
+@pytest.mark.parametrize("divisor", [1, 2, 64, -4, 3])
+@pytest.mark.parametrize("name", ["div_trunc", "rem_trunc"])
+def test_truncating_division_by_a_number(name, divisor, t):
+    """Of all signs; by a power of two without a division, which is a function where it is of 64
+    bits.
+    """
+    shaped = f'!tile.tile<{N}x{t}, "{LAYOUT}">'
+    by = divisor if t[0] == "i" else abs(divisor)
+    body = f"%by = tile.constant {by} : {shaped}\n%r = tile.{name} %x0, %by : {shaped}"
+    text, d = kernel(body, [t], t), TYPES[t]
+    check(text, [values(d, 0)], np.zeros(N, d.numpy), 0)
+    if by > 0 and not by & by - 1:
+        assert not re.search(r"\b(div|rem)\.", emit(parse(text), target("sm_90a")).text)
+
+
+@pytest.mark.parametrize("t", ["i32", "ui32"])
+@pytest.mark.parametrize("name", ["div_trunc", "rem_trunc", "floordiv", "mod"])
+def test_short_numbers_of_64_bits_are_divided_as_32(name, t):
+    wide = t.replace("32", "64")
+    short, long = (f'!tile.tile<{N}x{x}, "{LAYOUT}">' for x in (t, wide))
+    casts = "\n".join(f"%w{i} = tile.cast %x{i} : {short} to {long}" for i in range(2))
+    text, d = kernel(f"{casts}\n%r = tile.{name} %w0, %w1 : {long}", [t, t], wide), TYPES[t]
+    check(text, [values(d, 0), values(d, 1)], np.zeros(N, TYPES[wide].numpy), 0)
 
 
 @pytest.mark.parametrize(

@@ -278,9 +278,9 @@ def _floor_division(
             else w.op("sub.s32", cls, a, w.op("mul.lo.s32", cls, found, b))
         )
     if kind[0] == "u" or positive(0, a) and positive(1, b):
-        found = w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b)
+        found = _quotient(e, "div" if name == "floordiv" else "rem", f"u{n}", a, b, value)
         return _unless_zero(e, t, b, found, value)
-    quotient = w.op(f"div.{kind}", cls, a, b)
+    quotient = _quotient(e, "div", kind, a, b, value)
     rest = w.op(f"sub.{kind}", cls, a, w.op(f"mul.lo.{kind}", cls, quotient, b))
     other = w.op(f"setp.lt.{kind}", "pred", w.op(f"xor.b{n}", cls, rest, b), 0)
     off = w.op("and.pred", "pred", w.op(f"setp.ne.{kind}", "pred", rest, 0), other)
@@ -296,8 +296,46 @@ def _truncating_division(
     kind = compute_type(t)
     if kind[0] == "u":
         return _floor_division(e, {"div_trunc": "floordiv"}.get(name, "mod"), t, a, b, value)
-    found = e.w.op(f"{'div' if name == 'div_trunc' else 'rem'}.{kind}", compute_class(t), a, b)
+    if not isinstance(b, str) and b > 0 and is_power_of_two(b):
+        return _by_power_of_two(e, name, kind, a, b)
+    found = _quotient(e, "div" if name == "div_trunc" else "rem", kind, a, b, value)
     return _unless_zero(e, t, b, found, value)
+
+
+def _by_power_of_two(e: Emitter, name: str, kind: str, a: Integer, b: int) -> Operand:
+    """A truncating division, of which the assembler calls a function where it is of 64 bits: what
+    is negative is b - 1 more before it is shifted.
+    """
+    w, n, cls, by = e.w, int(kind[1:]), f"b{kind[1:]}", b.bit_length() - 1
+    if by == 0:
+        return a if name == "div_trunc" else 0
+    sign = w.op(f"shr.{kind}", cls, a, n - 1, type="u32")
+    raised = w.op(f"add.{kind}", cls, a, w.op(f"shr.u{n}", cls, sign, n - by, type="u32"))
+    if name == "div_trunc":
+        return w.op(f"shr.{kind}", cls, raised, by, type="u32")
+    return w.op(f"sub.{kind}", cls, a, w.op(f"and.b{n}", cls, raised, -b))
+
+
+def _quotient(
+    e: Emitter, name: str, kind: str, a: Integer, b: Integer, value: Sequence[SSAValue]
+) -> str:
+    """A quotient, or remainder: of 32 bits where both numbers are known to have no more, since the
+    assembler calls a function for one of 64.
+    """
+    w, short, signed = e.w, f"{kind[0]}32", kind[0] == "s"
+    most = (1 << 32 - signed) - 1
+
+    def is_short(i: int, x: Integer) -> bool:
+        if not isinstance(x, str):
+            return abs(x) <= most
+        known = e.ranges.of(value[i]) if i < len(value) else None
+        # the least dividend of 32 bits has no quotient by -1
+        return known is not None and -(most + i) * signed <= known.lo and known.hi <= most
+
+    if kind[1:] != "64" or not (is_short(0, a) and is_short(1, b)):
+        return w.op(f"{name}.{kind}", f"b{kind[1:]}", a, b)
+    low = [w.op(f"cvt.{short}.{kind}", "b32", x) if isinstance(x, str) else x for x in (a, b)]
+    return w.op(f"cvt.{kind}.{short}", "b64", w.op(f"{name}.{short}", "b32", *low))
 
 
 def _unless_zero(
