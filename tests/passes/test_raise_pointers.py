@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 
 import tkc
 from tests.codegen.ptx import machine
@@ -791,3 +792,30 @@ def test_a_mask_of_indices_that_wrap_is_no_extent():
 
 def one_row_after_another(a, rm, rk, M, K):
     return a.ptr + rm[:, None] * a.strides[0] + rk[None, :]
+
+
+def sums_of_heads(x, o, H, S0, S1, S2, n):
+    """Rows of a batch and head, added up: no tensor map copies them."""
+    z, c = tkc.program_id(0), tkc.arange(BN)
+    first = x.ptr + z // H * S0 + z % H * S1
+    total = tkc.zeros((BN,))
+    for j in range(0, n):
+        total = total + tkc.load(first + j * S2 + c).to(tkc.float32)
+    tkc.store(o.ptr + z * BN + c, total)
+
+
+def test_without_tensor_maps_an_array_begins_where_its_loop_reads():
+    """Batch and head are no axes, whose part of the address each iteration would compute."""
+    sizes = [replace(i32(), nonnegative=True)] * 5
+    x = ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 4, (*[Fact()] * 3, Fact(exact=1)), 16))
+    o = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    module = traced(sums_of_heads, x, o, *sizes)
+    through(module, "raise-pointers", context("sm_90a"))
+    (loop,) = [op for op in module.walk() if isinstance(op, scf.ForOp)]
+    (load,) = [op for op in loop.walk() if isinstance(op, tile.Load)]
+    assert len(load.offsets) == 1 and load.array.owner.parent is loop.parent
+    given = numbers(2, 3, 5, BN), np.zeros(6 * BN, np.float32)
+    strides = [step // given[0].itemsize for step in given[0].strides[:2]]
+    level0.run(module, [*given, 3, *strides, BN, 5], (6,))
+    want = given[0].astype(np.float32).sum(2).reshape(-1)
+    np.testing.assert_array_equal(given[1], want)

@@ -106,12 +106,14 @@ def _gains(kernel: tile.Kernel) -> bool:
     """Whether a kernel has what blocks serve better: dots, tiles that are read along one axis and
     written along another, or loads of a loop, which may be made an iteration early.
     """
-    return any(
-        isinstance(op, tile.Dot | tile.Transpose)
-        or isinstance(op, tile.LoadPointers)
-        and loop_of(op) is not None
-        for op in kernel.walk()
+    return _is_mapped(kernel) or any(
+        isinstance(op, tile.LoadPointers) and loop_of(op) is not None for op in kernel.walk()
     )
+
+
+def _is_mapped(kernel: tile.Kernel) -> bool:
+    """Whether a kernel has what tensor maps serve, which are of arrays that the host knows."""
+    return any(isinstance(op, tile.Dot | tile.Transpose) for op in kernel.walk())
 
 
 def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
@@ -135,10 +137,10 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
         return 0
     _divide_apart(kernel)
     _take_remainders(kernel)
-    forms, blocks = Forms.of(kernel, _numbered(kernel)), []
+    forms, blocks, mapped = Forms.of(kernel, _numbered(kernel)), [], _is_mapped(kernel)
     for op in accesses:
         try:
-            blocks.append(_recognised(op, forms))
+            blocks.append(_recognised(op, forms, mapped))
         except (NotABlock, TooLarge) as why:
             context.decisions.append(
                 f"raise-pointers: an access of {'x'.join(map(str, tile_type(op.pointers).extents))}"
@@ -318,8 +320,11 @@ class Mask:
         return any(bound == high for bound, _ in self.bounds.get(axis, Bounds()).high)
 
 
-def _recognised(op: PointerBlock, forms: Forms) -> Block:
-    """The block that an access addresses. Raises NotABlock with the reason."""
+def _recognised(op: PointerBlock, forms: Forms, mapped: bool) -> Block:
+    """The block that an access addresses. mapped: tensor maps may copy it; else its array is made
+    where most of its address is known, which then is not computed in each iteration. Raises
+    NotABlock with the reason.
+    """
     form = forms.get(op.pointers)
     if form is None or form.base is None:
         raise NotABlock("its address is not affine")
@@ -327,6 +332,9 @@ def _recognised(op: PointerBlock, forms: Forms) -> Block:
     anchors = [op] if loop is None else [loop, op]
     if argument_number(form.base) is None:
         return _first_block(op, form, forms, anchors)
+    if not mapped and loop is not None:
+        with suppress(NotABlock, TooLarge):
+            return _Recognition(op, form, forms, loop).block()
     try:
         return _Recognition(op, form, forms, None).block()
     except NotABlock as why:
