@@ -10,6 +10,7 @@ other means what another kernel stored by it. What it would miss by that, `unset
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,8 +190,11 @@ def experts(give: Give):
     )
 
 
+@functools.cache
 def library() -> dict[str, Callable[[Give], object]]:
-    """Function of tkc.kernels -> a call of it; `+` joins names that one call covers."""
+    """Function of tkc.kernels -> a call of it; `+` joins names that one call covers. Cached, so
+    that the sampler (tests/sampling.py) gives what calls one function to one day, in every file.
+    """
     from tkc import kernels as t
 
     x, y, rows = (7, 257), (3, 5, 7), (5, 1000)
