@@ -93,7 +93,7 @@ def test_a_link_instead_of_an_entry_is_not_followed(disk, tmp_path):
     "call,error",
     [
         ("os.replace", OSError(16, "busy")),
-        ("os.fsync", OSError(28, "no space")),
+        ("os.fdopen", OSError(28, "no space")),
         ("tempfile.mkstemp", OSError(30, "read-only")),
     ],
 )
@@ -120,7 +120,6 @@ def test_a_disk_that_fails_costs_only_the_entry(disk, monkeypatch, call, error):
         "os.open",
         "os.fdopen",
         "os.replace",
-        "os.fsync",
         "os.utime",
         "os.unlink",
         "os.scandir",

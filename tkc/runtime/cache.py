@@ -97,7 +97,7 @@ class DiskCache:
         path = self.path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_whole(path, _pack(key, parts), lasting=True)
+            write_whole(path, _pack(key, parts))
         except OSError:
             return  # full, read-only, gone: the cache is a convenience
         self._trim(path.parent)
@@ -123,17 +123,14 @@ class DiskCache:
             total -= size
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o600, lasting: bool = False) -> None:
-    """A file that is there whole or not at all, whatever reads it or ends meanwhile. lasting: on
-    the disk, too, when this returns. Raises OSError.
+def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """A file that is there whole or not at all, whatever reads it or ends meanwhile (but a machine
+    that loses its power: entries carry a hash). Raises OSError.
     """
     handle, new = tempfile.mkstemp(prefix=".new-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as f:
             f.write(data)
-            if lasting:
-                f.flush()
-                os.fsync(f.fileno())
         if mode != 0o600:
             os.chmod(new, mode)
         os.replace(new, path)
