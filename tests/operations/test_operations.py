@@ -53,10 +53,11 @@ def test_the_table_is_the_product():
         ("product", KINDS, 3),
     ):
         for t in types:
+            of = f"{family} of {t} "
             shapes = [
                 tuple(map(int, name.split()[3].split("x")))
                 for name in names
-                if name.startswith(f"{family} of {t} ")
+                if name.startswith(of)
                 and (family != "product" or name.endswith("ieee") and " and " not in name)
             ]
             for axis in range(parts):

@@ -17,7 +17,6 @@ from tkc.codegen.cpu.state import AVX2, AVX512
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.dtypes import BY_IR
-from tkc.ir.text import show
 from tkc.ir.types import ArrayType, PointerType
 from tkc.ir.values import operations_in
 
@@ -78,7 +77,6 @@ def compile(
         "waits": lowering.waits,
         "arguments": [_described(a.type) | {"name": a.name_hint} for a in kernel.arguments],
         "careful": careful,
-        "kernel": "" if careful else show(kernel, locations=bool(lowering.messages)),
         "written": sorted(written),
     }
     return objects, metadata, str(lowering.module)

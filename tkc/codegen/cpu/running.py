@@ -55,7 +55,6 @@ class CpuProgram:
 
     def __init__(self, objects: Sequence[bytes], metadata: dict[str, Any], llvm: str = ""):
         self.objects, self.metadata, self.llvm = objects, metadata, llvm
-        self._careful: CpuProgram | None = None
         self._linked: tuple[ResourceTracker, Callable[[int, int, int, int], None]] | None = None
         self._lock = threading.Lock()
 
@@ -110,7 +109,10 @@ class CpuProgram:
         if total > MAX_PROGRAMS:
             raise LaunchError(f"a grid of {total} programs; at most {MAX_PROGRAMS} run")
         if not self.metadata["careful"] and self._overlap(arguments):
-            return self.careful.run(arguments, grid, threads, out, lost)
+            raise LaunchError(
+                f"arguments of @{self.metadata['name']} share memory that it writes, and it was"
+                " compiled for arguments that do not; compile it with careful=True"
+            )
         launch = _Launch(self, arguments, bound, extents, min(threads or _processors(), total), out)
         launch.lost = lost
         launch.run()
@@ -144,17 +146,6 @@ class CpuProgram:
             if i in spans
             for j, (low, high) in spans.items()
         )
-
-    @property
-    def careful(self) -> CpuProgram:
-        """The same kernel compiled for arguments that overlap."""
-        with self._lock:
-            if self._careful is None:
-                from tkc.codegen.cpu.program import compile
-                from tkc.ir.text import parse
-
-                self._careful = CpuProgram(*compile(parse(self.metadata["kernel"]), careful=True))
-            return self._careful
 
 
 def _extents(grid: Sequence[int] | int) -> tuple[int, ...]:
