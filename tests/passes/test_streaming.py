@@ -42,11 +42,19 @@ def plan_of(kernel, *arguments, target="sm_90a", **keywords):
     return Plan.from_text(op.attributes["plan"].data), compiled
 
 
+class Stages(dict):
+    """Modules by the passes behind which they stand: read from their texts where one is used."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def __missing__(self, name):
+        self[name] = module = parse(self.texts[name])
+        return module
+
+
 def stages_of(kernel, *arguments, target="sm_90a", **keywords):
-    return {
-        name: parse(text)
-        for name, text in kernel.compile(*arguments, target=target, **keywords).stages.items()
-    }
+    return Stages(kernel.compile(*arguments, target=target, **keywords).stages)
 
 
 # ---- choices -------------------------------------------------------------------------------------

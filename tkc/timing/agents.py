@@ -21,6 +21,12 @@ class VectorWork:
     demand: demands.Demand
     begin: float
 
+    def __post_init__(self) -> None:
+        self.alone = self.demand.alone  # clocks it takes where nothing else runs
+        # of these, the part that each pipe is at work, and that instructions are issued
+        given = *self.demand.pipes.items(), ("issue", self.demand.issue)
+        self.loads = [(pipe, clocks / self.alone) for pipe, clocks in given]
+
 
 @dataclass
 class Wait:

@@ -421,7 +421,7 @@ class MultiprocessorSimulation:
             dots.queue[0][2] = self.now
         working = [(a, a.work) for a in self.agents if a.work]
         speed = self._speed([work for _, work in working], dots is not None)
-        steps = [work.left * work.demand.alone / speed for _, work in working]
+        steps = [work.left * work.alone / speed for _, work in working]
         if dots is not None:
             steps += _steps_of_dots(dots)
         if self.later:
@@ -446,8 +446,8 @@ class MultiprocessorSimulation:
             return 1.0
         load: dict[str, float] = {}
         for work in working:
-            for pipe, clocks in (*work.demand.pipes.items(), ("issue", work.demand.issue)):
-                load[pipe] = load.get(pipe, 0.0) + clocks / work.demand.alone
+            for pipe, part in work.loads:
+                load[pipe] = load.get(pipe, 0.0) + part
         return 1 / max(1.0, *load.values()) / (self.e.crowding if with_dots else 1.0)
 
     def _pass_dots(self, a: Agent, step: float) -> None:
@@ -462,7 +462,7 @@ class MultiprocessorSimulation:
         """So many clocks of each agent's vector work, as it takes alone, of which some may end."""
         for a, work in working:
             demand = work.demand
-            work.left -= clocks / demand.alone
+            work.left -= clocks / work.alone
             if work.left <= MIN_WORK:
                 parts = (*demand.pipes.items(), ("issue", demand.issue))
                 self.segments.append(
