@@ -27,6 +27,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import unchanged
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS, is_computed_by
 from tkc.passes.planning import demands
 from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
@@ -349,6 +350,7 @@ class Found:
         )
 
 
+@remembered
 def best_stages(
     loop: scf.ForOp, costs: WarpCosts, overlaps: tuple[tuple[int, ...], ...]
 ) -> Found | None:
