@@ -33,9 +33,9 @@ MODELS = {
 }
 
 
-def made(name):
+def made(name, **more):
     torch.manual_seed(0)
-    options = SMALL | MODELS[name][0]
+    options = SMALL | MODELS[name][0] | more
     config = getattr(transformers, f"{name}Config")(**options)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     for p in model.parameters():  # ones and zeros of norms hide what they are multiplied by
@@ -68,6 +68,44 @@ def test_models_compute_the_same(name):
         torch.testing.assert_close(got, want, rtol=2e-3, atol=float(2e-3 * scale) + 1e-6)
     for got, want in zip(outcome(model, ids), before, strict=True):
         assert torch.equal(got, want)
+
+
+def checkpointed(model, ids):
+    how = {"use_reentrant": False}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    return model(input_ids=ids, labels=ids).loss
+
+
+STEPS = {
+    "checkpoints": checkpointed,
+    "a tuple": lambda model, ids: model(input_ids=ids, labels=ids, return_dict=False)[0],
+    "a count": lambda model, ids: model(input_ids=ids, labels=ids, num_items_in_batch=37).loss,
+    "padding": lambda model, ids: (
+        model(input_ids=ids, labels=ids, attention_mask=(ids > 9).long()).loss
+    ),
+    "two sequences in a row": lambda model, ids: (
+        model(
+            input_ids=ids,
+            labels=ids,
+            position_ids=torch.cat((torch.arange(5), torch.arange(6)))[None].expand(2, -1),
+        ).loss
+    ),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_steps_of_training(step, tied):
+    ids, found = torch.randint(1, 67, (2, 11), generator=torch.manual_seed(1)), []
+    for use in (False, True):
+        model = made("Llama", tie_word_embeddings=tied).train()
+        if use:
+            apply(model)
+        loss = STEPS[step](model, ids)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for got, want in zip(*found[::-1], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
 
 
 def test_padding_and_generation():

@@ -295,7 +295,9 @@ def _with_loss(model: Any) -> Callable | None:
         special = {"logits_to_keep", "output_router_logits", "shift_labels"} & {
             name for name, value in given.items() if value is not None
         }
-        if labels is None or routed or special or not model.training:
+        kind = given.get("return_dict")  # False: a tuple
+        named = getattr(model.config, "return_dict", True) if kind is None else kind
+        if labels is None or routed or special or not named or not model.training:
             return original(*args, labels=labels, **given)
         count = given.pop("num_items_in_batch", None)
         found = base(*args, **given)
