@@ -178,9 +178,9 @@ def test_overlapping_arguments_behave_as_one_memory():
     module, both = kernel([ArrayType(1, f32, DENSE)] * 2, body), np.arange(40, dtype=np.float32)
     want = both.copy()
     run(module, [want[:30], want[2:]], (1,))
-    compile(module, careful=True).run([both[:30], both[2:]], (1,))
+    compile(module, overlapping=True).run([both[:30], both[2:]], (1,))
     np.testing.assert_array_equal(both, want)
-    with pytest.raises(LaunchError, match="share memory that it writes.*careful=True"):
+    with pytest.raises(LaunchError, match="share memory that it writes.*overlapping=True"):
         compile(module).run([both[:30], both[2:]], (1,))
     np.testing.assert_array_equal(both, want)
 
@@ -231,7 +231,7 @@ def test_a_cached_object_runs_without_compiling():
     again = CpuProgram.from_objects(program.objects, json.loads(json.dumps(program.metadata)))
     again.run([x, x, out], (2,))
     assert (out == 2).all() and again.llvm == ""
-    unpack(compile(add(64), careful=True).pack()).run([x, out, out], (2,))
+    unpack(compile(add(64), overlapping=True).pack()).run([x, out, out], (2,))
     assert (out == 3).all()
     with pytest.raises(CompileError, match="another processor"):
         CpuProgram.from_objects(program.objects, {**program.metadata, "processor": "z80"})

@@ -34,5 +34,5 @@ def test_arguments_that_are_one_array():
             continue
         want, got = (a.copy() for a in (arguments[0], arguments[0]))
         run(module, [want] * ARRAYS + arguments[ARRAYS:], (1,))
-        compile(module, careful=True).run([got] * ARRAYS + arguments[ARRAYS:], (1,))
+        compile(module, overlapping=True).run([got] * ARRAYS + arguments[ARRAYS:], (1,))
         np.testing.assert_array_equal(got, want, err_msg=f"seed {seed}")

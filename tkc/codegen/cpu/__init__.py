@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def compile(
-    kernel: tile.Kernel | ModuleOp, careful: bool = False, checks: bool = False
+    kernel: tile.Kernel | ModuleOp, overlapping: bool = False, checks: bool = False
 ) -> CpuProgram:
     """`tkc.codegen.cpu.program.compile` as a program that can be launched. The compiler is imported
     when something is compiled: what only runs needs none.
     """
     from tkc.codegen.cpu import program
 
-    return CpuProgram(*program.compile(kernel, careful, checks))
+    return CpuProgram(*program.compile(kernel, overlapping, checks))
 
 
 __all__ = ["CpuProgram", "compile", "unpack"]

@@ -38,8 +38,8 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
     what prints and asserts say. Raises CompileError for what the back end does not do.
     """
 
-    def __init__(self, kernel: tile.Kernel, blocking: Blocking, careful: bool = False):
-        super().__init__(kernel, blocking, careful)
+    def __init__(self, kernel: tile.Kernel, blocking: Blocking, overlapping: bool = False):
+        super().__init__(kernel, blocking, overlapping)
         self.carried = {}
         self._bind_arguments()
         self.body(kernel.body.block)

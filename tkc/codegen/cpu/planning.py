@@ -329,7 +329,7 @@ class Planning(State):
     def may_alias(self, a: Operation, b: Operation) -> bool:
         """Whether two accesses may touch the same memory."""
         p, q = touched(a), touched(b)
-        return p is None or q is None or p is q or self.careful
+        return p is None or q is None or p is q or self.overlapping
 
     def force_loads(self, op: Operation, writes: Sequence[Operation] | None = None) -> None:
         """Before memory changes: give a buffer to every pending load that could see the change.

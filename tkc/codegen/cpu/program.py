@@ -48,19 +48,19 @@ _emitted_once = lru_cache(maxsize=512)(emitted)
 
 
 def compile(
-    kernel: tile.Kernel | ModuleOp, careful: bool = False, checks: bool = False
+    kernel: tile.Kernel | ModuleOp, overlapping: bool = False, checks: bool = False
 ) -> tuple[tuple[bytes, ...], dict[str, Any], str]:
     """Compile a level 0 kernel (or a module of one) for this processor: the object files, their
     description as JSON data, and the LLVM IR.
 
-    careful: arrays among the arguments may overlap where one of them is written. checks: accesses
-    and promises are checked (checked.py). Raises CompileError with the user's source line.
+    overlapping: arrays among the arguments may overlap where one of them is written. checks:
+    accesses and promises are checked (checked.py). Raises CompileError with the user's source line.
     """
     kernel = _only_kernel(kernel)
     if checks:
         check(kernel := kernel.clone())
     _, machine, processor, wide = host()
-    lowering = Lowering(kernel, AVX512 if wide else AVX2, careful)
+    lowering = Lowering(kernel, AVX512 if wide else AVX2, overlapping)
     called = lowering.module.texts()
     main = emitted(machine, called.pop("program"))
     objects = entry(), main, *(_emitted_once(machine, text) for text in called.values())
@@ -76,7 +76,7 @@ def compile(
         "messages": lowering.messages,
         "waits": lowering.waits,
         "arguments": [_described(a.type) | {"name": a.name_hint} for a in kernel.arguments],
-        "careful": careful,
+        "overlapping": overlapping,
         "written": sorted(written),
     }
     return objects, metadata, str(lowering.module)

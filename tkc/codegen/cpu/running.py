@@ -108,10 +108,10 @@ class CpuProgram:
             return
         if total > MAX_PROGRAMS:
             raise LaunchError(f"a grid of {total} programs; at most {MAX_PROGRAMS} run")
-        if not self.metadata["careful"] and self._overlap(arguments):
+        if not self.metadata["overlapping"] and self._overlap(arguments):
             raise LaunchError(
                 f"arguments of @{self.metadata['name']} share memory that it writes, and it was"
-                " compiled for arguments that do not; compile it with careful=True"
+                " compiled for arguments that do not; compile it with overlapping=True"
             )
         launch = _Launch(self, arguments, bound, extents, min(threads or _processors(), total), out)
         launch.lost = lost

@@ -42,9 +42,9 @@ class State:
     `messages` what prints and asserts say.
     """
 
-    def __init__(self, kernel: tile.Kernel, blocking: Blocking, careful: bool):
+    def __init__(self, kernel: tile.Kernel, blocking: Blocking, overlapping: bool):
         self.kernel, self.blocking = kernel, blocking
-        self.careful = careful  # arguments may overlap
+        self.overlapping = overlapping  # arguments may overlap
         self.waits = tile.waits_for_programs(kernel)
         self.module, self.env = Module(blocking.masks_short), Env()
         self.workspace = 0

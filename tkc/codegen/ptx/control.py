@@ -188,7 +188,7 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
         assign(e, passed, values)
         branch(e, w.register(e.operand(test), "pred"), end, negate=True)
         if began:
-            bounded(e, op, began)
+            trap_if_late(e, op, began)
         with w.scope():
             bind(e, after.args, passed)
             e.block(after)
@@ -206,7 +206,7 @@ def polls(op: scf.WhileOp) -> bool:
     )
 
 
-def bounded(e: Emitter, op: scf.WhileOp, began: str) -> None:
+def trap_if_late(e: Emitter, op: scf.WhileOp, began: str) -> None:
     """TKC_DEBUG=1: such a loop ends."""
     e.at(op)
     spent = e.w.op("sub.s64", "b64", e.w.op("mov.u64", "b64", "%globaltimer"), began)

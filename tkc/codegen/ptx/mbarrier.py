@@ -49,7 +49,7 @@ def address_of(e: Emitter, op: OfBarrier) -> str:
     return place(e, e.barriers(op.barriers), e.integer(op.index[0]))
 
 
-def maker(e: Emitter) -> Operand:
+def initializing_thread(e: Emitter) -> Operand:
     """Whether this is the thread that initialises barriers and fetches maps."""
     warp = threads.making_warp(e.kernel)
     if not warp:
@@ -62,7 +62,7 @@ def maker(e: Emitter) -> Operand:
 @emitter(threads.MbarrierInit)
 def init(e: Emitter, op: threads.MbarrierInit) -> None:
     """One branch for all of them: predicated, each would become a branch of its own."""
-    view, first, done = e.barriers(op.barriers), maker(e), e.w.label("set")
+    view, first, done = e.barriers(op.barriers), initializing_thread(e), e.w.label("set")
     if isinstance(first, str):
         e.w.branch(done, first, negate=True)
     for s in range(view.stages):
@@ -87,14 +87,14 @@ def wait(e: Emitter, op: threads.MbarrierWait) -> None:
     w.place(again)
     w.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {there}, {at}, {parity}, {MAX_SLEEP_NS}")
     if e.debug:
-        bounded(e, op, there, again, began)
+        trap_if_late(e, op, there, again, began)
     else:
         w.branch(again, there, negate=True)
     if done:
         w.place(done)
 
 
-def bounded(e: Emitter, op: threads.MbarrierWait, there: str, again: str, began: str) -> None:
+def trap_if_late(e: Emitter, op: threads.MbarrierWait, there: str, again: str, began: str) -> None:
     """TKC_DEBUG=1: a wait that lasts too long says for what."""
     w, come = e.w, e.w.label("come")
     w.branch(come, there)
@@ -182,7 +182,7 @@ def _arrive_one_by_one(
     """One thread, in one block after the other."""
     for block in range(e.cluster[0] * e.cluster[1]):
         base = e.w.hoist(("peer", block), partial(peer_base, e, block))
-        at, held = place(e, view, index, base), has(e, mask, block)
+        at, held = place(e, view, index, base), has_bit(e, mask, block)
         if held is not False:
             with e.w.predicated(_both(e, held, when)):
                 e.w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
@@ -199,7 +199,7 @@ def _arrive_each_block(
 
     def goes() -> Operand:
         real = w.op("setp.lt.u32", "pred", thread, blocks)
-        return _both(e, real, True if mask == (1 << blocks) - 1 else has(e, mask, thread))
+        return _both(e, real, True if mask == (1 << blocks) - 1 else has_bit(e, mask, thread))
 
     key = "goes", thread, mask
     chosen = w.memo(key, goes) if isinstance(mask, str) else w.hoist(key, goes)
@@ -226,7 +226,7 @@ def send(e: Emitter, op: threads.Send) -> None:
         )
 
 
-def has(e: Emitter, mask: Integer, bit: Integer) -> Operand:
+def has_bit(e: Emitter, mask: Integer, bit: Integer) -> Operand:
     """Whether a mask has a bit."""
     if not isinstance(mask, str) and not isinstance(bit, str):
         return bool(mask >> bit & 1)

@@ -24,7 +24,7 @@ from tkc.codegen.ptx.barriers import WARPS_PER_WARPGROUP, by_warpgroups, warpgro
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread
 from tkc.codegen.ptx.integers import add, mul, narrowed
-from tkc.codegen.ptx.mbarrier import address_of, maker
+from tkc.codegen.ptx.mbarrier import address_of, initializing_thread
 from tkc.codegen.ptx.values import SharedView, TensorMap
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir import threads
@@ -63,7 +63,7 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     )
     address = e.parameter(p)
     e.values[op.result] = TensorMap(address, t)
-    with e.w.predicated(maker(e)):
+    with e.w.predicated(initializing_thread(e)):
         e.w.emit(f"prefetch.tensormap [{address}]")
 
 
