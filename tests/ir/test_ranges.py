@@ -13,6 +13,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import bf16, f16, f32, i1, i8, i16, i32, i64
 from xdsl.ir import Block, Region
 
+import tkc
 from tests.sim.building import integer, kernel
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -338,3 +339,17 @@ def test_an_address_that_a_loop_moves_stays_aligned_to_what_divides_its_step(ste
         behind = tile.Splat(op.results[0], TileType([64], PointerType(i32))).result
     for pointers in inside, behind:
         assert contiguity(pointers, 0, Ranges()).divisor == want
+
+
+@tkc.jit
+def rows_by_pointers(x, rows, y, N: tkc.constexpr, C: tkc.constexpr):
+    at = tkc.load(rows, (0,), (N,)) * C
+    tkc.store(y, (0, 0), tkc.load(x.ptr + at[:, None] + tkc.arange(C)[None, :]))
+
+
+def test_what_divides_numbers_divides_them_along_a_new_axis():
+    """Rows whose places are multiples of 16 bytes are read by as many at once."""
+    compiled = rows_by_pointers.compile(
+        "bf16[4096, 32]", "i32[256]", "bf16[256, 32]", 256, 32, target="sm_80"
+    )
+    assert "ld.global.v4.b32" in compiled.ptx and "ld.global.b16" not in compiled.ptx

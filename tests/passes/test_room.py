@@ -296,3 +296,23 @@ def test_results_leave_from_registers_where_operands_take_all_memory():
     p = np.exp(scores - scores.max(1, keepdims=True))
     want = p @ v.astype(float) / p.sum(1, keepdims=True)
     np.testing.assert_allclose(o.astype(float), want, atol=0.02)
+
+
+@tkc.jit
+def rotated(x, y, N: tkc.constexpr, TIMES: tkc.constexpr):
+    """A tile that moves by a place, again and again: a loop that Python unrolls."""
+    tile, before = tkc.load(x, (0,), (N,)), (tkc.arange(N) + N - 1) % N
+    for _ in range(TIMES):
+        tile = tkc.gather(tile, before, 0)
+    tkc.store(y, (0,), tile)
+
+
+def test_operations_that_take_memory_one_after_the_other_share_it():
+    """Sixty tiles of 4 KiB in turn are in one place, and no thread reads another turn's."""
+    compiled = rotated.compile("f32[1024]", "f32[1024]", 1024, 60, target="sm_90a")
+    assert compiled.interface.shared_bytes == 4096
+    x, y = np.arange(1024, dtype=np.float32), np.zeros(1024, np.float32)
+    values, given = rotated.bound(x, y, 1024, 3)
+    module = level4_of(rotated, rotated._describe(values), tuple(given.items()), target("sm_90a"))
+    machine.run(module, [x, y], (1, 1, 1))
+    np.testing.assert_array_equal(y, np.roll(x, 3))

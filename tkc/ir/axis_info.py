@@ -243,16 +243,8 @@ def _reshaped(op: tile.Reshape, axis: int, extent: int, of) -> Along:
     old, new = tile_type(op.arg).extents, tile_type(op.result).extents
     if [n for n in old if n > 1] != [n for n in new if n > 1]:
         return Along()
-    if extent == 1:
-        return Along(
-            1,
-            1,
-            (
-                min((of(op.arg, a).divisor for a in range(len(old))), default=1)
-                if all(n == 1 for n in old)
-                else 1
-            ),
-        )
+    if extent == 1:  # what divides every element does so along any axis
+        return Along(1, 1, max((of(op.arg, a).at(1) for a in range(len(old))), default=1))
     return of(op.arg, [a for a, n in enumerate(old) if n > 1][sum(n > 1 for n in new[:axis])])
 
 

@@ -426,10 +426,16 @@ OPERATIONS: tuple[type[Operation], ...] = (
 )
 
 
+def scratch_of(kernel: Operation) -> int:
+    """Bytes of shared memory that operations of a kernel take beside its buffers, for each copy of
+    a role: one after the other, in the same place.
+    """
+    return max(map(scratch, kernel.walk()), default=0)
+
+
 def scratch(op: Operation) -> int:
-    """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of
-    a role: a histogram's counts, a gather's tile, and what one thread found for those that hold
-    copies.
+    """The bytes that one operation takes there: a histogram's counts, a gather's tile, and what one
+    thread found for those that hold copies. Its threads meet before they write them.
     """
     found = None
     if isinstance(op, tile.Histogram):

@@ -45,6 +45,7 @@ from tkc.passes.analysis.alias import ancestor
 MAX_UNSHARED_BYTES = 1024
 MIN_ALIGNMENT = 128  # bytes, of a buffer
 MBARRIER_BYTES = 8
+VIEWS = (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
 
 
 @dataclass
@@ -68,18 +69,16 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in tile.kernels_of(module):
         for op in operations_in(kernel, scf.IfOp):
             _share_between_branches(op)
-        buffers = lifetimes(kernel)
-        placed: list[Buffer] = []
-        for b in sorted(
-            buffers, key=lambda b: (isinstance(b.op, threads.Barriers), -b.alignment, -b.bytes)
-        ):
-            b.offset = _first_fit(b, placed)
-            placed.append(b)
-            b.op.properties["offset"] = IntegerAttr(b.offset, i64)
-        total = max((b.offset + b.bytes for b in buffers), default=0)
         available = context.target.shared_bytes
         if context.has_roles and kernel.integer("blocks", 1) == 2:
             available = half_of(available)
+        buffers = lifetimes(kernel)
+        total = _place(buffers)
+        if total > available and context.has_roles:
+            buffers = lifetimes(kernel, within_roles=True)
+            total = _place(buffers)
+        for b in buffers:
+            b.op.properties["offset"] = IntegerAttr(b.offset, i64)
         if total > available:
             _refuse(kernel, buffers, total, available, context)
         kernel.set_integer("shared_bytes", total)
@@ -88,6 +87,17 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 f"allocate-shared: {len(buffers)} buffers, {sum(b.bytes for b in buffers)} bytes in"
                 f" {total}"
             )
+
+
+def _place(buffers: list[Buffer]) -> int:
+    """Gives buffers their places; returns how many bytes they take."""
+    placed: list[Buffer] = []
+    for b in sorted(
+        buffers, key=lambda b: (isinstance(b.op, threads.Barriers), -b.alignment, -b.bytes)
+    ):
+        b.offset = _first_fit(b, placed)
+        placed.append(b)
+    return max((b.offset + b.bytes for b in buffers), default=0)
 
 
 def _share_between_branches(branches: scf.IfOp) -> None:
@@ -114,8 +124,11 @@ def _is_alike(a: shared.Alloc, b: shared.Alloc) -> bool:
     return a.result.type == b.result.type and next(kinds) == next(kinds)
 
 
-def lifetimes(kernel: tile.Kernel) -> list[Buffer]:
-    """Buffers of a kernel and from which to which operation (in program order) each is in use."""
+def lifetimes(kernel: tile.Kernel, within_roles: bool = False) -> list[Buffer]:
+    """Buffers of a kernel and from which to which operation (in program order) each is in use.
+    within_roles: also of what one instance of a role has for itself, which then takes more barriers
+    than where every buffer has its own place.
+    """
     position = {op: i for i, op in enumerate(kernel.walk())}
     last = {op: max(position[inner] for inner in op.walk()) for op in position if op.regions}
     always = 0, len(position)
@@ -128,7 +141,8 @@ def lifetimes(kernel: tile.Kernel) -> list[Buffer]:
             found.append(Buffer(op, size, MBARRIER_BYTES, *always))
         elif isinstance(op, shared.Alloc):
             t = shared_type(op.result)
-            is_always = has_roles or t.bytes <= MAX_UNSHARED_BYTES
+            is_always = t.bytes <= MAX_UNSHARED_BYTES
+            is_always |= has_roles and not (within_roles and _is_of_one_instance(op))
             span = always if is_always else _live_range(op, position, last)
             alignment = max(MIN_ALIGNMENT, t.memory.alignment)
             found.append(Buffer(op, t.bytes, alignment, *span))
@@ -145,8 +159,23 @@ def _live_range(
     spans = [_span(user, op, position, last) for user in uses] or [(position[op], position[op])]
     start, end = min(s for s, _ in spans), max(e for _, e in spans)
     if any(isinstance(user, threads.CpAsync) for user in uses):
-        end = _end_of_copies(end, position)
+        end = _end_of_waits(end, position, threads.CpWait)
+    if any(isinstance(user, threads.DotAsync) for user in uses):
+        end = _end_of_waits(end, position, threads.DotWait)
     return start, end
+
+
+def _is_of_one_instance(op: shared.Alloc) -> bool:
+    """Whether one instance of a role alone has a buffer, to write, to read and for dots."""
+    role = op.parent_op()
+    while role is not None and not isinstance(role, threads.Role):
+        role = role.parent_op()
+    users = (shared.Write, shared.Read, threads.DotAsync, *VIEWS)
+    return (
+        role is not None
+        and role.instances == 1
+        and all(isinstance(user, users) for user in _uses(op.result))
+    )
 
 
 def _is_from_other_blocks(user: Operation) -> bool:
@@ -156,21 +185,26 @@ def _is_from_other_blocks(user: Operation) -> bool:
     )
 
 
-def _end_of_copies(end: int, position: dict[Operation, int]) -> int:
-    """Copies write until they are waited for: the first wait for all of them after the last use."""
+def _end_of_waits(
+    end: int,
+    position: dict[Operation, int],
+    kind: type[threads.CpWait] | type[threads.DotWait],
+) -> int:
+    """Copies write, and dots read, until they are waited for: the first wait for all of them after
+    the last use.
+    """
     waits = (
         i
         for op, i in position.items()
-        if i >= end and isinstance(op, threads.CpWait) and op.pending.value.data == 0
+        if i >= end and isinstance(op, kind) and op.pending.value.data == 0
     )
     return min(waits, default=len(position))
 
 
 def _uses(value: SSAValue) -> Iterator[Operation]:
     """Operations that use a buffer, through its views too."""
-    views = (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
     for use in value.uses:
-        if isinstance(use.operation, views):
+        if isinstance(use.operation, VIEWS):
             yield from _uses(use.operation.results[0])
         yield use.operation
 

@@ -29,7 +29,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
-from tkc.ir.shared import scratch
+from tkc.ir.shared import scratch_of
 from tkc.ir.values import operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unseen
@@ -47,7 +47,7 @@ MAX_COMPUTED_PART = 16  # of k, where threads compute operands, and hold them
 def run(module: ModuleOp, context: PassContext) -> None:
     """Cuts every dot whose operands do not fit, where they can be cut along k."""
     for kernel in module.body.block.ops:
-        room = context.room() - sum(map(scratch, kernel.walk()))
+        room = context.room() - scratch_of(kernel)
         for dot in operations_in(kernel, tile.Dot):
             bytes_, fits = sum(_bytes(dot)), room <= 0 or sum(_bytes(dot)) <= room
             if fits and not _fills_registers(dot, context):

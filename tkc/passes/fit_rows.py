@@ -24,8 +24,9 @@ first loaded there where it is used, and not held through the loop: often that i
 that need not wait for one another share a loop; all stores of rows share the last one, where a part
 is read before any of it is written. Sums of narrow floats are rounded once, as they would be. A
 scan goes on from part to part, from the last one on where it is reversed. Nothing is cut where an
-operation combines elements along the row in another way (a sort), where pointers or atomics write,
-and where something that a part loads again may have been written.
+operation combines elements along the row in another way, where pointers or atomics write, and where
+something that a part loads again may have been written. What is sorted and longer than a warp sorts
+is sorted in runs, which are merged (cuts/sorts.py).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
+from tkc.passes.cuts.sorts import cut_sort
 from tkc.passes.plan import overfull
 from tkc.passes.planning.streaming import part_of, rows_of_part
 from tkc.passes.simplify import sweep
@@ -65,6 +67,9 @@ MIN_ROWS = 64  # of a tile that is computed some rows at a time
 def run(module: ModuleOp, context: PassContext) -> None:
     """Cuts the rows of a kernel of which threads would have to hold more than registers can."""
     for kernel in module.body.block.ops:
+        room = context.target.shared_bytes
+        if cut := sum(cut_sort(sort, room) for sort in operations_in(kernel, tile.Sort)):
+            context.decisions.append(f"fit-rows: sorts of long rows by merged runs: {cut}")
         if not isinstance(kernel, tile.Kernel) or not (held := overfull(module, context)):
             continue
         if moved := _load_in_loops(kernel, context.overlaps):

@@ -161,13 +161,9 @@ def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
         return 1
     wanted = context.plan.stages if context.plan else DEFAULT_STAGES
     bytes_ = sum(shared_type(copy.buffer).bytes for copy in copies)
-    others = (
-        sum(
-            shared_type(op.result).bytes if isinstance(op, shared.Alloc) else shared.scratch(op)
-            for op in kernel.walk()
-        )
-        - bytes_
-    )
+    buffers = (op for op in kernel.walk() if isinstance(op, shared.Alloc))
+    others = sum(shared_type(op.result).bytes for op in buffers) - bytes_
+    others += shared.scratch_of(kernel)
     fit = max(1, (context.target.shared_bytes - others - 1024) // bytes_)
     if fit < wanted:
         context.decisions.append(

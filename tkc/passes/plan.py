@@ -51,7 +51,7 @@ from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
-from tkc.ir.shared import scratch
+from tkc.ir.shared import scratch_of
 from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
@@ -1096,7 +1096,7 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     ]
     lasting = sum(size for _, size in buffers if size <= MAX_UNSHARED_BYTES)
     sharing = [(op, size) for op, size in buffers if size > MAX_UNSHARED_BYTES]
-    others = lasting + together(sharing, program.kernel) + sum(map(scratch, program.kernel.walk()))
+    others = lasting + together(sharing, program.kernel) + scratch_of(program.kernel)
     return max(stages.values(), default=0), others
 
 

@@ -5,6 +5,14 @@
     %d = tile.dot %p, %k, …           ->      %k1 = tile.load %a[%n, 0]
                                               %d = tile.dot %p, %k1, …
 
+A block that is loaded outside of the loop whose dots read it, and that something else reads, is
+loaded again for the other:
+
+    %q = tile.load %a[%m, 0]                  %q = tile.load %a[%m, 0]
+    for …: tile.dot %q, …                     for …: tile.dot %q, …
+    tile.mul %q, %q                   ->      %q1 = tile.load %a[%m, 0]
+                                              tile.mul %q1, %q1
+
 Warp roles release a stage of a ring in the iteration that loaded it, and dots of different operands
 may run in different iterations. Where a plan has roles only so, or late dots only so, the program
 is changed; elsewhere, and on targets without wgmma, it stays as it is.
@@ -33,7 +41,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, defining_slice
 from tkc.ir.values import block_of, operations_in
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import apart, may_meet, unseen, writes
+from tkc.passes.analysis.alias import ancestor, apart, may_meet, unseen, writes
 from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES, is_computed_by
 from tkc.passes.plan import kernel_of, plan
@@ -153,14 +161,35 @@ def _with_roles(made: Plan | None) -> Plan | None:
 
 
 def _shared_loads(module: ModuleOp) -> list[tile.Load]:
-    """The loads in loops that several dots read, or a dot and something else."""
+    """The loads in loops that several dots read, or a dot and something else; and those outside
+    that dots further inside read, and something else.
+    """
     return [
         op
         for op in operations_in(module, tile.Load)
-        if isinstance(op.parent_op(), scf.ForOp)
-        and _operand_uses(op)
-        and len(list(leaves(op.result))) > 1
+        if (
+            isinstance(op.parent_op(), scf.ForOp)
+            and _operand_uses(op)
+            and len(list(leaves(op.result))) > 1
+            or _uses_beside_inner_dots(op)
+        )
     ]
+
+
+def _uses_beside_inner_dots(
+    load: tile.Load,
+) -> list[tuple[Use, list[tile.Transpose | tile.Reshape]]]:
+    """The uses of a block that are no operand of a dot, where dots in loops or branches behind the
+    load read it.
+    """
+    uses = list(leaves(load.result))
+    inner = [use for use, _ in uses if _is_operand(use) and use.operation.parent is not load.parent]
+    return [(use, between) for use, between in uses if not _is_operand(use)] if inner else []
+
+
+def _is_operand(use: Use) -> bool:
+    """Whether a use is the left or the right operand of a dot."""
+    return isinstance(use.operation, tile.Dot) and use.index < 2
 
 
 def _operand_uses(load: tile.Load) -> list[tuple[Use, list[tile.Transpose | tile.Reshape]]]:
@@ -168,9 +197,7 @@ def _operand_uses(load: tile.Load) -> list[tuple[Use, list[tile.Transpose | tile
     return [
         (use, between)
         for use, between in leaves(load.result)
-        if isinstance(use.operation, tile.Dot)
-        and use.index < 2
-        and use.operation.parent is load.parent
+        if _is_operand(use) and use.operation.parent is load.parent
     ]
 
 
@@ -182,16 +209,24 @@ def _separate(module: ModuleOp, context: PassContext) -> int:
         keeps_one = len(uses) == len(list(leaves(load.result)))
         for use, between in uses[1:] if keeps_one else uses:
             if unseen(load, use.operation, context.overlaps):
-                _load_again(load, use, between)
+                _load_again(load, use, between, use.operation)
+                count += 1
+        for use, between in _uses_beside_inner_dots(load):
+            # not in a loop, which would load it in each iteration
+            place = ancestor(use.operation, block_of(load))
+            if place is not None and unseen(load, place, context.overlaps):
+                _load_again(load, use, between, place)
                 count += 1
     return count
 
 
-def _load_again(load: tile.Load, use: Use, between: list[tile.Transpose | tile.Reshape]) -> None:
-    new: Operation = before(use.operation, load.clone())
-    value = new.results[0]
+def _load_again(
+    load: tile.Load, use: Use, between: list[tile.Transpose | tile.Reshape], place: Operation
+) -> None:
+    """Loads a block once more, before an operation, for one use of it."""
+    value = before(place, load.clone()).results[0]
     for view in between:
-        value = before(use.operation, view.clone({view.arg: value})).result
+        value = before(place, view.clone({view.arg: value})).result
     use.operation.operands[use.index] = value
     for view in reversed(between):
         if view.result.first_use is None:

@@ -35,6 +35,7 @@ from tkc.codegen.ptx.writer import Integer, Operand, Writer, as_integer, class_o
 from tkc.errors import CompileError
 from tkc.ir.interface import Parameter, Site
 from tkc.ir.ranges import Ranges
+from tkc.ir.shared import scratch_of
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
@@ -109,6 +110,10 @@ class Emitter:
         self.notes: list[str] = []
         self.threads = 32 * kernel.warps  # of the block; roles add theirs
         self.shared_bytes = kernel.integer("shared_bytes")
+        # what operations take beside buffers, one after the other: bytes, and the place of each
+        # instance's as (bytes, offset)
+        self.most_scratch = scratch_of(kernel)
+        self.own_places: dict[Instance, tuple[int, int]] = {}
         self.uses_shared = False
         # whether what is computed now is asked for: a region is also run on padding
         self.counts: Operand = True
@@ -395,9 +400,15 @@ class Emitter:
         return at
 
     def own_scratch(self, count: int) -> tuple[str, int]:
-        """The same for this instance alone, as (address, offset from it)."""
-        size, i = -(-count // 16) * 16, self.instance
-        at, base = self.scratch(size * i.copies), self.shared_base()
+        """The same for this instance alone, as (address, offset from it), until the next operation
+        asks: whoever does has its threads meet before they write.
+        """
+        i, base = self.instance, self.shared_base()
+        size, at = self.own_places.get(i, (0, 0))
+        if count > size:
+            size = -(-max(count, self.most_scratch) // 16) * 16
+            at = self.scratch(size * i.copies)
+            self.own_places[i] = size, at
         if i.copies > 1:
             base = self.w.op("mad.lo.s32", "b32", self.w.register(i.index), size, base)
         return base, at

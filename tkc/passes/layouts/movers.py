@@ -11,6 +11,8 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 from math import gcd, prod
 
+from xdsl.ir import Attribute
+
 from tkc.errors import CompileError
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
@@ -104,19 +106,29 @@ def first_of_sort(op: tile.Sort) -> bool:
     """A sort of which only the first few elements are used, few enough for a thread's registers,
     becomes one that finds those alone. Returns whether it was one.
     """
-    uses = [use.operation for use in op.result.uses]
-    if len(uses) != 1 or not isinstance(part := uses[0], tile.Slice):
+    if (part := first_few(op)) is None:
         return False
-    t, result = tile_type(op.arg), tile_type(part.result)
-    if result.extents[:-1] != t.extents[:-1] or any(part.offsets.get_values()):
-        return False
-    count, words = _power(result.extents[-1]), bits(t.element) // 32 or 1
-    is_small = 2 * count <= _power(t.extents[-1]) and count * words <= MAX_SORT_FIRST_REGISTERS
-    if not is_small or any(s != 1 for s in part.steps):
-        return False
-    replace(part, shared.SortFirst(op.arg, result, op.descending is not None))
+    replace(part, shared.SortFirst(op.arg, tile_type(part.result), op.descending is not None))
     erase(op)
     return True
+
+
+def first_few(op: tile.Sort) -> tile.Slice | None:
+    """The slice that has the first few elements of a sort, where nothing else uses it."""
+    uses = [use.operation for use in op.result.uses]
+    if len(uses) != 1 or not isinstance(part := uses[0], tile.Slice):
+        return None
+    t, result = tile_type(op.arg), tile_type(part.result)
+    if result.extents[:-1] != t.extents[:-1] or any(part.offsets.get_values()):
+        return None
+    count, words = _power(result.extents[-1]), bits(t.element) // 32 or 1
+    is_small = 2 * count <= _power(t.extents[-1]) and count * words <= MAX_SORT_FIRST_REGISTERS
+    return part if is_small and all(s == 1 for s in part.steps) else None
+
+
+def most_sorted(element: Attribute) -> int:
+    """How many elements of a type the registers of a warp hold to sort them."""
+    return WARP * MAX_SORT_REGISTERS // (bits(element) // 32 or 1)
 
 
 def check_sort(op: tile.Sort) -> None:
@@ -124,8 +136,7 @@ def check_sort(op: tile.Sort) -> None:
     assembler would take minutes over it, and spill.
     """
     t = tile_type(op.arg)
-    words, extent = bits(t.element) // 32 or 1, t.extents[-1]
-    most = WARP * MAX_SORT_REGISTERS // words
+    extent, most = t.extents[-1], most_sorted(t.element)
     if _power(extent) > most:
         raise CompileError(
             f"a sort of {extent} elements does not fit the registers of a warp, which sorts up to"

@@ -29,7 +29,7 @@ accumulator zero): as exact as the iteration is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -254,12 +254,6 @@ def _makes_one_operand(uses: Sequence[Use]) -> bool:
         else:
             return False
     return len(ends) == 1 and all(not isinstance(use.operation, tile.Dot) for use in uses)
-
-
-def _share_blocks(sums: list[list[tile.Dot]]) -> bool:
-    """Whether a copied block of a loop's running sums has several readers."""
-    loads = [source(v) for dots in sums for dot in dots for v in (dot.a, dot.b)]
-    return any(is_read_again(load) for load in loads if load is not None)
 
 
 def leaves(value: SSAValue) -> Iterator[tuple[Use, list[tile.Transpose | tile.Reshape]]]:
@@ -508,17 +502,10 @@ def _why_not_sums(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
     if both.swapped and not simple(dot):
         return "its dot's accumulator is not just loop-carried"
     sums = sums_around(dot)
-    if sums and any(map(is_read_again, computed_from(dot, options))):
-        return "an operand is used elsewhere too"
     if sum(map(len, sums)) <= 1:
         return ""
     if relaid_loads(dot, options):
         return "one of several dots that accumulate in a loop has an operand that is relaid"
-    if (both.held or any(both.written)) and _share_blocks(sums):
-        return (
-            "one of several dots that accumulate in a loop has an operand that is computed, or held"
-            " in registers, and a block is read by several of them"
-        )
     return ""
 
 
@@ -573,9 +560,9 @@ def _unread(dot: tile.Dot, load: tile.Load) -> str:
 
 def _elsewhere(load: tile.Load, dot: tile.Dot) -> bool:
     """Whether more reads a loaded operand than can read one stage of a ring: dots, and in a dot's
-    own loop what is computed of it too, where sums do not run one dot deep.
+    own loop what is computed of it too.
     """
-    if load.parent is dot.parent and not sums_around(dot):
+    if load.parent is dot.parent:
         return False
     return any(
         not isinstance(use.operation, tile.Dot)
@@ -650,15 +637,27 @@ def operand_registers(
             registers(d.acc) * p[1] // p[0] for d, p in zip(dots, parts, strict=True) if d in some
         ) + sum(map(registers, carried))
 
-    def left(d: tile.Dot) -> int:
-        return registers(both.left) if (both := Sides.of(d, options)).held else 0
+    return sums + _operands_held(dots, rotated, registers, options)
 
-    def made(d: tile.Dot) -> int:
-        """What a left operand is computed of while a dot reads the one before, and the operand
-        itself where that dot is not waited for first.
-        """
-        if not (blocks := made_from(d, options)):
-            return 0
-        return rotated * left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
 
-    return sums + sum(left(d) + made(d) for d in dots)
+def _operands_held(
+    dots: Sequence[tile.Dot],
+    rotated: bool,
+    registers: Callable[[SSAValue], int],
+    options: LaunchOptions,
+) -> int:
+    """Registers for left operands and for what operands are computed of: what several dots read, or
+    are computed of, is held once. registers: of a tile.
+    """
+    lefts = dict.fromkeys(both.left for d in dots if (both := Sides.of(d, options)).held)
+    total, seen = sum(map(registers, lefts)), set[Operation]()
+    for d in dots:
+        # what an operand is computed of while a dot reads the one before, and the left one itself
+        # where that dot is not waited for first
+        blocks = [op for op in made_from(d, options) if op not in seen]
+        seen.update(blocks)
+        if blocks:
+            both = Sides.of(d, options)
+            total += rotated * both.held * registers(both.left) + ADDRESS_REGISTERS
+            total += sum(registers(op.result) for op in blocks)
+    return total

@@ -184,13 +184,16 @@ def loads_beside(
     small, the biases of scores for one, only where `room` bytes of shared memory still hold
     MIN_STAGES_BESIDE stages. The numbers that the producer can broadcast there, and which ring it
     is: those that say where an operand lies it needs itself, an iteration earlier. What co-resident
-    programs share is what does not depend on axis 0.
+    programs share is what does not depend on axis 0. Where no operand is loaded in the loop, its
+    blocks have a ring of their own.
 
     Otherwise registers would wait for memory, and the computation of an address would stand between
     the dots.
     """
     inner = [i for i, ring in enumerate(rings) if any(load.parent_op() is loop for load in ring)]
     if not inner:
+        own = _own_ring(_copied_ahead(loop, [], co_resident, overlaps), rings, room)
+        rings += [own] if own else []
         return {}
     places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
     loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
@@ -241,6 +244,22 @@ def _spread_registers(value: SSAValue, warpgroups: int) -> int:
             if is_computed_by(use.operation.__class__)
         ]
     return 0
+
+
+def _own_ring(
+    loads: Sequence[tile.Load], rings: Sequence[list[tile.Load]], room: int
+) -> list[tile.Load]:
+    """Of what a loop loads beside dots whose operands stay: the blocks that tensor maps copy, as
+    far as stages have room for them; none where all are small, which registers hold early.
+    """
+    own: list[tile.Load] = []
+    for op in loads:
+        t = op.result.type
+        if not isinstance(t, TileType) or unmapped(op):
+            continue
+        if _has_room(rings, (), stage_bytes([*own, op]), room):
+            own.append(op)
+    return own if any(tile_type(op.result).bytes > MAX_BESIDE_BYTES for op in own) else []
 
 
 def _may_be_copied(

@@ -291,9 +291,10 @@ class Overlap:
         for ring, stage, _ in flight.stages:
             if self.last_reader.get((ring.full, stage)) not in flight.dots:
                 continue
-            place = _read_by(anchor, stage) if ring.read else anchor
+            if ring.read:
+                _read_by(anchor, stage)
             arrive = threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp")
-            before(place, *ring.fence(), arrive)
+            before(anchor, *ring.fence(), arrive)
 
 
 def _carried_results(block: Block) -> set[SSAValue]:
@@ -343,9 +344,9 @@ def _take_turns(block: Block) -> None:
     after(commits[-1], threads.Turn("end"))
 
 
-def _read_by(anchor: Operation, stage: SSAValue) -> Operation:
+def _read_by(anchor: Operation, stage: SSAValue) -> None:
     """What threads read of a stage they have read before the anchor, where it is released; also
-    what a branch alone looks at. Gives where that is: behind the anchor where that reads the stage.
+    what a branch alone looks at.
     """
     behind = [
         op
@@ -362,13 +363,10 @@ def _read_by(anchor: Operation, stage: SSAValue) -> Operation:
         before(anchor, op)
         behind.remove(op)
 
-    reads = [
+    for read in [
         op for op in behind if isinstance(op, shared.Read) and stage_number(op.buffer) is stage
-    ]
-    for read in reads:
-        if read is not anchor:
-            earlier(read)
-    return next_of(anchor) if anchor in reads else anchor
+    ]:
+        earlier(read)
 
 
 def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue]) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.shared import scratch
+from tkc.ir.shared import scratch_of
 from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, first_of, tile_type
+from tkc.passes.analysis.alias import ancestor
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
+from tkc.passes.planning.pressure import together
 from tkc.passes.planning.rings import (
     Stages,
     exchanged_bytes,
@@ -35,7 +37,7 @@ from tkc.passes.planning.roles.results import (
     why_not_in_turn,
     widest_columns,
 )
-from tkc.passes.planning.roles.sharing import Sharing, make_operands
+from tkc.passes.planning.roles.sharing import Sharing
 
 # of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than
 # all of it leaves
@@ -79,22 +81,35 @@ class BlockMemory:
         request: RoleRequest, sharing: Sharing, execution: DotExecution, rings: Rings
     ) -> BlockMemory:
         """Raises NoRoles where shared memory has no room for the rings."""
-        return _Division(request, sharing, execution, rings).decided()
+        each = sum(tile_type(value).bytes for value in execution.written)
+        try:
+            return _Division(request, sharing, execution, rings, each).decided()
+        except NoRoles:
+            least = written_bytes(execution.written, request.kernel)
+            if least == each or sharing.programs > 1:
+                raise
+        # operands that are never live together take turns, at a barrier each
+        return _Division(request, sharing, execution, rings, least).decided()
 
 
 class _Division:
     """The division of a block's shared memory while it is decided."""
 
     def __init__(
-        self, request: RoleRequest, sharing: Sharing, execution: DotExecution, rings: Rings
+        self,
+        request: RoleRequest,
+        sharing: Sharing,
+        execution: DotExecution,
+        rings: Rings,
+        written: int,
     ) -> None:
+        """written: bytes of what threads write for dots."""
         self.request, self.sharing, self.execution = request, sharing, execution
         self.rings, self.options = rings, request.options
         self.results, self.stored_directly = self._results()
         # what each program of the block has beside rings and results
         self.taken = BARRIER_BYTES[len(request.dots) > 1] + sharing.programs * (
-            _reduction_bytes(request, sharing.groups)
-            + sum(tile_type(value).bytes for value in execution.written)
+            _reduction_bytes(request, sharing.groups) + written
         )
 
     def decided(self) -> BlockMemory:
@@ -190,9 +205,8 @@ class _Division:
         them a program loads, computes and stores.
         """
         request, execution, sharing = self.request, self.execution, self.sharing
-        makes = make_operands(request)
-        waits = execution.in_order or not request.loops or makes
-        pays = waits and (execution.counts_live or makes) and not request.has_third_role
+        waits = execution.in_order or not request.loops
+        pays = waits and execution.counts_live and not request.has_third_role
         pays = pays and execution.registers <= PAIRED_LIVE_REGISTERS
         if pays and sharing.consumers == 1 and self._is_paired():
             room = self._available(2) - self.taken
@@ -274,6 +288,25 @@ class _Division:
         return max((1, 2), key=lambda n: (fitting[n][0], n))
 
 
+def written_bytes(values: Sequence[SSAValue], kernel: tile.Kernel) -> int:
+    """Of shared memory for operands that threads write, one by one: what is live together at the
+    worst moment. One in a loop or a branch is live all through it.
+    """
+    lasting: dict[Operation, int] = {}
+    passing: list[tuple[Operation, int]] = []
+    for value in values:
+        owner, size = value.owner, tile_type(value).bytes
+        if isinstance(owner, Operation) and owner.parent is kernel.body.block:
+            passing.append((owner, size))
+            continue
+        around = ancestor(
+            owner if isinstance(owner, Operation) else first_of(owner), kernel.body.block
+        )
+        assert around is not None, "an operand is a value of the kernel"
+        lasting[around] = lasting.get(around, 0) + size
+    return together([*passing, *lasting.items()], kernel)
+
+
 def cache_line_bytes(loads: list[Operation]) -> int:
     """Bytes of the cache's lines that a loop's small blocks, which go to registers, lie in: where
     rows are apart a whole line each, of which the next iterations read more.
@@ -296,9 +329,8 @@ def _reduction_bytes(request: RoleRequest, groups: int) -> int:
     warps, and for what the emitter puts there.
     """
     rows = tile_type(request.dots[0].acc).extents[0]
-    total = 0
+    total = scratch_of(request.kernel)
     for op in request.kernel.walk():
-        total += scratch(op)
         if isinstance(op, tile.Reduce) and _is_along_rows(op, rows):
             total += sum(4 * groups * tile_type(v).extents[1] * 8 for v in op.args)
     return total
