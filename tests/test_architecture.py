@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tkc
-from tests.sources import tree
+from tests.sources import nodes, tree
 from tests.tokens import at_most, count
 from tkc.ir import elementwise, shared, threads, tile
 from tkc.ir.text import parse, show
@@ -106,7 +106,7 @@ def room(path: Path) -> str:
 def modules(path: Path) -> set[str]:
     """Every module a file imports, in functions and under TYPE_CHECKING too."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -147,17 +147,21 @@ def imported_files() -> dict[str, set[str]]:
     paths = {str(p.relative_to(ROOT).with_suffix("")).replace("/", "."): p for p in SOURCES}
     paths = {name.removesuffix(".__init__"): p for name, p in paths.items()}
 
-    def imports(node: ast.AST) -> set[str]:
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            return set()
-        if isinstance(node, ast.Import):
-            return {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            return {name if name in paths else node.module for name in names}
-        return set().union(*map(imports, ast.iter_child_nodes(node)))
+    def is_for_the_checker(node: ast.AST) -> bool:
+        return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
-    return {name: imports(tree(path)) & set(paths) - {name} for name, path in paths.items()}
+    def imports(path: Path) -> set[str]:
+        found, types = set(), [node for node in nodes(path) if is_for_the_checker(node)]
+        left_out = {inner for node in types for inner in ast.walk(node)}
+        for node in nodes(path):
+            if isinstance(node, ast.Import) and node not in left_out:
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node not in left_out:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in paths else node.module for name in names}
+        return found
+
+    return {name: imports(path) & set(paths) - {name} for name, path in paths.items()}
 
 
 def test_no_files_import_one_another():
@@ -172,8 +176,7 @@ def private(path: Path) -> list[str]:
     _y`, `x._y` of a module x.
     """
     ours, found = set(), []
-    nodes = list(ast.walk(tree(path)))
-    for node in nodes:
+    for node in nodes(path):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tkc"):
             continue
         found += [
@@ -194,7 +197,7 @@ def private(path: Path) -> list[str]:
 
     return found + [
         f"{node.value.id}.{node.attr}"
-        for node in nodes
+        for node in nodes(path)
         if named(node) and node.attr.startswith("_") and not node.attr.startswith("__")
     ]
 
@@ -247,7 +250,7 @@ def kernels_of(path: Path) -> dict[str, int]:
 
     kernels = [
         n
-        for n in ast.walk(tree(path))
+        for n in nodes(path)
         if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)
     ]
     return {n.name: statements(n) for n in kernels}

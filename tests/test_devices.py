@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sources import tree
+from tests.sources import nodes, tree
 from tkc import devices
 from tkc.devices.files import FOLDER
 from tkc.errors import DeviceError
@@ -195,12 +195,12 @@ def test_models_have_no_numbers_of_their_own():
     for path in sources(*MODELS):
         tolerances = {
             id(v)
-            for n in ast.walk(tree(path))
+            for n in nodes(path)
             if isinstance(n, ast.Assign)
             and {t.id for t in n.targets if isinstance(t, ast.Name)} & LIMITS
             for v in ast.walk(n.value)
         }
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             fraction = isinstance(node, ast.Constant) and isinstance(node.value, float)
             if not fraction or id(node) in tolerances:
                 continue

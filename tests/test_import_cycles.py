@@ -7,7 +7,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from tests.sources import tree
+from tests.sources import nodes
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -28,7 +28,7 @@ MEANT = {
 def _imported(path: Path) -> set[str]:
     """The files that a file imports."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
