@@ -41,3 +41,14 @@ def test_its_figures_are_those_of_the_results():
             if re.search(rf"\b{rate}\b", line)
             and re.search(rf"(?<!\d){re.escape(ratio)}(?!\d)", line)
         ], f"standing.md does not have {rate} and {ratio} in one line"
+
+
+def test_where_it_is_slower_is_that_of_the_results():
+    """Each number with a point, as it stands there."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+    results = "\n".join(path.read_text() for path in folder.glob("*.md"))
+    slower = README.partition("**Slower than the rivals**")[2].partition("\n## ")[0]
+    numbers = re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", slower)
+    assert len(numbers) >= 10
+    missing = [n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\d)", results)]
+    assert not missing, f"no file of {folder.name} has {missing}"

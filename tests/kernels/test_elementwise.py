@@ -145,6 +145,23 @@ def test_adam(shape, dtype, master):
         kernels.adam_(p, p, m, v, 0)
 
 
+@pytest.mark.parametrize("step", ["adam_", "lion_"])
+def test_optimizers_of_channels_last(step):
+    """Arrays of one memory order, whatever it is; the gradient in any."""
+    grad, *held = (numbers((4, 3, 5, 5), seed=i) for i in range(4 if step == "adam_" else 3))
+    numbers_of = (1,) if step == "adam_" else ()
+    held = [abs(x) for x in held]
+    want = [x.copy() for x in held]
+    getattr(kernels, step)(want[0], grad, *want[1:], *numbers_of)
+    turned = [np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for x in held]
+    for given in (grad, np.asfortranarray(grad)):
+        found = [x.copy(order="K") for x in turned]
+        getattr(kernels, step)(found[0], given, *found[1:], *numbers_of)
+        assert all(np.array_equal(a, b) for a, b in zip(found, want, strict=True))
+    with pytest.raises(tkc.LaunchError, match="one memory order"):
+        getattr(kernels, step)(turned[0], grad, *held[1:], *numbers_of)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3", "float8_e5m2"])
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 31), (7, 1025), (2, 3, 257)])
 def test_quantize(shape, dtype):

@@ -106,7 +106,17 @@ def grown(x, w, o, r, n, M: tkc.constexpr, N: tkc.constexpr):
     tkc.store(o, (0, 0), first)
 
 
+def loaded_behind(x, w, o, r, n, M: tkc.constexpr, N: tkc.constexpr):
+    """The next value is read of a stage at the place where the dot before is over."""
+    total, p = tkc.zeros((M, N)), tkc.load(x, (0, 0), (M, N)) + 1
+    for i in tkc.range(n):
+        total = tkc.dot(p, tkc.load(w, (i * N, 0), (N, N)).T, total)
+        p = tkc.load(x, (i * M, 0), (M, N))
+    tkc.store(o, (0, 0), total)
+
+
 KERNELS = (summed, stored, counted, loaded_ahead, flipped, exchanged, chosen, kept, grown)
+KERNELS += (loaded_behind,)
 
 
 @pytest.mark.parametrize("rows", [64, 128])

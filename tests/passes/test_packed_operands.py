@@ -269,3 +269,12 @@ def test_rows_that_are_read_several_times(masked):
     through(module, PIPELINE[-1], context("sm_90a"))
     check(lambda given, grid: level4.run(module, given, grid, 1))
     check(lambda given, grid: machine.run(module, given, grid))
+
+
+@EACH
+def test_a_block_of_one_warpgroup_leaves_room_for_another(name):
+    """The tensor cores have another block's dot while it makes its operand."""
+    given, _ = CASES[name].arguments()
+    compiled = CASES[name].kernel.compile(*given, target="sm_90a", num_warps=4)
+    assert any("2 blocks share a multiprocessor" in line for line in compiled.decisions)
+    assert not compiled.resources.spill_stores

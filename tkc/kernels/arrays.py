@@ -161,6 +161,19 @@ def all_contiguous(*arrays: Array | None) -> list:
     return [None if x is None else contiguous(x) for x in arrays]
 
 
+def axes_in_memory(x: Array) -> tuple[int, ...]:
+    """The axes in the order of memory: the one whose elements are farthest apart first."""
+    strides = x.stride() if library(x) == "torch" else getattr(x, "strides", (0,) * len(x.shape))
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+
+
+def permuted(x: Array, axes: tuple[int, ...]) -> Array:
+    """A view with the axes in another order; the array itself where they have that order."""
+    if axes == tuple(range(len(axes))):
+        return x
+    return x.permute(axes) if library(x) == "torch" else x.transpose(axes)
+
+
 def last(x: Array, axis: int) -> Array:
     """The array with `axis` swapped to the end. Raises LaunchError where there is no such axis."""
     library(x)

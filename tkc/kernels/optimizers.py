@@ -16,12 +16,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, flat, floats, same_shape
+from tkc.kernels.arrays import (
+    Array,
+    axes_in_memory,
+    contiguous,
+    flat,
+    floats,
+    permuted,
+    same_shape,
+)
 from tkc.kernels.blocks import strip
 from tkc.kernels.operator import operator
 
 # bytes of a program's widest array: one vector a thread; with two, lanes write halves of sectors
 VECTORS = 128 * 16
+
+
+def _as_rows(name: str, grad: Array, held: list[Array]) -> list[Array]:
+    """The gradient and the arrays that change, each as one row in the order of their memory. Raises
+    LaunchError where those do not have one order without gaps.
+    """
+    order = axes_in_memory(held[0])
+    grad, *held = (permuted(x, order) for x in (grad, *held))
+    if any(contiguous(x) is not x for x in held):
+        raise tkc.LaunchError(
+            f"{name} changes its arrays in place: pass arrays of one memory order without gaps, as"
+            " contiguous ones are"
+        )
+    return [flat(contiguous(grad)), *map(flat, held)]
 
 
 @tkc.jit
@@ -59,21 +81,19 @@ def adam_(
 ) -> Iterator[None]:
     """Step t = 1, 2, … of AdamW: param, m and v change in place, computed in float32. master: the
     parameter in float32, from which `param`, in fewer bits, is rounded. Raises LaunchError where
-    shapes differ, t < 1, or an array is not contiguous."""
+    shapes differ, t < 1, or the arrays have no common memory order without gaps."""
     same_shape(param=param, grad=grad, m=m, v=v, master=master)
     floats(param, grad, m, v, master)
     if t < 1:
         raise tkc.LaunchError(f"adam_: t counts steps from 1, got {t}")
     yield None
     arrays = [param, m, v] + ([] if master is None else [master])
-    if any(contiguous(x) is not x for x in arrays):
-        raise tkc.LaunchError("adam_ changes its arrays in place: pass contiguous ones")
-    p, first, second, whole = (*map(flat, arrays), None)[:4]
+    g, p, first, second, whole = (*_as_rows("adam_", grad, arrays), None)[:5]
     n = p.shape[0]
     block = min(strip(n), VECTORS // max(x.dtype.itemsize for x in (grad, *arrays)))
     _adam[tkc.cdiv(n, block)](
         p,
-        flat(contiguous(grad)),
+        g,
         first,
         second,
         whole,
@@ -133,15 +153,12 @@ def _take_step(arrays: tuple, kind: str, numbers: tuple) -> None:
     """Launches a step of (param, grad, m, v, top)."""
     param, grad, m, v, top = arrays
     held = [x for x in (param, m, v, top) if x is not None]
-    if any(contiguous(x) is not x for x in held):
-        raise tkc.LaunchError("optimizers change their arrays in place: pass contiguous ones")
-    p, first, *more = map(flat, held)
+    name = "lion_" if kind == "lion" else "adam_variant_"
+    g, p, first, *more = _as_rows(name, grad, held)
     second, largest = (*more, None, None)[:2]
     n = p.shape[0]
     block = min(strip(n), VECTORS // max(x.dtype.itemsize for x in (grad, *held)))
-    _step[tkc.cdiv(n, block)](
-        p, flat(contiguous(grad)), first, second, largest, *numbers, KIND=kind, N=block
-    )
+    _step[tkc.cdiv(n, block)](p, g, first, second, largest, *numbers, KIND=kind, N=block)
 
 
 @operator(mutates="param m v top", varies="t lr")
@@ -161,7 +178,7 @@ def adam_variant_(
 ) -> Iterator[None]:
     """Step t = 1, 2, … of "amsgrad" (top: its largest v, from zeros), "adamax" or "radam", with
     decoupled weight decay; arrays change in place, computed in float32. Raises LaunchError where
-    shapes differ, t < 1, or an array is not contiguous.
+    shapes differ, t < 1, or the arrays have no common memory order without gaps.
     """
     same_shape(param=param, grad=grad, m=m, v=v, top=top)
     floats(param, grad, m, v, top)
@@ -197,7 +214,7 @@ def lion_(
     weight_decay: float = 0.0,
 ) -> Iterator[None]:
     """A step of Lion with decoupled weight decay; param and m change in place, computed in float32.
-    Raises LaunchError where shapes differ or an array is not contiguous.
+    Raises LaunchError where shapes differ or the arrays have no common memory order without gaps.
     """
     same_shape(param=param, grad=grad, m=m)
     floats(param, grad, m)

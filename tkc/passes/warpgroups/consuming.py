@@ -291,10 +291,9 @@ class Overlap:
         for ring, stage, _ in flight.stages:
             if self.last_reader.get((ring.full, stage)) not in flight.dots:
                 continue
-            if ring.read:
-                _read_by(anchor, stage)
+            place = _read_by(anchor, stage) if ring.read else anchor
             arrive = threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp")
-            before(anchor, *ring.fence(), arrive)
+            before(place, *ring.fence(), arrive)
 
 
 def _carried_results(block: Block) -> set[SSAValue]:
@@ -344,9 +343,9 @@ def _take_turns(block: Block) -> None:
     after(commits[-1], threads.Turn("end"))
 
 
-def _read_by(anchor: Operation, stage: SSAValue) -> None:
+def _read_by(anchor: Operation, stage: SSAValue) -> Operation:
     """What threads read of a stage they have read before the anchor, where it is released; also
-    what a branch alone looks at.
+    what a branch alone looks at. Gives where that is: behind the anchor where that reads the stage.
     """
     behind = [
         op
@@ -363,10 +362,13 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
         before(anchor, op)
         behind.remove(op)
 
-    for read in [
+    reads = [
         op for op in behind if isinstance(op, shared.Read) and stage_number(op.buffer) is stage
-    ]:
-        earlier(read)
+    ]
+    for read in reads:
+        if read is not anchor:
+            earlier(read)
+    return next_of(anchor) if anchor in reads else anchor
 
 
 def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue]) -> None:

@@ -37,7 +37,7 @@ from tkc.passes.planning.roles.results import (
     why_not_in_turn,
     widest_columns,
 )
-from tkc.passes.planning.roles.sharing import Sharing
+from tkc.passes.planning.roles.sharing import Sharing, make_operands
 
 # of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than
 # all of it leaves
@@ -205,8 +205,9 @@ class _Division:
         them a program loads, computes and stores.
         """
         request, execution, sharing = self.request, self.execution, self.sharing
-        waits = execution.in_order or not request.loops
-        pays = waits and execution.counts_live and not request.has_third_role
+        makes = make_operands(request)
+        waits = execution.in_order or not request.loops or makes
+        pays = waits and (execution.counts_live or makes) and not request.has_third_role
         pays = pays and execution.registers <= PAIRED_LIVE_REGISTERS
         if pays and sharing.consumers == 1 and self._is_paired():
             room = self._available(2) - self.taken

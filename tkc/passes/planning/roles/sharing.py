@@ -141,7 +141,7 @@ def _of_many_rows(request: RoleRequest) -> int:
     """More than two warpgroups for rows that divide so, where that pays; else 0."""
     if request.rows == 192:
         return 3 if len(request.dots) > 1 or not _hold_operands(request, 1) else 0
-    four = request.rows % 256 == 0 and _make_operands(request) and _hold_operands(request, 4)
+    four = request.rows % 256 == 0 and make_operands(request) and _hold_operands(request, 4)
     return 4 if four else 0
 
 
@@ -152,7 +152,7 @@ def _hold_operands(request: RoleRequest, groups: int) -> bool:
     return each <= MAX_OPERAND_REGISTERS[groups]
 
 
-def _make_operands(request: RoleRequest) -> bool:
+def make_operands(request: RoleRequest) -> bool:
     """Whether warpgroups make the left operands of all dots: one stands still between what it makes
     and its dot, and others fill the time.
     """
