@@ -11,7 +11,6 @@ from tkc.language.values import Tile, Value
 from tkc.triton.language import types
 from tkc.triton.language.constants import tuple_, unwrap
 from tkc.triton.language.control import combined
-from tkc.triton.language.creation import where
 from tkc.triton.language.mathematics import exp, fdiv
 from tkc.triton.language.shapes import axis_in, block
 from tkc.triton.language.types import dtype
@@ -138,24 +137,25 @@ def _extreme(name: str) -> Callable:
 
 
 def _place(fn: Callable, input: tensor, axis: Any, keep_dims: Any, what: str) -> tensor:
-    x = block(_ranked(to_tensor(input), what.endswith("min")), what)
+    """Where the first of the largest (smallest) is; NaN is chosen last. fn: of integers."""
+    x = block(_widened(to_tensor(input)), what)
     along, at = _along(x, axis, what)
-    return _kept(values.lift(fn(along, at)), x.shape, axis, keep_dims)
+    if x.dtype.is_float:
+        extreme = operations.nanmin if what.endswith("min") else operations.nanmax
+        found = _first_equal(along, at, extreme(along, at, keep_dims=True))
+    else:
+        found = values.lift(fn(along, at))
+    return _kept(found, x.shape, axis, keep_dims)
 
 
-def _ranked(x: tensor, up: bool) -> tensor:
-    """Floats as integers in their order, of NaN the last one to be chosen. (Beside an infinity of
-    floats NaN could not be told from it.)
+def _first_equal(x: Tile, axis: int, number: Value) -> Value:
+    """The place along an axis of the first element that equals a number; 0 where none does, for all
+    are NaN.
     """
-    if not x.dtype.is_floating():
-        return x
-    wide = cast(x, types.float32) if x.dtype.primitive_bitwidth < 32 else x
-    signed = types.get_int_dtype(wide.dtype.primitive_bitwidth, True)
-    bits = cast(wide + 0.0, signed, bitcast=True)  # -0.0 + 0.0 is 0.0
-    top = signed.get_int_max_value()
-    order = bits ^ ((bits >> (signed.int_bitwidth - 1)) & top)
-    worst = top if up else signed.get_int_min_value()
-    return where(tensor(values.apply("isnan", wide.value)), worst, order)
+    n = x.shape[axis]
+    numbers = operations.arange(n).reshape(*(n if a == axis else 1 for a in range(x.ndim)))
+    first = operations.min_(operations.where(x == number, numbers, n), axis)
+    return values.lift(operations.where(first == n, 0, first))
 
 
 max_, min_ = _extreme("max"), _extreme("min")
