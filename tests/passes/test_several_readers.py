@@ -121,6 +121,14 @@ def test_several_readers(case):
             assert error < (0.05 if case == "iterations" else 0.015)
 
 
+def test_who_sums_what_a_dot_reads_shares_a_program():
+    """In turns nobody would multiply while one warpgroup adds up."""
+    kernel, *_ = gradients()
+    large = ["bf16[8192, 4096]"] * 2 + ["bf16[4096, 4096]", "f32[4096]"]
+    said = kernel.compile(*large, 128, 128, 64, target="sm_90a").decisions
+    assert any(d.startswith("plan: cooperative") for d in said)
+
+
 def test_blocks_of_a_loop_without_operands_have_a_ring():
     kernel, arguments, *_ = recurrent()
     said = kernel.compile(*arguments, target="sm_90a").decisions

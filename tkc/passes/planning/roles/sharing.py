@@ -270,9 +270,11 @@ def _together_by_dots(request: RoleRequest) -> str:
         if source(both.left) is None:
             return "an operand is computed"
         return "an operand is read into registers"
-    shown = filter(None, map(source, (dots[0].a, dots[0].b)))
+    shown = list(filter(None, map(source, (dots[0].a, dots[0].b))))
     if any(load.parent_op() is not loop for load in shown):
         return "an operand is loaded before the loop"
+    if any(map(is_read_again, shown)):
+        return "its threads compute something of an operand, under dots of the other's"
     return ""
 
 
