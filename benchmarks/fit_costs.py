@@ -56,7 +56,7 @@ COSTS = (
     *("store_shared", "store_lane", "store_narrow", "async_load", "one_role", "staged_load"),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
     *("shared", "copied_line", "step", "cut_l2", "cut_line", "crowd", "filled", "together"),
-    "partly_filled",
+    *("partly_filled", "storing_beside"),
     *("partial", "dirty", "overlap", "heat", "traffic", "warming"),
 )
 FITTED = (("rates", RATES), ("engines", ENGINES), ("costs", COSTS))

@@ -238,6 +238,23 @@ def test_blocks_at_the_ends_are_filled_up():
     assert us(13440, 4736) < us(13440, 4800) * 1.01
 
 
+def test_what_one_program_stores_slows_the_other():
+    """Of two that take turns: results in many narrow subtiles show though the other multiplies.
+    11136 x 448 x 1536 on H200s, 2026-11-28: 34.1 us by 200 x 64, whose transposes leave eight lines
+    at a time, 31.2 by 120 x 128, 29.3 by 256 x 160.
+    """
+    given = Product(11136, 448, 1536, 1, True, (3072, 896), result_pitch=896)
+    machine = replace(H200)
+    costs = replace(H200.costs, storing_beside=0.0)
+    machine.__dict__["device"] = replace(H200.device, costs=costs)
+
+    def slower(block):
+        return seconds(given, block, H200) / seconds(given, block, machine)
+
+    assert slower(Block(200, 64, True)) > slower(Block(128, 64, True)) > 1
+    assert slower(Block(256, 160)) == 1
+
+
 def test_parts_that_are_added_at_once_cost_less():
     """As many as registers hold beside the sum."""
     assert [int(parts_at_once(8, n)) for n in (8, 16, 32, 64, 96)] == [7, 7, 3, 1, 1]

@@ -132,6 +132,7 @@ class Costs:
     store_lane: float
     store_narrow: float  # … of each row of a subtile: the wider the fewer
     store_direct: float
+    storing_beside: float  # part of a program's storing that shows though another one multiplies
     odd_rows: float  # how much longer stores from registers take of rows that start at odd elements
     columns: float  # and of dense columns
     # storing parts of k, and learning which program is the last: clocks, and clocks an element

@@ -302,9 +302,10 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         each = loops.clocks + exposed
         hidden = max(0.0, waves - 1) * min(exposed, loops.ahead)
     else:
-        # what one multiplies hides what the other stores, but they share the way to memory
+        # what one multiplies hides what the other stores, but for a part, and no more than that
         storing = stored - costs.restart_clocks
-        each, hidden = max(loops.clocks, (loops.clocks + exposed) / per_block, storing), 0.0
+        looping = loops.clocks + costs.storing_beside * max(0.0, storing)
+        each, hidden = max(looping, (loops.clocks + exposed) / per_block, storing), 0.0
     total = (
         waves * each
         - hidden

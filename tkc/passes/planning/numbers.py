@@ -10,6 +10,7 @@ from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.rewrite import loops_of
 from tkc.ir.types import bits
 from tkc.ir.values import array_type, owner_op
 from tkc.passes.analysis.access import bytes_of
@@ -66,13 +67,19 @@ class Numbers:
         )
 
     def last(self, op: Operation) -> int:
-        """Those of the last program along each axis on which the block's place depends."""
+        """Those of the last program along each axis on which the block's place depends, but for
+        where its loops begin: their last steps alone may end beyond the array.
+        """
         if not isinstance(op, tile.Load) or not isinstance(
             shape := self.arguments.get(op.array), tuple
         ):
             return self.inside(op)
+        loops = [loop for loop in loops_of(op) if isinstance(loop, scf.ForOp)]
+        counters = [loop.body.block.args[0] for loop in loops]
         parts = [
-            ((n - 1) % e + 1) / e if n > e and program_axes([offset], ends=False) else min(1, n / e)
+            ((n - 1) % e + 1) / e
+            if n > e and program_axes([offset], given=counters)
+            else min(1, n / e)
             for n, e, offset in zip(shape, op.extents.get_values(), op.offsets, strict=False)
             if e > 0
         ]

@@ -398,7 +398,8 @@ def _bounds(product: Product, blocks: Clustered, machine: Target) -> np.ndarray:
     written = np.maximum(size / machine.fabric, size / machine.l2 * active)
     leaving, looping = costs.restart_clocks + stored + written, all_.trips * step
     alone = np.where(all_.warps, looping, np.maximum(looping, all_.trips * dots + leaving))
-    beside = np.maximum(np.maximum(looping, stored), (looping + leaving) / 2)
+    slowed = looping + costs.storing_beside * stored
+    beside = np.maximum(np.maximum(slowed, stored), (looping + leaving) / 2)
     clocks = np.where(all_.in_turn, waves * beside, looping + (waves - 1) * alone) + leaving
     # nothing overlaps the first copies of warps alone
     clocks = clocks + np.where(all_.warps, costs.load_latency + step, 0.0)
