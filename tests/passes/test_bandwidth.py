@@ -66,6 +66,30 @@ def test_threads_that_hold_too_much_are_slow():
     assert seconds(long, two, 208) > seconds(long, four, 208)
 
 
+def test_what_all_programs_read_comes_again_unless_a_block_keeps_it():
+    """Layer norm of 32768 x 4096 by two warps (H200, 2026-11-28): 188 us, of which weight and bias,
+    read anew for each row, are some 40.
+    """
+    norm = replace(ROW, reads=(*ROW.reads, Read(1, 16384, 16384, 1.0, False)))
+    keeps = replace(FOUR, persistent=True, resident_operands=True, blocks=4)
+    anew = replace(keeps, resident_operands=False)
+    assert seconds(norm, keeps) < seconds(norm, anew) and seconds(plan=anew) < seconds(norm, anew)
+    assert seconds(plan=keeps) == pytest.approx(seconds(norm, keeps), rel=0.05)
+
+
+def test_long_rows_of_layer_norm_stream_through_blocks_that_keep_the_weight():
+    """H200: 265.5 us so (c1d6303), 421.1 where four warps read it for each row (2026-11-28). What
+    is weighed is what is compiled.
+    """
+    row, weight = "bf16[2048, 131072]", "bf16[131072]"
+    given = (row, None, weight, weight, row, None, 1e-5)
+    choice = _norm.choose(*given, CENTRE=True, grid=2048, target="sm_90a")
+    compiled = _norm.kernel.compile(
+        *given, target="sm_90a", **dict(choice.config.items), CENTRE=True
+    )
+    assert any("stream" in line for line in compiled.decisions), compiled.decisions
+
+
 def test_narrow_accesses_take_longer():
     assert seconds(plan=replace(FOUR, loads=(LoadPlan("registers", 2),))) > seconds()
 

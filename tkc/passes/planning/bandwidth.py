@@ -6,7 +6,8 @@
                 many places; persistent blocks that read the next program early wait for the longer
                 of its load and the rest
     issuing     all instructions of a multiprocessor's programs
-    memory      all bytes
+    memory      all bytes, and those that programs read alike, from the L2 cache, where no block
+                keeps them
 
 Waiting, issuing and memory overlap as far as many programs share a multiprocessor: the time of a
 launch is their norm with exponents near one (`Rows` of the device).
@@ -100,6 +101,11 @@ class Moving:
         """Bytes that each program reads of its own, as often as it does."""
         return sum(r.inside for r in self.reads if r.own)
 
+    @property
+    def alike(self) -> float:
+        """Bytes that all programs read, of one that does: from the L2 cache."""
+        return sum(r.inside * r.trips for r in self.reads if not r.own)
+
 
 @dataclass(frozen=True)
 class Time:
@@ -170,6 +176,7 @@ def time_of(
     rest += moving.meetings * (times.meeting * log2(2 * sharing) + times.cluster * (blocks > 1))
     rate = min(times.fabric, target.memory * 1e9 / clock / active)
     reading, writing = moving.own / blocks / rate, times.written * moving.stored / blocks / rate
+    again = 0.0 if plan.resident_operands else moving.alike / blocks / times.fabric
     early = plan.prefetch or any(load.path == "own" for load in plan.loads)
     begin = times.begin + times.clustered * (blocks > 1)
     if plan.persistent:
@@ -183,7 +190,7 @@ def time_of(
     else:
         alone = begin + times.latency + reading + rest
         before = 0.0
-    copying = most * (reading + writing)
+    copying = most * (reading + writing + again)
     clocks = _norm(times.overlap, turns * alone, copying, most * issuing) + before
     seconds = times.launch + clocks / clock
     return Time(

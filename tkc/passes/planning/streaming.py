@@ -183,7 +183,7 @@ def _may_stream(sizes: _Sizes, fit: int | None, context: PassContext) -> bool:
     """Whether programs fill a multiprocessor, or more, and nothing else is asked for."""
     options = context.options
     return (
-        options.num_warps is None
+        options.num_warps in (None, STREAMING_WARPS)
         and options.num_ctas == 1
         and options.persistent is not False
         and not sizes.looped
