@@ -250,11 +250,30 @@ def experts_product(x, w, y, rows, expert, K, BM: tkc.constexpr):
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_programs_whose_matrix_a_list_names_share_its_columns(name):
-    half, indices = tkc.bfloat16, aligned(tkc.int32, 1)
+    half, indices = tkc.bfloat16, array(tkc.int32)
     arrays = aligned(half, 2), aligned(half, 3), aligned(half, 2), indices, indices
 
     module = traced(experts_product, *arrays, i32(64), BM=64)
     assert planned(module, name).raster == 8
+
+
+def of_both_axes(x, w, y, K, BM: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """A product whose rows, or columns, are others for each program."""
+    i, j = tkc.program_id(0), tkc.program_id(1)
+    row, column = i + j if ROWS else i, i + j if COLUMNS else j
+    acc = tkc.zeros((BM, BM))
+    for k in tkc.range(0, K, BM):
+        left, right = tkc.load(x, (row * BM, k), (BM, BM)), tkc.load(w, (k, column * BM), (BM, BM))
+        acc = tkc.dot(left, right, acc)
+    tkc.store(y, (i * BM, j * BM), acc.to(y.dtype))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_programs_of_which_none_share_rows_and_columns_run_as_they_are(rows, columns):
+    kind = aligned(tkc.bfloat16, 2)
+    module = traced(of_both_axes, kind, kind, kind, i32(64), BM=64, ROWS=rows, COLUMNS=columns)
+    assert (planned(module, "sm_80").raster == 8) == (not rows and not columns)
 
 
 def chained(x, o, N: tkc.constexpr):

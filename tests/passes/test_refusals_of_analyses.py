@@ -2,6 +2,7 @@
 nearest thing that they must not.
 """
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact, TileType, element_of, f16, f32, ui8, ui32
 from tkc.language.signature import ArrayArgument
-from tkc.passes import simplify, split_masked_loops
+from tkc.passes import raise_pointers, simplify, split_masked_loops
 from tkc.passes.analysis import alias, folding, mapped
 from tkc.passes.analysis.pointers import Affine, Forms, Gathered, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
@@ -26,6 +27,8 @@ from tkc.passes.planning import operands, rings
 from tkc.passes.planning.gathers import BY_CONSUMERS, Why, load_by_consumers
 from tkc.passes.planning.order import keep_in_order
 from tkc.passes.planning.roles import programs, results, sharing
+from tkc.passes.programs import dynamic_tile_scheduler
+from tkc.passes.warpgroups import cross_tile_prologue
 
 h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
 
@@ -138,7 +141,7 @@ def test_a_block_of_one_row_for_all_has_no_pairs_of_rows(few, monkeypatch):
 
 @pytest.mark.parametrize("third", [False, True])
 def test_a_third_role_leaves_no_registers_for_four_warpgroups_that_make_operands(third):
-    assert sharing._make_operands(SimpleNamespace(has_third_role=third, dots=[])) != third
+    assert sharing.make_operands(SimpleNamespace(has_third_role=third, dots=[])) != third
 
 
 def beside_another(x, o, K, ADDED: tkc.constexpr):
@@ -389,3 +392,78 @@ def test_one_warpgroup_exchanges_nothing(groups, bytes_):
 
 def test_forms_of_wrapped_axes_are_not_even():
     assert not Affine(wrapped=((0, Wrapped(ONE, ONE)),)).is_even
+
+
+# ---- what follows from a program's place
+def placed(x, o):
+    tkc.store(o, (0,), tkc.arange(32) + tkc.program_id(0))
+
+
+def test_a_tile_is_no_number_of_a_programs_place():
+    module = traced(placed, array(tkc.int32), array(tkc.int32))
+    assert not any(map(dynamic_tile_scheduler._is_scalar, ops(module, tile.Arange)))
+    assert all(map(dynamic_tile_scheduler._is_scalar, ops(module, tile.ProgramId)))
+
+
+def converted(x, o, FROM: tkc.constexpr, TO: tkc.constexpr):
+    tkc.store(o, (0,), (tkc.arange(32).to(FROM) + 1).to(TO).to(tkc.float32))
+
+
+@pytest.mark.parametrize(
+    "given, wanted, small",
+    [
+        (tkc.int32, tkc.float32, True),
+        (tkc.int64, tkc.float32, False),
+        (tkc.int32, tkc.float16, False),
+    ],
+)
+def test_which_conversions_of_indices_are_marked(given, wanted, small):
+    module = traced(converted, f2, array(tkc.float32), FROM=given, TO=wanted)
+    simplify._mark_small(kernel_of(module))
+    assert any("small" in op.attributes for op in ops(module, ew.Cast)) == small
+
+
+# ---- what the next program begins with
+@dataclass(frozen=True)
+class _Named:
+    """A load that reads where nothing loaded says."""
+
+    name: str
+    operands = ()
+
+
+@pytest.mark.parametrize("ring", [["first"], ["first", "beside"], ["beside"]])
+def test_a_first_dot_needs_all_that_fills_its_stage(ring, monkeypatch):
+    monkeypatch.setattr(programs, "unwritten", lambda load, overlaps: True)
+    loads = ["first", "beside"]
+    request = SimpleNamespace(
+        dots=[], options=None, has_third_role=False, copies_wait=False, overlaps=()
+    )
+    rings = [{_Named(name) for name in ring}, {_Named(name) for name in loads if name not in ring}]
+    request.operand_loads = {load for some in rings for load in some}
+    monkeypatch.setattr(programs, "operand_loads", lambda dots, options: [_Named("first")])
+    can = programs._can_begin_next(request, SimpleNamespace(late=["dot"]), rings)
+    assert can == (ring != ["first", "beside"])
+
+
+def test_places_of_arrays_with_bounds_are_as_they_are():
+    stream = SimpleNamespace(head=[], body=SimpleNamespace(args=["place"]))
+    stream.read_for = lambda values: {"place"}
+    assert cross_tile_prologue._places_of_unbounded(stream) == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_block_begins_before_its_array_where_that_may_begin_there(moves, monkeypatch):
+    axis = raise_pointers.Axis.__new__(raise_pointers.Axis)
+    for name, value in {"start": "start", "moved": False}.items():
+        object.__setattr__(axis, name, value)
+    here = raise_pointers._Recognition.__new__(raise_pointers._Recognition)
+    here.bounds = {}
+    here.scalars = SimpleNamespace(is_never_negative=lambda start, assumed: False)
+    monkeypatch.setattr(raise_pointers._Recognition, "_may_move", lambda self, axis: moves)
+    monkeypatch.setattr(raise_pointers, "replace_field", lambda axis, moved: "moved")
+    if moves:
+        assert here._from_the_first(axis, None, set()) == "moved"
+        return
+    with pytest.raises(raise_pointers.NotABlock):
+        here._from_the_first(axis, None, set())

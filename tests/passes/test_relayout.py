@@ -2,6 +2,7 @@
 and attention whose probabilities are float8.
 """
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from math import e, inf, log2
@@ -441,6 +442,10 @@ def test_an_operand_is_laid_out_where_it_is_loaded(loop, monkeypatch):
     made = kept.compile(*given, target="sm_90a")
     assert any("are relaid by a warpgroup" in d for d in made.decisions), made.decisions
     assert not any("the consumers load" in d for d in made.decisions)
+    # who relays gives the stages back alone, where consumers read none of them
+    text = made.stages["schedule-warpgroups"]
+    released = set(re.findall(r"mbarrier_init %empty\w* \{count = (\d+)", text))
+    assert released == {str(relayout.RELAYOUT_WARPS)}
     kept[3](*given)
     np.testing.assert_array_equal(given[2], a.T @ w)
     given[2][:] = 0

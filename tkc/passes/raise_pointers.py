@@ -202,10 +202,10 @@ def _numbered(kernel: tile.Kernel) -> dict[scf.ForOp, SSAValue]:
     for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
         body, step = loop.body.block, constant(loop.step)
         carried = [a.type for a in body.args if isinstance(a.type, TileType)]
-        if step in (None, 0, 1) or not any(isinstance(t.element, PointerType) for t in carried):
-            continue
-        build = Builder(first_of(body))
-        found[loop] = build.floordiv(build.sub(body.args[0], loop.lb), loop.step)
+        moves = any(isinstance(t.element, PointerType) for t in carried)
+        if moves and step not in (None, 0, 1):
+            build = Builder(first_of(body))
+            found[loop] = build.floordiv(build.sub(body.args[0], loop.lb), loop.step)
     return found
 
 
