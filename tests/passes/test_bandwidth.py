@@ -67,9 +67,7 @@ def test_threads_that_hold_too_much_are_slow():
 
 
 def test_what_all_programs_read_comes_again_unless_a_block_keeps_it():
-    """Layer norm of 32768 x 4096 by two warps (H200, 2026-11-28): 188 us, of which weight and bias,
-    read anew for each row, are some 40.
-    """
+    """The weight and the bias of a norm, from the L2 cache."""
     norm = replace(ROW, reads=(*ROW.reads, Read(1, 16384, 16384, 1.0, False)))
     keeps = replace(FOUR, persistent=True, resident_operands=True, blocks=4)
     anew = replace(keeps, resident_operands=False)
