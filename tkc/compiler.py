@@ -306,12 +306,15 @@ class Compiled:
                 " such as sm_90a"
             )
         found, threads = assemble(self.ptx, self.target), self.interface.threads
-        for leaner in (
-            lambda text: roomy(text, threads),
+        fewer: tuple[Callable[[str], str], ...] = (
             sink_to_uses,
             rematerialise,
             lambda text: sink_to_uses(rematerialise(text)),
-        ):
+        )
+        # blocks that the plan has share a multiprocessor are given up last
+        shared = ".minnctapersm" in self.ptx
+        alone = (lambda text: roomy(text, threads),)
+        for leaner in (*fewer, *alone) if shared else (*alone, *fewer):
             if not found.spill_stores:
                 break
             if (text := leaner(self.ptx)) == self.ptx:

@@ -90,6 +90,24 @@ def test_a_kernel_waits_before_it_touches_memory(kernel, options):
         assemble(found.ptx, "sm_90a")
 
 
+@pytest.mark.parametrize("options", [{}, {"cluster": (2, 1)}, {"roles": "one"}, {"split_k": 2}])
+def test_a_kernel_beside_another_waits_when_it_has_done_all(options):
+    found = compiled(product, beside=True, **options)
+    assert found.ptx.count("griddepcontrol.wait;") == 1 and found.interface.dependent
+    behind = found.ptx[found.ptx.index("griddepcontrol.wait") :]
+    assert not any(access in behind for access in ACCESSES)
+    assert "mbarrier.try_wait" not in behind
+    if find("ptxas"):
+        assemble(found.ptx, "sm_90a")
+
+
+def test_what_says_that_it_waits_does_so_last_beside_another():
+    found = compiled(waits_late, beside=True)
+    assert found.ptx.count("griddepcontrol.wait;") == 1
+    assert found.ptx.index("st.global") < found.ptx.index("griddepcontrol.wait;")
+    assert found.ptx.index("griddepcontrol.launch_dependents;") < found.ptx.index("ld.global")
+
+
 def test_barriers_are_set_up_meanwhile():
     text = compiled(product, dependent=True).ptx
     assert 0 < text.index("mbarrier.init") < text.index("griddepcontrol.wait")

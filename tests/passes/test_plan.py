@@ -68,6 +68,27 @@ def test_warps_with_rows_of_their_own_are_few_where_two_blocks_fit():
     assert any("two blocks fit a multiprocessor" in line for line in few.decisions)
 
 
+@tkc.jit
+def chunk(a, b, c, out):
+    """A loop that copies run ahead of, and dots behind it, which overlap no copies."""
+    acc = tkc.zeros((32, 128))
+    for k in tkc.range(0, a.shape[1], 64):
+        acc = tkc.dot(tkc.load(a, (0, k), (32, 64)), tkc.load(b, (k, 0), (64, 128)), acc)
+    acc = tkc.dot(acc.to(c.dtype), tkc.load(c, (0, 0), (128, 128)))
+    tkc.store(out, (0, 0), acc.to(out.dtype))
+
+
+def test_a_second_block_works_while_one_has_dots_behind_its_loop():
+    kinds = ("bf16[32, 4096]", "bf16[4096, 128]", "bf16[128, 128]", "bf16[32, 128]")
+    found = chunk.compile(*kinds, target="sm_90a", num_warps=8)
+    assert any("two blocks share a multiprocessor" in line for line in found.decisions)
+    assert ".minnctapersm 2" in found.ptx
+    assert 2 * (found.interface.shared_bytes + 1024) <= target("sm_90a").shared_bytes + 1024
+    for asked in {"num_stages": 5}, {"maxnreg": 160}, {"num_warps": 4}:
+        other = chunk.compile(*kinds, target="sm_90a", **{"num_warps": 8, **asked})
+        assert not any("two blocks share" in line for line in other.decisions)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_rings_fit_every_target(name):
     plan = product_plan(128, 256, 64, name=name)

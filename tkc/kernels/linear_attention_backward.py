@@ -281,10 +281,10 @@ def backward(
     grid = heads // members, chunks, n.sequences
     arrays = grad, q, k, v, decays.totals, decays.weights, decays.starts
     of_queries, of_keys = (_of_parts(x, heads, members) for x in (to.dq, to.dk))
-    walk_states(n, k, v, decays, initial, before, None)
-    _query_gradients[grid](*arrays, before, of_queries, reads, scale, members, **common)
     back = n._replace(groups=(n.groups[1], n.groups[0], 1))
+    walk_states(n, k, v, decays, initial, before, None)
     walk_states(back, q, grad, decays, after, behind, to.first, scale, True)
+    _query_gradients[grid](*arrays, before, of_queries, reads, scale, members, **common)
     results = of_keys, to.dv, to.dw, writes
     _key_gradients[grid](*arrays, decays.ends, behind, *results, scale, members, **common)
     add_heads(of_queries, to.dq)

@@ -252,6 +252,7 @@ def _walk(
     V: tkc.constexpr,
     BLOCKS: tkc.constexpr,
 ):
+    tkc.launch_dependents()  # backward, the walk in reverse runs beside this one
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     z = tkc.program_id(1)
     slot = first_slot(starts, z, tkc.cdiv(v.shape[1], C), C)
@@ -774,7 +775,8 @@ def walked_back(
     dv: Array | None = None,
 ) -> None:
     """Writes after: the gradient of the state after each chunk; slopes: Y; first: the gradient of
-    the initial state; dv, with p.read, where Y is not of V but of what is read."""
+    the initial state; dv, with p.read, where Y is not of V but of what is read. It runs beside what
+    was launched before, which is `walked`: neither walk has programs enough for a GPU."""
     _walk_back[n.v.shape[2] * n.blocks, n.sequences](
         grad,
         p.q,
@@ -797,6 +799,7 @@ def walked_back(
         n.scale,
         V=n.block,
         BLOCKS=n.blocks,
+        beside=True,
         **{**n.common, "GROUPS": p.groups},
     )
 

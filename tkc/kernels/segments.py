@@ -231,6 +231,7 @@ def _walk_states(
     """factors: of each position's contribution; kept: the transposed state before each chunk,
     [slots, heads, V, K]; last: the one behind the segment; shares: what the segment leaves of a
     state. Each if wanted."""
+    tkc.launch_dependents()  # backward, the other direction's walk runs beside this one
     head, column = tkc.program_id(0) // BLOCKS, tkc.program_id(0) % BLOCKS * V
     segment, z = tkc.program_id(1), tkc.program_id(2)
     slot = first_slot(starts, z, tkc.cdiv(k.shape[1], C), C)
@@ -301,8 +302,10 @@ def walk_states(
     reverse: bool = False,
 ) -> tuple[Array | None, Array | None]:
     """kept: where the transposed state before each chunk goes. Without it nothing is walked but
-    what segments need. scale: what a position adds is multiplied by. Returns the states that
-    segments begin with, and where who walks them stores the last one."""
+    what segments need. scale: what a position adds is multiplied by. reverse: from the end on, and
+    beside what was launched before, which is the other walk: without segments neither has programs
+    enough for a GPU. Returns the states that segments begin with, and where who walks them stores
+    the last one."""
     given = decays.ups if reverse else decays.intos, decays.ends, decays.starts
     options = {"REVERSE": reverse, "SEGMENTS": n.segments}
     if n.segments > 1:
@@ -319,7 +322,10 @@ def walk_states(
         initial, final = states, None
     if kept is not None:
         _walk_states[n.grid](
-            k, v, *given, initial, kept, final, None, scale, **options, **n.options
+            *(k, v, *given, initial, kept, final, None, scale),
+            beside=reverse and n.segments == 1,
+            **options,
+            **n.options,
         )
     return initial, final
 

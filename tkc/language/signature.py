@@ -114,6 +114,9 @@ class Options:
     # the launch may begin before the one before it in its stream has ended, which it waits for
     # before it touches memory
     dependent: bool | None = None
+    # the launch runs at once with the one before it, which is not `dependent`, and ends after that:
+    # a promise that neither writes what the other reads or writes
+    beside: bool | None = None
     # what operators mean: "torch" (promotion as PyTorch's; // and % round down) or "triton" (both
     # as in Triton's language; stores convert)
     semantics: str | None = None

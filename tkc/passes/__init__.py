@@ -46,6 +46,7 @@ class LaunchOptions(Protocol):
     dynamic_schedule: bool | None = None
     prefetch: bool | None = None
     dependent: bool | None = None
+    beside: bool | None = None
     debug: int = 0
 
 

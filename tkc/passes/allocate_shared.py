@@ -70,10 +70,12 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in operations_in(kernel, scf.IfOp):
             _share_between_branches(op)
         available = context.target.shared_bytes
-        if context.has_roles and kernel.integer("blocks", 1) == 2:
-            available = half_of(available)
         buffers = lifetimes(kernel)
         total = _place(buffers)
+        if kernel.integer("blocks", 1) == 2 and (context.has_roles or _may_be_two(total, context)):
+            available = half_of(available)
+        elif context.plan is not None and context.plan.dots:
+            kernel.attributes.pop("blocks", None)
         if total > available and context.has_roles:
             buffers = lifetimes(kernel, within_roles=True)
             total = _place(buffers)
@@ -98,6 +100,16 @@ def _place(buffers: list[Buffer]) -> int:
         b.offset = _first_fit(b, placed)
         placed.append(b)
     return max((b.offset + b.bytes for b in buffers), default=0)
+
+
+def _may_be_two(total: int, context: PassContext) -> bool:
+    """Whether a kernel of one role that has dots keeps to the half of a multiprocessor that its
+    plan gives it: where it needs more, the first time a plan of fewer stages may do, and then one
+    block has it all."""
+    if context.plan is None or not context.plan.dots:
+        return False
+    again = "one" not in context.lack and context.options.num_stages is None
+    return again or total <= half_of(context.target.shared_bytes)
 
 
 def _share_between_branches(branches: scf.IfOp) -> None:

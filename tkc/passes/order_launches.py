@@ -4,7 +4,8 @@
       tile.dependency wait                      …
       …
 
-A launch with the option `dependent` has both. To wait earlier than a program says is right, and so
+A launch with the option `dependent` has both. One with the option `beside` has nothing to wait for:
+it waits at its end, so that what comes after it comes after both. To wait earlier than a program says is right, and so
 is to let the next launch begin earlier: it waits for the whole of this one. So no pass in between
 has anything to keep in order, and schedule-warpgroups writes both where threads have set up what
 touches no global memory (`placed`).
@@ -17,9 +18,10 @@ from xdsl.ir import Operation
 
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import before, erase
-from tkc.ir.values import is_side_effect_free, operations_in
+from tkc.ir.values import is_side_effect_free, operations_in, terminator_of
 from tkc.passes import PassContext
 
+LAST = "last"  # of what a kernel says of its launch: it waits at its end
 NEEDED = 90  # the compute capability from which on launches overlap
 # what threads do before they touch global memory
 SETUP = (threads.MbarrierInit, threads.Fence, threads.ClusterArrive, threads.ClusterWait)
@@ -33,13 +35,15 @@ def run(module: ModuleOp, context: PassContext) -> None:
             erase(op)
         if context.options.dependent:
             kinds = set(tile.DEPENDENCIES)
+        if context.options.beside:
+            kinds = kinds - {"wait"} | {LAST}
         if kinds and context.target.capability < NEEDED:
             context.decisions.append(
                 f"order-launches: launches do not overlap on {context.target.name}"
             )
         elif kinds:
             kernel.attributes["dependencies"] = ArrayAttr(map(StringAttr, sorted(kinds)))
-            if "wait" in kinds:
+            if kinds != {"launch"}:
                 context.decisions.append(
                     "order-launches: the launch may begin before the one before it has ended"
                 )
@@ -47,12 +51,15 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 def placed(kernel: tile.Kernel) -> None:
     """Writes a level-4 kernel's dependencies before the first operation that may touch global
-    memory; the next launch may begin before this one waits.
+    memory; the next launch may begin before this one waits. What waits last does so at its end.
     """
     kinds = kernel.attributes.get("dependencies")
     if isinstance(kinds, ArrayAttr):
+        said = [kind.data for kind in kinds]
         first = next(op for op in kernel.body.block.ops if not _is_setup(op))
-        before(first, *(tile.Dependency(kind.data) for kind in kinds))
+        before(first, *(tile.Dependency(kind) for kind in said if kind != LAST))
+        if LAST in said:
+            before(terminator_of(kernel.body.block), tile.Dependency("wait"))
 
 
 def _is_setup(op: Operation) -> bool:

@@ -78,6 +78,7 @@ from tkc.passes.planning.pressure import (
     demand,
     fits,
     results_of_dots,
+    room,
     scalars,
     together,
 )
@@ -574,6 +575,7 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     stage, others = _shared(program, loads)
     raster = _raster(program, options, say)
     _say_one_block((1, 0), context, say)
+    taken = stages * stage + others
     made = Plan(
         warps,
         stages,
@@ -581,13 +583,16 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
         loads,
         raster=raster,
         relax=_relaxed(options),
-        spare=context.room() - stages * stage - others,
+        spare=context.room() - taken,
     )
     if options.num_ctas == 1:
         special, reason = roles(program, context, made)
         if special:
             return special
         say(f"one role with mma.sync: {reason}")
+    if taken <= half_of(context.room()) and _two_hold(program, loads, warps, context):
+        made = replace(made, blocks=2, spare=half_of(context.room()) - taken)
+        say(f"two blocks share a multiprocessor: {_of_two(warps, context.target)} registers a thread")
     crowded = options.relax is None and made.relax and each > context.target.assembler.beside_scores
     if crowded and program.maxima:
         say(
@@ -761,6 +766,22 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
         + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else "")
     )
     return warps
+
+
+def _of_two(warps: int, target: Target) -> int:
+    """Registers of a thread where two blocks of so many warps share a multiprocessor."""
+    return target.at_entry(2 * 32 * warps)
+
+
+def _two_hold(
+    program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
+) -> bool:
+    """Whether the registers of two blocks of so many warps, which need not be told of what they
+    have anyway, hold what a program computes with."""
+    if _of_two(warps, context.target) >= MAX_REGISTERS_PER_THREAD or context.options.maxnreg:
+        return False
+    live = -(-_live_in_loops(program, loads) // (32 * warps))
+    return live <= room(2 * warps, any(map(loop_of, program.dots)), context)
 
 
 def _most_accumulators(
@@ -1120,6 +1141,8 @@ def _stages(
     blocks = 2 * max(1, MIN_WARPS // warps)
     half = min(room, 2 * (_beside_another(others, context) + others) // blocks - others)
     few = (4, 3, 2) if warps <= MIN_WARPS else (4, 3)
+    if not all(map(loop_of, program.dots)) and _two_hold(program, loads, warps, context):
+        few = (4, 3, 2)  # no copies overlap the dots behind the loop, but another block does
     most = (4, 3, 2) if warps >= MIN_WARPS else (2,)
     chosen = next((s for s in few if s * stage <= half), None) or next(
         (s for s in most if s * stage <= room), 1

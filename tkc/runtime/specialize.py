@@ -64,6 +64,7 @@ OPTIONS = (
     "dynamic_schedule",
     "prefetch",
     "dependent",
+    "beside",
     "semantics",
     "debug",
 )
@@ -82,6 +83,7 @@ PAIRS, BOOLEANS = (
         "dynamic_schedule",
         "prefetch",
         "dependent",
+        "beside",
     ),
 )
 MIN_NUMBER = {"subtiles": 0, "stream_k": 0}  # of numbers; of others 1
