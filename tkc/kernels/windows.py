@@ -7,15 +7,15 @@ x is a matrix of positions and channels; a block of the product reads the rows t
 see through one tap after the other, so that nothing is unfolded in memory. Where its positions are
 whole rows of an image, or a part of one, and have steps of 1, what they see through a tap is a
 block of the image, which a tensor map copies, with zeros for what is outside. The gradient of x
-is the same product with other steps: positions that are equal modulo σ see the same taps, and each
-such phase is a launch. Each channel by itself (depthwise) is the same without a product. Sums over
+is the same product with other steps: positions that are equal modulo σ see the same taps, and are
+programs of one such phase, the phases of most taps first. Each channel by itself (depthwise) is the same without a product. Sums over
 positions are partial sums of programs, added up in one order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from math import gcd, prod
 
@@ -74,6 +74,33 @@ class Steps:
 
 
 # ---- kernels -------------------------------------------------------------------------------------
+def _of_phase(phases, number):
+    """The steps of a program's phase: of what differs between them, scalars."""
+    if len(phases) == 1:
+        return phases[0]
+
+    def one(values):
+        found = values[0]
+        for i, value in enumerate(values[1:], 1):
+            if value != values[0]:
+                found = tkc.where(number == i, value, found)
+        return found
+
+    def axes(name):
+        return tuple(map(one, zip(*(getattr(steps, name) for steps in phases), strict=True)))
+
+    return Steps(**{field.name: axes(field.name) for field in fields(Steps)})
+
+
+def _positions(grid, out, phases, S, BOX):
+    """How many there are along each axis in a program's phase; grid: the most of all phases, which
+    all have where a program's are a box."""
+    if len(phases) == 1 or BOX:
+        return grid
+    axes = zip(out, S.out_first, S.out_move, strict=True)
+    return [tkc.cdiv(extent - first, move) for extent, first, move in axes]
+
+
 def _places(rows, grid):
     """(image, position along each axis) of rows of a grid of positions."""
     _, h, w = grid
@@ -176,12 +203,15 @@ def _configs(args: dict) -> list[tkc.Config]:
     n, k = (w.shape[2], w.shape[0]) if back else (w.shape[0], w.shape[2])
     line = max(16, min(64, power(k)))
     host = (64, max(16, min(64, power(n))))
-    grid = args["gd"], args["gh"], args["gw"]
+    grid, phases = (args["gd"], args["gh"], args["gw"]), args["PHASES"]
     rows, tiles = args["images"] * prod(grid), dict.fromkeys((*TILES, *MORE_TILES))
-    boxes = {bm: _box(bm, grid, args["S"], args["x"]) for bm, _ in tiles}
+    out = args["od"], args["oh"], args["ow"]
+    alike = len(phases) == 1 or all(o % m == 0 for o, m in zip(out, phases[0].out_move, strict=True))
+    boxes = {bm: _box(bm, grid, phases[0], args["x"]) if alike else () for bm, _ in tiles}
     found = [host]
     for tile in tiles:
-        one_round = tkc.cdiv(rows, tile[0]) * tkc.cdiv(n, tile[1]) <= PLACES
+        blocks = tkc.cdiv(rows, tile[0]) * tkc.cdiv(n, tile[1]) * len(phases)
+        one_round = blocks <= PLACES
         if tile[1] <= max(64, power(n)) and (tile in TILES or boxes[tile[0]] or one_round):
             found.append(tile)
     return [
@@ -190,10 +220,10 @@ def _configs(args: dict) -> list[tkc.Config]:
     ]
 
 
-def _grid(args: dict) -> tuple[int, int]:
+def _grid(args: dict) -> tuple[int, int, int]:
     rows = args["images"] * args["gd"] * args["gh"] * args["gw"]
     columns = args["y"].shape[1]
-    return tkc.cdiv(rows, args["BM"]), tkc.cdiv(columns, args["BN"])
+    return tkc.cdiv(rows, args["BM"]), tkc.cdiv(columns, args["BN"]), len(args["PHASES"])
 
 
 @tkc.autotune(_configs, measure=False)
@@ -214,7 +244,7 @@ def _windows(
     od,
     oh,
     ow,
-    S: tkc.constexpr,
+    PHASES: tkc.constexpr,
     BACK: tkc.constexpr,
     ACTIVATION: tkc.constexpr,
     BM: tkc.constexpr,
@@ -225,8 +255,9 @@ def _windows(
     """Positions: a grid of gd x gh x gw; what they see: of sd x sh x sw; results: od x oh x ow.
     x: rows of the images `whole`. BOX: extents of the positions of a program; () where they are
     gathered."""
-    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    image, places = _places(m if BOX else m + tkc.arange(BM), (gd, gh, gw))
+    m, n, S = tkc.program_id(0) * BM, tkc.program_id(1) * BN, _of_phase(PHASES, tkc.program_id(2))
+    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S, BOX)
+    image, places = _places(m if BOX else m + tkc.arange(BM), grid)
     corner, taps = _corner(image, places, (sd, sh, sw), S), S.count[0] * S.count[1] * S.count[2]
     acc = tkc.zeros((BM, BN))
     for i in tkc.range(0, taps * tkc.cdiv(x.shape[1], BK)):
@@ -258,14 +289,15 @@ def _each(
     od,
     oh,
     ow,
-    S: tkc.constexpr,
+    PHASES: tkc.constexpr,
     ACTIVATION: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
     """Each channel by itself; w: [taps, channels]."""
-    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    image, places = _places(m + tkc.arange(BM), (gd, gh, gw))
+    m, n, S = tkc.program_id(0) * BM, tkc.program_id(1) * BN, _of_phase(PHASES, tkc.program_id(2))
+    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S, ())
+    image, places = _places(m + tkc.arange(BM), grid)
     corner = _corner(image, places, (sd, sh, sw), S)
     acc = tkc.zeros((BM, BN))
     for t in tkc.range(0, S.count[0] * S.count[1] * S.count[2]):
@@ -452,18 +484,19 @@ def _launch(
     weight: Array,
     bias: Array | None,
     y: Array,
-    steps: Steps,
+    phases: tuple[Steps, ...],
     sizes: tuple[tuple[int, ...], ...],
     activation: str | None,
     back: bool,
 ) -> None:
-    """One grid of positions. sizes: of the grid, of what it sees and of the results."""
+    """Grids of positions. sizes: of the largest, of what they see and of the results."""
     images, (grid, source, out) = y.shape[0], sizes
     rows, results = _rows(x), y.reshape((prod(y.shape[:-1]), y.shape[-1]))
     if _is_each(x, weight):
-        taps = contiguous(weight.reshape((weight.shape[0], prod(steps.taps))).T)
+        taps = contiguous(weight.reshape((weight.shape[0], prod(phases[0].taps))).T)
         m, n = STRIP[0], min(STRIP[1], power(y.shape[-1]))
-        _each[tkc.cdiv(images * prod(grid), m), tkc.cdiv(y.shape[-1], n)](
+        blocks = tkc.cdiv(images * prod(grid), m), tkc.cdiv(y.shape[-1], n), len(phases)
+        _each[blocks](
             rows,
             taps,
             bias,
@@ -471,13 +504,13 @@ def _launch(
             *grid,
             *source,
             *out,
-            S=steps,
+            PHASES=phases,
             ACTIVATION=activation,
             BM=m,
             BN=n,
         )
         return
-    w = contiguous(weight).reshape((weight.shape[0], prod(steps.taps), weight.shape[-1]))
+    w = contiguous(weight).reshape((weight.shape[0], prod(phases[0].taps), weight.shape[-1]))
     _windows[_grid](
         rows,
         contiguous(x).reshape((x.shape[0], *source, x.shape[-1])),
@@ -488,7 +521,7 @@ def _launch(
         *grid,
         *source,
         *out,
-        S=steps,
+        PHASES=phases,
         BACK=back,
         ACTIVATION=activation,
     )
@@ -528,7 +561,7 @@ def _conv(
         matmul(_rows(x), w.T, bias, activation, y.reshape((prod(y.shape[:-1]), y.shape[-1])))
         return
     sizes = found.out, found.size, found.out
-    _launch(x, weight, bias, y, found.forward(), sizes, activation, False)
+    _launch(x, weight, bias, y, (found.forward(),), sizes, activation, False)
 
 
 @operator
@@ -563,10 +596,10 @@ def conv_backward(
     if nothing:
         return
     if of_x:
-        for grid, steps in found.phases():
-            if prod(steps.count):
-                sizes = grid, found.out, found.size
-                _launch(grad, weight, None, dx, steps, sizes, None, True)
+        phases = sorted(found.phases(), key=lambda phase: -prod(phase[1].count))
+        grids, steps = zip(*(p for p in phases if prod(p[1].count)), strict=True)
+        sizes = tuple(map(max, zip(*grids, strict=True))), found.out, found.size
+        _launch(grad, weight, None, dx, steps, sizes, None, True)
     if of_weight:
         _weights_gradient(grad, x, dw, found, _is_each(x, weight))
 
