@@ -94,7 +94,8 @@ def test_boxes_of_positions():
         sizes = *found.out, *found.size, *found.out
         windows._windows.kernel[len(rows) // bm, 1](
             *(rows, whole, taps, None, y, 2, *sizes),
-            **dict(S=found.forward(), BACK=False, ACTIVATION=None, BM=bm, BN=32, BK=16, BOX=box),
+            **dict(PHASES=(found.forward(),), BACK=False, ACTIVATION=None),
+            **dict(BM=bm, BN=32, BK=16, BOX=box),
         )
         grad, parts = numbers(y.shape, seed=2), np.empty((1, 24, 9, 20), np.float32)
         windows._of_weights[1, 1, 9](
@@ -104,6 +105,24 @@ def test_boxes_of_positions():
         expected, _, dw = reference(x, w, 1, 1, 1, False, grad.reshape(2, 8, 16, 24))
         close(y.reshape(expected.shape), expected, ulps=16)
         close(parts.reshape(dw.shape), dw, ulps=16)
+
+
+def test_boxes_of_every_phase():
+    """Of a gradient with strides, whose phases have as many positions each."""
+    x, w = numbers((2, 8, 16, 20)), numbers((24, 3, 3, 20), seed=1)
+    grad = numbers((2, 4, 8, 24), seed=2)
+    found = Convolution((1, 8, 16), (1, 3, 3), (1, 2, 2), (0, 1, 1), ONES)
+    phases = sorted(found.phases(), key=lambda phase: -np.prod(phase[1].count))
+    assert {grid for grid, _ in phases} == {(1, 4, 8)}
+    dx = np.empty((2 * 8 * 16, 20), x.dtype)
+    sizes = 1, 4, 8, *found.out, *found.size
+    windows._windows.kernel[4, 1, 4](
+        *(grad.reshape(-1, 24), grad[:, None], w.reshape(24, 9, 20), None, dx, 2, *sizes),
+        **dict(PHASES=tuple(steps for _, steps in phases), BACK=True, ACTIVATION=None),
+        **dict(BM=16, BN=32, BK=16, BOX=(1, 2, 8)),
+    )
+    _, expected, _ = reference(x, w, 2, 1, 1, False, grad)
+    close(dx.reshape(expected.shape), expected, ulps=16)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from math import prod
 import tkc
 from tkc.kernels.activations import FUNCTIONS
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.blocks import columns_block
 from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
 
@@ -217,9 +216,7 @@ def group_norm_backward(
             SILU=silu,
             **_block(source, HELD_BACKWARD),
         )
-    height, width = columns_block(*weights.shape)
-    for partial, result in ((weights, of_weight), (biases, of_bias)):
-        sum_rows[tkc.cdiv(channels, width)](partial, result, ROWS=height, COLUMNS=width)
+    sum_rows(weights, of_weight, biases, of_bias)
 
 
 @group_norm.backward(saves="x groups weight bias eps silu channels_last")

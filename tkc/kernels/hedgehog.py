@@ -27,7 +27,6 @@ from typing import Any
 
 import tkc
 from tkc.kernels.arrays import Array, all_contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.blocks import columns_block
 from tkc.kernels.chunks import LOG2E, WIDEST
 from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
@@ -143,16 +142,7 @@ def _of_features(grad: Array, x: Array, w: Array, more: Array | None, dx: Array,
             sums.reshape((batch, parts, *w.shape)),
             **_tiles(x, w),
         )
-    _sum_over(sums, dw)
-
-
-def _sum_over(rows: Array, out: Array) -> None:
-    """out: the sum of rows, as long as it has elements."""
-    height, width = columns_block(*rows.shape)
-    if rows.shape[1]:
-        sum_rows[tkc.cdiv(rows.shape[1], width)](
-            rows, out.reshape((rows.shape[1],)), ROWS=height, COLUMNS=width
-        )
+    sum_rows(sums, dw.reshape((sums.shape[1],)))
 
 
 hedgehog_features.gradient_by(hedgehog_features_backward, "x w")
@@ -512,8 +502,8 @@ def hedgehog_backward(
     _sum_lagged(v, of_linear, mapped[0], of_maps[1], of_sums, RIGHT, reverse=True)
     _of_features(of_maps[0], q, q_map, of_window[0], dq, dmq)
     _of_features(of_maps[1], k, k_map, of_window[1], dk, dmk)
-    for rows, number in ((of_alpha, da), (of_beta, db)):
-        _sum_over(rows.reshape((row[0] * row[1], row[2])), number)
+    alphas, betas = (x.reshape((row[0] * row[1], row[2])) for x in (of_alpha, of_beta))
+    sum_rows(alphas, da.reshape((row[2],)), betas, db.reshape((row[2],)))
 
 
 hedgehog.gradient_by(

@@ -186,13 +186,24 @@ def _column_sums(
 
 
 @tkc.jit
-def sum_rows(x: Any, out: Any, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr) -> None:
-    """out = the sum of the rows of x, in their order."""
+def _sum_rows(x, out, y, out_y, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     column = tkc.program_id(0) * COLUMNS
-    total = tkc.zeros((ROWS, COLUMNS))
+    total, other = tkc.zeros((ROWS, COLUMNS)), tkc.zeros((ROWS, COLUMNS))
     for row in tkc.range(0, x.shape[0], ROWS):
         total = total + tkc.load(x, (row, column), (ROWS, COLUMNS))
+        if y is not None:
+            other = other + tkc.load(y, (row, column), (ROWS, COLUMNS))
     tkc.store(out, (column,), tkc.sum(total, axis=0).to(out.dtype))
+    if y is not None:
+        tkc.store(out_y, (column,), tkc.sum(other, axis=0).to(out_y.dtype))
+
+
+def sum_rows(x: Array, out: Array, y: Array | None = None, out_y: Array | None = None) -> None:
+    """out = the sum of the rows of x, [rows, columns], in their order, as long as it has elements;
+    out_y that of y's, which is of the same shape, in the same launch."""
+    height, width = columns_block(*x.shape)
+    if x.shape[1]:
+        _sum_rows[tkc.cdiv(x.shape[1], width)](x, out, y, out_y, ROWS=height, COLUMNS=width)
 
 
 def _forward(
@@ -301,11 +312,7 @@ def _backward(
             ROWS=rows,
             COLUMNS=block,
         )
-    for partial, result in ((weights, by_weight), (biases, by_bias)):
-        if partial is None:
-            continue
-        height, width = columns_block(*partial.shape)
-        sum_rows[tkc.cdiv(partial.shape[1], width)](partial, result, ROWS=height, COLUMNS=width)
+    sum_rows(weights, by_weight, biases, None if biases is None else by_bias)
 
 
 @operator

@@ -25,7 +25,7 @@ from tkc.kernels.arrays import (
     power,
     same_shape,
 )
-from tkc.kernels.blocks import columns_block, row_block, row_programs
+from tkc.kernels.blocks import row_block, row_programs
 from tkc.kernels.norms import MAX_FUSED_COLUMNS, sum_rows
 from tkc.kernels.operator import operator
 
@@ -112,13 +112,8 @@ def dyt_backward(
     _dyt_backward[parts, tkc.cdiv(source.shape[1], block)](
         g, source, alpha, weight, result, weights, biases, alphas, ROWS=rows, COLUMNS=block
     )
-    for partial, total in (
-        (weights, of_weight),
-        (biases, of_bias),
-        (alphas.reshape((parts * source.shape[1], 1)), of_alpha),
-    ):
-        height, width = columns_block(*partial.shape)
-        sum_rows[tkc.cdiv(partial.shape[1], width)](partial, total, ROWS=height, COLUMNS=width)
+    sum_rows(weights, of_weight, biases, of_bias)
+    sum_rows(alphas.reshape((parts * source.shape[1], 1)), of_alpha)
 
 
 @dyt.backward(saves="x alpha weight")

@@ -8,8 +8,8 @@ see through one tap after the other, so that nothing is unfolded in memory. Wher
 whole rows of an image, or a part of one, and have steps of 1, what they see through a tap is a
 block of the image, which a tensor map copies, with zeros for what is outside. The gradient of x
 is the same product with other steps: positions that are equal modulo σ see the same taps, and are
-programs of one such phase, the phases of most taps first. Each channel by itself (depthwise) is the same without a product. Sums over
-positions are partial sums of programs, added up in one order.
+programs of one such phase, the phases of most taps first. Each channel by itself (depthwise) is the
+same without a product. Sums over positions are partial sums of programs, added up in one order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tkc.kernels.arrays import (
     zeros,
 )
 from tkc.kernels.attention_blocks import has_wgmma
-from tkc.kernels.blocks import PROGRAMS, columns_block
+from tkc.kernels.blocks import PROGRAMS
 from tkc.kernels.matmul import ACTIVATIONS, before_activation, matmul
 from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
@@ -206,7 +206,9 @@ def _configs(args: dict) -> list[tkc.Config]:
     grid, phases = (args["gd"], args["gh"], args["gw"]), args["PHASES"]
     rows, tiles = args["images"] * prod(grid), dict.fromkeys((*TILES, *MORE_TILES))
     out = args["od"], args["oh"], args["ow"]
-    alike = len(phases) == 1 or all(o % m == 0 for o, m in zip(out, phases[0].out_move, strict=True))
+    alike = len(phases) == 1 or all(
+        o % m == 0 for o, m in zip(out, phases[0].out_move, strict=True)
+    )
     boxes = {bm: _box(bm, grid, phases[0], args["x"]) if alike else () for bm, _ in tiles}
     found = [host]
     for tile in tiles:
@@ -657,10 +659,7 @@ def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, eac
         if count == 1:
             return
     sums = parts.reshape((count, prod(parts.shape[1:])))
-    height, width = columns_block(*sums.shape)
-    sum_rows[tkc.cdiv(sums.shape[1], width)](
-        sums, out.reshape((sums.shape[1],)), ROWS=height, COLUMNS=width
-    )
+    sum_rows(sums, out.reshape((sums.shape[1],)))
 
 
 @_conv.backward(saves="x weight bias s0 s1 s2 p0 p1 p2 d0 d1 d2 activation result")

@@ -5,10 +5,10 @@
       …
 
 A launch with the option `dependent` has both. One with the option `beside` has nothing to wait for:
-it waits at its end, so that what comes after it comes after both. To wait earlier than a program says is right, and so
-is to let the next launch begin earlier: it waits for the whole of this one. So no pass in between
-has anything to keep in order, and schedule-warpgroups writes both where threads have set up what
-touches no global memory (`placed`).
+it waits at its end, so that what comes after it comes after both. To wait earlier than a program
+says is right, and so is to let the next launch begin earlier: it waits for the whole of this one.
+So no pass in between has anything to keep in order, and schedule-warpgroups writes both where
+threads have set up what touches no global memory (`placed`).
 """
 
 from __future__ import annotations

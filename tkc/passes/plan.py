@@ -592,7 +592,8 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
         say(f"one role with mma.sync: {reason}")
     if taken <= half_of(context.room()) and _two_hold(program, loads, warps, context):
         made = replace(made, blocks=2, spare=half_of(context.room()) - taken)
-        say(f"two blocks share a multiprocessor: {_of_two(warps, context.target)} registers a thread")
+        most = _of_two(warps, context.target)
+        say(f"two blocks share a multiprocessor: {most} registers a thread")
     crowded = options.relax is None and made.relax and each > context.target.assembler.beside_scores
     if crowded and program.maxima:
         say(
