@@ -1141,9 +1141,7 @@ def _stages(
     # as many blocks as have the warps of two of MIN_WARPS
     blocks = 2 * max(1, MIN_WARPS // warps)
     half = min(room, 2 * (_beside_another(others, context) + others) // blocks - others)
-    few = (4, 3, 2) if warps <= MIN_WARPS else (4, 3)
-    if not all(map(loop_of, program.dots)) and _two_hold(program, loads, warps, context):
-        few = (4, 3, 2)  # no copies overlap the dots behind the loop, but another block does
+    few = _stages_of_two(program, loads, warps, context)
     most = (4, 3, 2) if warps >= MIN_WARPS else (2,)
     chosen = next((s for s in few if s * stage <= half), None) or next(
         (s for s in most if s * stage <= room), 1
@@ -1159,6 +1157,18 @@ def _stages(
         )
     )
     return chosen
+
+
+def _stages_of_two(
+    program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
+) -> tuple[int, ...]:
+    """How many are worth a second block, the better number first. No copies overlap the dots behind
+    a loop, but another block does.
+    """
+    behind = not all(map(loop_of, program.dots))
+    if warps <= MIN_WARPS or behind and _two_hold(program, loads, warps, context):
+        return 4, 3, 2
+    return 4, 3
 
 
 def _unordered(program: Program) -> bool:
