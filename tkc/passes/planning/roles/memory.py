@@ -11,6 +11,7 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.rewrite import loop_of
 from tkc.ir.shared import scratch_of
 from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
@@ -201,12 +202,12 @@ class _Division:
 
     def _blocks(self) -> tuple[int, int]:
         """How many blocks share a multiprocessor, and columns of a subtile at most. Dots that wait
-        for vector work leave the tensor cores to another block, and so do dots in no loop: beside
-        them a program loads, computes and stores.
+        for vector work leave the tensor cores to another block, and so do dots in no loop, or behind
+        one: beside them a program loads, computes and stores.
         """
         request, execution, sharing = self.request, self.execution, self.sharing
         makes = make_operands(request)
-        waits = execution.in_order or not request.loops or makes
+        waits = execution.in_order or makes or not all(map(loop_of, request.dots))
         pays = waits and (execution.counts_live or makes) and not request.has_third_role
         pays = pays and execution.registers <= PAIRED_LIVE_REGISTERS
         if pays and sharing.consumers == 1 and self._is_paired():
