@@ -202,7 +202,7 @@ class _Division:
 
     def _blocks(self) -> tuple[int, int]:
         """How many blocks share a multiprocessor, and columns of a subtile at most. Dots that wait
-        for vector work leave the tensor cores to another block, and so do dots in no loop, or behind
+        for vector work leave the tensor cores to another block, and so do dots in no loop or behind
         one: beside them a program loads, computes and stores.
         """
         request, execution, sharing = self.request, self.execution, self.sharing
