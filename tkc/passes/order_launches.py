@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation
 
 from tkc.ir import threads, tile
-from tkc.ir.rewrite import before, erase
+from tkc.ir.rewrite import after, before, erase
 from tkc.ir.values import is_side_effect_free, operations_in, terminator_of
 from tkc.passes import PassContext
 
@@ -57,9 +57,23 @@ def placed(kernel: tile.Kernel) -> None:
     if isinstance(kinds, ArrayAttr):
         said = [kind.data for kind in kinds]
         first = next(op for op in kernel.body.block.ops if not _is_setup(op))
-        before(first, *(tile.Dependency(kind) for kind in said if kind != LAST))
-        if LAST in said:
-            before(terminator_of(kernel.body.block), tile.Dependency("wait"))
+        for kind in said:
+            if kind == LAST:
+                after(_last(kernel), tile.Dependency("wait"))
+            else:
+                before(first, tile.Dependency(kind))
+
+
+def _last(kernel: tile.Kernel) -> Operation:
+    """What threads of a kernel do last: those of its first role, which copies and has few
+    registers, or all of them, before they return. A launch lasts as long as any thread does.
+    """
+    roles = (op for op in kernel.walk() if isinstance(op, threads.Role))
+    first = next(roles, None)
+    found = None if first is None else first.body.block.last_op
+    found = found or terminator_of(kernel.body.block).prev_op
+    assert found is not None  # a kernel that launches beside another does something
+    return found
 
 
 def _is_setup(op: Operation) -> bool:

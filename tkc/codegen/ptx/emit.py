@@ -155,7 +155,7 @@ def _program(e: Emitter) -> PtxProgram:
         "together" in kernel.attributes,
         e.nonzero,
         kernel.cluster_programs,
-        any(isinstance(op, Dependency) and op.kind.data == "wait" for op in kernel.body.block.ops),
+        any(isinstance(op, Dependency) and op.kind.data == "wait" for op in kernel.walk()),
     )
     text = "\n".join(
         [
