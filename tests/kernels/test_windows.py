@@ -11,6 +11,8 @@ from tkc import kernels
 from tkc.kernels import windows
 from tkc.kernels.windows import ONES, Convolution
 
+BF16 = numbers((), "bfloat16").dtype
+
 # images, positions, channels, outputs, taps, stride, padding, dilation
 CASES = {
     "three by three": ((2, (9, 7), 20, 24), (3, 3), 1, 1, 1),
@@ -107,22 +109,13 @@ def test_boxes_of_positions():
         close(parts.reshape(dw.shape), dw, ulps=16)
 
 
-def test_boxes_of_every_phase():
-    """Of a gradient with strides, whose phases have as many positions each."""
-    x, w = numbers((2, 8, 16, 20)), numbers((24, 3, 3, 20), seed=1)
-    grad = numbers((2, 4, 8, 24), seed=2)
-    found = Convolution((1, 8, 16), (1, 3, 3), (1, 2, 2), (0, 1, 1), ONES)
-    phases = sorted(found.phases(), key=lambda phase: -np.prod(phase[1].count))
-    assert {grid for grid, _ in phases} == {(1, 4, 8)}
-    dx = np.empty((2 * 8 * 16, 20), x.dtype)
-    sizes = 1, 4, 8, *found.out, *found.size
-    windows._windows.kernel[4, 1, 4](
-        *(grad.reshape(-1, 24), grad[:, None], w.reshape(24, 9, 20), None, dx, 2, *sizes),
-        **dict(PHASES=tuple(steps for _, steps in phases), BACK=True, ACTIVATION=None),
-        **dict(BM=16, BN=32, BK=16, BOX=(1, 2, 8)),
-    )
-    _, expected, _ = reference(x, w, 2, 1, 1, False, grad)
-    close(dx.reshape(expected.shape), expected, ulps=16)
+def test_results_that_are_apart_are_no_block_of_rows():
+    """A gradient's positions are a box of what they see, but its results are every second row."""
+    x, w = np.empty((16, 64, 64, 320), BF16), np.empty((320, 3, 3, 320), BF16)
+    grad = np.empty((16, 32, 32, 320), BF16)
+    with launches("sm_90a") as found:
+        kernels.conv_backward(grad, x, w, 1, 2, 2, 0, 1, 1, of_weight=False)
+    assert len(found) == 1 and found[0][1][-1] == ()
 
 
 @pytest.mark.parametrize(
@@ -164,9 +157,6 @@ def test_activations_and_bad_arguments():
     ):
         with pytest.raises(tkc.LaunchError, match=said):
             kernels.conv(**({"x": x, "weight": w} | change))
-
-
-BF16 = numbers((), "bfloat16").dtype
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -15,7 +15,7 @@ same without a product. Sums over positions are partial sums of programs, added 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 
@@ -47,7 +47,9 @@ ONES = (1,) * AXES
 MOST_ROWS = 256  # of a block, along an axis, that a tensor map copies
 # of a block of the weights' gradient, the better one first
 SIDES = (*((256, 128), (128, 256), (128, 192), (128, 160), (128, 128)), *((64, 128), (64, 64)))
-GATHERED = 128  # columns of one, of which threads gather rows
+GATHERED = (
+    128  # columns of one, of which threads gather rows; rows of a block whose results are apart
+)
 MOST_PARTS = 256  # partial sums of it
 PLACES = PROGRAMS // 2  # multiprocessors of the largest GPU
 READ = 32  # rows whose products take as long as one row that is read
@@ -89,13 +91,13 @@ def _of_phase(phases, number):
     def axes(name):
         return tuple(map(one, zip(*(getattr(steps, name) for steps in phases), strict=True)))
 
-    return Steps(**{field.name: axes(field.name) for field in fields(Steps)})
+    # by its name the class would be compared at each launch
+    return type(phases[0])(*map(axes, phases[0].__dataclass_fields__))
 
 
-def _positions(grid, out, phases, S, BOX):
-    """How many there are along each axis in a program's phase; grid: the most of all phases, which
-    all have where a program's are a box."""
-    if len(phases) == 1 or BOX:
+def _positions(grid, out, phases, S):
+    """How many there are along each axis in a program's phase; grid: the most of all phases."""
+    if len(phases) == 1:
         return grid
     axes = zip(out, S.out_first, S.out_move, strict=True)
     return [tkc.cdiv(extent - first, move) for extent, first, move in axes]
@@ -205,16 +207,14 @@ def _configs(args: dict) -> list[tkc.Config]:
     host = (64, max(16, min(64, power(n))))
     grid, phases = (args["gd"], args["gh"], args["gw"]), args["PHASES"]
     rows, tiles = args["images"] * prod(grid), dict.fromkeys((*TILES, *MORE_TILES))
-    out = args["od"], args["oh"], args["ow"]
-    alike = len(phases) == 1 or all(
-        o % m == 0 for o, m in zip(out, phases[0].out_move, strict=True)
-    )
-    boxes = {bm: _box(bm, grid, phases[0], args["x"]) if alike else () for bm, _ in tiles}
+    whole = phases[0].out_move == ONES  # else results are apart, and no block of rows
+    boxes = {bm: _box(bm, grid, phases[0], args["x"]) if whole else () for bm, _ in tiles}
     found = [host]
     for tile in tiles:
         blocks = tkc.cdiv(rows, tile[0]) * tkc.cdiv(n, tile[1]) * len(phases)
         one_round = blocks <= PLACES
-        if tile[1] <= max(64, power(n)) and (tile in TILES or boxes[tile[0]] or one_round):
+        held = whole or tile[0] <= GATHERED
+        if tile[1] <= max(64, power(n)) and (tile in TILES or boxes[tile[0]] or one_round) and held:
             found.append(tile)
     return [
         tkc.Config(BM=bm, BN=bn, BK=line, BOX=boxes.get(bm, ()) if i else ())
@@ -258,7 +258,7 @@ def _windows(
     x: rows of the images `whole`. BOX: extents of the positions of a program; () where they are
     gathered."""
     m, n, S = tkc.program_id(0) * BM, tkc.program_id(1) * BN, _of_phase(PHASES, tkc.program_id(2))
-    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S, BOX)
+    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S)
     image, places = _places(m if BOX else m + tkc.arange(BM), grid)
     corner, taps = _corner(image, places, (sd, sh, sw), S), S.count[0] * S.count[1] * S.count[2]
     acc = tkc.zeros((BM, BN))
@@ -298,7 +298,7 @@ def _each(
 ):
     """Each channel by itself; w: [taps, channels]."""
     m, n, S = tkc.program_id(0) * BM, tkc.program_id(1) * BN, _of_phase(PHASES, tkc.program_id(2))
-    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S, ())
+    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S)
     image, places = _places(m + tkc.arange(BM), grid)
     corner = _corner(image, places, (sd, sh, sw), S)
     acc = tkc.zeros((BM, BN))
