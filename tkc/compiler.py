@@ -297,7 +297,7 @@ class Compiled:
         that let one block fill a multiprocessor, and that keep less alive, are tried, and become
         `ptx` if they spill less.
         """
-        from tkc.codegen.ptx.ptxas import assemble, roomy
+        from tkc.codegen.ptx.ptxas import assemble, most_of_two, roomy, unlimited
         from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
         if self.ptx is None or self.interface is None:
@@ -305,7 +305,13 @@ class Compiled:
                 f"{self.name} was compiled for {self.target}; resources are those of a GPU target"
                 " such as sm_90a"
             )
-        found, threads = assemble(self.ptx, self.target), self.interface.threads
+        threads = self.interface.threads
+        if (text := unlimited(self.ptx)) != self.ptx:
+            found = assemble(text, self.target)
+            if not found.spill_stores and found.registers <= most_of_two(self.target, threads):
+                self.ptx = text
+                return found
+        found = assemble(self.ptx, self.target)
         fewer: tuple[Callable[[str], str], ...] = (
             sink_to_uses,
             rematerialise,

@@ -271,10 +271,10 @@ def backward(
     if not n.sequences or not heads or not columns:
         return
     chunks, decays = max(1, tkc.cdiv(length, CHUNK)), spread(given, v)
-    before = behind = empty(v, (slots_of(batch, length, given.starts), heads, columns, n.width))
+    states = slots_of(batch, length, given.starts), heads, columns, n.width
+    before, behind = empty(v, states), empty(v, states)  # written at once
     reads = writes = None  # of g's gradient
     if to.dg is not None:
-        behind = empty(v, before.shape)
         reads, writes = (empty(v, by_positions(v), "float32") for _ in range(2))
     members = _members(n, chunks)
     common = {"WHOLE": n.blocks == 1 and members > 1, "GROUPS": n.groups[:2], **n.tiles}
@@ -291,7 +291,7 @@ def backward(
     add_heads(of_keys, to.dk)
     if to.dg is not None:
         grid, rows = (heads, tkc.cdiv(chunks, MANY), n.sequences), max(1, 2048 // n.tiles["K"])
-        states = decays.ends, before, behind, given.starts
+        around = decays.ends, before, behind, given.starts
         _gate_gradient[grid](
-            reads, writes, *states, to.dg, MANY=MANY, C=CHUNK, R=power(rows), K=power(n.width)
+            reads, writes, *around, to.dg, MANY=MANY, C=CHUNK, R=power(rows), K=power(n.width)
         )

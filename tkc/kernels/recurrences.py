@@ -729,8 +729,10 @@ def _prepare(n: Recurrence) -> Prepared:
         raised, groups = [empty(n.v, (*row, n.q.shape[3])) for _ in range(3)], (1, 1)
     grid = row[2], n.chunks, n.sequences
     given = n.q, n.k, n.g, n.beta, n.starts, lengths, scores, lower
-    width = min(n.common["K"], CHANNELS) if n.channels else n.common["K"]
-    _pairs[grid](*given, *raised, rates, factors, ends, n.scale, **n.common, WIDTH=width)
+    options = {**n.common, "WIDTH": n.common["K"]}
+    if n.channels:  # tiles of few channels: a warp for eight positions
+        options |= {"WIDTH": min(n.common["K"], CHANNELS), "num_warps": n.chunk // 8}
+    _pairs[grid](*given, *raised, rates, factors, ends, n.scale, **options)
     if lower is not None:
         inverted(lower, inverses, n.starts, grid)
     asking, reading, writing = raised

@@ -519,6 +519,7 @@ def rwkv7_backward(
         *given, grad, slopes, states, *pairs, dq, da, dg, call.scale, **options
     )
     inner = inner_of_states(walk, states, after)
+    options["num_warps"] = 4  # more blocks, whose threads wait apart
     _column_gradients[call.grid](
         *given, call.v, solved, after, *pairs, inner, dk, db, dg, **options
     )
@@ -549,8 +550,8 @@ def rwkv7_step(
     out = empty(v)
     yield out
     width = power(q.shape[-1])
-    block = min(power(columns), max(1, 8192 // width))
+    block = min(power(columns), max(1, 4096 // width))
     given = (contiguous(x) for x in (q, g, k, v, a, b))
     _step[tkc.cdiv(columns, block), heads, batch](
-        *given, state, out, scale, K=width, V=block, num_warps=4
+        *given, state, out, scale, K=width, V=block, num_warps=2
     )

@@ -384,4 +384,5 @@ def ssd_step(
         GROUP=heads // b.shape[1],
         N=power(width),
         P=block,
+        num_warps=2,  # many blocks, each of which waits for its own part of the states
     )

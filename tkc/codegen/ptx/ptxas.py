@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from tkc.errors import CompileError, Location
+from tkc.ir.target import TARGETS
 
 MAX_SECONDS = 300  # of one run of a tool
 
@@ -132,6 +133,22 @@ def roomy(text: str, threads: int) -> str:
         return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
     head, directive, rest = text.partition(f".reqntid {threads}, 1, 1\n")
     return f"{head}{directive}.minnctapersm 1\n{rest}"
+
+
+def unlimited(text: str) -> str:
+    """PTX of one role with dots, without the number of blocks that its plan has share a
+    multiprocessor: where ptxas takes few enough registers anyway, being told makes it spill, or
+    compute values again.
+    """
+    if "setmaxnreg" in text or "mma.sync" not in text:
+        return text
+    return text.replace(".minnctapersm 2\n", "", 1)
+
+
+def most_of_two(target: str, threads: int) -> int:
+    """Registers of a thread where two blocks of so many share a multiprocessor."""
+    architecture, _, _ = target.partition(":")
+    return TARGETS[architecture].at_entry(2 * threads)
 
 
 def _refusal(log: str, code: int, ptx: str) -> CompileError:
