@@ -519,7 +519,8 @@ def rwkv7_backward(
         *given, grad, slopes, states, *pairs, dq, da, dg, call.scale, **options
     )
     inner = inner_of_states(walk, states, after)
-    options["num_warps"] = 4  # more blocks, whose threads wait apart
+    if call.short > 1 and options["K"] <= 64:  # else registers of so few do not hold the tiles
+        options["num_warps"] = 4
     _column_gradients[call.grid](
         *given, call.v, solved, after, *pairs, inner, dk, db, dg, **options
     )
