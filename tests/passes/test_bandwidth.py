@@ -66,13 +66,17 @@ def test_threads_that_hold_too_much_are_slow():
     assert seconds(long, two, 208) > seconds(long, four, 208)
 
 
-def test_what_all_programs_read_comes_again_unless_a_block_keeps_it():
-    """The weight and the bias of a norm, from the L2 cache."""
-    norm = replace(ROW, reads=(*ROW.reads, Read(1, 16384, 16384, 1.0, False)))
+def test_what_all_programs_read_comes_again_unless_it_stays_near():
+    """The weight and the bias of a norm, from the L2 cache, but for few bytes and where a block
+    keeps them. Layer norm of 32768 x 4096 by two warps (H200, 0b1f2f70): 151 us, 148 said.
+    """
+    few, many = (
+        replace(ROW, reads=(*ROW.reads, Read(1, n, n, 1.0, False))) for n in (1 << 14, 1 << 18)
+    )
     keeps = replace(FOUR, persistent=True, resident_operands=True, blocks=4)
     anew = replace(keeps, resident_operands=False)
-    assert seconds(norm, keeps) < seconds(norm, anew) and seconds(plan=anew) < seconds(norm, anew)
-    assert seconds(plan=keeps) == pytest.approx(seconds(norm, keeps), rel=0.05)
+    assert seconds(many, anew) > 1.2 * seconds(few, anew)
+    assert seconds(few, anew) == pytest.approx(seconds(few, keeps), rel=0.1)
 
 
 def test_long_rows_of_layer_norm_stream_through_blocks_that_keep_the_weight():

@@ -6,8 +6,8 @@
                 many places; persistent blocks that read the next program early wait for the longer
                 of its load and the rest
     issuing     all instructions of a multiprocessor's programs
-    memory      all bytes, and those that programs read alike, from the L2 cache, where no block
-                keeps them
+    memory      all bytes, and those that programs read alike, from the L2 cache, where they stay
+                nowhere nearer
 
 Waiting, issuing and memory overlap as far as many programs share a multiprocessor: the time of a
 launch is their norm with exponents near one (`Rows` of the device).
@@ -176,7 +176,7 @@ def time_of(
     rest += moving.meetings * (times.meeting * log2(2 * sharing) + times.cluster * (blocks > 1))
     rate = min(times.fabric, target.memory * 1e9 / clock / active)
     reading, writing = moving.own / blocks / rate, times.written * moving.stored / blocks / rate
-    again = 0.0 if plan.resident_operands else moving.alike / blocks / times.fabric
+    again = 0.0 if _stays_near(moving, plan, resident, target) else moving.alike / blocks
     early = plan.prefetch or any(load.path == "own" for load in plan.loads)
     begin = times.begin + times.clustered * (blocks > 1)
     if plan.persistent:
@@ -190,7 +190,7 @@ def time_of(
     else:
         alone = begin + times.latency + reading + rest
         before = 0.0
-    copying = most * (reading + writing + again)
+    copying = most * (reading + writing + again / times.fabric)
     clocks = _norm(times.overlap, turns * alone, copying, most * issuing) + before
     seconds = times.launch + clocks / clock
     return Time(
@@ -200,6 +200,15 @@ def time_of(
         copying / clock,
         places,
     )
+
+
+def _stays_near(moving: Moving, plan: Plan, resident: int, target: Target) -> bool:
+    """Whether what programs read alike is kept by a block, or stays in the L1 cache: in a quarter of
+    it, as rows stream through. The blocks of a cluster read a part each.
+    """
+    blocks = plan.cluster_split[0]
+    here = min(resident, blocks) / blocks * moving.alike
+    return plan.resident_operands or here <= target.half_shared_bytes / 2
 
 
 def _times(loop: Operation | None, known: Numbers) -> float:
