@@ -203,7 +203,7 @@ def time_of(
 
 
 def _stays_near(moving: Moving, plan: Plan, resident: int, target: Target) -> bool:
-    """Whether what programs read alike is kept by a block, or stays in the L1 cache: in a quarter of
+    """Whether a block keeps what programs read alike, or it stays in the L1 cache: in a quarter of
     it, as rows stream through. The blocks of a cluster read a part each.
     """
     blocks = plan.cluster_split[0]
