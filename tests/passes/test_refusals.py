@@ -209,24 +209,31 @@ def test_what_a_dot_adds_to_is_no_operand(fn, alone):
     assert planning._only_dots(first.result) == alone
 
 
-def held(q, k, o, N: tkc.constexpr, TWICE: tkc.constexpr, OTHER: tkc.constexpr):
-    """A left operand that the loop does not change."""
+def held(q, k, o, N: tkc.constexpr, BESIDE: tkc.constexpr, OTHER: tkc.constexpr):
+    """A left operand that the loop does not change, and who else reads it."""
     left = tkc.load(q, (0, 0), (N, 64), other=OTHER)
     total = tkc.zeros((N, N))
-    if TWICE:
+    if BESIDE == "dot":
         tkc.store(o, (0, N), tkc.dot(left, tkc.load(k, (0, 64), (N, 64)).T))
+    if BESIDE == "sum":
+        total += tkc.sum(left, axis=1, keep_dims=True).to(tkc.float32)
     for n in tkc.range(0, k.shape[0], N):
         total = tkc.dot(left, tkc.load(k, (n, 0), (N, 64)).T, total)
     tkc.store(o, (0, 0), total)
 
 
 @pytest.mark.parametrize(
-    "twice, other, place",
-    [(False, None, "shared"), (True, None, "registers"), (False, 1.0, "registers")],
+    "beside, other, place",
+    [
+        ("", None, "shared"),
+        ("dot", None, "shared"),
+        ("sum", None, "registers"),
+        ("", 1.0, "registers"),
+    ],
 )
-def test_what_is_read_again_in_every_iteration(twice, other, place):
-    """A block that nothing else reads, and that is copied to shared memory."""
-    module = traced(held, h2, h2, f2, N=64, TWICE=twice, OTHER=other)
+def test_what_is_read_again_in_every_iteration(beside, other, place):
+    """A block that dots alone read, and that is copied to shared memory."""
+    module = traced(held, h2, h2, f2, N=64, BESIDE=beside, OTHER=other)
     *_, dot = ops(module, tile.Dot)
     assert planning._source(dot.a, dot, 4, 0, "shared") == place
 
