@@ -297,6 +297,22 @@ def test_programs_of_which_none_share_rows_and_columns_run_as_they_are(rows, col
     assert (planned(module, "sm_80").raster == 8) == (not rows and not columns)
 
 
+def held_beside(x, w, o, r, K, ALSO: tkc.constexpr):
+    """A left operand that a loop does not change, and that is stored, too."""
+    left = tkc.load(x, (0, 0), (128, 128))
+    for k in tkc.range(0, K, 128):
+        tkc.store(o, (0, k), tkc.dot(left, tkc.load(w, (0, k), (128, 128))).to(o.dtype))
+    if ALSO:
+        tkc.store(r, (0, 0), left + 1)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_what_others_read_than_dots_lies_in_registers(also):
+    kind = aligned(tkc.bfloat16, 2)
+    module = traced(held_beside, kind, kind, kind, kind, i32(64), ALSO=also)
+    assert planned(module, "sm_80").dots[0].a == ("registers" if also else "shared")
+
+
 def chained(x, o, N: tkc.constexpr):
     s = tkc.load(x.ptr + tkc.program_id(0) * 1024 + tkc.arange(1024))
     for t in tkc.static_range(N):
