@@ -1032,12 +1032,7 @@ def _source(
     loop, value = loop_of(dot), operand
     while isinstance(value.owner, VIEWS):
         value = value.owner.arg
-    if (
-        loop is None
-        or not isinstance(value.owner, tile.Load)
-        or loop_of(value.owner) is loop
-        or not _only_dots(value)
-    ):
+    if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop:
         return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges(), bool(dots_fed(value.owner)))):
         return "registers"
