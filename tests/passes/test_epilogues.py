@@ -115,11 +115,11 @@ EPILOGUES = (
     "columns residual",
 )
 PLANS = {
-    "ping-pong": ((64, 64, 32), dict(cluster=(1, 1))),
+    "ping-pong": ((64, 64, 32), dict(cluster=(1, 1), programs=2)),
     "ping-pong in a cluster": ((128, 128, 32), {}),
     "cooperative": ((128, 64, 32), dict(roles="cooperative", cluster=(1, 1))),
     "transposed": ((48, 128, 32), dict(roles="cooperative", cluster=(1, 1))),
-    "transposed in ping-pong": ((88, 64, 32), dict(cluster=(1, 1))),
+    "transposed in ping-pong": ((88, 64, 32), dict(cluster=(1, 1), programs=2)),
 }
 EVERY = pytest.mark.parametrize("epilogue", EPILOGUES)
 
