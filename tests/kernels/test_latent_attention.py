@@ -185,6 +185,19 @@ def test_threads_that_relay_latents(page, monkeypatch):
     near_float8(got, attend(double(q) * scales[..., None], cache, lengths, 512))
 
 
+def test_threads_without_8_bits(monkeypatch):
+    """Queries become float16 once, where tensor cores do not take float8."""
+    lengths = np.array((70, 3), np.int32)
+    q, cache = numbers((2, 1, 16, D), "float8_e4m3fn"), filled((70, 3), "float8_e4m3fn")
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_80")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_80")
+    scales = numbers((2, 1, 16), "float32", 5) ** 2 + 0.5
+    got = kernels.attention_latent(q, cache, lengths, RANK, with_lse=True, q_scale=scales)
+    assert got[0].dtype == ml_dtypes.bfloat16
+    near(got, attend(double(q) * scales[..., None], cache, lengths, RANK), "bfloat16")
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize("queries, heads", [(1, 16), (1, 64), (1, 128), (4, 128)])

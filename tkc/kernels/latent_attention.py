@@ -163,6 +163,25 @@ def _halved(q, out, powers, D: tkc.constexpr, BM: tkc.constexpr):
     tkc.store(powers, (m,), power)
 
 
+@tkc.jit
+def _widened(q, out, D: tkc.constexpr, BM: tkc.constexpr):
+    """Rows of float8 in float16, which holds them exactly."""
+    m = tkc.program_id(0) * BM
+    tkc.store(out, (m, 0), tkc.load(q, (m, 0), (BM, D)).to(tkc.float16))
+
+
+def _short(q: Array, target: str) -> Array:
+    """Queries as tensor cores of the target take them: where these have no 8 bits, in float16, once
+    and not in each step.
+    """
+    if dtype_of(q) != FLOAT8 or target == "cpu" or tkc.target(target).fp8 or not prod(q.shape):
+        return q
+    wide, rows = empty(q, q.shape, "float16"), prod(q.shape[:-1])
+    flat = (x.reshape((rows, q.shape[-1])) for x in (q, wide))
+    _widened[tkc.cdiv(rows, HALVED_ROWS)](*flat, D=width_of(q.shape[-1]), BM=HALVED_ROWS)
+    return wide
+
+
 def _shares_columns(rank: int, rotary: int, target: str) -> bool:
     """Whether sums of all columns are two warpgroups', and shared memory holds the queries, two
     steps' keys and the probabilities (of 16 bits) beside barriers. Of 8 bits, all of these and two
@@ -268,6 +287,7 @@ def _attend(
     size = 0 if pages is None else cache.shape[1]
     keys = cache.shape[1] if pages is None else pages.shape[1] * size
     target = tkc.target_of(q)
+    q = _short(q, target)
     block = _block(rows, rank, d - rank, (dtype_of(q), dtype_of(cache)), target)
     if size % block.keys:
         cache = pages_as_rows(cache, "attention_latent")
