@@ -467,3 +467,14 @@ def test_a_block_begins_before_its_array_where_that_may_begin_there(moves, monke
         return
     with pytest.raises(raise_pointers.NotABlock):
         here._from_the_first(axis, None, set())
+
+
+# ---- addresses
+def of_one(x, o):
+    tkc.store(o, (0, 0), tkc.load(x.ptr + (tkc.arange(32761, 32762) % 9)[:, None]))
+
+
+def test_an_axis_of_one_element_that_goes_is_no_wrapped_one():
+    module = traced(of_one, array(tkc.float32), f2)
+    forms = Forms.of(kernel_of(module), {})
+    assert [forms.get(op.result) for op in ops(module, tile.Reshape)] == [None]

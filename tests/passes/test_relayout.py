@@ -484,6 +484,33 @@ def test_consumers_wait_for_what_they_read_beside_the_role(loop, stages, monkeyp
 
 
 @tkc.jit
+def read_by_eight_warps(a, w, y, z):
+    m = tkc.program_id(0) * 128
+    total, most = tkc.zeros((128, 64), tkc.int32), tkc.zeros((32, 64), tkc.int8)
+    x = tkc.load(a, (m, 0), (128, 32))
+    for k in range(0, w.shape[0], 32):
+        block = tkc.load(w, (k, 0), (32, 64))
+        total = tkc.dot(x, block, total)
+        most = tkc.maximum(most, block)
+    tkc.store(y, (m, 0), total)
+    tkc.store(z, (0, 0), most[0:1, :] if m > 0 else most[1:2, :])
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_two_warpgroups_do_not_read_as_the_role_does(stages, monkeypatch):
+    """Four warps have what is relaid in other threads than eight."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(3)
+    a, w = (rng.integers(-3, 4, shape).astype(np.int8) for shape in ((128, 32), (96, 64)))
+    given = [a, w, np.zeros((128, 64), np.int32), np.zeros((1, 64), np.int8)]
+    read_by_eight_warps[1](*given, num_stages=stages)
+    blocks = w.reshape(3, 32, 64).astype(np.int32)
+    np.testing.assert_array_equal(given[2], sum(a.astype(np.int32) @ b for b in blocks))
+    np.testing.assert_array_equal(given[3], np.maximum(blocks.max(0), 0)[1:2])
+
+
+@tkc.jit
 def thrice(a, w, y, z):
     """Three dots of an iteration that are in flight at once read one operand that is relaid."""
     m = tkc.program_id(0) * 64

@@ -262,6 +262,8 @@ class Forms:
             strict=True,
         )
         axes = dict(kept)
+        if any(a not in axes for a, _ in (*form.wrapped, *form.gathered)):
+            return None  # one number, which no axis stands for any more
         return Affine(
             form.offset,
             tuple((a, s) for a, s in form.strides if a in axes),

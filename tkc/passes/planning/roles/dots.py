@@ -13,11 +13,13 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan
 from tkc.ir.values import tile_type
 from tkc.passes.analysis.values import WRITES
+from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.bodies import Found, WarpCosts, best_stages
 from tkc.passes.planning.operands import (
     MAX_LIVE_REGISTERS,
     Sides,
     is_read_again,
+    leaves,
     live_registers,
     operand_registers,
     paired,
@@ -194,10 +196,19 @@ def _third_role(request: RoleRequest, groups: int) -> tuple[int, int, int] | Non
             f"beside {groups} warpgroups there are no registers for one that relays 8-bit"
             " operands, which wgmma reads K-major only, or copies what tensor maps do not"
         )
+    if 4 * groups != RELAYOUT_WARPS and any(map(_is_read_by_others, request.relaid)):
+        raise NoRoles(
+            f"{4 * groups} warps would read an operand as the {RELAYOUT_WARPS} do that relay it"
+        )
     holds_much = any(
         tile_type(load.result).size > 512 * RELAYOUT_SMALL_REGISTERS for load in request.relaid
     )
     return RELAYOUT_ROLE_REGISTERS[groups][bool(request.copied_by_threads) or holds_much]
+
+
+def _is_read_by_others(load: tile.Load) -> bool:
+    """Whether anything but dots reads a block."""
+    return any(not isinstance(use.operation, tile.Dot) for use, _ in leaves(load.result))
 
 
 def _is_any_read_again(request: RoleRequest) -> bool:
