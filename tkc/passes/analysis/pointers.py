@@ -146,6 +146,20 @@ def _is_scalar(value: SSAValue) -> bool:
     return not isinstance(value.type, (TileType, PointerType))
 
 
+def _axes_kept(op: tile.Reshape) -> dict[int, int] | None:
+    """The new number of each axis of several elements, where a reshape changes no other; else None."""
+    old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+    if [n for n in old if n > 1] != [n for n in new if n > 1]:
+        return None
+    return dict(
+        zip(
+            [a for a, n in enumerate(old) if n > 1],
+            [a for a, n in enumerate(new) if n > 1],
+            strict=True,
+        )
+    )
+
+
 @dataclass
 class Forms:
     """The affine forms of a kernel, in the order of its operations; what has none is left out.
@@ -252,16 +266,9 @@ class Forms:
 
     def _reshaped(self, op: tile.Reshape) -> Affine | None:
         """Extents of 1 that come or go."""
-        form = self.get(op.arg)
-        old, new = tile_type(op.arg).extents, tile_type(op.result).extents
-        if form is None or [n for n in old if n > 1] != [n for n in new if n > 1]:
+        form, axes = self.get(op.arg), _axes_kept(op)
+        if form is None or axes is None:
             return None
-        kept = zip(
-            [a for a, n in enumerate(old) if n > 1],
-            [a for a, n in enumerate(new) if n > 1],
-            strict=True,
-        )
-        axes = dict(kept)
         if any(a not in axes for a, _ in (*form.wrapped, *form.gathered)):
             return None  # one number, which no axis stands for any more
         return Affine(
