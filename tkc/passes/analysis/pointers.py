@@ -147,7 +147,7 @@ def _is_scalar(value: SSAValue) -> bool:
 
 
 def _axes_kept(op: tile.Reshape) -> dict[int, int] | None:
-    """The new number of each axis of several elements, where a reshape changes no other; else None."""
+    """The new number of each axis of several elements; None where a reshape changes these."""
     old, new = tile_type(op.arg).extents, tile_type(op.result).extents
     if [n for n in old if n > 1] != [n for n in new if n > 1]:
         return None
