@@ -833,7 +833,23 @@ def anywhere(q, k, at, s, o, low, high, BN: tkc.constexpr):
     tkc.store(o, (i * 64,), total)
 
 
-APART = own_rows, striding, loaded, anywhere
+def of_a_tile(q, k, at, s, o, low, high, BN: tkc.constexpr):
+    """Warps find together where a program's loop ends."""
+    i, total = tkc.program_id(0), tkc.zeros((64,))
+    last = tkc.max(tkc.arange(64) - 63 + i, axis=0)
+    rows = tkc.load(q, (i * 64, 0), (64, 64))
+    for n in tkc.range(0, last % 4 * 64, BN):
+        total = total + tkc.sum(tkc.dot(rows, tkc.load(k, (n, 0), (BN, 64)).T), axis=1)
+    tkc.store(o, (i * 64,), total)
+
+
+def keys_of(kernel, i: int, at: np.ndarray) -> slice:
+    """The keys that a program of a kernel reads."""
+    ends = {loaded: at[i], of_a_tile: i % 4 * 64}
+    return slice(ends[kernel]) if kernel in ends else slice(5 * i, None)
+
+
+APART = own_rows, striding, loaded, anywhere, of_a_tile
 
 
 def check_apart(module, kernel, run=run, **how) -> None:
@@ -860,12 +876,7 @@ def check_apart(module, kernel, run=run, **how) -> None:
             2 * (x @ y[:64]).sum(1)
             if kernel is own_rows
             else np.concatenate(
-                [
-                    (
-                        x[64 * i : 64 * i + 64] @ (y[: at[i]] if kernel is loaded else y[5 * i :]).T
-                    ).sum(1)
-                    for i in range(5)
-                ]
+                [(x[64 * i : 64 * i + 64] @ y[keys_of(kernel, i, at)].T).sum(1) for i in range(5)]
             )
         )
     np.testing.assert_array_equal(o, want)
@@ -878,6 +889,7 @@ def check_apart(module, kernel, run=run, **how) -> None:
         (striding, "what a loop loads depends on axis 0"),
         (loaded, "bounds are loaded"),
         (anywhere, "do not begin whole steps apart"),
+        (of_a_tile, "bounds are computed of a tile"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -7,11 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
+from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import loops_of
+from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
@@ -409,16 +411,22 @@ def _apart_by_steps(request: RoleRequest, loop: scf.ForOp) -> str:
     read = [loop.step, *(v for load in loads for v in load.operands)]
     if 0 in program_axes(read, given=[loop.body.block.args[0]]):
         return "what a loop loads depends on axis 0"
-    if any(
-        isinstance(op, LOADS) and 0 in program_axes(op.operands)
-        for op in sources([loop.lb, loop.ub, loop.step])
-    ):
+    behind = sources([loop.lb, loop.ub, loop.step])
+    if any(isinstance(op, LOADS) and 0 in program_axes(op.operands) for op in behind):
         return "a loop's bounds are loaded from a place that depends on axis 0"
+    if any(_is_of_a_tile(op) and 0 in program_axes(op.operands) for op in behind):
+        return "a loop's bounds are computed of a tile, whose elements threads exchange"
     step = loop.step.owner
     whole = isinstance(step, tile.Constant) and divisor(loop.lb) % step.number == 0
     if 0 in program_axes([loop.lb]) and not whole:
         return "loops do not begin whole steps apart"
     return ""
+
+
+def _is_of_a_tile(op: Operation) -> bool:
+    """Whether an operation makes a number of a tile's elements."""
+    made = [isinstance(v.type, TileType) for v in op.results]
+    return not any(made) and any(isinstance(v.type, TileType) for v in op.operands)
 
 
 def _members_that_fit(request: RoleRequest) -> tuple[int, str]:
