@@ -48,9 +48,6 @@ LOG2E = log2(e)
 PAD = 128
 # of a program of `_row_terms`
 ROWS = 32
-# elements of 16 bits to a multiple of which rows are padded where tensor maps copy them: narrower
-# swizzles than of 64 bytes take twice as many lines
-STEP = 32
 
 
 def _part(x, *index):
@@ -322,7 +319,7 @@ class _Block(NamedTuple):
 class _Blocks(NamedTuple):
     """The blocks of `_queries` and of `_keys_and_values`; whether the latter has registers for dK
     and dV at once, or is launched for each of them; whether it has some for dQ too, and how many
-    columns dQ's parts have at least; and a multiple of which rows' elements are padded to.
+    columns dQ's parts have at least.
     """
 
     queries: _Block
@@ -330,11 +327,6 @@ class _Blocks(NamedTuple):
     together: bool = True
     adds_queries: bool = False
     dq_columns: int = 0
-    step: int = 16
-
-    def widths(self, d: int, d_v: int) -> dict[str, int]:
-        """Elements of rows of Q and K, and of V, as programs have them."""
-        return dict(D=width_of(d, self.step), DV=width_of(d_v, self.step))
 
 
 class Batch(NamedTuple):
@@ -398,20 +390,20 @@ def _are_large(options: dict, target: str, batch: Batch, has_slopes: bool) -> bo
 
 def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
     """The same on Hopper, in 16 bits. are_large: whether blocks may have 128 rows and columns."""
-    d, d_v = (width_of(n, STEP) for n in (d, d_v))
     wide = max(d, d_v)
     if wide > 192 or d + d_v > 320:
-        queries = _Block(128, 64 if wide <= 192 else 32)
-        return _Blocks(queries, _Block(32, 128), together=False, step=STEP)
+        return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
     narrow = d + d_v > 256 or softcap and wide > 64
     keys = _Block(32 if narrow else 64, 128)
-    if d == d_v <= 64 and are_large and not softcap:
+    if width_of(d) == width_of(d_v) == 64 and are_large and not softcap:
         # warpgroups share the rows of dQ as they share those of dK and dV
-        return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True, step=STEP)
+        return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True)
     # warpgroups share dQᵀ, whose rows are dQ's columns and some of padding, as they share the rows
     # of dK and dV; all of dQ's parts together cost less than scores that are computed twice
-    adds = not narrow and 64 < d <= keys.columns
-    return _Blocks(_Block(128, 64), keys, True, adds, keys.columns * adds, STEP)
+    adds_queries = not narrow and 64 < width_of(d) <= keys.columns
+    return _Blocks(
+        _Block(128, 64), keys, adds_queries=adds_queries, dq_columns=keys.columns * adds_queries
+    )
 
 
 class Rows(NamedTuple):
@@ -484,9 +476,8 @@ def _launch(
     sinks, slopes = of_heads
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
     blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), batch, slopes is not None)
-    widths = blocks.widths(d, d_v)
-    common = dict(GROUP=group_of(heads, shared), **widths, **options)
     adds = blocks.adds_queries and not deterministic
     terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, width_of(d) * adds)
     write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
@@ -515,7 +506,7 @@ def _launch(
                 dq_sums,
                 *others,
                 EDGE=batch.has_edge(columns),
-                DQ=max(widths["D"], blocks.dq_columns * adds),
+                DQ=max(width_of(d), blocks.dq_columns * adds),
                 BM=rows,
                 BN=columns,
                 **blocks.keys.options,

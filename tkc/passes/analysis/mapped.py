@@ -8,7 +8,7 @@ major.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import IntegerAttr, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
@@ -24,10 +24,7 @@ from tkc.passes.analysis.values import BlockAccess
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
 BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
-MIN_SWIZZLE_BYTES, MAX_SWIZZLE_BYTES = 32, 128
-# The attribute of a load whose swizzle has no more bytes than it says: parts of the block that dots
-# read begin at its panels.
-WIDEST_PANEL = "widest_panel"
+MIN_SWIZZLE_BYTES = 32
 # The attribute of a store of which `plan` knew that it begins inside its array: in the order that
 # schedule-programs gives them, programs are harder to bound.
 BEGINS_INSIDE = "begins_inside"
@@ -57,17 +54,14 @@ def dense_of_block(op: BlockAccess) -> int:
 
 def of_block(op: tile.Load) -> SharedLayout:
     """The layout in shared memory of a block that a tensor map copies: the widest swizzle of the
-    axis that is dense in memory, no wider than what is asked for (WIDEST_PANEL). A single row stays
-    as it is (panels would be as high as a swizzle's eight rows), padded to the alignment of the
-    next stage.
+    axis that is dense in memory. A single row stays as it is (panels would be as high as a
+    swizzle's eight rows), padded to the alignment of the next stage.
     """
     t, dense = tile_type(op.result), dense_of_block(op)
     order = (dense, *(a for a in reversed(range(t.rank)) if a != dense))
     if t.size == t.extents[dense] <= MAX_BOX_EXTENT:
         return SharedLayout(t.extents, bits(t.element), 0, order, -t.bytes % BOX_ALIGNMENT)
-    asked = op.attributes.get(WIDEST_PANEL)
-    most = asked.value.data if isinstance(asked, IntegerAttr) else MAX_SWIZZLE_BYTES
-    return SharedLayout.widest(t.extents, bits(t.element), order, most)
+    return SharedLayout.widest(t.extents, bits(t.element), order)
 
 
 def lists_rows(op: Operation | Block) -> bool:

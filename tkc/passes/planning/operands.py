@@ -31,10 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import tile
@@ -43,14 +42,7 @@ from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
-from tkc.passes.analysis.mapped import (
-    MAX_SWIZZLE_BYTES,
-    MIN_SWIZZLE_BYTES,
-    WIDEST_PANEL,
-    dense_of_block,
-    lists_rows,
-    unmapped,
-)
+from tkc.passes.analysis.mapped import dense_of_block, lists_rows, unmapped
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
@@ -380,28 +372,6 @@ def lay_by_consumers(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
                     load.attributes[LAID_BY_CONSUMERS] = UnitAttr()
 
 
-def narrow_panels(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
-    """Says of the blocks of which warpgroups read columns that are dense in memory how wide a panel
-    may be, so that each one's part begins with one; of others that any may be.
-    """
-    groups, shown = along_n(options), set[tile.Load]()
-    for dot in dots:
-        both = Sides.of(dot, options)
-        for operand in (both.left, both.right):
-            if (load := source(operand)) is not None and load not in shown:
-                load.attributes.pop(WIDEST_PANEL, None)
-                shown.add(load)
-        if groups > 1 and source(both.right) and dense_of_operand(both.right) != both.right_k:
-            part = both.n // groups * bits(tile_type(both.right).element) // 8
-            _narrow(both.right, gcd(part, MAX_SWIZZLE_BYTES))
-
-
-def _narrow(operand: SSAValue, most: int) -> None:
-    load = source(operand)
-    if load is not None and most < MAX_SWIZZLE_BYTES:
-        load.attributes[WIDEST_PANEL] = IntegerAttr(most, i64)
-
-
 def simple(dot: tile.Dot) -> bool:
     """Whether a dot's sum just goes round its loop."""
     loop, carried = dot.parent_op(), dot.acc
@@ -573,8 +543,6 @@ def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
     width = bits(tile_type(both.right).element)
     is_dense = dense_of_operand(both.right) != both.right_k and (width == 16 or not both.written[1])
     unit = PANEL_BITS // width if is_dense else 8
-    if is_dense and source(both.right) is not None:
-        unit = 8 * MIN_SWIZZLE_BYTES // width
     if both.n % (unit * groups):
         return f"{both.n} columns do not divide by {unit} among {groups} warpgroups"
     return ""

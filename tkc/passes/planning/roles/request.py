@@ -18,7 +18,6 @@ from tkc.passes.planning.operands import (
     along_n,
     by_block,
     lay_by_consumers,
-    narrow_panels,
     relaid_loads,
     why_not_wgmma,
 )
@@ -65,7 +64,6 @@ class RoleRequest:
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)
         lay_by_consumers(program.dots, options)
-        narrow_panels(program.dots, options)
         for dot in program.dots:
             if reason := why_not_wgmma(dot, options):
                 raise NoRoles(reason)
