@@ -140,7 +140,7 @@ def unlimited(text: str) -> str:
     multiprocessor: where ptxas takes few enough registers anyway, being told makes it spill, or
     compute values again.
     """
-    if "setmaxnreg" in text or "mma.sync" not in text:
+    if "setmaxnreg" in text or not re.search(r"\bmma\.sync\b", text):
         return text
     return text.replace(".minnctapersm 2\n", "", 1)
 
