@@ -241,8 +241,10 @@ def one_for_two(a, b, c, x, y, N: tkc.constexpr):
     tkc.store(y, (0, 0), two.to(y.dtype))
 
 
-def test_wgmma_of_several_sums_that_share_a_block_reads_no_computed_operand():
+def test_wgmma_of_several_sums_that_share_a_block_may_read_a_computed_operand():
     """As the program stands before each dot is given a block of its own."""
     module, given = traced(one_for_two, *(B2,) * 5, N=128), context("sm_90a")
     through(module, "simplify", given)
-    assert says(plan(module, given), "a block is read by several of them")
+    dots = plan(module, given).dots
+    assert [dot.instruction for dot in dots] == ["wgmma"] * 2
+    assert sorted(dot.a for dot in dots) == ["registers", "shared"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation
 
-from tkc.ir import threads, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import after, before, erase
 from tkc.ir.values import is_side_effect_free, operations_in, terminator_of
 from tkc.passes import PassContext
@@ -24,7 +24,14 @@ from tkc.passes import PassContext
 LAST = "last"  # of what a kernel says of its launch: it waits at its end
 NEEDED = 90  # the compute capability from which on launches overlap
 # what threads do before they touch global memory
-SETUP = (threads.MbarrierInit, threads.Fence, threads.ClusterArrive, threads.ClusterWait)
+SETUP = (
+    shared.Alloc,
+    threads.Barriers,
+    threads.MbarrierInit,
+    threads.Fence,
+    threads.ClusterArrive,
+    threads.ClusterWait,
+)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

@@ -525,3 +525,16 @@ for size, count in (
         cluster=4,
         shared=64 + 64 * each,
     )
+
+# ---- launches that may overlap -------------------------------------------------------------------
+# (tests/gpu has launches that do; alone, one waits for nothing)
+belief(
+    "a_launch_that_follows_none_waits_for_none",
+    f"""
+    griddepcontrol.wait; mad.lo.u32 %r3, %t, 7, 3; griddepcontrol.launch_dependents;
+    {put(0, "%t", "%r3")}""",
+    [zeros(64)],
+    [7 * np.arange(64, dtype=np.uint32) + 3],
+    ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
+    threads=64,
+)

@@ -22,6 +22,7 @@ FORMS: tuple[str, ...] = (
     r"bar\.arrive",
     r"bar\.warp\.sync",
     r"elect\.sync",
+    r"griddepcontrol\.(wait|launch_dependents)",
     r"setmaxnreg\.inc\.sync\.aligned\.u32",
     r"setmaxnreg\.dec\.sync\.aligned\.u32",
     r"barrier\.cluster\.arrive\.aligned",
