@@ -477,7 +477,7 @@ def left_and_right(x, y, c, d, N: tkc.constexpr):
     "kernel, instruction, left, more",
     [
         (kept_and_stored, "mma", "shared", 0),
-        (kept_and_stored, "wgmma", "shared", 1),
+        (kept_and_stored, "wgmma", "shared", 0),  # separate-operands has done so
         (left_and_right, "wgmma", "registers", 1),
         (left_and_right, "wgmma", "shared", 0),
     ],
@@ -519,7 +519,8 @@ def test_operands_of_all_k_that_fill_registers_are_computed_in_steps(n, steps):
     parts = (a[:, k : k + n].astype(np.float64) @ b[k : k + n] for k in (0, n))
     np.testing.assert_array_equal(o, sum(p * f for p, f in zip(parts, scales, strict=True)))
     if ptxas.find("ptxas"):
-        assert not ptxas.assemble(emit(module, target("sm_80")).text, "sm_80").spill_stores
+        text = ptxas.unlimited(emit(module, target("sm_80")).text)  # as the compiler tries first
+        assert not ptxas.assemble(text, "sm_80").spill_stores
 
 
 def test_operands_that_lie_in_memory_as_they_are_take_no_steps():
