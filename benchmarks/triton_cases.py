@@ -77,6 +77,9 @@ class Operands:
         x = self.torch.randn(*shape, device=self.device).to(getattr(self.torch, dtype))
         return x.requires_grad_(grad)
 
+    def zeros(self, *shape: int, dtype: str = "bfloat16") -> Any:
+        return self.torch.zeros(*shape, device=self.device, dtype=getattr(self.torch, dtype))
+
     def index(self, limit: int, *shape: int) -> Any:
         return self.torch.randint(0, limit, shape, device=self.device)
 

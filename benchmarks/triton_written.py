@@ -23,10 +23,6 @@ def _rows() -> ModuleType:
     return importlib.import_module("benchmarks.triton_rows")
 
 
-def _zeros(o: Operands, *shape: int, dtype: str = "bfloat16") -> Any:
-    return o.torch.zeros(*shape, device=o.device, dtype=getattr(o.torch, dtype))
-
-
 def _tiles(m: int, n: int) -> Any:
     """The grid of a product: a program for each tile of the configuration."""
     return lambda at: (-(-m // at["BM"]) * -(-n // at["BN"]),)
@@ -35,7 +31,7 @@ def _tiles(m: int, n: int) -> Any:
 @case(SUITE, "product, bias, gelu 4096 x 11008 x 4096")
 def _(o: Operands) -> Run:
     m, n, k = o.of(4096), o.of(11008), o.of(4096)
-    x, w, bias, y = o.normal(m, k), o.normal(k, n), o.normal(n), _zeros(o, m, n)
+    x, w, bias, y = o.normal(m, k), o.normal(k, n), o.normal(n), o.zeros(m, n)
     f = _programs().product_bias_gelu
 
     def run() -> Any:
@@ -48,7 +44,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "batched product, 64 of 1024 x 1024 x 128")
 def _(o: Operands) -> Run:
     b, m, k = o.of(64, 2), o.of(1024, 128), 128
-    x, y, z = o.normal(b, m, k), o.normal(b, m, k), _zeros(o, b, m, m)
+    x, y, z = o.normal(b, m, k), o.normal(b, m, k), o.zeros(b, m, m)
     f = _programs().batched_product
 
     def run() -> Any:
@@ -64,7 +60,7 @@ def _(o: Operands) -> Run:
     m = o.of(4096, 128)
     x, w = (o.index(255, m, m).sub(127).to(o.torch.int8) for _ in range(2))
     sx, sw = (o.normal(m, dtype="float32") for _ in range(2))
-    y, f = _zeros(o, m, m), _programs().quantized_product
+    y, f = o.zeros(m, m), _programs().quantized_product
 
     def run() -> Any:
         f[_tiles(m, m)](x, w, sx, sw, y, m, m, m)
@@ -77,7 +73,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n, k = o.of(4096, 128), o.of(11008, 128), o.of(4096)
     n = n // 128 * 128
-    x, w, v, y = o.normal(m, k), o.normal(k, n), o.normal(k, n), _zeros(o, m, n)
+    x, w, v, y = o.normal(m, k), o.normal(k, n), o.normal(k, n), o.zeros(m, n)
     f = _programs().gated_product
 
     def run() -> Any:
@@ -90,7 +86,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "weight gradient, split, 2048 x 2048 of 16384 rows")
 def _(o: Operands) -> Run:
     m, n, k = o.of(16384, 512), o.of(2048, 128), o.of(2048, 128)
-    x, dy, dw = o.normal(m, k), o.normal(m, n), _zeros(o, k, n, dtype="float32")
+    x, dy, dw = o.normal(m, k), o.normal(m, n), o.zeros(k, n, dtype="float32")
     f = _programs().weight_gradient
 
     def run() -> Any:
@@ -106,10 +102,10 @@ def _(o: Operands) -> Run:
     rows, n = o.of(8192, 512) // 64, o.of(2048, 128)
     here = o.torch.rand(rows, rows, device=o.device) < 0.2
     columns = here.nonzero()[:, 1].to(o.torch.int32).contiguous()
-    starts = _zeros(o, rows + 1, dtype="int32")
+    starts = o.zeros(rows + 1, dtype="int32")
     starts[1:] = here.sum(1).cumsum(0)
     x, w = o.normal(len(columns), 64, 64), o.normal(rows * 64, n)
-    y, f = _zeros(o, rows * 64, n), _programs().block_sparse_product
+    y, f = o.zeros(rows * 64, n), _programs().block_sparse_product
 
     def run() -> Any:
         f[(rows, n // 128)](x, w, columns, starts, y, rows, n, BLOCK=64, BN=128)
@@ -122,9 +118,9 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     b, s, heads, group, d, parts = 16, o.of(8192, 256), 8, 4, 128, 8
     q, k, v = o.normal(b, heads * group, d), o.normal(b, s, heads, d), o.normal(b, s, heads, d)
-    part = _zeros(o, b * heads * group, parts, d, dtype="float32")
-    largest, total = (_zeros(o, b * heads * group, parts, dtype="float32") for _ in range(2))
-    out, p = _zeros(o, b, heads * group, d), _programs()
+    part = o.zeros(b * heads * group, parts, d, dtype="float32")
+    largest, total = (o.zeros(b * heads * group, parts, dtype="float32") for _ in range(2))
+    out, p = o.zeros(b, heads * group, d), _programs()
 
     def run() -> Any:
         p.decode_parts[(b, heads, parts)](
@@ -139,7 +135,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "window attention, 1024 of 8192 keys, 32 heads of 128")
 def _(o: Operands) -> Run:
     h, s, d = o.of(32, 2), o.of(8192, 256), 128
-    q, k, v, out = o.normal(h, s, d), o.normal(h, s, d), o.normal(h, s, d), _zeros(o, h, s, d)
+    q, k, v, out = o.normal(h, s, d), o.normal(h, s, d), o.normal(h, s, d), o.zeros(h, s, d)
     f = _programs().window_attention
 
     def run() -> Any:
@@ -152,7 +148,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "retention, 128 heads of 64, 4096 tokens")
 def _(o: Operands) -> Run:
     h, s, d = o.of(128, 2), o.of(4096, 256), 64
-    q, k, v, out = o.normal(h, s, d), o.normal(h, s, d), o.normal(h, s, d), _zeros(o, h, s, d)
+    q, k, v, out = o.normal(h, s, d), o.normal(h, s, d), o.normal(h, s, d), o.zeros(h, s, d)
     f = _programs().retention
 
     def run() -> Any:
@@ -169,8 +165,8 @@ def _(o: Operands) -> Run:
         o.normal(m, n),
         o.normal(m, n),
         o.normal(n),
-        _zeros(o, m, n),
-        _zeros(o, m, n),
+        o.zeros(m, n),
+        o.zeros(m, n),
     )
     f = _rows().residual_norm
 
@@ -185,7 +181,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n = o.of(16384), o.of(5120)
     x, y = o.normal(m, n), o.torch.empty(m, n, device=o.device, dtype=o.torch.float8_e4m3fn)
-    scales, f = _zeros(o, m, dtype="float32"), _rows().quantize_rows
+    scales, f = o.zeros(m, dtype="float32"), _rows().quantize_rows
 
     def run() -> Any:
         f[(m,)](x, y, scales, n, BLOCK=8192, num_warps=8)
@@ -197,7 +193,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "loss of rows, 4096 x 128256")
 def _(o: Operands) -> Run:
     m, n = o.of(4096), o.of(128256)
-    x, target, loss = o.normal(m, n), o.index(n, m), _zeros(o, m, dtype="float32")
+    x, target, loss = o.normal(m, n), o.index(n, m), o.zeros(m, dtype="float32")
     f = _rows().loss_of_rows
 
     def run() -> Any:
@@ -210,8 +206,8 @@ def _(o: Operands) -> Run:
 @case(SUITE, "routing, 8 of 128 experts, 65536 tokens")
 def _(o: Operands) -> Run:
     m = o.of(65536)
-    x, weights = o.normal(m, 128), _zeros(o, m, 8, dtype="float32")
-    experts, f = _zeros(o, m, 8, dtype="int32"), _rows().route
+    x, weights = o.normal(m, 128), o.zeros(m, 8, dtype="float32")
+    experts, f = o.zeros(m, 8, dtype="int32"), _rows().route
 
     def run() -> Any:
         f[(m // 16,)](x, weights, experts, N=128, TOP=8, ROWS=16)
@@ -223,7 +219,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "mean of 16 rows of a table, 16384 x 1024")
 def _(o: Operands) -> Run:
     m, n, words = o.of(16384), o.of(1024), o.of(100000)
-    table, index, y = o.normal(words, n), o.index(words, m, 16), _zeros(o, m, n)
+    table, index, y = o.normal(words, n), o.index(words, m, 16), o.zeros(m, n)
     f = _rows().bag
 
     def run() -> Any:
@@ -236,7 +232,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "rows added to rows, 65536 x 1024 to 8192")
 def _(o: Operands) -> Run:
     m, n, words = o.of(65536), o.of(1024), o.of(8192)
-    x, index, y = o.normal(m, n), o.index(words, m), _zeros(o, words, n, dtype="float32")
+    x, index, y = o.normal(m, n), o.index(words, m), o.zeros(words, n, dtype="float32")
     f = _rows().scatter_rows
 
     def run() -> Any:
@@ -250,7 +246,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "depthwise 3 x 3, 32 x 56 x 56 x 384")
 def _(o: Operands) -> Run:
     n, s, c = o.of(32, 2), 56, 384
-    x, w, y = o.normal(n, s, s, c), o.normal(9, c), _zeros(o, n, s, s, c)
+    x, w, y = o.normal(n, s, s, c), o.normal(9, c), o.zeros(n, s, s, c)
     f = _rows().depthwise
 
     def run() -> Any:
@@ -263,7 +259,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "running sums, 8192 x 16384 float32")
 def _(o: Operands) -> Run:
     m, n = o.of(8192), o.of(16384)
-    x, y = o.normal(m, n, dtype="float32"), _zeros(o, m, n, dtype="float32")
+    x, y = o.normal(m, n, dtype="float32"), o.zeros(m, n, dtype="float32")
     f = _rows().running_sum
 
     def run() -> Any:
@@ -276,7 +272,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "transpose 8192 x 8192")
 def _(o: Operands) -> Run:
     m = o.of(8192)
-    x, y, f = o.normal(m, m), _zeros(o, m, m), _rows().transposed
+    x, y, f = o.normal(m, m), o.zeros(m, m), _rows().transposed
 
     def run() -> Any:
         f[(-(-m // 64), -(-m // 64))](x, y, m, m, BM=64, BN=64)
@@ -289,7 +285,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     n = o.of(67108864, 4096)
     p, g = o.normal(n), o.normal(n)
-    m, v = _zeros(o, n, dtype="float32"), _zeros(o, n, dtype="float32")
+    m, v = o.zeros(n, dtype="float32"), o.zeros(n, dtype="float32")
     f = _rows().adam_step
 
     def run() -> Any:

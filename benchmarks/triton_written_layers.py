@@ -23,10 +23,6 @@ def _arrays() -> ModuleType:
     return importlib.import_module("benchmarks.triton_arrays")
 
 
-def _empty(o: Operands, *shape: int, dtype: str = "bfloat16") -> Any:
-    return o.torch.zeros(*shape, device=o.device, dtype=getattr(o.torch, dtype))
-
-
 def _grid(m: int, n: int) -> Any:
     """Of a product: a program for each tile of the configuration."""
     return lambda at: (-(-m // at["BM"]), -(-n // at["BN"]))
@@ -38,7 +34,7 @@ def _(o: Operands) -> Run:
     a, b = (o.normal(rows, k, dtype="float32").to(o.torch.float8_e4m3fn) for rows in (m, n))
     sa = o.torch.rand(m, k // 128, device=o.device)
     sb = o.torch.rand(n // 128, k // 128, device=o.device)
-    c, f = _empty(o, m, n), _layers().blockwise_float8
+    c, f = o.zeros(m, n), _layers().blockwise_float8
 
     def run() -> Any:
         f[_grid(m, n)](a, b, c, sa, sb, m, n, k)
@@ -51,7 +47,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n, k = 64, o.of(14336, 256), o.of(4096, 256)
     n = n // 128 * 128
-    x, y = o.normal(m, k, dtype="float16"), _empty(o, m, n, dtype="float16")
+    x, y = o.normal(m, k, dtype="float16"), o.zeros(m, n, dtype="float16")
     words = o.index(2**31 - 1, k // 8, n).to(o.torch.int32)
     zeros = o.index(2**31 - 1, k // 128, n // 8).to(o.torch.int32)
     scales = (o.normal(k // 128, n, dtype="float16") / 16).contiguous()
@@ -67,7 +63,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "convolution 3 x 3, 32 x 56 x 56 x 128 to 128")
 def _(o: Operands) -> Run:
     b, s, c, f = o.of(32, 1), 56, 128, 128
-    x, w, y = o.normal(b, s, s, c), o.normal(9, c, f), _empty(o, b, s, s, f)
+    x, w, y = o.normal(b, s, s, c), o.normal(9, c, f), o.zeros(b, s, s, f)
     kernel = _layers().convolution
 
     def run() -> Any:
@@ -84,7 +80,7 @@ def _(o: Operands) -> Run:
     pages = length // page
     table = o.torch.randperm(b * pages, device=o.device).to(o.torch.int32).view(b, pages)
     lengths = o.torch.full((b,), length, device=o.device, dtype=o.torch.int32)
-    q, out = o.normal(b, s, h, d), _empty(o, b, s, h, d)
+    q, out = o.normal(b, s, h, d), o.zeros(b, s, h, d)
     k, v = (o.normal(b * pages, page, h // group, d) for _ in range(2))
     f = _layers().paged_attention
 
@@ -103,7 +99,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     h, m, n, d = o.of(128, 2), o.of(1024, 128), o.of(2048, 128), 64
     q, k, v = o.normal(h, m, d), o.normal(h, n, d), o.normal(h, n, d)
-    bias, out, f = o.normal(h, m, n), _empty(o, h, m, d), _layers().bias_attention
+    bias, out, f = o.normal(h, m, n), o.zeros(h, m, d), _layers().bias_attention
 
     def run() -> Any:
         f[(m // 128, h)](q, k, v, bias, out, d**-0.5, m, n, BM=128, BN=64, D=d, num_warps=8)
@@ -115,7 +111,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "recurrent cell of 128, 8192 sequences of 256")
 def _(o: Operands) -> Run:
     b, t, d = o.of(8192, 128), o.of(256, 16), 128
-    x, h0, y = o.normal(b, t, d), o.normal(b, d), _empty(o, b, t, d)
+    x, h0, y = o.normal(b, t, d), o.normal(b, d), o.zeros(b, t, d)
     w = (o.normal(d, d) / 16).contiguous()
     f = _layers().recurrent_cell
 
@@ -131,7 +127,7 @@ def _(o: Operands) -> Run:
     n, k, d = o.of(262144, 512), o.of(1024, 128), 128
     x, c = o.normal(n, d), o.normal(k, d)
     norms = (c.float() ** 2).sum(1)
-    best, which = _empty(o, n, dtype="float32"), _empty(o, n, dtype="int32")
+    best, which = o.zeros(n, dtype="float32"), o.zeros(n, dtype="int32")
     f = _layers().nearest_centre
 
     def run() -> Any:
@@ -144,7 +140,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "norm and linear, 4096 x 4096 x 4096")
 def _(o: Operands) -> Run:
     m = o.of(4096, 128)
-    x, g, y, f = o.normal(m, m), o.normal(m), _empty(o, m, m), _layers().norm_linear
+    x, g, y, f = o.normal(m, m), o.normal(m), o.zeros(m, m), _layers().norm_linear
     w = (o.normal(m, m) / 64).contiguous()
 
     def run() -> Any:
@@ -157,7 +153,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "product and softmax of 256 classes, 65536 x 1024")
 def _(o: Operands) -> Run:
     m, n, k = o.of(65536, 128), 256, o.of(1024, 128)
-    x, w, y = o.normal(m, k), (o.normal(k, n) / 16).contiguous(), _empty(o, m, n)
+    x, w, y = o.normal(m, k), (o.normal(k, n) / 16).contiguous(), o.zeros(m, n)
     f = _layers().classify
 
     def run() -> Any:
@@ -170,7 +166,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "symmetric product, 4096 x 4096")
 def _(o: Operands) -> Run:
     m, k = o.of(4096, 256), o.of(4096)
-    x, y, f = o.normal(m, k), _empty(o, m, m), _layers().symmetric_product
+    x, y, f = o.normal(m, k), o.zeros(m, m), _layers().symmetric_product
 
     def run() -> Any:
         f[_grid(m, m)](x, y, m, k)
@@ -183,7 +179,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n, k = o.of(8192, 128), o.of(32768, 256), o.of(2048, 128)
     x, w = o.normal(m, k), (o.normal(n, k) / 32).contiguous()
-    target, loss = o.index(n, m), _empty(o, m, dtype="float32")
+    target, loss = o.index(n, m), o.zeros(m, dtype="float32")
     f = _layers().linear_loss
 
     def run() -> Any:
@@ -197,7 +193,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m = o.of(4096, 128)
     x, w = o.normal(m, m, dtype="float32"), o.normal(m, m, dtype="float32")
-    y, f = _empty(o, m, m, dtype="float32"), _layers().float32_product
+    y, f = o.zeros(m, m, dtype="float32"), _layers().float32_product
 
     def run() -> Any:
         f[_grid(m, m)](x, w, y, m, m, m)
@@ -212,7 +208,7 @@ def _(o: Operands) -> Run:
     places = tokens * top
     order = o.torch.randperm(places, device=o.device).to(o.torch.int32)
     expert = o.index(experts, places // 128).sort().values.to(o.torch.int32)
-    x, w, y = o.normal(tokens, k), o.normal(experts, k, n), _empty(o, places, n)
+    x, w, y = o.normal(tokens, k), o.normal(experts, k, n), o.zeros(places, n)
     f = _layers().expert_product
 
     def run() -> Any:
@@ -225,7 +221,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "softmax backward, 16384 x 4096")
 def _(o: Operands) -> Run:
     m, n = o.of(16384), o.of(4096)
-    y, dy, dx = o.normal(m, n), o.normal(m, n), _empty(o, m, n)
+    y, dy, dx = o.normal(m, n), o.normal(m, n), o.zeros(m, n)
     f = _arrays().softmax_backward
 
     def run() -> Any:
@@ -238,7 +234,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "swiglu backward, 8192 x 11008")
 def _(o: Operands) -> Run:
     m, n = o.of(8192), o.of(11008)
-    h, dy, dh, f = o.normal(m, 2 * n), o.normal(m, n), _empty(o, m, 2 * n), _arrays()
+    h, dy, dh, f = o.normal(m, 2 * n), o.normal(m, n), o.zeros(m, 2 * n), _arrays()
 
     def run() -> Any:
         f.swiglu_backward[(m, -(-n // 1024))](h, dy, dh, n, BLOCK=1024)
@@ -264,7 +260,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "group norm and silu, 16 x 4096 x 512, groups of 16")
 def _(o: Operands) -> Run:
     b, p, c, g = o.of(16, 2), o.of(4096), 512, 16
-    x, w, bias, y = o.normal(b, p, c), o.normal(c), o.normal(c), _empty(o, b, p, c)
+    x, w, bias, y = o.normal(b, p, c), o.normal(c), o.normal(c), o.zeros(b, p, c)
     f = _arrays().group_norm
 
     def run() -> Any:
@@ -277,7 +273,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "dropout, 67108864 elements")
 def _(o: Operands) -> Run:
     n = o.of(67108864, 4096)
-    x, y, f = o.normal(n), _empty(o, n), _arrays().dropout
+    x, y, f = o.normal(n), o.zeros(n), _arrays().dropout
 
     def run() -> Any:
         f[(-(-n // 2048),)](x, y, 7, 0.1, n, BLOCK=2048)
@@ -289,7 +285,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "sort of rows, 16384 x 1024 float32")
 def _(o: Operands) -> Run:
     m, n = o.of(16384), 1024
-    x, y, f = o.normal(m, n, dtype="float32"), _empty(o, m, n, dtype="float32"), _arrays()
+    x, y, f = o.normal(m, n, dtype="float32"), o.zeros(m, n, dtype="float32"), _arrays()
 
     def run() -> Any:
         f.sort_rows[(m,)](x, y, N=n)
@@ -301,7 +297,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "counts of 256 values, 67108864 elements")
 def _(o: Operands) -> Run:
     n = o.of(67108864, 8192)
-    x, y = o.index(256, n).to(o.torch.int32), _empty(o, 256, dtype="int32")
+    x, y = o.index(256, n).to(o.torch.int32), o.zeros(256, dtype="int32")
     f = _arrays().counts
 
     def run() -> Any:
@@ -315,7 +311,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "best of rows, 4096 x 128256")
 def _(o: Operands) -> Run:
     m, n = o.of(4096), o.of(128256)
-    x, which = o.normal(m, n), _empty(o, m, dtype="int32")
+    x, which = o.normal(m, n), o.zeros(m, dtype="int32")
     f = _arrays().best_of_rows
 
     def run() -> Any:
@@ -328,7 +324,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "sums of columns, 32768 x 4096")
 def _(o: Operands) -> Run:
     m, n = o.of(32768, 1024), o.of(4096)
-    x, y, f = o.normal(m, n), _empty(o, n, dtype="float32"), _arrays().column_sums
+    x, y, f = o.normal(m, n), o.zeros(n, dtype="float32"), _arrays().column_sums
 
     def run() -> Any:
         y.zero_()
@@ -341,7 +337,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "image twice as large, 16 x 64 x 64 x 256")
 def _(o: Operands) -> Run:
     b, s, c = o.of(16, 1), 64, 256
-    x, y = o.normal(b, s, s, c), _empty(o, b, 2 * s, 2 * s, c)
+    x, y = o.normal(b, s, s, c), o.zeros(b, 2 * s, 2 * s, c)
     f = _arrays().twice_as_large
 
     def run() -> Any:
@@ -355,7 +351,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     b, t, c = o.of(8, 2), o.of(4096, 128), o.of(2048)
     a = o.torch.rand(b, t, c, device=o.device).to(o.torch.bfloat16)
-    x, y, f = o.normal(b, t, c), _empty(o, b, t, c), _arrays().gated_scan
+    x, y, f = o.normal(b, t, c), o.zeros(b, t, c), _arrays().gated_scan
 
     def run() -> Any:
         f[(b, c // 64)](a, x, y, t, c, BT=64, BC=64)
@@ -367,10 +363,10 @@ def _(o: Operands) -> Run:
 @case(SUITE, "rows to an int8 cache, 16384 tokens, 8 heads of 128")
 def _(o: Operands) -> Run:
     tokens, h, d = o.of(16384), 8, 128
-    k, cache = o.normal(tokens, h, d), _empty(o, 2 * tokens, h, d, dtype="int8")
+    k, cache = o.normal(tokens, h, d), o.zeros(2 * tokens, h, d, dtype="int8")
     slots = o.torch.randperm(2 * tokens, device=o.device)[:tokens].contiguous()
     slots[::7] = -1
-    scales, f = _empty(o, 2 * tokens, h, dtype="float32"), _arrays().cache_rows
+    scales, f = o.zeros(2 * tokens, h, dtype="float32"), _arrays().cache_rows
 
     def run() -> Any:
         f[(tokens, h)](k, slots, cache, scales, h, D=d, num_warps=1)
@@ -382,7 +378,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "layer norm of short rows, 262144 x 256")
 def _(o: Operands) -> Run:
     m, n = o.of(262144), 256
-    x, w, b, y = o.normal(m, n), o.normal(n), o.normal(n), _empty(o, m, n)
+    x, w, b, y = o.normal(m, n), o.normal(n), o.normal(n), o.zeros(m, n)
     f = _arrays().norm_of_blocks
 
     def run() -> Any:
@@ -395,7 +391,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "divergence of rows, 4096 x 32000")
 def _(o: Operands) -> Run:
     m, n = o.of(4096), o.of(32000)
-    x, z, loss = o.normal(m, n), o.normal(m, n), _empty(o, m, dtype="float32")
+    x, z, loss = o.normal(m, n), o.normal(m, n), o.zeros(m, dtype="float32")
     f = _arrays().divergence
 
     def run() -> Any:
@@ -408,7 +404,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "step of heat, 8192 x 8192 float32")
 def _(o: Operands) -> Run:
     m = o.of(8192)
-    x, y, f = o.normal(m, m, dtype="float32"), _empty(o, m, m, dtype="float32"), _arrays().heat
+    x, y, f = o.normal(m, m, dtype="float32"), o.zeros(m, m, dtype="float32"), _arrays().heat
 
     def run() -> Any:
         f[(-(-m // 16), -(-m // 128))](x, y, m, m, 0.1, BH=16, BW=128)
@@ -420,7 +416,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "heads first, 8 x 4096 x 32 x 128")
 def _(o: Operands) -> Run:
     b, s, h, d = o.of(8, 2), o.of(4096), 32, 128
-    x, y, f = o.normal(b, s, h, d), _empty(o, b, h, s, d), _arrays().heads_first
+    x, y, f = o.normal(b, s, h, d), o.zeros(b, h, s, d), _arrays().heads_first
 
     def run() -> Any:
         f[(b, h, -(-s // 64))](x, y, s, h, D=d, BS=64)
@@ -432,7 +428,7 @@ def _(o: Operands) -> Run:
 @case(SUITE, "matrix by vector, 14336 x 4096")
 def _(o: Operands) -> Run:
     m, n = o.of(14336), o.of(4096, 1024)
-    w, x, y, f = o.normal(m, n), o.normal(n), _empty(o, m), _arrays().matrix_vector
+    w, x, y, f = o.normal(m, n), o.normal(n), o.zeros(m), _arrays().matrix_vector
 
     def run() -> Any:
         f[(m // 8,)](w, x, y, m, n, BM=8, BN=1024)
@@ -444,8 +440,8 @@ def _(o: Operands) -> Run:
 @case(SUITE, "positive elements, 33554432 float32")
 def _(o: Operands) -> Run:
     n = o.of(33554432, 4096)
-    x, y = o.normal(n, dtype="float32"), _empty(o, n, dtype="float32")
-    count, f = _empty(o, 1, dtype="int32"), _arrays().compacted
+    x, y = o.normal(n, dtype="float32"), o.zeros(n, dtype="float32")
+    count, f = o.zeros(1, dtype="int32"), _arrays().compacted
 
     def run() -> Any:
         count.zero_()
@@ -460,8 +456,8 @@ def _(o: Operands) -> Run:
     m, n = o.of(8192), o.of(8192)
     x, y, scales = (
         o.normal(m, n),
-        _empty(o, m, n // 2, dtype="uint8"),
-        _empty(o, m, dtype="float32"),
+        o.zeros(m, n // 2, dtype="uint8"),
+        o.zeros(m, dtype="float32"),
     )
     f = _arrays().nibbles
 

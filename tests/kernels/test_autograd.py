@@ -69,6 +69,8 @@ OF_TOKENS = [random(5, 7, seed=seed, scale=0.1) for seed in (2, 3, 4)]
 OF_ANSWERS = [random(5, seed=seed) for seed in (2, 3)]
 ROWS, GATES = (2, 9, 21), (2, 19, 2)  # of positions; positions and heads
 QUERIES, VALUES = (2, 19, 2, 16), (2, 19, 2, 8)
+# queries, keys, values, two gates, and a first state
+GATED = QUERIES, second(*QUERIES), VALUES, GATES, second(*GATES), (2, 2, 16, 8)
 
 # by operator, and a variant of it
 CALLS = {
@@ -117,12 +119,7 @@ CALLS = {
         lambda q, k, v, beta, g, first: K.delta_rule(
             q, unit(k), v, beta.sigmoid(), decay(g), first
         ),
-        QUERIES,
-        second(*QUERIES),
-        VALUES,
-        GATES,
-        second(*GATES),
-        (2, 2, 16, 8),
+        *GATED,
     ),
     "delta_rule, channels": call(
         lambda q, k, v, beta, g: K.delta_rule(q, k, v, beta.sigmoid(), decay(g), normalize=True),
@@ -187,12 +184,7 @@ CALLS = {
     "layer_norm, wide": call(K.layer_norm, (3, 9000), (9000,), second(9000)),
     "linear_attention": call(
         lambda q, k, v, g, w, first: K.linear_attention(q, k, v, decay(g), None, w, first),
-        QUERIES,
-        second(*QUERIES),
-        VALUES,
-        GATES,
-        second(*GATES),
-        (2, 2, 16, 8),
+        *GATED,
     ),
     "linear_attention, channels": call(
         lambda q, k, v, g: K.linear_attention(q, k, v, decay(g)),
