@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 
 def compile(
-    kernel: tile.Kernel | ModuleOp, overlapping: bool = False, checks: bool = False
+    kernel: tile.Kernel | ModuleOp,
+    overlapping: bool = False,
+    checks: bool = False,
+    processor: str | None = None,
 ) -> CpuProgram:
     """`tkc.codegen.cpu.program.compile` as a program that can be launched. The compiler is imported
     when something is compiled: what only runs needs none.
     """
     from tkc.codegen.cpu import program
 
-    return CpuProgram(*program.compile(kernel, overlapping, checks))
+    return CpuProgram(*program.compile(kernel, overlapping, checks, processor))
 
 
 __all__ = ["CpuProgram", "compile", "unpack"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
     from llvmlite.binding import LLJIT, ResourceTracker, TargetMachine
 
 _names = itertools.count()
-# Makes smaller copies of one that reads what smaller stores wrote, and aborts the process (LLVM 22)
-# where it meets half of a masked load: of how many bytes that is LLVM does not know.
-AVOIDED_PASS = "-x86-disable-avoid-SFB"
 
 
 @cache
@@ -27,8 +23,6 @@ def host(cpu: str | None = None) -> tuple[ModuleType, TargetMachine, str, bool]:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    if platform.machine() in ("x86_64", "AMD64"):
-        llvm.set_option("tkc", AVOIDED_PASS)
     if cpu is None:
         cpu, known = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
         wide = bool(known.get("avx512f"))

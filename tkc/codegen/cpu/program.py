@@ -48,10 +48,13 @@ _emitted_once = lru_cache(maxsize=512)(emitted)
 
 
 def compile(
-    kernel: tile.Kernel | ModuleOp, overlapping: bool = False, checks: bool = False
+    kernel: tile.Kernel | ModuleOp,
+    overlapping: bool = False,
+    checks: bool = False,
+    processor: str | None = None,
 ) -> tuple[tuple[bytes, ...], dict[str, Any], str]:
-    """Compile a level 0 kernel (or a module of one) for this processor: the object files, their
-    description as JSON data, and the LLVM IR.
+    """Compile a level 0 kernel (or a module of one) for this processor, or one that LLVM names:
+    the object files, their description as JSON data, and the LLVM IR.
 
     overlapping: arrays among the arguments may overlap where one of them is written. checks:
     accesses and promises are checked (checked.py). Raises CompileError with the user's source line.
@@ -59,7 +62,7 @@ def compile(
     kernel = _only_kernel(kernel)
     if checks:
         check(kernel := kernel.clone())
-    _, machine, processor, wide = host()
+    _, machine, described, wide = host(processor)
     lowering = Lowering(kernel, AVX512 if wide else AVX2, overlapping)
     called = lowering.module.texts()
     main = emitted(machine, called.pop("program"))
@@ -71,7 +74,7 @@ def compile(
     }
     metadata = {
         "name": kernel.sym_name.data,
-        "processor": processor,
+        "processor": described,
         "workspace": lowering.workspace,
         "messages": lowering.messages,
         "waits": lowering.waits,
