@@ -66,7 +66,7 @@ FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
     "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
     "numbers that producers look up": (request, "keep_in_order", False, "roles", 272),
-    "loops in loops of programs at once": (sharing, "_apart_by_loop", "", "roles", 86),
+    "arrays that programs at once write": (sharing, "_apart_by_loop", "", "roles", 884),
     "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
     "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
 }

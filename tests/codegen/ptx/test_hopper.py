@@ -548,16 +548,17 @@ def test_consumers_at_programs_of_their_own_share_no_scratch():
     """A histogram's counts: twice, where two consumers run side by side."""
     from pathlib import Path
 
+    from tkc.language.signature import Options
     from tkc.ir.shared import scratch
     from tkc.ir.threads import Role
-    from tkc.passes import Free, pipeline
+    from tkc.passes import pipeline
     from tkc.sim.level0 import kernel_of
 
     kept = Path(__file__).parents[2] / "fuzz" / "kept" / "counts_of_two_programs_at_once.mlir"
     # in steps of whole rows, so that tensor maps copy both operands
     text = kept.read_text().replace("%7 = tile.constant 1 :", "%7 = tile.constant 48 :")
     module = parse(text)
-    pipeline.run(module, target("sm_90a"), Free())
+    pipeline.run(module, target("sm_90a"), Options(roles="pingpong"))
     level4 = kernel_of(module)
     wanted = sum(
         scratch(op)
