@@ -32,7 +32,7 @@ from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import is_side_effect_free, parent_of, terminator_of, tile_type
 from tkc.passes.planning.operands import simple
-from tkc.passes.planning.roles.registers import parts_at_once
+from tkc.passes.planning.roles.registers import PART_REGISTERS, parts_at_once
 
 
 def undivided(kernel: tile.Kernel, dots: Sequence[tile.Dot]) -> str:
@@ -141,12 +141,12 @@ def _total(
     loop: scf.ForOp,
 ) -> SSAValue:
     """The parts' sum, in their order. registers: of a thread for a part; stored: a part by its
-    number.
+    number. A loop keeps loads apart that registers do not hold at once.
     """
     at_once = int(parts_at_once(parts, registers))
     total = stored(inside, inside.number(0))
     rounds, rest = divmod(parts - 1, at_once)
-    if parts - 1 > at_once:
+    if parts - 1 > at_once or 2 * registers > PART_REGISTERS:
         adding = Block(arg_types=[i32, total.type])
         adding.add_op(stop := stamp(scf.YieldOp(), loop))
         further = Builder(stop)
