@@ -85,9 +85,9 @@ def read_beside(a, b, c, d, o):
     tkc.store(c, (0, 0), product(a, b) + tkc.load(d.ptr + places))
 
 
-def released(a, b, c, d, o):
+def shown(a, b, c, d, o):
     places = tkc.arange(64)[:, None] * 64 + tkc.arange(64)[None, :]
-    tkc.store(c.ptr + places, product(a, b), sem="release")
+    tkc.store(c.ptr + places, product(a, b), sem="relaxed")
 
 
 def scattered(a, b, c, d, o):
@@ -95,10 +95,16 @@ def scattered(a, b, c, d, o):
     tkc.store(c.ptr + places, product(a, b))
 
 
-def sums_added_before(a, b, c, d, o):
+def sums_added_between(a, b, c, d, o):
     x = product(a, b)
     tkc.atomic_add(o.ptr + tkc.arange(64), tkc.sum(x, axis=0))
-    tkc.store(c, (0, 0), x)
+    tkc.store(o, (64,), tkc.max(x, axis=0))
+
+
+def sums_stored_between(a, b, c, d, o):
+    x = product(a, b)
+    tkc.store(o, (0,), tkc.sum(x, axis=0))
+    tkc.store(o, (64,), tkc.max(x, axis=0))
 
 
 def sums_stored_before(a, b, c, d, o):
@@ -193,6 +199,11 @@ def multiplied_again(a, b, c, d, o):
     tkc.store(c, (0, 0), tkc.dot(x, tkc.load(d, (0, 0), (64, 64))))
 
 
+def multiplied_by_itself(a, b, c, d, o):
+    x = product(a, b).to(tkc.float16)
+    tkc.store(c, (0, 0), tkc.dot(x, x.T))
+
+
 @pytest.mark.parametrize(
     "kernel, axis, is_cut",
     [
@@ -207,9 +218,10 @@ def multiplied_again(a, b, c, d, o):
         (read_by_results, 0, True),
         (watched_beside, 0, False),
         (read_beside, 0, True),
-        (released, 0, False),
+        (shown, 0, False),
         (scattered, 0, True),
-        (sums_added_before, 0, False),
+        (sums_added_between, 0, False),
+        (sums_stored_between, 0, True),
         (sums_stored_before, 0, False),
         (others_stored_between, 0, False),
         (others_stored_behind, 0, True),
@@ -227,6 +239,7 @@ def multiplied_again(a, b, c, d, o):
         (rows_updated, 0, False),
         (multiplied_again, 0, True),
         (multiplied_again, 1, False),
+        (multiplied_by_itself, 0, False),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
@@ -247,3 +260,15 @@ def test_a_cut_back_goes_through_no_loop():
     store = next(op for op in module.walk() if isinstance(op, tile.Store))
     with pytest.raises(NotCut):
         Cut.of_needs([(store.value, 0)])
+
+
+def sorted_(x, o):
+    tkc.store(o, (0,), tkc.sort(tkc.load(x, (0,), (8192,)), axis=0))
+
+
+@pytest.mark.parametrize("dtype, is_cut", [(tkc.float32, True), (tkc.bool_, False)], ids=str)
+def test_which_long_sorts_are_merged(dtype, is_cut):
+    """Places of a bool are counted, however many there are."""
+    module = traced(sorted_, array(dtype), array(dtype))
+    (sort,) = (op for op in module.walk() if isinstance(op, tile.Sort))
+    assert cut_sort(sort, 1 << 17) == is_cut

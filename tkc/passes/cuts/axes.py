@@ -117,11 +117,11 @@ def _check_divisible(op: Operation, frame: int) -> None:
 
 
 def given(op: Operation, frame: int) -> int:
-    """The axis along which an operation's results are cut. Raises NotCut."""
+    """The axis along which an operation's results are cut: of a reduction, not the one that it
+    reduces.
+    """
     if not isinstance(op, tile.Reduce):
         return frame
-    if op.axis.value.data == frame:
-        raise NotCut
     return frame - (frame > op.axis.value.data)
 
 
@@ -132,7 +132,7 @@ def _axis_through_reshape(source: tuple[int, ...], target: tuple[int, ...], axis
     n, behind = source[axis], prod(source[axis + 1 :])
     found = [a for a, extent in enumerate(target) if extent == n]
     places = [a for a in found if prod(target[a + 1 :]) == behind]
-    if n == 1 or not places:
+    if not places:
         raise NotCut
     return places[-1]
 

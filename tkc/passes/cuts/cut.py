@@ -68,7 +68,6 @@ class Cut:
     def of_result(dot: tile.Dot, axis: int, overlaps: Overlaps) -> Cut:
         """A dot's result along an axis, and all that is computed from it. Raises NotCut."""
         cut = Cut(True)
-        cut._force(dot.result, axis)
         cut._frame(dot, axis)
         cut.block = min((block_of(op) for op in cut.frames), key=_depth)
         cut.ops = [op for op in cut.block.ops if any(inner in cut.frames for inner in op.walk())]
@@ -112,8 +111,7 @@ class Cut:
 
     def _force(self, value: SSAValue, axis: int) -> None:
         """The value exists in parts alone, and so do the results of its users."""
-        if self.axes.setdefault(value, axis) != axis:
-            raise NotCut
+        self.axes[value] = axis
         for use in list(value.uses):
             op = use.operation
             if isinstance(op, scf.YieldOp):
@@ -126,7 +124,7 @@ class Cut:
                 self._frame(op, frame_of(op, use.index, axis))
 
     def _reduce(self, op: tile.Reduce, axis: int) -> None:
-        if op.kind.data not in FUNCTION or not self.forward:
+        if op.kind.data not in FUNCTION:
             raise NotCut
         self.frames[op] = axis
         self.reductions.append(op)
@@ -226,7 +224,7 @@ class Cut:
                 if not is_behind:
                     self.delayed.append(op)
             is_behind = is_behind or op is self.ops[-1]
-        if waiting & set(self.ops) or any(value in whole for value, _ in self.needs):
+        if waiting & set(self.ops):
             raise NotCut
 
     def _span(self) -> Iterator[Operation]:
