@@ -154,7 +154,10 @@ def loops_of(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
 
 def loop_of(op: Operation) -> scf.ForOp | scf.WhileOp | None:
     """The innermost loop round an operation."""
-    return next(iter(loops_of(op)), None)
+    around = op.parent_op()
+    while around is not None and not isinstance(around, (scf.ForOp, scf.WhileOp)):
+        around = around.parent_op()
+    return around
 
 
 def erase_dead(block: Block) -> bool:

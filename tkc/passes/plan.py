@@ -435,6 +435,7 @@ def keyword_text(plan: Plan) -> str:
 
 # ---- what the program is
 # -------------------------------------------------------------------------------------------------
+@remembered
 def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
     """The tensor-core instruction for a dot, or None with the reason."""
     a, b, acc = (element_of(v.type) for v in (dot.a, dot.b, dot.acc))
@@ -1034,7 +1035,7 @@ def _source(
         value = value.owner.arg
     if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop:
         return "registers"
-    if not _copied(value.owner, _load(value.owner, Ranges(), bool(dots_fed(value.owner)))):
+    if not _copied_for_dots(value.owner):
         return "registers"
     if asked is not None:
         return asked
@@ -1083,6 +1084,12 @@ def _copied(op: Operation, load: LoadPlan) -> bool:
     if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load):
         return False
     return op.other is None and (not op.offsets or not isinstance(op.offsets[-1].type, TileType))
+
+
+@remembered
+def _copied_for_dots(load: tile.Load) -> bool:
+    """Whether a load's block gets into shared memory without passing through registers."""
+    return _copied(load, _load(load, Ranges(), bool(dots_fed(load))))
 
 
 @remembered

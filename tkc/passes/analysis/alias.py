@@ -26,6 +26,7 @@ from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.values import block_of, defining_op, is_side_effect_free
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import WRITES
 
 # Groups of array arguments, by number, that share memory: `PassContext.overlaps`.
@@ -152,18 +153,21 @@ def written_before(op: tile.Load, overlaps: Overlaps) -> bool:
     """Whether its own program may have written what a load of an argument reads: before it, or in
     an iteration before.
     """
-    argument = accessed(op)
-    ops = list(kernel_around(op).walk())
-    loops = set(loops_of(op))
-    at = ops.index(op)
-    earlier = (
-        other
-        for i, other in enumerate(ops)
-        if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))
-    )
+    argument, earlier = accessed(op), _writes_before(op)
     if argument is None:
-        return any(True for _ in earlier)
+        return bool(earlier)
     return _writes_any(earlier, overlapping(argument, overlaps))
+
+
+@remembered
+def _writes_before(op: tile.Load) -> tuple[Operation, ...]:
+    """What writes to memory before an operation, or in an iteration before."""
+    loops, found, is_before = set(loops_of(op)), [], True
+    for other in kernel_around(op).walk():
+        is_before = is_before and other is not op
+        if isinstance(other, WRITES) and (is_before or loops.intersection(loops_of(other))):
+            found.append(other)
+    return tuple(found)
 
 
 def unwritten(load: tile.Load, overlaps: Overlaps) -> bool:

@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_whole
-from tkc.ir.ranges import Ranges, divisor
+from tkc.ir.ranges import Ranges
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import ArrayFacts, Fact, TileType, bits
@@ -52,6 +52,7 @@ def dense_of_block(op: BlockAccess) -> int:
     return sum(n >= 0 for n in op.extents.get_values()[:dense])
 
 
+@remembered
 def of_block(op: tile.Load) -> SharedLayout:
     """The layout in shared memory of a block that a tensor map copies: the widest swizzle of the
     axis that is dense in memory. A single row stays as it is (panels would be as high as a
@@ -128,9 +129,21 @@ def unmapped(op: BlockAccess) -> str:
     )
 
 
+@remembered
+def _ranges() -> Ranges:
+    """What is known of a program's integers."""
+    return Ranges()
+
+
+def divisor(value: SSAValue) -> int:
+    """The largest known divisor of an integer (0: it is zero)."""
+    found = _ranges().of(value)
+    return 1 if found is None else found.divisor
+
+
 def begins_inside(op: BlockAccess) -> bool:
     """Whether a block is known to begin at no negative element of its array."""
-    ranges = Ranges()
+    ranges = _ranges()
     found = [ranges.offset(offset) for offset in op.offsets]
     return all(known is not None and known.lo >= 0 for known in found)
 
@@ -139,7 +152,7 @@ def is_before_or_inside(op: BlockAccess) -> bool:
     """Whether a block that begins before its array along an axis ends before it, too: places are
     multiples of the block's extent, from 0 on or not.
     """
-    ranges = Ranges()
+    ranges = _ranges()
     found = zip(op.offsets, op.extents.get_values(), strict=True)
     return all(
         o.type == i32

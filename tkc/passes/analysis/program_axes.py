@@ -76,7 +76,7 @@ def sources(
             continue
         seen.add(v)
         if isinstance(v.owner, Operation):
-            inner = list(v.owner.walk())
+            inner = list(v.owner.walk()) if v.owner.regions else [v.owner]
             found.update(inner)
             work += [o for op in inner for o in op.operands]
         else:

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from xdsl.ir import Attribute, Operation
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -25,7 +27,7 @@ _answers: ContextVar[dict[Any, Any] | None] = ContextVar("answers", default=None
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Nothing changes the program inside, but for marks that no remembered answer depends on."""
+    """Nothing changes the program inside, but for marks (`mark`)."""
     if _answers.get() is not None:
         yield
         return
@@ -34,6 +36,15 @@ def unchanged() -> Iterator[None]:
         yield
     finally:
         _answers.reset(token)
+
+
+def mark(op: Operation, name: str, attribute: Attribute) -> None:
+    """Marks an operation: where that is new, what was remembered may be another answer now."""
+    if op.attributes.get(name) == attribute:
+        return
+    op.attributes[name] = attribute
+    if (answers := _answers.get()) is not None:
+        answers.clear()
 
 
 def remembered(question: Callable[P, R]) -> Callable[P, R]:

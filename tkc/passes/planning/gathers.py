@@ -28,7 +28,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import array_type, defining_op, operands_first, owner_op, tile_type
 from tkc.passes.analysis.mapped import MIN_SWIZZLE_BYTES, dense_axis, unmapped
-from tkc.passes.analysis.remembered import remembered
+from tkc.passes.analysis.remembered import mark, remembered
 from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
 
 COPIER_WARPS = 4  # of the role that copies by cp.async
@@ -76,7 +76,7 @@ class Why(StrEnum):
 
 def load_by_consumers(load: tile.Load, why: Why) -> None:
     """Has the consumers load a block, each where its program says."""
-    load.attributes[BY_CONSUMERS] = StringAttr(why)
+    mark(load, BY_CONSUMERS, StringAttr(why))
 
 
 def copier_layout(memory: SharedLayout) -> Layout:

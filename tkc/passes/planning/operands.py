@@ -43,7 +43,7 @@ from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, lists_rows, unmapped
-from tkc.passes.analysis.remembered import remembered
+from tkc.passes.analysis.remembered import mark, remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.layouts.relayout import fits
@@ -95,15 +95,21 @@ class Sides:
 
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
-        m, n = tile_type(dot.acc).extents[-2:]
-        swapped = _is_swapped(dot) if options.swap_dots is None else options.swap_dots
-        left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        each_needs_all = along_n(options) > 1 or _is_turned_result(left)
-        written = source(left) is None and each_needs_all, source(right) is None
-        left_k, right_k = (0, 1) if swapped else (1, 0)
-        held = not written[0] and _is_held(left, left_k, options)
-        m, n = (n, m) if swapped else (m, n)
-        return Sides(left, right, left_k, right_k, m, n, swapped, held, written)
+        return _sides(dot, options.swap_dots, along_n(options) > 1, options.left_operand)
+
+
+@remembered
+def _sides(dot: tile.Dot, swap: bool | None, shared: bool, left_operand: str | None) -> Sides:
+    """A dot's sides; swap and left_operand: as asked; shared: its columns by several warpgroups."""
+    m, n = tile_type(dot.acc).extents[-2:]
+    swapped = _is_swapped(dot) if swap is None else swap
+    left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
+    each_needs_all = shared or _is_turned_result(left)
+    written = source(left) is None and each_needs_all, source(right) is None
+    left_k, right_k = (0, 1) if swapped else (1, 0)
+    held = not written[0] and _is_held(left, left_k, left_operand)
+    m, n = (n, m) if swapped else (m, n)
+    return Sides(left, right, left_k, right_k, m, n, swapped, held, written)
 
 
 def _is_swapped(dot: tile.Dot) -> bool:
@@ -118,11 +124,11 @@ def _is_swapped(dot: tile.Dot) -> bool:
     return _turned(dot.b, 0) and not _turned(dot.a, 1)
 
 
-def _is_held(left: SSAValue, k: int, options: LaunchOptions) -> bool:
+def _is_held(left: SSAValue, k: int, asked: str | None) -> bool:
     """Whether a left operand is in registers, unless it is written to shared memory."""
-    if source(left) is None or options.left_operand == "registers":
+    if source(left) is None or asked == "registers":
         return True
-    return options.left_operand is None and _turned(left, k)
+    return asked is None and _turned(left, k)
 
 
 def along_n(options: LaunchOptions) -> int:
@@ -175,7 +181,11 @@ def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
 
 def made_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
     """All blocks in memory of which they are made in the dot's loop."""
-    both = Sides.of(dot, options)
+    return _made_from(dot, Sides.of(dot, options))
+
+
+@remembered
+def _made_from(dot: tile.Dot, both: Sides) -> list[tile.Load | tile.LoadPointers]:
     loop = dot.parent_op()
     if loop is None:
         return []
@@ -189,7 +199,8 @@ def made_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.Lo
     return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
 
 
-def blocks_behind(operand: SSAValue) -> set[Operation]:
+@remembered
+def blocks_behind(operand: SSAValue) -> frozenset[Operation]:
     """The loads of blocks from which an operand is computed: those of all its elements, and those
     of fewer (packed ones, or rows of which each is read for several) that are not small beside it.
     """
@@ -208,7 +219,7 @@ def blocks_behind(operand: SSAValue) -> set[Operation]:
             isinstance(owner, Operation) and is_computed_by(owner.__class__)
         ):
             work += owner.operands
-    return found
+    return frozenset(found)
 
 
 def written_operands(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[SSAValue]:
@@ -369,7 +380,7 @@ def lay_by_consumers(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
         if sum(map(len, sums_around(dot))) > 1:
             for load, _ in relaid_loads(dot, options):
                 if not is_read_again(load):
-                    load.attributes[LAID_BY_CONSUMERS] = UnitAttr()
+                    mark(load, LAID_BY_CONSUMERS, UnitAttr())
 
 
 def simple(dot: tile.Dot) -> bool:
@@ -602,14 +613,15 @@ def live_registers(
     """Registers of a consumer's thread for the tiles that are live at once: accumulators, scores,
     left operands. What dots read in shared memory takes none.
     """
-    read = [
-        load.result
-        for dot in dots
-        for operand in (dot.a, dot.b)
-        if (load := source(operand)) is not None
-        and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
-    ]
-    return -(-demand(kernel, frozenset(read)) // (128 * groups))
+    with unchanged():
+        read = [
+            load.result
+            for dot in dots
+            for operand in (dot.a, dot.b)
+            if (load := source(operand)) is not None
+            and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
+        ]
+        return -(-demand(kernel, frozenset(read)) // (128 * groups))
 
 
 def operand_registers(
