@@ -51,10 +51,53 @@ def test_iterations_are_written_out(name):
     np.testing.assert_array_equal(arrays[2].reshape(3, m), want)
 
 
+def ragged_bag(table, index, start, out, M, STEP: tkc.constexpr):
+    """Sums of rows of a table: every STEPth of those that a part of another array names."""
+    row, i = tkc.program_id(0), tkc.arange(N)
+    total = tkc.zeros((N,))
+    for t in tkc.range(tkc.load(start.ptr + row), tkc.load(start.ptr + row + 1), STEP):
+        total = total * 2 + tkc.load(table.ptr + tkc.load(index.ptr + t) * M + i, mask=i < M)
+    tkc.store(out.ptr + row * M + i, total, mask=i < M)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_four_iterations_at_once(name, step):
+    """Where their number is loaded: rows of 0, 1, 3, 4, 5, 12 and 29 numbers, and one that ends
+    before it begins.
+    """
+    rng = np.random.default_rng(1)
+    m, start = 50, np.array([7, 7, 8, 11, 15, 20, 32, 61, 40], np.int32)
+    table = rng.integers(0, 2, (12, m)).astype(np.float32)
+    index = rng.integers(0, 12, 61).astype(np.int32)
+    want = np.zeros((8, m), np.float32)
+    for row in range(8):
+        for t in range(start[row], start[row + 1], step):
+            want[row] = want[row] * 2 + table[index[t]]
+    kinds = [array(tkc.float32, 1), array(tkc.int32, 1), array(tkc.int32, 1)]
+    made = traced(ragged_bag, *kinds, array(tkc.float32, 1), i32(), STEP=step)
+    arrays = [table.reshape(-1), index, start, np.zeros(8 * m, np.float32), m]
+    given = context(name)
+    through(made, "unroll-loops", given)
+    assert any("4 iterations at once" in d for d in given.decisions)
+    assert count(made, scf.ForOp) == 2
+    level0.run(made, arrays, (8, 1, 1))
+    np.testing.assert_array_equal(arrays[3].reshape(8, m), want)
+    whole = traced(ragged_bag, *kinds, array(tkc.float32, 1), i32(), STEP=step)
+    through(whole, PIPELINE[-1], context(name))
+    arrays[3] = np.zeros(8 * m, np.float32)
+    level4.run(whole, arrays, (8, 1, 1), 1)
+    np.testing.assert_array_equal(arrays[3].reshape(8, m), want)
+
+
+def test_many_iterations_are_written_out_in_part():
+    made, given = module(steps=17), context("sm_90a")
+    through(made, "unroll-loops", given)
+    assert count(made, scf.ForOp) == 2 and count(made, tile.LoadPointers) == 10
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"steps": 17}, {"chained": False}, {"writes": True}],
-    ids=["many iterations", "known addresses", "effects"],
+    "options", [{"chained": False}, {"writes": True}], ids=["known addresses", "effects"]
 )
 def test_other_loops_stay(options):
     made, given = module(**options), context("sm_90a")

@@ -11,48 +11,65 @@ An iteration of such a loop waits for memory twice, and no load of the next one 
 by fetch-ahead, since its address is loaded. Written out, the loads of all iterations are on their
 way at once: the assembler orders loads before what waits for them, but not across iterations.
 
-Only loops without dots, of few iterations whose number is known, without other loops, branches or
-effects in them, and whose blocks registers hold all at once.
+Where their number is not known, or large, four iterations are written out in a loop of a fourth as
+many, and those that are left over follow in a loop of their own:
+
+    for %t = 0 to %n step 1 {…}    ->    %m = %n // 4 * 4
+                                         for %t = 0 to %m step 4 {…; …; …; …}
+                                         for %t = %m to %n step 1 {…}
+
+Only loops without dots, without other loops, branches or effects in them, and whose blocks
+registers hold all at once.
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.rewrite import Builder, clone_slice, defining_slice, replace
+from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, replace, stamp
 from tkc.ir.types import TileType
 from tkc.ir.values import operations_in, terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.values import LOADS
 
-MAX_ITERATIONS = 16
+MAX_ITERATIONS = 16  # of a loop that is written out whole
+ITERATIONS_AT_ONCE = 4  # of others
 MAX_LOADED_BYTES = 1 << 15  # of all iterations: 64 registers of each of 128 threads
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Writes out the loops of every kernel that gain by it."""
     for kernel in module.body.block.ops:
-        loops = operations_in(kernel, scf.ForOp)
-        counts = [(loop, _iterations(loop)) for loop in loops if _gains(loop)]
-        for loop, count in counts:
-            if count <= MAX_ITERATIONS and count * _loaded_bytes(loop) <= MAX_LOADED_BYTES:
+        loops = [loop for loop in operations_in(kernel, scf.ForOp) if _gains(loop)]
+        for loop in loops:
+            count, loaded = _iterations(loop), _loaded_bytes(loop)
+            if count is not None and count <= MAX_ITERATIONS and count * loaded <= MAX_LOADED_BYTES:
                 _write_out(loop, count)
-                context.decisions.append(
-                    f"unroll-loops: {count} iterations are written out, whose addresses are loaded"
-                )
+                said = f"{count} iterations are written out"
+            elif _step(loop) > 0 and ITERATIONS_AT_ONCE * loaded <= MAX_LOADED_BYTES:
+                _write_groups(loop)
+                said = f"{ITERATIONS_AT_ONCE} iterations at once are written out"
+            else:
+                continue
+            context.decisions.append(f"unroll-loops: {said}, whose addresses are loaded")
 
 
-def _iterations(loop: scf.ForOp) -> int:
-    """How many iterations a loop has; too many where that is not known."""
-    first, end, step = (constant(v) for v in (loop.lb, loop.ub, loop.step))
-    if first is None or end is None or not step or step < 0:
-        return MAX_ITERATIONS + 1
-    return len(range(int(first), int(end), int(step)))
+def _step(loop: scf.ForOp) -> int:
+    """The step of a loop; 0 where it is not known."""
+    return int(constant(loop.step) or 0)
+
+
+def _iterations(loop: scf.ForOp) -> int | None:
+    """How many iterations a loop has; None where that is not known."""
+    first, end, step = constant(loop.lb), constant(loop.ub), _step(loop)
+    if first is None or end is None or step <= 0:
+        return None
+    return len(range(int(first), int(end), step))
 
 
 def _gains(loop: scf.ForOp) -> bool:
@@ -91,13 +108,40 @@ def _loaded_bytes(loop: scf.ForOp) -> int:
 
 def _write_out(loop: scf.ForOp, count: int) -> None:
     """The iterations one behind the other, in the loop's place."""
-    body, carried = loop.body.block, list(loop.iter_args)
+    replace(loop, _written(loop, loop.lb, list(loop.iter_args), count, loop))
+
+
+def _written(
+    loop: scf.ForOp, number: SSAValue, carried: list[SSAValue], count: int, anchor: Operation
+) -> list[SSAValue]:
+    """Writes so many iterations before an operation, from one of a number and carried values on.
+    What the last one carries on.
+    """
+    body = loop.body.block
     ops = [op for op in body.ops if op is not terminator_of(body)]
-    number: SSAValue = loop.lb
     for i in range(count):
         if i:
-            number = Builder(loop).add(number, loop.step)
+            number = Builder(anchor).add(number, loop.step)
         mapping: dict[SSAValue, SSAValue] = dict(zip(body.args, [number, *carried], strict=True))
-        clone_slice(ops, mapping, loop)
+        clone_slice(ops, mapping, anchor)
         carried = [mapping.get(v, v) for v in yielded_by(body)]
-    replace(loop, carried)
+    return carried
+
+
+def _write_groups(loop: scf.ForOp) -> None:
+    """Puts a loop of whole groups of iterations before a loop, which begins behind them."""
+    build, step = Builder(loop), ITERATIONS_AT_ONCE * _step(loop)
+    groups = build.floordiv(build.sub(loop.ub, loop.lb), step)
+    middle = build.add(loop.lb, build.mul(build.max(groups, 0), step))
+    types = [loop.lb.type, *(v.type for v in loop.iter_args)]
+    block = Block(arg_types=types)
+    for new, old in zip(block.args, loop.body.block.args, strict=True):
+        new.name_hint = old.name_hint
+    end = stamp(scf.YieldOp(), loop)
+    block.add_op(end)
+    end.operands = _written(loop, block.args[0], list(block.args[1:]), ITERATIONS_AT_ONCE, end)
+    grouped = scf.ForOp(
+        loop.lb, middle, build.of(step, loop.lb.type), loop.iter_args, Region(block)
+    )
+    before(loop, grouped)
+    loop.operands = [middle, *loop.operands[1:3], *grouped.results]
