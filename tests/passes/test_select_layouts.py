@@ -28,7 +28,7 @@ from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.target import target
 from tkc.ir.text import parse, show
-from tkc.ir.values import layout_of, tile_type
+from tkc.ir.values import layout_of, operations_in, tile_type
 from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.plan import kernel_of
@@ -448,8 +448,11 @@ def _solved(lower, out, N: tkc.constexpr):
 
 
 def test_what_is_summed_and_never_stored_is_in_one_thread():
-    ptx = _solved.compile("f32[32, 32]", "f32[32, 32]", N=32, num_warps=1, target="sm_90a").ptx
-    assert "shfl" not in ptx
+    made = traced(_solved.fn, *[array(tkc.float32, 2)] * 2, N=32, num_warps=1)
+    through(made, "select-layouts", context("sm_90a", num_warps=1))
+    for op in operations_in(made, tile.Reduce):
+        layout = layout_of(op.args[0])
+        assert not layout.butterfly(op.axis.value.data) and layout.warps_along(0) == 1
 
 
 # ---- blocks that dots read in shared memory, and threads in registers ----------------------------

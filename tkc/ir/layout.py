@@ -640,7 +640,7 @@ def register_map(src: Layout, dst: Layout) -> tuple[int, ...] | None:
 
     The tile of `src` may broadcast to that of `dst`.  Padding in `dst` needs nothing.
     """
-    held, wanted = _elements(src, dst)
+    held, wanted = elements_of_both(src, dst)
     ignored = wanted < 0
     both = min(src.num_registers, dst.num_registers)
     stays = ((held[:, :both] == wanted[:, :both]) | ignored[:, :both]).all(0)
@@ -666,7 +666,7 @@ def movement(src: Layout, dst: Layout) -> str:
     chosen = register_map(src, dst)
     if chosen is not None:
         return "none" if chosen == tuple(range(src.num_registers)) else "registers"
-    held, wanted = _elements(src, dst)
+    held, wanted = elements_of_both(src, dst)
     for scope, units in ("lanes", dst.num_warps * dst.num_blocks), ("warps", dst.num_blocks):
         if all(
             np.isin(need[need >= 0], have).all()
@@ -676,7 +676,7 @@ def movement(src: Layout, dst: Layout) -> str:
     return "blocks"
 
 
-def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
+def elements_of_both(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
     """[threads, registers] for both: the number, in row-major order of `src`, of the element held
     or wanted; -1: padding.
     """

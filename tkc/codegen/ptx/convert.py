@@ -1,10 +1,13 @@
-"""tile.convert: by choosing registers, or by shuffles where each lane finds its element in one
-other lane of its warp.
+"""tile.convert: by choosing registers, by swaps of registers between lanes, or by shuffles where
+each lane finds its element in one other lane of its warp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from xdsl.dialects.builtin import i1
 
 from tkc.codegen.ptx.elementwise import select
 from tkc.codegen.ptx.emitter import Emitter, emitter
@@ -12,10 +15,11 @@ from tkc.codegen.ptx.reduce import shuffle
 from tkc.codegen.ptx.shape import chosen
 from tkc.codegen.ptx.shared_memory import lane_pieces, sum_of_pieces
 from tkc.codegen.ptx.values import Tile, compute_class, layout_of
-from tkc.codegen.ptx.writer import Integer, Operand
+from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import shared
+from tkc.ir.exchanges import Step, lane_exchanges
 from tkc.ir.layout import Layout, movement, register_map
-from tkc.ir.types import TileType
+from tkc.ir.types import TileType, bits
 from tkc.ir.values import tile_type
 
 Place = tuple[int, int]  # register, lane
@@ -38,7 +42,46 @@ def convert(e: Emitter, op: shared.Convert) -> None:
             f"a conversion from {value.layout} to {layout} moves elements between warps:"
             " passes must send it through shared memory"
         )
-    e.set(op.result, by_shuffles(e, value, t))
+    exchanges = lane_exchanges(value.layout, layout)
+    if exchanges is None:
+        return e.set(op.result, by_shuffles(e, value, t))
+    e.set(op.result, by_exchanges(e, value, t, *exchanges))
+
+
+def by_exchanges(
+    e: Emitter, value: Tile, t: TileType, steps: Sequence[Step], registers: Sequence[int]
+) -> Tile:
+    """Swaps of lanes' bits with registers' bits; packed elements stay together where they can."""
+    pack, moved = value.pack, value.bytes
+    if any(r % pack for _, r in steps) or any(
+        r != registers[i - i % pack] + i % pack for i, r in enumerate(registers)
+    ):
+        pack = 1
+    together = pack > 1 or bits(moved.element) >= 32
+    kind = compute_class(moved.element)
+    found: list[Operand] = list(moved.registers) if together else e.elements(moved)
+    for lane, register in steps:
+        upper = e.lane_bit(lane)
+        for low in range(len(found)):
+            high = low | register // pack
+            if low == high:
+                continue
+            one, other = found[low], found[high]
+            given = _pick(e, kind, upper, one, other)
+            got = shuffle(e, given, lane, kind)
+            found[low] = _pick(e, kind, upper, got, one)
+            found[high] = _pick(e, kind, upper, other, got)
+    chosen = [found[r // pack] for r in registers[::pack]]
+    if together:
+        return Tile.of(t, [as_integer(x) for x in chosen])
+    return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), chosen).registers)
+
+
+def _pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Operand:
+    """One of two words, of elements that nobody computes with."""
+    if kind == "pred":
+        return select(e, i1, upper, yes, no)
+    return e.w.op(f"selp.{kind}", kind, yes, no, upper)
 
 
 def by_shuffles(e: Emitter, value: Tile, t: TileType) -> Tile:

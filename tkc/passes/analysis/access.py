@@ -218,16 +218,17 @@ def vectors_first(layout: Layout, axis: int) -> Layout:
     return replace(layout, registers=(*near, *(d for d in layout.registers if d not in near)))
 
 
-def in_runs(layout: Layout, axis: int) -> Layout:
+def in_runs(layout: Layout, axis: int, is_fast: bool) -> Layout:
     """The layout with each warp's share of an axis in one piece, below the warps: a scan along it
-    then needs the least of other warps.
+    then needs the least of other warps. Likewise each thread's share, unless neighbours along the
+    axis are neighbours in memory, which the lanes of a warp then have together.
     """
 
     def along(digits: Iterable[Digit]) -> list[Digit]:
         return sorted((d for d in digits if d.axis == axis), key=lambda d: d.stride)
 
     registers, lanes = along(layout.registers), along(layout.lanes)
-    low = [d for d in registers if not lanes or d.stride < lanes[0].stride]
+    low = [d for d in registers if not lanes or not is_fast or d.stride < lanes[0].stride]
     moved, step = {}, 1
     for d in (*low, *lanes, *(d for d in registers if d not in low), *along(layout.warps)):
         moved[d] = replace(d, stride=step)

@@ -9,6 +9,7 @@ from math import gcd
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
+from tkc.ir.exchanges import lane_exchanges
 from tkc.ir.layout import Layout, movement
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
@@ -27,6 +28,8 @@ from tkc.passes.layouts.buffers import (
     written,
 )
 
+# Swaps of a conversion: each shuffles half of the registers; shared memory takes all of them twice.
+MAX_EXCHANGES = 3
 MIN_COPY_BYTES = 4  # of a thread's asynchronous copy
 MAX_COPY_BYTES = 16
 
@@ -34,6 +37,12 @@ MAX_COPY_BYTES = 16
 def is_in_registers(op: shared.Convert) -> bool:
     """Whether each thread has what a conversion gives it."""
     return movement(layout_of(op.arg), layout_of(op.result)) in ("none", "registers")
+
+
+def is_exchanged(op: shared.Convert) -> bool:
+    """Whether lanes swap what a conversion needs, in fewer turns than shared memory takes."""
+    found = lane_exchanges(layout_of(op.arg), layout_of(op.result))
+    return found is not None and len(found[0]) <= MAX_EXCHANGES
 
 
 def convert(op: shared.Convert, context: PassContext) -> None:
@@ -45,6 +54,8 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     is_wanted_so = load is None or not all(isinstance(u, shared.Convert) for u in _users(load))
     if load is not None and not is_wanted_so and (width := _copy_width(load, context)):
         _copy(load, width, context)
+        return
+    if is_exchanged(op):
         return
     t, parts = tile_type(op.result), _parts(op)
     layouts = [layout_of(op.arg), layout_of(op.result)]

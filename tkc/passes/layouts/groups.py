@@ -165,6 +165,8 @@ class Groups:
                 self._enter_parts(op)
             case tile.Slice() if _is_spilled(op):
                 self.spilled_parts.append(op)
+            case tile.Slice():
+                self._enter_slice(op)
             case tile.Reduce():
                 self._enter_reduction(op)
             case tile.Gather():
@@ -213,9 +215,19 @@ class Groups:
                 with suppress(LayoutError):
                     self.wanted.append((load, derive(layout)))
 
+    def _enter_slice(self, op: tile.Slice) -> None:
+        """A part of a tile stays with the threads that have it."""
+        self._show(op.arg, op.result, lambda layout: slice_source(op, layout, self.plan.warps)[1])
+
     def _enter_parts(self, op: tile.Concat) -> None:
-        """What is joined has the layout in which the whole is a choice of its registers."""
-        axis, offset = op.axis.value.data, 0
+        """What is joined has the layout in which the whole is a choice of its registers; and the
+        whole that in which it is a choice of the registers of parts as large as one another.
+        """
+        axis, offset, count = op.axis.value.data, 0, len(op.args)
+        if len({extents_of(v) for v in op.args}) == 1:
+            self._show(
+                op.args[0], op.result, lambda layout: Layout.concat([layout] * count, axis)[0]
+            )
         for value in op.args:
             extents = extents_of(value)
             steps, shown = self._views_of(value)
@@ -272,6 +284,8 @@ class Groups:
             self.tie(result, *op.operands)
         for v in op.operands:
             self._relate(result, v)
+            if isinstance(v.owner, tile.Reshape) and v.type == result.type:
+                self._show(v, result, lambda layout: layout)
             self.anchors.setdefault(result, []).extend(self._sunk_loads(v))
             if isinstance(v.owner, tile.Transpose):
                 self.viewing.append((result, v))
@@ -308,6 +322,20 @@ class Groups:
         steps, value = self._views_of(operand)
         if self.kinds.data(value):
             self.relations.append(Relation(result, value, partial(through_views, steps)))
+
+    def _show(self, operand: SSAValue, result: SSAValue, derive: Derive) -> None:
+        """Where a layout of a result follows from that of an operand: it does from the layout of
+        what the operand shows, too.
+        """
+        views, shown = self._views_of(operand)
+
+        def derived(layout: Layout) -> Layout:
+            for view in reversed(views):
+                layout = forward(view, layout)
+            return derive(layout)
+
+        if self.kinds.data(shown) and self.kinds.data(result):
+            self.relations.append(Relation(shown, result, derived))
 
     def _views_of(self, value: SSAValue) -> tuple[list[View], SSAValue]:
         """The views that show a value, the last one first, and what they are of."""
@@ -516,9 +544,13 @@ class Groups:
             rows = order[0], widest.vector
             return both_ways(t.extents, rows, other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
+        scanned = sorted(set(self.scans.get(root, ())))
+        if scanned and order[0] not in scanned:
+            # words, not vectors: a thread then has more of the scanned axis, which costs it least
+            widest = replace(widest, vector=min(widest.vector, max(1, 32 // widest.bits)))
         found = self._of_access(root, widest, copied)
-        for axis in sorted(set(self.scans.get(root, ()))):
-            found = in_runs(found, axis)
+        for axis in scanned:
+            found = in_runs(found, axis, axis == order[0])
         return found
 
     def _of_access(self, root: SSAValue, access: Access, copied: bool) -> Layout:

@@ -8,6 +8,7 @@ is dealt out accordingly: these functions build the layouts in which it is.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import gcd, prod
 
@@ -177,11 +178,16 @@ def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, La
     """
     t, r, offsets = tile_type(op.arg), tile_type(op.result), op.offsets.get_values()
     strided = [a for a, step in enumerate(op.steps) if step > 1]
-    if all(step == 1 for step in op.steps):
-        try:
-            return layout, layout.slice(offsets, r.extents)[0]
-        except LayoutError:
-            pass
+    cut = [a for a, (n, m) in enumerate(zip(r.extents, t.extents, strict=True)) if n != m]
+    if not strided:
+        given = _sliced(layout, offsets, r.extents)
+        if given is not None and (layout.is_padded or not given.is_padded):
+            return layout, given
+        with suppress(LayoutError):  # where half of the lanes would have nothing of a part
+            source = within_threads(layout, cut)
+            return source, source.slice(offsets, r.extents)[0]
+        if given is not None:
+            return layout, given
     periods = {
         a: gcd(offsets[a], n, m)
         for a, (n, m) in enumerate(zip(r.extents, t.extents, strict=True))
@@ -191,6 +197,38 @@ def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, La
     starts = [0 if a in strided else o for a, o in enumerate(offsets)]
     part = core.slice(starts, _without(r.extents, strided))[0]
     return _with_registers(core, t.extents, strided), _with_registers(part, r.extents, strided)
+
+
+def _sliced(layout: Layout, offsets: Sequence[int], extents: Sequence[int]) -> Layout | None:
+    """The layout of a part as threads have it; None where they do not hold it alike."""
+    with suppress(LayoutError):
+        return layout.slice(offsets, extents)[0]
+    return None
+
+
+def within_threads(layout: Layout, axes: Sequence[int]) -> Layout:
+    """The layout with some axes in each thread's registers: lanes and warps have, in their place,
+    what is least significant of the others there. Raises LayoutError where registers have too
+    little of those.
+    """
+    registers = list(layout.registers)
+
+    def swapped(digit: Digit) -> Digit:
+        if digit.axis not in axes:
+            return digit
+        others = [d for d in registers if d.axis >= 0 and d.axis not in axes]
+        fitting = [d for d in others if d.extent % digit.extent == 0]
+        if not fitting:
+            raise LayoutError(f"{layout} has no registers to swap for axis {digit.axis}")
+        given = min(fitting, key=lambda d: (-d.axis, d.stride))
+        kept = Digit(given.extent // digit.extent, given.axis, given.stride * digit.extent)
+        at = registers.index(given)
+        registers[at : at + 1] = [digit, kept]
+        return Digit(digit.extent, given.axis, given.stride)
+
+    lanes = tuple(map(swapped, layout.lanes))
+    warps = tuple(map(swapped, layout.warps))
+    return Layout(layout.shape, tuple(registers), lanes, warps, layout.blocks)
 
 
 def _with_registers(core: Layout, extents: tuple[int, ...], axes: list[int]) -> Layout:
