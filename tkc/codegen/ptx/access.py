@@ -193,7 +193,8 @@ def store_tile(
 ) -> None:
     """A tile to memory, `vector` elements at a time. tail: further operands of every store."""
     name, p = f"st{hint}.{space}", value.pack
-    if p == 2 and vector % 2:
+    in_bytes = bits(value.element) == 8 and not is_bool(value.element)
+    if p == 2 and vector % 2 or in_bytes and p == 4 and vector == 2:
         return _store_halves(e, value, group, name)
     if _one_by_one(value.element, vector, p):
         for i in range(value.count):
@@ -212,14 +213,14 @@ def store_tile(
 
 
 def _store_halves(e: Emitter, value: Tile, group: Callable[[int], Group], name: str) -> None:
-    """16-bit elements of shared registers, one by one."""
+    """The halves of registers one by one: an element of 16 bits each, or two of 8."""
     halves: list[str] = []
     for r in value.registers:
         pair = e.w.many("b16", 2)
         e.w.emit(f"mov.b32 {braced(pair)}, {e.w.register(r)}")
         halves += pair
     for i, half in enumerate(halves):
-        at = group(i)
+        at = group(i * value.pack // 2)
         if at.held is not False:
             with e.w.predicated(at.held):
                 e.w.emit(f"{name}.b16 {at.text}, {half}")

@@ -30,6 +30,7 @@ from tkc.codegen.ptx.writer import Integer, Operand, T, as_integer
 from tkc.ir import threads, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import copies
+from tkc.ir.host_values import UNBOUNDED
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, index_of
@@ -52,11 +53,11 @@ def fast_axis(layout: Layout) -> int | None:
     return first.axis
 
 
-def vector_of_mask(e: Emitter, mask: SSAValue | None, axis: int, most: int) -> int:
-    """Elements that a mask takes or leaves together along an axis."""
-    if mask is None or not isinstance(mask.type, TileType):
+def alike_along(e: Emitter, value: SSAValue | None, axis: int, most: int) -> int:
+    """Elements, at most so many, for which a mask, or what else a tile says, is the same."""
+    if value is None or not isinstance(value.type, TileType):
         return most
-    same = contiguity(mask, axis, e.ranges).same
+    same = contiguity(value, axis, e.ranges).same
     while most > 1 and same % most:
         most //= 2
     return most
@@ -136,7 +137,7 @@ class Block:
         v = self.layout.vector(axis, most // array.itemsize)
         while v > 1 and not (self._aligned(v) and self._whole(v, cut)):
             v //= 2
-        return vector_of_mask(self.e, mask, axis, v)
+        return alike_along(self.e, mask, axis, v)
 
     def _aligned(self, n: int) -> bool:
         """Whether addresses of groups of n elements along the fastest axis are multiples of their
@@ -229,12 +230,18 @@ class Block:
         return self.extents[axis] in (-1, 1) and axis not in self.sources and self._divisor(axis, n)
 
     # ---- bounds
+    def _is_unbounded(self, axis: int) -> bool:
+        """Whether an axis has no end: of a pointer that was raised, and is not tested."""
+        return self.array.facts.shape[axis].exact == UNBOUNDED
+
     def _always_inside(self, axis: int) -> bool:
         """Whether the block lies inside the array along an axis, whatever happens."""
         v, n, fact = self.op.offsets[axis], max(self.extents[axis], 1), self.array.facts.shape[axis]
         found = self.e.ranges.offset(v)
         if found is None or found.lo < 0:
             return False
+        if self._is_unbounded(axis):
+            return True
         reach = found.hi + (0 if axis in self.sources else n - 1)
         if fact.exact is not None and reach < fact.exact:
             return True
@@ -245,7 +252,8 @@ class Block:
     def _check_promises(self) -> None:
         """What promises let go unchecked is checked after all."""
         for axis, v in enumerate(self.op.offsets):
-            if self._proven[axis] and axis not in self.sources:
+            promised = self._proven[axis] and not self._is_unbounded(axis)
+            if promised and axis not in self.sources:
                 n = max(self.extents[axis], 1)
                 traps.inside(self.e, self.e.integer(v), self.array.extent(axis), n, axis)
 

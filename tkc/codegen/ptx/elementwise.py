@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.ptx import halves, mathematics, small_integers
 from tkc.codegen.ptx.access import either
-from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
+from tkc.codegen.ptx.blocks import alike_along, fast_axis
 from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.coordinates import base, beyond, number
 from tkc.codegen.ptx.elements import widen_pair
@@ -674,7 +674,7 @@ def _alike(e: Emitter, op: Fusable) -> int:
     axis = fast_axis(layout_of(t)) if is_bool(t.element) else None
     if axis is None:
         return 1
-    return vector_of_mask(e, op.result, axis, layout_of(t).vector(axis, 16))
+    return alike_along(e, op.result, axis, layout_of(t).vector(axis, 16))
 
 
 def contracted(e: Emitter, ops: Sequence[Fusable]) -> dict[Operation, tuple[Operation, SSAValue]]:

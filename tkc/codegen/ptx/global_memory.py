@@ -18,7 +18,7 @@ from tkc.codegen.ptx.access import (
     store_tile,
 )
 from tkc.codegen.ptx.barriers import meet
-from tkc.codegen.ptx.blocks import Block, fast_axis, mask_of, vector_of_mask
+from tkc.codegen.ptx.blocks import Block, alike_along, fast_axis, mask_of
 from tkc.codegen.ptx.coordinates import inside, is_first_copy, number, thread_offset
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
@@ -253,7 +253,7 @@ def pointer_vector(
         v = layout.vector(axis, MAX_ACCESS_BYTES // size)
         while v > 1 and (along.run % v or along.at(v) % v):
             v //= 2
-        v = vector_of_mask(e, op.mask, axis, v)
+        v = alike_along(e, op.mask, axis, v)
     return remark(e, op, layout, v, size)
 
 
@@ -318,10 +318,28 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         )
         found = load_tile(e, t, 1, places, absent, "global", how)
         return e.set(op.result, broadcast_tile(e, t, once, e.elements(found)))
-    v = pointer_vector(e, op, layout, bits(t.element) // 8)
+    alike = _alike(e, op, layout)
+    v = 1 if alike > 1 else pointer_vector(e, op, layout, bits(t.element) // 8)
     places = guarded(e, pointer_group(e, op.pointers, op.mask), v * size, "reads", op.pointers)
     into = e.free_destination(op.result, *op.operands)
+    if alike > 1:
+        elements: list[Operand] = []
+        for first in range(0, layout.num_registers, alike):
+            x = load_element(e, places(first), t.element, absent(first), "global")
+            elements += [x] * alike
+        return e.set(op.result, e.build(t, elements, into))
     e.set(op.result, load_tile(e, t, v, places, absent, "global", into=into))
+
+
+def _alike(e: Emitter, op: tile.LoadPointers, layout: Layout) -> int:
+    """How many registers in a row load the same element, and hold or leave it together."""
+    axis = fast_axis(layout)
+    if axis is None:
+        return 1
+    count = layout.vector(axis, layout.num_registers)
+    for value in (op.pointers, op.mask, op.other):
+        count = alike_along(e, value, axis, count)
+    return count
 
 
 @emitter(tile.StorePointers)
