@@ -62,3 +62,35 @@ def test_a_buffer_is_in_use_until_its_own_copy_has_read_it(n, monkeypatch):
     two_results[3](a, b, c, odd, n)
     want = (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
     assert (c == want).all() and (odd == want).all()
+
+
+@tkc.jit
+def narrowed(a, b, c, M: tkc.constexpr, N: tkc.constexpr):
+    """A product's results in 8 bits."""
+    m, total = tkc.program_id(0) * M, tkc.zeros((M, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (m, k), (M, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m, 0), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+@pytest.mark.parametrize("wider", [0, 16, 3])
+@pytest.mark.parametrize("m, n", [(64, 32), (64, 128), (128, 64), (128, 96)])
+def test_results_of_8_bits_are_stored_in_subtiles(m, n, wider, dtype, monkeypatch):
+    """By tensor maps, or by threads where rows begin anywhere: a thread has two neighbours of an
+    accumulator's row, too few for a store of its own.
+    """
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    random = np.random.default_rng(n)
+    low = 0 if dtype == "uint8" else -1
+    a, b = (random.integers(low, 2, s).astype(np.float16) for s in ((m + 8, 64), (64, n)))
+    if np.dtype(dtype).kind not in "iu":
+        b = b * random.uniform(0.1, 2, n).astype(np.float16)
+    whole = np.zeros((m + 8, n + wider), dtype)
+    narrowed[2](a, b, whole[:, :n], m, n)
+    want = (a.astype(np.float32) @ b.astype(np.float32)).astype(dtype)
+    np.testing.assert_array_equal(whole[:, :n].view(np.uint8), want.view(np.uint8))
+    assert not whole[:, n:].view(np.uint8).any()
+    decisions = narrowed.compile(a, b, whole[:, :n], m, n, target="sm_90a").decisions
+    assert any("bytes for the output" in d for d in decisions), decisions

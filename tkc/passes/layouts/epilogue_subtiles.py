@@ -81,7 +81,7 @@ def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | 
     t = store.op.value.type
     if not isinstance(t, TileType) or t.rank != 2:
         return None
-    widths_in_bits = (16, 32) if isinstance(store.op, tile.AtomicBlock) else (16,)
+    widths_in_bits = (16, 32) if isinstance(store.op, tile.AtomicBlock) else (8, 16)
     if bits(t.element) not in widths_in_bits:
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
