@@ -24,6 +24,7 @@ from tkc.kernels.scans import _cumsum_rows as tuned_cumsum_rows
 from tkc.kernels.softmax import _softmax as tuned_softmax
 from tkc.language.signature import Options
 from tkc.passes import PassContext, fetch_ahead
+from tkc.passes.pipeline import PIPELINE
 from tkc.passes.planning.streaming import row_of
 from tkc.sim import dataflow, level0, level4
 from tkc.sim.check import check
@@ -1137,3 +1138,35 @@ def test_effects_that_are_alike_in_all_programs_happen_in_each(persistent, monke
     out, counter = np.zeros_like(x), np.zeros(1, np.int32)
     counted[rows](x, out, counter, 1024, persistent=persistent)
     assert counter[0] == rows
+
+
+# ---- few warps -----------------------------------------------------------------------------------
+@tkc.jit
+def _short(x, out, N: tkc.constexpr, ROWS: tkc.constexpr):
+    """Rows after rows of a strip, so many of them at once in registers."""
+    total = tkc.zeros((N,))
+    for step in tkc.range(0, x.shape[0], ROWS):
+        rows = [tkc.load(x, (step + r, 0), (None, N)) for r in range(ROWS)]
+        for row in rows:
+            total = total * 0.5 + row
+    tkc.store(out, (0,), total)
+
+
+@pytest.mark.parametrize(
+    "columns, rows, warps",
+    [(128, 1, 1), (256, 1, 2), (512, 1, 4), (1024, 1, 4), (128, 16, 4)],
+)
+def test_few_warps_move_whole_vectors_of_short_tiles(columns, rows, warps):
+    """Of short tiles a thread of four warps would move less than 16 bytes at once; where one thread
+    would hold many rows, four hide more latency.
+    """
+    x = np.random.default_rng(0).integers(-9, 10, (3 * rows, columns)).astype(np.float32)
+    stages = stages_of(_short, x, np.zeros(columns, np.float32), N=columns, ROWS=rows)
+    last = stages[PIPELINE[-1]]
+    assert last.body.block.first_op.warps == warps
+    out = np.zeros(columns, np.float32)
+    level4.run(last, [x, out], (1, 1, 1), 1)
+    want = np.zeros(columns, np.float32)
+    for row in x:
+        want = want * np.float32(0.5) + row
+    np.testing.assert_array_equal(out, want)

@@ -63,6 +63,7 @@ from tkc.passes.analysis.mapped import (
     BEFORE_OR_INSIDE,
     BEGINS_INSIDE,
     begins_inside,
+    dense_axis,
     is_before_or_inside,
 )
 from tkc.passes.analysis.program_axes import program_axes
@@ -1083,7 +1084,9 @@ def _copied(op: Operation, load: LoadPlan) -> bool:
     """
     if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load):
         return False
-    return op.other is None and (not op.offsets or not isinstance(op.offsets[-1].type, TileType))
+    if op.other is not None or not op.offsets:
+        return op.other is None
+    return not isinstance(op.offsets[dense_axis(op.array)].type, TileType)
 
 
 @remembered

@@ -5,11 +5,12 @@ cluster shares a program.
 
 The fewest warps that keep this within MAX_TILE_REGISTERS: a thread then has several vectors in
 flight, a barrier waits for few warps, and several blocks fit a multiprocessor, so that one computes
-while another waits for memory. Where a program would fill a multiprocessor, programs *stream*: a
-block of 16 warps takes one after the other, and issues the copies of the next row as soon as it has
-this one in registers (a ring in shared memory, `ahead`). Its programs come from the dynamic tile
-scheduler, since multiprocessors that wait for memory are not equally quick. `persistent=True` or
-False decides otherwise.
+while another waits for memory. Less than four warps only where a thread's share of the longest tile
+in memory would be less than a vector: the same instructions then move more. Where a program would
+fill a multiprocessor, programs *stream*: a block of 16 warps takes one after the other, and issues
+the copies of the next row as soon as it has this one in registers (a ring in shared memory,
+`ahead`). Its programs come from the dynamic tile scheduler, since multiprocessors that wait for
+memory are not equally quick. `persistent=True` or False decides otherwise.
 
 In loops with loop-carried sums (a norm's backward pass) threads meet at a barrier in every
 iteration: 8 warps at most, a cluster of such blocks for longer rows, and as many blocks on a
@@ -37,11 +38,11 @@ from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import Access
+from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, BlockAccess
+from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS, WRITES, BlockAccess
 from tkc.passes.layouts.movers import crosses
 from tkc.passes.planning.pressure import (
     fits,
@@ -51,6 +52,7 @@ from tkc.passes.planning.pressure import (
 from tkc.passes.planning.program import Program
 
 WARP_COUNTS = 4, 8, 16, 32  # of a block
+FEW_WARPS = 1, 2  # of a block whose tiles are less than a vector for each thread of more
 CLUSTER_SIZES = 2, 4, 8  # 16 by keyword alone: not every device has room for one
 STREAMING_WARPS = 16  # of a block through which programs stream
 MAX_BYTES_IN_FLIGHT = 65536  # of a program, that a multiprocessor then has
@@ -60,6 +62,7 @@ MAX_TILE_ELEMENTS = 32
 # registers of tiles, a thread
 MAX_TILE_REGISTERS = 72
 MAX_LOOP_REGISTERS = 100  # in a loop
+MAX_FEW_WARPS_REGISTERS = 32  # of less than four warps, which hide little latency
 MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
 MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
 ROW_OPERATIONS = (
@@ -93,12 +96,13 @@ class _Sizes:
     """What decides how many warps a program without dots has.
 
     words: 32-bit registers of all tiles that are live together. largest: elements of the largest
-    tile. looped: there are loops. max_registers: of tiles, a thread. max_elements: of the largest
-    tile, a thread.
+    tile. moved: bytes of the largest tile that is loaded or stored. looped: there are loops.
+    max_registers: of tiles, a thread. max_elements: of the largest tile, a thread.
     """
 
     words: int
     largest: int
+    moved: int
     looped: bool
     max_registers: int
     max_elements: int
@@ -115,12 +119,18 @@ class _Sizes:
         else:
             elements = MAX_TILE_ELEMENTS // 2
         registers = MAX_LOOP_REGISTERS if looped else MAX_TILE_REGISTERS
-        return _Sizes(pressure(kernel), largest, looped, registers, elements)
+        moved = max((bytes_of(op) for op in ops if _moves_tile(op)), default=0)
+        return _Sizes(pressure(kernel), largest, moved, looped, registers, elements)
 
     @property
     def warp_counts(self) -> tuple[int, ...]:
         """Of a block: threads that meet in every iteration are fewer."""
-        return WARP_COUNTS[:-1] if self.looped else WARP_COUNTS
+        few = tuple(
+            w
+            for w in FEW_WARPS
+            if self.moved <= 32 * w * VECTOR_BYTES and self.registers(w) <= MAX_FEW_WARPS_REGISTERS
+        )
+        return few + (WARP_COUNTS[:-1] if self.looped else WARP_COUNTS)
 
     def registers(self, warps: int, blocks: int = 1) -> int:
         """Of tiles, a thread of so many warps in each of so many blocks."""
@@ -133,6 +143,11 @@ class _Sizes:
             if self.registers(warps) <= self.max_registers and self.largest <= elements:
                 return warps
         return None
+
+
+def _moves_tile(op: Operation) -> bool:
+    """Whether an operation loads or stores a tile."""
+    return isinstance(op, (*LOADS, *WRITES)) and tile_of(op) is not None
 
 
 def choose(
