@@ -54,6 +54,18 @@ def convolution(give: Give, each: bool):
     return y, *t.conv_backward(y, x, w, 1, 2, 2, 0, 1, 1)
 
 
+def boxed_convolution(give: Give):
+    """Positions that are boxes, with a stride and without, of several images and one."""
+    from tkc import kernels as t
+
+    found: list = []
+    for images, stride in ((4, 2), (16, 1), (1, 1)):
+        x, w = give((images, 8, 12, 24), "bfloat16"), give((40, 3, 3, 24), "bfloat16", 1)
+        y = t.conv(x, w, stride=stride, padding=1)
+        found += y, *t.conv_backward(y, x, w, 1, stride, stride, 0, 1, 1)
+    return tuple(found)
+
+
 def tokens(give: Give):
     from tkc import kernels as t
 
@@ -128,8 +140,12 @@ def steps(give: Give):
 def fourier(give: Give):
     from tkc import kernels as t
 
-    u, k, g = give((3, 2, 100)), give((2, 100), seed=1), give((3, 2, 100), seed=2)
-    return t.fft_conv(u, k), *t.fft_conv_backward(g, u, k), *t.fft(give((2, 256)))
+    found: list = []
+    for length in (100, 512):  # a row that is no whole number of lines, and one that is
+        u, k = give((3, 2, length)), give((2, length), seed=1)
+        g = give((3, 2, length), seed=2)
+        found += t.fft_conv(u, k), *t.fft_conv_backward(g, u, k)
+    return *found, *t.fft(give((2, 256)))
 
 
 def library() -> dict[str, Callable[[Give], object]]:
@@ -142,6 +158,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "conv + conv_backward": lambda give: (
             *convolution(give, False),
             *convolution(give, True),
+            *boxed_convolution(give),
         ),
         "sample + argmax": tokens,
         "sort + beam_gather": beams,

@@ -2,6 +2,8 @@
 themselves, gradients of x and weights, what they become on GPUs.
 """
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -86,58 +88,115 @@ def test_convolution(name):
     close(of_w, dw, dtype, ulps=16)
 
 
-def test_boxes_of_positions():
-    """Positions in a row that are a block of their images, as a tensor map copies it."""
-    x, w = numbers((2, 8, 16, 20)), numbers((24, 3, 3, 20), seed=1)
-    found = Convolution((1, 8, 16), (1, 3, 3), ONES, (0, 1, 1), ONES)
-    rows, whole, taps = x.reshape(-1, 20), x[:, None], w.reshape(24, 9, 20)
-    for bm, box in ((64, (1, 4, 16)), (8, (1, 1, 8))):
-        y = np.empty((len(rows), 24), x.dtype)
+# images, positions, taps, strides, a box of them
+BOXES = {
+    "rows": (2, (8, 16), (3, 3), (1, 1), (1, 4, 16)),
+    "part of a row": (2, (8, 16), (3, 3), (1, 1), (1, 1, 8)),
+    "several images": (4, (6, 10), (3, 3), (1, 1), (2, 3, 5)),
+    "strides": (2, (8, 12), (3, 3), (2, 3), (2, 2, 4)),
+    "strides, one axis": (4, (24,), (5,), (3,), (2, 4)),
+    "a stride along one axis": (2, (8, 12), (5, 3), (2, 1), (1, 2, 6)),
+    "three axes": (2, (4, 6, 8), (1, 3, 3), (1, 1, 1), (1, 2, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_boxes_of_positions(name):
+    """Positions that are a block of their images, as tensor maps copy it."""
+    images, size, taps, stride, box = BOXES[name]
+    channels, outputs, rank, lead = 20, 24, len(size), ONES[len(size) :]
+    x = numbers((images, *size, channels))
+    w = numbers((outputs, *taps, channels), seed=1)
+    padding = tuple(t // 2 for t in taps)
+    found = Convolution(
+        (*lead, *size), (*lead, *taps), (*lead, *stride), (*(0,) * len(lead), *padding), ONES
+    )
+    grad = numbers((images, *found.out[3 - rank :], outputs), seed=2)
+    expected, dx, dw = reference(x, w, stride, padding, 1, False, grad)
+    seen, every, rows = windows._by_phases(x, stride), prod(taps), prod(box)
+    count = grad.size // outputs // rows
+    weights = w.reshape(outputs, every, channels)
+    blocks = dict(ACTIVATION=None, BN=32, BK=16, BM=rows, BOX=box, RANK=rank)
+
+    in_a_row = windows._is_in_a_row(box, found.out[3 - rank :])
+    if in_a_row:
+        y = np.empty((grad.size // outputs, outputs), x.dtype)
         sizes = *found.out, *found.size, *found.out
-        windows._windows.kernel[len(rows) // bm, 1](
-            *(rows, whole, taps, None, y, 2, *sizes),
-            **dict(PHASES=(found.forward(),), BACK=False, ACTIVATION=None),
-            **dict(BM=bm, BN=32, BK=16, BOX=box),
+        windows._windows.kernel[count, 1](
+            *(x.reshape(-1, channels), seen, weights, None, y, images, *sizes),
+            **dict(PHASES=(found.forward(),), BACK=False),
+            **blocks,
         )
-        grad, parts = numbers(y.shape, seed=2), np.empty((1, 24, 9, 20), np.float32)
-        windows._of_weights[1, 1, 9](
-            *(grad, rows, whole, parts, *found.out, *found.size, len(rows)),
-            **dict(S=found.forward(), BM=32, BN=32, BK=bm, BOX=box),
-        )
-        expected, _, dw = reference(x, w, 1, 1, 1, False, grad.reshape(2, 8, 16, 24))
         close(y.reshape(expected.shape), expected, ulps=16)
-        close(parts.reshape(dw.shape), dw, ulps=16)
 
+    grids, steps = zip(*found.phases(), strict=True)
+    assert len(set(grids)) == 1
+    if in_a_row or prod(stride) > 1:
+        of_x = np.empty((x.size // channels, channels), x.dtype)
+        windows._windows.kernel[count, 1, len(steps)](
+            *(grad.reshape(-1, outputs), grad, weights, None, of_x, images),
+            *(*grids[0], *found.out, *found.size),
+            **dict(PHASES=steps, BACK=True),
+            **blocks,
+        )
+        close(of_x.reshape(dx.shape), dx, ulps=16)
 
-def test_results_that_are_apart_are_no_block_of_rows():
-    """A gradient's positions are a box of what they see, but its results are every second row."""
-    x, w = np.empty((16, 64, 64, 320), BF16), np.empty((320, 3, 3, 320), BF16)
-    grad = np.empty((16, 32, 32, 320), BF16)
-    with launches("sm_90a") as found:
-        kernels.conv_backward(grad, x, w, 1, 2, 2, 0, 1, 1, of_weight=False)
-    assert len(found) == 1 and found[0][1][-1] == ()
+    for together, parts in ((1, 1), (taps[-1], 2)):
+        sums = np.empty((parts, outputs, every, channels), np.float32)
+        windows._of_weights_by_boxes[1, 1, every // together * parts](
+            *(grad, seen, sums, images, *found.out, channels),
+            tkc.cdiv(count, parts),
+            **dict(S=found.forward(), BM=32, BN=32, BOX=box, TAPS=together),
+        )
+        close(sums.sum(0).reshape(dw.shape), dw, ulps=16)
 
 
 @pytest.mark.parametrize(
-    "count, grid, box",
+    "count, images, grid, box, is_in_a_row",
     [
-        (128, (1, 64, 64), (1, 2, 64)),
-        (64, (9, 128, 128), (1, 1, 64)),
-        (256, (3, 16, 16), (1, 16, 16)),
-        (128, (4, 8, 8), (2, 8, 8)),
-        (128, (1, 56, 56), ()),
-        (128, (1, 6, 64), (1, 2, 64)),
-        (256, (1, 6, 64), ()),
-        (224, (1, 56, 56), (1, 4, 56)),
-        (112, (1, 28, 28), (1, 4, 28)),
-        (128, (1, 7, 7), ()),
+        (128, 2, (1, 64, 64), (1, 1, 2, 64), True),
+        (64, 1, (9, 128, 128), (1, 1, 1, 64), True),
+        (256, 3, (3, 16, 16), (1, 1, 16, 16), True),
+        (128, 5, (4, 8, 8), (1, 2, 8, 8), True),
+        (128, 64, (28, 28), (8, 4, 4), False),
+        (112, 64, (28, 28), (1, 4, 28), True),
+        (224, 3, (56, 56), (1, 4, 56), True),
+        (64, 64, (7, 7), (64, 1, 1), False),
+        (98, 64, (7, 7), (2, 7, 7), True),
+        (64, 48, (7, 7), (), False),
+        (64, 6, (7, 7), (), False),
+        (16, 8, (30,), (8, 2), False),
     ],
 )
-def test_positions_in_a_row_that_are_a_box(count, grid, box):
-    x, steps = np.empty((1, 1)), Convolution(grid, ONES, ONES, (0, 0, 0), ONES).forward()
+def test_boxes_that_fill_a_grid(count, images, grid, box, is_in_a_row):
+    assert windows._box(count, images, grid) == box
+    assert not box or windows._is_in_a_row(box, grid) == is_in_a_row
+
+
+def test_arrays_that_tensor_maps_copy_by_phases():
+    x, thin = np.empty((1, 8)), np.empty((1, 3))
     with tkc.handed(lambda *_: None, "sm_90a"):
-        assert windows._box(count, grid, steps, x) == box
-    assert windows._box(count, grid, steps, x) == ()  # a CPU's target has no tensor maps
+        assert windows._mapped((56, 56), (2, 2), x) and windows._mapped((7, 8, 9), ONES, x)
+        assert not windows._mapped((56, 56), (2, 2), x, thin)  # rows of no 16 bytes
+        assert not windows._mapped((55, 56), (2, 2), x)  # positions of a phase are not as many
+        assert not windows._mapped((8, 8, 8), (2, 2, 2), x)  # seven axes
+    assert not windows._mapped((56, 56), (2, 2), x)  # a CPU's target has no tensor maps
+
+
+@pytest.mark.parametrize("size", [56, 55])
+def test_gradients_with_strides_on_gpus(size):
+    """By boxes where each phase has as many positions, gathered where not."""
+    x, w = np.empty((64, size, size, 128), BF16), np.empty((128, 3, 3, 128), BF16)
+    grad = np.empty((64, 28, 28, 128), BF16)
+    with launches("sm_90a") as found:
+        kernels.conv_backward(grad, x, w, 1, 2, 2, 0, 1, 1)
+    (of_x, args, _), (of_w, *_), *_ = found
+    boxed = size % 2 == 0
+    assert (of_x.__name__, of_w.__name__) == (
+        "_windows",
+        "_of_weights_by_boxes" if boxed else "_of_weights",
+    )
+    assert bool(args[-2]) == boxed
 
 
 def test_activations_and_bad_arguments():

@@ -405,6 +405,8 @@ class NoToken(TileOperation):
     traits = traits_def(Pure())
 
 
+# a buffer seen as another one: nothing moves
+VIEWS = (SharedTranspose, SharedReshape, SharedSlice)
 OPERATIONS: tuple[type[Operation], ...] = (
     Convert,
     SortFirst,
@@ -412,9 +414,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     ScanTotal,
     Alloc,
     Stage,
-    SharedTranspose,
-    SharedReshape,
-    SharedSlice,
+    *VIEWS,
     Read,
     Write,
     Copy,

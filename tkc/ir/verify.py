@@ -42,9 +42,7 @@ LEVEL_1: set[type[Operation]] = {*LEVEL_0, shared.Convert, shared.SortFirst}
 LEVEL_2 = LEVEL_1 | {
     shared.Alloc,
     shared.Stage,
-    shared.SharedTranspose,
-    shared.SharedReshape,
-    shared.SharedSlice,
+    *shared.VIEWS,
     shared.Read,
     shared.Write,
     shared.Copy,

@@ -26,8 +26,10 @@ from tkc.kernels.operator import operator
 MIN_LENGTH = 256  # elements of a transform
 MAX_LENGTH = {True: 1 << 17, False: 1 << 14}  # of short floats, of float32
 # That a program's registers hold, and what four warps do: of short floats, of float32, and of short
-# ones where tensor cores read what all programs share in shared memory
+# ones where tensor cores read what all programs share in shared memory. WHOLE: of a row that is not
+# cut, which more warps hold without registers to spare.
 HELD: dict[bool | str, int] = {True: 2048, False: 512, "wgmma": 4096}
+WHOLE: dict[bool | str, int] = {**HELD, "wgmma": 8192}
 HELD_BESIDE_SUMS: dict[bool | str, int] = {True: 2048, False: 512, "wgmma": 2048}
 OF_FOUR_WARPS: dict[bool | str, int] = {True: 1024, False: 512, "wgmma": 4096}
 MIN_SIDE, SIDES = 16, (16, 64)  # of a factor; rows and columns that a program makes of it
@@ -109,36 +111,47 @@ def _factors_of(factors, twist, R, N1, N2):
     return first, second, [tkc.load(twist[i], (0, 0), (N1, N2)) for i in range(2)]
 
 
-def _elements(N1, N2, pitch):
-    """Where a row's elements are as a matrix."""
-    return tkc.arange(N1)[:, None] * pitch + tkc.arange(N2)[None, :]
-
-
-def _row(x, other, image, part, row):
-    """A row of the real parts of an image, or the imaginary ones, and whether there is one: of
-    every second image, or in another array.
+def _source(x, other, image, part):
+    """The array of real parts of an image, or of imaginary ones, and the number in it: of every
+    second image, or in another array.
     """
-    if other is not None:
-        return (x, other)[part][image, row], True
-    there = 2 * image + part < x.shape[0]
-    return x[tkc.where(there, 2 * image + part, 0), row], there
+    return (x, 2 * image + part) if other is None else ((x, other)[part], image)
 
 
-def _parts(x, other, image, row, i, length):
-    """A row's elements i below a length; zeros where there are none."""
+def _elements(source, image, row, extents, column):
+    """Where a row's elements are, as a matrix that begins at a column, and which there are. source:
+    an array of rows and of how many elements one of the matrix has.
+    """
+    array, pitch, length = source
+    there = image < array.shape[0]
+    i = tkc.arange(extents[0])[:, None] * pitch + (column + tkc.arange(extents[1]))[None, :]
+    line = array[tkc.where(there, image, 0), row]
+    return line.ptr + i * line.strides[0], (i < length) & there
+
+
+def _parts(x, other, image, row, extents, column, pitch, length):
+    """A row's elements below a length, as a matrix; zeros where there are none."""
     found = []
     for part in range(2):
-        source, there = _row(x, other, image, part, row)
-        inside = (i < length) & there
-        found.append(tkc.load(source.ptr + i * source.strides[0], mask=inside).to(tkc.float32))
+        array, at = _source(x, other, image, part)
+        if array.ndim == 4:
+            values = tkc.load(array, (at, row, 0, column), (None, None, *extents))
+        else:
+            places, inside = _elements((array, pitch, length), at, row, extents, column)
+            values = tkc.load(places, mask=inside)
+        found.append(values.to(tkc.float32))
     return tuple(found)
 
 
-def _put_parts(x, image, row, i, length, values):
+def _put_parts(x, image, row, column, pitch, length, values):
     for part in range(2):
-        target, there = _row(x, None, image, part, row)
-        inside = (i < length) & there
-        tkc.store(target.ptr + i * target.strides[0], values[part].to(x.dtype), mask=inside)
+        array, at = _source(x, None, image, part)
+        given = values[part].to(x.dtype)
+        if array.ndim == 4:
+            tkc.store(array, (at, row, 0, column), given[None, None])
+        else:
+            places, inside = _elements((array, pitch, length), at, row, given.shape, column)
+            tkc.store(places, given, mask=inside)
 
 
 def _images(x):
@@ -181,13 +194,13 @@ def _filtered(
     N2: tkc.constexpr,
 ):
     """Complex rows times their filter, both transformed, and back."""
-    row, first, i = tkc.program_id(0), tkc.program_id(1) * EACH, _elements(R, N2, N2)
+    row, first = tkc.program_id(0), tkc.program_id(1) * EACH
     factors = _factors_of(factors, twist, R, N1, N2)
     for image in tkc.range(first, tkc.minimum(first + EACH, _images(x))):
-        b = _forward(_parts(x, None, image, row, i, length), factors, SHORT)
+        b = _forward(_parts(x, None, image, row, (R, N2), 0, N2, length), factors, SHORT)
         f = tuple(tkc.load(v[row], (0, 0), (N1, N2)) for v in (filter_re, filter_im))
         y = _inverse(_times(b, _conjugate(f, CONJUGATE)), factors, SHORT)
-        _put_parts(out, image, row, i, length, y)
+        _put_parts(out, image, row, 0, N2, length, y)
 
 
 @tkc.jit
@@ -206,19 +219,17 @@ def _correlated(
     N2: tkc.constexpr,
 ):
     """What the filter's gradient is: the sum over images of one, conjugate, times the other."""
-    row, i, factors = (
-        tkc.program_id(0),
-        _elements(R, N2, N2),
-        _factors_of(factors, twist, R, N1, N2),
-    )
+    row, factors = tkc.program_id(0), _factors_of(factors, twist, R, N1, N2)
     total = tkc.zeros((N1, N2)), tkc.zeros((N1, N2))
     for image in tkc.range(0, _images(x)):
-        a = _forward(_parts(x, None, image, row, i, length), factors, SHORT)
-        b = _forward(_parts(grad, None, image, row, i, length), factors, SHORT)
+        a, b = (
+            _forward(_parts(v, None, image, row, (R, N2), 0, N2, length), factors, SHORT)
+            for v in (x, grad)
+        )
         more = _times(_conjugate(a), b)
         total = total[0] + more[0], total[1] + more[1]
     y = _inverse(total, factors, SHORT)
-    _put_parts(out, 0, row, i, kept, (y[0] * scale, y[1] * scale))
+    _put_parts(out, 0, row, 0, N2, kept, (y[0] * scale, y[1] * scale))
 
 
 @tkc.jit
@@ -242,12 +253,9 @@ def _spectrum(
     """Transforms of rows: as a filter has them, or ORDERED as a transform gives them, where m rows
     are one.
     """
-    row, i, factors = (
-        tkc.program_id(0),
-        _elements(R, N2, N2),
-        _factors_of(factors, twist, R, N1, N2),
-    )
-    b = _forward(_parts(x, other, 0, row, i, length), factors, SHORT, CONJUGATE)
+    row, factors = tkc.program_id(0), _factors_of(factors, twist, R, N1, N2)
+    given = _parts(x, other, 0, row, (R, N2), 0, N2, length)
+    b = _forward(given, factors, SHORT, CONJUGATE)
     if ORDERED:
         at = (tkc.arange(N1)[:, None] + tkc.arange(N2)[None, :] * N1) * m + row % m
         for target, values in ((out_re, b[0]), (out_im, b[1])):
@@ -275,17 +283,17 @@ def _columns(
     """Columns of rows [M, inner]: transformed and twisted, or the inverse."""
     column, row, first = tkc.program_id(0) * N, tkc.program_id(1), tkc.program_id(2) * EACH
     inner = twist.shape[2]
-    i = _elements(M, N, inner) + column
     f = _factor_of(factors[0], (M, M))
     turn = [tkc.load(twist[part], (0, column), (M, N)) for part in range(2)]
     f, turn = _conjugate_factor(f, INVERSE or CONJUGATE), _conjugate(turn, INVERSE or CONJUGATE)
     for image in tkc.range(first, tkc.minimum(first + EACH, _images(out))):
-        parts = _parts(x, other, image, row, i, M * inner if INVERSE else length)
+        held = M * inner if INVERSE else length
+        parts = _parts(x, other, image, row, (M, N), column, inner, held)
         if INVERSE:
             y = _from_left(f, _times(parts, turn), SHORT)
         else:
             y = _times(_from_left(f, parts, SHORT), turn)
-        _put_parts(out, image, row, i, length if INVERSE else M * inner, y)
+        _put_parts(out, image, row, column, inner, length if INVERSE else M * inner, y)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -299,7 +307,8 @@ class Transform:
         self.n, self.short = n, short
         how = "wgmma" if short and has_wgmma(tkc.target_of(like)) else short
         self.four_warps = OF_FOUR_WARPS[how]
-        self.m = 1 if n <= held[how] else max(MIN_SIDE, n // held[how])
+        whole = WHOLE if held is HELD else held
+        self.m = 1 if n <= whole[how] else max(MIN_SIDE, n // held[how])
         self.inner = n // self.m
         rows = min(MIN_ROWS[short], self.inner // MIN_SIDE)
         self.n1 = max(rows, 1 << (self.inner.bit_length() // 2))
@@ -363,9 +372,9 @@ class Transform:
         strips = tkc.cdiv(self.inner, columns)
         each, parts = _share(tkc.cdiv(out.shape[0], 2), strips * rows)
         _columns[strips, rows, parts](
-            *images,
+            *(_lines(x, self.inner) for x in images),
             *self.around,
-            out,
+            _lines(out, self.inner),
             length,
             EACH=each,
             INVERSE=inverse,
@@ -381,8 +390,8 @@ class Transform:
         count = x.shape[1]
         out = tuple(empty(self.like, (count, self.n1, self.n2), "float32") for _ in range(2))
         _spectrum[count](
-            x,
-            other,
+            _lines(x, self.n2),
+            _lines(other, self.n2),
             *self.inside,
             *out,
             held,
@@ -393,6 +402,15 @@ class Transform:
             **self.options(held),
         )
         return out[0], out[1]
+
+
+def _lines(x: Array | None, width: int) -> Array | None:
+    """Rows [images, rows, elements] as matrices of lines so wide, which are blocks of memory; as
+    they are where a row is no whole number of lines.
+    """
+    if x is None or x.shape[2] % width:
+        return x
+    return x.reshape((*x.shape[:2], x.shape[2] // width, width))
 
 
 def _share(images: int, programs: int) -> tuple[int, int]:
@@ -450,10 +468,10 @@ def _convolve(u: Array, k: Array, out: Array, n: int, conjugate: bool) -> None:
     result = out if how.m == 1 else how.made(u.shape[0], u.shape[1])
     each, parts = _share(tkc.cdiv(u.shape[0], 2), x.shape[1])
     _filtered[x.shape[1], parts](
-        x,
+        _lines(x, how.n2),
         *spectrum,
         *how.inside,
-        result,
+        _lines(result, how.n2),
         held,
         EACH=each,
         CONJUGATE=conjugate,
@@ -481,7 +499,13 @@ def fft_conv_backward(
     whole = dk[None]
     result, kept = (whole, k.shape[1]) if how.m == 1 else (how.made(1, u.shape[1]), held)
     _correlated[x.shape[1]](
-        x, g, *how.inside, result, held, kept, sqrt(n), **how.options(max(held, kept))
+        *(_lines(v, how.n2) for v in (x, g)),
+        *how.inside,
+        _lines(result, how.n2),
+        held,
+        kept,
+        sqrt(n),
+        **how.options(max(held, kept)),
     )
     if how.m > 1:
         how.joined(result, whole, k.shape[1])
@@ -518,8 +542,8 @@ def fft(
     how = Transform(rows, n, dtype_of(real) != "float32", HELD)
     x, other, held = how.cut(rows, other, n, inverse)
     _spectrum[x.shape[1]](
-        x,
-        other,
+        _lines(x, how.n2),
+        _lines(other, how.n2),
         *how.inside,
         *(matrix(v) for v in out),
         held,

@@ -15,9 +15,10 @@ same without a product. Sums over positions are partial sums of programs, added 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
+from typing import Any
 
 import tkc
 from tkc.kernels.arrays import (
@@ -44,7 +45,12 @@ TILES = (
 # where positions in so many rows are a box, or programs are no more than multiprocessors
 MORE_TILES = *((224, 64), (112, 64), (224, 128), (112, 128)), *((200, 64), (192, 64), (192, 128))
 ONES = (1,) * AXES
-MOST_ROWS = 256  # of a block, along an axis, that a tensor map copies
+MOST_ROWS, MOST_AXES = 256, 5  # of a block that a tensor map copies: along an axis, of its array
+LINE = 8  # elements of which rows of such an array are a multiple
+# positions of a step of the weights' gradient that are a box: the better number first
+STEPS = (64, 80, 96, 112, 128, 48, 32, 16)
+HELD_IN_TURN = 128 * 128  # results of a program that one warpgroup holds beside its epilogue
+HELD_TOGETHER = 64 * 192  # of a program of several taps' sums
 # of a block of the weights' gradient, the better one first
 SIDES = (*((256, 128), (128, 256), (128, 192), (128, 160), (128, 128)), *((64, 128), (64, 64)))
 GATHERED = (
@@ -158,12 +164,64 @@ def _seen(corner, size, t, S):
     return tkc.where(_inside(at, size), row + _row(0, step, size), -1)
 
 
-def _block(image, first, t, k, BOX, WIDTH, S):
-    """Rows of what a block of positions sees through the t-th tap, WIDTH channels from k on; first:
-    where the first position begins to see."""
-    _, at = _through(first, t, S)
-    block = tkc.load(image, (*at, k), (*BOX, WIDTH))
-    return block.reshape(BOX[0] * BOX[1] * BOX[2], WIDTH)
+def _corner_of_box(number, grid, BOX):
+    """The first image and position of a box by its number; boxes fill the grid."""
+    at: tuple = ()
+    for extent, count in reversed(list(zip(grid, BOX[1:], strict=True))):
+        boxes = tkc.cdiv(extent, count)
+        at = (number % boxes * count, *at)
+        number = number // boxes
+    return (number * BOX[0], *at)
+
+
+def _rows_of_box(corner, BOX, out, S):
+    """The rows that results of a box's positions are."""
+    found: tuple = ()
+    rest = tkc.arange(prod(BOX))
+    for at, extent in reversed(list(zip(corner, BOX, strict=True))):
+        found = (rest % extent + at, *found)
+        rest = rest // extent
+    image, *places = found
+    axes = list(zip(out, S.out_first, S.out_move, strict=True))[AXES - len(places) :]
+    row = image
+    for place, (extent, first, move) in zip(places, axes, strict=True):
+        row = row * extent + place * move + first
+    return row
+
+
+def _boxes(images, grid, BOX):
+    """How many there are."""
+    count = tkc.cdiv(images, BOX[0])
+    for extent, box in zip(grid, BOX[1:], strict=True):
+        count = count * tkc.cdiv(extent, box)
+    return count
+
+
+def _of_phases(corner, places, move, k, channels, BOX):
+    """Where a box begins in an array that `_by_phases` gives, and its extents there: of what is
+    at `places` for a position 0, by `move` for each further one. k: channels from there on.
+    """
+    at, extents = [corner[0]], [BOX[0]]
+    for axis, (position, place, step) in enumerate(zip(corner[1:], places, move, strict=True)):
+        is_last = axis == len(move) - 1
+        at.append(position + (place if step == 1 else place // step))
+        extents.append(BOX[1 + axis])
+        if step > 1 and is_last:
+            k = place % step * channels + k
+        elif step > 1:
+            at.append(place % step)
+            extents.append(1)
+    return (*at, k), tuple(extents)
+
+
+def _block(source, corner, t, k, channels, BOX, WIDTH, S):
+    """Rows of what a box of positions from `corner` on sees through the t-th tap, WIDTH channels
+    from k on. source: as `_by_phases` gives it."""
+    rank = len(BOX) - 1
+    axes = zip(_digits(t, S.count), S.tap, S.first, strict=True)
+    places = [i * tap + first for i, tap, first in axes][AXES - rank :]
+    at, extents = _of_phases(corner, places, S.move[AXES - rank :], k, channels, BOX)
+    return tkc.load(source, at, (*extents, WIDTH)).reshape(prod(BOX), WIDTH)
 
 
 def _target(image, places, out, S):
@@ -173,30 +231,60 @@ def _target(image, places, out, S):
     return tkc.where(_inside(at, out), _row(image, at, out), -1)
 
 
-def _finished(acc, bias, y, m, n, of, S, activation):
-    """activation(acc + bias), to where results of positions are; of: as `_target` takes it."""
+def _finished(acc, bias, n, activation):
+    """activation(acc + bias) of columns from n on."""
     if bias is not None:
         acc = acc + tkc.load(bias, (n,), (acc.shape[1],)).to(tkc.float32)[None, :]
-    if activation is not None:
-        acc = ACTIVATIONS[activation](acc)
-    image, places, out = of
-    at = m if S.out_move == (1, 1, 1) else _target(image, places, out, S)
-    tkc.store(y, (at, n), acc.to(y.dtype))
+    return acc if activation is None else ACTIVATIONS[activation](acc)
 
 
-def _box(count: int, grid: tuple[int, ...], steps: Steps, x: Array) -> tuple[int, ...]:
-    """Extents of a block of a grid that is any `count` positions in a row, from a multiple of that
-    on; () where it is none, or no tensor map copies what they see of x.
+def _mapped(size: tuple[int, ...], move: tuple[int, ...], *arrays: Array) -> bool:
+    """Whether tensor maps copy what a box of positions is in arrays as `_by_phases` gives them.
+    size, move: along the axes that they have.
     """
-    if steps.move != ONES or not has_wgmma(tkc.target_of(x)):
-        return ()
-    box, rest = [1] * AXES, count
-    for axis in reversed(range(AXES)):
-        box[axis] = min(rest, grid[axis])
-        if grid[axis] % box[axis] or rest % box[axis]:
-            return ()
-        rest //= box[axis]
-    return tuple(box) if rest == 1 and max(box) <= MOST_ROWS else ()
+    whole = all(n % step == 0 for n, step in zip(size, move, strict=True))
+    axes = 2 + len(size) + sum(step > 1 for step in move[:-1])
+    lines = all(x.shape[-1] % LINE == 0 for x in arrays)
+    return whole and lines and axes <= MOST_AXES and has_wgmma(tkc.target_of(arrays[0]))
+
+
+def _box(count: int, images: int, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents of boxes of `count` positions that fill a grid, of images and along each axis; ()
+    where there are none. They are as long as they can be, along the last axes first.
+    """
+
+    def boxes(axes: tuple[int, ...], rest: int) -> Iterator[tuple[int, ...]]:
+        if not axes:
+            if images % rest == 0 and rest <= MOST_ROWS:
+                yield (rest,)
+            return
+        for extent in range(min(axes[-1], rest, MOST_ROWS), 0, -1):
+            if axes[-1] % extent == 0 and rest % extent == 0:
+                yield from ((*box, extent) for box in boxes(axes[:-1], rest // extent))
+
+    return next(boxes(grid, count), ())
+
+
+def _is_in_a_row(box: tuple[int, ...], grid: tuple[int, ...]) -> bool:
+    """Whether a box's positions are neighbours in the order of all: behind the first axis along
+    which it has several, it has all there are.
+    """
+    several = next((axis for axis, count in enumerate(box) if count > 1), len(box))
+    return box[several + 1 :] == grid[several:]
+
+
+def _boxes_of_blocks(args: dict, whole: bool) -> dict[int, tuple[int, ...]]:
+    """Of each number of rows of a block, the box of positions that they are; () where there is
+    none. whole: results are as far apart as positions, and a block of rows where these are.
+    """
+    heights = dict.fromkeys(rows for rows, _ in (*TILES, *MORE_TILES))
+    if not args["RANK"]:
+        return dict.fromkeys(heights, ())
+    grid = (args["gd"], args["gh"], args["gw"])[AXES - args["RANK"] :]
+    boxes = {rows: _box(rows, args["images"], grid) for rows in heights}
+    return {
+        rows: box if not whole or _is_in_a_row(box, grid) else () for rows, box in boxes.items()
+    }
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -204,22 +292,28 @@ def _configs(args: dict) -> list[tkc.Config]:
     w, back = args["w"], args["BACK"]
     n, k = (w.shape[2], w.shape[0]) if back else (w.shape[0], w.shape[2])
     line = max(16, min(64, power(k)))
-    host = (64, max(16, min(64, power(n))))
-    grid, phases = (args["gd"], args["gh"], args["gw"]), args["PHASES"]
-    rows, tiles = args["images"] * prod(grid), dict.fromkeys((*TILES, *MORE_TILES))
-    whole = phases[0].out_move == ONES  # else results are apart, and no block of rows
-    boxes = {bm: _box(bm, grid, phases[0], args["x"]) if whole else () for bm, _ in tiles}
-    found = [host]
-    for tile in tiles:
+    phases, rows = args["PHASES"], args["images"] * args["gd"] * args["gh"] * args["gw"]
+    whole = phases[0].out_move == ONES
+    boxes = _boxes_of_blocks(args, whole)
+
+    def is_worth_it(tile: tuple[int, int]) -> bool:
         blocks = tkc.cdiv(rows, tile[0]) * tkc.cdiv(n, tile[1]) * len(phases)
-        one_round = blocks <= PLACES
-        held = whole or tile[0] <= GATHERED
-        if tile[1] <= max(64, power(n)) and (tile in TILES or boxes[tile[0]] or one_round) and held:
-            found.append(tile)
-    return [
-        tkc.Config(BM=bm, BN=bn, BK=line, BOX=boxes.get(bm, ()) if i else ())
-        for i, (bm, bn) in enumerate(found)
+        fits = tile in TILES or boxes[tile[0]] or blocks <= PLACES
+        return bool(fits and (whole or boxes[tile[0]] or tile[0] <= GATHERED))
+
+    tiles = [t for t in dict.fromkeys((*TILES, *MORE_TILES)) if t[1] <= max(64, power(n))]
+    found: list[dict[str, Any]] = [
+        {"BM": bm, "BN": bn, "BK": line, "BOX": boxes[bm]} for bm, bn in filter(is_worth_it, tiles)
     ]
+    # phases have few steps, and results that threads store by rows: one program's beside the
+    # next one's steps, though these are not as many
+    in_turn = [
+        {**block, "roles": "pingpong"}
+        for block in found
+        if not whole and block["BOX"] and block["BM"] * block["BN"] <= HELD_IN_TURN
+    ]
+    host = {"BM": 64, "BN": max(16, min(64, power(n))), "BK": line, "BOX": ()}
+    return [tkc.Config(**block) for block in (host, *found, *in_turn)]
 
 
 def _grid(args: dict) -> tuple[int, int, int]:
@@ -232,7 +326,7 @@ def _grid(args: dict) -> tuple[int, int, int]:
 @tkc.jit
 def _windows(
     x,
-    whole,
+    seen,
     w,
     bias,
     y,
@@ -253,19 +347,24 @@ def _windows(
     BN: tkc.constexpr,
     BK: tkc.constexpr,
     BOX: tkc.constexpr,
+    RANK: tkc.constexpr,
 ):
     """Positions: a grid of gd x gh x gw; what they see: of sd x sh x sw; results: od x oh x ow.
-    x: rows of the images `whole`. BOX: extents of the positions of a program; () where they are
-    gathered."""
+    x, y: rows; seen: x as `_by_phases` gives it. BOX: extents of the images and positions of a
+    program; () where they are gathered. RANK: axes of boxes; 0 where there can be none."""
     m, n, S = tkc.program_id(0) * BM, tkc.program_id(1) * BN, _of_phase(PHASES, tkc.program_id(2))
-    grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S)
-    image, places = _places(m if BOX else m + tkc.arange(BM), grid)
-    corner, taps = _corner(image, places, (sd, sh, sw), S), S.count[0] * S.count[1] * S.count[2]
+    taps = S.count[0] * S.count[1] * S.count[2]
+    if BOX:
+        corner = _corner_of_box(tkc.program_id(0), (gd, gh, gw)[AXES + 1 - len(BOX) :], BOX)
+    else:
+        grid = _positions((gd, gh, gw), (od, oh, ow), PHASES, S)
+        image, places = _places(m + tkc.arange(BM), grid)
+        corner = _corner(image, places, (sd, sh, sw), S)
     acc = tkc.zeros((BM, BN))
     for i in tkc.range(0, taps * tkc.cdiv(x.shape[1], BK)):
         k, tap = i // taps * BK, _number(i % taps, S)
         if BOX:
-            block = _block(whole[image], corner[0], i % taps, k, BOX, BK, S)
+            block = _block(seen, corner, i % taps, k, x.shape[1], BOX, BK, S)
         else:
             block = tkc.load(x, (_seen(corner, (sd, sh, sw), i % taps, S), k), (BM, BK))
         if BACK:
@@ -273,7 +372,15 @@ def _windows(
         else:
             weights = tkc.load(w, (n, tap, k), (BN, None, BK)).T
         acc = tkc.dot(block, weights, acc)
-    _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
+    result = _finished(acc, bias, n, ACTIVATION).to(y.dtype)
+    if S.out_move == ONES:
+        tkc.store(y, (m, n), result)
+    else:
+        if BOX:
+            rows = _rows_of_box(corner, BOX, (od, oh, ow), S)
+        else:
+            rows = _target(image, places, (od, oh, ow), S)
+        tkc.store(y, (rows, n), result)
 
 
 @tkc.jit
@@ -306,14 +413,15 @@ def _each(
         row = _seen(corner, (sd, sh, sw), t, S)
         block = tkc.load(x, (row, n), (BM, BN)).to(tkc.float32)
         acc = acc + block * tkc.load(w, (_number(t, S), n), (None, BN)).to(tkc.float32)[None, :]
-    _finished(acc, bias, y, m, n, (image, places, (od, oh, ow)), S, ACTIVATION)
+    result = _finished(acc, bias, n, ACTIVATION).to(y.dtype)
+    at = m if S.out_move == ONES else _target(image, places, (od, oh, ow), S)
+    tkc.store(y, (at, n), result)
 
 
 @tkc.jit
 def _of_weights(
     grad,
     x,
-    whole,
     parts,
     gd,
     gh,
@@ -326,24 +434,55 @@ def _of_weights(
     BM: tkc.constexpr,
     BN: tkc.constexpr,
     BK: tkc.constexpr,
-    BOX: tkc.constexpr,
 ):
-    """parts[part, :, t, :] = the sum over a part's positions of grad[p] x[seen through t]ᵀ. BOX: as
-    in `_windows`, of the positions of a step."""
+    """parts[part, :, t, :] = the sum over a part's positions of grad[p] x[seen through t]ᵀ, whose
+    rows are gathered."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     taps = S.count[0] * S.count[1] * S.count[2]
     t, part = tkc.program_id(2) % taps, tkc.program_id(2) // taps
     end = tkc.minimum((part + 1) * length, grad.shape[0])
     acc = tkc.zeros((BM, BN))
     for k in tkc.range(part * length, end, BK):
-        image, places = _places(k if BOX else k + tkc.arange(BK), (gd, gh, gw))
+        image, places = _places(k + tkc.arange(BK), (gd, gh, gw))
         corner = _corner(image, places, (sd, sh, sw), S)
-        if BOX:
-            block = _block(whole[image], corner[0], t, n, BOX, BN, S)
-        else:
-            block = tkc.load(x, (_seen(corner, (sd, sh, sw), t, S), n), (BK, BN))
+        block = tkc.load(x, (_seen(corner, (sd, sh, sw), t, S), n), (BK, BN))
         acc = tkc.dot(tkc.load(grad, (k, m), (BK, BM)).T, block, acc)
     tkc.store(parts[part, :, t], (m, n), acc.to(parts.dtype))
+
+
+@tkc.jit
+def _of_weights_by_boxes(
+    grad,
+    x,
+    parts,
+    images,
+    gd,
+    gh,
+    gw,
+    channels,
+    length,
+    S: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BOX: tkc.constexpr,
+    TAPS: tkc.constexpr,
+):
+    """The same where a step's positions are a box, of images and along each axis: of TAPS taps that
+    follow one another, which read the gradient together. grad: [images, positions, outputs]; x: as
+    `_by_phases` gives it. length: boxes of a part."""
+    m, n, grid = tkc.program_id(0) * BM, tkc.program_id(1) * BN, (gd, gh, gw)[AXES + 1 - len(BOX) :]
+    groups = S.count[0] * S.count[1] * S.count[2] // TAPS
+    t, part = tkc.program_id(2) % groups * TAPS, tkc.program_id(2) // groups
+    end = tkc.minimum((part + 1) * length, _boxes(images, grid, BOX))
+    sums = [tkc.zeros((BM, BN)) for _ in range(TAPS)]
+    for number in tkc.range(part * length, end):
+        corner = _corner_of_box(number, grid, BOX)
+        block = tkc.load(grad, (*corner, m), (*BOX, BM)).reshape(prod(BOX), BM).T
+        for i in range(TAPS):
+            seen = _block(x, corner, t + i, n, channels, BOX, BN, S)
+            sums[i] = tkc.dot(block, seen, sums[i])
+    for i in range(TAPS):
+        tkc.store(parts[part, :, t + i], (m, n), sums[i].to(parts.dtype))
 
 
 @tkc.jit
@@ -477,6 +616,19 @@ def _is_each(x: Array, weight: Array) -> bool:
     return weight.shape[-1] == 1 and weight.shape[0] == x.shape[-1] and x.shape[-1] > 1
 
 
+def _by_phases(x: Array, move: Sequence[int]) -> Array:
+    """x, [images, positions along each axis, channels], with positions that are equal modulo `move`
+    along axes of their own: those of the last axis, where they are neighbours, with the channels.
+    """
+    images, *size, channels = x.shape
+    shape = [images]
+    for extent, step in zip(size, move, strict=True):
+        shape += [extent // step, step] if step > 1 else [extent]
+    if move[-1] > 1:
+        shape.pop()
+    return x.reshape((*shape, move[-1] * channels))
+
+
 def _rows(x: Array) -> Array:
     return contiguous(x).reshape((prod(x.shape[:-1]), x.shape[-1]))
 
@@ -513,9 +665,14 @@ def _launch(
         )
         return
     w = contiguous(weight).reshape((weight.shape[0], prod(phases[0].taps), weight.shape[-1]))
+    axes = len(x.shape) - 2
+    move, apart = (step[AXES - axes :] for step in (phases[0].move, phases[0].out_move))
+    boxed = _mapped(source[AXES - axes :], move, x) and all(
+        extent % step == 0 for extent, step in zip(out[AXES - axes :], apart, strict=True)
+    )
     _windows[_grid](
         rows,
-        contiguous(x).reshape((x.shape[0], *source, x.shape[-1])),
+        _by_phases(contiguous(x), move if boxed else ONES[:axes]),
         w,
         bias,
         results,
@@ -526,6 +683,7 @@ def _launch(
         PHASES=phases,
         BACK=back,
         ACTIVATION=activation,
+        RANK=axes if boxed else 0,
     )
 
 
@@ -611,55 +769,109 @@ def _has_gaps(found: Convolution) -> bool:
     return any(not prod(steps.count) for _, steps in found.phases())
 
 
-def _sides(outputs: int, channels: int, taps: int, positions: int, wide: bool) -> tuple:
-    """Extents of a block of the weights' gradient, and in how many partial sums of positions it is
-    computed: so that few products are outside of it, each row that is read has many, rounds of
-    programs are full, and little is written and read again. wide: tensor maps copy all operands.
+@dataclass(frozen=True)
+class Division:
+    """How weights' gradients are divided: extents of a block, taps of a program that read the
+    gradient of y together, partial sums of positions.
     """
 
-    def cost(plan: tuple[int, int, int]) -> float:
-        m, n, count = plan
-        blocks = tkc.cdiv(outputs, m) * tkc.cdiv(channels, n)
-        rounds = tkc.cdiv(blocks * taps * count, PLACES) * PLACES / (taps * count)
-        products = rounds * (m * n + READ * (m + n))
-        written = outputs * channels * count * PART / positions if count > 1 else 0
+    m: int
+    n: int
+    taps: int
+    parts: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether registers hold a program's sums, and shared memory stages enough of what several
+        taps see.
+        """
+        return self.taps == 1 or self.m * self.n * self.taps <= HELD_TOGETHER
+
+    def cost(self, outputs: int, channels: int, taps: int, positions: int) -> float:
+        """So that few products are outside of it, each row that is read has many, rounds of
+        programs are full, and little is written and read again: in products a position and tap.
+        """
+        blocks = tkc.cdiv(outputs, self.m) * tkc.cdiv(channels, self.n)
+        programs = blocks * taps // self.taps * self.parts
+        rounds = tkc.cdiv(programs, PLACES) * PLACES / (taps * self.parts)
+        columns = self.n * self.taps
+        products = rounds * (self.m * columns + READ * (self.m + columns))
+        written = outputs * channels * self.parts * PART / positions if self.parts > 1 else 0
         return products + written
 
-    most = max(1, min(tkc.cdiv(positions, 4 * STEP), 65535 // taps, MOST_PARTS))
-    sides = [(m, n) for m, n in SIDES if wide or n <= GATHERED]
-    m, n, count = min(((m, n, c) for m, n in sides for c in range(1, most + 1)), key=cost)
-    return max(16, min(m, power(outputs))), max(16, min(n, power(channels))), count
+
+def _division(
+    outputs: int, channels: int, taps: tuple[int, ...], positions: int, boxed: bool
+) -> Division:
+    """The division that costs least. boxed: tensor maps copy all operands."""
+    every = prod(taps)
+    most = max(1, min(tkc.cdiv(positions, 4 * STEP), 65535 // every, MOST_PARTS))
+    found = [
+        Division(m, n, together, parts)
+        for m, n in SIDES
+        if boxed or n <= GATHERED
+        for together in ({1, taps[-1]} if boxed else {1})
+        for parts in range(1, most + 1)
+    ]
+    held = (division for division in found if division.is_held)
+    best = min(held, key=lambda division: division.cost(outputs, channels, every, positions))
+    m, n = max(16, min(best.m, power(outputs))), max(16, min(best.n, power(channels)))
+    return replace(best, m=m, n=n)
+
+
+def _box_of_steps(x: Array, grad: Array, found: Convolution) -> tuple[int, ...]:
+    """The positions of a step of weights' gradients, where they are a box; else ()."""
+    axes = len(x.shape) - 2
+    if not _mapped(found.size[AXES - axes :], found.stride[AXES - axes :], x, grad):
+        return ()
+    boxes = (_box(count, x.shape[0], found.out[AXES - axes :]) for count in STEPS)
+    return next(filter(None, boxes), ())
 
 
 def _weights_gradient(grad: Array, x: Array, out: Array, found: Convolution, each: bool) -> None:
     """Launches partial sums over positions, and their sum."""
-    g, rows, taps, steps = _rows(grad), _rows(x), prod(found.taps), found.forward()
-    box = _box(STEP, found.out, steps, x)
-    if each:
-        n = min(STRIP[1], power(rows.shape[1]))
-        blocks = tkc.cdiv(rows.shape[1], n) * taps
-        count = max(1, min(tkc.cdiv(g.shape[0], 4 * STEP), PROGRAMS // blocks, 65535 // taps))
-    else:
-        m, n, count = _sides(g.shape[1], rows.shape[1], taps, g.shape[0], bool(box))
+    partial = _partial_sums_of_each if each else _partial_sums
+    parts = partial(grad, x, out, found)
+    if parts.shape[0] > 1 or each:
+        sums = parts.reshape((parts.shape[0], prod(parts.shape[1:])))
+        sum_rows(sums, out.reshape((sums.shape[1],)))
+
+
+def _partial_sums_of_each(grad: Array, x: Array, out: Array, found: Convolution) -> Array:
+    """Of each channel by itself."""
+    g, rows, taps = _rows(grad), _rows(x), prod(found.taps)
+    n = min(STRIP[1], power(rows.shape[1]))
+    blocks = tkc.cdiv(rows.shape[1], n) * taps
+    count = max(1, min(tkc.cdiv(g.shape[0], 4 * STEP), PROGRAMS // blocks, 65535 // taps))
     length = tkc.cdiv(tkc.cdiv(g.shape[0], count), STEP) * STEP
-    count = tkc.cdiv(g.shape[0], length)
-    sizes = *found.out, *found.size
-    if each:
-        parts = empty(x, (count, rows.shape[1], taps), "float32")
-        _of_each[tkc.cdiv(rows.shape[1], n), taps, count](
-            g, rows, parts.swapaxes(1, 2), *sizes, length, S=steps, BN=n, BK=STEP
-        )
+    parts = empty(x, (tkc.cdiv(g.shape[0], length), rows.shape[1], taps), "float32")
+    given = g, rows, parts.swapaxes(1, 2), *found.out, *found.size, length
+    _of_each[tkc.cdiv(rows.shape[1], n), taps, parts.shape[0]](
+        *given, S=found.forward(), BN=n, BK=STEP
+    )
+    return parts
+
+
+def _partial_sums(grad: Array, x: Array, out: Array, found: Convolution) -> Array:
+    """[parts, outputs, taps, channels]; where there is one, the result."""
+    positions, (outputs, channels) = prod(grad.shape[:-1]), (grad.shape[-1], x.shape[-1])
+    taps, box = prod(found.taps), _box_of_steps(x, grad, found)
+    plan = _division(outputs, channels, found.taps, positions, bool(box))
+    step = prod(box) if box else STEP
+    length = tkc.cdiv(tkc.cdiv(positions, plan.parts), step)
+    count = tkc.cdiv(positions, length * step)
+    shape = count, outputs, taps, channels
+    parts = empty(x, shape, "float32") if count > 1 else out.reshape(shape)
+    grid = tkc.cdiv(outputs, plan.m), tkc.cdiv(channels, plan.n), taps // plan.taps * count
+    blocks = {"S": found.forward(), "BM": plan.m, "BN": plan.n}
+    if box:
+        seen = _by_phases(contiguous(x), found.stride[AXES - len(box) + 1 :])
+        given = contiguous(grad), seen, parts, x.shape[0], *found.out, channels, length
+        _of_weights_by_boxes[grid](*given, **blocks, BOX=box, TAPS=plan.taps)
     else:
-        shape = count, g.shape[1], taps, rows.shape[1]
-        parts = empty(x, shape, "float32") if count > 1 else out.reshape(shape)
-        images = contiguous(x).reshape((x.shape[0], *found.size, x.shape[-1]))
-        _of_weights[tkc.cdiv(g.shape[1], m), tkc.cdiv(rows.shape[1], n), taps * count](
-            *(g, rows, images, parts, *sizes, length), S=steps, BM=m, BN=n, BK=STEP, BOX=box
-        )
-        if count == 1:
-            return
-    sums = parts.reshape((count, prod(parts.shape[1:])))
-    sum_rows(sums, out.reshape((sums.shape[1],)))
+        given = _rows(grad), _rows(x), parts, *found.out, *found.size, length * step
+        _of_weights[grid](*given, **blocks, BK=STEP)
+    return parts
 
 
 @_conv.backward(saves="x weight bias s0 s1 s2 p0 p1 p2 d0 d1 d2 activation result")

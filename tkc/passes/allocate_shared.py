@@ -45,7 +45,7 @@ from tkc.passes.analysis.alias import ancestor
 MAX_UNSHARED_BYTES = 1024
 MIN_ALIGNMENT = 128  # bytes, of a buffer
 MBARRIER_BYTES = 8
-VIEWS = (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
+VIEWS = (shared.Stage, *shared.VIEWS)
 
 
 @dataclass

@@ -57,9 +57,7 @@ FREE_OPERATIONS = (
     tile.Arange,
     ew.Bitcast,
     shared.Stage,
-    shared.SharedSlice,
-    shared.SharedTranspose,
-    shared.SharedReshape,
+    *shared.VIEWS,
 )
 
 

@@ -308,7 +308,7 @@ def _is_operand(buffer: SSAValue) -> bool:
     """Whether dots read a buffer, or views of it."""
     return any(
         isinstance(use.operation, tile.Dot)
-        or isinstance(use.operation, (shared.SharedTranspose, shared.SharedSlice))
+        or isinstance(use.operation, shared.VIEWS)
         and _is_operand(use.operation.results[0])
         for use in buffer.uses
     )

@@ -122,7 +122,7 @@ def written_by(dot: tile.Dot) -> list[SSAValue]:
 
 def shown_by(buffer: SSAValue) -> SSAValue:
     """The stage or buffer that a view shows."""
-    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)):
+    while isinstance(buffer.owner, shared.VIEWS):
         buffer = buffer.owner.operands[0]
     return buffer
 

@@ -118,7 +118,7 @@ def erase_unread(block: Block) -> bool:
     for op in [
         op
         for op in block.walk()
-        if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice, shared.SharedTranspose))
+        if isinstance(op, (shared.Alloc, shared.Read, *shared.VIEWS))
         or any(isinstance(r.type, TileType) for r in op.results)
     ][::-1]:
         if not op.regions and not any(r.first_use for r in op.results):

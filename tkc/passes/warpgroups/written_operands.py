@@ -37,8 +37,6 @@ from tkc.ir.types import SharedType
 from tkc.ir.values import shared_type
 from tkc.passes.warpgroups.carried import Carried
 
-VIEWS = (shared.SharedTranspose, shared.SharedSlice)
-
 
 def exchange_operands(block: Block, plan: Plan, anchor: Operation) -> None:
     """Makes the buffers of operands that a role's warpgroups write in its loops stages of rings,
@@ -76,7 +74,7 @@ def _users(buffer: SSAValue) -> list[Operation]:
     """The operations that read or write a buffer, through its views too."""
     found: list[Operation] = []
     for op in dict.fromkeys(use.operation for use in buffer.uses):
-        found += _users(op.results[0]) if isinstance(op, VIEWS) else [op]
+        found += _users(op.results[0]) if isinstance(op, shared.VIEWS) else [op]
     return found
 
 

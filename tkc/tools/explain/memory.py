@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xdsl.ir import Operation, SSAValue
 
 MAX_SHOWN_ROWS, MAX_SHOWN_BYTES = 64, 256  # of a picture of banks
-VIEWS = (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
+VIEWS = (shared.Stage, *shared.VIEWS)
 
 
 @dataclass(frozen=True)
