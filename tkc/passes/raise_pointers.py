@@ -122,13 +122,13 @@ def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
         for op in kernel.walk()
         if isinstance(op, PointerBlock)
         and isinstance(op.pointers.type, TileType)
-        and (is_update(op) and _is_relaxed(op) if isinstance(op, tile.Atomic) else not op.semantics)
+        # an update that orders nothing says so
+        and (
+            is_update(op) and bool(op.semantics)
+            if isinstance(op, tile.Atomic)
+            else not op.semantics
+        )
     ]
-
-
-def _is_relaxed(op: tile.Atomic) -> bool:
-    """Whether an atomic orders nothing, as an update of a block does."""
-    return op.semantics is not None and op.semantics.data == "relaxed"
 
 
 def _raise(kernel: tile.Kernel, context: PassContext) -> int:
@@ -507,7 +507,7 @@ class _Recognition:
         bounds = self.bounds.get(axis, Bounds())
         about = [c for c in self.left if axis in c.axes.values()]
         wrapped = any(condition.value is self._loaded for _, condition in bounds.high)
-        return bool(bounds.high) and not (bounds.low or about or wrapped)
+        return not (bounds.low or about or wrapped)
 
     def _gather(self, form: Affine) -> dict[int, SSAValue]:
         """The numbers of rows that are gathered or scattered, along one axis beside a dense one.

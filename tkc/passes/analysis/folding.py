@@ -181,7 +181,7 @@ def _number_of_knowns(
     name: str, known: Sequence[int | float | None], t: Attribute
 ) -> int | float | None:
     numbers = [n for n in known if n is not None]
-    if len(numbers) < len(known) or not (is_float(t) or is_integer(t) or is_bool(t)):
+    if len(numbers) < len(known):
         return None
     return _number(name, numbers, t)
 
@@ -225,8 +225,6 @@ def _identity(
         return None
     if is_float(t):
         return x if _is_float_identity(name, right) else None
-    if not (is_integer(t) or is_bool(t)):
-        return None
     if (name, right) in _IDENTITIES:
         return x
     if (name, right) in _ZEROS:
@@ -368,7 +366,7 @@ def _exact(a: Attribute, b: Attribute) -> bool:
         return bits(a) < bits(b) and (is_unsigned(a) or not is_unsigned(b))
     if is_integer(a) and is_float(b):
         return bits(a) <= _EXACT_INTEGER_BITS.get(bits(b), 0)
-    return is_float(a) and is_float(b) and bits(a) < bits(b)
+    return is_float(b) and bits(a) < bits(b)
 
 
 def _cast(op: ew.Cast) -> Sequence[SSAValue] | None:
@@ -644,7 +642,7 @@ def _for(op: scf.ForOp, ranges: Ranges) -> Sequence[SSAValue] | None:
         return None
     if lb >= ub:
         return list(op.iter_args)
-    if step is None or step <= 0 or lb + step < ub:
+    if step is None or lb + step < ub:
         return None
     body = op.body.block
     for argument, value in zip(body.args, [op.lb, *op.iter_args], strict=True):

@@ -1,0 +1,297 @@
+"""What the analyses of numbers and addresses refuse, each asked directly, beside the nearest thing
+that they take.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+
+import tkc
+from tests.language.kernels import array, traced
+from tests.language.kernels import i32 as number
+from tests.passes.kernels import context
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.ranges import Ranges
+from tkc.ir.types import bf16, element_of, f16, f32
+from tkc.language.signature import ScalarArgument
+from tkc.passes import raise_pointers, simplify
+from tkc.passes.analysis import folding
+from tkc.passes.analysis.pointers import Affine, Forms, Wrapped
+from tkc.passes.analysis.polynomials import Polynomial
+from tkc.passes.plan import kernel_of
+
+f1, n1 = array(tkc.float32), array(tkc.int32)
+ONE = Polynomial.number(1)
+EVEN = Affine(strides=((0, ONE),))
+
+
+def ops(module, kind) -> list:
+    return [op for op in module.walk() if isinstance(op, kind)]
+
+
+def named(module, name: str) -> list:
+    return [op for op in ops(module, ew.Elementwise) if op.fn.name == name]
+
+
+# ---- folding
+def compared(x, o, n, LIMIT: tkc.constexpr):
+    places = LIMIT(tkc.load(x, (0,), (64,))).to(tkc.int64)
+    tkc.store(o, (0,), places < n)
+
+
+@pytest.mark.parametrize(
+    "limit, narrows",
+    [
+        (lambda x: tkc.maximum(tkc.minimum(x, 100), -100), True),
+        (lambda x: tkc.minimum(x, 100), False),
+        (lambda x: tkc.maximum(x, -100), False),
+    ],
+)
+def test_a_comparison_is_of_32_bits_where_there_is_a_number_outside(limit, narrows):
+    module = traced(compared, n1, array(tkc.bool_), ScalarArgument(tkc.int64), LIMIT=limit)
+    (less,) = named(module, "lt")
+    assert (folding._narrower(less, Ranges()) is not None) == narrows
+
+
+def halved(x, y, o, KIND: tkc.constexpr, GIVEN: tkc.constexpr):
+    a = tkc.load(x, (0,), (64,)).to(tkc.float32)
+    b = GIVEN(tkc.load(y, (0,), (64,))).to(tkc.float32)
+    tkc.store(o, (0,), KIND(a, b).to(x.dtype))
+
+
+def same(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    "dtype, other, kind, given, element",
+    [
+        (tkc.bfloat16, tkc.bfloat16, lambda a, b: a + b, same, bf16),
+        (tkc.bfloat16, tkc.bfloat16, lambda a, b: a * b, same, f32),  # may be below float32
+        (tkc.bfloat16, tkc.int8, lambda a, b: a * b, same, bf16),
+        (tkc.float16, tkc.int8, lambda a, b: a * b, same, f16),
+        (tkc.float16, tkc.int16, lambda a, b: a * b, lambda x: tkc.minimum(x, 100), f32),
+        (tkc.float16, tkc.int16, lambda a, b: a * b, lambda x: tkc.maximum(x, 0), f32),
+    ],
+)
+def test_which_sums_and_products_are_of_16_bits(dtype, other, kind, given, element):
+    module = traced(halved, array(dtype), array(other), array(dtype), KIND=kind, GIVEN=given)
+    simplify.run(module, context("sm_90a"))
+    made = [op for op in ops(module, ew.Elementwise) if op.fn.name in ("add", "mul")]
+    assert {element_of(op.result.type) for op in made} == {element}
+
+
+@pytest.mark.parametrize(
+    "n, element, made",
+    [
+        (math.nan, f16, None),
+        (math.nan, i32, None),
+        (2**24, bf16, 2.0**24),
+        (2**24 + 1, bf16, None),  # rounded twice
+        (2**24 + 1, f32, 2.0**24),
+        (math.inf, i32, None),
+    ],
+)
+def test_which_numbers_are_cast_while_compiling(n, element, made):
+    assert folding._cast_number(n, element) == made
+
+
+def filled(x, o, OTHER: tkc.constexpr):
+    places = tkc.arange(64)
+    tkc.store(o, (0,), tkc.load(x.ptr + places, mask=places < 3, other=tkc.full((64,), OTHER)))
+
+
+@pytest.mark.parametrize("other, fills", [(0.0, True), (-0.0, False), (1.0, False)])
+def test_minus_zero_is_not_what_a_load_fills_with(other, fills):
+    (load,) = ops(traced(filled, f1, f1, OTHER=other), tile.LoadPointers)
+    assert folding._is_filled_with_zeros(load) == fills
+
+
+@pytest.mark.parametrize(
+    "kind, update", [(tkc.atomic_add, True), (tkc.atomic_max, True), (tkc.atomic_xchg, False)]
+)
+def test_which_kinds_of_atomics_update(kind, update):
+    def updated(x):
+        kind(x.ptr + tkc.arange(32), tkc.full((32,), 1, x.dtype), sem="relaxed")
+
+    (atomic,) = ops(traced(updated, f1), tile.Atomic)
+    assert simplify.is_update(atomic) == update
+
+
+# ---- affine tiles
+WRAPPED = Affine(strides=((0, ONE),), wrapped=((0, Wrapped(Polynomial(), ONE)),))
+
+
+def test_what_is_wrapped_twice_along_an_axis_is_no_form():
+    other = WRAPPED.renumbered({0: 1})
+    assert WRAPPED.plus(WRAPPED) is None and WRAPPED.plus(other) is not None
+
+
+def repeated(count: int) -> Affine:
+    return Affine(strides=((0, ONE),), repeated=((0, count),))
+
+
+@pytest.mark.parametrize("count, known", [(4, True), (2, False), (1, False)])
+def test_what_changes_at_different_elements_is_no_form(count, known):
+    other = EVEN if count == 1 else repeated(count)
+    assert (repeated(4).plus(other) is not None) == known
+
+
+def is_counted(form: Affine | None) -> bool:
+    """Whether numbers are known as they count, and not as numbers that are gathered."""
+    return form is not None and not form.gathered
+
+
+def numbered(o, n, FUNCTION: tkc.constexpr):
+    tkc.store(o, (0,), FUNCTION(tkc.arange(64), n))
+
+
+@pytest.mark.parametrize(
+    "function, kind, known",
+    [
+        (lambda i, n: i // 4, "floordiv", True),
+        (lambda i, n: i // (i + 4), "floordiv", False),
+        (lambda i, n: i // -4, "floordiv", False),
+        (lambda i, n: i // 3, "floordiv", False),  # the last of a block is a part
+        (lambda i, n: i % n, "mod", True),
+        (lambda i, n: i % (i + n), "mod", False),
+    ],
+)
+def test_which_quotients_and_remainders_are_forms(function, kind, known):
+    module = traced(numbered, n1, number(), FUNCTION=function)
+    (op,) = named(module, kind)
+    assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
+
+
+@pytest.mark.parametrize(
+    "function, known",
+    [
+        (lambda i, n: tkc.where(i < n, i, 0), True),
+        (lambda i, n: tkc.where(i < n, i, i * 2), False),
+    ],
+)
+def test_which_choices_are_numbers_below_a_bound(function, known):
+    module = traced(numbered, n1, number(), FUNCTION=function)
+    (op,) = ops(module, ew.Select)
+    assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
+
+
+def chosen_addresses(x, y, o):
+    at = x.ptr + tkc.arange(64)
+    tkc.store(o, (0,), tkc.load(tkc.where(at < y.ptr, at, x.ptr)))
+
+
+def test_addresses_below_a_bound_are_no_form():
+    module = traced(chosen_addresses, f1, f1, f1)
+    (op,) = ops(module, ew.Select)
+    assert not is_counted(Forms.of(kernel_of(module), {}).get(op.result))
+
+
+def moved(o, n, STEP: tkc.constexpr):
+    places = tkc.arange(64)
+    for _ in tkc.range(4):
+        tkc.store(o.ptr + places, places)
+        places = places + STEP(tkc.arange(64), n)
+
+
+@pytest.mark.parametrize(
+    "step, known",
+    [(lambda i, n: 8, True), (lambda i, n: i, False), (lambda i, n: i % n - i, False)],
+)
+def test_which_places_move_evenly(step, known):
+    module = traced(moved, n1, number(), STEP=step)
+    (loop,) = ops(module, scf.ForOp)
+    forms = Forms.of(kernel_of(module), {})
+    assert (forms.get(loop.body.block.args[1]) is not None) == known
+
+
+# ---- blocks of addresses
+@pytest.mark.parametrize(
+    "function, taken",
+    [
+        (lambda p, n: p - p // n * n, True),
+        (lambda p, n: p - (p // n + n), False),
+        (lambda p, n: p - p % n * n, False),
+    ],
+)
+def test_which_differences_are_remainders(function, taken):
+    def place(o, n):
+        tkc.store(o, (function(tkc.program_id(0), n),), tkc.zeros((4,), tkc.int32))
+
+    module = traced(place, n1, number())
+    before = len(named(module, "mod"))
+    raise_pointers._take_remainders(kernel_of(module))
+    assert len(named(module, "mod")) == before + taken
+
+
+def masked(x, o, n, MASK: tkc.constexpr):
+    places = tkc.arange(64)
+    tkc.store(o, (0,), tkc.load(x.ptr + places, mask=MASK(places, n)))
+
+
+@pytest.mark.parametrize("mask, left", [(lambda i, n: i < n, 0), (lambda i, n: i != n, 1)])
+def test_which_masks_bound_an_axis(mask, left):
+    module = traced(masked, f1, f1, number(), MASK=mask)
+    (load,) = ops(module, tile.LoadPointers)
+    forms = Forms.of(kernel_of(module), {})
+    assert len(raise_pointers.Mask(load.mask, 1, forms).left) == left
+
+
+def listed(x, o, n):
+    inside = tkc.arange(8)[:, None] * 8 + tkc.arange(8)[None, :] < n
+    places = tkc.arange(64)
+    tkc.store(o, (0,), tkc.load(x.ptr + places, mask=inside.reshape(64)))
+
+
+def test_a_mask_whose_axes_are_taken_as_one_bounds_none():
+    module = traced(listed, f1, f1, number())
+    reshape = next(op for op in ops(module, tile.Reshape) if op.result.type.extents == (64,))
+    assert raise_pointers._through_reshape(reshape, {0: 0}) is None
+
+
+@pytest.mark.parametrize(
+    "stride, extent, dense, rows",
+    [(1, 4, True, False), (1, 1, False, False), (8, 4, False, True), (8, 1, False, False)],
+)
+def test_which_axes_have_neighbours_and_rows(stride, extent, dense, rows):
+    axis = SimpleNamespace(stride=Polynomial.number(stride), extent=extent)
+    assert raise_pointers._is_dense(axis) == dense
+    assert raise_pointers._is_of_rows(axis) == rows
+
+
+def why_not_raised(kernel, *given, **constants) -> str:
+    """What the pass says of accesses of a kernel that stay by pointers."""
+    at = context("sm_90a")
+    raise_pointers._raise(kernel_of(traced(kernel, *given, **constants)), at)
+    return "; ".join(at.decisions)
+
+
+def rows_of_programs(x, o):
+    places = tkc.arange(8)[:, None] * (tkc.program_id(0) + 1) + tkc.arange(8)[None, :]
+    tkc.store(o, (0, 0), tkc.load(x.ptr + places))
+
+
+def test_a_stride_that_a_kernel_computes_is_of_no_array():
+    why = why_not_raised(rows_of_programs, f1, array(tkc.float32, 2))
+    assert "a stride is a sum, or computed in the kernel" in why
+
+
+def one_for_all(x, o, n, MASK: tkc.constexpr):
+    first = tkc.program_id(0) * 64
+    i = tkc.arange(64)
+    rows = tkc.arange(8)[:, None] * 64
+    inside = MASK(i, n)[None, :]
+    values = tkc.load(x.ptr + rows + ((first + i) // 64)[None, :], mask=inside)
+    tkc.store(o, (0, 0), tkc.where(inside, values, 0))
+
+
+@pytest.mark.parametrize(
+    "mask, raised", [(lambda i, n: i < n, True), (lambda i, n: i >= n, False)], ids=["to", "from"]
+)
+def test_neighbours_of_one_address_are_cut_off_behind_a_number(mask, raised):
+    why = why_not_raised(one_for_all, f1, array(tkc.float32, 2), number(), MASK=mask)
+    assert ("a mask bounds an axis along which neighbours have one address" in why) != raised
