@@ -92,6 +92,7 @@ class Form:
 
 ALONE = (("cluster", (1, 1)),)
 TOGETHER = (("roles", "cooperative"),)
+IN_TURN = (("roles", "pingpong"),)
 BLOCKS = [(128, 256, 64), (128, 128, 64), (64, 128, 64), (256, 128, 64), (128, 192, 64)]
 FORMS = (
     [Form(block) for block in BLOCKS]
@@ -413,7 +414,7 @@ def test_shares_in_several_boxes(block, boxes):
     keyword.
     """
     form = Form(block, options=(("cluster", (2, 1)), ("num_stages", 2)))
-    plan, free = compiled(form)[1].plan, compiled(Form(block))[1]
+    plan, free = compiled(form)[1].plan, compiled(Form(block, options=IN_TURN))[1]
     assert plan.cluster == (2, 1) and [load.boxes for load in plan.loads][:2] == [1, boxes]
     assert free.plan.cluster == (1, 1) and any(
         f"would arrive in {boxes} boxes" in line for line in free.decisions

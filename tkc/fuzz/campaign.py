@@ -20,6 +20,7 @@ it was.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -35,6 +36,7 @@ from pathlib import Path
 BATCH = 50  # items that a process gets at once
 # seconds that a process may take more for its first item: it imports, and compiles what it runs
 START_SECONDS = 60.0
+OBJECTS_BEFORE_COLLECTION = 100_000  # a process looks for garbage in cycles so rarely
 DEVICE_LOST = 3  # the status of a process whose device takes no launches any more
 
 
@@ -265,6 +267,7 @@ def work(pipe: Connection, seed: int) -> None:
     and "over" behind the last.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)  # modules are large, and what they hold lives on
     try:
         while (batch := pipe.recv()) is not None:
             for item in range(batch.first, batch.last):

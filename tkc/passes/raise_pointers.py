@@ -122,13 +122,15 @@ def _accesses(kernel: tile.Kernel) -> list[PointerBlock]:
         for op in kernel.walk()
         if isinstance(op, PointerBlock)
         and isinstance(op.pointers.type, TileType)
-        # an update that orders nothing says so
-        and (
-            is_update(op) and bool(op.semantics)
-            if isinstance(op, tile.Atomic)
-            else not op.semantics
-        )
+        and _orders_nothing(op)
     ]
+
+
+def _orders_nothing(op: PointerBlock) -> bool:
+    """Whether an access may be one of a block: an update says that it orders nothing."""
+    if isinstance(op, tile.Atomic):
+        return is_update(op) and op.semantics is not None
+    return op.semantics is None
 
 
 def _raise(kernel: tile.Kernel, context: PassContext) -> int:
