@@ -40,7 +40,9 @@ from typing import Any
 
 import benchmarks.triton_packages  # noqa: F401
 import benchmarks.triton_written  # noqa: F401  # these add cases
+import benchmarks.triton_written_fields  # noqa: F401
 import benchmarks.triton_written_layers  # noqa: F401
+import benchmarks.triton_written_matrices  # noqa: F401
 import benchmarks.triton_written_serving  # noqa: F401
 import benchmarks.triton_written_steps  # noqa: F401
 from benchmarks.harness import Quartiles

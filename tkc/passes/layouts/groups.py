@@ -284,7 +284,7 @@ class Groups:
             self.tie(result, *op.operands)
         for v in op.operands:
             self._relate(result, v)
-            if isinstance(v.owner, tile.Reshape) and v.type == result.type:
+            if isinstance(v.owner, tile.Reshape) and extents_of(v) == extents_of(result):
                 self._show(v, result, lambda layout: layout)
             self.anchors.setdefault(result, []).extend(self._sunk_loads(v))
             if isinstance(v.owner, tile.Transpose):
