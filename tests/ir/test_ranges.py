@@ -142,6 +142,26 @@ def test_claims_hold_of_divisions_by_negative_numbers(name, by):
         assert contiguity(watched[0], 1, Ranges()).same == 8
 
 
+@pytest.mark.parametrize("name", ["floordiv", "mod", "div_trunc", "rem_trunc"])
+def test_claims_of_divisions_by_what_may_be_zero(name):
+    """By 0 a quotient and a remainder are 0, whatever is divided."""
+    found = []
+
+    def body(n, m, out):
+        made = C[name](n, m).results[0]
+        found.append(Ranges().of(made))
+        tile.Store(out, [integer(0)], made, (-1,))
+
+    module = kernel([i32, i32, ArrayType(1, i32)], body)
+    module.body.block.first_op.attributes[NONNEGATIVE] = tile.ints([0, 1])
+    assert (found[0].lo, found[0].hi) != (0, 2**31 - 1)  # of numbers of any sign
+    made = next(op for op in module.walk() if isinstance(op, C[name]))
+    assert Ranges().of(made.results[0]).lo == 0
+    for n, m in [(7, 0), (7, 3), (0, 0), (3, 7)]:
+        level0.run(module, [n, m, out := np.full(1, -1, np.int32)], (1,))
+        assert out[0] == (0 if m == 0 else n // m if "div" in name else n % m)
+
+
 def test_data_within_bounds_may_overflow():
     """max(x, 0) + 1000 of a loaded x was believed to be no less than 1000, so that a comparison
     with 5 was folded, on every GPU: what data adds up to wraps, but where it is an offset.

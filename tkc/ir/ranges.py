@@ -500,37 +500,43 @@ def _minimum(a: Range, b: Range) -> Range:
 
 
 def _quotient(a: Range, b: Range) -> Range | None:
-    if b.lo <= 0:
+    """Of a quotient rounded down; by 0 it is 0."""
+    if b.lo < 0 or b.hi == 0:
         return None
+    if b.lo == 0:
+        found = _quotient(a, replace(b, lo=1))
+        return None if found is None else found.join(exactly(0))
     n = b.exact
     divisor = a.divisor // n if n and a.divisor % n == 0 else 1
     return Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), divisor)
 
 
 def _remainder(a: Range, b: Range) -> Range | None:
-    if b.lo <= 0:
+    """Of a remainder with the sign of the divisor; by 0 it is 0."""
+    if b.lo < 0 or b.hi == 0:
         return None
     if a.lo >= 0 and a.hi < b.lo:
         return a
-    return Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
+    most = b.hi - 1 if a.lo < 0 else min(a.hi, b.hi - 1)
+    return Range(0, most, gcd(a.divisor, b.divisor))
 
 
 def _truncated(a: Range, b: Range) -> Range | None:
     """Of a quotient rounded towards zero."""
-    if b.lo <= 0:
-        return None
     if a.lo >= 0:
         return _quotient(a, b)
+    if b.lo <= 0:
+        return None
     corners = [-(-x // y) if x < 0 else x // y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
     return Range(min(*corners, 0), max(*corners, 0), 1)
 
 
 def _signed_remainder(a: Range, b: Range) -> Range | None:
     """Of a remainder with the sign of the dividend."""
-    if b.lo <= 0:
-        return None
     if a.lo >= 0:
         return _remainder(a, b)
+    if b.lo <= 0:
+        return None
     return Range(max(a.lo, 1 - b.hi), min(max(a.hi, 0), b.hi - 1), gcd(a.divisor, b.divisor))
 
 

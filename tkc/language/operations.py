@@ -9,11 +9,11 @@ from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Region, SSAValue
 
 from tkc.ir import elementwise, tile
 from tkc.ir.messages import escaped
-from tkc.ir.ranges import Range, bounds
+from tkc.ir.ranges import NONNEGATIVE, Range, bounds
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op
 from tkc.language import values
@@ -750,6 +750,17 @@ def assume(condition: Operand) -> None:
         fail(f"tkc.assume takes a scalar condition, got {describe(condition)}")
     tracer().emit(tile.Assume(operands=[condition.use()]))
     promise(condition.ssa)
+
+
+def never_negative(number: Value) -> None:
+    """An integer argument of the traced kernel is at least 0 in every launch of its code. Of a
+    number that is part of the code there is nothing to say.
+    """
+    value = number.use()
+    kernel = value.owner.parent_op() if isinstance(value, BlockArgument) else None
+    if isinstance(value, BlockArgument) and isinstance(kernel, tile.Kernel):
+        known = {*kernel.integers(NONNEGATIVE), value.index}
+        kernel.attributes[NONNEGATIVE] = tile.ints(sorted(known))
 
 
 def promise(condition: SSAValue) -> None:

@@ -492,7 +492,7 @@ def _seen(form: Any, values: Mapping[str, Any]) -> Any:
         if isinstance(value, (bool, int, float)):
             return constexpr(value)
         if form.natural:
-            operations.assume(value >= 0)
+            operations.never_negative(value)
         return tensor(value)
     return value if value is None or isinstance(value, tuple) else constexpr(value)
 
