@@ -4,9 +4,23 @@ nothing.
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute
+from collections.abc import Sequence
 
-from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float, is_unsigned
+from xdsl.ir import Attribute, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.elementwise import Cast, Elementwise, Select
+from tkc.ir.shared import Convert
+from tkc.ir.types import (
+    TileType,
+    bits,
+    element_of,
+    f32,
+    is_bool,
+    is_float,
+    is_integer,
+    is_unsigned,
+)
 
 FUNCTION = {
     "sum": "add",
@@ -48,3 +62,61 @@ def neutral(kind: str, element: Attribute) -> bool | int | float:
     if unsigned:
         return 0 if low else (1 << width) - 1
     return -(1 << width - 1) if low else (1 << width - 1) - 1
+
+
+def only_place(op: tile.Reduce) -> tuple[SSAValue, int] | None:
+    """Of a sum of `where(places == n, x, 0)` along the axis of its places, which picks one element
+    of each line: the scalar n and the first place. None of other reductions.
+    """
+    chosen = op.args[0].owner
+    if op.kind.data != "sum" or not isinstance(chosen, Select):
+        return None
+    if not _is_zero(chosen.if_false) or not isinstance(chosen.condition.type, TileType):
+        return None
+    at = _along(chosen.condition, op.axis.value.data)
+    if at is None or not isinstance(equal := at[0].owner, Elementwise) or equal.fn.name != "eq":
+        return None
+    for places, number in (equal.args, equal.args[::-1]):
+        one, found = _scalar(number), _along(places, at[1])
+        if one is not None and found is not None and isinstance(found[0].owner, tile.Arange):
+            return one, found[0].owner.start.value.data
+    return None
+
+
+def _is_zero(value: SSAValue) -> bool:
+    while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, Convert)):
+        value = value.owner.operands[0]
+    return isinstance(value.owner, tile.Constant) and value.owner.number == 0
+
+
+def _scalar(value: SSAValue) -> SSAValue | None:
+    """What every element of a tile is."""
+    while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, Convert)):
+        value = value.owner.operands[0]
+    return None if isinstance(value.type, TileType) or not is_integer(value.type) else value
+
+
+def _along(value: SSAValue, axis: int) -> tuple[SSAValue, int] | None:
+    """The tile whose elements another one repeats, and its axis that is the other's `axis`; None
+    where it has none.
+    """
+    while isinstance(op := value.owner, (tile.Broadcast, tile.Reshape, Cast, Convert)):
+        t, source = value.type, op.operands[0].type
+        if not isinstance(t, TileType) or not isinstance(source, TileType):
+            return None
+        if isinstance(op, tile.Reshape):
+            found = _without_units(t.extents, source.extents, axis)
+            if found is None:
+                return None
+            axis = found
+        if source.extents[axis] == 1 and isinstance(op, tile.Broadcast):
+            return None
+        value = op.operands[0]
+    return value, axis
+
+
+def _without_units(shape: Sequence[int], other: Sequence[int], axis: int) -> int | None:
+    """The axis that is one of another shape's, which differs in axes of one element alone."""
+    wide, before = ([a for a, n in enumerate(s) if n > 1] for s in (shape, other))
+    same = [shape[a] for a in wide] == [other[a] for a in before]
+    return before[wide.index(axis)] if same and axis in wide else None

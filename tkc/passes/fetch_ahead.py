@@ -29,7 +29,8 @@ to it, and the next one's tile arrives while this one waits.
 Which loads, and when, is the plan's choice:
 
 `prefetch`: in a program without dots every load, at the start of an iteration: memory is busy while
-the iteration computes.
+the iteration computes. So is, in one role, what is small in a loop without dots beside others with
+dots (a recurrence on their results), whose few threads wait for each step.
 
 roles: beside dots what is small, a scale or a bias, and no tensor map copies, unless the plan finds
 no registers for it (`early_small_loads`). It comes straight from global memory, and instructions
@@ -103,9 +104,11 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if plan is None:
         return
     for kernel in module.body.block.ops:
+        has_dots = _has_dots(kernel)
         for loop in operations_in(kernel, scf.ForOp):
             dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
-            if not (plan.prefetch or dots and plan.roles != "one"):
+            beside = has_dots and not _has_dots(loop) if plan.roles == "one" else bool(dots)
+            if not (plan.prefetch or beside):
                 continue
             if loads := _early_loads(loop, plan, context):
                 _ahead(loop, loads, dots[-1] if dots else None)

@@ -6,23 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from xdsl.dialects.builtin import i1
 
 from tkc.codegen.ptx.elementwise import select
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
 from tkc.codegen.ptx.shape import chosen
-from tkc.codegen.ptx.shared_memory import lane_pieces, sum_of_pieces
+from tkc.codegen.ptx.shared_memory import sum_of_pieces
 from tkc.codegen.ptx.values import Tile, compute_class, layout_of
 from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import shared
 from tkc.ir.exchanges import Step, lane_exchanges
-from tkc.ir.layout import Layout, movement, register_map
+from tkc.ir.lanes import Place, fetches, lane_pieces
+from tkc.ir.layout import movement, register_map
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import tile_type
-
-Place = tuple[int, int]  # register, lane
 
 
 @emitter(shared.Convert)
@@ -89,32 +87,17 @@ def by_shuffles(e: Emitter, value: Tile, t: TileType) -> Tile:
     are shuffled, one is taken.
     """
     src, dst, moved = value.layout, layout_of(t), value.bytes
-    if not np.array_equal(src.offsets("warps"), dst.offsets("warps")):
+    places = fetches(src, dst)
+    if places is None:
         e.fail(
-            f"{src} and {dst} differ in their warps: passes must send the tile through shared"
-            " memory"
+            f"{src} and {dst} differ in their warps, or a lane's element is in a lane that is no"
+            " choice of digits: passes must send the tile through shared memory"
         )
-    owner = _owners(src)
-    wanted = dst.table()[0].tolist()  # [lanes, registers, rank]
-    found = []
-    for r in range(dst.num_registers):
-        places = [owner.get(tuple(wanted[lane][r])) for lane in range(32)]
-        known = [place for place in places if place is not None]
-        found.append(_fetch(e, moved, [place or known[0] for place in places]))
+    found = [_fetch(e, moved, row) for row in places]
     return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), found).registers)
 
 
-def _owners(src: Layout) -> dict[tuple[int, ...], Place]:
-    """Coordinates within the first warp -> (register, lane)."""
-    table = src.table()[0]
-    return {
-        tuple(table[lane, r].tolist()): (r, lane)
-        for lane in reversed(range(32))
-        for r in reversed(range(src.num_registers))
-    }
-
-
-def _fetch(e: Emitter, value: Tile, places: list[Place]) -> Operand:
+def _fetch(e: Emitter, value: Tile, places: Sequence[Place]) -> Operand:
     """Element (register, lane) of each lane's choice: one shuffle for each register that any lane
     wants.
     """
@@ -138,12 +121,8 @@ def _by_lane(e: Emitter, values: list[int]) -> Integer:
     """A function of the lane, computed once."""
 
     def make() -> Integer:
-        pieces = lane_pieces(np.array(values))
-        if pieces is None:
-            e.fail(
-                "a conversion between lanes in an order that is no choice of digits: passes must"
-                " send it through shared memory"
-            )
+        pieces = lane_pieces(values)
+        assert pieces is not None, "fetches gives sums of digits alone"
         return sum_of_pieces(e, values[0], pieces)
 
     return e.w.hoist(("by lane", tuple(values)), make, root=True)

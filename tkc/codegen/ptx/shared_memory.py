@@ -36,12 +36,11 @@ from tkc.codegen.ptx.values import SharedView, Tile, layout_of, registers_of
 from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared
 from tkc.ir.fragments import MatrixPlan, matrix_access
+from tkc.ir.lanes import LanePieces, lane_pieces
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout, exchange_of, exchanged
 from tkc.ir.types import bits, is_bool
 from tkc.ir.values import tile_type
-
-LanePieces = list[tuple[int, int, int]]  # shift, bits, weight
 
 
 @dataclass(frozen=True)
@@ -222,26 +221,6 @@ def plain_groups(
 
 # ---- ldmatrix, stmatrix
 # -----------------------------------------------------------------------------------------------
-def lane_pieces(values: np.ndarray) -> LanePieces | None:
-    """A function of the lane as a sum of (lane >> shift & mask) * weight: [(shift, bits, weight)],
-    None if it is none.
-    """
-    single = [int(values[1 << b] - values[0]) for b in range(5)]
-    for lane in range(32):
-        if values[lane] - values[0] != sum(s for b, s in enumerate(single) if lane >> b & 1):
-            return None
-    pieces: LanePieces = []
-    for b, s in enumerate(single):
-        if not s:
-            continue
-        shift, width, weight = pieces[-1] if pieces else (0, 0, 0)
-        if width and shift + width == b and weight << width == s:
-            pieces[-1] = shift, width + 1, weight
-        else:
-            pieces.append((b, 1, s))
-    return pieces
-
-
 def sum_of_pieces(e: Emitter, start: Integer, pieces: LanePieces) -> Integer:
     """start + the sum of (lane >> shift & mask) * weight over the pieces."""
     for shift, width, weight in pieces:

@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.exchanges import lane_exchanges
+from tkc.ir.lanes import shuffles
 from tkc.ir.layout import Layout, movement
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
@@ -32,6 +33,7 @@ from tkc.passes.layouts.buffers import (
 MAX_EXCHANGES = 3
 MIN_COPY_BYTES = 4  # of a thread's asynchronous copy
 MAX_COPY_BYTES = 16
+MAX_SHUFFLES = 4  # of a thread, in place of a write, a read and two meetings
 
 
 def is_in_registers(op: shared.Convert) -> bool:
@@ -40,13 +42,21 @@ def is_in_registers(op: shared.Convert) -> bool:
 
 
 def is_exchanged(op: shared.Convert) -> bool:
-    """Whether lanes swap what a conversion needs, in fewer turns than shared memory takes."""
-    found = lane_exchanges(layout_of(op.arg), layout_of(op.result))
-    return found is not None and len(found[0]) <= MAX_EXCHANGES
+    """Whether lanes hand one another what a conversion needs in fewer turns than shared memory
+    takes: by swaps, or of a vector that they hold several times by a few shuffles.
+    """
+    src, dst = layout_of(op.arg), layout_of(op.result)
+    found = lane_exchanges(src, dst)
+    if found is not None:
+        return len(found[0]) <= MAX_EXCHANGES
+    if bits(tile_type(op.arg).element) != 32 or movement(src, dst) != "lanes":
+        return False
+    count = shuffles(src, dst)
+    return count is not None and count <= MAX_SHUFFLES
 
 
 def convert(op: shared.Convert, context: PassContext) -> None:
-    """Through shared memory, where a thread's own registers do not suffice."""
+    """Through shared memory, where a thread's own registers do not suffice, nor a few shuffles."""
     if is_in_registers(op) or op.parent is None:
         return
     check_room(tile_type(op.arg), op, context)

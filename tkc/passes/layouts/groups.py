@@ -66,6 +66,8 @@ from tkc.passes.planning.operands import dense_of_operand, untransposed
 
 # of a thread, for a tile that loops broadcast to another
 MAX_BROADCAST_REGISTERS = 16
+# along the axis of sums in a loop: a quarter of a warp's other lanes has an element of its own
+MAX_LANES_OF_SUMS = 4
 
 T = TypeVar("T")
 Derive = Callable[[Layout], Layout]
@@ -82,16 +84,23 @@ class Chosen:
 @dataclass(frozen=True)
 class Relation:
     """The layout of group `source` suggests one for the group of `target`; suits: only where the
-    target's loads and stores can be made so.
+    target's loads and stores can be made so. reduced: the target is what a reduction leaves: where
+    it is broadcast along the same axis again, each step of a recurrence would move it twice.
     """
 
     source: SSAValue
     target: SSAValue
     derive: Derive
     suits: bool = False
+    reduced: bool = False
 
 
 Members = dict[SSAValue, list[int]]
+
+
+def _lanes_along(extents: Sequence[int], axis: int, warps: int) -> int:
+    """How many lanes are left along an axis by one for each element of the others."""
+    return -(-WARP * warps * extents[axis] // prod(extents))
 
 
 class Groups:
@@ -242,7 +251,8 @@ class Groups:
         axis = op.axis.value.data
         if self.kinds.data(op.args[0]):
             for r in tiles(op.results):
-                self.relations.append(Relation(op.args[0], r, lambda layout: layout.drop(axis)))
+                left = Relation(op.args[0], r, lambda layout: layout.drop(axis), reduced=True)
+                self.relations.append(left)
         for a in op.args:
             self.reductions.setdefault(a, []).append(axis)
             self.depths.setdefault(a, []).append(len(loops_of(op)))
@@ -387,7 +397,7 @@ class Groups:
         for found in self.reductions, self.scans, self.depths:
             self._gather(found)
         self._gather(self.anchors)
-        self.relations.sort(key=lambda r: -tile_type(r.source).size)
+        self.relations.sort(key=lambda r: (-tile_type(r.source).size, not r.reduced))
         self._assign_dots()
         for op in self.spilled_parts:  # as each thread has them
             if (whole := self.chosen.get(self.find(op.arg))) is not None:
@@ -529,7 +539,8 @@ class Groups:
             return seen
         t, ops = tile_type(root), self.anchors.get(root, [])
         if (axis := self._reduced_deeper(root)) is not None:
-            return one_thread(t.extents, axis, self.plan.warps)
+            lanes = _lanes_along(t.extents, axis, self.plan.warps)
+            return one_warp(t.extents, axis, self.plan.warps, lanes)
         if not ops:
             return self._default(t, self.reductions.get(root, ()))
         weights: Counter[tuple[int, ...]] = Counter()
@@ -595,17 +606,17 @@ class Groups:
 
     def _reduced_deeper(self, root: SSAValue) -> int | None:
         """The one axis that a group is reduced along, in loops deeper than any load or store of the
-        group, if the others have an element for each thread: sums in registers need no lanes, and
-        what is broadcast along the axis is computed once.
+        group, if the others have an element for each thread, or of a single warp for one in a few:
+        sums in registers need no lanes, or few, and what is broadcast along the axis is computed
+        once.
         """
         axes, extents = set(self.reductions.get(root, ())), extents_of(root)
         if len(axes) != 1 or root in self.scans:
             return None
         axis = axes.pop()
-        others = prod(extents) // extents[axis]
-        if min(self.depths[root]) <= self._depth(root) or others < WARP * self.plan.warps:
-            return None
-        return axis
+        lanes = _lanes_along(extents, axis, self.plan.warps)
+        few = lanes == 1 or self.plan.warps == 1 and lanes <= MAX_LANES_OF_SUMS
+        return axis if min(self.depths[root]) > self._depth(root) and few else None
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
         """(axis, elements of a vector) of a store that writes a group's tile along another axis

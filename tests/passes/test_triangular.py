@@ -1,0 +1,154 @@
+"""Inverses of triangular matrices, row by row, as solvers of chunks compute them beside dots: sums
+of each iteration in few lanes, the row that a comparison picks by one shuffle, vectors from one
+axis to the other without shared memory, and rows that are loaded one iteration early.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import i32, traced
+from tests.passes.kernels import context, through
+from tests.passes.stages import assembler, assembles_clean
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import tile
+from tkc.ir.lanes import fetches, lane_pieces, shuffles
+from tkc.ir.layout import blocked
+from tkc.ir.reductions import only_place
+from tkc.ir.target import target
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+
+N, K = 16, 32
+
+
+def inverse(a, x, out, products, n, LOADED: tkc.constexpr):
+    """(1 + L)⁻¹ − 1, where L is what lies below the diagonal of a, or of x · xᵀ."""
+    i = tkc.arange(N)
+    below = i[:, None] > i[None, :]
+    t = tkc.load(x, (0, 0), (N, K))
+    product = tkc.dot(t, t.T)
+    m = tkc.where(below, tkc.load(a, (0, 0), (N, N)) if LOADED else product, 0.0)
+    inv = -m
+    for k in tkc.range(1, n):
+        if LOADED:
+            row = -tkc.load(a, (k, 0), (None, N))
+        else:
+            row = tkc.sum(tkc.where((i == k)[:, None], -m, 0.0), axis=0)
+        row = tkc.where(i < k, row, 0.0)
+        row = row + tkc.sum(row[:, None] * inv, axis=0)
+        inv = tkc.where((i == k)[:, None], row[None, :], inv)
+    tkc.store(out, (0, 0), inv)
+    tkc.store(products, (0, 0), product)
+
+
+def module(loaded: bool, warps: int):
+    facts = ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16)
+    args = [ArrayArgument(t, facts) for t in (tkc.float32, tkc.float16, *[tkc.float32] * 2)]
+    made, given = traced(inverse, *args, i32(), LOADED=loaded), context("sm_90a", num_warps=warps)
+    through(made, PIPELINE[-1], given)
+    return made, given
+
+
+def wanted(m: np.ndarray) -> np.ndarray:
+    found = -np.tril(m, -1)
+    for k in range(1, N):
+        row = np.where(np.arange(N) < k, -m[k], 0)
+        found[k] = row + row @ found
+    return found
+
+
+@pytest.mark.parametrize("warps", (1, 2, 4))
+@pytest.mark.parametrize("loaded", (False, True))
+@assembler
+def test_inverses_are_right(loaded, warps):
+    made, _ = module(loaded, warps)
+    assembles_clean(made)
+    rng = np.random.default_rng(warps)
+    x = rng.integers(-1, 2, (N, K)).astype(np.float16)
+    a = rng.integers(-1, 2, (N, N)).astype(np.float32)
+    out, products = np.zeros((2, N, N), np.float32)
+    machine.run(made, [a, x, out, products, N], (1, 1, 1))
+    x32 = x.astype(np.float32)
+    np.testing.assert_array_equal(out, wanted(a if loaded else x32 @ x32.T))
+
+
+def loop_of(text: str) -> str:
+    """The loop over rows, which is the only one."""
+    found = re.search(r"^\$(for_\d+):\n(.*?)bra\.uni \$\1;", text, re.M | re.S)
+    assert found is not None
+    return found[2]
+
+
+def test_a_warp_sums_rows_in_registers_and_two_lanes():
+    """And what an iteration begins with, which it loads, was loaded in the one before."""
+    made, given = module(True, 1)
+    loop = loop_of(emit(made, target("sm_90a")).text)
+    assert loop.count("shfl.sync.bfly") == 1
+    assert loop.index("ld.global") < loop.index("st.shared")
+    assert any("one iteration early" in d for d in given.decisions)
+
+
+def test_a_row_is_picked_and_turned_by_shuffles():
+    """Of four columns a lane: one shuffle each for the row, four for the vector that multiplies
+    rows, three each for the sums.
+    """
+    made, _ = module(False, 1)
+    loop = loop_of(emit(made, target("sm_90a")).text)
+    assert (loop.count("shfl.sync.idx"), loop.count("shfl.sync.bfly")) == (8, 12)
+    assert ".shared" not in loop
+
+
+def picked(x, out, n, START: tkc.constexpr, AXIS: tkc.constexpr, OTHER: tkc.constexpr):
+    """One row or column of a matrix; zeros where there is none of that number."""
+    i = tkc.arange(START, START + N)
+    here = (i == n)[:, None] if AXIS == 0 else (n == i)[None, :]
+    v = tkc.load(x, (0, 0), (N, N))
+    tkc.store(out, (0,), tkc.sum(tkc.where(here, v, OTHER), axis=AXIS))
+
+
+def picking(start: int = 0, axis: int = 0, other: float = 0.0, warps: int = 1):
+    matrix = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))
+    row = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    made = traced(picked, matrix, row, i32(), START=start, AXIS=axis, OTHER=other)
+    through(made, PIPELINE[-1], context("sm_90a", num_warps=warps))
+    return made
+
+
+@pytest.mark.parametrize("warps", (1, 4))
+@pytest.mark.parametrize("axis", (0, 1))
+@pytest.mark.parametrize("start, n", [(0, 0), (0, 5), (0, 15), (0, 16), (0, -1), (3, 3), (3, 18)])
+def test_a_sum_over_one_place_is_that_element(start, n, axis, warps):
+    x = np.random.default_rng(n + 9).integers(1, 99, (N, N)).astype(np.float32)
+    out = np.full(N, -1, np.float32)
+    machine.run(picking(start, axis, warps=warps), [x, out, n], (1, 1, 1))
+    inside = 0 <= n - start < N
+    np.testing.assert_array_equal(out, x.take(n - start, axis) if inside else np.zeros(N))
+
+
+def test_what_is_filled_with_something_else_is_summed():
+    def only(made):
+        return [only_place(op) for op in made.walk() if isinstance(op, tile.Reduce)]
+
+    assert all(only(picking()))
+    assert only(picking(other=1.0)) == [None]
+
+
+def test_functions_of_the_lane_that_are_no_digits():
+    assert lane_pieces([lane * 4 % 32 for lane in range(32)]) is not None
+    assert lane_pieces([lane * lane % 32 for lane in range(32)]) is None
+
+
+def test_places_in_other_lanes():
+    across, along = (blocked((N,), n, 1) for n in (1, 2))
+    assert shuffles(across, along) == 2
+    found = fetches(across, along)
+    assert found is not None
+    assert [lane for _, lane in found[1]][:9] == [1, 3, 5, 7, 9, 11, 13, 15, 1]
+    assert fetches(blocked((128,), 1, 4), blocked((128,), 4, 4)) is None
