@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import traced
+from tests.language.kernels import array, i32, traced
 from tests.passes.kernels import aligned, context, through
+from tkc.fuzz.check import Comparison, Variant
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0, level4
 
@@ -44,6 +45,29 @@ def test_a_recurrent_layer(buffers):
         want = np.tanh(want @ w.astype(float)).astype(np.float16).astype(float)
     recurrent[1](h, w, STEPS, ROWS, STATE, PART)
     np.testing.assert_allclose(h[STEPS % buffers], want, atol=2e-3)
+
+
+@tkc.jit
+def by_address(table, w, h, n, ROWS: tkc.constexpr):
+    """h as an array of an address, whose blocks are copied, is the argument that is stored to."""
+    x = tkc.array(table[0], tkc.float32, (n, ROWS))
+    for i in tkc.range(STEPS):
+        weights = tkc.load(w, (0, 0), (ROWS, ROWS))
+        acc = tkc.dot(tkc.load(x, (i * ROWS, 0), (ROWS, ROWS)), weights, precision="tf32")
+        tkc.store(h, (i * ROWS + ROWS, 0), acc)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_state_that_is_read_by_its_address(stages):
+    """The copies of a later iteration read what this one stores."""
+    h, w = np.zeros((STEPS + 1, ROWS, ROWS), np.float32), np.eye(ROWS, dtype=np.float32)
+    h[0] = np.arange(ROWS * ROWS).reshape(ROWS, ROWS) % 3
+    h, table = h.reshape(-1, ROWS), np.array([h.ctypes.data], np.int64)
+    f2 = aligned(tkc.float32, 2)
+    module = traced(by_address.fn, array(tkc.int64), f2, f2, i32(), ROWS=ROWS)
+    comparison = Comparison(module, lambda: dict(table=table, w=w, h=h, n=len(h)), (1,), near=1e-6)
+    for target in ("sm_80", "sm_90a"):
+        assert not list(comparison.passes(Variant(target, None, stages)))
 
 
 @tkc.jit

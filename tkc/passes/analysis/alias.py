@@ -111,8 +111,13 @@ def unchanged(op: tile.Load | shared.Copy, loop: Operation, overlaps: Overlaps) 
     may, for that is what they run; and an acquire may order what else has been written.
     """
     array = accessed(op)
-    if array is None:
-        return False
+    return array is not None and _unchanged(op, loop, overlapping(array, overlaps))
+
+
+def _unchanged(
+    op: tile.Load | shared.Copy, loop: Operation, arguments: Container[SSAValue]
+) -> bool:
+    """`unchanged`, of what lies in any of some arguments."""
     watched = [other for other in loop.walk() if tile.watches(other)]
     if not all(_is_relaxed(other) for other in watched):
         return False
@@ -122,15 +127,15 @@ def unchanged(op: tile.Load | shared.Copy, loop: Operation, overlaps: Overlaps) 
         ops = (inner for each in earlier for inner in each.walk())
     else:
         ops = (kernel_around(loop) if watched else loop).walk()
-    return not _writes_any(ops, overlapping(array, overlaps))
+    return not _writes_any(ops, arguments)
 
 
 def source_unchanged(copy: shared.Copy, loop: Operation, overlaps: Overlaps) -> bool:
     """Whether what a copy in a loop reads may be read in an earlier iteration than its own: as
-    `unchanged`; of an array that is made in the kernel, nothing in the loop may write any memory.
+    `unchanged`; an array that is made in the kernel may lie in any argument.
     """
     if accessed(copy) is None:
-        return not _writes_any(loop.walk(), ())
+        return _unchanged(copy, loop, kernel_around(loop).body.block.args)
     return unchanged(copy, loop, overlaps)
 
 

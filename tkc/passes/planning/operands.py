@@ -38,7 +38,6 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
-from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
@@ -390,7 +389,6 @@ def simple(dot: tile.Dot) -> bool:
         not isinstance(loop, scf.ForOp)
         or not isinstance(carried, BlockArgument)
         or carried.block is not loop.body.block
-        or carried.index == 0
     ):
         return False
     return yielded_by(loop.body.block)[carried.index - 1] is dot.result and carried.has_one_use()
@@ -561,9 +559,6 @@ def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
 
 def _unread(dot: tile.Dot, load: tile.Load) -> str:
     """Why a loaded operand cannot be read in shared memory, where a tensor map put it."""
-    around = load.parent_op()
-    if around is None or not is_inside(dot.result, around):
-        return "an operand is loaded in another loop than its dot's, or than those round it"
     if reason := uncopied(load):
         return reason
     return "an operand is used elsewhere too" if _elsewhere(load, dot) else ""
@@ -598,7 +593,7 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     least = 128 * 8 // bits(tile_type(right.result).element) if dense_of_operand(dot.b) == 1 else 8
     for count in (2, 4):
         width = n // count
-        if n % count or width not in form.n or width % least or not chain_of(dot):
+        if width not in form.n or width % least or not chain_of(dot):
             continue
         if count == 2 and 2 * sum_ <= registers:
             return (2, 2) if width >= 64 else (1, 1)
