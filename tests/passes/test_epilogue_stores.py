@@ -94,3 +94,11 @@ def test_results_of_8_bits_are_stored_in_subtiles(m, n, wider, dtype, monkeypatc
     assert not whole[:, n:].view(np.uint8).any()
     decisions = narrowed.compile(a, b, whole[:, :n], m, n, target="sm_90a").decisions
     assert any("bytes for the output" in d for d in decisions), decisions
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_subtiles_of_8_bits_have_a_whole_swizzle(dtype):
+    """However few columns there is room for."""
+    a, b, c = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16), np.zeros((128, 64))
+    made = narrowed.compile(a, b, c.astype(dtype), 64, 64, target="sm_90a", store_columns=16)
+    assert any("16 columns at a time" in d or "32 columns" in d for d in made.decisions)

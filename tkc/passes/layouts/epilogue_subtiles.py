@@ -75,21 +75,30 @@ class StoredResult(NamedTuple):
 
 def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | None:
     """Rows and columns of the subtiles of a store's tile, where warpgroups share its rows (then at
-    most the widest columns) or, of a transpose, its columns (then at most so many rows); None if it
-    is stored from registers.
+    most the widest columns, but no less than a swizzle has) or, of a transpose, its columns (then
+    at most so many rows); None if it is stored from registers.
     """
     t = store.op.value.type
     if not isinstance(t, TileType) or t.rank != 2:
         return None
-    widths_in_bits = (16, 32) if isinstance(store.op, tile.AtomicBlock) else (8, 16)
-    if bits(t.element) not in widths_in_bits:
+    if bits(t.element) not in _subtile_widths(store):
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
     if store.transposed:
         lines = lines_of_subtile(m, widest)
         return (lines, rows) if lines and n % rows == 0 else None
-    columns = _widest([8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES], widest, n)
+    swizzles = [8 * swizzle // bits(t.element) for swizzle in SWIZZLE_BYTES]
+    columns = _widest(swizzles, max(widest, swizzles[-1]), n)
     return (rows, columns) if columns and m % rows == 0 else None
+
+
+def _subtile_widths(store: StoredResult) -> tuple[int, ...]:
+    """Bits of the elements that are stored in subtiles: only matrices of 16 are transposed on
+    their way to shared memory.
+    """
+    if isinstance(store.op, tile.AtomicBlock):
+        return 16, 32
+    return (16,) if store.transposed else (8, 16)
 
 
 def lines_of_subtile(lines: int, most: int) -> int:
