@@ -1170,3 +1170,19 @@ def test_few_warps_move_whole_vectors_of_short_tiles(columns, rows, warps):
     for row in x:
         want = want * np.float32(0.5) + row
     np.testing.assert_array_equal(out, want)
+
+
+@tkc.jit
+def _in_order(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
+    row = tkc.program_id(0) * ROWS
+    tkc.store(out, (row, 0), tkc.sort(tkc.load(x, (row, 0), (ROWS, N))))
+
+
+@pytest.mark.parametrize("rows, warps", [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_no_warps_without_a_line_to_sort(rows, warps):
+    x = np.random.default_rng(0).integers(-99, 99, (rows, 512)).astype(np.int32)
+    last = stages_of(_in_order, x, np.zeros_like(x), ROWS=rows, N=512)[PIPELINE[-1]]
+    assert last.body.block.first_op.warps == warps
+    out = np.zeros_like(x)
+    level4.run(last, [x, out], (1, 1, 1), 1)
+    np.testing.assert_array_equal(out, np.sort(x))

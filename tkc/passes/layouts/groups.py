@@ -549,7 +549,7 @@ class Groups:
         order = max(weights, key=weights.__getitem__)
         accesses = [a for op in ops if (a := self.accesses[op]).order == order]
         widest = max(accesses, key=lambda a: a.vector)
-        most = min(self._most_written(root), *(_most_added(op) for op in ops))
+        most = min(self._most_written(root), *map(self._most_at_once, ops))
         widest = replace(widest, vector=min(widest.vector, most))
         if widest.vector * widest.bits >= 32 and (other := self._transposed_store(root, order[0])):
             rows = order[0], widest.vector
@@ -576,6 +576,15 @@ class Groups:
         spread = access.layout(warps, (), not copied, split)
         held, less = (layout.drop(axis).num_registers for layout in (found, spread))
         return spread if held > max(less, MAX_BROADCAST_REGISTERS) else found
+
+    def _most_at_once(self, op: Operation) -> int:
+        """Elements of a thread beside one another. Of more than 16 bytes that are added to memory,
+        or stored, each instruction of a warp has a part of every sector alone; what is gathered
+        element by element gains nothing by more.
+        """
+        width = self.accesses[op].bits
+        gathered = self.accesses[op].vector == 1 and isinstance(op, tile.LoadPointers)
+        return max(1, 128 // width) if gathered or not isinstance(op, LOADS) else 128
 
     def _most_written(self, root: SSAValue) -> int:
         """Elements that a thread writes at once where dots read a tile of a group that is computed:
@@ -857,15 +866,6 @@ def forward(op: View, layout: Layout) -> Layout:
             return layout.transpose(op.permutation.get_values())
         case tile.Reshape():
             return layout.reshape(new)
-
-
-def _most_added(op: Operation) -> int:
-    """Elements that a thread adds to memory at once: of more, each instruction of a warp would have
-    a part of every sector, and sectors are added to one by one.
-    """
-    if isinstance(op, (tile.Atomic, tile.AtomicBlock)):
-        return max(1, 128 // bits(element_of(moved_value(op).type)))
-    return 128
 
 
 def _memory_of(op: Operation) -> SSAValue:

@@ -6,11 +6,12 @@ cluster shares a program.
 The fewest warps that keep this within MAX_TILE_REGISTERS: a thread then has several vectors in
 flight, a barrier waits for few warps, and several blocks fit a multiprocessor, so that one computes
 while another waits for memory. Less than four warps only where a thread's share of the longest tile
-in memory would be less than a vector: the same instructions then move more. Where a program would
-fill a multiprocessor, programs *stream*: a block of 16 warps takes one after the other, and issues
-the copies of the next row as soon as it has this one in registers (a ring in shared memory,
-`ahead`). Its programs come from the dynamic tile scheduler, since multiprocessors that wait for
-memory are not equally quick. `persistent=True` or False decides otherwise.
+in memory would be less than a vector, and the same instructions then move more; or where fewer
+lines are sorted, each in one warp. Where a program would fill a multiprocessor, programs *stream*:
+a block of 16 warps takes one after the other, and issues the copies of the next row as soon as it
+has this one in registers (a ring in shared memory, `ahead`). Its programs come from the dynamic
+tile scheduler, since multiprocessors that wait for memory are not equally quick. `persistent=True`
+or False decides otherwise.
 
 In loops with loop-carried sums (a norm's backward pass) threads meet at a barrier in every
 iteration: 8 warps at most, a cluster of such blocks for longer rows, and as many blocks on a
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation
@@ -103,6 +105,7 @@ class _Sizes:
     words: int
     largest: int
     moved: int
+    sorted_lines: int
     looped: bool
     max_registers: int
     max_elements: int
@@ -120,17 +123,22 @@ class _Sizes:
             elements = MAX_TILE_ELEMENTS // 2
         registers = MAX_LOOP_REGISTERS if looped else MAX_TILE_REGISTERS
         moved = max((bytes_of(op) for op in ops if _moves_tile(op)), default=0)
-        return _Sizes(pressure(kernel), largest, moved, looped, registers, elements)
+        sorts = [tile_type(op.arg).extents for op in ops if isinstance(op, tile.Sort)]
+        lines = min((prod(extents[:-1]) for extents in sorts), default=FEW_WARPS[-1] + 1)
+        return _Sizes(pressure(kernel), largest, moved, lines, looped, registers, elements)
 
     @property
     def warp_counts(self) -> tuple[int, ...]:
         """Of a block: threads that meet in every iteration are fewer."""
-        few = tuple(
-            w
-            for w in FEW_WARPS
-            if self.moved <= 32 * w * VECTOR_BYTES and self.registers(w) <= MAX_FEW_WARPS_REGISTERS
-        )
+        few = tuple(w for w in FEW_WARPS if self._is_short_of(w) or self.sorted_lines <= w)
         return few + (WARP_COUNTS[:-1] if self.looped else WARP_COUNTS)
+
+    def _is_short_of(self, warps: int) -> bool:
+        """Whether threads of more warps than these would move less than a vector each, and threads
+        of these hold little.
+        """
+        is_short = self.moved <= 32 * warps * VECTOR_BYTES
+        return is_short and self.registers(warps) <= MAX_FEW_WARPS_REGISTERS
 
     def registers(self, warps: int, blocks: int = 1) -> int:
         """Of tiles, a thread of so many warps in each of so many blocks."""
