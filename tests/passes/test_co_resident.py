@@ -192,53 +192,6 @@ def test_the_roles(form):
     )
 
 
-def test_the_first_dot_of_the_next_program_is_under_way_when_results_leave():
-    """In one way; where the next program has no blocks, or the ring no room for what is passed over
-    before it, results leave behind the branch, and the next program begins with its dot.
-    """
-    form, apart = (
-        Form(causal=True, block=(64, 64), options=co_resident(3, *others))
-        for others in ((), (("cross_tile_prologue", False),))
-    )
-    assert (
-        compiled(form)[1].plan.cross_tile_prologue
-        and not compiled(apart)[1].plan.cross_tile_prologue
-        and not any("no cross-tile prologue" in line for line in compiled(form)[1].decisions)
-    )
-    dots, stores = (
-        [count(role(last(f), "consumer"), kind) for f in (form, apart)]
-        for kind in (threads.DotAsync, threads.TmaStore)
-    )
-    assert dots[0] == dots[1] + 1 and stores[0] == 2 * stores[1]
-    assert any(
-        op.unless is not None
-        and op.barriers.name_hint == "full"
-        and op.parent_op().name == "scf.while"
-        for op in role(last(form), "consumer").walk()
-        if isinstance(op, threads.MbarrierWait)
-    )
-
-
-@pytest.mark.parametrize("stages", [4, 6])
-def test_a_ring_too_short_for_what_is_passed_over(stages):
-    """Programs of 64 rows and 16 columns: others' blocks behind its own are up to eight, and who
-    waited for those with the last stage in hand would wait for ever.
-    """
-    form = Form(
-        64,
-        True,
-        (64, 16),
-        options=co_resident(3, ("cross_tile_prologue", True), ("num_stages", stages)),
-    )
-    assert (
-        compiled(form)[1].plan.cross_tile_prologue and min(compiled(form)[1].plan.rings) == stages
-    )
-    for seed, (queries, keys, heads) in enumerate(
-        ((300, 300, 2), (500, 130, 1), (130, 500, 2), (64, 64, 3), (700, 40, 1))
-    ):
-        check(last(form), form, queries, keys, heads, seed=seed, resident=1 + seed % 2)
-
-
 def released(form) -> list[str]:
     """Where programs release the stages that they have of their own, in the order of the text: at
     the end of the loop over programs, or inside of what is in it.
@@ -271,14 +224,6 @@ def test_the_stage_of_a_program_alone_is_given_back_at_its_end():
     form = Form(d=256, block=(128, 64))
     assert compiled(form)[1].plan.rings[0] == 1 and compiled(form)[1].plan.members == 1
     assert released(form) == ["outside"]
-
-
-def test_a_first_dot_is_issued_early_where_its_blocks_have_stages_of_their_own():
-    """Twice as many as programs, of the blocks that each program loads once."""
-    for deep, early in (2, False), (4, True):
-        options = co_resident(3, ("num_stages", deep), ("cross_tile_prologue", True))
-        form = Form(causal=True, block=(64, 64), options=options)
-        assert compiled(form)[1].plan.cross_tile_prologue == early
 
 
 @BOTH
@@ -700,9 +645,7 @@ SLIDING = (
 )
 @pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
 def test_a_window(options, wide):
-    """Also of arrays whose extents have 64 bits. The producer claims between the first and the last
-    iterations of its loops, of which there may be none.
-    """
+    """Also of arrays whose extents have 64 bits. The producer claims behind its loop."""
     modules, made = windowed(options, wide)
     assert is_forced(options, made), made.decisions
     claim, loops = (
@@ -710,7 +653,7 @@ def test_a_window(options, wide):
         lambda block: [op for op in block.ops if op.name == "scf.for"],
     )
     if made.plan.members > 1:
-        assert [loop.is_before_in_block(claim) for loop in loops(claim.parent)] == [True, False]
+        assert [loop.is_before_in_block(claim) for loop in loops(claim.parent)] == [True]
     for module in without_threads(modules):
         check_windowed(module, *SLIDING[0])
     for number, shape in enumerate((*SLIDING, SLIDING[0])):

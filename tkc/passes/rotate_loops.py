@@ -87,7 +87,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 anatomy,
                 late,
                 order,
-                context.plan.cross_tile_prologue and context.plan.members == 1,
+                context.plan.cross_tile_prologue,
                 context.plan.roles == "one",
             ).run()
             context.decisions += [

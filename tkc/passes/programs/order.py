@@ -2,8 +2,8 @@
 sequence; an order maps a number to program ids.
 
     Raster              rows (axis 0) in groups, column by column (axis 1)
-    LongestFirst        where programs grow along axis 0 (a causal mask)
-    SlidingWindow       where they slide along it, and the first of them are shorter
+    ByLength            where programs grow along axis 0 (a causal mask), or where they slide along
+                        it, and the first of them are shorter
 
 Each has values that are computed once before the programs begin, and `place`, which writes the ids
 that belong to a number: row, column and, in a grid with an axis 2, layer. Tile groups
@@ -61,12 +61,12 @@ def order_of(
             "schedule-programs: programs differ in length along axis 0: the longest first"
             + (", claimed one by one" if plan.dynamic_schedule else "")
         )
-        return LongestFirst.of(build, grid, loop, room)
+        return ByLength.growing(build, grid, loop, room)
     context.decisions.append(
         "schedule-programs: the first programs of axis 0, whose loop is shorter than the others',"
         " come last, or every second of them first"
     )
-    return SlidingWindow.of(build, grid, loop, room, tile_groups, blocks)
+    return ByLength.sliding(build, grid, loop, room, tile_groups, blocks)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _slides(loop: scf.ForOp) -> bool:
 
 
 @dataclass(frozen=True)
-class LongestFirst:
+class ByLength:
     """Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of
     axis 0 run last to first (or first to last, where the end is seen to fall along it), the longest
     early (longest processing time first), next to the same row of neighbours along the other axes:
@@ -211,40 +211,93 @@ class LongestFirst:
     alone has few of these. They read the first part of the arrays once more and do little with it,
     which costs short axes more than it balances.
 
-    few: rows that come last. whole: how many programs come before them. rows, sections: how many
-    rows, and neighbours of a section, before and behind that. falls: rows are counted from the
-    other end.
+    Where both ends depend on axis 0 (a sliding window), programs are of one length but for the
+    first of the axis, for which the window has not begun to slide. These run last, behind the
+    others neighbour by neighbour, so that the launch does not end with a wave of whole ones. How
+    many are short follows from the loop's bounds in the first two programs and the last.
+
+    But every second of them runs first of all, as many as there are blocks for. If all blocks began
+    with a whole program, each at another place, they would request everything from memory at once,
+    and again at their next programs, all in step. Short ones begin where their neighbours do, and
+    end one after the other.
+
+        7 rows, 3 of them short, 2 neighbours       row 6     2  6
+                                                    row 5     3  7
+                                                    row 4     4  8
+                                                    row 3     5  9
+                                                    row 2     0  1
+                                                    row 1    10 11
+                                                    row 0    12 13
+
+    few: rows that come last, but for `begun` that come first, in `leads` programs, where there are
+    such. whole: how many programs come between. rows, sections: how many rows, and neighbours of a
+    section, there and behind that. falls: rows are counted from the other end.
     """
 
     grid: Grid
-    falls: bool
     few: SSAValue
     whole: SSAValue
     rows: tuple[SSAValue, SSAValue]
     sections: tuple[SSAValue, SSAValue]
+    falls: bool = False
+    leads: tuple[SSAValue, SSAValue] | None = None
 
     @staticmethod
-    def of(build: Builder, grid: Grid, loop: scf.ForOp, room: int) -> LongestFirst:
+    def growing(build: Builder, grid: Grid, loop: scf.ForOp, room: int) -> ByLength:
+        """Of a loop whose end moves."""
         section = _section(build, loop, grid.others, room)
         few = _level(build, section, grid.rows)
         most, least = build.sub(grid.rows, few), build.max(few, 1)
         whole, most = build.mul(most, grid.others), build.max(most, 1)
-        return LongestFirst(
-            grid,
-            direction(loop.ub, 0) == -1,
-            few,
-            whole,
-            (most, least),
-            (section, _section(build, loop, grid.others, room, few, grid.rows)),
-        )
+        sections = section, _section(build, loop, grid.others, room, few, grid.rows)
+        return ByLength(grid, few, whole, (most, least), sections, direction(loop.ub, 0) == -1)
+
+    @staticmethod
+    def sliding(
+        build: Builder,
+        grid: Grid,
+        loop: scf.ForOp,
+        room: int,
+        tile_groups: TileGroups,
+        blocks: SSAValue,
+    ) -> ByLength:
+        """Of a loop both of whose ends move. blocks: how many run at once."""
+        one, few = build.number(1), _short(build, loop, grid.rows, tile_groups)
+        most = build.sub(grid.rows, few)
+        whole, most = build.mul(most, grid.others), build.max(most, 1)
+        sections = one, _section(build, loop, grid.others, room, few, grid.rows)
+        begun = _begun(build, few, grid, blocks)
+        leads = begun, build.mul(begun, grid.others)
+        return ByLength(grid, few, whole, (most, few), sections, leads=leads)
 
     def place(self, build: Builder, number: SSAValue) -> list[SSAValue]:
-        grid, early = self.grid, build.lt(number, self.whole)
-        number = build.select(early, number, build.sub(number, self.whole))
-        rows, section = build.select(early, *self.rows), build.select(early, *self.sections)
+        """The ids of a program, or of a tile group, from its number."""
+        grid, few, rest = self.grid, self.few, number
+        begun, lead = self.leads or (few, None)
+        leading = None if lead is None else build.lt(number, lead)
+        if lead is not None:
+            rest = build.sub(number, lead)
+        early = build.lt(rest, self.whole)
+
+        def one_of(leads: SSAValue, whole: SSAValue, last: SSAValue) -> SSAValue:
+            """For those that lead, for those that are not short, and for the other short ones."""
+            found = build.select(early, whole, last)
+            return found if leading is None else build.select(leading, leads, found)
+
+        number = one_of(number, rest, build.sub(rest, self.whole))
+        (most, least), between = self.rows, early
+        if leading is not None:
+            least = build.max(build.sub(few, begun), 1)
+        rows = one_of(begun, most, least)
+        if leading is not None:
+            between = build.and_(early, build.ge(rest, 0))
+        section = build.select(between, *self.sections)
         neighbour, turn = in_groups(build, number, grid.others, rows, section, joined=True)
         layer = grid.layer(build, neighbour)
-        row = build.sub(build.sub(build.select(early, grid.rows, self.few), 1), turn)
+        row = build.sub(build.sub(build.select(early, grid.rows, few), 1), turn)
+        if leading is not None:
+            every_second = build.sub(build.sub(few, 1), build.add(turn, turn))
+            row = one_of(every_second, row, build.sub(row, build.min(build.add(turn, 1), begun)))
         if self.falls:
             row = build.sub(build.sub(grid.rows, 1), row)
         return [row, grid.column(build, neighbour, layer), *layer]
@@ -304,79 +357,6 @@ def _level(build: Builder, section: SSAValue, rows: SSAValue) -> SSAValue:
     (few, few_part), (several, several_part) = DEFERRED_ROWS
     rest = build.select(build.le(section, several), build.up(rows, several_part), 0)
     return build.select(build.le(section, few), build.up(rows, few_part), rest)
-
-
-@dataclass(frozen=True)
-class SlidingWindow:
-    """Where both ends depend on axis 0 (a sliding window), programs are of one length but for the
-    first of the axis, for which the window has not begun to slide. These run last, behind the
-    others neighbour by neighbour, so that the launch does not end with a wave of whole ones. How
-    many are short follows from the loop's bounds in the first two programs and the last.
-
-    But every second of them runs first of all, as many as there are blocks for. If all blocks began
-    with a whole program, each at another place, they would request everything from memory at once,
-    and again at their next programs, all in step. Short ones begin where their neighbours do, and
-    end one after the other.
-
-        7 rows, 3 of them short, 2 neighbours       row 6     2  6
-                                                    row 5     3  7
-                                                    row 4     4  8
-                                                    row 3     5  9
-                                                    row 2     0  1
-                                                    row 1    10 11
-                                                    row 0    12 13
-
-    few: rows that are short, of which `begun` come first, in `leads` programs. most: the others, in
-    `whole` programs. sections: of how many neighbours are those of the others, and of short ones.
-    """
-
-    grid: Grid
-    few: SSAValue
-    begun: SSAValue
-    leads: SSAValue
-    most: SSAValue
-    whole: SSAValue
-    sections: tuple[SSAValue, SSAValue]
-
-    @staticmethod
-    def of(
-        build: Builder,
-        grid: Grid,
-        loop: scf.ForOp,
-        room: int,
-        tile_groups: TileGroups,
-        blocks: SSAValue,
-    ) -> SlidingWindow:
-        one, few = build.number(1), _short(build, loop, grid.rows, tile_groups)
-        most = build.sub(grid.rows, few)
-        whole, most = build.mul(most, grid.others), build.max(most, 1)
-        sections = one, _section(build, loop, grid.others, room, few, grid.rows)
-        begun = _begun(build, few, grid, blocks)
-        return SlidingWindow(grid, few, begun, build.mul(begun, grid.others), most, whole, sections)
-
-    def place(self, build: Builder, number: SSAValue) -> list[SSAValue]:
-        grid, few, begun = self.grid, self.few, self.begun
-        leading, rest = build.lt(number, self.leads), build.sub(number, self.leads)
-        early = build.lt(rest, self.whole)
-
-        def one_of(leads: SSAValue, whole: SSAValue, last: SSAValue) -> SSAValue:
-            """For every second one of the short ones, for those that are not, and for the other
-            short ones.
-            """
-            return build.select(leading, leads, build.select(early, whole, last))
-
-        number = one_of(number, rest, build.sub(rest, self.whole))
-        rows = one_of(begun, self.most, build.max(build.sub(few, begun), 1))
-        section = build.select(build.and_(early, build.ge(rest, 0)), *self.sections)
-        neighbour, turn = in_groups(build, number, grid.others, rows, section, joined=True)
-        layer = grid.layer(build, neighbour)
-        row = build.sub(build.sub(build.select(early, grid.rows, few), 1), turn)
-        row = one_of(
-            build.sub(build.sub(few, 1), build.add(turn, turn)),
-            row,
-            build.sub(row, build.min(build.add(turn, 1), begun)),
-        )
-        return [row, grid.column(build, neighbour, layer), *layer]
 
 
 def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGroups) -> SSAValue:

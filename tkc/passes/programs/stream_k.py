@@ -32,7 +32,6 @@ parts of its own program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -43,9 +42,8 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
-from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import terminator_of, tile_type
-from tkc.passes.programs.split_k import after_loop, atomic
+from tkc.passes.programs.parts import Parts, after_loop, go_on, kept
 
 MAX_BLOCKS = 144  # that share programs: multiprocessors of the largest device with roles
 # numerator and denominator of the blocks: with more programs in the last wave, sharing gains less
@@ -190,69 +188,28 @@ def share(
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))
-    pointer = n(Workspace(f32, 4 * m * width * 2 * MAX_BLOCKS, whole=True))
-    kept = n(
-        tile.MakeArray(
-            pointer,
-            [n.of(1 << 30), n.of(width)],
-            [n.of(width), n.of(1)],
-            ArrayType(
-                2,
-                f32,
-                ArrayFacts((Fact(), Fact(exact=width)), (Fact(exact=width), Fact(exact=1)), 16),
-            ),
-        )
-    )
+    array = kept(n, Workspace(f32, 4 * m * width * 2 * MAX_BLOCKS, whole=True), width)
 
-    def own(n, tile_group):
+    def own(n: Builder, tile_group: SSAValue) -> SSAValue:
         # of what a cluster has of each kind, this block's
         return tile_group if rank is None else n.add(n.mul(tile_group, size), rank)
 
-    counter = n(PointerAdd(n(Workspace(i32, 4 * MAX_BLOCKS, whole=True)), own(n, turn.place)))
-
-    stores, other = (
-        Block(),
-        Block([no := stamp(tile.Constant(0, i1), loop), stamp(scf.YieldOp(no.result), loop)]),
-    )
-    last = n(scf.IfOp(turn.divided, [i1], Region(stores), Region(other)))
-    stores.add_op(end := stamp(scf.YieldOp(), loop))
-    inside = Counts(end)
-    row, piece = inside.mul(own(inside, turn.slot), m), piece_of(m, width, groups)
-    for at in _corners(t, piece):
-        inside.do(
-            tile.Store(
-                kept,
-                [inside.add(row, at[0]), inside.of(at[1])],
-                inside(tile.Slice(sum_, at, TileType(piece, f32))) if piece != (m, width) else sum_,
-                piece,
-            )
-        )
-    end.operands = [
-        inside.eq(inside(atomic("add", counter, inside.of(1), True)), inside.sub(deal.parts, 1))
-    ]
-
-    adds, as_is = Block(), Block([stamp(scf.YieldOp(sum_), loop)])
-    # in this order: the sum is over where the parts are added, and leaves its registers to them
-    total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))
-    adds.add_op(end := stamp(scf.YieldOp(), loop))
-
-    def row_of(n, part):
+    def row_of(n: Builder, part: SSAValue | int) -> SSAValue:
         return n.mul(own(n, n.add(n.mul(turn.place, deal.parts), part)), m)
 
-    end.operands = [_added(Counts(end), kept, deal.parts, row_of, t, piece, loop)]
-
-    inner = Block()
-    n.do(scf.IfOp(n.or_(turn.alone, last), [], Region(inner)))
-    inner.add_op(end := stamp(scf.YieldOp(), loop))
-    for op in rest:
-        op.detach()
-        inner.insert_op_before(op, end)
-        for nested in op.walk():
-            nested.operands = [total if v is sum_ else v for v in nested.operands]
-    done = Block(
-        [stamp(atomic("exchange", counter, n.of(0), False), loop), stamp(scf.YieldOp(), loop)]
-    )
-    n.do(scf.IfOp(last, [], Region(done)))
+    parts = Parts(sum_, array, deal.parts, piece_of(m, width, groups), 1, row_of)
+    counter = n(PointerAdd(n(Workspace(i32, 4 * MAX_BLOCKS, whole=True)), own(n, turn.place)))
+    stores, other = (Block([end := stamp(scf.YieldOp(), loop)]), Block())
+    other.add_ops([no := tile.Constant(0, i1), scf.YieldOp(no.result)])
+    last = n(scf.IfOp(turn.divided, [i1], Region(stores), Region(other)))
+    inside = Counts(end)
+    parts.store(inside, inside.mul(own(inside, turn.slot), m))
+    end.operands = [parts.is_last(inside, counter)]
+    adds, as_is = Block([end := stamp(scf.YieldOp(), loop)]), Block([scf.YieldOp(sum_)])
+    # in this order: the sum is over where the parts are added, and leaves its registers to them
+    total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))
+    end.operands = [parts.total(Counts(end))]
+    go_on(body, rest, sum_, n.or_(turn.alone, last), last, counter, lambda build: total)
 
 
 def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
@@ -268,55 +225,6 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
             if columns % (8 * p) == 0 and rows * columns <= 128 * groups * most * p
         ),
         columns,
-    )
-
-
-def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]:
-    return [
-        (row, column)
-        for row in range(0, t.extents[0], size[0])
-        for column in range(0, t.extents[1], size[1])
-    ]
-
-
-def _added(
-    n: Counts,
-    kept: SSAValue,
-    parts: SSAValue,
-    row_of: Callable[[Counts, SSAValue | int], SSAValue],
-    t: TileType,
-    size: tuple[int, int],
-    loop: scf.ForOp,
-) -> SSAValue:
-    """All parts of the turn's program, each kept from some row on, added up in their order, piece
-    by piece.
-    """
-    (m, width), piece, corners = t.extents, TileType(size, f32), _corners(t, size)
-
-    def load(n: Counts, row: SSAValue, at: tuple[int, int]) -> SSAValue:
-        return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
-
-    one, first, sums = n.of(1), row_of(n, 0), []
-    # one loop after the other: nothing of the next piece is there before this one is whole
-    for at in corners:
-        adding = Block(arg_types=[i32, piece])
-        sums.append(n(scf.ForOp(one, parts, one, [load(n, first, at)], Region(adding))))
-        adding.add_op(end := stamp(scf.YieldOp(), loop))
-        further = Counts(end)
-        end.operands = [
-            further(
-                CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at))
-            )
-        ]
-
-    def join(parts, axis, shape):
-        return parts[0] if len(parts) == 1 else n(tile.Concat(parts, axis, TileType(shape, f32)))
-
-    across = width // size[1]
-    return join(
-        [join(sums[i : i + across], 1, (size[0], width)) for i in range(0, len(sums), across)],
-        0,
-        (m, width),
     )
 
 

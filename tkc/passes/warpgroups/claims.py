@@ -17,10 +17,9 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before, rebuild_while
 from tkc.ir.values import terminator_of
-from tkc.passes.warpgroups.rings import slots
+from tkc.passes.warpgroups.rings import await_free, slots
 
 STAGES = 2  # the next program's numbers are there while this one's are read
 
@@ -47,7 +46,7 @@ class ClaimRing:
             threads.MbarrierInit(self.full, 1),
             threads.MbarrierInit(self.empty, arrivals),
         )
-        self.zero, self.one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
+        self.zero = before(anchor, tile.Constant(0, i32)).result
 
     def carried_by(self, loop: scf.WhileOp) -> Turn:
         """A loop that carries the ring's stage and parity as well; `advance` ends its turns."""
@@ -57,8 +56,7 @@ class ClaimRing:
     def post(self, turn: Turn, anchor: Operation, values: Sequence[SSAValue]) -> None:
         """The producer's half: waits for a free stage, writes the values, arrives."""
         places = self._places(turn, anchor)
-        free = CLASSES["xor"](turn.parity, self.one)
-        before(anchor, free, threads.MbarrierWait(self.empty, turn.stage, free.result))
+        await_free(anchor, self.empty, turn.stage, turn.parity)
         for place, value in zip(places, values, strict=True):
             before(anchor, threads.BroadcastStore(place, value))
         before(anchor, threads.MbarrierArrive(self.full, turn.stage))

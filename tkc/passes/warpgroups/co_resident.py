@@ -18,7 +18,7 @@ tells a phase from the next one only, and a program that skipped one would be la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -37,6 +37,7 @@ from tkc.ir.values import (
     index_of,
     next_of,
     owner_op,
+    parent_of,
     shared_type,
     terminator_of,
 )
@@ -51,13 +52,15 @@ class Span:
     loop: scf.ForOp
     first: SSAValue
     last: SSAValue
+    begun: bool  # its first block is loaded before it, be there an iteration or not
 
     def of(self, mapping: dict[SSAValue, SSAValue]) -> Span:
         """The span in a copy of the program."""
         loop = mapping[self.loop.body.block.args[0]].owner.parent_op()
         if not isinstance(loop, scf.ForOp):
             raise VerifyError("co_resident: a copied loop is no loop")
-        return Span(loop, *(mapping.get(v, v) for v in (self.first, self.last)))
+        first, last = (mapping.get(v, v) for v in (self.first, self.last))
+        return Span(loop, first, last, self.begun)
 
 
 class CoResident:
@@ -90,14 +93,22 @@ def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
         op for op in body.walk() if isinstance(op, threads.Identity) and op.what.data == "member"
     )
     found = {
-        loop: _span(loop, member, following(member, body.ops), count)
+        loop: _span(loop, member, following(member, body.ops), count, _is_begun(walks, loop, body))
         for loop in dict.fromkeys(walks.values())
     }
     return {ring: found[loop] for ring, loop in walks.items()}
 
 
-def _span(loop: scf.ForOp, member: threads.Identity, own: set[Operation], count: int) -> Span:
-    first, last, _ = walked(loop)
+def _is_begun(walks: dict[SSAValue, scf.ForOp], loop: scf.ForOp, body: Block) -> bool:
+    """Whether a program's first block of what a loop loads is loaded before all branches."""
+    copies = [op for op in body.ops if isinstance(op, shared.CopyAsync)]
+    return any(walks.get(ring_of(copy)) is loop for copy in copies)
+
+
+def _span(
+    loop: scf.ForOp, member: threads.Identity, own: set[Operation], count: int, begun: bool
+) -> Span:
+    first, last, step = walked(loop)
     anchor = behind_all(block_of(member), walked(loop))
     build = Builder(anchor)
     begins, ends = zip(
@@ -108,7 +119,7 @@ def _span(loop: scf.ForOp, member: threads.Identity, own: set[Operation], count:
         build.max,
         [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends, strict=False))],
     )
-    return Span(loop, low, high)
+    return Span(loop, low, build.max(high, build.add(low, step)) if begun else high, begun)
 
 
 def _of(
@@ -153,22 +164,19 @@ def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
 class Producer(CoResident):
     """Loads for all of a tile_group."""
 
-    def gather(self) -> bool:
+    def gather(self) -> None:
         """What each program has of its own is loaded for one after the other; loops become those of
-        the tile_group. Whether they begin where a program stands.
+        the tile_group.
         """
-        moving = any(span.first is not walked(span.loop)[0] for span in self.spans.values())
         for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]:
             self._each(wait)
         for span in dict.fromkeys(self.spans.values()):
             first, last, _ = walked(span.loop)
             for old, new in ((first, span.first), (last, span.last)):
-                if old is new or old.owner not in self.own:
-                    continue
-                old.replace_all_uses_with(new)
+                if old is not new and old.owner in self.own:
+                    old.replace_all_uses_with(new)
         # what else there is of a program is not the producer's
         replace(self.member, [Builder(self.member).number(0)])
-        return moving
 
     def _each(self, wait: shared.WaitCopies) -> None:
         """The copies that a wait of the program's top waits for, once for each program, in stages
@@ -229,25 +237,22 @@ class Producer(CoResident):
         """Where a tile group's other programs get what is their own: behind the first block of what
         they share, in each way through the branch round the loop, so that the first one can begin.
         """
-        around = next(
-            (
-                op
-                for op in self.body.ops
-                if step.is_before_in_block(op)
-                and any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
-            ),
-            None,
-        )
+        behind = [op for op in self.body.ops if step.is_before_in_block(op)]
+        around = next((op for op in behind if _has_copies(op)), None)
         if not isinstance(around, scf.IfOp):
-            return [step]
-        heads = [
-            next((op for op in region.block.ops if isinstance(op, shared.WaitCopies)), None)
-            for region in around.regions
-        ]
-        return [
-            first_of(region.block) if head is None else next_of(head)
-            for region, head in zip(around.regions, heads, strict=True)
-        ]
+            return [self._behind_shared(behind) or step]
+        ways = [region.block for region in around.regions]
+        return [self._behind_shared(way.ops) or first_of(way) for way in ways]
+
+    def _behind_shared(self, ops: Iterable[Operation]) -> Operation | None:
+        """What follows the first wait for copies, if these are of what programs share."""
+        wait = next((op for op in ops if isinstance(op, shared.WaitCopies)), None)
+        found = wait is not None and ring_of(group_of(wait)[0]) in self.spans
+        return next_of(wait) if wait is not None and found else None
+
+
+def _has_copies(op: Operation) -> bool:
+    return any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
 
 
 class Consumer(CoResident):
@@ -259,56 +264,66 @@ class Consumer(CoResident):
         """
         replace(self.member, [self.role.instance])
         firsts = {ring_of(copy): copy for copy in reversed(self._copies())}
-        end, carried = (
-            terminator_of(self.body),
-            {ring: self._carried(stage_of(copy.buffer).index[0]) for ring, copy in firsts.items()},
-        )
+        carried = {r: self._carried(stage_of(c.buffer).index[0]) for r, c in firsts.items()}
         for ring, state in carried.items():
-            if ring in self.spans:
-                continue
-            mine: Sequence[SSAValue] = before(
-                first_of(self.body),
-                threads.RingNext(*state, shared_type(ring).stages, self.role.instance),
-            ).results
-            over = before(
-                end,
-                threads.RingNext(*state, shared_type(ring).stages, Builder(end).number(self.count)),
-            ).results
-            self._become(state, mine, over)
+            if ring not in self.spans:
+                self._keep_own(shared_type(ring).stages, *state)
         for span in dict.fromkeys(self.spans.values()):
             # those that fill together are one
-            rings = list(
-                {
-                    carried[ring]: ring for ring, found in self.spans.items() if found is span
-                }.values()
-            )
-            build, (first, last, step) = (
-                Builder(behind_all(self.body, [*walked(span.loop), span.first, span.last])),
-                walked(span.loop),
-            )
-            some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
-            head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
-            tail = build.sub(
-                whole,
-                build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)),
-            )
-            states: list[Sequence[BlockArgument]] = [carried[ring] for ring in rings]
-            begins = (
-                _passed(build, head, rings, full, states) if first is not span.first else states
-            )
-            ends = [[end.operands[v.index] for v in state] for state in states]
-            claimed = next(op for op in self.body.ops if isinstance(op, threads.MbarrierWait))
-            behinds = _passed(
-                Builder(claimed),
-                tail,
-                rings,
-                full,
-                ends,
-                # behind results, which need not wait for these; before the next claim, which
-                # follows the last of them
-            )
-            for each, begin, behind in zip(states, begins, behinds, strict=True):
-                self._become(each, begin, behind)
+            rings = {carried[ring]: ring for ring, found in self.spans.items() if found is span}
+            self._pass_others(span, list(rings.values()), list(rings), full)
+
+    def _keep_own(self, stages: int, stage: BlockArgument, parity: BlockArgument) -> None:
+        """Of a ring in which each program has stages of its own, those of this one."""
+        start, end = first_of(self.body), terminator_of(self.body)
+        mine = before(start, threads.RingNext(stage, parity, stages, self.role.instance))
+        whole = Builder(end).number(self.count)
+        over = before(end, threads.RingNext(stage, parity, stages, whole))
+        self._become((stage, parity), mine.results, over.results)
+
+    def _pass_others(
+        self,
+        span: Span,
+        rings: list[SSAValue],
+        states: list[tuple[BlockArgument, BlockArgument]],
+        full: dict[SSAValue, SSAValue],
+    ) -> None:
+        """The stages of rings that all programs read, before this one's own and behind."""
+        (first, last, step), end = walked(span.loop), terminator_of(self.body)
+        build = Builder(behind_all(self.body, [first, last, step, span.first, span.last]))
+        some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
+        head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
+        own = build.select(some, build.up(build.sub(last, first), step), int(span.begun))
+        tail = build.sub(whole, build.add(head, own))
+        begins: Sequence[Sequence[SSAValue]] = states
+        if first is not span.first:
+            begins = _passed(build, head, rings, full, states)
+        ends = [[end.operands[v.index] for v in state] for state in states]
+        if span.begun:
+            self._pass_first(rings, ends, full, span.loop)
+        # behind results, which need not wait for these; before the next claim, which follows the
+        # last of them
+        claimed = next(op for op in self.body.ops if isinstance(op, threads.MbarrierWait))
+        behinds = _passed(Builder(claimed), tail, rings, full, ends)
+        for each, begin, behind in zip(states, begins, behinds, strict=True):
+            self._become(each, begin, behind)
+
+    def _pass_first(
+        self, rings: list[SSAValue], ends: list, full: dict[SSAValue, SSAValue], loop: scf.ForOp
+    ) -> None:
+        """A program without blocks of its own has the first one for its first dot alone: it passes
+        what else that is. ends: stages and parities behind the branch round the loop.
+        """
+        begun = {ring_of(op) for op in self.body.ops if isinstance(op, shared.CopyAsync)}
+        end = terminator_of(parent_of(loop, scf.IfOp).regions[1].block)
+        for ring, results in zip(rings, ends, strict=True):
+            if ring in begun:
+                continue
+            stage, parity = (end.operands[index_of(v)] for v in results)
+            before(end, threads.MbarrierWait(full[ring], stage, parity))
+            step = before(end, threads.RingNext(stage, parity, shared_type(ring).stages))
+            for old, new in zip(results, step.results, strict=True):
+                end.operands[index_of(old)] = new
 
     def _become(
         self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]

@@ -8,9 +8,8 @@ these are over. A step of roles.py.
 An operand that threads write is fenced for the tensor cores where it was written, and written
 again when the dots that read it are over.
 
-A dot runs until something needs it (`Overlap`); the accumulators of a loop run one group deep, so
-that a stage is released when the next group is in flight (pipelined_sums.py). Sums of other loops
-run on into the next iteration (carried_dots.py).
+A dot runs until something needs it (`Overlap`); sums of loops run on into the next iteration
+(carried_dots.py).
 """
 
 from __future__ import annotations
@@ -37,20 +36,15 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import Overlaps
-from tkc.passes.planning.operands import running_sums
-from tkc.passes.warpgroups.carried_dots import carried_count, carry
+from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.in_flight import (
     InFlightDot,
-    in_registers,
-    is_touched_later,
     stage_number,
     stage_shown,
     starts_anew,
-    written_by,
 )
 from tkc.passes.warpgroups.maps import Maps
-from tkc.passes.warpgroups.pipelined_sums import PipelinedSums
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     arrived,
@@ -73,9 +67,9 @@ def consume(
     _wait_for_stages(block, rings)
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     reused = list(dict.fromkeys(filter(None, map(stage_of, outs))))
-    # stages that are released a step late
-    late = {stage.index[0] for stage in reused} | _pipeline_sums(block, rings)
-    Overlap(block, rings, late, turns).run()
+    late = {stage.index[0] for stage in reused}  # stages that are released a step late
+    around = {op.parent for op in block.walk() if isinstance(op, tile.Dot)}
+    Overlap(block, rings, late, turns, len(around) == 1).run()
     if turns:
         before(first_of(block), threads.Turn("start"))
     if reused:
@@ -96,47 +90,6 @@ def _wait_for_stages(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
     for write in anew:
         before(write, threads.MbarrierWait(rings[ring_of(write)].full, *state_of(write)))
         erase(write)
-
-
-def _pipeline_sums(block: Block, rings: dict[SSAValue, RingBarriers]) -> set[SSAValue]:
-    """Runs the sums of loops one group of dots deep, where that can be; gives the numbers of stages
-    that are released so.
-    """
-    found: set[SSAValue] = set()
-    around = dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
-    for loop in around:
-        if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
-            continue
-        together = [dot for dots in made for dot in dots]
-        stages = _ring_stages(together, rings)
-        if not _wait_for_one_another(together) and all(
-            where is loop.body.block for *_, where in stages
-        ):
-            read = [(ring, stage) for ring, stage, _ in stages]
-            found.update(stage for _, stage in read)
-            PipelinedSums(loop, made, read, len(around) > 1).run()
-    return found
-
-
-def _wait_for_one_another(dots: list[tile.Dot]) -> bool:
-    """Whether one dot's operand is made, or its registers are touched, when it is over."""
-    return (
-        any(map(written_by, dots))
-        or len(dots) > 1
-        and any(map(in_registers, dots))
-        or any(map(is_touched_later, dots))
-    )
-
-
-def _ring_stages(
-    dots: list[tile.Dot], rings: dict[SSAValue, RingBarriers]
-) -> list[tuple[RingBarriers, SSAValue, Block]]:
-    """As `_stages_read`, of several dots together."""
-    found = {}
-    for dot in dots:
-        for stage in _stages_read(dot, rings):
-            found[stage[0].full, stage[1]] = stage
-    return list(found.values())
 
 
 def _stages_read(
@@ -169,8 +122,13 @@ class Overlap:
         rings: dict[SSAValue, RingBarriers],
         late: set[SSAValue],
         turns: bool,
+        alone: bool,
     ):
         self.block, self.rings, self.late, self.turns = block, rings, late, turns
+        self.alone = alone  # no other block of the role has dots
+        self.group = are_one_group(block)
+        if any(where is not block for dot in self.group for *_, where in _stages_read(dot, rings)):
+            self.group = []
         self.flights: list[InFlightDot] = []
         # what dots before have made; and of it what no wait since the last issue shows to be there
         self.made = _carried_results(block)
@@ -190,7 +148,7 @@ class Overlap:
             self._prove(op)
             for region in op.regions:
                 for inner in list(region.blocks):
-                    Overlap(inner, self.rings, self.late, self.turns).run()
+                    Overlap(inner, self.rings, self.late, self.turns, self.alone).run()
             if isinstance(op, tile.Dot) and _is_wgmma(op):
                 self._issue(op)
         if self.turns:
@@ -213,7 +171,11 @@ class Overlap:
         first = next((f for f in self.flights if f.continues_in(dot)), None)
         acc = dot.acc if first is None else first.pending
         new = threads.DotAsync(dot.a, dot.b, None if starts_anew(dot) else acc, t)
-        before(dot, threads.Fence("dot"), new, threads.DotCommit())
+        if not self.group or not self.flights:
+            before(dot, threads.Fence("dot"))
+        before(dot, new)
+        if not self.group or dot is self.group[-1]:
+            before(dot, threads.DotCommit())
         flight = InFlightDot(dot, new, new.result, _stages_read(dot, self.rings))
         if first is not None:
             self.flights.remove(first)
@@ -225,6 +187,8 @@ class Overlap:
 
     def _complete_needed(self, op: Operation) -> None:
         """Waits, before an operation, for the dots that it needs."""
+        if self.group:
+            return
         needed = [
             i
             for i, flight in enumerate(self.flights)
@@ -272,18 +236,22 @@ class Overlap:
 
     def _end(self, last: Operation) -> None:
         """Waits for dots at the block's end, but for sums that run on into the next iteration."""
-        count = 0 if self.turns else carried_count(self.block, self.flights)
-        if len(self.flights) > count:
-            self._complete(last, len(self.flights) - count - 1)
+        whole, count = len(self.flights), 0
+        if self.group:
+            count = whole
+        elif not self.turns:
+            count = carried_count(self.block, self.flights)
+        if whole > count:
+            self._complete(last, whole - count - 1)
         if self.flights:
             released = [
                 (ring, stage)
                 for flight in self.flights
                 for ring, stage, _ in flight.stages
-                if self.last_reader.get((ring.full, stage)) is flight.dot
+                if self.last_reader.get((ring.full, stage)) in flight.dots
             ]
             self.late.update(stage for _, stage in released)
-            carry(self.block, self.flights, released)
+            carry(self.block, self.flights, released, self.group, self.alone)
             self.flights = []
 
     def _release_read_by(self, flight: InFlightDot, anchor: Operation) -> None:

@@ -1,5 +1,5 @@
 """Cross-tile prologue: the programs of a block become one stream of copies and dots. The last step
-of roles.py for plans with `cross_tile_prologue`.
+of roles.py for plans with `cross_tile_prologue`, however its instances share programs.
 
     consumer, for each program:        S of the first program
       wait Q, K;  S = q·k[0]           for each program:
@@ -8,10 +8,18 @@ of roles.py for plans with `cross_tile_prologue`.
       claim the next program             wait for the last dot alone
       epilogue                           claim;  epilogue while S is computed
 
-Both dots are issued in each path through the branch around the loop, so that the second is in
-flight when the branch ends. Behind the branch the assembler would put the epilogue's division
-between the instructions of that dot; and it forbids other writes to registers of accumulators in
-flight, so what a branch without a loop yields is computed before.
+The head of a program, its first dots with all they wait for, moves across the back edge of the loop
+over programs. Both dots are issued in each path through the branch around the loop, so that the
+second is in flight when the branch ends. Behind the branch the assembler would put the epilogue's
+division between the instructions of that dot; and it forbids other writes to registers of
+accumulators in flight, so what a branch without a loop yields is computed before.
+
+Where a program passes blocks of others behind its own (co_resident.py), the next one's first block
+comes behind those. Who waited for them with the stage of its last dot in hand might wait for ever:
+so the dot ends first, and its stage is released.
+
+    last dot;  wait for it;  release its stage
+    pass the blocks behind its own;  wait Q, K of the next program;  S = q·k[0]
 
 The dot is issued once more than there are programs. The producer loads the head of the next program
 behind its claim, before it waits for the last stages of the one before, and a head for one program
@@ -41,21 +49,49 @@ from tkc.ir.rewrite import (
     with_results,
 )
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, next_of, owner_of, terminator_of, yielded_by
+from tkc.ir.values import (
+    block_of,
+    is_side_effect_free,
+    next_of,
+    owner_of,
+    terminator_of,
+    yielded_by,
+)
+from tkc.passes.warpgroups.lookahead import freed
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
+FIRST = threads.MbarrierWait, threads.Fence, threads.DotAsync, threads.DotCommit
+# of a loop that waits for blocks of other programs and releases them
+PASSING = (
+    scf.ForOp,
+    scf.YieldOp,
+    tile.Constant,
+    threads.MbarrierWait,
+    threads.MbarrierArrive,
+    threads.RingNext,
+)
 
 
 @dataclass
 class Stream:
     """What a program of a role begins with, and where the next program's goes: a place in each way
-    through the branch around the program's loop, where the values that the loop over programs
-    carries next are known."""
+    through the branch around the program's loop. late: what stands behind the branch and is known
+    or done before that.
+    """
 
     loop: scf.WhileOp
     branch: scf.IfOp
     head: list[Operation]
     places: list[Operation]
+
+    def __post_init__(self) -> None:
+        read_by_head = {v for op in self.head for v in op.operands}
+        carried = zip(self.body.args, yielded_by(self.body), strict=True)
+        read = {following for v, following in carried if v in read_by_head}
+        ops = defining_slice(read, self.body)
+        self.late = [op for op in ops if self.branch.is_before_in_block(op)]
+        self.needed = {v for op in self.late for inner in op.walk() for v in inner.operands} | read
+        self.passes = [op for op in self.late if op.regions]
 
     @property
     def body(self) -> Block:
@@ -65,11 +101,12 @@ class Stream:
         return dict(zip(self.body.args, self.loop.arguments, strict=False))
 
     def next(self, place: Operation) -> dict[SSAValue, SSAValue]:
-        end = terminator_of(block_of(place))
-        return {
-            argument: end.operands[index_of(v)] if v.owner is self.branch else v
-            for argument, v in zip(self.body.args, yielded_by(self.body), strict=False)
-        }
+        """At a place, what the loop carries next, and what follows from its passes."""
+        yields = zip(self.branch.results, yielded_by(block_of(place)), strict=True)
+        known: dict[SSAValue, SSAValue] = dict(yields)
+        clone_slice(self.late, known, place)
+        carried = zip(self.body.args, yielded_by(self.body), strict=True)
+        return known | {argument: known.get(v, v) for argument, v in carried}
 
     def exists(self, values: dict[SSAValue, SSAValue], anchor: Operation) -> SSAValue:
         """Whether there is a program with these values of what the loop carries."""
@@ -90,20 +127,35 @@ class Stream:
         return found.intersection(self.body.args)
 
     def possible(self) -> bool:
-        """Whether the head is straight code, and all it needs is known at each place."""
-        read = {v for op in self.head for v in op.operands if v in self.body.args}
-
-        def known(v, place):
-            return isinstance(v.owner, Block) or not any(
-                v.owner.parent is at.parent and not v.owner.is_before_in_block(at)
-                for at in (place, self.branch)
-            )
-
+        """Whether the head is straight code, and all it needs is known at each place, or behind the
+        passes.
+        """
         return (
             bool(self.head)
             and not any(op.regions for op in self.head)
-            and all(known(self.next(place)[v], place) for place in self.places for v in read)
+            and all(is_side_effect_free(op) or _passes(op) for op in self.late)
+            and all(
+                result not in self.needed or _is_before(value, place)
+                for place in self.places
+                for result, value in zip(
+                    self.branch.results, yielded_by(block_of(place)), strict=True
+                )
+            )
         )
+
+
+def _passes(op: Operation) -> bool:
+    return isinstance(op, scf.ForOp) and all(isinstance(inner, PASSING) for inner in op.walk())
+
+
+def _is_before(value: SSAValue, place: Operation) -> bool:
+    """Whether a value is known at a place."""
+    owner = value.owner
+    return (
+        isinstance(owner, Block)
+        or owner.parent is not place.parent
+        or owner.is_before_in_block(place)
+    )
 
 
 def overlap_epilogue(producer: threads.Role, consumer: threads.Role) -> bool:
@@ -200,25 +252,37 @@ def _is_apart(stream: Stream) -> bool:
 
 
 def _consumers(loop: scf.WhileOp) -> Stream | None:
-    body, last = loop.after_region.block, _around(loop.after_region.block, threads.DotAsync)
-    dot = next((op for op in body.ops if isinstance(op, threads.DotAsync)), None)
-    if dot is None or last is None or not dot.is_before_in_block(last):
+    body = loop.after_region.block
+    last = _around(body, threads.DotAsync)
+    if last is None or not (head := _head_before(last)):
         return None
     ends = [_last_wait(region.block) for region in last.regions]
-    if not all(end.pending.value.data == 0 for end in ends if isinstance(end, threads.DotWait)):
+    if any(isinstance(end, threads.DotWait) and end.pending.value.data for end in ends):
         return None
-    return Stream(loop, last, _head_of(dot), ends)
+    needed = set(defining_slice([v for op in head for v in op.operands], body))
+    stream = Stream(loop, last, [op for op in body.ops if op in needed or op in head], ends)
+    if stream.passes:
+        # these wait for what may be loaded when the last dots' stages are free
+        stream.places = [_behind(end) if isinstance(end, threads.DotWait) else end for end in ends]
+    return stream
 
 
-def _head_of(dot: threads.DotAsync) -> list[Operation]:
-    """What a program does up to its first dot's commit: waits, the dot, and what these need."""
-    body = block_of(dot)
-    ops = list(body.ops)
-    ops = ops[: ops.index(dot) + 2]  # and its commit
-    waits = [op for op in ops if isinstance(op, threads.MbarrierWait)]
-    needed = set(defining_slice([v for op in (dot, *waits) for v in op.operands], body))
-    kept = {*needed, *waits, dot.prev_op, dot, dot.next_op}
-    return [op for op in ops if op in kept]
+def _behind(end: threads.DotWait) -> Operation:
+    """What follows a wait for dots and the arrivals that release what these have read."""
+    return next_of([end, *freed(end)][-1])
+
+
+def _head_before(branch: scf.IfOp) -> list[Operation]:
+    """What a program does up to the commit of its first dots: waits, and the dots."""
+    ops: list[Operation] = []
+    for op in block_of(branch).ops:
+        if isinstance(op, threads.DotWait) or op is branch:
+            break
+        if isinstance(op, FIRST) and not (isinstance(op, threads.Fence) and op.kind.data != "dot"):
+            ops.append(op)
+    while ops and not isinstance(ops[-1], threads.DotCommit):
+        ops.pop()
+    return ops
 
 
 def _last_wait(block: Block) -> Operation:
@@ -230,48 +294,57 @@ def _last_wait(block: Block) -> Operation:
 def _ahead(stream: Stream) -> None:
     """The consumers."""
     loop, head = stream.loop, stream.head
-    fence, dot, commit = head[-3:]
-
-    def copy(mapping: dict[SSAValue, SSAValue], anchor: Operation) -> SSAValue:
-        clone_slice(head, mapping, anchor)
-        return mapping[dot.results[0]]
-
-    first, ways = copy(stream.first(), loop), []
+    dots = [op.result for op in head if isinstance(op, threads.DotAsync)]
+    passed = [r for op in stream.passes for r in op.results]
+    first = dict(stream.first())
+    clone_slice(head, first, loop)
     turns = any(isinstance(op, threads.Turn) for op in block_of(loop).ops)
-    for place in stream.places:
-        block, end = block_of(place), terminator_of(block_of(place))
-        following = stream.next(place)
-        end.operands = [
-            (
-                before(place, v.owner.clone()).results[0]
-                if isinstance(v.owner, tile.Constant) and isinstance(v.type, TileType)
-                else v
-            )
-            for v in end.operands
-        ]
-        ahead = copy(following, place)
-        if isinstance(place, threads.DotWait):
-            if turns:
-                before(
-                    [
-                        op
-                        for op in block.ops
-                        if isinstance(op, threads.Fence) and op.kind.data == "dot"
-                    ][-2],
-                    threads.Turn("begin"),
-                )
-                before(place, threads.Turn("end"))
-            both = before(
-                place, threads.DotWait(1, [*place.args, ahead], [True] * len(place.args) + [False])
-            )
-            replace(place, list(both.results[:-1]))
-            ahead = both.results[-1]
-        ways.append([ahead])
-    (ahead,) = with_results(stream.branch, ways)
-    loop = rebuild_while(loop, [first])
+    ways = [_head_at(place, stream, [*dots, *passed], len(dots), turns) for place in stream.places]
+    given = with_results(stream.branch, ways)
+    for old, new in zip(passed, given[len(dots) :], strict=True):
+        old.replace_all_uses_with(new)
+    loop = rebuild_while(loop, [first[dot] for dot in dots])
     body = loop.after_region.block
-    terminator_of(body).operands = [*yielded_by(body), ahead]
-    dot.results[0].replace_all_uses_with(body.args[-1])
-    for op in (commit, dot, fence, *(op for op in head if isinstance(op, threads.MbarrierWait))):
+    terminator_of(body).operands = [*yielded_by(body), *given[: len(dots)]]
+    for old, new in zip(dots, body.args[-len(dots) :], strict=True):
+        old.replace_all_uses_with(new)
+    for op in [*stream.passes, *(op for op in reversed(head) if isinstance(op, FIRST))]:
         erase(op)
-    after(loop, threads.DotWait(0, [loop.results[-1]]))
+    after(loop, threads.DotWait(0, loop.results[-len(dots) :]))
+
+
+def _head_at(
+    place: Operation, stream: Stream, asked: list[SSAValue], count: int, turns: bool
+) -> list[SSAValue]:
+    """The next program's head in a way through the branch; what stands there for some values, of
+    which so many are the head's dots.
+    """
+    _keep_constants(place)
+    known = stream.next(place)
+    clone_slice(stream.head, known, place)
+    found = [known[v] for v in asked]
+    if not isinstance(place, threads.DotWait):
+        return found
+    if turns:
+        _take_turn(place, count)
+    n = len(place.args)
+    ready = [True] * n + [False] * count
+    both = before(place, threads.DotWait(count, [*place.args, *found[:count]], ready))
+    replace(place, list(both.results[:n]))
+    return [*both.results[n:], *found[count:]]
+
+
+def _keep_constants(place: Operation) -> None:
+    """Tiles of constants that a way yields are made before the dots in flight there."""
+    end = terminator_of(block_of(place))
+    for i, v in enumerate(end.operands):
+        if isinstance(v.owner, tile.Constant) and isinstance(v.type, TileType):
+            end.operands[i] = before(place, v.owner.clone()).results[0]
+
+
+def _take_turn(place: threads.DotWait, ahead: int) -> None:
+    """The last dots, and those ahead that stand behind them, are a turn of a warpgroup's."""
+    ops = block_of(place).ops
+    fences = [op for op in ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
+    before(fences[-1 - ahead], threads.Turn("begin"))
+    before(place, threads.Turn("end"))

@@ -15,14 +15,6 @@ The latency of a claim, and of the divisions that turn a number into ids, is hid
 the last stage, and the next program's first copies follow at once. A claim at a program's begin
 would be a whole program old when it is used, and blocks with long programs would claim too many.
 
-Of co-resident programs whose loops begin at different places, the first ends its part of a tile
-group while the others are at its last blocks: the producer claims as many iterations before the
-loop's end as rings have stages (`claim_ahead`), so that the next group's first blocks are there:
-
-    for %k = %first to %last { copies of %k }      for %k = %first to %some { copies of %k }
-    claim, broadcast                         ->    claim, broadcast
-    last copy                                      for %k = %some to %last { … };  last copy
-
 The bounds of a tile group (minimum and maximum over its programs) are many operations, in which a
 producer copies nothing and a consumer issues no dots. What is long, follows from a claimed number
 alone and is needed by a loop or a copy is carried around the loop over programs
@@ -46,13 +38,10 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import (
-    Builder,
-    after,
     before,
     clone_slice,
     defining_slice,
     erase,
-    following,
     rebuild_while,
     replace,
     with_results,
@@ -62,13 +51,11 @@ from tkc.ir.values import (
     is_side_effect_free,
     next_of,
     parent_of,
-    shared_type,
     terminator_of,
     yielded_by,
 )
 from tkc.passes.planning.order import work_claims
 from tkc.passes.warpgroups.claims import ClaimRing
-from tkc.passes.warpgroups.rings import ring_of
 
 MIN_PRECOMPUTED_OPERATIONS = 8  # so many take longer than a broadcast
 # the producer holds them in registers until it may broadcast them: with more, ptxas spills
@@ -284,57 +271,3 @@ def _behind_dots(body: Block) -> Operation:
     """What follows a program's last dots: its epilogue, in which nothing waits for a number."""
     last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
     return next_of(last[-1]) if last else terminator_of(body)
-
-
-def claim_ahead(producer: threads.Role) -> None:
-    """Claims stand before a loop's last iterations: as many as its rings hold stages, but one,
-    which is on its way.
-    """
-    for claim in [op for op in producer.walk() if isinstance(op, threads.NextProgram)]:
-        loop = _loop_before(claim)
-        ahead = 0 if loop is None else _least_stages(loop) - 1
-        if loop is not None and ahead >= 2:
-            _claim_within(loop, claim, ahead)
-
-
-def _loop_before(claim: threads.NextProgram) -> scf.ForOp | None:
-    """The last loop of a program before its claim."""
-    before_it = [op for op in block_of(claim).ops if op.is_before_in_block(claim)]
-    return next((op for op in reversed(before_it) if isinstance(op, scf.ForOp)), None)
-
-
-def _least_stages(loop: scf.ForOp) -> int:
-    """Of the rings that a loop fills; 0 where it fills none."""
-    copies = [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
-    return min((shared_type(ring_of(copy)).stages for copy in copies), default=0)
-
-
-def _claim_within(loop: scf.ForOp, claim: threads.NextProgram, ahead: int) -> None:
-    """The last iterations of a loop stand behind the claim, and what needs their results too."""
-    block = block_of(claim)
-    posted = next(
-        op
-        for op in block.ops
-        if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
-    )
-    between = [
-        op for op in block.ops if loop.is_before_in_block(op) and op.is_before_in_block(posted)
-    ]
-    late = following(loop, between)
-    build = Builder(loop)
-    trips = build.max(
-        build.sub(
-            build.up(build.sub(loop.ub, loop.lb), loop.step),
-            build.number(ahead, loop.step.type),
-        ),
-        build.number(0, loop.step.type),
-    )
-    some = build.add(loop.lb, build.mul(trips, loop.step))
-    rest = after(posted, loop.clone())
-    for old, new in zip(loop.results, rest.results, strict=False):
-        old.replace_all_uses_with(new)
-    rest.operands = [some, *rest.operands[1:3], *loop.results]
-    loop.operands = [loop.lb, some, *loop.operands[2:]]
-    for op in [op for op in reversed(between) if op in late]:
-        op.detach()
-        after(rest, op)

@@ -20,16 +20,14 @@ has received all that is sent to it.
 
 from __future__ import annotations
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.rewrite import before, erase
-from tkc.ir.types import SharedType, bits
-from tkc.ir.values import block_of, first_of, owner_of, shared_type, tile_type
+from tkc.ir.rewrite import before, erase, loop_of
+from tkc.ir.types import bits
+from tkc.ir.values import first_of, shared_type, tile_type
 from tkc.passes import PassContext
-from tkc.passes.warpgroups.carried import Carried
+from tkc.passes.warpgroups.carried import Handed
 
 
 def exchange(kernel: tile.Kernel, context: PassContext) -> None:
@@ -47,8 +45,7 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
         next(op for op in block.ops if any(inner in writes for inner in op.walk())),
     )
     for write in writes:
-        told = Exchange(write, start)
-        told.thread(block, told.state(start))
+        Exchange(write, start).hand_over(block, start)
     # whether all have begun is asked at once and answered as late as can be
     before(start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True))
     before(
@@ -69,60 +66,19 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
     )
 
 
-class Exchange(Carried):
+class Exchange(Handed):
     """One write to all blocks and its readings."""
 
     def __init__(self, write: shared.Write, start: Operation):
+        super().__init__(write, start, 2 if loop_of(write) else 1, 1)
         t = shared_type(write.buffer)
-        self.write = write
-        self.stages = 2 if _in_loop(write) else 1
-        self.bytes = t.size * bits(t.element) // 8
-        self.ring = before(
-            start, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))
-        ).result
-        self.full = before(start, threads.Barriers(self.stages)).result
-        self.ring.name_hint, self.full.name_hint = "told", "full"
-        before(start, threads.MbarrierInit(self.full, 1))
+        self.ring.name_hint, self.bytes = "told", t.size * bits(t.element) // 8
 
-    def state(self, start: Operation) -> list[SSAValue]:
-        return [before(start, tile.Constant(0, i32)).result] * 2
-
-    def inside(self, op: Operation) -> bool:
-        return any(inner is self.write for inner in op.walk())
-
-    def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
-        for op in list(block.ops):
-            if op is self.write:
-                return self._sent(state)
-            if op.regions:
-                state = self.around(op, state)
-        return state
-
-    def _sent(self, state: list[SSAValue]) -> list[SSAValue]:
-        (stage, parity), write = state, self.write
-        alloc = owner_of(write.buffer, shared.Alloc)
-        place = before(write, shared.Stage(self.ring, stage)).result
+    def say(self, stage: SSAValue) -> None:
+        write, full = self.write, self.full
         before(
             write,
-            threads.MbarrierExpect(self.full, stage, self.bytes),
-            threads.Send(place, write.value, self.full, stage, write.lone is not None),
-        )
-        users = {use.operation for use in alloc.result.uses} - {write}
-        reading = next(op for op in block_of(write).ops if op in users)
-        before(reading, threads.MbarrierWait(self.full, stage, parity))
-        following = (
-            before(reading, threads.RingNext(stage, parity, self.stages)).results
-            if self.stages > 1
-            else state
+            threads.MbarrierExpect(full, stage, self.bytes),
+            threads.Send(write.buffer, write.value, full, stage, write.lone is not None),
         )
         erase(write)
-        alloc.result.replace_all_uses_with(place)
-        erase(alloc)
-        return list(following)
-
-
-def _in_loop(op: Operation) -> bool:
-    around = op.parent_op()
-    while around is not None and not isinstance(around, (scf.ForOp, scf.WhileOp)):
-        around = around.parent_op()
-    return around is not None

@@ -21,9 +21,7 @@ from xdsl.ir import Block, SSAValue
 from tkc.ir import threads
 from tkc.ir.plan import Plan
 from tkc.ir.values import shared_type
-from tkc.passes.warpgroups import co_resident_prologue, cross_tile_prologue
 from tkc.passes.warpgroups.co_resident import Consumer, Producer, Span, spans
-from tkc.passes.warpgroups.dynamic_tile_scheduler import claim_ahead
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 
 
@@ -63,10 +61,6 @@ class Shared:
     def settle(self, consumer: threads.Role) -> None:
         """What instances have of their own, when dots are asynchronous."""
 
-    def overlap_epilogue(self, producer: threads.Role, consumer: threads.Role) -> bool:
-        """The next program's first dot under this one's epilogue; whether programs are so made."""
-        return cross_tile_prologue.overlap_epilogue(producer, consumer)
-
 
 class InTurn(Shared):
     """Two instances run every second program each."""
@@ -80,17 +74,13 @@ class SideBySide(Shared):
 
     def gather(self, producer: threads.Role, copied: dict[SSAValue, SSAValue]) -> None:
         theirs = {ring: span.of(copied) for ring, span in self.common.items()}
-        if Producer(producer, self.members, theirs).gather():
-            claim_ahead(producer)
+        Producer(producer, self.members, theirs).gather()
 
     def part(self, consumer: threads.Role, full: dict[SSAValue, SSAValue]) -> None:
         Consumer(consumer, self.members, self.common).part(full)
 
     def settle(self, consumer: threads.Role) -> None:
         own_buffers(consumer)
-
-    def overlap_epilogue(self, producer: threads.Role, consumer: threads.Role) -> bool:
-        return co_resident_prologue.overlap_epilogue(consumer)
 
 
 def instances_of(block: Block, plan: Plan) -> Shared:

@@ -55,29 +55,23 @@ def alternate(role: threads.Role) -> None:
     stamp(branch, loop)
     _take_turns(loop, mine, other)
     body, updates = loop.body.block, []
-    for i in range(len(loop.iter_args)):
-        found = _fills(loop, i, loop, None if (even := _even(loop)) else loop.lb)
-        if found is None:
+    end = terminator_of(body)
+    others = _Steps(loop, end, Builder(end).add(body.args[0], loop.step))
+    own = _Steps(loop, loop, loop.lb)
+    for i, (stage, parity) in enumerate(zip(loop.iter_args, loop.iter_args[1:], strict=False)):
+        used, stages = own.carried(i), own.stages
+        passed = others.carried(i) if own.depends else used
+        if used is None or passed is None:
             continue
-        stages, used = found
-        end = terminator_of(body)
-        first = before(
-            loop,
-            threads.RingNext(
-                loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.instance, used)
-            ),
-        )
-        if not even:
-            others = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
-            if others is None:
-                raise VerifyError("ping-pong: the other program's stages are not known")
-            used = others[1]
-        over = before(end, threads.RingNext(end.operands[i], end.operands[i + 1], stages, used))
+        before_it = build.mul(role.instance, used)
+        first = build.do(threads.RingNext(stage, parity, stages, before_it))
+        stage, parity = end.operands[i : i + 2]
+        over = before(end, threads.RingNext(stage, parity, stages, passed))
         updates.append((i, first, over))
     for i, first, over in updates:
         for j in (0, 1):
             loop.operands[3 + i + j] = first.results[j]
-            terminator_of(body).operands[i + j] = over.results[j]
+            end.operands[i + j] = over.results[j]
     loop.operands[0] = build.add(loop.lb, build.mul(role.instance, loop.step))
     loop.operands[2] = build.mul(loop.step, two)
 
@@ -118,69 +112,47 @@ def own_buffers(role: threads.Role) -> None:
         erase(op)
 
 
-def _even(loop: scf.ForOp) -> bool:
-    """Whether the loops of all programs have the same bounds."""
-    inner = [op for op in loop.body.block.walk() if isinstance(op, scf.ForOp)]
-    ops = slice_inside([v for op in inner for v in (op.lb, op.ub, op.step)], loop)
-    return not any(
-        isinstance(v, BlockArgument) and v.block is loop.body.block
-        for v in [
-            *(v for op in ops for v in op.operands),
-            *(v for op in inner for v in (op.lb, op.ub, op.step)),
-        ]
-    )
-
-
-def _fills(
-    loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | None
-) -> tuple[int, SSAValue] | None:
-    """Stages of the ring whose stage the loop carries there, and how many of them a program uses,
-    as a value before the anchor; None if it is no ring's stage. program: the number of the program
-    that is meant, where it matters."""
-    argument, end = loop.body.block.args[1 + index], yielded_by(loop.body.block)[index]
-    stages: set[int] = set()
-    total = _Steps(loop, anchor, program, stages).of(end, argument)
-    return (stages.pop(), total) if total is not None and stages else None
-
-
 class _Steps:
-    """How many steps of a ring lie between two of its stages."""
+    """How many steps of a ring a program makes, before an anchor; program: its number. stages: of
+    the ring that was asked for last; depends: whether the steps depend on the program.
+    """
 
-    def __init__(
-        self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]
-    ):
-        self.loop, self.build, self.program, self.stages = loop, Builder(anchor), program, stages
+    def __init__(self, loop: scf.ForOp, anchor: Operation, program: SSAValue):
+        self.loop, self.build, self.program = loop, Builder(anchor), program
+        self.stages, self.depends = 0, False
 
-    def of(self, value: SSAValue, start: SSAValue) -> SSAValue | None:
-        """None where that is not what they are."""
+    def carried(self, index: int) -> SSAValue | None:
+        """Of the ring whose stage the loop carries there; None where it carries none."""
+        body, self.stages, self.depends = self.loop.body.block, 0, False
+        steps = self._between(body.args[1 + index], yielded_by(body)[index])
+        return steps if self.stages else None
+
+    def _between(self, start: SSAValue, value: SSAValue) -> SSAValue | None:
+        """From one value to another; None where there is something else between."""
+        owner, build = value.owner, self.build
         if value is start:
-            return self.build.number(0)
-        owner = value.owner
-        match owner:
-            case threads.RingNext() if value is owner.next_stage:
-                self.stages.add(owner.stages.value.data)
-                earlier = self.of(owner.stage, start)
-                return None if earlier is None else self.build.add(earlier, self.build.number(1))
-            case scf.ForOp():
-                i = index_of(value)
-                each = self.of(yielded_by(owner.body.block)[i], owner.body.block.args[1 + i])
-                earlier = None if each is None else self.of(owner.iter_args[i], start)
-                return (
-                    None
-                    if earlier is None
-                    else self.build.add(earlier, self.build.mul(each, self.trips(owner)))
-                )
-        return None
+            return build.number(0)
+        if isinstance(owner, threads.RingNext) and value is owner.next_stage:
+            self.stages = owner.stages.value.data
+            earlier = self._between(start, owner.stage)
+            return None if earlier is None else build.add(earlier, 1)
+        if not isinstance(owner, scf.ForOp):
+            return None
+        i, body = index_of(value), owner.body.block
+        each = self._between(body.args[1 + i], yielded_by(body)[i])
+        earlier = None if each is None else self._between(start, owner.iter_args[i])
+        if each is None or earlier is None:
+            return None
+        return build.add(earlier, build.mul(each, self._trips(owner)))
 
-    def trips(self, inner: scf.ForOp) -> SSAValue:
+    def _trips(self, inner: scf.ForOp) -> SSAValue:
         """How often a loop inside runs in the program that is meant."""
-        body = self.loop.body.block
-        mapping: dict[SSAValue, SSAValue] = (
-            {} if self.program is None else {body.args[0]: self.program}
-        )
+        number = self.loop.body.block.args[0]
+        mapping: dict[SSAValue, SSAValue] = {number: self.program}
         bounds = [inner.lb, inner.ub, inner.step]
         needed, build = slice_inside(bounds, self.loop), self.build
         read = [*bounds, *(v for op in needed for v in op.operands)]
+        self.depends |= number in read
         if any(isinstance(op, LOADS) for op in needed) or any(
             isinstance(v, BlockArgument) and is_inside(v, self.loop) and v not in mapping
             for v in read
@@ -188,9 +160,6 @@ class _Steps:
             raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
         clone_slice(needed, mapping, build.anchor)
         first, last, step = (mapping.get(v, v) for v in bounds)
-        one, zero = (build.number(n, step.type) for n in (1, 0))
-        trips = build.max(
-            build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero
-        )
+        trips = build.max(build.up(build.sub(last, first), step), 0)
         # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
         return trips if trips.type == i32 else build(Cast(trips, i32))

@@ -22,13 +22,14 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, previous_of, shared_type, terminator_of
+from tkc.ir.values import index_of, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     arrived,
+    await_free,
     bytes_of,
     group_of,
     is_by_threads,
@@ -55,26 +56,28 @@ PRODUCER_OPERATIONS = (
 def produce(
     block: Block,
     rings: dict[SSAValue, RingBarriers],
-    maps: Maps,
-    multicast: Multicast | None,
+    maps: Maps | None = None,
+    multicast: Multicast | None = None,
     claims: Set[Operation] = frozenset(),
 ) -> None:
-    """The producer's part of a program. claims: what it does for all roles."""
+    """The producer's part of a program; without maps that of the role that copies what tensor maps
+    do not: all its threads wait for room and copy, and what they copied says itself that it is
+    there. claims: what it does for all roles.
+    """
     programs, drained = terminator_of(block), set()
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
-        if is_by_threads(copies[0]):
+        if is_by_threads(copies[0]) != (maps is None):
             continue
         ring, head = rings[ring_of(copies[0])], copies[0]
         stage, parity = state_of(head)
-        one = before(head, tile.Constant(1, i32)).result
-        before(
-            head,
-            threads.MbarrierWait(
-                ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result
-            ),
-        )
-        broadcasts.move_behind(previous_of(head), stage)
+        free = await_free(head, ring.empty, stage, parity)
+        if maps is None:
+            for copy in copies:
+                before(copy, _by_threads(copy))
+            before(wait, threads.MbarrierArrive(ring.full, stage, each="copies"))
+            continue
+        broadcasts.move_behind(free, stage)
         before(head, threads.MbarrierExpect(ring.full, stage, bytes_of(copies)))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)
@@ -140,13 +143,7 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
             rings[ring_of(write)],
             state_of(write),
         )
-        one = before(write, tile.Constant(1, i32)).result
-        before(
-            write,
-            threads.MbarrierWait(
-                target.empty, stage, before(write, CLASSES["xor"](parity, one)).result
-            ),
-        )
+        await_free(write, target.empty, stage, parity)
         fence = after(write, threads.Fence("async_shared"))
         written = after(fence, threads.MbarrierArrive(target.full, stage, each="warp"))
         # an operand may be relaid in two ways, for two dots
@@ -157,26 +154,12 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
     _strip(block)
 
 
-def copy_by_threads(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
-    """The role that copies what tensor maps do not: all its threads wait for room and copy; what
-    they copied says itself that it is there.
-    """
-    waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
-    for wait in [wait for wait in waits if is_by_threads(group_of(wait)[0])]:
-        copies = group_of(wait)
-        ring, head = rings[ring_of(copies[0])], copies[0]
-        stage, parity = state_of(head)
-        one = before(head, tile.Constant(1, i32)).result
-        free = before(head, CLASSES["xor"](parity, one)).result
-        before(head, threads.MbarrierWait(ring.empty, stage, free))
-        for copy in copies:
-            new = threads.CpAsync(
-                copy.array, copy.offsets, copy.buffer, copy.extents.get_values(), copy.mask
-            )
-            new.properties |= {"engine": copy.properties["engine"]}
-            before(copy, new)
-        before(wait, threads.MbarrierArrive(ring.full, stage, each="copies"))
-    _strip(block)
+def _by_threads(copy: shared.CopyAsync) -> threads.CpAsync:
+    """A copy that all threads of a role make."""
+    extents = copy.extents.get_values()
+    new = threads.CpAsync(copy.array, copy.offsets, copy.buffer, extents, copy.mask)
+    new.properties |= {"engine": copy.properties["engine"]}
+    return new
 
 
 def _load(

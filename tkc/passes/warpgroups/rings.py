@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.rewrite import before, erase
+from tkc.ir.rewrite import Builder, before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, bits
 from tkc.ir.values import (
@@ -149,6 +149,14 @@ def state_of(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]
         if isinstance(use.operation, threads.RingNext) and use.index == 0
     )
     return stage, step.parity
+
+
+def await_free(
+    anchor: Operation, empty: SSAValue, stage: SSAValue, parity: SSAValue
+) -> threads.MbarrierWait:
+    """Before the anchor, who fills a stage waits until it is free."""
+    build = Builder(anchor)
+    return build.do(threads.MbarrierWait(empty, stage, build.xor(parity, 1)))
 
 
 def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:

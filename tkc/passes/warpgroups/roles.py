@@ -65,6 +65,7 @@ from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.consuming import consume
+from tkc.passes.warpgroups.cross_tile_prologue import overlap_epilogue
 from tkc.passes.warpgroups.dynamic_tile_scheduler import (
     precompute_next_tile,
     room_left,
@@ -75,7 +76,7 @@ from tkc.passes.warpgroups.instances import Shared, instances_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.numbers_of_tiles import hold_whole, reduce_alone
-from tkc.passes.warpgroups.producing import convert, copy_by_threads, erase_unread, produce
+from tkc.passes.warpgroups.producing import convert, erase_unread, produce
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     barriers_of,
@@ -129,7 +130,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for role in group.converters:
         convert(role.body.block, rings.barriers, rings.raw)
     for role in group.copiers:
-        copy_by_threads(role.body.block, rings.barriers)
+        produce(role.body.block, rings.barriers)
     consumer = group.consumer
     instances.part(consumer, {ring: barriers.full for ring, barriers in rings.barriers.items()})
     turns = bool(plan.rotate) and plan.warps >= 8
@@ -289,7 +290,7 @@ def _finish(
     while plan.programs > 1 and sweep(kernel):
         pass  # of what only the consumers use the producer has no copy left
     instances.settle(consumer)
-    if plan.cross_tile_prologue and not instances.overlap_epilogue(group.producer, consumer):
+    if plan.cross_tile_prologue and not overlap_epilogue(group.producer, consumer):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
             " with their last: there is no cross-tile prologue"

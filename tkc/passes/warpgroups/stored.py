@@ -25,14 +25,13 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import after, before, erase
 from tkc.ir.types import TileType, element_of, is_integer
 from tkc.ir.values import terminator_of
 from tkc.passes.analysis.alias import Overlaps, is_of_programs, may_meet
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.warpgroups.carried import Carried
-from tkc.passes.warpgroups.rings import is_by_threads
+from tkc.passes.warpgroups.rings import await_free, is_by_threads
 
 STORES = (tile.Store, tile.StorePointers)
 Construct = scf.ForOp | scf.WhileOp | scf.IfOp
@@ -161,11 +160,9 @@ class _Parity(Carried):
     def _said(self, anchor: Operation, state: list[SSAValue]) -> list[SSAValue]:
         """The order of what is before an operation and what is behind."""
         (stage, parity), order = state, self.order
-        one = before(anchor, tile.Constant(1, i32)).result
-        known = before(anchor, CLASSES["xor"](parity, one)).result
+        await_free(anchor, order.seen, stage, parity)
         before(
             anchor,
-            threads.MbarrierWait(order.seen, stage, known),
             threads.BlockBarrier(),
             threads.MbarrierArrive(order.stored, stage),
             threads.MbarrierWait(order.stored, stage, parity),

@@ -27,15 +27,13 @@ between, which they wrote when they had read this one: dots that read it end in 
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase
-from tkc.ir.types import SharedType
-from tkc.ir.values import shared_type
-from tkc.passes.warpgroups.carried import Carried
+from tkc.ir.rewrite import after
+from tkc.ir.values import first_of
+from tkc.passes.warpgroups.carried import Handed, users_of
 
 
 def exchange_operands(block: Block, plan: Plan, anchor: Operation) -> None:
@@ -46,8 +44,10 @@ def exchange_operands(block: Block, plan: Plan, anchor: Operation) -> None:
         return
     written = [op for op in block.walk() if isinstance(op, shared.Alloc) and can_exchange(op)]
     for alloc in written:
-        ring = _WrittenRing(alloc, plan.written_stages)
-        ring.thread(block, ring.start(anchor, block, plan.warps))
+        write = next(op for op in users_of(alloc.result) if isinstance(op, shared.Write))
+        ring = _WrittenRing(write, anchor, plan.written_stages, plan.warps)
+        ring.ring.name_hint = alloc.result.name_hint or "written"
+        ring.hand_over(block, first_of(block))
 
 
 def can_exchange(alloc: shared.Alloc) -> bool:
@@ -57,7 +57,7 @@ def can_exchange(alloc: shared.Alloc) -> bool:
     block = alloc.parent
     if block is None or not isinstance(block.parent_op(), scf.ForOp):
         return False
-    users = _users(alloc.result)
+    users = users_of(alloc.result)
     writes = [op for op in users if isinstance(op, shared.Write)]
     dots = [op for op in users if isinstance(op, tile.Dot)]
     return (
@@ -70,57 +70,8 @@ def can_exchange(alloc: shared.Alloc) -> bool:
     )
 
 
-def _users(buffer: SSAValue) -> list[Operation]:
-    """The operations that read or write a buffer, through its views too."""
-    found: list[Operation] = []
-    for op in dict.fromkeys(use.operation for use in buffer.uses):
-        found += _users(op.results[0]) if isinstance(op, shared.VIEWS) else [op]
-    return found
-
-
-class _WrittenRing(Carried):
+class _WrittenRing(Handed):
     """The ring that takes the place of one buffer."""
 
-    def __init__(self, alloc: shared.Alloc, stages: int):
-        self.alloc, self.stages = alloc, stages
-        users = _users(alloc.result)
-        self.write = next(op for op in users if isinstance(op, shared.Write))
-        block = alloc.parent
-        assert block is not None
-        self.first_dot = next(op for op in block.ops if op in users and isinstance(op, tile.Dot))
-
-    def start(self, anchor: Operation, block: Block, warps: int) -> list[SSAValue]:
-        """The ring, its barriers, and its first stage and parity."""
-        t = shared_type(self.alloc.result)
-        ring = shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))
-        self.ring = before(anchor, ring).result
-        self.ring.name_hint = self.alloc.result.name_hint or "written"
-        self.full = before(anchor, threads.Barriers(self.stages)).result
-        self.full.name_hint = "full"
-        before(anchor, threads.MbarrierInit(self.full, warps))
-        first = block.first_op
-        assert first is not None
-        zero = before(first, tile.Constant(0, i32)).result
-        return [zero, zero]
-
-    def inside(self, op: Operation) -> bool:
-        return any(inner is self.write for inner in op.walk())
-
-    def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
-        """Stage and parity behind a block."""
-        for op in list(block.ops):
-            if op is self.write:
-                return self._exchange(state)
-            if op.regions:
-                state = self.around(op, state)
-        return state
-
-    def _exchange(self, state: list[SSAValue]) -> list[SSAValue]:
-        stage, parity = state
-        view = before(self.alloc, shared.Stage(self.ring, stage)).result
-        self.alloc.result.replace_all_uses_with(view)
-        erase(self.alloc)
+    def say(self, stage: SSAValue) -> None:
         after(self.write, threads.MbarrierArrive(self.full, stage, each="warp"))
-        before(self.first_dot, threads.MbarrierWait(self.full, stage, parity))
-        following = threads.RingNext(stage, parity, self.stages)
-        return list(before(self.first_dot, following).results)

@@ -110,8 +110,9 @@ def _prologue_pays(
     warpgroups that share a program, and three whose programs' loops begin at one place. The checks
     of TKC_DEBUG need the registers.
     """
-    if request.lone_loop is None:
-        return False
+    loop = request.lone_loop
+    if loop is None or sharing.members > 1 and 0 in program_axes([loop.lb]):
+        return False  # behind blocks of other programs, how many the next one's claim says
     if request.options.cross_tile_prologue is not None:
         return request.options.cross_tile_prologue
     if request.options.debug:
@@ -119,7 +120,7 @@ def _prologue_pays(
     if sharing.members == 1:
         return sharing.consumers == 2
     consumer = execution.role_registers(sharing, memory.blocks)[1]
-    return consumer >= MIN_LOOKAHEAD_REGISTERS and 0 not in program_axes([request.lone_loop.lb])
+    return consumer >= MIN_LOOKAHEAD_REGISTERS
 
 
 def _can_begin_next(request: RoleRequest, execution: DotExecution, rings: Rings) -> bool:
