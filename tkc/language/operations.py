@@ -758,9 +758,11 @@ def never_negative(number: Value) -> None:
     """
     value = number.use()
     kernel = value.owner.parent_op() if isinstance(value, BlockArgument) else None
-    if isinstance(value, BlockArgument) and isinstance(kernel, tile.Kernel):
+    whole = bounds(value.type)
+    if isinstance(value, BlockArgument) and isinstance(kernel, tile.Kernel) and whole is not None:
         known = {*kernel.integers(NONNEGATIVE), value.index}
         kernel.attributes[NONNEGATIVE] = tile.ints(sorted(known))
+        tracer().promise(value, Range(0, whole.hi))
 
 
 def promise(condition: SSAValue) -> None:
