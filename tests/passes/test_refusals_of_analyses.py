@@ -28,6 +28,7 @@ from tkc.passes.planning.gathers import BY_CONSUMERS, Why, load_by_consumers
 from tkc.passes.planning.order import keep_in_order
 from tkc.passes.planning.roles import programs, results, sharing
 from tkc.passes.programs import dynamic_tile_scheduler
+from tkc.passes.raised.blocks import Axis
 from tkc.passes.warpgroups import cross_tile_prologue
 
 h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
@@ -452,21 +453,25 @@ def test_places_of_arrays_with_bounds_are_as_they_are():
     assert cross_tile_prologue._places_of_unbounded(stream) == []
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_block_begins_before_its_array_where_that_may_begin_there(moves, monkeypatch):
-    axis = raise_pointers.Axis.__new__(raise_pointers.Axis)
-    for name, value in {"start": "start", "moved": False}.items():
-        object.__setattr__(axis, name, value)
+def test_a_block_begins_before_its_array_where_that_may_begin_there(moves, known, monkeypatch):
+    one, row = Polynomial.number(1), Polynomial.number(8)
+    axis = Axis(row, -one, None, 4)
+    block = SimpleNamespace(axes=[axis], assumed=set())
     here = raise_pointers._Recognition.__new__(raise_pointers._Recognition)
     here.bounds = {}
-    here.scalars = SimpleNamespace(is_never_negative=lambda start, assumed: False)
+    here.scalars = SimpleNamespace(
+        is_never_negative=lambda number, assumed: number == row,
+        host_limit=lambda number, assumed: one if known else None,
+    )
     monkeypatch.setattr(raise_pointers._Recognition, "_may_move", lambda self, axis: moves)
-    monkeypatch.setattr(raise_pointers, "replace_field", lambda axis, moved: "moved")
     if moves:
-        assert here._from_the_first(axis, None, set()) == "moved"
+        found = here._from_the_first(axis, None, block)
+        assert (found.before, found.moved) == ((one, False) if known else (None, True))
         return
     with pytest.raises(raise_pointers.NotABlock):
-        here._from_the_first(axis, None, set())
+        here._from_the_first(axis, None, block)
 
 
 # ---- addresses

@@ -23,6 +23,7 @@ from tkc.passes.analysis import folding
 from tkc.passes.analysis.pointers import Affine, Forms, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial
 from tkc.passes.plan import kernel_of
+from tkc.passes.raised import writing
 
 f1, n1 = array(tkc.float32), array(tkc.int32)
 ONE = Polynomial.number(1)
@@ -259,8 +260,8 @@ def test_a_mask_whose_axes_are_taken_as_one_bounds_none():
 )
 def test_which_axes_have_neighbours_and_rows(stride, extent, dense, rows):
     axis = SimpleNamespace(stride=Polynomial.number(stride), extent=extent)
-    assert raise_pointers._is_dense(axis) == dense
-    assert raise_pointers._is_of_rows(axis) == rows
+    assert writing._is_dense(axis) == dense
+    assert writing._is_of_rows(axis) == rows
 
 
 def why_not_raised(kernel, *given, **constants) -> str:

@@ -18,6 +18,8 @@ from tkc.ir.values import array_type, defining_op
 # The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple
 # of any box.
 UNBOUNDED = (1 << 31) - (1 << 16)
+# of a made array: it begins before the memory of its argument
+BEGINS_BEFORE = "begins_before"
 MAX_DEPTH = 32  # of an expression: deeper ones stay in the kernel
 
 
@@ -92,6 +94,16 @@ def is_unbounded(array: SSAValue) -> bool:
     if made is None:
         return False
     return any(fact.exact == UNBOUNDED for fact in array_type(made.result).facts.shape)
+
+
+def may_read_before_memory(array: SSAValue) -> bool:
+    """Whether rows may lie outside of an array that begins before memory: for these the copy engine
+    reads the array's first address.
+    """
+    made = defining_op(array, tile.MakeArray)
+    if made is None or BEGINS_BEFORE not in made.attributes:
+        return False
+    return any(fact.exact != UNBOUNDED for fact in array_type(made.result).facts.shape)
 
 
 def is_whole(array: SSAValue) -> bool:

@@ -18,8 +18,10 @@ affine (analysis/pointers.py) and
   strides   of the tile's axes are single products that the host can compute
   numbers   of rows take 32 bits, and 64 of gathered ones where memory has room for more; how many
             elements lie before the array takes 64 where its base may be large (`is_large`)
-  starts    are never negative, or the mask bounds them from below; a divisor of `//` and `%` in
-            them counts as positive (TKC_DEBUG checks that)
+  starts    are never negative, or the mask bounds them from below, or where they are it leaves out
+            the whole block. Else the array begins before: by as many rows as the host can tell
+            (of `min(%rows, %n)` %n), or along one axis by as many as 32 bits count. A divisor of
+            `//` and `%` in them counts as positive (TKC_DEBUG checks that)
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
   remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
@@ -39,15 +41,16 @@ Sources: the semantics of masked pointer loads in Triton's language reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
-from functools import partial
+from itertools import permutations
 from math import gcd, lcm, prod
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i1, i32, i64
+from xdsl.dialects.builtin import ModuleOp, i32, i64
 from xdsl.ir import Block as BasicBlock
 from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 
@@ -55,35 +58,37 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.host_values import UNBOUNDED, argument_number
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import Builder, erase, loop_of, replace
+from tkc.ir.rewrite import Builder, loop_of, replace
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import (
-    MOST_DIVISOR,
-    ArrayFacts,
-    ArrayType,
-    Fact,
     PointerType,
     TileType,
     bits,
     pointee_of,
 )
-from tkc.ir.values import array_type, block_of, defining_op, first_of, owner_op, tile_type
+from tkc.ir.values import block_of, defining_op, first_of, owner_op, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.mapped import MAX_MAP_RANK
 from tkc.passes.analysis.pointers import Affine, Forms
-from tkc.passes.analysis.polynomials import Polynomial, Scalars, TooLarge
+from tkc.passes.analysis.polynomials import Polynomial, TooLarge
+from tkc.passes.raised.blocks import (
+    MEMORY_BYTES,
+    MIN_MOVED_STRIDE,
+    ROWS_BEFORE,
+    Axis,
+    Block,
+    Condition,
+    PointerBlock,
+    is_large,
+)
+from tkc.passes.raised.writing import Writer
 from tkc.passes.simplify import is_update
 from tkc.passes.simplify import run as simplify
 
-# more bytes than any device's memory has, and rows so many of which 32 bits count
-MEMORY_BYTES, ROWS_BEFORE = 1 << 38, 1 << 30
-# elements that offsets of 32 bits reach, and of how many a row has to be that rows of so many
-# before and behind an address have numbers of 32 bits
-REACHED_ELEMENTS, MIN_MOVED_STRIDE = (1 << 31) - 1, 8
 COMPARISONS = {"lt": 0, "le": 1, "gt": 0, "ge": 1}  # whether the bound itself is included
 REMAINDERS = {"floordiv": "mod", "div_trunc": "rem_trunc"}
-PointerBlock = tile.LoadPointers | tile.StorePointers | tile.Atomic
 
 
 class NotABlock(Exception):
@@ -148,7 +153,7 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
                 f"raise-pointers: an access of {'x'.join(map(str, tile_type(op.pointers).extents))}"
                 f" stays by pointers: {why or 'its address has too many terms'}"
             )
-    writer = _Writer(kernel, forms.scalars, context.options.debug > 0)
+    writer = Writer(kernel, forms.scalars, context.options.debug > 0)
     for block in blocks:
         writer.write(block)
     return len(blocks)
@@ -216,52 +221,6 @@ def _is_index(value: SSAValue) -> bool:
 
 
 # ---- what an access addresses
-@dataclass(frozen=True)
-class Axis:
-    """An axis of the array that is addressed. extent: of the block; -1 for one that it lacks.
-    gathered: numbers of the elements along it, which count from `start`. moved: the array begins so
-    far before that what an argument's address can reach has no negative number.
-    """
-
-    stride: Polynomial
-    start: Polynomial
-    bound: Polynomial | None
-    extent: int
-    gathered: SSAValue | None = None
-    moved: bool = False
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A part of a mask: a truth value, and of each of its axes which one of the mask it is."""
-
-    value: SSAValue
-    axes: dict[int, int]
-
-
-@dataclass
-class Block:
-    """What an access addresses: a block of an array that begins `offset` elements behind an
-    argument's first, or behind a pointer, where the conditions hold. anchor: before which the array
-    is made; None for that of an argument. rows: bytes of which the pointers promise that each row
-    begins at a multiple. repeated: how many elements along each of the tile's axes are one of the
-    block. covered: of the axes along which all of a tile is one element, the first number that a
-    mask leaves out, and the condition that does so; None where nothing depends on what it leaves
-    out. assumed: divisors taken to be positive.
-    """
-
-    op: PointerBlock
-    base: SSAValue
-    anchor: Operation | None
-    rows: int
-    offset: Polynomial
-    axes: list[Axis]
-    conditions: list[Condition]
-    repeated: dict[int, int] = field(default_factory=dict)
-    covered: list[tuple[Polynomial, Condition | None]] = field(default_factory=list)
-    assumed: set[SSAValue] = field(default_factory=set)
-
-
 @dataclass
 class Bounds:
     """Of the numbers along an axis of a tile: the first ones that are inside, and the first ones
@@ -397,7 +356,7 @@ class _Recognition:
         even = {a: stride for a, stride in strides.items() if a not in gathered}
         starts, bounds, rest = self._starts(form.offset, even)
         offset = self._known_part(rest)
-        outer = self._outer(rest - offset)
+        outer = self._outer(rest - offset, MAX_MAP_RANK - len(strides))
         for a, rows in gathered.items():
             before = self._rows_before(rows, strides[a])
             starts[a] = Polynomial.number(before)
@@ -422,33 +381,70 @@ class _Recognition:
             raise NotABlock("where it begins may take more than 32 bits to count")
         numbers = [*[None] * len(outer), *sorted(strides)]
         block.axes = [
-            self._from_the_first(axis, number, block.assumed)
+            self._from_the_first(axis, number, block)
             for number, axis in zip(numbers, block.axes, strict=True)
         ]
         if sum(axis.moved for axis in block.axes) > 1:
             raise NotABlock("it may begin before the array along several axes")
+        block.axes = self._from_memory(block)
         return block
 
-    def _from_the_first(self, axis: Axis, number: int | None, assumed: set[SSAValue]) -> Axis:
-        """An axis along which the block begins at an element that the array has. number: of the
-        tile's axis. Raises NotABlock where it may lie before.
+    def _from_memory(self, block: Block) -> list[Axis]:
+        """The axes of an array that begins where memory does, where it can: what one axis counts
+        before comes off another one of the same stride, which is never less, or where the host sees
+        by how much. (The copy engine reads an array's first address for rows outside of it.)
+        """
+        axes = list(block.axes)
+        for i, axis in enumerate(axes):
+            if axis.before is None:
+                continue
+            for j, other in enumerate(axes):
+                free = other.gathered is None and not other.counts_from_before
+                if j == i or other.stride != axis.stride or other.bound is not None or not free:
+                    continue
+                limits = self.scalars.host_limits(axis.before - other.start, block.assumed)
+                if limits:
+                    never = self.scalars.is_never_negative
+                    some = [limit for limit in limits if not never(-limit, block.assumed)]
+                    axes[j] = replace_field(other, less=axis.before, limits=tuple(some))
+                    axes[i] = replace_field(axis, elsewhere=True)
+                    break
+        return axes
+
+    def _from_the_first(self, axis: Axis, number: int | None, block: Block) -> Axis:
+        """An axis along which the block begins at an element that the array has, if it has any.
+        number: of the tile's axis. Raises NotABlock where it may lie before.
         """
         bounded = number is not None and self.bounds.get(number, Bounds()).low
-        if bounded or self.scalars.is_never_negative(axis.start, assumed):
+        if bounded or self.scalars.is_never_negative(axis.start, block.assumed):
             return axis
-        if not self._may_move(axis):
-            raise NotABlock("it may begin before the array")
-        return replace_field(axis, moved=True)
+        if any(self._is_empty_before(axis, other, block.assumed) for other in block.axes):
+            return axis
+        if self._may_move(axis):
+            before = self.scalars.host_limit(-axis.start, block.assumed)
+            if before is not None:
+                return replace_field(axis, before=before)
+            if self.scalars.is_never_negative(axis.stride, set()):
+                return replace_field(axis, moved=True)
+        raise NotABlock("it may begin before the array")
+
+    def _is_empty_before(self, axis: Axis, other: Axis, assumed: set[SSAValue]) -> bool:
+        """Whether a block that begins before the first element along an axis begins behind another
+        axis's bound: together both starts are never less than that bound.
+        """
+        if other is axis or other.bound is None or other.gathered is not None:
+            return False
+        together = axis.start + other.start - other.bound
+        return self.scalars.is_never_negative(together, assumed)
 
     def _may_move(self, axis: Axis) -> bool:
-        """Whether an array can begin so far before along an axis that its numbers are not negative,
-        and take 32 bits: where rows are not short, of an argument whose elements 32 bits count.
+        """Whether an array may begin before along an axis, and its numbers take 32 bits: where rows
+        are not short, of an argument whose elements 32 bits count.
         """
         return (
             self.anchor is None
             and not is_large(self.form.base)
             and self.scalars.divisor(axis.stride) >= MIN_MOVED_STRIDE
-            and self.scalars.is_never_negative(axis.stride, set())
         )
 
     def _counts_in_32_bits(self, axis: Axis) -> bool:
@@ -576,14 +572,17 @@ class _Recognition:
     def _divided(self, offset: Polynomial, stride: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Start along an axis, and the rest of the offset. A stride that is a number divides all
         terms: those in which numbers of the kernel count strides of the host (`batch * %stride`)
-        are outer axes, unless all together are known to be a place along this one.
+        are outer axes, unless only all together are known to be a place along this one.
         """
-        start, rest = offset.divided(stride)
-        if stride.exact is None or self.scalars.is_never_negative(start, set()):
-            return start, rest
+        together, rest = offset.divided(stride)
+        if stride.exact is None:
+            return together, rest
         apart = Polynomial.of({m: c for m, c in offset.terms if self._counts_strides(m)})
-        start, rest = (offset - apart).divided(stride)
-        return start, rest + apart
+        start, left = (offset - apart).divided(stride)
+        never = self.scalars.is_never_negative
+        if never(together, set()) and not (never(start, set()) and never(apart, set())):
+            return together, rest
+        return start, left + apart
 
     def _counts_strides(self, monomial: tuple[int, ...]) -> bool:
         known = {self._is_known(Polynomial((((a,), 1),))) for a in monomial}
@@ -613,13 +612,25 @@ class _Recognition:
         if not found.low and bounds[axis] is None:
             starts.pop(axis, None)
 
-    def _outer(self, rest: Polynomial) -> list[Axis]:
-        """Axes that the block lacks: a batch, a head. One for each stride that the host knows."""
+    def _outer(self, rest: Polynomial, room: int) -> list[Axis]:
+        """Axes that the block lacks: a batch, a head. One for each stride that the host knows;
+        where there is room for fewer, what counts multiples of another stride (`chunk` in
+        chunk * (%size * %stride)) is counted along that one's axis.
+        """
         grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
         for monomial, coefficient in rest.terms:
             host = tuple(a for a in monomial if self._is_known(Polynomial((((a,), 1),))))
             own = tuple(a for a in monomial if a not in host)
             grouped.setdefault(host, {})[own] = coefficient
+        while len(grouped) > room and (pair := _multiple(grouped)) is not None:
+            host, finer = pair
+            times = tuple((Counter(host) - Counter(finer)).elements())
+            places = Polynomial.of(
+                {tuple(sorted((*m, *times))): c for m, c in grouped[host].items()}
+            )
+            together = Polynomial.of(grouped[finer]) + places
+            grouped = {h: terms for h, terms in grouped.items() if h != host}
+            grouped[finer] = dict(together.terms)
         found = []
         for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
             step = gcd(*terms.values())
@@ -628,16 +639,16 @@ class _Recognition:
         return found
 
 
-def is_large(base: SSAValue | None) -> bool:
-    """Whether what a pointer points into may have elements whose numbers take more than 32 bits: an
-    argument that is specialized for that, and memory whose address is loaded.
-    """
-    number = None if base is None else argument_number(base)
-    if base is None or number is None:
-        return True
-    kernel = base.owner.parent_op()
-    assert isinstance(kernel, tile.Kernel)
-    return number in kernel.integers("wide")
+def _multiple(strides: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...] | None:
+    """A product of numbers of the host, and another that divides it; None where there are none."""
+    return next(
+        (
+            (stride, finer)
+            for stride, finer in permutations(strides, 2)
+            if finer and Counter(finer) < Counter(stride)
+        ),
+        None,
+    )
 
 
 def _is_visible(value: SSAValue, anchor: Operation) -> bool:
@@ -761,322 +772,3 @@ def _yielded(op: scf.YieldOp, number: int, axis: int) -> list[tuple[SSAValue, in
     if isinstance(around, scf.ForOp):
         return [(around.body.block.args[1 + number], axis), (around.results[number], axis)]
     return [(around.results[number], axis)] if isinstance(around, scf.IfOp) else None
-
-
-# ---- writing it
-@dataclass(frozen=True)
-class MadeArray:
-    """An array that the kernel makes; of each axis that has been moved how many rows come before
-    the argument's first.
-    """
-
-    array: SSAValue
-    before: list[SSAValue | None]
-
-
-class _Writer:
-    """Writes blocks for accesses by pointers; equal arrays are made once, before the first."""
-
-    def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
-        self.kernel, self.scalars, self.checks = kernel, scalars, checks
-        self.arrays: dict[tuple, MadeArray] = {}
-        self.entry: Operation | None = None  # before it arrays are made
-        self.placed: dict[SSAValue, SSAValue] = {}
-        self.loaded: dict[SSAValue, SSAValue] = {}  # what has been written, by what it replaces
-
-    def write(self, block: Block) -> None:
-        """Replaces the access."""
-        op = block.op
-        if self.entry is None:
-            self.entry = ancestor(op, self.kernel.body.block)
-        build = Builder(op)
-        self._check(block, build)
-        made = self._array(block)
-        array, rows = made.array, self._take_rows(block, build)
-        offsets = [
-            self._sum(axis.start, build, False) if row is None else row
-            for axis, row in zip(block.axes, rows, strict=True)
-        ]
-        offsets = [
-            offset if before is None else _counted_from(before, offset, build)
-            for offset, before in zip(offsets, made.before, strict=True)
-        ]
-        extents = [axis.extent for axis in block.axes]
-        kept = [n for n in extents if n >= 0]
-        mask = self._mask(block, kept, build)
-        if op is self.entry:  # which goes
-            self.entry = op.next_op
-        if isinstance(op, tile.LoadPointers):
-            other = None if op.other is None else _reshaped(op.other, kept, build)
-            loaded = build(tile.Load(array, offsets, extents, mask, other))
-            whole = list(tile_type(op.result).extents)
-            once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
-            if not kept:
-                loaded = build(tile.Splat(loaded, TileType(once, loaded.type)))
-            whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
-            whole_tile = self._cut_off(block, whole_tile, build)
-            self.loaded[op.result] = whole_tile
-            replace(op, [whole_tile])
-            return
-        value = _reshaped(op.value, kept, build)
-        if isinstance(op, tile.Atomic):
-            build.do(tile.AtomicBlock(op.kind.data, array, offsets, value, extents, mask))
-        else:
-            build.do(tile.Store(array, offsets, value, extents, mask))
-        erase(op)
-
-    def _take_rows(self, block: Block, build: Builder) -> list[SSAValue | None]:
-        """Of each axis the numbers of rows that are gathered along it: -1, which reads as zeros, in
-        place of those that the mask leaves out. These conditions go.
-        """
-        found: list[SSAValue | None] = []
-        kept = [axis for axis in block.axes if axis.extent >= 0]
-        for axis in block.axes:
-            numbers = axis.gathered
-            if numbers is None:
-                found.append(None)
-                continue
-            at = kept.index(axis)
-            numbers = _reshaped(self.loaded.get(numbers, numbers), [axis.extent], build)
-            if before := axis.start.exact:
-                if before > ROWS_BEFORE:
-                    numbers = build(ew.Cast(numbers, TileType([axis.extent], i64)))
-                numbers = build.add(numbers, before)
-            own = [c for c in block.conditions if _is_about(c, at)]
-            for condition in own:
-                here = self.loaded.get(condition.value, condition.value)
-                here = _reshaped(here, [axis.extent], build)
-                nowhere = build(tile.Constant(-1, numbers.type))
-                numbers = build(ew.Select(here, numbers, nowhere))
-            block.conditions = [c for c in block.conditions if c not in own]
-            found.append(numbers)
-        return found
-
-    def _cut_off(self, block: Block, loaded: SSAValue, build: Builder) -> SSAValue:
-        """A loaded tile with zeros where conditions of `covered` do not hold."""
-        whole = list(tile_type(loaded).extents)
-        for _, condition in block.covered:
-            if condition is None:
-                continue
-            zeros = build(tile.Constant(0, loaded.type))
-            inside = self._condition(condition, whole, build)
-            loaded = build(ew.Select(inside, loaded, zeros))
-        return loaded
-
-    def _check(self, block: Block, build: Builder) -> None:
-        """Promises that divisors are positive, for the checks of TKC_DEBUG."""
-        for divisor in block.assumed if self.checks else ():
-            build.do(tile.Assume(operands=[build.gt(divisor, 0)]))
-
-    def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:
-        """What is left of the mask, for a block of these extents."""
-        each = block.repeated  # no condition is about such an axis
-        whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
-        mask: SSAValue | None = None
-        for condition in block.conditions:
-            value = self._condition(condition, whole, build)
-            mask = value if mask is None else build.and_(mask, value)
-        if mask is not None:
-            mask = _reshaped(mask, extents, build)
-        for end, _ in block.covered:
-            some = build.gt(self._sum(end, build, False), 0)
-            if extents:
-                some = build(tile.Splat(some, TileType(extents, i1)))
-            mask = some if mask is None else build.and_(mask, some)
-        return mask
-
-    def _condition(self, condition: Condition, whole: list[int], build: Builder) -> SSAValue:
-        """A condition as a mask of a tile of these extents."""
-        value = self.loaded.get(condition.value, condition.value)
-        if not isinstance(value.type, TileType):
-            return build(tile.Splat(value, TileType(whole, i1)))
-        own = value.type.extents
-        shape = [1] * len(whole)
-        for a, b in condition.axes.items():
-            shape[b] = own[a]
-        value = _reshaped(value, shape, build)
-        if shape != whole:
-            value = build(tile.Broadcast(value, TileType(whole, i1)))
-        return value
-
-    def _array(self, block: Block) -> MadeArray:
-        """The array that a block is of."""
-        if block.anchor is not None:
-            build, base = Builder(block.anchor), block.base
-            pointer = build(tile.Pointer(base)) if isinstance(base.type, ArrayType) else base
-            return self._made(block, pointer, build, False)
-        axes = tuple((axis.stride, axis.bound, axis.moved) for axis in block.axes)
-        key = block.base, block.offset, axes, self._facts(block)
-        if key not in self.arrays:
-            assert self.entry is not None
-            build = Builder(self.entry)
-            self.arrays[key] = self._made(block, build(tile.Pointer(block.base)), build, True)
-        return self.arrays[key]
-
-    def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> MadeArray:
-        """An array that begins behind a pointer."""
-        if block.offset.terms:
-            offset = self._sum(block.offset, build, at_entry, is_large(block.base))
-            pointer = build(ew.PointerAdd(pointer, offset))
-        bounds = _bounds(block)
-        extents = [self._sum(bound, build, at_entry) for bound in bounds]
-        if not at_entry:  # a block that lies behind the bound has nothing
-            extents = [
-                extent if bound.exact is not None else build.max(extent, 0)
-                for bound, extent in zip(bounds, extents, strict=True)
-            ]
-        strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
-        before: list[SSAValue | None] = [None for _ in block.axes]
-        for i, (axis, stride) in enumerate(zip(block.axes, strides, strict=True)):
-            if axis.moved:
-                before[i], pointer = _moved(pointer, stride, build)
-                if axis.bound is not None:
-                    extents[i] = build.add(extents[i], before[i])
-        element = pointee_of(pointer.type)
-        t = ArrayType(len(block.axes), element, self._facts(block))
-        return MadeArray(build(tile.MakeArray(pointer, extents, strides, t)), before)
-
-    def _facts(self, block: Block) -> ArrayFacts:
-        """What is known of the array that a block is of, by what its pointers promise too."""
-        scalars, base = self.scalars, block.base
-        bounds = [
-            Fact() if axis.moved and axis.bound is not None else _fact(scalars, bound)
-            for axis, bound in zip(block.axes, _bounds(block), strict=True)
-        ]
-        strides = [axis.stride for axis in block.axes]
-        pointers = tile_type(block.op.pointers)
-        size = bits(pointee_of(pointers.element)) // 8
-        known = array_type(base).facts.align if isinstance(base.type, ArrayType) else size
-        moved = [size * scalars.divisor(axis.stride) for axis in block.axes if axis.moved]
-        align = gcd(known, size * scalars.divisor(block.offset), *moved)
-        steps = tuple(_fact(scalars, stride) for stride in strides)
-        rows = block.rows // size
-        if rows > 1 and not block.repeated and any(map(_is_dense, block.axes)):
-            steps = tuple(map(partial(_promised_step, rows), steps, block.axes))
-            if all(
-                _is_of_rows(axis) or scalars.divisor(axis.start * axis.stride) % rows == 0
-                for axis in block.axes
-            ):
-                align = max(align, gcd(block.rows, ROW_ALIGNMENT))
-        return ArrayFacts(tuple(bounds), steps, align)
-
-    def _sum(
-        self, polynomial: Polynomial, build: Builder, at_entry: bool, wide: bool = False
-    ) -> SSAValue:
-        """Operations that compute a polynomial, of 64 bits where that is asked for or an atom or a
-        number has them, else of 32.
-        """
-        wide |= any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
-        wide |= any(abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms)
-        t = i64 if wide else i32
-        total: SSAValue | None = None
-        for monomial, coefficient in polynomial.terms:
-            term: SSAValue | None = None
-            for atom in monomial:
-                value = self.scalars.atoms[atom]
-                value = self._at_entry(value) if at_entry else self._promised(value, build.anchor)
-                if value.type != t:
-                    value = build(ew.Cast(value, t))
-                term = value if term is None else build.mul(term, value)
-            if term is None:
-                term = build.number(coefficient, t)
-            elif coefficient != 1:
-                term = build.mul(term, coefficient)
-            total = term if total is None else build.add(total, term)
-        return build.number(0, t) if total is None else total
-
-    def _promised(self, value: SSAValue, anchor: Operation) -> SSAValue:
-        """An atom, with the promise of its divisor where that has been made before the anchor."""
-        promised = self.scalars.promised(value)
-        top = self.kernel.body.block
-        if promised is value or owner_op(promised).parent is not top:
-            return value
-        here = ancestor(anchor, top)
-        assert here is not None
-        return promised if owner_op(promised).is_before_in_block(here) else value
-
-    def _at_entry(self, value: SSAValue) -> SSAValue:
-        """A value that the host can compute, where arrays are made."""
-        assert self.entry is not None
-        value = self._promised(value, self.entry)
-        if isinstance(value, BlockArgument):
-            return value
-        if value not in self.placed:
-            op = owner_op(value)
-            if op.parent is self.entry.parent and op.is_before_in_block(self.entry):
-                self.placed[value] = value
-            else:
-                operands = {v: self._at_entry(v) for v in op.operands}
-                self.placed[value] = Builder(self.entry)(op.clone(operands))
-        return self.placed[value]
-
-
-def _bounds(block: Block) -> list[Polynomial]:
-    """The extents of the array that a block is of, before it is moved."""
-    return [axis.bound or Polynomial.number(UNBOUNDED) for axis in block.axes]
-
-
-def _moved(pointer: SSAValue, stride: SSAValue, build: Builder) -> tuple[SSAValue, SSAValue]:
-    """How many rows before a pointer offsets of 32 bits reach, and the first one of them."""
-    reached = build.number(REACHED_ELEMENTS, stride.type)
-    rows = build.add(build.floordiv(reached, build.max(stride, MIN_MOVED_STRIDE)), 1)
-    if rows.type != i32:
-        rows = build(ew.Cast(rows, i32))
-    wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]
-    return rows, build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
-
-
-def _counted_from(before: SSAValue, offset: SSAValue, build: Builder) -> SSAValue:
-    """An offset from so many rows before: 32 bits hold it, whatever it has been computed in."""
-    if offset.type == i32:
-        return build.add(offset, before)
-    return build(ew.Cast(build.add(offset, build(ew.Cast(before, i64))), i32))
-
-
-def _is_about(condition: Condition, axis: int) -> bool:
-    """Whether a condition is about nothing but the elements along an axis."""
-    t = condition.value.type
-    if not isinstance(t, TileType):
-        return False
-    return [condition.axes[a] for a, n in enumerate(t.extents) if n > 1] == [axis]
-
-
-def _reshaped(value: SSAValue, extents: list[int], build: Builder) -> SSAValue:
-    t = tile_type(value)
-    if list(t.extents) == extents:
-        return value
-    return build(tile.Reshape(value, TileType(extents, t.element)))
-
-
-def _repeated(value: SSAValue, repeated: dict[int, int], build: Builder) -> SSAValue:
-    """A tile with each of its elements along some axes so many times, one behind the other."""
-    for axis, count in repeated.items():
-        t = tile_type(value)
-        before, n, behind = t.extents[:axis], t.extents[axis], t.extents[axis + 1 :]
-        apart = _reshaped(value, [*before, n, 1, *behind], build)
-        several = build(tile.Broadcast(apart, TileType([*before, n, count, *behind], t.element)))
-        value = _reshaped(several, [*before, n * count, *behind], build)
-    return value
-
-
-def _is_dense(axis: Axis) -> bool:
-    """Whether an axis has rows of neighbours."""
-    return axis.stride.exact == 1 and axis.extent > 1
-
-
-def _is_of_rows(axis: Axis) -> bool:
-    """Whether the block has several rows along an axis."""
-    return axis.extent > 1 and not _is_dense(axis)
-
-
-def _promised_step(rows: int, known: Fact, axis: Axis) -> Fact:
-    """What is known of a stride where rows of a block begin at multiples of so many elements."""
-    if known.exact is not None or not _is_of_rows(axis):
-        return known
-    return Fact(gcd(lcm(known.divisor, rows), MOST_DIVISOR), None, known.negative)
-
-
-def _fact(scalars: Scalars, polynomial: Polynomial) -> Fact:
-    """What is known of an extent or stride."""
-    exact = polynomial.exact
-    return Fact(scalars.divisor(polynomial) or 1) if exact is None else Fact(exact=exact)

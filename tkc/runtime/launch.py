@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tkc.errors import DeviceError, LaunchError
+from tkc.errors import DeviceError, LaunchError, MapError
+from tkc.ir.host_values import UNBOUNDED
 from tkc.ir.interface import Interface, Parameter
 from tkc.ir.target import TARGETS, Target
 from tkc.runtime import driver, tensor_maps
@@ -378,6 +379,9 @@ def mapped_array(p: Parameter, infos: Sequence) -> ArrayInfo:
         return info.shape[axis] if kind == "shape" else info.strides[axis]
 
     offset, shape, strides = p.array(given.shape, given.strides, leaf)
+    if offset < 0 and min(shape) < UNBOUNDED:
+        # of rows that lie outside of an array the copy engine reads its first address
+        raise MapError(f"argument {p.argument}: an array that begins before its memory")
     pointer = given.pointer + offset * given.itemsize
     return ArrayInfo(pointer, shape, strides, given.dtype, given.device, given.writeable)
 

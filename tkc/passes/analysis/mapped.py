@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.host_values import is_whole
+from tkc.ir.host_values import is_whole, may_read_before_memory
 from tkc.ir.ranges import Ranges
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.target import ROW_ALIGNMENT
@@ -123,6 +123,8 @@ def unmapped(op: BlockAccess) -> str:
         return "an array that the host cannot describe, or part of one"
     if any(isinstance(o.type, TileType) for o in op.offsets):
         return "a gather"
+    if may_read_before_memory(whole):
+        return "an array that begins before its memory, of which rows may lie outside"
     facts, dense = array_type(whole).facts, dense_axis(op.array)
     return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense)) or _unmapped_start(
         op

@@ -263,6 +263,61 @@ class Scalars:
             return True
         return self._least(polynomial) >= 0
 
+    def host_limit(self, polynomial: Polynomial, assumed: set[SSAValue]) -> Polynomial | None:
+        """What the host can compute and a polynomial of indices never exceeds; None where nothing
+        is known. assumed: as of is_never_negative.
+        """
+        total = Polynomial()
+        for monomial, coefficient in polynomial.terms:
+            term = Polynomial(((monomial, coefficient),))
+            if self.is_host(term):
+                total = total + term
+            elif coefficient > 0:
+                limit = self._host_limit_of(monomial, assumed)
+                if limit is None:
+                    return None
+                total = total + limit * Polynomial.number(coefficient)
+            elif not self.is_never_negative(-term, assumed):
+                return None
+        return total
+
+    def host_limits(self, polynomial: Polynomial, assumed: set[SSAValue]) -> list[Polynomial]:
+        """What the host can compute, of which a polynomial of indices never exceeds the largest:
+        the least of two numbers, where it is taken off, is one of them. Empty where nothing is
+        known. assumed: as of is_never_negative.
+        """
+        for monomial, coefficient in polynomial.terms if len(polynomial.terms) > 1 else ():
+            atom = next((a for a in monomial if coefficient < 0 and self._is_own_least(a)), None)
+            if atom is not None:
+                numbers = map(self.of, owner_op(self.atoms[atom]).operands)
+                each = [self.host_limits(polynomial.replaced(atom, n), assumed) for n in numbers]
+                return [limit for limits in each for limit in limits] if all(each) else []
+        limit = self.host_limit(polynomial, assumed)
+        return [] if limit is None else [limit]
+
+    def _is_own_least(self, atom: int) -> bool:
+        """Whether a number of the kernel is the least of two."""
+        op = self.atoms[atom].owner
+        least = isinstance(op, Elementwise) and op.fn.name == "min"
+        return least and not self.is_host(Polynomial((((atom,), 1),)))
+
+    def _host_limit_of(self, monomial: Monomial, assumed: set[SSAValue]) -> Polynomial | None:
+        """Of a product of one number of the kernel and others of the host: the former is the least
+        of several, one of which has such a limit.
+        """
+        own = [a for a in monomial if not self.is_host(Polynomial((((a,), 1),)))]
+        others = Polynomial(((tuple(a for a in monomial if a not in own), 1),))
+        op = self.atoms[own[0]].owner
+        if len(own) > 1 or not isinstance(op, Elementwise) or op.fn.name != "min":
+            return None
+        if not self.is_never_negative(others, assumed):
+            return None
+        for least in sorted(map(self.of, op.args), key=lambda p: not self.is_host(p)):
+            limit = self.host_limit(least, assumed)
+            if limit is not None:
+                return limit * others
+        return None
+
     def _from_starts(self, polynomial: Polynomial) -> Polynomial:
         """With each loop counter replaced by its first value and what it is beyond that, an atom
         with a negative number, which is never negative.

@@ -120,6 +120,11 @@ def load(m: ClusterMachine, i: Instruction, thread: int) -> None:
     """
     where, what, signal, *more = i.operands
     box = box_of(m, i, what, thread)
+    require(
+        not box.map.before or bool(box.inside.reshape(-1, box.map.box[0]).any(1).all()),
+        "rows outside of an array, for which the copy engine reads its first address: that lies"
+        " before its memory",
+    )
     at, barrier = int(m.address(where)[thread]), int(m.address(signal)[thread])
     require(
         at % BOX_ALIGNMENT == 0, f"a box in shared memory begins at a multiple of {BOX_ALIGNMENT}"

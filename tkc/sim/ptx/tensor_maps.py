@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tkc.ir.host_values import UNBOUNDED
 from tkc.ir.interface import Parameter, map_fields
 from tkc.sim.ptx.faults import Unknown, require
 
@@ -18,7 +19,7 @@ XORED_BITS = {0: 0, 32: 1, 64: 3, 128: 7}
 @dataclass(frozen=True)
 class TensorMap:
     """An array as copies of boxes see it: innermost dimension first, strides in bytes. size: bytes
-    of an element; swizzle: its width in bytes, or 0.
+    of an element; swizzle: its width in bytes, or 0; before: whether it begins before its memory.
     """
 
     element: str
@@ -28,6 +29,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    before: bool = False
 
 
 def tensor_map(p: Parameter, arguments: Sequence[Any], address: int) -> TensorMap:
@@ -49,9 +51,10 @@ def tensor_map(p: Parameter, arguments: Sequence[Any], address: int) -> TensorMa
     address += offset * size
     dims = map_fields(p, shape, [s * size for s in strides], size)
     positive = all(n > 0 and (n == 1 or step > 0) for n, step, _ in dims)
-    if p.shape and not positive:
+    if p.shape and (not positive or offset < 0 and min(shape) < UNBOUNDED):
         raise Unknown(
-            "a tensor map of an array that is empty, or has a stride that is not positive"
+            "a tensor map of an array that is empty, has a stride that is not positive, or begins"
+            " before its memory"
         )
     require(
         positive
@@ -61,7 +64,7 @@ def tensor_map(p: Parameter, arguments: Sequence[Any], address: int) -> TensorMa
         "an array that no tensor map can describe",
     )
     extents, steps_in_bytes, box = zip(*dims, strict=True)
-    return TensorMap(p.element, size, address, extents, steps_in_bytes, box, p.swizzle)
+    return TensorMap(p.element, size, address, extents, steps_in_bytes, box, p.swizzle, offset < 0)
 
 
 def swizzled(at: np.ndarray, width: int) -> np.ndarray:

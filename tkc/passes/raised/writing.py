@@ -1,0 +1,392 @@
+"""Writes blocks of arrays in place of accesses by pointers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import gcd, lcm
+
+from xdsl.dialects.builtin import UnitAttr, i1, i32, i64
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.host_values import BEGINS_BEFORE, UNBOUNDED
+from tkc.ir.rewrite import Builder, erase, replace
+from tkc.ir.target import ROW_ALIGNMENT
+from tkc.ir.types import (
+    MOST_DIVISOR,
+    ArrayFacts,
+    ArrayType,
+    Fact,
+    TileType,
+    bits,
+    pointee_of,
+)
+from tkc.ir.values import array_type, owner_op, tile_type
+from tkc.passes.analysis.alias import ancestor
+from tkc.passes.analysis.polynomials import Polynomial, Scalars
+from tkc.passes.raised.blocks import (
+    MIN_MOVED_STRIDE,
+    REACHED_ELEMENTS,
+    ROWS_BEFORE,
+    Axis,
+    Block,
+    Condition,
+    is_large,
+)
+
+
+@dataclass(frozen=True)
+class MadeArray:
+    """An array that the kernel makes; of each axis that has been moved how many rows come before
+    the argument's first.
+    """
+
+    array: SSAValue
+    before: list[SSAValue | None]
+
+
+class Writer:
+    """Writes blocks for accesses by pointers; equal arrays are made once, before the first."""
+
+    def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
+        self.kernel, self.scalars, self.checks = kernel, scalars, checks
+        self.arrays: dict[tuple, MadeArray] = {}
+        self.entry: Operation | None = None  # before it arrays are made
+        self.placed: dict[SSAValue, SSAValue] = {}
+        self.loaded: dict[SSAValue, SSAValue] = {}  # what has been written, by what it replaces
+
+    def write(self, block: Block) -> None:
+        """Replaces the access."""
+        op = block.op
+        if self.entry is None:
+            self.entry = ancestor(op, self.kernel.body.block)
+        build = Builder(op)
+        self._check(block, build)
+        made = self._array(block)
+        array, rows = made.array, self._take_rows(block, build)
+        offsets = [
+            self._sum(axis.start, build, False) if row is None else row
+            for axis, row in zip(block.axes, rows, strict=True)
+        ]
+        offsets = [
+            offset if before is None else _counted_from(before, offset, build)
+            for offset, before in zip(offsets, made.before, strict=True)
+        ]
+        extents = [axis.extent for axis in block.axes]
+        kept = [n for n in extents if n >= 0]
+        mask = self._mask(block, kept, build)
+        if op is self.entry:  # which goes
+            self.entry = op.next_op
+        if isinstance(op, tile.LoadPointers):
+            other = None if op.other is None else _reshaped(op.other, kept, build)
+            loaded = build(tile.Load(array, offsets, extents, mask, other))
+            whole = list(tile_type(op.result).extents)
+            once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
+            if not kept:
+                loaded = build(tile.Splat(loaded, TileType(once, loaded.type)))
+            whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
+            whole_tile = self._cut_off(block, whole_tile, build)
+            self.loaded[op.result] = whole_tile
+            replace(op, [whole_tile])
+            return
+        value = _reshaped(op.value, kept, build)
+        if isinstance(op, tile.Atomic):
+            build.do(tile.AtomicBlock(op.kind.data, array, offsets, value, extents, mask))
+        else:
+            build.do(tile.Store(array, offsets, value, extents, mask))
+        erase(op)
+
+    def _take_rows(self, block: Block, build: Builder) -> list[SSAValue | None]:
+        """Of each axis the numbers of rows that are gathered along it: -1, which reads as zeros, in
+        place of those that the mask leaves out. These conditions go.
+        """
+        found: list[SSAValue | None] = []
+        kept = [axis for axis in block.axes if axis.extent >= 0]
+        for axis in block.axes:
+            numbers = axis.gathered
+            if numbers is None:
+                found.append(None)
+                continue
+            at = kept.index(axis)
+            numbers = _reshaped(self.loaded.get(numbers, numbers), [axis.extent], build)
+            if before := axis.start.exact:
+                if before > ROWS_BEFORE:
+                    numbers = build(ew.Cast(numbers, TileType([axis.extent], i64)))
+                numbers = build.add(numbers, before)
+            own = [c for c in block.conditions if _is_about(c, at)]
+            for condition in own:
+                here = self.loaded.get(condition.value, condition.value)
+                here = _reshaped(here, [axis.extent], build)
+                nowhere = build(tile.Constant(-1, numbers.type))
+                numbers = build(ew.Select(here, numbers, nowhere))
+            block.conditions = [c for c in block.conditions if c not in own]
+            found.append(numbers)
+        return found
+
+    def _cut_off(self, block: Block, loaded: SSAValue, build: Builder) -> SSAValue:
+        """A loaded tile with zeros where conditions of `covered` do not hold."""
+        whole = list(tile_type(loaded).extents)
+        for _, condition in block.covered:
+            if condition is None:
+                continue
+            zeros = build(tile.Constant(0, loaded.type))
+            inside = self._condition(condition, whole, build)
+            loaded = build(ew.Select(inside, loaded, zeros))
+        return loaded
+
+    def _check(self, block: Block, build: Builder) -> None:
+        """Promises that divisors are positive, for the checks of TKC_DEBUG."""
+        for divisor in block.assumed if self.checks else ():
+            build.do(tile.Assume(operands=[build.gt(divisor, 0)]))
+
+    def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:
+        """What is left of the mask, for a block of these extents."""
+        each = block.repeated  # no condition is about such an axis
+        whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
+        mask: SSAValue | None = None
+        for condition in block.conditions:
+            value = self._condition(condition, whole, build)
+            mask = value if mask is None else build.and_(mask, value)
+        if mask is not None:
+            mask = _reshaped(mask, extents, build)
+        for end, _ in block.covered:
+            some = build.gt(self._sum(end, build, False), 0)
+            if extents:
+                some = build(tile.Splat(some, TileType(extents, i1)))
+            mask = some if mask is None else build.and_(mask, some)
+        return mask
+
+    def _condition(self, condition: Condition, whole: list[int], build: Builder) -> SSAValue:
+        """A condition as a mask of a tile of these extents."""
+        value = self.loaded.get(condition.value, condition.value)
+        if not isinstance(value.type, TileType):
+            return build(tile.Splat(value, TileType(whole, i1)))
+        own = value.type.extents
+        shape = [1] * len(whole)
+        for a, b in condition.axes.items():
+            shape[b] = own[a]
+        value = _reshaped(value, shape, build)
+        if shape != whole:
+            value = build(tile.Broadcast(value, TileType(whole, i1)))
+        return value
+
+    def _array(self, block: Block) -> MadeArray:
+        """The array that a block is of."""
+        if block.anchor is not None:
+            build, base = Builder(block.anchor), block.base
+            pointer = build(tile.Pointer(base)) if isinstance(base.type, ArrayType) else base
+            return self._made(block, pointer, build, False)
+        axes = tuple((a.stride, a.bound, a.before, a.moved, a.less, a.limits) for a in block.axes)
+        key = block.base, block.offset, axes, self._facts(block)
+        if key not in self.arrays:
+            assert self.entry is not None
+            build = Builder(self.entry)
+            self.arrays[key] = self._made(block, build(tile.Pointer(block.base)), build, True)
+        return self.arrays[key]
+
+    def _made(self, block: Block, pointer: SSAValue, build: Builder, at_entry: bool) -> MadeArray:
+        """An array that begins behind a pointer."""
+        if block.offset.terms:
+            offset = self._sum(block.offset, build, at_entry, is_large(block.base))
+            pointer = build(ew.PointerAdd(pointer, offset))
+        bounds = _bounds(block)
+        extents = [self._sum(bound, build, at_entry) for bound in bounds]
+        if not at_entry:  # a block that lies behind the bound has nothing
+            extents = [
+                extent if bound.exact is not None else build.max(extent, 0)
+                for bound, extent in zip(bounds, extents, strict=True)
+            ]
+        strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
+        before: list[SSAValue | None] = []
+        for axis, stride in zip(block.axes, strides, strict=True):
+            more, rows = self._rows_before(axis, stride, build, at_entry)
+            before.append(more)
+            if rows is not None:
+                pointer = _moved_back(pointer, rows, stride, build)
+        extents = [
+            extent if more is None or axis.bound is None else build.add(extent, more)
+            for axis, extent, more in zip(block.axes, extents, before, strict=True)
+        ]
+        element = pointee_of(pointer.type)
+        t = ArrayType(len(block.axes), element, self._facts(block))
+        made = build.do(tile.MakeArray(pointer, extents, strides, t))
+        if any(axis.begins_before for axis in block.axes):
+            made.attributes[BEGINS_BEFORE] = UnitAttr()
+        return MadeArray(made.result, before)
+
+    def _rows_before(
+        self, axis: Axis, stride: SSAValue, build: Builder, at_entry: bool
+    ) -> tuple[SSAValue | None, SSAValue | None]:
+        """By how much more an axis counts its elements, and by how many the array begins before."""
+        if axis.less is not None:
+            rows = build.number(0)
+            for limit in axis.limits:
+                rows = build.max(rows, self._sum(limit, build, at_entry))
+            more = build.sub(rows, self._sum(axis.less, build, at_entry))
+            return more, rows if axis.limits else None
+        if not axis.counts_from_before:
+            return None, None
+        if axis.before is None:
+            rows = _reached_rows(stride, build)
+        else:
+            rows = self._sum(axis.before, build, at_entry)
+        return rows, None if axis.elsewhere else rows
+
+    def _facts(self, block: Block) -> ArrayFacts:
+        """What is known of the array that a block is of, by what its pointers promise too."""
+        scalars, base = self.scalars, block.base
+        bounds = [
+            Fact() if axis.moved and axis.bound is not None else _fact(scalars, bound)
+            for axis, bound in zip(block.axes, _bounds(block, behind=True), strict=True)
+        ]
+        strides = [axis.stride for axis in block.axes]
+        pointers = tile_type(block.op.pointers)
+        size = bits(pointee_of(pointers.element)) // 8
+        known = array_type(base).facts.align if isinstance(base.type, ArrayType) else size
+        moved = [size * scalars.divisor(a.stride) for a in block.axes if a.counts_from_before]
+        align = gcd(known, size * scalars.divisor(block.offset), *moved)
+        steps = tuple(_fact(scalars, stride) for stride in strides)
+        rows = block.rows // size
+        if rows > 1 and not block.repeated and any(map(_is_dense, block.axes)):
+            steps = tuple(map(partial(_promised_step, rows), steps, block.axes))
+            if all(
+                _is_of_rows(axis) or scalars.divisor(axis.start * axis.stride) % rows == 0
+                for axis in block.axes
+            ):
+                align = max(align, gcd(block.rows, ROW_ALIGNMENT))
+        return ArrayFacts(tuple(bounds), steps, align)
+
+    def _sum(
+        self, polynomial: Polynomial, build: Builder, at_entry: bool, wide: bool = False
+    ) -> SSAValue:
+        """Operations that compute a polynomial, of 64 bits where that is asked for or an atom or a
+        number has them, else of 32.
+        """
+        wide |= any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
+        wide |= any(abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms)
+        t = i64 if wide else i32
+        total: SSAValue | None = None
+        for monomial, coefficient in polynomial.terms:
+            term: SSAValue | None = None
+            for atom in monomial:
+                value = self.scalars.atoms[atom]
+                value = self._at_entry(value) if at_entry else self._promised(value, build.anchor)
+                if value.type != t:
+                    value = build(ew.Cast(value, t))
+                term = value if term is None else build.mul(term, value)
+            if term is None:
+                term = build.number(coefficient, t)
+            elif coefficient != 1:
+                term = build.mul(term, coefficient)
+            total = term if total is None else build.add(total, term)
+        return build.number(0, t) if total is None else total
+
+    def _promised(self, value: SSAValue, anchor: Operation) -> SSAValue:
+        """An atom, with the promise of its divisor where that has been made before the anchor."""
+        promised = self.scalars.promised(value)
+        top = self.kernel.body.block
+        if promised is value or owner_op(promised).parent is not top:
+            return value
+        here = ancestor(anchor, top)
+        assert here is not None
+        return promised if owner_op(promised).is_before_in_block(here) else value
+
+    def _at_entry(self, value: SSAValue) -> SSAValue:
+        """A value that the host can compute, where arrays are made."""
+        assert self.entry is not None
+        value = self._promised(value, self.entry)
+        if isinstance(value, BlockArgument):
+            return value
+        if value not in self.placed:
+            op = owner_op(value)
+            if op.parent is self.entry.parent and op.is_before_in_block(self.entry):
+                self.placed[value] = value
+            else:
+                operands = {v: self._at_entry(v) for v in op.operands}
+                self.placed[value] = Builder(self.entry)(op.clone(operands))
+        return self.placed[value]
+
+
+def _bounds(block: Block, behind: bool = False) -> list[Polynomial]:
+    """The extents of the array that a block is of, before it is moved; behind: where it begins so
+    many elements before, with them.
+    """
+    return [
+        Polynomial.number(UNBOUNDED)
+        if axis.bound is None
+        else axis.bound + (axis.before or Polynomial())
+        if behind
+        else axis.bound
+        for axis in block.axes
+    ]
+
+
+def _reached_rows(stride: SSAValue, build: Builder) -> SSAValue:
+    """How many rows before a pointer offsets of 32 bits reach."""
+    reached = build.number(REACHED_ELEMENTS, stride.type)
+    rows = build.add(build.floordiv(reached, build.max(stride, MIN_MOVED_STRIDE)), 1)
+    return rows if rows.type == i32 else build(ew.Cast(rows, i32))
+
+
+def _moved_back(pointer: SSAValue, rows: SSAValue, stride: SSAValue, build: Builder) -> SSAValue:
+    """The pointer to the first of so many rows before."""
+    wide = [v if v.type == i64 else build(ew.Cast(v, i64)) for v in (rows, stride)]
+    return build(ew.PointerAdd(pointer, build.sub(0, build.mul(*wide))))
+
+
+def _counted_from(before: SSAValue, offset: SSAValue, build: Builder) -> SSAValue:
+    """An offset from so many rows before: 32 bits hold it, whatever it has been computed in."""
+    if offset.type == i32:
+        return build.add(offset, before)
+    return build(ew.Cast(build.add(offset, build(ew.Cast(before, i64))), i32))
+
+
+def _is_about(condition: Condition, axis: int) -> bool:
+    """Whether a condition is about nothing but the elements along an axis."""
+    t = condition.value.type
+    if not isinstance(t, TileType):
+        return False
+    return [condition.axes[a] for a, n in enumerate(t.extents) if n > 1] == [axis]
+
+
+def _reshaped(value: SSAValue, extents: list[int], build: Builder) -> SSAValue:
+    t = tile_type(value)
+    if list(t.extents) == extents:
+        return value
+    return build(tile.Reshape(value, TileType(extents, t.element)))
+
+
+def _repeated(value: SSAValue, repeated: dict[int, int], build: Builder) -> SSAValue:
+    """A tile with each of its elements along some axes so many times, one behind the other."""
+    for axis, count in repeated.items():
+        t = tile_type(value)
+        before, n, behind = t.extents[:axis], t.extents[axis], t.extents[axis + 1 :]
+        apart = _reshaped(value, [*before, n, 1, *behind], build)
+        several = build(tile.Broadcast(apart, TileType([*before, n, count, *behind], t.element)))
+        value = _reshaped(several, [*before, n * count, *behind], build)
+    return value
+
+
+def _is_dense(axis: Axis) -> bool:
+    """Whether an axis has rows of neighbours."""
+    return axis.stride.exact == 1 and axis.extent > 1
+
+
+def _is_of_rows(axis: Axis) -> bool:
+    """Whether the block has several rows along an axis."""
+    return axis.extent > 1 and not _is_dense(axis)
+
+
+def _promised_step(rows: int, known: Fact, axis: Axis) -> Fact:
+    """What is known of a stride where rows of a block begin at multiples of so many elements."""
+    if known.exact is not None or not _is_of_rows(axis):
+        return known
+    return Fact(gcd(lcm(known.divisor, rows), MOST_DIVISOR), None, known.negative)
+
+
+def _fact(scalars: Scalars, polynomial: Polynomial) -> Fact:
+    """What is known of an extent or stride."""
+    exact = polynomial.exact
+    return Fact(scalars.divisor(polynomial) or 1) if exact is None else Fact(exact=exact)
