@@ -21,6 +21,7 @@ from tkc.passes import (
     pipeline_async_copies,
     raise_pointers,
 )
+from tkc.passes.analysis import alias
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
 from tkc.passes.warpgroups import epilogue_stores, in_flight
@@ -59,6 +60,19 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(policy, range(MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")
+
+
+def test_stores_to_what_is_read_by_its_address(monkeypatch):
+    """As it was: an array that is made of an address was taken for one in no argument."""
+
+    def only_unknown(copy, loop, overlaps):
+        if alias.accessed(copy) is None:
+            return not alias._writes_any(loop.walk(), ())
+        return alias.unchanged(copy, loop, overlaps)
+
+    monkeypatch.setattr(pipeline_async_copies, "source_unchanged", only_unknown)
+    failure = found("in_place", [3])
+    assert failure is not None and failure.kind == "wrong"
 
 
 # the same, found by campaigns: the policy, None where seeds choose it, and the seed

@@ -73,7 +73,8 @@ class ArraySpec:
 
     order: C, T (last two axes exchanged), P (rows of a larger array), B (every row the same), F
     (the rows backwards), "view" (the part `window` of the array `base`, in the same memory),
-    "addresses" (int64: addresses of rows of `base`, in an order of their own), "far" (FAR_STRIDE
+    "addresses" (int64: addresses of rows of `base`, in an order of their own), "own addresses"
+    (int64: the address of each program's part of `base`), "far" (FAR_STRIDE
     elements from row to row), "rows" (int32: numbers of rows of `base`). window: the first element
     and the one behind the last, by axis.
     """
@@ -146,6 +147,8 @@ def _array(spec: ArraySpec, values: np.random.Generator, base: np.ndarray | None
         case "addresses" if base is not None:
             rows = values.permutation(np.resize(np.arange(base.shape[0]), spec.shape))
             return (base.ctypes.data + rows * base.strides[0]).astype(np.int64)
+        case "own addresses" if base is not None:
+            return (base.ctypes.data + np.arange(len(base)) * base.strides[0]).astype(np.int64)
         case "rows" if base is not None:
             return values.integers(0, base.shape[0], spec.shape).astype(np.int32)
         case "far":

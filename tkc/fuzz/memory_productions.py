@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
+
+import numpy as np
 
 from tkc.fuzz.dot_productions import DotLoop, DotWriter
-from tkc.fuzz.grammar import FAR_STRIDE, ArraySpec, Tile
+from tkc.fuzz.grammar import FAR_STRIDE, NUMPY, ArraySpec, Tile
 
 OWN_TYPES = ("float32", "float32", "int32", "bfloat16", "float16")
 OPERAND_TYPES = ("float16", "float16", "bfloat16", "bfloat16", "float32", "int8")
 MOST_ARRAYS = 12  # of a kernel, before a production makes no more
 MOST_OWN = 8  # the greatest number in an array w
 MOST_ADDED = 1 << 14  # the greatest number in an array x
+ALIGNED = 16  # bytes at multiples of which NumPy's arrays begin
 ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
 
 
@@ -137,7 +141,7 @@ class MemoryWriter(DotWriter):
         """
         if a.order == "view" or len(self.arrays) >= MOST_ARRAYS + 3:
             return a
-        found = [v for v in self.arrays if v.base == a.name]
+        found = [v for v in self.arrays if v.base == a.name and v.order == "view"]
         if found and self.chance(0.6):
             return self.pick(found)
         window = [(0, n) for n in a.shape]
@@ -266,7 +270,11 @@ class MemoryWriter(DotWriter):
         self.mutable, self.indices[i] = set(), (0, most)
         if self.chance(0.3):
             self.step(0)
-        x = self._gathered(i, a, (m, k)) or self.read(self.other_name(a), self._offsets(i), (m, k))
+        x = (
+            self._gathered(i, a, (m, k))
+            or self._by_address(i, a, (m, k))
+            or self.read(self.other_name(a), self._offsets(i), (m, k))
+        )
         for t in self._results(x, total):
             self.write(self.other_name(a), self._offsets(i), t)
         if self.chance(0.3):
@@ -288,6 +296,22 @@ class MemoryWriter(DotWriter):
         new = f"({rows.name} + {self.random.randint(1, 3)}) % {MOST_OWN}"
         self.line(f"tkc.store({numbers.name}p, ({place},), {new})")
         return self.block_at(replace(a, name=f"{a.name}p", bound=MOST_OWN), [name, "0"], shape)
+
+    def _by_address(self, i: str, a: ArraySpec, shape: tuple[int, int]) -> Tile | None:
+        """Now and then: a block of an array that is made of the address of the program's part."""
+        if not self.chance(0.2) or a.order != "C" or len(self.arrays) >= MOST_ARRAYS + 3:
+            return None
+        table = ArraySpec(
+            f"t{len(self.arrays)}", "int64", a.shape[:1], "own addresses", 0, base=a.name
+        )
+        self.arrays.append(table)
+        address, size = f"{table.name}[p]", np.dtype(NUMPY[a.dtype]).itemsize
+        if prod(a.shape[1:]) * size % ALIGNED == 0:
+            address = f"tkc.multiple_of({address}, {ALIGNED})"
+        name = self.fresh("y")
+        self.line(f"{name} = tkc.array({address}, tkc.{a.dtype}, {a.shape[1:]})")
+        text = f"tkc.load({name}, ({', '.join(self._offsets(i))}), {shape})"
+        return self.let(text, a.dtype, shape, MOST_OWN)
 
     def _offsets(self, i: str) -> list[str]:
         """Of a block in a loop: mostly the same in every iteration, or moving with it."""
