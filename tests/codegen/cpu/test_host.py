@@ -1,6 +1,7 @@
 """What LLVM's code generator must not do in a process of the user's."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 import tkc
+from tkc.fuzz.check import Comparison, arguments, traced
+from tkc.fuzz.productions import kernel
 
 SCRIPT = """
 import numpy as np
@@ -54,9 +57,18 @@ def _loads_twice(x, sums, signs):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
 def test_equal_loads_whose_second_half_is_masked_off(dtype):
-    """LLVM 22 reads the second half of such a load whole if it halves the vector itself."""
+    """LLVM 22 makes plain loads of the second half where it writes masked loads without AVX-512."""
     x, sums, signs = np.arange(4, 44).astype(dtype), np.ones(16, dtype), np.ones(48, bool)
     _loads_twice[(1,)](x, sums, signs)
     few = np.where(np.arange(16) < 5, x[:16], 0)
     np.testing.assert_array_equal(sums, few)
     np.testing.assert_array_equal(signs[16:32], few > 3)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 processor")
+@pytest.mark.parametrize("seed", [20000046, 21007467, 21011223])
+def test_lanes_that_are_masked_off_without_avx512(seed):
+    """Random kernels that had what memory holds in such lanes."""
+    k = kernel(seed)
+    comparison = Comparison(traced(k, arguments(k)), lambda: arguments(k), k.grid)
+    assert comparison.cpu("haswell") is None

@@ -75,11 +75,11 @@ def _vector(t: str, numbers: Iterable[int]) -> str:
 
 class Module:
     """Functions of one compiled kernel, and the declarations they need. masks_short: whether the
-    processor masks accesses to elements of one and two bytes, too. register: bytes of a vector's.
+    processor masks accesses to elements of one and two bytes, too.
     """
 
-    def __init__(self, masks_short: bool, register: int) -> None:
-        self.masks_short, self.register = masks_short, register
+    def __init__(self, masks_short: bool) -> None:
+        self.masks_short = masks_short
         self.functions: dict[str, Function] = {}
         self.declared: dict[str, str] = {}
 

@@ -70,7 +70,7 @@ def _take_interpreter(f: Function) -> None:
 def entry() -> bytes:
     """The object file of @run and @stopped, to be linked with one that has @program."""
     llvm, machine, *_ = host()
-    module = Module(masks_short=True, register=64)
+    module = Module(masks_short=True)
     _write_stopped(module)
     _write_run(module)
     return machine.emit_object(llvm.parse_assembly(str(module)))

@@ -4,29 +4,36 @@ A processor without AVX-512 masks accesses of four and eight bytes only. LLVM ma
 a branch for each lane, where it stands: what took longest to compile, and to run. Such accesses are
 functions, each written once in a kernel, that have no such branches where every element is there.
 
-An access of more bytes than a register has is written as one of each half. LLVM would halve it,
-too, but wrongly: of two equal loads whose second half has no element that is there, it reads that
-half of the second as if all of it were, and where it makes smaller copies of halves it aborts the
-process (LLVM 22).
+Loads of four and eight bytes are that processor's instruction by its name. LLVM makes of its own
+masked load a plain one where it is read twice and some part of it, which it finds to have no
+element, is not simplified at once: lanes that are not there are then what memory holds, or the
+process is aborted over a load of unknown size (LLVM 22).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import platform
+from collections.abc import Callable, Sequence
 
 from tkc.codegen.cpu.emit import Function, suffix, vec
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+REGISTER_BYTES = 32  # of AVX2
+SMALLEST_MASKED = 4  # bytes of an element, of those that AVX2 masks
+# AVX2's masked loads, by the type of an element: the family and the name
+LOADS_BY_NAME = {
+    "float": ("avx", "ps"),
+    "double": ("avx", "pd"),
+    "i32": ("avx2", "d"),
+    "i64": ("avx2", "q"),
+}
 
 
 def masked_load(f: Function, t: str, pointer: str, mask: str, size: int, width: int) -> str:
     """`width` elements of type t, of `size` bytes each, from memory; 0 where the mask says no."""
     held = vec(t, width)
-    if _is_wide(f, size, width):
-        low = _half(width)
-        halves = [
-            masked_load(f, t, f.gep(pointer, str(first), size), there, size, low)
-            for first, there in _masks_of_halves(f, mask, width)
-        ]
-        return f.shuffle(t, halves[0], range(width), low, halves[1])
+    if X86 and not f.module.masks_short and size >= SMALLEST_MASKED:
+        return _by_name(f, t, pointer, mask, size, width)
 
     def part(g: Function, at: str, lanes: str) -> str:
         return g.call(
@@ -55,12 +62,6 @@ def masked_store(
 ) -> None:
     """`width` elements of type t, of `size` bytes each, to memory, where the mask says so."""
     held = vec(t, width)
-    if _is_wide(f, size, width):
-        low = _half(width)
-        for first, there in _masks_of_halves(f, mask, width):
-            half = f.shuffle(t, value, range(first, first + low), width)
-            masked_store(f, t, half, f.gep(pointer, str(first), size), there, size, low)
-        return
 
     def part(g: Function, x: str, at: str, lanes: str) -> None:
         g.do_call(
@@ -88,27 +89,36 @@ def masked_store(
 
 def _is_instruction(f: Function, size: int) -> bool:
     """Whether the processor masks accesses to elements of so many bytes."""
-    return f.module.masks_short or size >= 4
+    return f.module.masks_short or size >= SMALLEST_MASKED
 
 
-def _is_wide(f: Function, size: int, width: int) -> bool:
-    """Whether an access that is an instruction takes more than one."""
-    return _is_instruction(f, size) and size * width > f.module.register
-
-
-def _half(width: int) -> int:
-    """Lanes of each half of a vector: a power of two, so that the second may have fewer."""
-    return 1 << ((width - 1).bit_length() - 1)
-
-
-def _masks_of_halves(f: Function, mask: str, width: int) -> Iterator[tuple[int, str]]:
-    """Where each half of a vector begins and its mask, in which lanes behind the vector's last are
-    not there.
+def _by_name(f: Function, t: str, pointer: str, mask: str, size: int, width: int) -> str:
+    """A masked load as AVX2's instructions, each of 16 or 32 bytes: in the lanes behind the last
+    that is wanted nothing is there.
     """
-    low = _half(width)
-    for first in (0, low):
-        lanes = range(first, first + low)
-        yield first, f.shuffle("i1", mask, lanes, width, "zeroinitializer")
+    most = REGISTER_BYTES // size
+    if width > most:
+        low = 1 << ((width - 1).bit_length() - 1)
+        halves = [
+            _by_name(
+                f,
+                t,
+                f.gep(pointer, str(first), size),
+                f.shuffle("i1", mask, range(first, first + low), width, "zeroinitializer"),
+                size,
+                low,
+            )
+            for first in (0, low)
+        ]
+        return f.shuffle(t, halves[0], range(width), low, halves[1])
+    lanes = most // 2 if 2 * width <= most else most
+    there = f.shuffle("i1", mask, [min(i, width) for i in range(lanes)], width, "zeroinitializer")
+    word = f"i{8 * size}"
+    bits = f.emit(f"sext {vec('i1', lanes)} {there} to {vec(word, lanes)}")
+    family, kind = LOADS_BY_NAME[t]
+    name = f"llvm.x86.{family}.maskload.{kind}" + (".256" if lanes == most else "")
+    whole = f.call(name, vec(t, lanes), ("ptr", pointer), (vec(word, lanes), bits))
+    return whole if width == lanes else f.shuffle(t, whole, range(width), lanes)
 
 
 def _function(

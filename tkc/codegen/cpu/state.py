@@ -46,7 +46,7 @@ class State:
         self.kernel, self.blocking = kernel, blocking
         self.overlapping = overlapping  # arguments may overlap
         self.waits = tile.waits_for_programs(kernel)
-        self.module, self.env = Module(blocking.masks_short, 4 * blocking.lanes), Env()
+        self.module, self.env = Module(blocking.masks_short), Env()
         self.workspace = 0
         self.messages: list[dict[str, Any]] = []
         self.free: list[tuple[int, int]] = []  # offset and size in bytes, by offset

@@ -51,10 +51,12 @@ class Memory:
             places.append(at + array.ctypes.data - low)
         for array, at in zip(arrays, places, strict=True):
             if array.size and array.dtype in (np.int64, np.uint64):
-                here = self.get(at, array)
+                here, moved = self.get(at, array), np.zeros(array.shape, bool)
                 for (low, high), by in shift.items():
+                    inside = (array >= low) & (array < high) & ~moved  # of several that overlap
                     # modulo 2^64: unsigned arrays take no negative Python integer
-                    here[(array >= low) & (array < high)] += np.int64(by).astype(array.dtype)
+                    here[inside] += np.int64(by).astype(array.dtype)
+                    moved |= inside
         return places
 
     def _place(self, spans: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
