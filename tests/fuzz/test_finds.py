@@ -107,6 +107,11 @@ def test_buffers_of_results_that_leave_in_two_ways():
     assert found("roles", [96]) is None
 
 
+def test_arrays_of_pointers_that_are_made_behind_a_write():
+    """A tensor map was made of an array before the array was."""
+    assert found(None, [21001099]) is None
+
+
 def test_stages_that_two_dots_of_a_sum_read():
     """They were released twice."""
     assert found("roles", [675]) is None

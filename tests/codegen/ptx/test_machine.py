@@ -229,3 +229,14 @@ def test_who_waits_is_named():
             64,
             run=lambda *a, **how: machine.run(*a, edit=edit, **how),
         )
+
+
+def test_addresses_of_arrays_that_share_memory_move_once():
+    """A table's numbers lie in the spans of two arguments."""
+    from tkc.sim.ptx.memory import Memory
+
+    whole = np.arange(64, dtype=np.float32)
+    table = np.array([whole.ctypes.data + 16], np.int64)
+    memory = Memory()
+    at, _, numbers = memory.put_all([whole, whole[2:], table])
+    assert memory.get(numbers, table)[0] == at + 16

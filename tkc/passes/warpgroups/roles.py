@@ -51,6 +51,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
+from tkc.ir.host_values import is_whole
 from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
@@ -107,6 +108,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         carried = precompute_next_tile(_programs(block), instances.bounds(), room)
         instances.replace_bounds(carried)
     order = order_stores(kernel, context.overlaps) if plan.copies_wait else None
+    _make_arrays_early(block)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     _allocate_before(block, first)
@@ -327,6 +329,16 @@ def _begin(kernel: tile.Kernel) -> None:
 
 def _programs(block: Block) -> scf.WhileOp:
     return next(op for op in block.ops if isinstance(op, scf.WhileOp))
+
+
+def _make_arrays_early(block: Block) -> None:
+    """Arrays that can have tensor maps are made before what the roles do: maps are no role's."""
+    arrays = [op.result for op in block.ops if isinstance(op, tile.MakeArray)]
+    first = next(op for op in block.ops if op.regions or not is_side_effect_free(op))
+    for op in defining_slice(filter(is_whole, arrays), block):
+        if first.is_before_in_block(op):
+            op.detach()
+            before(first, op)
 
 
 def _suffix(block: Block) -> list[Operation]:
