@@ -196,9 +196,12 @@ class _Division:
         return "tma" if mapped and self.options.epilogue != "shared" else "shared"
 
     def _available(self, blocks: int) -> int:
-        """Bytes of shared memory of one of so many blocks."""
-        whole = self.request.context.room(self.sharing.kind)
-        return half_of(whole) if blocks == 2 else whole
+        """Bytes of shared memory of one of so many blocks; what an earlier plan had too little of,
+        each of them needs.
+        """
+        context = self.request.context
+        room, whole = context.room(self.sharing.kind), context.target.shared_bytes
+        return half_of(whole) - (whole - room) if blocks == 2 else room
 
     def _blocks(self) -> tuple[int, int]:
         """How many blocks share a multiprocessor, and columns of a subtile at most. Dots that wait
