@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
+from benchmarks.unseen.products import solve_by_blocks
 from tests.codegen.ptx import machine
 from tkc.errors import CompileError, RoomError
 from tkc.ir.plan import written_on
@@ -318,18 +319,6 @@ def test_operations_that_take_memory_one_after_the_other_share_it():
     np.testing.assert_array_equal(y, np.roll(x, 3))
 
 
-@tkc.jit
-def solved_by_blocks(low, inverse, b, x, B: tkc.constexpr, BN: tkc.constexpr):
-    """L x = b by blocks of B rows, whose diagonal blocks' inverses are given."""
-    n = tkc.program_id(0) * BN
-    for i in range(0, b.shape[0], B):
-        rest = tkc.load(b, (i, n), (B, BN)).to(tkc.float32)
-        for j in range(0, i, B):
-            rest -= tkc.dot(tkc.load(low, (i, j), (B, B)), tkc.load(x, (j, n), (B, BN)))
-        found = tkc.dot(tkc.load(inverse, (i, 0), (B, B)), rest.to(b.dtype))
-        tkc.store(x, (i, n), found.to(x.dtype))
-
-
 def test_one_block_where_two_have_no_room(monkeypatch):
     """Each of two on a multiprocessor needs all that later passes had too little of."""
     monkeypatch.setenv("TKC_SIM", "1")
@@ -341,6 +330,6 @@ def test_one_block_where_two_have_no_room(monkeypatch):
     b = rng.integers(-1, 2, (n, 128)).astype(np.float16)
     inverse = np.tile(np.eye(64, dtype=np.float16), (n // 64, 1))
     x = np.zeros_like(b)
-    solved_by_blocks[1](low, inverse, b, x, 64, 128)
+    solve_by_blocks[1](low, inverse, b, x, 64, 128)
     want = np.linalg.solve(np.eye(n) + low.astype(np.float64), b.astype(np.float64))
     np.testing.assert_allclose(x, want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
