@@ -615,16 +615,17 @@ class Groups:
 
     def _reduced_deeper(self, root: SSAValue) -> int | None:
         """The one axis that a group is reduced along, in loops deeper than any load or store of the
-        group, if the others have an element for each thread, or of a single warp for one in a few:
-        sums in registers need no lanes, or few, and what is broadcast along the axis is computed
-        once.
+        group, if the others have an element for each thread, or of a single warp for one in a few
+        and the axis is short: sums in registers need no lanes, or few, and what is broadcast along
+        the axis is computed once.
         """
         axes, extents = set(self.reductions.get(root, ())), extents_of(root)
         if len(axes) != 1 or root in self.scans:
             return None
         axis = axes.pop()
         lanes = _lanes_along(extents, axis, self.plan.warps)
-        few = lanes == 1 or self.plan.warps == 1 and lanes <= MAX_LANES_OF_SUMS
+        short = extents[axis] <= lanes * MAX_BROADCAST_REGISTERS
+        few = lanes == 1 or self.plan.warps == 1 and lanes <= MAX_LANES_OF_SUMS and short
         return axis if min(self.depths[root]) > self._depth(root) and few else None
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
