@@ -116,6 +116,26 @@ def test_any_order_of_threads(name, seed):
     run(name, 128, lowered(name, 128, **FORCED)[0], seed)
 
 
+@pytest.mark.parametrize("d, swizzle", [(64, 64), (96, 32), (192, 64), (256, 128)])
+def test_each_part_begins_with_a_panel(d, swizzle):
+    """Half of the columns, dense in memory, are whole panels of the block."""
+    module, given = lowered("attended", d, **FORCED)
+    assert [dot.warps for dot in given.plan.dots] == [(1, 2), (1, 2)]
+    rings = [t for op in module.walk() if isinstance(op, shared.Alloc) and (t := op.result.type)]
+    assert {t.memory.swizzle for t in rings if t.extents == (KEYS, d)} >= {swizzle}
+    run("attended", d, module)
+    assembles_clean(module)
+
+
+def test_code_never_begins_inside_a_panel(monkeypatch):
+    """A descriptor would show other columns, which no simulation of tiles sees."""
+    monkeypatch.setattr("tkc.passes.plan.narrow_panel", lambda load, most: None)
+    monkeypatch.setattr("tkc.passes.planning.operands.narrow_panel", lambda load, most: None)
+    module = lowered.__wrapped__("attended", 96, **FORCED)[0]
+    with pytest.raises(tkc.CompileError, match="begin inside one of its panels of 32"):
+        assembles_clean(module)
+
+
 def test_what_threads_write_for_both_meets_no_bank_twice():
     module, _ = lowered("computed", 512)
     writes = [op for op in module.walk() if isinstance(op, shared.Write)]
@@ -198,8 +218,8 @@ def test_the_option_forces_it_and_columns_must_divide():
     given = lowered("attended", 128, **FORCED)[1]
     assert {dot.warps for dot in given.plan.dots} == {(1, 2)}
     assert not any("not used" in line for line in given.decisions)
-    given = lowered("attended", 64, **FORCED)[1]
-    assert any("64 columns do not divide by 64 among 2 warpgroups" in x for x in given.decisions)
+    given = lowered("attended", 48, **FORCED)[1]
+    assert any("48 columns do not divide by 16 among 2 warpgroups" in x for x in given.decisions)
 
 
 def classified(x, w, y, N: tkc.constexpr):

@@ -75,6 +75,9 @@ class LoadPlan:
     boxes: int = 1
     # registers, tma: bytes that L2 requests from memory at a miss; 0: the default
     fetch: int = 0
+    # tma: bytes of the widest swizzle that its block may have in shared memory, where warpgroups
+    # read parts of its columns; 0: the widest that fits
+    panel: int = 0
 
 
 @dataclass(frozen=True)

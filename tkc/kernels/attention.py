@@ -35,6 +35,7 @@ import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
 from tkc.kernels.attention_blocks import (
     FLOAT8,
+    MAX_COLUMNS,
     block_of,
     block_of_pages,
     block_of_sequences,
@@ -506,14 +507,10 @@ def dense(
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel():
         return
-    if (
-        scaled == (0, 0, 0)
-        and queries == 1
-        and keys >= 2 * MIN_KEYS_PER_PART
-        and alibi_slopes is None
-    ):
-        given = q_scale, k_scale, v_scale
-        _decoded(q, k, v, o, lse if sums else None, None, None, given, sinks, options)
+    given, asked = (q_scale, k_scale, v_scale), rows is not None or columns is not None
+    dealt = alibi_slopes is None and scaled == (0, 0, 0) and _deals_out_keys(q, k, given, asked)
+    arrays = q, k, v, o, lse if sums else None
+    if dealt and _decoded_as_few(arrays, given, sinks, options, causal, heads_first):
         return
     rows, columns = _within_scales(rows, columns, scaled)
     block, step = (
@@ -542,6 +539,46 @@ def dense(
         BN=block.columns,
         **options,
     )
+
+
+def _deals_out_keys(q: Array, k: Array, scales: tuple[Array | None, ...], asked: bool) -> bool:
+    """Whether several programs share the keys of one: there are many, and of queries so few that
+    blocks of them would leave half of the multiprocessors idle. asked: for a block.
+    """
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    if keys < 2 * MIN_KEYS_PER_PART:
+        return False
+    if queries == 1:
+        return True
+    if (target := tkc.target_of(q)) == "cpu" or dtype_of(q) in (FLOAT8, "float32") or asked:
+        return False
+    places = tkc.target(target).multiprocessors
+    blocks = batch * heads * tkc.cdiv(queries, MAX_DECODE_ROWS)
+    few = queries <= keys and 2 * blocks <= places and q.shape[-1] <= MAX_COLUMNS
+    return few and scales == (None, None, None)
+
+
+def _decoded_as_few(
+    arrays: tuple[Array, Array, Array, Array, Array | None],
+    scales: tuple[Array | None, Array | None, Array | None],
+    sinks: Array | None,
+    options: dict,
+    causal: bool,
+    heads_first: bool,
+) -> bool:
+    """Launches decoding of queries that are the last ones, or of such that see all keys, as if each
+    had a head; False where these have sinks, or do not lie by heads. arrays: q, k, v, the result
+    and the log-sum-exp, or None.
+    """
+    q, k, v, o, lse = arrays
+    batch, heads, queries, _ = q.shape
+    if not causal and queries > 1:
+        if not heads_first or sinks is not None:
+            return False
+        q, o = (x.reshape((batch, heads * queries, 1, x.shape[-1])) for x in (q, o))
+        lse = None if lse is None else lse.reshape((batch, heads * queries, 1))
+    _decoded(q, k, v, o, lse, None, None, scales, sinks, options)
+    return True
 
 
 def _within_scales(
@@ -633,7 +670,7 @@ def _decoded(
     (batch, heads, queries, d), shared = q.shape, v.shape[1 if table is None else 2]
     rows = heads // shared * queries
     q = q.reshape((batch, shared, rows, d))
-    most = rows if queries == 1 else MAX_DECODE_ROWS
+    most = rows if queries == 1 and rows <= 2 * MAX_DECODE_ROWS else MAX_DECODE_ROWS
     parts, before = _parts(q, k, v, queries, lengths, table, scales, options, most), None
     if prefix is not None:  # all rows see all of it: queries of heads of their own
         q = q.swapaxes(0, 1).reshape((1, shared, batch * rows, d))

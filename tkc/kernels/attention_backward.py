@@ -48,6 +48,9 @@ LOG2E = log2(e)
 PAD = 128
 # of a program of `_row_terms`
 ROWS = 32
+# elements of 16 bits to a multiple of which rows are padded where tensor maps copy them: narrower
+# swizzles than of 64 bytes take twice as many lines
+STEP = 32
 
 
 def _part(x, *index):
@@ -79,15 +82,6 @@ def _end(end, edge: bool, dq_sums):
     there are none of either.
     """
     return end if edge and dq_sums is not None else None
-
-
-def blocks_of_keys(k: Any, v: Any, n: Any, columns: int, widths: tuple[int, int, int]) -> tuple:
-    """The blocks of K and V from row n on, and that of K with as many columns as dQ is made of,
-    some of which may be padding.
-    """
-    ki, vi = (tkc.load(x, (n, 0), (columns, d)) for x, d in zip((k, v), widths, strict=False))
-    wide = ki if widths[2] == widths[0] else tkc.load(k, (n, 0), (columns, widths[2]))
-    return ki, vi, wide
 
 
 @tkc.jit
@@ -245,14 +239,12 @@ def _keys_and_values(
     EDGE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
-    DQ: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
     """dK and dV of a block of columns, or one of them where the other is None: a loop over the rows
     that see them, of each head of Q. Their parts of dQ are added to its sums, if there are any.
-    EDGE: whether a block may have columns behind the last one; DQ: elements of a row of K, of which
-    some may be padding, where dQ is made.
+    EDGE: whether a block may have columns behind the last one.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     if cu_seqlens is not None:  # arrays of [tokens, heads, D]
@@ -269,7 +261,7 @@ def _keys_and_values(
         q, grad, dq_sums = q[b], grad[b], _part(dq_sums, b)
         log_sums, terms = log_sums[b], terms[b]
     cols, end = n + tkc.arange(BN) - shift, _end(keys - shift, EDGE, dq_sums)
-    ki, vi, wide = blocks_of_keys(k, v, key + n, BN, (D, DV, DQ))
+    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     first = tkc.maximum(n - shift, 0) // BM * BM if CAUSAL else 0
     last = tkc.minimum(queries, n + BN - 1 - shift + window) if WINDOW else queries
@@ -291,7 +283,7 @@ def _keys_and_values(
             ds = p * (tkc.dot(vi, doi.T) - tkc.load(terms[g], (at + m,), (BM,))[None, :])
             ds = (ds if t is None else ds * (1 - t * t)).to(q.dtype)
             if dq_sums is not None:
-                tkc.atomic_add(dq_sums[g], (tkc.maximum(at + m, 0), 0), tkc.dot(ds.T, wide))
+                tkc.atomic_add(dq_sums[g], (tkc.maximum(at + m, 0), 0), tkc.dot(ds.T, ki))
             dki = tkc.dot(ds, qi, dki)
     for x, value in ((dk, dki * scale), (dv, dvi)):
         write_rows(x, key, n, value, None if cu_seqlens is None else keys)
@@ -318,15 +310,19 @@ class _Block(NamedTuple):
 
 class _Blocks(NamedTuple):
     """The blocks of `_queries` and of `_keys_and_values`; whether the latter has registers for dK
-    and dV at once, or is launched for each of them; whether it has some for dQ too, and how many
-    columns dQ's parts have at least.
+    and dV at once, or is launched for each of them; whether it has some for dQ too; and a multiple
+    of which rows' elements are padded to.
     """
 
     queries: _Block
     keys: _Block
     together: bool = True
     adds_queries: bool = False
-    dq_columns: int = 0
+    step: int = 16
+
+    def widths(self, d: int, d_v: int) -> dict[str, int]:
+        """Elements of rows of Q and K, and of V, as programs have them."""
+        return dict(D=width_of(d, self.step), DV=width_of(d_v, self.step))
 
 
 class Batch(NamedTuple):
@@ -390,20 +386,20 @@ def _are_large(options: dict, target: str, batch: Batch, has_slopes: bool) -> bo
 
 def _wgmma_blocks(d: int, d_v: int, softcap: bool, are_large: bool) -> _Blocks:
     """The same on Hopper, in 16 bits. are_large: whether blocks may have 128 rows and columns."""
+    d, d_v = (width_of(n, STEP) for n in (d, d_v))
     wide = max(d, d_v)
     if wide > 192 or d + d_v > 320:
-        return _Blocks(_Block(128, 64 if wide <= 192 else 32), _Block(32, 128), together=False)
+        queries = _Block(128, 64 if wide <= 192 else 32)
+        return _Blocks(queries, _Block(32, 128), together=False, step=STEP)
     narrow = d + d_v > 256 or softcap and wide > 64
     keys = _Block(32 if narrow else 64, 128)
-    if width_of(d) == width_of(d_v) == 64 and are_large and not softcap:
+    if d == d_v <= 64 and are_large and not softcap:
         # warpgroups share the rows of dQ as they share those of dK and dV
-        return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True)
-    # warpgroups share dQᵀ, whose rows are dQ's columns and some of padding, as they share the rows
-    # of dK and dV; all of dQ's parts together cost less than scores that are computed twice
-    adds_queries = not narrow and 64 < width_of(d) <= keys.columns
-    return _Blocks(
-        _Block(128, 64), keys, adds_queries=adds_queries, dq_columns=keys.columns * adds_queries
-    )
+        return _Blocks(_Block(128, 64), _Block(128, 128), adds_queries=True, step=STEP)
+    # warpgroups share dQ's columns, and the rows of dK and dV; all of dQ's parts together cost less
+    # than scores that are computed twice
+    adds = not narrow and 64 < d <= keys.columns
+    return _Blocks(_Block(128, 64), keys, True, adds, STEP)
 
 
 class Rows(NamedTuple):
@@ -476,8 +472,9 @@ def _launch(
     sinks, slopes = of_heads
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    common = dict(D=width_of(d), DV=width_of(d_v), GROUP=group_of(heads, shared), **options)
     blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), batch, slopes is not None)
+    widths = blocks.widths(d, d_v)
+    common = dict(GROUP=group_of(heads, shared), **widths, **options)
     adds = blocks.adds_queries and not deterministic
     terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, width_of(d) * adds)
     write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
@@ -506,7 +503,6 @@ def _launch(
                 dq_sums,
                 *others,
                 EDGE=batch.has_edge(columns),
-                DQ=max(width_of(d), blocks.dq_columns * adds),
                 BM=rows,
                 BN=columns,
                 **blocks.keys.options,

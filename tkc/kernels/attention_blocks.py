@@ -11,6 +11,8 @@ from tkc.kernels.arrays import Array, dtype_of, library
 from tkc.kernels.copies import BYTES, strides_of
 
 FLOAT8 = "float8_e4m3"
+# columns of a sum that a warpgroup holds at most: wgmma's largest N; two share more
+MAX_COLUMNS = 256
 WARPGROUP = 64  # rows
 ROWS = 64, 128, 192, 256  # of Q that may be asked for
 # tiles of a cache side by side: pages' numbers and places leave four too few registers
@@ -177,7 +179,7 @@ def options_of(q: Array, k: Array, block: tkc.AttentionBlock) -> dict[str, int]:
     """
     rows = block.rows
     if block.co_resident > 1 or rows == 64:
-        if not has_wgmma(tkc.target_of(q)) or not _loops(k):
+        if not has_wgmma(tkc.target_of(q)) or not _loops(k) or q.shape[-1] > MAX_COLUMNS:
             return {}
         # two are what registers hold of more: of two that are asked for one may take turns
         return {"programs": max(3, block.co_resident) if block.co_resident > 1 else 1}

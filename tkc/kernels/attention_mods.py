@@ -31,9 +31,9 @@ from tkc.kernels.arrays import Array, dtype_of, empty, zeros
 from tkc.kernels.attention import bounds_of, write_rows
 from tkc.kernels.attention_backward import (
     PAD,
+    STEP,
     Batch,
     Rows,
-    blocks_of_keys,
     check_results,
     dense_memory,
     empty_gradients,
@@ -411,14 +411,12 @@ def _keys_and_values(
     ALIKE: tkc.constexpr,
     D: tkc.constexpr,
     DV: tkc.constexpr,
-    DQ: tkc.constexpr,
     BM: tkc.constexpr,
     BN: tkc.constexpr,
 ):
     """dK and dV of a block of columns, or one of them where the other is None. Their parts of dQ
     are added to its sums, if there are any. EDGE, LAST: a block may have rows, or columns, behind
-    the last ones. ALIKE: the lists are the same for all heads. DQ: elements of a row of K, of which
-    some may be padding, where dQ is made.
+    the last ones. ALIKE: the lists are the same for all heads.
     """
     n, h, b = tkc.program_id(0) * BN, tkc.program_id(1), tkc.program_id(2)
     heads, cols, lists = (
@@ -429,7 +427,7 @@ def _keys_and_values(
     ragged = cu_seqlens is not None
     start, queries, key, keys, padded = _extents(q, k, b, cu_seqlens, cu_seqlens_k)
     k, v, dk, dv = (_head_of(x, b, h, ragged) for x in (k, v, dk, dv))
-    ki, vi, wide = blocks_of_keys(k, v, key + n, BN, (D, DV, DQ))
+    ki, vi = tkc.load(k, (key + n, 0), (BN, D)), tkc.load(v, (key + n, 0), (BN, DV))
     captured = MODS.elements(x0, x1, x2, x3, x4, x5, x6, x7)
     dki, dvi = tkc.zeros((BN, D)), tkc.zeros((BN, DV))
     span, some = (queries, keys, window, ahead), n < keys if ragged else None
@@ -459,7 +457,7 @@ def _keys_and_values(
                 ds = (ds if pull is None else pull(ds)[0]).to(q.dtype)
                 if dq_sums is not None:
                     into = _numbers_of(dq_sums, b, head, ragged)
-                    tkc.atomic_add(into, (padded + m, 0), tkc.dot(ds.T, wide))
+                    tkc.atomic_add(into, (padded + m, 0), tkc.dot(ds.T, ki))
                 dki = tkc.dot(ds, qi, dki)
     for x, value in ((dk, dki * scale), (dv, dvi)):
         write_rows(x, key, n, value, keys if ragged else None)
@@ -874,7 +872,8 @@ def _of_keys_and_values(
         )
         last = call.batch.has_edge(options["BLOCK"][1])
         options |= dict(EDGE=edge, LAST=last, ALIKE=alike)
-        options["DQ"] = max(options["D"], of.keys[1] * of.adds_queries)
+        if of.adds_queries:  # warpgroups share dQ's columns in whole panels
+            options |= dict(D=width_of(q.shape[-1], STEP), DV=width_of(v.shape[-1], STEP))
         found.append((arguments, options))
     return found
 

@@ -31,12 +31,10 @@ from tkc.kernels.attention import (
     combine,
     pages_as_rows,
 )
-from tkc.kernels.attention_blocks import FLOAT8, has_wgmma, width_of
+from tkc.kernels.attention_blocks import FLOAT8, MAX_COLUMNS, has_wgmma, width_of
 from tkc.kernels.attention_checks import check_lengths, check_pages, result_type
 from tkc.kernels.operator import operator
 
-# columns of a sum that a warpgroup holds at most: wgmma's largest N
-MAX_COLUMNS = 256
 # rows of queries of a program whose two warpgroups share the columns of sums, and keys of a step
 SHARED_ROWS, SHARED_KEYS = 64, 64
 # programs among which keys are dealt out where the device is not known

@@ -65,6 +65,7 @@ from tkc.passes.analysis.mapped import (
     begins_inside,
     dense_axis,
     is_before_or_inside,
+    narrow_panel,
 )
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.remembered import remembered, unchanged
@@ -126,6 +127,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
     ]
     number(kernel)
     mark_stores(kernel)
+    for op in operations_in(kernel, tile.Load):
+        narrow_panel(op, context.plan.load(op).panel)
 
 
 def mark_stores(kernel: tile.Kernel) -> None:

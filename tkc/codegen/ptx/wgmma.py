@@ -118,6 +118,11 @@ class Shape:
         n //= along_n
         # columns at which a descriptor may begin
         unit = max(8, b.memory.swizzle * 8 // width_bits) if fields_b.major == "mn" else 8
+        if along_n > 1 and n % unit:
+            e.fail(
+                f"a warpgroup's {n} columns of a right operand begin inside one of its panels of"
+                f" {unit}"
+            )
         width = e.target.dot_width(n, unit, e.threads)
         if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
             e.fail(

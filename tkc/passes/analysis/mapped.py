@@ -8,7 +8,7 @@ major.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
@@ -24,7 +24,10 @@ from tkc.passes.analysis.values import BlockAccess
 MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
 MAX_MAP_RANK = 5
 BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
-MIN_SWIZZLE_BYTES = 32
+MIN_SWIZZLE_BYTES, MAX_SWIZZLE_BYTES = 32, 128
+# The attribute of a load whose swizzle has no more bytes than it says: parts of the block that dots
+# read begin at its panels.
+WIDEST_PANEL = "widest_panel"
 # The attribute of a store of which `plan` knew that it begins inside its array: in the order that
 # schedule-programs gives them, programs are harder to bound.
 BEGINS_INSIDE = "begins_inside"
@@ -55,14 +58,29 @@ def dense_of_block(op: BlockAccess) -> int:
 @remembered
 def of_block(op: tile.Load) -> SharedLayout:
     """The layout in shared memory of a block that a tensor map copies: the widest swizzle of the
-    axis that is dense in memory. A single row stays as it is (panels would be as high as a
-    swizzle's eight rows), padded to the alignment of the next stage.
+    axis that is dense in memory, no wider than what is asked for (WIDEST_PANEL). A single row stays
+    as it is (panels would be as high as a swizzle's eight rows), padded to the alignment of the
+    next stage.
     """
     t, dense = tile_type(op.result), dense_of_block(op)
     order = (dense, *(a for a in reversed(range(t.rank)) if a != dense))
     if t.size == t.extents[dense] <= MAX_BOX_EXTENT:
         return SharedLayout(t.extents, bits(t.element), 0, order, -t.bytes % BOX_ALIGNMENT)
-    return SharedLayout.widest(t.extents, bits(t.element), order)
+    most = narrowed_panel(op) or MAX_SWIZZLE_BYTES
+    return SharedLayout.widest(t.extents, bits(t.element), order, most)
+
+
+def narrowed_panel(op: tile.Load) -> int:
+    """Bytes that the swizzle of a load's block has at most; 0: as many as fit."""
+    asked = op.attributes.get(WIDEST_PANEL)
+    return asked.value.data if isinstance(asked, IntegerAttr) else 0
+
+
+def narrow_panel(op: tile.Load, most: int) -> None:
+    """Says how many bytes the swizzle of a load's block has at most; 0: as many as fit."""
+    op.attributes.pop(WIDEST_PANEL, None)
+    if most:
+        op.attributes[WIDEST_PANEL] = IntegerAttr(most, i64)
 
 
 def lists_rows(op: Operation | Block) -> bool:

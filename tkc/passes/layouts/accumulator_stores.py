@@ -35,6 +35,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     StoredResult,
     load_registers,
     neighbours,
+    panel_bytes,
     subtile,
     subtile_buffers,
     subtile_of,
@@ -71,16 +72,20 @@ class _Stores:
     def run(self) -> None:
         """Replaces each store of an accumulator."""
         stores = [op for op in self.large if self._is_accumulator(op, False)]
+        shared = [op for op in self.large if self._shares_columns(op)]
         transposed = [op for op in self.large if self._is_accumulator(op, True)]
-        in_subtiles = self._in_subtiles(stores, transposed)
+        in_subtiles = self._in_subtiles([*stores, *shared], transposed)
         free = self._free_buffers()
 
         def kind(op: ResultStore) -> object:
             geometry = None
             if op in in_subtiles:
-                geometry = subtile(StoredResult.of(op), self.groups, self.plan.columns)
+                geometry = subtile(self._stored(op), self.groups, self.plan.columns)
             return geometry, extents_of(op.value)
 
+        for op in shared:
+            if op in in_subtiles:
+                self._through_subtiles([op], free)
         for together in neighbours(stores, kind, self.context.overlaps):
             if together[0] in in_subtiles:
                 self._through_subtiles(together, free)
@@ -99,7 +104,7 @@ class _Stores:
         when it has written them: not to memory to which another warpgroup's threads may have stored
         before; and threads not to memory to which others may have.
         """
-        fitting = [*stores, *(op for op in transposed if StoredResult.of(op).transposed)]
+        fitting = [*stores, *(op for op in transposed if self._stored(op).transposed)]
         others = [op for op in self.large if op not in fitting]
         return {
             op
@@ -108,9 +113,9 @@ class _Stores:
             and (
                 self._is_alone(op, others)
                 if self._is_by_map(op)
-                else is_stored_by_threads(StoredResult.of(op)) and self._is_alone(op, self.large)
+                else is_stored_by_threads(self._stored(op)) and self._is_alone(op, self.large)
             )
-            and subtile(StoredResult.of(op), self.groups, self.plan.columns)
+            and subtile(self._stored(op), self.groups, self.plan.columns)
         }
 
     def _is_alone(self, op: ResultStore, others: Sequence[ResultStore]) -> bool:
@@ -123,6 +128,17 @@ class _Stores:
 
     def _is_by_map(self, op: ResultStore) -> bool:
         return self.plan.epilogue == "tma" and is_stored_by_map(op)
+
+    def _stored(self, op: ResultStore) -> StoredResult:
+        return StoredResult.of(op, by_columns=self._shares_columns(op))
+
+    def _shares_columns(self, op: ResultStore) -> bool:
+        """Whether warpgroups that share the rows of other results share the columns of this one."""
+        t = tile_type(op.value)
+        if t.rank != 2 or self.groups == 1 or t.extents[1] % (8 * self.groups):
+            return False
+        m, n = t.extents
+        return t.register_layout in wgmma_accumulators(m, n, 1, self.groups)
 
     def _is_accumulator(self, op: ResultStore, transposed: bool) -> bool:
         """Whether a tile has the layout of a dot's accumulator, or of that of a swapped dot."""
@@ -157,7 +173,7 @@ class _Stores:
         part's loads are issued before the part before it is stored, where registers allow.
         """
         plan, anchor, t = self.plan, stores[-1], tile_type(stores[0].value)
-        first = StoredResult.of(stores[0])
+        first = self._stored(stores[0])
         size = subtile_of(first, self.groups, plan.columns)
         m, n = t.extents
         places = offsets_of_parts((m, n), size)
@@ -166,7 +182,10 @@ class _Stores:
             in_turn = subtile_buffers(first, self.groups, plan.columns, plan.subtiles)
         reuse = plan.reuse_operand_stages
         buffers = [
-            _panels(free[op], size, op) if reuse else _alternate(size, in_turn, op) for op in stores
+            _panels(free[op], size, op)
+            if reuse
+            else _alternate(size, in_turn, op, panel_bytes(first, self.groups) * first.by_columns)
+            for op in stores
         ]
         columns = size[0] if first.transposed else size[1]
         loads = load_registers(list(self.parts.loads), columns)
@@ -283,10 +302,12 @@ def _not_before(offset: SSAValue, anchor: Operation) -> SSAValue:
     return before(anchor, CLASSES["and"](offset, rest)).result
 
 
-def _alternate(shape: tuple[int, int], count: int, store: ResultStore) -> list[SSAValue]:
-    """Buffers for parts of a store's tile."""
+def _alternate(
+    shape: tuple[int, int], count: int, store: ResultStore, panel: int = 0
+) -> list[SSAValue]:
+    """Buffers for parts of a store's tile, in panels of so many bytes; 0: the widest."""
     element = element_of(store.value.type)
-    swizzle = min(max(SWIZZLE_BYTES), shape[1] * bits(element) // 8)
+    swizzle = panel or min(max(SWIZZLE_BYTES), shape[1] * bits(element) // 8)
     t = SharedType(1, shape, element, SharedLayout(shape, bits(element), swizzle))
     return [before(store, shared.Alloc(t)).result for _ in range(count)]
 

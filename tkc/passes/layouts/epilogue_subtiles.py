@@ -60,23 +60,25 @@ MANY_REGISTERS = {"tile.erf"}
 
 
 class StoredResult(NamedTuple):
-    """A store of a program's result, and whether the result is the transpose of what warpgroups
-    hold.
+    """A store of a program's result; whether the result is the transpose of what warpgroups hold,
+    and whether they share its columns where it is not.
     """
 
     op: ResultStore
     transposed: bool
+    by_columns: bool = False
 
     @staticmethod
-    def of(op: ResultStore, swapped: bool = False) -> StoredResult:
+    def of(op: ResultStore, swapped: bool = False, by_columns: bool = False) -> StoredResult:
         """swapped: the dots will be computed as their transposes."""
-        return StoredResult(op, _is_transpose(op.value) != swapped)
+        return StoredResult(op, _is_transpose(op.value) != swapped, by_columns)
 
 
 def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | None:
     """Rows and columns of the subtiles of a store's tile, where warpgroups share its rows (then at
     most the widest columns, but no less than a swizzle has) or, of a transpose, its columns (then
-    at most so many rows); None if it is stored from registers.
+    at most so many rows). Where they share the columns of what is no transpose, the tile is one.
+    None if it is stored from registers.
     """
     t = store.op.value.type
     if not isinstance(t, TileType) or t.rank != 2:
@@ -84,6 +86,9 @@ def subtile(store: StoredResult, groups: int, widest: int) -> tuple[int, int] | 
     if bits(t.element) not in _subtile_widths(store):
         return None
     rows, (m, n) = ROWS_PER_WARPGROUP * groups, t.extents
+    if store.by_columns:
+        fits = not store.transposed and m == ROWS_PER_WARPGROUP
+        return (m, n) if fits and panel_bytes(store, groups) else None
     if store.transposed:
         lines = lines_of_subtile(m, widest)
         return (lines, rows) if lines and n % rows == 0 else None
@@ -99,6 +104,15 @@ def _subtile_widths(store: StoredResult) -> tuple[int, ...]:
     if isinstance(store.op, tile.AtomicBlock):
         return 16, 32
     return (16,) if store.transposed else (8, 16)
+
+
+def panel_bytes(store: StoredResult, groups: int) -> int:
+    """The widest swizzle of which each warpgroup writes whole panels of a subtile, where they share
+    its columns; 0 if there is none.
+    """
+    t = tile_type(store.op.value)
+    part, rest = divmod(t.extents[1] * bits(t.element) // 8, groups)
+    return 0 if rest else _widest(SWIZZLE_BYTES, max(SWIZZLE_BYTES), part)
 
 
 def lines_of_subtile(lines: int, most: int) -> int:

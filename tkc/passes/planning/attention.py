@@ -178,6 +178,16 @@ def _fits(block: AttentionBlock, launch: AttentionLaunch, shared: int) -> bool:
     )
 
 
+def _most_columns(block: AttentionBlock, launch: AttentionLaunch, shared: int) -> int:
+    """Columns, 64 at most, of which shared memory holds two steps beside the rows and what
+    warpgroups that share columns of sums write for one another.
+    """
+    d, dv = map(block.width, launch.widths)
+    room = (shared - RESERVED_SHARED_BYTES) // 2 - block.rows * d
+    columns = room // (STAGES * (d + dv + block.rows)) // 16 * 16
+    return min(WARPGROUP_ROWS, max(16, columns))
+
+
 # ---- how long a launch takes
 @lru_cache(MAX_REMEMBERED)
 def attention_block(
@@ -191,8 +201,12 @@ def attention_block(
         if (rows is None or (rows, 1) == (block.rows, block.co_resident))
         and columns in (None, block.columns)
     ]
-    if not found:  # what is asked for may be more than that
-        return AttentionBlock(rows or WARPGROUP_ROWS, columns or WARPGROUP_ROWS)
+    if not found:  # what is asked for may be more than that, or rows have more elements
+        # whole panels for each of two warpgroups, which share columns of sums
+        wide = max(launch.widths) > max(MAX_D_BY_ROWS.values())
+        block = AttentionBlock(rows or WARPGROUP_ROWS, 0, step=STEPS[-1 if wide else 0])
+        most = _most_columns(block, launch, machine.shared_bytes)
+        return block._replace(columns=columns or most)
     return min(found, key=lambda block: (seconds(block, launch, machine.device), block))
 
 

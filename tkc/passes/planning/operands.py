@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import UnitAttr
@@ -41,7 +42,14 @@ from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
 from tkc.passes import LaunchOptions
-from tkc.passes.analysis.mapped import dense_of_block, lists_rows, unmapped
+from tkc.passes.analysis.mapped import (
+    MAX_SWIZZLE_BYTES,
+    MIN_SWIZZLE_BYTES,
+    dense_of_block,
+    lists_rows,
+    narrow_panel,
+    unmapped,
+)
 from tkc.passes.analysis.remembered import mark, remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
@@ -94,7 +102,7 @@ class Sides:
 
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
-        return _sides(dot, options.swap_dots, along_n(options) > 1, options.left_operand)
+        return _sides(dot, options.swap_dots, along_n(dot, options) > 1, options.left_operand)
 
 
 @remembered
@@ -130,10 +138,39 @@ def _is_held(left: SSAValue, k: int, asked: str | None) -> bool:
     return asked is None and _turned(left, k)
 
 
-def along_n(options: LaunchOptions) -> int:
-    """How many warpgroups share the columns of each dot, whose rows they all have."""
+def all_along_n(options: LaunchOptions) -> int:
+    """How many warpgroups are asked to share the columns of every dot, whose rows they all have."""
     warps_m, warps_n = options.split_warps or (4, 1)
     return warps_n if options.roles == "cooperative" and warps_m == 4 else 1
+
+
+def along_n(dot: tile.Dot, options: LaunchOptions) -> int:
+    """How many warpgroups share the columns of a dot: as asked of all, or two where those share the
+    rows of the dots beside it, and it has rows for one.
+    """
+    if (asked := all_along_n(options)) > 1:
+        return asked
+    free = options.split_warps is None and options.programs in (None, 1)
+    free = free and options.roles in (None, "cooperative") and options.num_warps in (None, 8)
+    if not free or not _is_short(dot):
+        return 1
+    both = _sides(dot, options.swap_dots, True, options.left_operand)
+    return 1 if _why_not_along_n(both, 2) else 2
+
+
+@remembered
+def _is_short(dot: tile.Dot) -> bool:
+    """Whether a dot, which begins from zero, has rows for one warpgroup, and all dots beside it
+    that add to what their loop carries have some for two.
+    """
+    block, rows = dot.parent, tile_type(dot.acc).extents[-2]
+    if block is None or not zero(dot.acc) or rows % 128 != 64 or tile_type(dot.acc).rank != 2:
+        return False
+    others = [op for op in block.ops if isinstance(op, tile.Dot) and op is not dot]
+    tall = [tile_type(other.acc).extents[-2] % 128 == 0 for other in others]
+    return any(tall) and all(
+        high or zero(other.acc) for high, other in zip(tall, others, strict=True)
+    )
 
 
 def _turned(value: SSAValue, k: int) -> bool:
@@ -382,6 +419,25 @@ def lay_by_consumers(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
                     mark(load, LAID_BY_CONSUMERS, UnitAttr())
 
 
+def narrow_panels(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
+    """Says of the blocks of which warpgroups read columns that are dense in memory how wide a panel
+    may be, so that each one's part begins with one; of others that any may be.
+    """
+    found = dict[tile.Load, int]()
+    for dot in dots:
+        both, groups = Sides.of(dot, options), along_n(dot, options)
+        for operand in (both.left, both.right):
+            if (load := source(operand)) is not None:
+                found.setdefault(load, 0)
+        right = source(both.right)
+        if groups > 1 and right is not None and dense_of_operand(both.right) != both.right_k:
+            part = both.n // groups * bits(tile_type(both.right).element) // 8
+            panel = gcd(part, MAX_SWIZZLE_BYTES)
+            found[right] = min(found[right] or panel, panel) % MAX_SWIZZLE_BYTES
+    for load, panel in found.items():
+        narrow_panel(load, panel)
+
+
 def simple(dot: tile.Dot) -> bool:
     """Whether a dot's sum just goes round its loop."""
     loop, carried = dot.parent_op(), dot.acc
@@ -488,7 +544,7 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
         return "a dot has batch axes"
     both = Sides.of(dot, options)
     return (
-        _why_not_along_n(dot, both, options)
+        _why_not_along_n(both, along_n(dot, options))
         or _why_not_extents(dot, both, form, options)
         or _why_not_sums(dot, both, options)
         or _why_not_loaded(dot, both, form, options)
@@ -498,7 +554,7 @@ def why_not_wgmma(dot: tile.Dot, options: LaunchOptions) -> str:
 def _why_not_extents(dot: tile.Dot, both: Sides, form: Mma, options: LaunchOptions) -> str:
     """Why a dot's extents are not wgmma's; empty if they are."""
     k = tile_type(dot.a).extents[1]
-    if both.m % 64 or both.m > 256 or both.n // along_n(options) not in form.n or k % form.k:
+    if both.m % 64 or both.m > 256 or both.n // along_n(dot, options) not in form.n or k % form.k:
         return (
             f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x"
             f" {form.k}"
@@ -541,9 +597,8 @@ def _why_not_loaded(dot: tile.Dot, both: Sides, form: Mma, options: LaunchOption
     return ""
 
 
-def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
-    """Why warpgroups cannot share a dot's columns as asked; empty if they can."""
-    groups = along_n(options)
+def _why_not_along_n(both: Sides, groups: int) -> str:
+    """Why warpgroups cannot share a dot's columns; empty if they can."""
     if groups == 1:
         return ""
     if both.held:
@@ -552,6 +607,8 @@ def _why_not_along_n(dot: tile.Dot, both: Sides, options: LaunchOptions) -> str:
     width = bits(tile_type(both.right).element)
     is_dense = dense_of_operand(both.right) != both.right_k and (width == 16 or not both.written[1])
     unit = PANEL_BITS // width if is_dense else 8
+    if is_dense and source(both.right) is not None:
+        unit = 8 * MIN_SWIZZLE_BYTES // width
     if both.n % (unit * groups):
         return f"{both.n} columns do not divide by {unit} among {groups} warpgroups"
     return ""

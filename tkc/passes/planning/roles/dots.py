@@ -18,6 +18,7 @@ from tkc.passes.planning.bodies import Found, WarpCosts, best_stages
 from tkc.passes.planning.operands import (
     MAX_LIVE_REGISTERS,
     Sides,
+    along_n,
     is_read_again,
     leaves,
     live_registers,
@@ -169,12 +170,11 @@ class DotExecution:
 
     def planned(self, request: RoleRequest, sharing: Sharing) -> tuple[DotPlan, ...]:
         """Of each dot."""
-        split = (sharing.groups, 1) if request.by_rows else (1, sharing.groups)
         in_pairs = request.by_rows and paired(request.dots, request.options)
         return tuple(
             DotPlan(
                 "wgmma",
-                split,
+                _split(dot, request, sharing.groups),
                 *_sources(dot, request),
                 swap=request.sides(dot).swapped,
                 parts=parts,
@@ -183,6 +183,11 @@ class DotExecution:
             )
             for dot, parts in zip(request.dots, self.parts, strict=True)
         )
+
+
+def _split(dot: tile.Dot, request: RoleRequest, groups: int) -> tuple[int, int]:
+    """Among how many warpgroups a dot's rows and columns are divided."""
+    return (groups, 1) if along_n(dot, request.options) == 1 else (1, groups)
 
 
 def _third_role(request: RoleRequest, groups: int) -> tuple[int, int, int] | None:

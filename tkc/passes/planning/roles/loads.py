@@ -16,7 +16,7 @@ from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
 from tkc.ir.types import bits
 from tkc.ir.values import tile_type, yielded_by
-from tkc.passes.analysis.mapped import dense_of_block
+from tkc.passes.analysis.mapped import dense_of_block, narrowed_panel
 from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS, MAX_HELD, tiles_behind
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
@@ -146,6 +146,7 @@ def _copied(
         _kept_in_cache(op, request),
         boxes=copy.boxes if copy else 1,
         fetch=0 if by_threads else _fetched_bytes(op),
+        panel=narrowed_panel(op),
     )
 
 

@@ -177,7 +177,11 @@ class _Division:
         request = self.request
         swapped = {request.sides(dot).swapped for dot in request.dots}
         found = subtile_stores(
-            request.kernel, request.heights, self.sharing.groups, swapped == {True}
+            request.kernel,
+            request.heights,
+            self.sharing.groups,
+            swapped == {True},
+            request.short_dots,
         )
         if self.options.epilogue == "direct":
             return [], found

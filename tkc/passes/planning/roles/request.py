@@ -15,9 +15,11 @@ from tkc.passes.analysis.alias import Overlaps
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
     Sides,
+    all_along_n,
     along_n,
     by_block,
     lay_by_consumers,
+    narrow_panels,
     relaid_loads,
     why_not_wgmma,
 )
@@ -64,6 +66,7 @@ class RoleRequest:
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)
         lay_by_consumers(program.dots, options)
+        narrow_panels(program.dots, options)
         for dot in program.dots:
             if reason := why_not_wgmma(dot, options):
                 raise NoRoles(reason)
@@ -92,12 +95,20 @@ class RoleRequest:
 
     @cached_property
     def heights(self) -> frozenset[int]:
-        """Rows of the dots' results, as warpgroups hold them."""
-        return frozenset(self.sides(dot).m for dot in self.dots)
+        """Rows of the dots' results, as warpgroups hold them; not of the short ones."""
+        by_rows = [dot for dot in self.dots if dot not in self.short_dots]
+        return frozenset(self.sides(dot).m for dot in by_rows)
+
+    @cached_property
+    def short_dots(self) -> frozenset[tile.Dot]:
+        """Those whose columns warpgroups share that share the rows of others."""
+        if not self.by_rows:
+            return frozenset()
+        return frozenset(dot for dot in self.dots if along_n(dot, self.options) > 1)
 
     @cached_property
     def rows(self) -> int:
-        """Of which each dot has a multiple."""
+        """Of which each of these has a multiple."""
         return gcd(*self.heights)
 
     @cached_property
@@ -122,8 +133,8 @@ class RoleRequest:
 
     @property
     def by_rows(self) -> bool:
-        """Whether warpgroups share the rows of dots, not their columns."""
-        return along_n(self.options) == 1
+        """Whether warpgroups share the rows of some dots, not the columns of all."""
+        return all_along_n(self.options) == 1
 
     @cached_property
     def operand_loads(self) -> list[tile.Load]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import array_type, tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
+from tkc.passes.analysis.values import POINTWISE
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     ResultStore,
@@ -28,13 +29,18 @@ from tkc.passes.planning.roles.registers import LARGE_ROLE_REGISTERS, ROLE_REGIS
 
 
 def subtile_stores(
-    kernel: tile.Kernel, heights: Set[int], groups: int, swapped: bool = False
+    kernel: tile.Kernel,
+    heights: Set[int],
+    groups: int,
+    swapped: bool = False,
+    by_columns: Set[tile.Dot] = frozenset(),
 ) -> list[StoredResult]:
     """The stores of results that are stored in subtiles. heights: rows of the dots' results, as
-    warpgroups hold them; swapped: the dots will be computed as their transposes.
+    warpgroups hold them; swapped: the dots will be computed as their transposes; by_columns: dots
+    whose columns warpgroups share.
     """
     stores = [
-        StoredResult.of(op, swapped)
+        StoredResult.of(op, swapped, _dot_behind(op.value) in by_columns)
         for op in kernel.walk()
         if isinstance(op, ResultStore) and isinstance(op.value.type, TileType)
     ]
@@ -42,9 +48,19 @@ def subtile_stores(
         store
         for store in stores
         if subtile(store, groups, 64)
-        and tile_type(store.op.value).extents[store.transposed] in heights
+        and (store.by_columns or tile_type(store.op.value).extents[store.transposed] in heights)
         and (is_stored_by_map(store.op) or is_stored_by_threads(store))
     ]
+
+
+def _dot_behind(value: SSAValue) -> tile.Dot | None:
+    """The dot of whose result a tile is computed, element by element, or its transpose is."""
+    while isinstance(op := value.owner, (*POINTWISE, tile.Transpose)):
+        tiles = [v for v in op.operands if isinstance(v.type, TileType)]
+        if not tiles:
+            return None
+        value = tiles[0]
+    return op if isinstance(op, tile.Dot) else None
 
 
 def is_stored_by_map(op: ResultStore) -> bool:
@@ -59,7 +75,9 @@ def is_stored_by_threads(store: StoredResult) -> bool:
     memory: of an accumulator a thread has two elements of a row, too few for a store of its own.
     """
     op = store.op
-    if not isinstance(op, tile.Store) or store.transposed or op.mask is not None:
+    if store.transposed or store.by_columns:
+        return False
+    if not isinstance(op, tile.Store) or op.mask is not None:
         return False
     kept = [axis for axis, n in enumerate(op.extents.get_values()) if n >= 0]
     if len(kept) != 2 or isinstance(op.offsets[kept[1]].type, TileType):

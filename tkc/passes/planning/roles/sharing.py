@@ -20,7 +20,7 @@ from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import epilogue_registers
 from tkc.passes.planning.operands import (
-    along_n,
+    all_along_n,
     is_read_again,
     made_from,
     operand_registers,
@@ -130,7 +130,7 @@ def warpgroups(request: RoleRequest) -> int:
     """
     rows, options = request.rows, request.options
     asked = (options.num_warps or 0) // 4
-    if (columns := along_n(options)) > 1:
+    if (columns := all_along_n(options)) > 1:
         return columns if asked in (0, columns) else 0
     if asked > 2:
         return asked if rows % (64 * asked) == 0 else 0
