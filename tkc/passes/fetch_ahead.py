@@ -140,7 +140,7 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
     them; without dots, what is not a scalar.
     """
     if plan.prefetch:
-        return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
+        return isinstance(op.result.type, TileType) and plan.load(op).path not in ("own", "held")
     return (
         plan.early_small_loads
         and "number" in op.attributes

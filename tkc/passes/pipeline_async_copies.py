@@ -78,8 +78,10 @@ from tkc.ir.values import (
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import source_unchanged, unchanged
+from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.own import own_layout, users
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, WRITES
+from tkc.passes.cuts.held import Access, HeldRows, held_rows
 from tkc.passes.planning.rings import shared_places
 from tkc.passes.warpgroups.carried import Carried
 
@@ -94,11 +96,102 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]:
         for ring in _rings(kernel, context):
             ring.thread(kernel.body.block, ring.start(kernel))
+        _hold(kernel, context)
         for loop in [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]:
             _issue_ahead(loop, kernel, context)
         for copy in [op for op in kernel.walk() if isinstance(op, shared.Copy)]:
             _at_once(copy)
         kernel.set_integer("level", 3)
+
+
+def _hold(kernel: tile.Kernel, context: PassContext) -> None:
+    """Copies once what several loops over its parts read, where the plan has it stay."""
+
+    def wanted(op: Access) -> bool:
+        return (
+            isinstance(op, shared.Copy)
+            and context.plan is not None
+            and context.plan.load(op).path == "held"
+            and own_layout(_buffer_of(op)) is not None
+        )
+
+    found: dict[scf.ForOp, list[HeldRows]] = {}
+    for rows in held_rows(kernel, wanted, context.overlaps):
+        found.setdefault(rows.loops[0], []).append(rows)
+    for together in found.values():
+        _RowsHeld(together).run()
+        context.decisions.append(
+            f"pipeline-async-copies: {len(together)} rows of {len(together[0].loops)} loops stay in"
+            f" shared memory, {together[0].parts} parts each"
+        )
+
+
+class _RowsHeld:
+    """Rows that loops of one range read: copied before the first of these, a group for each part,
+    which that loop waits for one by one; the others find all parts.
+    """
+
+    def __init__(self, rows: list[HeldRows]) -> None:
+        self.rows, self.loops, self.parts = rows, list(rows[0].loops), rows[0].parts
+        self.early = [r for r in rows if r.first is self.loops[0]]
+        self.late = [r for r in rows if r.first is not self.loops[0]]
+        anchor = self.loops[0]
+        self.rings = {
+            r: _ring(anchor, self.parts, cast(shared.Copy, r.members[0]).buffer) for r in rows
+        }
+        self.zero = before(anchor, tile.Constant(0, i32)).result
+        self.zero.name_hint = "part"
+
+    def run(self) -> None:
+        first, others = self.loops[0], self.loops[1:]
+        tokens = [self._copy(self.early, part) for part in range(self.parts)]
+        later = [self._copy(self.late, part) for part in range(self.parts)] if self.late else []
+        loop = rebuild_for(first, range(count := len(first.iter_args)), [self.zero, *tokens])
+        stage, *waiting = loop.body.block.args[1 + count :]
+        begin, terminator = first_of(loop.body.block), terminator_of(loop.body.block)
+        # a group that is empty keeps the count of those in flight
+        pending = self.parts - 1 + len(later)
+        ready = before(begin, shared.WaitCopies([waiting[0]], pending)).ready
+        self._read(loop, stage, ready)
+        none = before(terminator, shared.JoinTokens([])).token
+        step = before(terminator, threads.RingNext(stage, self.zero, self.parts)).next_stage
+        terminator.operands = [*terminator.operands, step, *waiting[1:], none]
+        left = list(loop.results[count + 1 :])
+        done = before(others[0], shared.WaitCopies([*left, *later], 0)).ready
+        for each in others:
+            self._in_other(each, done)
+
+    def _in_other(self, loop: scf.ForOp, done: SSAValue) -> None:
+        """A later loop reads what is there."""
+        if not any(op.parent_op() is loop for r in self.rows for op in r.members):
+            return
+        new = rebuild_for(loop, range(count := len(loop.iter_args)), [self.zero])
+        stage, terminator = new.body.block.args[1 + count], terminator_of(new.body.block)
+        step = before(terminator, threads.RingNext(stage, self.zero, self.parts)).next_stage
+        terminator.operands = [*terminator.operands, step]
+        self._read(new, stage, done)
+
+    def _copy(self, rows: list[HeldRows], part: int) -> SSAValue:
+        """The copies of one part of some rows, before the first loop, as one token."""
+        anchor, tokens = self.loops[0], []
+        for r in rows:
+            copy, loop = cast(shared.Copy, r.members[0]), r.first
+            counter = loop.body.block.args[0]
+            lower, step = (cast(int, constant(v)) for v in (loop.lb, loop.step))
+            at = _number(anchor, lower + part * step, counter)
+            mapping: dict[SSAValue, SSAValue] = {counter: at}
+            sources = [v for v in copy.operands if v is not copy.buffer]
+            clone_slice(defining_slice(sources, loop.body.block), mapping, anchor)
+            stage = before(anchor, shared.Stage(self.rings[r], _number(anchor, part, self.zero)))
+            tokens.append(_issued(copy, mapping, stage.result, copy.mask, anchor))
+        return _joined(tokens, anchor)
+
+    def _read(self, loop: scf.ForOp, stage: SSAValue, ready: SSAValue) -> None:
+        """What read a copy's buffer in a loop reads its part, which is there."""
+        inside = set(loop.body.block.ops)
+        for r in self.rows:
+            for copy in (op for op in r.members if op in inside):
+                _read_stage(cast(shared.Copy, copy), self.rings[r], stage, ready)
 
 
 def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> None:
@@ -373,14 +466,7 @@ class _CopiesAhead:
 
     def _read_ring(self, copy: shared.Copy, ready: SSAValue) -> None:
         """What read a copy's buffer reads the ring's stage, behind the wait."""
-        buffer = _buffer_of(copy)
-        view = before(copy, shared.Stage(self.rings[copy], self.stage)).result
-        for use in list(buffer.result.uses):
-            if use.operation is not copy:
-                use.operation.operands[use.index] = view
-        _after(view, ready)
-        erase(copy)
-        erase(buffer)
+        _read_stage(copy, self.rings[copy], self.stage, ready)
 
     # ---- operations of another iteration ---------------------------------------------------------
     def _ask(self, anchor: Operation, at: SSAValue) -> list[SSAValue]:
@@ -409,18 +495,41 @@ class _CopiesAhead:
             if copy.mask is not None:
                 mask = _both(anchor, mapping.get(copy.mask, copy.mask), valid)
             view = before(anchor, shared.Stage(self.rings[copy], stage)).result
-            other = copy.other
-            new = shared.CopyAsync(
-                mapping.get(copy.array, copy.array),
-                [mapping.get(o, o) for o in copy.offsets],
-                view,
-                copy.extents.get_values(),
-                mask,
-                None if other is None else mapping.get(other, other),
-            )
-            new.properties |= _kept(copy, "vector", "threads")
-            tokens.append(before(anchor, new).token)
+            tokens.append(_issued(copy, mapping, view, mask, anchor))
         return _joined(tokens, anchor)
+
+
+def _issued(
+    copy: shared.Copy,
+    mapping: dict[SSAValue, SSAValue],
+    buffer: SSAValue,
+    mask: SSAValue | None,
+    anchor: Operation,
+) -> SSAValue:
+    """The copy of another iteration, asynchronous, before an operation: its token."""
+    other = copy.other
+    new = shared.CopyAsync(
+        mapping.get(copy.array, copy.array),
+        [mapping.get(o, o) for o in copy.offsets],
+        buffer,
+        copy.extents.get_values(),
+        mask,
+        None if other is None else mapping.get(other, other),
+    )
+    new.properties |= _kept(copy, "vector", "threads")
+    return before(anchor, new).token
+
+
+def _read_stage(copy: shared.Copy, ring: SSAValue, stage: SSAValue, ready: SSAValue) -> None:
+    """What read a copy's buffer reads the ring's stage, behind the wait."""
+    buffer = _buffer_of(copy)
+    view = before(copy, shared.Stage(ring, stage)).result
+    for use in list(buffer.result.uses):
+        if use.operation is not copy:
+            use.operation.operands[use.index] = view
+    _after(view, ready)
+    erase(copy)
+    erase(buffer)
 
 
 def _kept(copy: shared.Copy, *names: str) -> dict[str, Attribute]:

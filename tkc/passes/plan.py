@@ -901,7 +901,10 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
         return ""
     made = _plan(program, context)
     threads = 32 * made.warps * made.cluster_split[0]
-    if any(load.path == "own" for load in made.loads):
+    if any(
+        load.path == "own" and op.parent_op() is program.kernel
+        for op, load in zip(program.loads, made.loads, strict=True)
+    ):
         return ""
     if fits(program.kernel, made.warps, made.cluster_split[0], context):
         each = program.largest // threads

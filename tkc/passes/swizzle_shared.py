@@ -102,7 +102,7 @@ def _copy_load(op: tile.Load, t: TileType, context: PassContext) -> None:
     match _planned(op, context).path:
         case "tma" | "cp_async":
             _staged(op, context)
-        case "own":
+        case "own" | "held":
             _own(op, context)
         case "async":
             conversions.copy_ahead(op, _planned(op, context).vector, context)
@@ -185,19 +185,18 @@ def _own(op: tile.Load, context: PassContext) -> None:
         return
     buffer = allocated(t, SharedLayout(t.extents, bits(t.element), spread=spread), op)
     buffer.name_hint = op.result.name_hint
-    before(
-        op,
-        shared.Copy(
-            op.array,
-            op.offsets,
-            buffer,
-            op.extents.get_values(),
-            op.mask,
-            op.other,
-            vector=_planned(op, context).vector,
-            threads=layout,
-        ),
+    copy = shared.Copy(
+        op.array,
+        op.offsets,
+        buffer,
+        op.extents.get_values(),
+        op.mask,
+        op.other,
+        vector=_planned(op, context).vector,
+        threads=layout,
     )
+    copy.attributes |= {k: v for k, v in op.attributes.items() if k == "number"}
+    before(op, copy)
     users: dict[Block, list[Operation]] = {}
     for use in op.result.uses:
         users.setdefault(block_of(use.operation), []).append(use.operation)
@@ -210,12 +209,15 @@ def _own(op: tile.Load, context: PassContext) -> None:
 
 
 def _is_fixed(op: tile.Load, context: PassContext) -> bool:
-    """Whether a load in a loop over programs gives the same in another iteration than its own."""
+    """Whether a load in a loop gives the same in another iteration than its own: where it is held,
+    no matter what the loop writes, for it is copied before.
+    """
     loop = op.parent_op()
     if not isinstance(loop, (scf.ForOp, scf.WhileOp)):
         return True
     addresses = [v for v in op.operands if v is not op.array]
-    return unchanged(op, loop, context.overlaps) and counted_slice(addresses, loop) is not None
+    early = _planned(op, context).path == "held" or unchanged(op, loop, context.overlaps)
+    return early and counted_slice(addresses, loop) is not None
 
 
 def _relaid(op: shared.Convert, context: PassContext) -> None:

@@ -61,6 +61,7 @@ from tkc.passes.layouts.movers import (
     slice_source,
     stretched,
 )
+from tkc.passes.cuts.held import held_rows
 from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 
@@ -144,6 +145,9 @@ class Groups:
         }
         for op in ops:
             self._enter(op)
+        # a thread finds in shared memory what it has copied there itself
+        for rows in held_rows(kernel, lambda op: plan.load(op).path == "held", ()):
+            self.tie(*(load.results[0] for load in rows.members))
 
     # ---- what ties values together
     def find(self, value: SSAValue) -> SSAValue:

@@ -12,17 +12,25 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
+from tkc.ir.rewrite import counted_slice
 from tkc.ir.target import Target
 from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.alias import unchanged
+from tkc.passes.cuts.held import held_rows
 from tkc.passes.planning.pressure import (
     MAX_REGISTERS_PER_THREAD,
     TILE_REGISTER_SHARE,
     demand,
     pressure,
 )
-from tkc.passes.planning.streaming import RESERVED_SHARED_BYTES, Shares, has_narrow_loads
+from tkc.passes.planning.streaming import (
+    RESERVED_SHARED_BYTES,
+    Shares,
+    copied_by_threads,
+    has_narrow_loads,
+)
 
 MAX_READ_AHEAD_REGISTERS = 144  # with what is read ahead
 SCALAR_REGISTERS = 8  # of addresses, masks, counters
@@ -103,12 +111,17 @@ class _ReadAhead:
         in_ring: set[Operation] = set()
         if self.stages:
             in_ring.update(op for op in shares.own if op in shares.copied)
+        self.streams = bool(in_ring)
+        self.held = self._hold()
+        in_ring |= self._in_loops()
         self.early = [
             op
             for op, _ in loads
             if isinstance(op, tile.Load)
             and isinstance(op.result.type, TileType)
-            and (isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in in_ring)
+            and op not in in_ring
+            and op not in self.held
+            and (isinstance(op.parent_op(), scf.ForOp) or op in shares.own)
         ]
         self.in_ring = in_ring
         # registers of a thread
@@ -120,7 +133,7 @@ class _ReadAhead:
     def reading(self) -> Reading:
         prefetch, keep = self._fitting()
         dynamic = (
-            bool(self.in_ring) and not self.waits and self.options.dynamic_schedule is not False
+            self.streams and not self.waits and self.options.dynamic_schedule is not False
         )
         # loops whose blocks share a multiprocessor by what a thread of them has
         looped = self.options.maxnreg is None and any(
@@ -142,10 +155,11 @@ class _ReadAhead:
             // self.threads.blocks
             * (self.stages if op in self.shares.own else 1)
             for op in self.in_ring
-        )
+            if op.parent_op() is self.kernel
+        ) + self.stages * self.looped + self.held_bytes
         return Reading(
             tuple(
-                replace(plan, path="own") if op in self.in_ring else plan for op, plan in self.loads
+                replace(plan, path=self._path(op, plan)) for op, plan in self.loads
             ),
             self.stages,
             prefetch,
@@ -154,6 +168,9 @@ class _ReadAhead:
             dynamic,
             taken,
         )
+
+    def _path(self, op: Operation, plan: LoadPlan) -> str:
+        return "own" if op in self.in_ring else "held" if op in self.held else plan.path
 
     def _stages(self, streams: bool) -> int:
         """Of the ring, 0 without one."""
@@ -164,6 +181,74 @@ class _ReadAhead:
         ahead_of_slowest = 1 + (self.threads.blocks > 1 and not self.shares.alike)
         asked = self.options.num_stages or int(streams) * ahead_of_slowest
         return min(asked, self.shared // stage)
+
+    def _hold(self) -> set[Operation]:
+        """Loads of several loops over the parts of rows, which stay in shared memory from the first
+        to the last of these: as much as it has room for, what is read most often first.
+        """
+        self.held_bytes = 0
+        if self.options.num_stages == 1 or self.stages:
+            return set()
+        found: set[Operation] = set()
+        every = held_rows(self.kernel, self._is_copied, self.context.overlaps)
+        for rows in sorted(every, key=lambda rows: -len(rows.members)):
+            load = rows.members[0]
+            size = rows.parts * tile_type(load.result).bytes // self.threads.blocks
+            if self.held_bytes + size <= self.shared:
+                self.held_bytes += size
+                found.update(rows.members)
+        if found:
+            self.say(
+                f"{self.held_bytes} bytes of rows stay in shared memory through the loops over their"
+                " parts"
+            )
+        return found
+
+    def _is_copied(self, op: Operation) -> bool:
+        """Whether threads can copy what a loop loads, each what it reads itself, early."""
+        loop = op.parent_op()
+        plan = next((plan for load, plan in self.loads if load is op), None)
+        return (
+            plan is not None
+            and isinstance(op, tile.Load)
+            and isinstance(loop, scf.ForOp)
+            and isinstance(op.result.type, TileType)
+            and copied_by_threads(op, plan, self.threads.count)
+            and counted_slice(op.operands, loop) is not None
+        )
+
+    def _in_loops(self) -> set[Operation]:
+        """Loads of loops that come through rings, which each thread fills for itself; sets how many
+        stages these have.
+        """
+        self.looped = 0  # bytes of a stage
+        asked = self.options.num_stages
+        if self.stages or not asked or asked < 2:
+            return set()
+        loops: dict[Operation, list[Operation]] = {}
+        for op, _ in self.loads:
+            loop = op.parent_op()
+            if (
+                op not in self.held
+                and self._is_copied(op)
+                and unchanged(op, loop, self.context.overlaps)
+            ):
+                loops.setdefault(op.parent_op(), []).append(op)
+        if not loops:
+            return set()
+        self.looped = max(
+            sum(tile_type(op.results[0]).bytes for op in found) // self.threads.blocks
+            for found in loops.values()
+        )
+        self.stages = min(asked, (self.shared - self.held_bytes) // self.looped)
+        if self.stages < 2:
+            self.stages = self.looped = 0
+            return set()
+        self.say(
+            f"loops read through a ring of {self.stages} stages of {self.looped} bytes, which each"
+            " thread fills for itself"
+        )
+        return {op for found in loops.values() for op in found}
 
     def _bytes_each(self, ops: Sequence[tile.Load]) -> int:
         """Registers of a thread for tiles as narrow as they are in memory."""
@@ -209,7 +294,7 @@ class _ReadAhead:
         return self._resident(self.arriving) < 2 <= self._resident(0)
 
     def _say_what_is_early(self, prefetch: bool, dynamic: bool) -> None:
-        if self.stages:
+        if self.streams:
             claimed = "; programs are claimed one by one"
             self.say(
                 f"the blocks of the next {self.stages} programs come through a ring of"
@@ -218,7 +303,7 @@ class _ReadAhead:
             )
         if prefetch:
             self.say(f"loops read one iteration ahead, into {self.more} registers a thread")
-        if prefetch and self.persistent and not self.stages:
+        if prefetch and self.persistent and not self.streams:
             early = sum(tile_type(op.result).bytes for op in self.early) // self.threads.blocks
             self.say(_in_flight(early, self.context.target))
 
@@ -248,7 +333,9 @@ class _ReadAhead:
         beside = begun + (keep and not self.stages) * self.kept  # as long as it is read ahead of
         split = self.threads.blocks > 1
         if looped or split and not self.stages and has_narrow_loads(self.loads):
-            return self._resident(prefetch * self.arriving + beside)
+            by_registers = self._resident(prefetch * self.arriving + beside)
+            taken = self.stages * self.looped + self.held_bytes
+            return min(by_registers, self.shared // taken) if taken else by_registers
         if prefetch and self.persistent and not split:
             return self._resident(self.more + beside)
         return 0

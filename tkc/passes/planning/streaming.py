@@ -356,6 +356,19 @@ def rows_of_part(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     return 1 << rows.bit_length() - 1 if rows > 0 else 0
 
 
+def copied_by_threads(op: tile.Load, plan: LoadPlan, threads: int) -> bool:
+    """Whether so many threads can copy a tile to shared memory, each what it reads itself, 16 bytes
+    at a time.
+    """
+    return (
+        plan.vector == VECTOR_BYTES
+        and tile_type(op.result).bytes >= VECTOR_BYTES * threads
+        and op.mask is None
+        and (op.other is None or constant(op.other) is not None)
+        and not any(isinstance(o.type, TileType) for o in op.offsets)
+    )
+
+
 @dataclass(frozen=True)
 class Shares:
     """What a block reads: own: tiles of each program, alike: those that all programs share; copied:
@@ -380,19 +393,8 @@ class Shares:
             and op.parent_op() is kernel
         ]
 
-        def whole(op):
-            return (
-                op.mask is None
-                and (op.other is None or constant(op.other) is not None)
-                and not any(isinstance(o.type, TileType) for o in op.offsets)
-            )
-
         copied = frozenset(
-            op
-            for op, plan in tiles
-            if plan.vector == 16
-            and tile_type(op.result).bytes >= 16 * 32 * warps * blocks
-            and whole(op)
+            op for op, plan in tiles if copied_by_threads(op, plan, 32 * warps * blocks)
         )
         own = tuple(op for op, _ in tiles if program_axes(op.operands))
         return Shares(own, tuple(op for op, _ in tiles if op not in own), copied, blocks)

@@ -1,0 +1,163 @@
+"""Rows that several loops over their parts read: which may stay in shared memory from the first of
+these loops to the last, so that memory is asked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from tkc.ir import shared, tile
+from tkc.ir.rewrite import counted_slice, is_inside
+from tkc.ir.values import block_of, is_side_effect_free
+from tkc.passes.analysis.alias import Overlaps, accessed, overlapping
+from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.values import WRITES
+
+Access = tile.Load | shared.Copy
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Accesses that read the same parts of an array, one in each of several loops.
+
+    loops: all of their block that go over so many parts, from the first one that reads something
+    held on; members: one of each loop that reads these.
+    """
+
+    loops: tuple[scf.ForOp, ...]
+    members: tuple[Access, ...]
+    parts: int
+
+    @property
+    def first(self) -> scf.ForOp:
+        """The loop that reads them first."""
+        return next(loop for loop in self.loops if self.members[0].parent_op() is loop)
+
+
+def held_rows(
+    kernel: tile.Kernel, wanted: Callable[[Access], bool], overlaps: Overlaps
+) -> list[HeldRows]:
+    """Of the loads, or the copies, that are wanted, in program order. What is held is read before
+    the first of its loops, and nothing that these loops write may be part of it.
+    """
+    return [
+        rows
+        for region in (r for op in kernel.walk() for r in op.regions)
+        for block in region.blocks
+        for loops in _of_one_range(block)
+        for rows in _of_loops(loops, wanted, overlaps)
+    ]
+
+
+def _of_one_range(block: Block) -> Iterator[list[scf.ForOp]]:
+    """The loops of a block by their constant bounds."""
+    found: dict[tuple[int, int, int], list[scf.ForOp]] = {}
+    for op in block.ops:
+        if isinstance(op, scf.ForOp):
+            bounds = tuple(constant(v) for v in (op.lb, op.ub, op.step))
+            if all(isinstance(n, int) for n in bounds):
+                found.setdefault(bounds, []).append(op)
+    yield from (loops for loops in found.values() if len(loops) > 1)
+
+
+def _of_loops(
+    loops: list[scf.ForOp], wanted: Callable[[Access], bool], overlaps: Overlaps
+) -> Iterator[HeldRows]:
+    alike: dict[Hashable, list[Access]] = {}
+    for loop in loops:
+        for op in loop.body.block.ops:
+            if isinstance(op, Access) and wanted(op):
+                alike.setdefault(_identity(op, loop), []).append(op)
+    several = [
+        members
+        for members in alike.values()
+        if len({op.parent_op() for op in members}) == len(members) > 1
+    ]
+    if not several:
+        return
+    begin = min(loops.index(members[0].parent_op()) for members in several)
+    lower, upper, step = (constant(v) for v in (loops[0].lb, loops[0].ub, loops[0].step))
+    for members in several:
+        if _may_be_held(members, loops[begin], overlaps):
+            yield HeldRows(tuple(loops[begin:]), tuple(members), len(range(lower, upper, step)))
+
+
+def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) -> bool:
+    """Whether what members read may be read before the first loop: it can be addressed there, and
+    nothing from there to the end of their last loop writes it, but each part of itself in the end.
+    """
+    op, loop = members[0], members[0].parent_op()
+    assert isinstance(loop, scf.ForOp)
+    addresses = [v for v in op.operands if not isinstance(v.owner, shared.Alloc)]
+    slice_ = counted_slice(addresses, loop)
+    array = accessed(op)
+    if slice_ is None or array is None:
+        return False
+    outside = {v for inner in slice_ for v in inner.operands if not is_inside(v, loop)}
+    outside |= {v for v in addresses if not is_inside(v, loop)}
+    if not all(_is_there(v, first) for v in outside):
+        return False
+    block, last = block_of(first), members[-1].parent_op()
+    ops = list(block.ops)
+    between = ops[ops.index(first) : ops.index(last) + 1]
+    meeting = overlapping(array, overlaps)
+    return not any(
+        tile.watches(inner)
+        or isinstance(inner, WRITES)
+        and ((written := accessed(inner)) is None or written in meeting)
+        and not _is_in_its_place(inner, members[-1])
+        for outer in between
+        for inner in outer.walk()
+    )
+
+
+def _is_in_its_place(store: Operation, access: Access) -> bool:
+    """Whether a store of a loop writes the very part that an access has read in the iteration."""
+    loop = access.parent_op()
+    return (
+        isinstance(store, tile.Store)
+        and isinstance(loop, scf.ForOp)
+        and store.parent is access.parent
+        and access.is_before_in_block(store)
+        and store.extents == access.extents
+        and _form(store.array, loop) == _form(access.array, loop)
+        and [_form(v, loop) for v in store.offsets] == [_form(v, loop) for v in access.offsets]
+    )
+
+
+def _is_there(value: SSAValue, anchor: Operation) -> bool:
+    """Whether a value is computed before an operation."""
+    owner = value.owner
+    if isinstance(owner, Block) or owner.parent is not anchor.parent:
+        return True
+    return owner.is_before_in_block(anchor)
+
+
+def _identity(op: Access, loop: scf.ForOp) -> Hashable:
+    """What two loops' accesses have in common that read the same parts."""
+    layout = op.threads if isinstance(op, shared.Copy) else op.result.type
+    operands = [v for v in op.operands if not isinstance(v.owner, shared.Alloc)]
+    return (
+        type(op),
+        tuple(op.extents.get_values()),
+        layout,
+        tuple(_form(v, loop) for v in operands),
+    )
+
+
+def _form(value: SSAValue, loop: scf.ForOp) -> Hashable:
+    """A value as an expression of the loop's counter."""
+    if isinstance(value, BlockArgument):
+        return "counter" if value is loop.body.block.args[0] else value
+    if (number := constant(value)) is not None:
+        return number, value.type
+    op = value.owner
+    assert isinstance(op, Operation)
+    if not is_inside(value, loop) or op.regions or not is_side_effect_free(op):
+        return value
+    forms = tuple(_form(v, loop) for v in op.operands)
+    return type(op), tuple(sorted((k, str(v)) for k, v in op.properties.items())), forms
