@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.rewrite import counted_slice, is_inside
-from tkc.ir.values import block_of, is_side_effect_free
+from tkc.ir.values import block_of
 from tkc.passes.analysis.alias import Overlaps, accessed, overlapping
+from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.values import WRITES
 
@@ -117,15 +118,13 @@ def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) ->
 
 def _is_in_its_place(store: Operation, access: Access) -> bool:
     """Whether a store of a loop writes the very part that an access has read in the iteration."""
-    loop = access.parent_op()
     return (
         isinstance(store, tile.Store)
-        and isinstance(loop, scf.ForOp)
         and store.parent is access.parent
         and access.is_before_in_block(store)
         and store.extents == access.extents
-        and _form(store.array, loop) == _form(access.array, loop)
-        and [_form(v, loop) for v in store.offsets] == [_form(v, loop) for v in access.offsets]
+        and list(map(expression, (store.array, *store.offsets)))
+        == list(map(expression, (access.array, *access.offsets)))
     )
 
 
@@ -145,19 +144,5 @@ def _identity(op: Access, loop: scf.ForOp) -> Hashable:
         type(op),
         tuple(op.extents.get_values()),
         layout,
-        tuple(_form(v, loop) for v in operands),
+        tuple(expression(v, loop.body.block.args[0]) for v in operands),
     )
-
-
-def _form(value: SSAValue, loop: scf.ForOp) -> Hashable:
-    """A value as an expression of the loop's counter."""
-    if isinstance(value, BlockArgument):
-        return "counter" if value is loop.body.block.args[0] else value
-    if (number := constant(value)) is not None:
-        return number, value.type
-    op = value.owner
-    assert isinstance(op, Operation)
-    if not is_inside(value, loop) or op.regions or not is_side_effect_free(op):
-        return value
-    forms = tuple(_form(v, loop) for v in op.operands)
-    return type(op), tuple(sorted((k, str(v)) for k, v in op.properties.items())), forms

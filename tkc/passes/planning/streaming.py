@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation
+from xdsl.ir import Block, Operation
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -38,10 +38,11 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import defining_slice
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import tile_type
+from tkc.ir.values import block_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
-from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
+from tkc.passes.analysis.alias import Overlaps, ancestor, may_meet, unchanged
+from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS, WRITES, BlockAccess
@@ -324,11 +325,16 @@ def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     as a cluster has room for, whose blocks then come back to less, and sooner; else what leaves a
     multiprocessor several blocks."""
     words, asked = pressure(kernel), context.options.num_warps
+    ctas = context.options.num_ctas
     clusters = (
-        context.target.clusters and asked is None and row_of(kernel, context.overlaps) == extent
+        context.target.clusters
+        and (asked is None or ctas > 1)
+        and row_of(kernel, context.overlaps) == extent
     )
     warps, blocks = (
-        (STREAMING_WARPS, CLUSTER_SIZES[-1]) if clusters else (asked or WARP_COUNTS[1], 1)
+        (asked or STREAMING_WARPS, ctas if ctas > 1 else CLUSTER_SIZES[-1])
+        if clusters
+        else (asked or WARP_COUNTS[1], 1)
     )
     most = (
         room(warps, True, context)
@@ -617,19 +623,49 @@ def _keeps_parts_apart(ops: Sequence[Operation], overlaps: Overlaps) -> bool:
 
 def _meets_between(load: BlockAccess, store: tile.Store) -> bool:
     """Whether what is stored depends on a reduction of a long row behind a load: every block has
-    read before any writes.
+    read before any writes. Either may be in a loop of its own.
     """
-    block = store.parent
-    if not isinstance(load, tile.Load) or load.parent is not block or block is None:
+    if not isinstance(load, tile.Load):
         return False
-    return any(
+    block: Block | None = block_of(store)
+    while block is not None:
+        there, here = ancestor(store, block), ancestor(load, block)
+        if there is not None and here is not None:
+            return here is not there and any(
+                _meets_behind(op, load, here) for op in _needed_by(there, block)
+            )
+        around = block.parent_op()
+        block = around.parent if around is not None else None
+    return False
+
+
+def _needed_by(op: Operation, block: Block) -> list[Operation]:
+    """The operations of a block that one of it, with all that is inside, depends on."""
+    return defining_slice([v for inner in op.walk() for v in inner.operands], block)
+
+
+def _meets_behind(op: Operation, load: tile.Load, here: Operation) -> bool:
+    """Whether the blocks of a cluster meet in an operation of a block after they have loaded, in
+    another one of it, or in the same loop.
+    """
+    if isinstance(op, scf.ForOp):
+        bounds = [constant(v) for v in (op.lb, op.ub)]
+        runs = None not in bounds and bounds[0] < bounds[1]
+        meeting = [inner for inner in op.body.block.ops if _meets_on_rows(inner)]
+        if op is here:
+            return any(load.parent is m.parent and load.is_before_in_block(m) for m in meeting)
+        return runs and bool(meeting) and here.is_before_in_block(op)
+    return _meets_on_rows(op) and here.is_before_in_block(op)
+
+
+def _meets_on_rows(op: Operation) -> bool:
+    return (
         isinstance(op, tile.Reduce)
         and tile_type(op.args[0]).extents[op.axis.value.data] >= MIN_ROW_ELEMENTS
-        and load.is_before_in_block(op)
-        for op in defining_slice([store.value], block)
     )
 
 
 def _same_place(one: BlockAccess, other: BlockAccess) -> bool:
     """Whether two accesses are of one block of an array."""
-    return one.array is other.array and tuple(one.offsets) == tuple(other.offsets)
+    places = ([expression(v) for v in (op.array, *op.offsets)] for op in (one, other))
+    return next(places) == next(places)
