@@ -271,6 +271,8 @@ class Moving:
     clustered: float  # … more of a block of a cluster
     latency: float  # of a load from memory
     turn: float  # of a persistent block, from one program to the next
+    # of memory's time, where programs are dealt out before: the slowest multiprocessor's beside all
+    uneven: float
     access: float  # of issue, for an instruction to memory, over that of another
     chain: float  # from one instruction of a warp to its next, on average
     meeting: float  # of a collective, for each doubling of its warps

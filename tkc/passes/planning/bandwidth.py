@@ -181,6 +181,8 @@ def time_of(
     begin = times.begin + times.clustered * (blocks > 1)
     if plan.persistent:
         turns = float(ceil(turns))
+        if not plan.dynamic_schedule:
+            reading, writing = reading * times.uneven, writing * times.uneven
         if early:
             alone = max(times.latency + reading, rest) + times.turn
         else:
