@@ -93,7 +93,8 @@ def checked(fn, n, columns, rows, grid, name, **options):
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
-    "fn, n, rows", [(normalized, N, 2), (in_place, N, 1), (shifted, N, 0), (ending_early, N - 64, 2)]
+    "fn, n, rows",
+    [(normalized, N, 2), (in_place, N, 1), (shifted, N, 0), (ending_early, N - 64, 2)],
 )
 def test_rows_stay_through_loops_over_their_parts(fn, n, rows, name):
     said = checked(fn, n, N, 3, (3, 1, 1), name, **CRAMPED)

@@ -15,7 +15,8 @@ from tkc.kernels.arrays import power
 
 ELEMENTS = 4096  # of a program that holds short rows, or a strip
 ROW_ELEMENTS = 2048, 5120  # likewise, at most, of which the planner takes its choice
-# that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU
+# that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU, one
+# where a row fills it
 PROGRAMS = 264
 
 
@@ -70,9 +71,9 @@ def grid_of(name: str) -> Callable[[dict[str, Any]], tuple[int, int]]:
     return grid
 
 
-def row_programs(blocks: int) -> int:
-    """Programs that share so many blocks of rows."""
-    return max(1, min(blocks, PROGRAMS))
+def row_programs(blocks: int, elements: int) -> int:
+    """Programs that share so many blocks of rows, of so many elements each."""
+    return max(1, min(blocks, PROGRAMS if elements <= ELEMENTS else PROGRAMS // 2))
 
 
 def columns_block(rows: int, columns: int) -> tuple[int, int]:

@@ -270,7 +270,7 @@ def _backward(
     )
     rows, block = row_block(*source.shape)
     wide = source.shape[1] > MAX_FUSED_COLUMNS
-    programs = row_programs(tkc.cdiv(source.shape[0], rows))
+    programs = row_programs(tkc.cdiv(source.shape[0], rows), rows * block)
     parts = min(programs, 16) if wide else programs
     weights, biases = (
         empty(h, (parts, source.shape[1]), "float32") if wanted else None

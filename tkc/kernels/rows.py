@@ -107,7 +107,7 @@ def dyt_backward(
     yield out, of_alpha, of_weight, of_bias
     source, g, result = matrix(contiguous(x)), matrix(contiguous(grad)), matrix(out)
     rows, block = row_block(source.shape[0], min(source.shape[1], MAX_FUSED_COLUMNS // 8))
-    parts = row_programs(tkc.cdiv(source.shape[0], rows))
+    parts = row_programs(tkc.cdiv(source.shape[0], rows), rows * block)
     weights, biases, alphas = (empty(x, (parts, source.shape[1]), "float32") for _ in range(3))
     _dyt_backward[parts, tkc.cdiv(source.shape[1], block)](
         g, source, alpha, weight, result, weights, biases, alphas, ROWS=rows, COLUMNS=block

@@ -49,24 +49,24 @@ def held_rows(
         rows
         for region in (r for op in kernel.walk() for r in op.regions)
         for block in region.blocks
-        for loops in _of_one_range(block)
-        for rows in _of_loops(loops, wanted, overlaps)
+        for values, loops in _of_one_range(block)
+        for rows in _of_loops(loops, len(values), wanted, overlaps)
     ]
 
 
-def _of_one_range(block: Block) -> Iterator[list[scf.ForOp]]:
-    """The loops of a block by their constant bounds."""
-    found: dict[tuple[int, int, int], list[scf.ForOp]] = {}
+def _of_one_range(block: Block) -> Iterator[tuple[range, list[scf.ForOp]]]:
+    """The loops of a block that count by the same constant bounds."""
+    found: dict[range, list[scf.ForOp]] = {}
     for op in block.ops:
         if isinstance(op, scf.ForOp):
-            bounds = tuple(constant(v) for v in (op.lb, op.ub, op.step))
-            if all(isinstance(n, int) for n in bounds):
-                found.setdefault(bounds, []).append(op)
-    yield from (loops for loops in found.values() if len(loops) > 1)
+            lower, upper, step = (constant(v) for v in (op.lb, op.ub, op.step))
+            if isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int):
+                found.setdefault(range(lower, upper, step), []).append(op)
+    yield from ((values, loops) for values, loops in found.items() if len(loops) > 1)
 
 
 def _of_loops(
-    loops: list[scf.ForOp], wanted: Callable[[Access], bool], overlaps: Overlaps
+    loops: list[scf.ForOp], parts: int, wanted: Callable[[Access], bool], overlaps: Overlaps
 ) -> Iterator[HeldRows]:
     alike: dict[Hashable, list[Access]] = {}
     for loop in loops:
@@ -80,11 +80,11 @@ def _of_loops(
     ]
     if not several:
         return
-    begin = min(loops.index(members[0].parent_op()) for members in several)
-    lower, upper, step = (constant(v) for v in (loops[0].lb, loops[0].ub, loops[0].step))
+    readers = {members[0].parent_op() for members in several}
+    reading = loops[next(i for i, loop in enumerate(loops) if loop in readers) :]
     for members in several:
-        if _may_be_held(members, loops[begin], overlaps):
-            yield HeldRows(tuple(loops[begin:]), tuple(members), len(range(lower, upper, step)))
+        if _may_be_held(members, reading[0], overlaps):
+            yield HeldRows(tuple(reading), tuple(members), parts)
 
 
 def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) -> bool:
@@ -102,8 +102,9 @@ def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) ->
     outside |= {v for v in addresses if not is_inside(v, loop)}
     if not all(_is_there(v, first) for v in outside):
         return False
-    block, last = block_of(first), members[-1].parent_op()
-    ops = list(block.ops)
+    last = members[-1].parent_op()
+    assert last is not None
+    ops = list(block_of(first).ops)
     between = ops[ops.index(first) : ops.index(last) + 1]
     meeting = overlapping(array, overlaps)
     return not any(

@@ -52,6 +52,7 @@ from tkc.passes.analysis.values import (
     in_workspace,
     tiles,
 )
+from tkc.passes.cuts.held import held_rows
 from tkc.passes.layouts.dot_layouts import Layouts, of_dot
 from tkc.passes.layouts.movers import (
     first_layouts,
@@ -61,7 +62,6 @@ from tkc.passes.layouts.movers import (
     slice_source,
     stretched,
 )
-from tkc.passes.cuts.held import held_rows
 from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 

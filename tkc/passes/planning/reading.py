@@ -17,7 +17,6 @@ from tkc.ir.target import Target
 from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import unchanged
 from tkc.passes.cuts.held import held_rows
 from tkc.passes.planning.pressure import (
     MAX_REGISTERS_PER_THREAD,
@@ -30,11 +29,13 @@ from tkc.passes.planning.streaming import (
     Shares,
     copied_by_threads,
     has_narrow_loads,
+    through_rings,
 )
 
 MAX_READ_AHEAD_REGISTERS = 144  # with what is read ahead
 SCALAR_REGISTERS = 8  # of addresses, masks, counters
 ADDRESS_REGISTERS = 2
+RING_STAGES = 2  # of a ring through which a loop reads, at least
 MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
 
 
@@ -107,6 +108,7 @@ class _ReadAhead:
         self.options, self.say = context.options, say
         self.waits = tile.waits_for_programs(kernel)
         self.shared = max(0, context.room() - RESERVED_SHARED_BYTES)
+        self.words = pressure(kernel)
         self.stages = self._stages(streams)
         in_ring: set[Operation] = set()
         if self.stages:
@@ -125,16 +127,13 @@ class _ReadAhead:
         ]
         self.in_ring = in_ring
         # registers of a thread
-        self.words = pressure(kernel)
         self.more = self._bytes_each(self.early)
         self.arriving = threads.share(sum(map(self._words_apart, self.early)))
         self.kept = self._bytes_each(shares.alike)
 
     def reading(self) -> Reading:
         prefetch, keep = self._fitting()
-        dynamic = (
-            self.streams and not self.waits and self.options.dynamic_schedule is not False
-        )
+        dynamic = self.streams and not self.waits and self.options.dynamic_schedule is not False
         # loops whose blocks share a multiprocessor by what a thread of them has
         looped = self.options.maxnreg is None and any(
             isinstance(op, scf.ForOp) for op in self.kernel.walk()
@@ -150,17 +149,19 @@ class _ReadAhead:
         together = self._blocks(prefetch, keep, looped)
         if together > 1:
             self.say(f"{together} blocks a multiprocessor")
-        taken = sum(
-            tile_type(op.results[0]).bytes
-            // self.threads.blocks
-            * (self.stages if op in self.shares.own else 1)
-            for op in self.in_ring
-            if op.parent_op() is self.kernel
-        ) + self.stages * self.looped + self.held_bytes
+        taken = (
+            sum(
+                tile_type(op.results[0]).bytes
+                // self.threads.blocks
+                * (self.stages if op in self.shares.own else 1)
+                for op in self.in_ring
+                if op.parent_op() is self.kernel
+            )
+            + self.stages * self.looped
+            + self.held_bytes
+        )
         return Reading(
-            tuple(
-                replace(plan, path=self._path(op, plan)) for op, plan in self.loads
-            ),
+            tuple(replace(plan, path=self._path(op, plan)) for op, plan in self.loads),
             self.stages,
             prefetch,
             keep,
@@ -184,7 +185,7 @@ class _ReadAhead:
 
     def _hold(self) -> set[Operation]:
         """Loads of several loops over the parts of rows, which stay in shared memory from the first
-        to the last of these: as much as it has room for, what is read most often first.
+        to the last of these: what is read most often, and what else leaves room for another block.
         """
         self.held_bytes = 0
         if self.options.num_stages == 1 or self.stages:
@@ -193,8 +194,8 @@ class _ReadAhead:
         every = held_rows(self.kernel, self._is_copied, self.context.overlaps)
         for rows in sorted(every, key=lambda rows: -len(rows.members)):
             load = rows.members[0]
-            size = rows.parts * tile_type(load.result).bytes // self.threads.blocks
-            if self.held_bytes + size <= self.shared:
+            size = rows.parts * tile_type(load.results[0]).bytes // self.threads.blocks
+            if self.held_bytes + size <= (self.shared // 2 if found else self.shared):
                 self.held_bytes += size
                 found.update(rows.members)
         if found:
@@ -218,37 +219,31 @@ class _ReadAhead:
         )
 
     def _in_loops(self) -> set[Operation]:
-        """Loads of loops that come through rings, which each thread fills for itself; sets how many
-        stages these have.
+        """Loads of loops that come through rings, which each thread fills for itself: where a block
+        fills a multiprocessor, which would wait for memory, or as asked. Sets how many stages these
+        have.
         """
         self.looped = 0  # bytes of a stage
         asked = self.options.num_stages
-        if self.stages or not asked or asked < 2:
+        if self.stages or asked == 1 or asked is None and self._resident(0) > 1:
             return set()
-        loops: dict[Operation, list[Operation]] = {}
-        for op, _ in self.loads:
-            loop = op.parent_op()
-            if (
-                op not in self.held
-                and self._is_copied(op)
-                and unchanged(op, loop, self.context.overlaps)
-            ):
-                loops.setdefault(op.parent_op(), []).append(op)
+        every = through_rings(self.loads, self.threads.count, self.context.overlaps)
+        loops = [here for ops in every.values() if (here := set(ops) - self.held)]
         if not loops:
             return set()
         self.looped = max(
-            sum(tile_type(op.results[0]).bytes for op in found) // self.threads.blocks
-            for found in loops.values()
+            sum(tile_type(op.result).bytes for op in here) // self.threads.blocks for here in loops
         )
-        self.stages = min(asked, (self.shared - self.held_bytes) // self.looped)
-        if self.stages < 2:
-            self.stages = self.looped = 0
+        stages = min(asked or RING_STAGES, (self.shared - self.held_bytes) // self.looped)
+        if stages < RING_STAGES:
+            self.looped = 0
             return set()
+        self.stages = stages
         self.say(
             f"loops read through a ring of {self.stages} stages of {self.looped} bytes, which each"
             " thread fills for itself"
         )
-        return {op for found in loops.values() for op in found}
+        return set().union(*loops)
 
     def _bytes_each(self, ops: Sequence[tile.Load]) -> int:
         """Registers of a thread for tiles as narrow as they are in memory."""

@@ -35,7 +35,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import defining_slice
+from tkc.ir.rewrite import counted_slice, defining_slice
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import block_of, tile_type
@@ -180,7 +180,7 @@ def choose(
         fit = None
     if (
         clusters
-        and _needs_cluster(sizes, fit, context)
+        and _needs_cluster(sizes, fit, loads, context)
         and (extent := row_of(kernel, context.overlaps))
         and (divided := _cluster_of(kernel, loads, sizes, extent, context))
     ):
@@ -259,14 +259,31 @@ def _streaming_sentence(blocks: int, extent: int, stage: int) -> str:
     )
 
 
-def _needs_cluster(sizes: _Sizes, fit: int | None, context: PassContext) -> bool:
-    """Whether a program is too much for one block, or is to be split over several."""
+def _needs_cluster(
+    sizes: _Sizes,
+    fit: int | None,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    context: PassContext,
+) -> bool:
+    """Whether a program is too much for one block, or is to be split over several: threads that
+    meet in every iteration are fewer, unless the next iterations' rows are on their way meanwhile.
+    """
     asked = context.options.num_warps
     if context.options.num_ctas > 1:
         return True
     if asked:
         return sizes.registers(asked) > MAX_CLUSTER_REGISTERS
-    return fit is None or sizes.looped and fit > WARP_COUNTS[1]
+    if fit is None or not sizes.looped or fit <= WARP_COUNTS[1]:
+        return fit is None
+    long = {
+        op
+        for op, _ in loads
+        if isinstance(op.parent_op(), scf.ForOp)
+        and isinstance(op.results[0].type, TileType)
+        and tile_type(op.results[0]).size >= MIN_ROW_ELEMENTS
+    }
+    rings = through_rings(loads, 32 * fit, context.overlaps).values()
+    return not long or not long.issubset({op for found in rings for op in found})
 
 
 def _cluster_of(
@@ -373,6 +390,25 @@ def copied_by_threads(op: tile.Load, plan: LoadPlan, threads: int) -> bool:
         and (op.other is None or constant(op.other) is not None)
         and not any(isinstance(o.type, TileType) for o in op.offsets)
     )
+
+
+def through_rings(
+    loads: Sequence[tuple[Operation, LoadPlan]], threads: int, overlaps: Overlaps
+) -> dict[scf.ForOp, list[tile.Load]]:
+    """Loads that so many threads can copy to shared memory iterations early, by their loops."""
+    found: dict[scf.ForOp, list[tile.Load]] = {}
+    for op, plan in loads:
+        loop = op.parent_op()
+        if (
+            isinstance(op, tile.Load)
+            and isinstance(loop, scf.ForOp)
+            and isinstance(op.result.type, TileType)
+            and copied_by_threads(op, plan, threads)
+            and unchanged(op, loop, overlaps)
+            and counted_slice(op.operands, loop) is not None
+        ):
+            found.setdefault(loop, []).append(op)
+    return found
 
 
 @dataclass(frozen=True)
@@ -649,8 +685,8 @@ def _meets_behind(op: Operation, load: tile.Load, here: Operation) -> bool:
     another one of it, or in the same loop.
     """
     if isinstance(op, scf.ForOp):
-        bounds = [constant(v) for v in (op.lb, op.ub)]
-        runs = None not in bounds and bounds[0] < bounds[1]
+        lower, upper = constant(op.lb), constant(op.ub)
+        runs = lower is not None and upper is not None and lower < upper
         meeting = [inner for inner in op.body.block.ops if _meets_on_rows(inner)]
         if op is here:
             return any(load.parent is m.parent and load.is_before_in_block(m) for m in meeting)
