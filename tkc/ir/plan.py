@@ -55,8 +55,8 @@ class LoadPlan:
     that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in which it
     reads), "held" (likewise in shared memory, from the first to the last of several loops over the
     parts of rows), "tma" (a producer fills the ring by tensor maps), "cp_async" (a role of threads
-    fills the ring) or "broadcast" (a number that the producer loads and writes beside a stage of the
-    ring). vector: bytes of one thread's access.
+    fills the ring) or "broadcast" (a number that the producer loads and writes beside a stage of
+    the ring). vector: bytes of one thread's access.
     multicast: the axis of the block along which blocks of the cluster share the copy, or -1. among:
     the axes of the cluster along which those blocks are neighbours.
     """

@@ -91,30 +91,34 @@ def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) ->
     """Whether what members read may be read before the first loop: it can be addressed there, and
     nothing from there to the end of their last loop writes it, but each part of itself in the end.
     """
-    op, loop = members[0], members[0].parent_op()
-    assert isinstance(loop, scf.ForOp)
-    addresses = [v for v in op.operands if not isinstance(v.owner, shared.Alloc)]
-    slice_ = counted_slice(addresses, loop)
-    array = accessed(op)
-    if slice_ is None or array is None:
+    array, last = accessed(members[0]), members[-1].parent_op()
+    if array is None or last is None or not _addressed_before(members[0], first):
         return False
-    outside = {v for inner in slice_ for v in inner.operands if not is_inside(v, loop)}
-    outside |= {v for v in addresses if not is_inside(v, loop)}
-    if not all(_is_there(v, first) for v in outside):
-        return False
-    last = members[-1].parent_op()
-    assert last is not None
+    meeting = overlapping(array, overlaps)
+
+    def changes(op: Operation) -> bool:
+        if tile.watches(op):
+            return True
+        if not isinstance(op, WRITES):
+            return False
+        written = accessed(op)
+        return (written is None or written in meeting) and not _is_in_its_place(op, members[-1])
+
     ops = list(block_of(first).ops)
     between = ops[ops.index(first) : ops.index(last) + 1]
-    meeting = overlapping(array, overlaps)
-    return not any(
-        tile.watches(inner)
-        or isinstance(inner, WRITES)
-        and ((written := accessed(inner)) is None or written in meeting)
-        and not _is_in_its_place(inner, members[-1])
-        for outer in between
-        for inner in outer.walk()
-    )
+    return not any(changes(inner) for outer in between for inner in outer.walk())
+
+
+def _addressed_before(op: Access, first: scf.ForOp) -> bool:
+    """Whether what an access of a later loop is addressed by is known before the first one."""
+    loop = op.parent_op()
+    assert isinstance(loop, scf.ForOp)
+    addresses = [v for v in op.operands if not isinstance(v.owner, shared.Alloc)]
+    needed = counted_slice(addresses, loop)
+    if needed is None:
+        return False
+    every = {*addresses, *(v for inner in needed for v in inner.operands)}
+    return all(is_inside(v, loop) or _is_there(v, first) for v in every)
 
 
 def _is_in_its_place(store: Operation, access: Access) -> bool:

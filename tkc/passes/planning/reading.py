@@ -200,8 +200,8 @@ class _ReadAhead:
                 found.update(rows.members)
         if found:
             self.say(
-                f"{self.held_bytes} bytes of rows stay in shared memory through the loops over their"
-                " parts"
+                f"{self.held_bytes} bytes of rows stay in shared memory through the loops over"
+                " their parts"
             )
         return found
 
