@@ -104,6 +104,8 @@ class Plan:
     cluster_split: tuple[int, int] = (1, 0)
     # loops without dots read one iteration ahead
     prefetch: bool = False
+    # parts in which rows that stay in shared memory are computed (fit-rows makes loops over them)
+    row_parts: int = 1
     # roles: what is small beside dots, and no tensor map copies, is loaded one iteration early, or
     # before dots in no loop
     early_small_loads: bool = True

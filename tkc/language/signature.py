@@ -110,6 +110,8 @@ class Options:
         None  # blocks claim their programs one by one, or they are dealt out
     )
     prefetch: bool | None = None  # loops without dots read one iteration ahead
+    # parts in which rows that stay in shared memory are computed; 1: registers hold them
+    row_parts: int | None = None
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
     # the launch may begin before the one before it in its stream has ended, which it waits for
     # before it touches memory

@@ -45,6 +45,7 @@ class LaunchOptions(Protocol):
     split_warps: tuple[int, int] | None = None
     dynamic_schedule: bool | None = None
     prefetch: bool | None = None
+    row_parts: int | None = None
     dependent: bool | None = None
     beside: bool | None = None
     debug: int = 0

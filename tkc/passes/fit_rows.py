@@ -32,6 +32,7 @@ is sorted in runs, which are merged (cuts/sorts.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replace_options
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
@@ -56,7 +57,7 @@ from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
 from tkc.passes.cuts.sorts import cut_sort
-from tkc.passes.plan import overfull
+from tkc.passes.plan import in_parts, overfull
 from tkc.passes.planning.streaming import part_of, rows_of_part
 from tkc.passes.simplify import sweep
 
@@ -70,7 +71,10 @@ def run(module: ModuleOp, context: PassContext) -> None:
         room = context.target.shared_bytes
         if cut := sum(cut_sort(sort, room) for sort in operations_in(kernel, tile.Sort)):
             context.decisions.append(f"fit-rows: sorts of long rows by merged runs: {cut}")
-        if not isinstance(kernel, tile.Kernel) or not (held := overfull(module, context)):
+        if not isinstance(kernel, tile.Kernel):
+            continue
+        _cut_as_planned(module, kernel, context)
+        if not (held := overfull(module, context)):
             continue
         if moved := _load_in_loops(kernel, context.overlaps):
             rows, are = ("rows", "are") if moved > 1 else ("row", "is")
@@ -82,6 +86,21 @@ def run(module: ModuleOp, context: PassContext) -> None:
             continue
         if not _cut_across(kernel, held, context):
             _cut_rows(kernel, held, context)
+
+
+def _cut_as_planned(module: ModuleOp, kernel: tile.Kernel, context: PassContext) -> None:
+    """Makes loops over the parts of rows that the plan has stay in shared memory; the blocks are
+    then those that it has found for them.
+    """
+    if (made := in_parts(module, context)) is None:
+        return
+    blocks = made.cluster_split[0]
+    context.options = options = replace_options(context.options, row_parts=1)
+    held = f"{made.warps} warps in each of {blocks} blocks hold rows in shared memory"
+    if _cut_rows(kernel, held, context, made.row_parts):
+        context.options = replace_options(
+            options, num_warps=made.warps, num_ctas=blocks, persistent=False
+        )
 
 
 def _cut_across(kernel: tile.Kernel, held: str, context: PassContext) -> bool:
@@ -110,14 +129,15 @@ def _cut_across(kernel: tile.Kernel, held: str, context: PassContext) -> bool:
     return True
 
 
-def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
+def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext, parts: int = 0) -> bool:
     """Reads the longest rows that are reduced in parts, where that can be done; where none are
-    reduced, the longest ones that are stored.
+    reduced, the longest ones that are stored. parts: how many, where that is known. Whether it
+    could.
     """
     extent = _longest_row(kernel)
     if extent < MIN_ROW_ELEMENTS:
-        return
-    size = part_of(kernel, extent, context)
+        return False
+    size = extent // parts if parts else part_of(kernel, extent, context)
     sinks = {op: axis for op in kernel.walk() if (axis := _row_axis(op, extent)) is not None}
     phases = []
     try:
@@ -125,13 +145,14 @@ def _cut_rows(kernel: tile.Kernel, held: str, context: PassContext) -> None:
             here = {op: axis for op, axis in sinks.items() if op.parent is block}
             phases += _phases(here, extent, context.overlaps)
     except NotCut:
-        return
+        return False
     for phase in phases:
         phase.loop_over_parts(extent, size)
     sweep(kernel)
     context.decisions.append(
         f"fit-rows: {held}; rows of {extent} are read in parts of {size}, {len(phases)} times"
     )
+    return True
 
 
 def _longest_row(kernel: tile.Kernel) -> int:

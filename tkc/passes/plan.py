@@ -407,6 +407,8 @@ def keywords(plan: Plan) -> dict:
         "subtiles": plan.subtiles if plan.epilogue != "direct" else None,
         "dynamic_schedule": plan.dynamic_schedule,
         "prefetch": plan.prefetch,
+        "row_parts": plan.row_parts,
+        **({"num_ctas": plan.cluster_split[0]} if plan.row_parts > 1 else {}),
     }
 
 
@@ -424,7 +426,11 @@ def forcing(plan: Plan) -> dict:
         else (
             (*ONE_ROLE_CHOICES, *(["rotate"] if plan.rotate else []), "roles")
             if plan.dots
-            else (*NO_DOT_CHOICES, "roles")
+            else (
+                *NO_DOT_CHOICES,
+                "roles",
+                *(["row_parts", "num_ctas"] if plan.row_parts > 1 else []),
+            )
         )
     )
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
@@ -520,10 +526,11 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
     """The plan of a program whose time is that of moving bytes."""
     kernel, ranges = program.kernel, Ranges()
     given = list(zip(program.loads, _loads(program), strict=True))
-    warps, spread, streams = streaming.choose(kernel, given, program.largest, context, say)
-    persistent = streaming.persistent(kernel, streams, context, say)
+    chosen = streaming.choose(kernel, given, program.largest, context, say)
+    warps, spread = chosen.warps, chosen.spread
+    persistent = streaming.persistent(kernel, chosen.streams, context, say)
     threads = Threads(warps, spread[0])
-    reading = ahead(kernel, given, threads, persistent, streams, context, say)
+    reading = ahead(kernel, given, threads, persistent, chosen.streams, context, say)
     loads = reading.loads
     turned = context.options.register_transpose is not False and streaming.has_transposed_store(
         kernel
@@ -554,6 +561,7 @@ def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
         loads,
         cluster_split=spread,
         prefetch=reading.prefetch,
+        row_parts=chosen.parts,
         persistent=persistent,
         blocks=reading.blocks,
         resident_operands=reading.keep,
@@ -891,6 +899,16 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     if not full or _plan(program, context).roles != "one":
         return []
     return sorted(full, key=lambda d: -tile_type(d.result).bytes)
+
+
+def in_parts(module: ModuleOp, context: PassContext) -> Plan | None:
+    """The plan of a program whose rows are to be computed in parts while they stay in shared
+    memory; None of others.
+    """
+    if (program := Program.of(kernel_of(module))).dots:
+        return None
+    made = _plan(program, context)
+    return made if made.row_parts > 1 else None
 
 
 def overfull(module: ModuleOp, context: PassContext) -> str:

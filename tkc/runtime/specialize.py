@@ -63,6 +63,7 @@ OPTIONS = (
     "subtiles",
     "dynamic_schedule",
     "prefetch",
+    "row_parts",
     "dependent",
     "beside",
     "semantics",

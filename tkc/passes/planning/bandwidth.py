@@ -34,6 +34,7 @@ from tkc.passes.planning.numbers import Numbers
 from tkc.passes.planning.pressure import COLLECTIVES, demand
 
 MAX_BLOCKS = 32  # of a multiprocessor
+RESERVED_SHARED_BYTES = 2048  # of a block, for reductions
 STEP_OF_REGISTERS = 8  # in which threads get them
 VECTOR_BYTES = 16
 MIN_REGISTERS, MAX_REGISTERS = 24, 256  # of a thread
@@ -123,7 +124,7 @@ def registers(moving: Moving, plan: Plan, target: Target) -> int:
     in parts; what is read early; what is kept.
     """
     times, threads = target.device.moving, 32 * plan.warps * plan.cluster_split[0]
-    held = times.registers + times.held * moving.words / threads
+    held = times.registers + times.held * moving.words / threads / plan.row_parts
     if plan.prefetch:
         held += sum(r.bytes for r in moving.reads if r.own) / 4 / threads
     if plan.resident_operands:
@@ -141,9 +142,18 @@ def occupancy(moving: Moving, plan: Plan, target: Target) -> int:
         min(
             target.registers // (threads * each),
             target.threads // threads,
-            MAX_BLOCKS,
+            _by_shared(moving, plan, target),
         ),
     )
+
+
+def _by_shared(moving: Moving, plan: Plan, target: Target) -> int:
+    """Blocks of a multiprocessor whose rows stay in its shared memory; as many as there may be of
+    others.
+    """
+    if plan.row_parts == 1:
+        return MAX_BLOCKS
+    return int(target.shared_bytes // (moving.own / plan.cluster_split[0] + RESERVED_SHARED_BYTES))
 
 
 def time_of(

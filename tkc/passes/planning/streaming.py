@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -58,6 +58,7 @@ WARP_COUNTS = 4, 8, 16, 32  # of a block
 FEW_WARPS = 1, 2  # of a block whose tiles are less than a vector for each thread of more
 CLUSTER_SIZES = 2, 4, 8  # 16 by keyword alone: not every device has room for one
 STREAMING_WARPS = 16  # of a block through which programs stream
+HELD_BYTES = 32768  # of a program, in a block whose shared memory holds them, if that is enough
 MAX_BYTES_IN_FLIGHT = 65536  # of a program, that a multiprocessor then has
 # of the largest tile, a thread: half without reductions; twice with a sort, which compares least
 # what a thread holds, or with a register transpose
@@ -145,6 +146,13 @@ class _Sizes:
         """Of tiles, a thread of so many warps in each of so many blocks."""
         return -(-self.words // (32 * warps * blocks))
 
+    def parts(self, warps: int, blocks: int, extent: int) -> int:
+        """Parts of rows that so many threads hold with room for other blocks."""
+        parts = 2
+        while self.registers(warps, blocks * parts) > MAX_TILE_REGISTERS // 2 and parts < extent:
+            parts *= 2
+        return parts
+
     def least_warps(self) -> int | None:
         """The fewest that hold all tiles."""
         for warps in self.warp_counts:
@@ -159,23 +167,42 @@ def _moves_tile(op: Operation) -> bool:
     return isinstance(op, (*LOADS, *WRITES)) and tile_of(op) is not None
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Of a program without dots. warps of a block; spread: blocks of a cluster that share a program
+    and the extent of the rows that they split; streams: whether programs stream through blocks;
+    parts: in which rows are computed that stay in shared memory.
+    """
+
+    warps: int
+    spread: tuple[int, int] = (1, 0)
+    streams: bool = False
+    parts: int = 1
+
+
 def choose(
     kernel: tile.Kernel,
     loads: Sequence[tuple[Operation, LoadPlan]],
     largest: int,
     context: PassContext,
     say: Callable[[str], None],
-) -> tuple[int, tuple[int, int], bool]:
-    """(warps, spread, whether programs stream through blocks) of a program without dots; `largest`:
-    elements of its largest tile. The user's num_warps and num_ctas narrow the choice.
+) -> Blocks:
+    """The blocks of a program without dots; `largest`: elements of its largest tile. The user's
+    num_warps, num_ctas and row_parts narrow the choice.
     """
     sizes, asked = _Sizes.of(kernel, largest, context), context.options.num_warps
     fit = sizes.least_warps()
     clusters = context.target.clusters
+    if held := _holding(kernel, loads, sizes, fit, context):
+        say(
+            f"{held.warps} warps in each of {held.spread[0]} blocks, in whose shared memory a"
+            f" program's rows stay: they are computed in {held.parts} parts"
+        )
+        return held
     if clusters and (found := _streaming(kernel, loads, sizes, fit, context)):
         blocks, extent, stage = found
         say(_streaming_sentence(blocks, extent, stage))
-        return STREAMING_WARPS, (blocks, extent) if blocks > 1 else (1, 0), True
+        return Blocks(STREAMING_WARPS, (blocks, extent) if blocks > 1 else (1, 0), True)
     if fit and not fits(kernel, fit, 1, context):
         fit = None
     if (
@@ -190,11 +217,52 @@ def choose(
             f" {sizes.registers(warps, blocks)} registers of tiles a thread,"
             f" {sizes.registers(warps)} with one block"
         )
-        return warps, (blocks, extent), False
+        return Blocks(warps, (blocks, extent))
     warps = asked or fit or _largest_block(sizes)
     said = ", as asked" if asked else ""
     say(f"{warps} warps{said}: {sizes.registers(warps)} registers of tiles a thread")
-    return warps, (1, 0), False
+    return Blocks(warps)
+
+
+def _holding(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    sizes: _Sizes,
+    fit: int | None,
+    context: PassContext,
+) -> Blocks | None:
+    """The blocks in whose shared memory a program's rows stay, where registers hold them so that
+    they fill a multiprocessor: several blocks then share it, of which some wait for memory while
+    others compute. What is long and alike in all programs would be read again with each part.
+    """
+    options = context.options
+    if options.row_parts == 1 or sizes.looped or not context.target.clusters:
+        return None
+    free = options.num_warps is None and options.num_ctas == 1 and options.persistent is not True
+    if options.row_parts is None and not (free and fit in (None, WARP_COUNTS[-1])):
+        return None
+    if not (extent := row_of(kernel, context.overlaps)):
+        return None
+    vector = _longest_vector(loads)
+    sharing = (options.num_ctas,) if options.num_ctas > 1 else (1, *CLUSTER_SIZES)
+    for most, blocks in ((n, b) for n in (HELD_BYTES, 2 * HELD_BYTES) for b in sharing):
+        shares = Shares.of(kernel, loads, WARP_COUNTS[1], blocks)
+        warps = options.num_warps or (WARP_COUNTS[1] if most == HELD_BYTES else WARP_COUNTS[2])
+        parts = options.row_parts or sizes.parts(warps, blocks, extent)
+        if (
+            shares.are_own
+            and (shares.stage <= most or options.row_parts)
+            and extent % parts == 0
+            and _dealt(kernel, extent, blocks, warps, vector)
+            and _dealt_in_parts(extent // parts, blocks, warps, vector)
+        ):
+            return Blocks(warps, (blocks, extent) if blocks > 1 else (1, 0), parts=parts)
+    return None
+
+
+def _dealt_in_parts(part: int, blocks: int, warps: int, vector: int) -> bool:
+    """Whether all threads have as many vectors of a part."""
+    return part >= MIN_ROW_ELEMENTS and part % (blocks * 32 * warps * vector) == 0
 
 
 def _largest_block(sizes: _Sizes) -> int:
@@ -387,9 +455,16 @@ def copied_by_threads(op: tile.Load, plan: LoadPlan, threads: int) -> bool:
         plan.vector == VECTOR_BYTES
         and tile_type(op.result).bytes >= VECTOR_BYTES * threads
         and op.mask is None
-        and (op.other is None or constant(op.other) is not None)
+        and (op.other is None or _is_number(op.other))
         and not any(isinstance(o.type, TileType) for o in op.offsets)
     )
+
+
+def _is_number(value: SSAValue) -> bool:
+    """Whether a number is known, or will be when what is known has been computed."""
+    while isinstance(value.owner, (ew.Cast, tile.Splat)):
+        value = value.owner.arg
+    return constant(value) is not None
 
 
 def through_rings(
@@ -450,6 +525,14 @@ class Shares:
     @property
     def kept(self) -> int:
         return sum(tile_type(op.result).bytes for op in self.alike) // self.blocks
+
+    @property
+    def are_own(self) -> bool:
+        """Whether all that is long is a program's own, and can be copied."""
+        return self.stage > 0 and all(
+            op in self.copied and op in self.own or tile_type(op.result).size < MIN_ROW_ELEMENTS
+            for op in (*self.own, *self.alike)
+        )
 
     @property
     def streams(self) -> bool:
