@@ -101,6 +101,52 @@ def test_rows_stay_through_loops_over_their_parts(fn, n, rows, name):
     assert any(f"{rows} rows of" in line for line in said) == bool(rows), said
 
 
+def probabilities(x, r, o, s, N: tkc.constexpr):
+    """In place, beside a number that is looked up in the row before it is written."""
+    i = tkc.program_id(0)
+    v = tkc.load(x, (i, 0), (1, N), other=-100)
+    there = x[i, 5]
+    d = v - tkc.max(v, axis=1)[:, None]
+    tkc.store(s, (i,), tkc.sum(tkc.where(d > -50, d, 0), axis=1) + there)
+    tkc.store(x, (i, 0), d * 2)
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 4])
+@pytest.mark.parametrize("n", [4096, 4032])
+def test_rows_are_computed_in_parts_as_asked(ctas, n):
+    asked = dict(num_warps=1, num_ctas=ctas, row_parts=2)
+    said = checked(probabilities, n, 4096, 2, (2, 1, 1), "sm_90a", **asked)
+    assert any(f"1 warps in each of {ctas} blocks hold rows" in line for line in said), said
+    assert any("1 rows of 3 loops stay in shared memory, 2 parts" in line for line in said), said
+
+
+def test_rows_that_fill_a_multiprocessor_stay_in_shared_memory():
+    """Where registers hold a row in eight blocks alone, four or more of them share a
+    multiprocessor otherwise; what all programs read keeps it from being so."""
+
+    def row(x, r, o, s, N: tkc.constexpr):
+        i = tkc.program_id(0)
+        v = tkc.load(x, (i, 0), (1, N)).to(tkc.float32)
+        tkc.store(o, (i, 0), (v - tkc.max(v, axis=1)[:, None]).to(o.dtype))
+
+    def scaled(x, r, o, s, N: tkc.constexpr):
+        i = tkc.program_id(0)
+        v = tkc.load(x, (i, 0), (1, N)).to(tkc.float32)
+        w = tkc.load(s, (0,), (N,))[None, :]
+        tkc.store(o, (i, 0), ((v - tkc.max(v, axis=1)[:, None]) * w).to(o.dtype))
+
+    def plan(fn, n):
+        rows = [array(tkc.bfloat16, 2, shape=(64, n), strides=(n, 1)) for _ in range(3)]
+        module = traced(fn, *rows, array(tkc.float32, 1, shape=(n,)), N=n)
+        return through(module, "plan", context("sm_90a")).plan
+
+    held = plan(row, 131072)
+    assert (held.warps, held.cluster_split[0]) == (4, 8)
+    assert {load.path for load in held.loads} == {"held"}
+    assert plan(row, 8192).cluster_split[0] == 1
+    assert not any(load.path == "held" for load in plan(scaled, 32768).loads)
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_loops_read_through_rings(rows, stages):

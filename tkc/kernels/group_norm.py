@@ -25,7 +25,7 @@ from tkc.kernels.norms import sum_rows
 from tkc.kernels.operator import operator
 
 PART, SAMPLE = 1024, 16  # of the positions of a program that has a whole group
-HELD, HELD_BACKWARD = 1 << 18, 1 << 13  # elements of a group that registers hold
+HELD, HELD_BACKWARD = 1 << 17, 1 << 13  # elements of a group that registers hold
 
 
 def _of_channels(vector, first, other, CHANNELS):

@@ -178,10 +178,7 @@ class _ReadAhead:
         stage = self.shares.stage
         if not stage:
             return 0
-        # a cluster waits for the slowest of its blocks
-        ahead_of_slowest = 1 + (self.threads.blocks > 1 and not self.shares.alike)
-        asked = self.options.num_stages or int(streams) * ahead_of_slowest
-        return min(asked, self.shared // stage)
+        return min(self.options.num_stages or int(streams), self.shared // stage)
 
     def _hold(self) -> set[Operation]:
         """Loads of several loops over the parts of rows, which stay in shared memory from the first

@@ -66,6 +66,7 @@ MAX_TILE_ELEMENTS = 32
 # registers of tiles, a thread
 MAX_TILE_REGISTERS = 72
 MAX_LOOP_REGISTERS = 100  # in a loop
+MAX_PART_REGISTERS = 64  # in a loop over parts of rows in shared memory
 MAX_FEW_WARPS_REGISTERS = 32  # of less than four warps, which hide little latency
 MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
 MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
@@ -149,7 +150,7 @@ class _Sizes:
     def parts(self, warps: int, blocks: int, extent: int) -> int:
         """Parts of rows that so many threads hold with room for other blocks."""
         parts = 2
-        while self.registers(warps, blocks * parts) > MAX_TILE_REGISTERS // 2 and parts < extent:
+        while self.registers(warps, blocks * parts) > MAX_PART_REGISTERS and parts < extent:
             parts *= 2
         return parts
 
@@ -247,22 +248,16 @@ def _holding(
     sharing = (options.num_ctas,) if options.num_ctas > 1 else (1, *CLUSTER_SIZES)
     for most, blocks in ((n, b) for n in (HELD_BYTES, 2 * HELD_BYTES) for b in sharing):
         shares = Shares.of(kernel, loads, WARP_COUNTS[1], blocks)
-        warps = options.num_warps or (WARP_COUNTS[1] if most == HELD_BYTES else WARP_COUNTS[2])
+        warps = options.num_warps or (WARP_COUNTS[0] if most == HELD_BYTES else WARP_COUNTS[1])
         parts = options.row_parts or sizes.parts(warps, blocks, extent)
         if (
             shares.are_own
             and (shares.stage <= most or options.row_parts)
             and extent % parts == 0
-            and _dealt(kernel, extent, blocks, warps, vector)
-            and _dealt_in_parts(extent // parts, blocks, warps, vector)
+            and _dealt(kernel, extent, blocks, warps, vector, parts)
         ):
             return Blocks(warps, (blocks, extent) if blocks > 1 else (1, 0), parts=parts)
     return None
-
-
-def _dealt_in_parts(part: int, blocks: int, warps: int, vector: int) -> bool:
-    """Whether all threads have as many vectors of a part."""
-    return part >= MIN_ROW_ELEMENTS and part % (blocks * 32 * warps * vector) == 0
 
 
 def _largest_block(sizes: _Sizes) -> int:
@@ -391,9 +386,11 @@ def _longest_vector(loads: Sequence[tuple[Operation, LoadPlan]]) -> int:
     return max((8 * VECTOR_BYTES // bits(element_of(t)) for t in long), default=1)
 
 
-def _dealt(kernel: tile.Kernel, extent: int, blocks: int, warps: int, vector: int) -> bool:
-    """Whether all threads of so many blocks have as many vectors of long tiles: warps have rows of
-    their own as far as those deal out, and share a row then.
+def _dealt(
+    kernel: tile.Kernel, extent: int, blocks: int, warps: int, vector: int, parts: int = 1
+) -> bool:
+    """Whether all threads of so many blocks have as many vectors of each of so many parts of long
+    tiles: warps have rows of their own as far as those deal out, and share a row then.
     """
     rows = [
         tile_type(value).size // extent
@@ -402,7 +399,7 @@ def _dealt(kernel: tile.Kernel, extent: int, blocks: int, warps: int, vector: in
         if isinstance(value.type, TileType) and extent in tile_type(value).extents
     ]
     alone = min((n & -n for n in rows), default=1)
-    return extent % (blocks * 32 * max(1, warps // alone) * vector) == 0
+    return extent // parts % (blocks * 32 * max(1, warps // alone) * vector) == 0
 
 
 def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
