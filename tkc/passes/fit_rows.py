@@ -57,7 +57,7 @@ from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of
 from tkc.passes.cuts.parts import Part, cast_total, initial_totals, loop_over_parts
 from tkc.passes.cuts.sorts import cut_sort
-from tkc.passes.plan import in_parts, overfull
+from tkc.passes.plan import overfull, plan
 from tkc.passes.planning.streaming import part_of, rows_of_part
 from tkc.passes.simplify import sweep
 
@@ -92,7 +92,7 @@ def _cut_as_planned(module: ModuleOp, kernel: tile.Kernel, context: PassContext)
     """Makes loops over the parts of rows that the plan has stay in shared memory; the blocks are
     then those that it has found for them.
     """
-    if (made := in_parts(module, context)) is None:
+    if operations_in(kernel, tile.Dot) or (made := plan(module, context)).row_parts == 1:
         return
     blocks = made.cluster_split[0]
     context.options = options = replace_options(context.options, row_parts=1)

@@ -901,16 +901,6 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     return sorted(full, key=lambda d: -tile_type(d.result).bytes)
 
 
-def in_parts(module: ModuleOp, context: PassContext) -> Plan | None:
-    """The plan of a program whose rows are to be computed in parts while they stay in shared
-    memory; None of others.
-    """
-    if (program := Program.of(kernel_of(module))).dots:
-        return None
-    made = _plan(program, context)
-    return made if made.row_parts > 1 else None
-
-
 def overfull(module: ModuleOp, context: PassContext) -> str:
     """What threads of a program without dots would have to hold, where registers do not; else
     nothing. Programs that stream through shared memory are exempt.

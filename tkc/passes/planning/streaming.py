@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from xdsl.dialects import scf
@@ -236,28 +237,30 @@ def _holding(
     they fill a multiprocessor: several blocks then share it, of which some wait for memory while
     others compute. What is long and alike in all programs would be read again with each part.
     """
-    options = context.options
-    if options.row_parts == 1 or sizes.looped or not context.target.clusters:
-        return None
-    free = options.num_warps is None and options.num_ctas == 1 and options.persistent is not True
-    if options.row_parts is None and not (free and fit in (None, WARP_COUNTS[-1])):
-        return None
-    if not (extent := row_of(kernel, context.overlaps)):
+    options, extent = context.options, row_of(kernel, context.overlaps)
+    if not extent or not _may_hold(sizes, fit, context):
         return None
     vector = _longest_vector(loads)
     sharing = (options.num_ctas,) if options.num_ctas > 1 else (1, *CLUSTER_SIZES)
-    for most, blocks in ((n, b) for n in (HELD_BYTES, 2 * HELD_BYTES) for b in sharing):
+    for most, blocks in product((HELD_BYTES, 2 * HELD_BYTES), sharing):
         shares = Shares.of(kernel, loads, WARP_COUNTS[1], blocks)
         warps = options.num_warps or (WARP_COUNTS[0] if most == HELD_BYTES else WARP_COUNTS[1])
         parts = options.row_parts or sizes.parts(warps, blocks, extent)
-        if (
-            shares.are_own
-            and (shares.stage <= most or options.row_parts)
-            and extent % parts == 0
-            and _dealt(kernel, extent, blocks, warps, vector, parts)
-        ):
+        fitting = shares.stage <= most or options.row_parts is not None
+        if fitting and shares.are_own and _dealt(kernel, extent, blocks, warps, vector, parts):
             return Blocks(warps, (blocks, extent) if blocks > 1 else (1, 0), parts=parts)
     return None
+
+
+def _may_hold(sizes: _Sizes, fit: int | None, context: PassContext) -> bool:
+    """Whether a program's rows may stay in shared memory: as asked, or because registers hold them
+    in blocks that fill a multiprocessor, and nothing else is asked for.
+    """
+    options = context.options
+    if sizes.looped or not context.target.clusters or options.row_parts is not None:
+        return not sizes.looped and context.target.clusters and options.row_parts != 1
+    free = options.num_warps is None and options.num_ctas == 1 and options.persistent is not True
+    return free and fit in (None, WARP_COUNTS[-1])
 
 
 def _largest_block(sizes: _Sizes) -> int:
@@ -399,7 +402,8 @@ def _dealt(
         if isinstance(value.type, TileType) and extent in tile_type(value).extents
     ]
     alone = min((n & -n for n in rows), default=1)
-    return extent // parts % (blocks * 32 * max(1, warps // alone) * vector) == 0
+    each = blocks * 32 * max(1, warps // alone) * vector
+    return extent % (parts * each) == 0
 
 
 def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
