@@ -262,13 +262,17 @@ def test_a_cut_back_goes_through_no_loop():
         Cut.of_needs([(store.value, 0)])
 
 
-def sorted_(x, o):
-    tkc.store(o, (0,), tkc.sort(tkc.load(x, (0,), (8192,)), axis=0))
+def sorted_(x, o, N: tkc.constexpr):
+    tkc.store(o, (0,), tkc.sort(tkc.load(x, (0,), (N,)), axis=0))
 
 
-@pytest.mark.parametrize("dtype, is_cut", [(tkc.float32, True), (tkc.bool_, False)], ids=str)
-def test_which_long_sorts_are_merged(dtype, is_cut):
-    """Places of a bool are counted, however many there are."""
-    module = traced(sorted_, array(dtype), array(dtype))
+@pytest.mark.parametrize(
+    "dtype, n, is_cut",
+    [(tkc.float32, 8192, True), (tkc.float32, 512, False), (tkc.bool_, 8192, False)],
+    ids=str,
+)
+def test_which_long_sorts_are_merged(dtype, n, is_cut):
+    """Places of a bool are counted, however many there are; a warp sorts short rows."""
+    module = traced(sorted_, array(dtype), array(dtype), N=n)
     (sort,) = (op for op in module.walk() if isinstance(op, tile.Sort))
     assert cut_sort(sort, 1 << 17) == is_cut

@@ -158,6 +158,7 @@ def numbered(o, n, FUNCTION: tkc.constexpr):
         (lambda i, n: i // (i + 4), "floordiv", False),
         (lambda i, n: i // -4, "floordiv", False),
         (lambda i, n: i // 3, "floordiv", False),  # the last of a block is a part
+        (lambda i, n: i % n // 4, "floordiv", False),
         (lambda i, n: i % n, "mod", True),
         (lambda i, n: i % (i + n), "mod", False),
     ],

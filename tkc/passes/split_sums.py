@@ -118,8 +118,7 @@ def chain_of(dot: tile.Dot) -> list[Operation]:
         return []
     carried = body.args[1 + use.index]
     extents = tile_type(dot.result).extents
-    alike = all(_tiles_have(extents, (*op.operands, *op.results)) for op in chain)
-    if not alike or carried.type != value.type:
+    if not all(_tiles_have(extents, (*op.operands, *op.results)) for op in chain):
         return []
     return chain if all(use.operation in chain for use in carried.uses) else []
 
