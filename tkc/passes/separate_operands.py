@@ -131,9 +131,7 @@ def _may_come_before(op: Operation, store: Operation, end: Operation, context: P
         if other is store or store.is_before_in_block(other) and other.is_before_in_block(end)
         for inner in other.walk()
     ]
-    return not tile.watches(op) and not any(
-        writes(inner) and not apart(op, inner, context.overlaps) for inner in between
-    )
+    return not any(writes(inner) and not apart(op, inner, context.overlaps) for inner in between)
 
 
 def _replace(kernel: tile.Kernel, new: tile.Kernel) -> None:
