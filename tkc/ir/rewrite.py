@@ -130,6 +130,11 @@ def following(source: Operation | SSAValue, others: Iterable[Operation]) -> set[
     return found
 
 
+def holding(ops: Iterable[Operation], *kinds: type[Operation]) -> list[Operation]:
+    """Those of some operations that are of these kinds, or have one inside."""
+    return [op for op in ops if any(isinstance(inner, kinds) for inner in op.walk())]
+
+
 def is_inside(value: SSAValue, round_it: Operation) -> bool:
     """Whether a value is defined in a region of an operation."""
     block = value.op.parent if isinstance(value, OpResult) else value.owner

@@ -29,7 +29,7 @@ from xdsl.ir import Block, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import Builder
+from tkc.ir.rewrite import Builder, holding
 from tkc.ir.threads import Identity
 from tkc.ir.values import first_of, parent_of
 
@@ -55,11 +55,7 @@ def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[
 
 def only_real(body: Block, real: SSAValue) -> None:
     """Loops with dots have no iteration in a program that is not in the grid."""
-    for loop in [
-        op
-        for op in body.walk()
-        if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())
-    ]:
+    for loop in [op for op in holding(body.walk(), tile.Dot) if isinstance(op, scf.ForOp)]:
         first, last, _ = walked(loop)
         guard = parent_of(loop, scf.IfOp) if BEGUN in loop.attributes else loop
         build = Builder(guard)

@@ -147,23 +147,14 @@ def claimed(
     def known(build: Builder, number: SSAValue) -> list[SSAValue]:
         return [*(place := place_of(build, number)), *lookup.at(build, place, number, total)]
 
-    loop, carried = _while(first, total, known(Builder(end), first))
-    place, found = (
-        carried[: len(carried) - len(lookup.loads)],
-        carried[len(carried) - len(lookup.loads) :],
-    )
-    before(end, loop)
-    body = loop.after_region.block
-    body.add_ops(
-        [following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)]
-    )
-    terminator_of(body).operands = [
-        following.result,
-        *known(Builder(terminator_of(body)), following.result),
-    ]
-    for op, value in zip(lookup.loads, found, strict=False):
+    body, following = _while(first, total, known(Builder(end), first), inside, end)
+    stop = terminator_of(body)
+    stop.operands = [following, *known(Builder(stop), following)]
+    carried: list[SSAValue] = list(body.args[1:])
+    found = [carried.pop() for _ in lookup.loads]
+    for op, value in zip(lookup.loads, reversed(found), strict=True):
         replace(op, [value])
-    return body, place
+    return body, carried
 
 
 def claimed_ahead(
@@ -180,26 +171,29 @@ def claimed_ahead(
     build, numbers = Builder(end), [first]
     for _ in range(ahead):
         numbers.append(build.add(numbers[-1], step))
-    loop, coming = _while(first, total, numbers[1:])
-    before(end, loop)
-    body = loop.after_region.block
-    body.add_ops([claim := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
-    build, following = Builder(terminator_of(body)), claim.result
+    body, following = _while(first, total, numbers[1:], inside, end)
+    stop, coming = terminator_of(body), body.args[1:]
     for _ in range(ahead):
-        following = build.add(following, step)
-    terminator_of(body).operands = [*coming, following]
+        following = Builder(stop).add(following, step)
+    stop.operands = [*coming, following]
     return body
 
 
 def _while(
-    first: SSAValue, total: SSAValue, beside: list[SSAValue]
-) -> tuple[scf.WhileOp, list[SSAValue]]:
-    """A loop while there are programs, which carries the program's number and what is known beside
-    it, and that in its body; that yields those of the next one.
+    first: SSAValue,
+    total: SSAValue,
+    beside: list[SSAValue],
+    inside: list[Operation],
+    end: Operation,
+) -> tuple[Block, SSAValue]:
+    """The body of a loop, before an end, while there are programs: it carries the program's number
+    and what is known beside it, claims the next one, and is to yield that one's; and the claim.
     """
     test, body = (Block(arg_types=[i32] * (1 + len(beside))) for _ in range(2))
     more = CLASSES["lt"](test.args[0], total)
     test.add_ops([more, scf.ConditionOp(more.result, *test.args)])
-    return scf.WhileOp(
-        [first, *beside], [i32] * (1 + len(beside)), Region(test), Region(body)
-    ), list(body.args[1:])
+    kinds = [v.type for v in test.args]
+    loop = before(end, scf.WhileOp([first, *beside], kinds, Region(test), Region(body)))
+    claim = stamp(NextProgram(total), loop)
+    body.add_ops([claim, *inside, stamp(scf.YieldOp(), loop)])
+    return body, claim.result

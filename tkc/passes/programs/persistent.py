@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, stamp
+from tkc.ir.rewrite import Builder, before, holding, stamp
 from tkc.ir.threads import Identity
 from tkc.ir.values import first_of, terminator_of
 from tkc.passes import PassContext
@@ -178,10 +178,8 @@ def _counted(
 
 
 def _loop_of_dots(inside: list[Operation]) -> scf.ForOp | None:
-    for op in inside:
-        if isinstance(op, scf.ForOp) and any(isinstance(o, tile.Dot) for o in op.walk()):
-            return op
-    return None
+    loops = (op for op in holding(inside, tile.Dot) if isinstance(op, scf.ForOp))
+    return next(loops, None)
 
 
 def _the(loop: scf.ForOp | None) -> scf.ForOp:

@@ -29,7 +29,16 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
-from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
+from tkc.ir.rewrite import (
+    Builder,
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    following,
+    holding,
+    replace,
+)
 from tkc.ir.values import (
     block_of,
     defining_op,
@@ -42,7 +51,7 @@ from tkc.ir.values import (
     terminator_of,
 )
 from tkc.passes.programs.co_resident import walked
-from tkc.passes.warpgroups.rings import group_of, ring_of, stage_of
+from tkc.passes.warpgroups.rings import group_of, ring_of, stage_of, step_of
 
 
 @dataclass(eq=False)
@@ -187,15 +196,10 @@ class Producer(CoResident):
             return
         join = defining_op(wait.tokens[0], shared.JoinTokens)
         joins = [] if join is None else [join]
-        stage = stage_of(copies[0].buffer).index[0]
-        step = next(
-            use.operation
-            for use in stage.uses
-            if isinstance(use.operation, threads.RingNext) and use.index == 0
-        )
+        step = step_of(copies[0])
         buffers = dict.fromkeys(owner_op(copy.buffer) for copy in copies)
         group = [*buffers, *copies, *joins, wait, step]
-        states = self._states(stage, step)
+        states = self._states(step)
         self._clone_for_members(copies, group, states, step)
         replace(step, states[-1])
         for op in (wait, *joins, *copies):
@@ -204,9 +208,9 @@ class Producer(CoResident):
                     result.replace_all_uses_with(before(op, shared.NoToken()).token)
             erase(op)
 
-    def _states(self, stage: SSAValue, step: threads.RingNext) -> list[Sequence[SSAValue]]:
+    def _states(self, step: threads.RingNext) -> list[Sequence[SSAValue]]:
         """Stage and parity of each program's copies, and of what comes after the last one's."""
-        build, stages = Builder(step), step.stages.value.data
+        build, stage, stages = Builder(step), step.stage, step.stages.value.data
         further = (
             build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results
             for n in range(1, self.count + 1)
@@ -238,7 +242,7 @@ class Producer(CoResident):
         they share, in each way through the branch round the loop, so that the first one can begin.
         """
         behind = [op for op in self.body.ops if step.is_before_in_block(op)]
-        around = next((op for op in behind if _has_copies(op)), None)
+        around, *_ = *holding(behind, shared.CopyAsync), None
         if not isinstance(around, scf.IfOp):
             return [self._behind_shared(behind) or step]
         ways = [region.block for region in around.regions]
@@ -249,10 +253,6 @@ class Producer(CoResident):
         wait = next((op for op in ops if isinstance(op, shared.WaitCopies)), None)
         found = wait is not None and ring_of(group_of(wait)[0]) in self.spans
         return next_of(wait) if wait is not None and found else None
-
-
-def _has_copies(op: Operation) -> bool:
-    return any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
 
 
 class Consumer(CoResident):

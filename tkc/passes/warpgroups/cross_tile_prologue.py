@@ -44,6 +44,7 @@ from tkc.ir.rewrite import (
     clone_slice,
     defining_slice,
     erase,
+    holding,
     rebuild_while,
     replace,
     with_results,
@@ -174,15 +175,9 @@ def _programs(role: threads.Role) -> scf.WhileOp:
     return next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
 
 
-def _around(body: Block, kind: type) -> scf.IfOp | None:
-    return next(
-        (
-            op
-            for op in reversed(list(body.ops))
-            if isinstance(op, scf.IfOp) and any(isinstance(inner, kind) for inner in op.walk())
-        ),
-        None,
-    )
+def _around(body: Block, kind: type[Operation]) -> scf.IfOp | None:
+    branches = [op for op in holding(body.ops, kind) if isinstance(op, scf.IfOp)]
+    return branches[-1] if branches else None
 
 
 def _producers(loop: scf.WhileOp) -> Stream | None:

@@ -42,6 +42,7 @@ from tkc.ir.rewrite import (
     clone_slice,
     defining_slice,
     erase,
+    holding,
     rebuild_while,
     replace,
     with_results,
@@ -72,11 +73,7 @@ def share_claims(producer: threads.Role, others: list[threads.Role], members: in
         next(op for op in role.walk() if isinstance(op, threads.NextProgram))
         for role in (producer, *others)
     )
-    follows = [
-        i
-        for i, v in enumerate(yielded_by(block_of(claim)))
-        if claim in defining_slice([v], block_of(claim))
-    ]
+    follows = _following(claim)
     ring = ClaimRing(parent_of(producer, threads.Roles), len(follows), others)
     turn = ring.carried_by(parent_of(claim, scf.WhileOp))
     _claim(claim, turn.body, follows, partial(ring.post, turn))
@@ -122,7 +119,8 @@ def precompute_next_tile(
     memory that are left. What stands in their place, and in that of others.
     """
     body = programs.after_region.block
-    numbers = _claimed_numbers(body)
+    claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
+    numbers: set[SSAValue] = {body.args[i] for i in _following(claim)}
     known, effort = _known(body, numbers), lambda v: len(defining_slice([v], body))
     found = [
         v
@@ -140,12 +138,10 @@ def precompute_next_tile(
     return _carried_around(programs, worked, asked) if worked else {}
 
 
-def _claimed_numbers(body: Block) -> set[SSAValue]:
-    """What a loop over programs carries that follows from its claim."""
-    claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
-    return {
-        body.args[i] for i, v in enumerate(yielded_by(body)) if claim in defining_slice([v], body)
-    }
+def _following(claim: threads.NextProgram) -> list[int]:
+    """Which of the values that a loop over programs carries follow from its claim."""
+    body = block_of(claim)
+    return [i for i, v in enumerate(yielded_by(body)) if claim in defining_slice([v], body)]
 
 
 def _carried_around(
@@ -224,7 +220,7 @@ def _claim(
     producer has time. In each way through a branch around that wait; behind a loop around it."""
     end = terminator_of(body)
     values = [end.operands[i] for i in follows]
-    around = _last_copies(body)
+    *_, around = None, *holding(body.ops, shared.CopyAsync)
     if not isinstance(around, scf.IfOp):
         claim.detach()
         before(
@@ -251,14 +247,6 @@ def _claim(
             erase(op)
 
 
-def _last_copies(body: Block) -> Operation | None:
-    """The last operation of a program that copies, or that has copies inside."""
-    for op in reversed(list(body.ops)):
-        if any(isinstance(inner, shared.CopyAsync) for inner in op.walk()):
-            return op
-    return None
-
-
 def _before_last_copy(block: Block) -> Operation:
     """The first copy of a block behind its last loop; its end where there is none."""
     loops = [op for op in block.ops if isinstance(op, scf.ForOp)]
@@ -269,5 +257,5 @@ def _before_last_copy(block: Block) -> Operation:
 
 def _behind_dots(body: Block) -> Operation:
     """What follows a program's last dots: its epilogue, in which nothing waits for a number."""
-    last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
+    last = holding(body.ops, tile.Dot)
     return next_of(last[-1]) if last else terminator_of(body)

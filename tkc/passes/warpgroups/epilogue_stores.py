@@ -37,7 +37,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
 from tkc.ir.origin import root
-from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
+from tkc.ir.rewrite import before, erase, holding, rebuild_for, rebuild_while
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
 from tkc.passes.analysis.alias import (
@@ -299,11 +299,7 @@ def release_stages(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) 
     else:
         rebuild_while(around, extra)
     *earlier, some = block.args[-len(extra) :]
-    place = next(
-        op
-        for op in block.ops
-        if any(isinstance(inner, threads.DotAsync) for inner in op.walk()) and op.regions
-    )
+    place = next(op for op in holding(block.ops, threads.DotAsync) if op.regions)
     before(
         place,
         threads.BulkWait(0),

@@ -23,7 +23,7 @@ from __future__ import annotations
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.rewrite import before, erase, loop_of
+from tkc.ir.rewrite import before, erase, holding, loop_of
 from tkc.ir.types import bits
 from tkc.ir.values import first_of, shared_type, tile_type
 from tkc.passes import PassContext
@@ -49,15 +49,7 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
     # whether all have begun is asked at once and answered as late as can be
     before(start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True))
     before(
-        (
-            first
-            if first.parent is block
-            else next(
-                op
-                for op in block.ops
-                if any(isinstance(inner, threads.Send) for inner in op.walk())
-            )
-        ),
+        first if first.parent is block else holding(block.ops, threads.Send)[0],
         threads.ClusterWait(),
     )
     context.decisions.append(

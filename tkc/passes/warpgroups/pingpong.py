@@ -30,6 +30,7 @@ from tkc.ir.rewrite import (
     before,
     clone_slice,
     erase,
+    holding,
     is_inside,
     slice_inside,
     stamp,
@@ -78,11 +79,7 @@ def alternate(role: threads.Role) -> None:
 
 def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
     """A program's dots are a turn."""
-    dots = [
-        op
-        for op in loop.body.block.ops
-        if any(isinstance(inner, threads.DotAsync) for inner in op.walk())
-    ]
+    dots = holding(loop.body.block.ops, threads.DotAsync)
     before(dots[0], threads.Barrier(mine, CONSUMER_THREADS))
     after(dots[-1], threads.BarrierArrive(other, CONSUMER_THREADS))
 

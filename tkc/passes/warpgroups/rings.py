@@ -142,13 +142,17 @@ def barriers_of(
 
 def state_of(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
     """Stage and parity of the ring that a copy or a write fills."""
-    stage = stage_of(copy.buffer).index[0]
-    step = next(
+    step = step_of(copy)
+    return step.stage, step.parity
+
+
+def step_of(copy: shared.CopyAsync | shared.Write) -> threads.RingNext:
+    """The step to the stage behind the one that a copy or a write fills."""
+    return next(
         use.operation
-        for use in stage.uses
+        for use in stage_of(copy.buffer).index[0].uses
         if isinstance(use.operation, threads.RingNext) and use.index == 0
     )
-    return stage, step.parity
 
 
 def await_free(
