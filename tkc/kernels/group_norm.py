@@ -9,8 +9,9 @@ Backward, with g = dy, or dy silu'(u), and d = g weight_c:
 
 A program has a group of an image, whose positions the blocks of a cluster share. Of a group that
 registers do not hold, distances from what its first positions are on average are summed, and their
-squares, so that one reading gives both without cancellation: it is read twice, backward three
-times. Sums for weight and bias are one an image and channel, added up in the order of images.
+squares, so that one reading gives both without cancellation; between its loops it stays in shared
+memory where that has room. Sums for weight and bias are one an image and channel, added up in the
+order of images.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ After:
     for %i = 0 to 65536 step 8192:
       tile.store %o[%r, %i] exp2(load %a[%r, %i] - %m) / %s
 
-A multiprocessor's programs find their rows in the L2 cache when they read them again, so that the
-device's memory is read once. What a loop over rows reads again and again (the weights of a norm) is
-first loaded there where it is used, and not held through the loop: often that is enough. Reductions
+What several of these loops read stays in shared memory from the first to the last as far as it has
+room (cuts/held.py); the rest is found in the L2 cache, so that the device's memory is read once.
+What a loop over rows reads again and again (the weights of a norm) is first loaded there where it
+is used, and not held through the loop: often that is enough. Reductions
 that need not wait for one another share a loop; all stores of rows share the last one, where a part
 is read before any of it is written. Sums of narrow floats are rounded once, as they would be. A
 scan goes on from part to part, from the last one on where it is reversed. Nothing is cut where an

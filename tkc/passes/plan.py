@@ -408,7 +408,7 @@ def keywords(plan: Plan) -> dict:
         "dynamic_schedule": plan.dynamic_schedule,
         "prefetch": plan.prefetch,
         "row_parts": plan.row_parts,
-        **({"num_ctas": plan.cluster_split[0]} if plan.row_parts > 1 else {}),
+        "num_ctas": plan.cluster_split[0] if plan.row_parts > 1 else None,
     }
 
 
@@ -429,7 +429,7 @@ def forcing(plan: Plan) -> dict:
             else (
                 *NO_DOT_CHOICES,
                 "roles",
-                *(["row_parts", "num_ctas"] if plan.row_parts > 1 else []),
+                *("row_parts", "num_ctas") * (plan.row_parts > 1),
             )
         )
     )

@@ -15,11 +15,17 @@ or False decides otherwise.
 
 In loops with loop-carried sums (a norm's backward pass) threads meet at a barrier in every
 iteration: 8 warps at most, a cluster of such blocks for longer rows, and as many blocks on a
-multiprocessor as their registers allow. Loops then read ahead only as far as that leaves two.
+multiprocessor as their registers allow. Loops then read ahead only as far as that leaves two. Where
+a block fills a multiprocessor anyway and threads can copy what its loop reads, it has as many warps
+as hold a row, and a ring in shared memory has the next iterations' rows on their way.
 
 A row too long for one block is split over the blocks of a cluster, if the program has loads,
 stores, element-wise operations and reductions alone. Each block reads its part once, and a
 reduction combines the parts through distributed shared memory.
+
+Of rows for which such blocks would fill a multiprocessor, and beside which nothing long is alike in
+all programs, blocks of few warps keep their part in shared memory and compute it in parts
+(`row_parts`, fit-rows): several blocks then share a multiprocessor.
 """
 
 from __future__ import annotations
