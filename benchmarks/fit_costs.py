@@ -56,7 +56,7 @@ COSTS = (
     *("store_shared", "store_lane", "store_narrow", "async_load", "one_role", "staged_load"),
     *("split_k", "split_k_element", "part", "part_element", "cluster"),
     *("shared", "copied_line", "step", "cut_l2", "cut_line", "crowd", "filled", "together"),
-    *("partly_filled", "storing_beside"),
+    *("partly_filled", "storing_beside", "share", "share_element"),
     *("partial", "dirty", "overlap", "heat", "traffic", "warming"),
 )
 FITTED = (("rates", RATES), ("engines", ENGINES), ("costs", COSTS))
@@ -127,16 +127,19 @@ def block_like(given: dict[str, Any]) -> Block | None:
         return None
     if not alone and ("cluster" not in given or "num_stages" in given):
         return None
+    cluster, parts = given.get("cluster", (1, 1)), given.get("split_k", 1)
+    together = parts > 1 and cluster == (parts, 1)
     block = Block(
         given["BM"],
         given["BN"],
         given.get("programs", 1) == 2,
         given["BK"],
-        given.get("cluster", (1, 1)),
+        (1, 1) if together else cluster,
         given.get("split_k", 1),
         given.get("stream_k", 0),
         given["num_warps"] if alone else 0,
         given.get("num_stages", 1) if alone else 0,
+        together,
     )
     if not alone and (block.columns if block.transposed else block.rows) not in WARPGROUPS:
         return None
@@ -164,7 +167,7 @@ def groups(machine: Target) -> list[Group]:
         block = block_like(given)
         m, n, k = map(int, shape.split("x"))
         product = product_like((m, n, k), majors, bool(given.get("padded")))
-        if block is None or not product.takes(block):
+        if block is None or not product.takes(block, machine):
             continue
         made = Measured(spelled, work_of(product, block), plan_of(product, block, machine), seconds)
         found.setdefault((shape, majors, how), []).append(made)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import tkc
+from benchmarks.fit_costs import product_like
 from tkc.kernels.matmul import _partial, _product
 from tkc.language.trace import trace
 from tkc.passes import PassContext
@@ -19,6 +20,7 @@ from tkc.passes.planning.products import (
     Product,
     _bounds,
     _legal,
+    plan_of,
     product_blocks,
     seconds,
 )
@@ -104,6 +106,8 @@ def test_nothing_need_be_traced(product):
     blocks = [b for b in every(product) if not product.apart or b.split_k > 2]
     best = [block for _, block in product_blocks(product, "sm_90a", 2)]
     some = random.Random(0).sample(blocks, 6)
+    met = [block for block in blocks if block.together]
+    some += random.Random(1).sample(met, min(4, len(met)))
     for block in (*(b for b in best if b in blocks), *some):
         assert seconds(product, block, H200) == pytest.approx(of_a_trace(product, block)), block
 
@@ -169,6 +173,16 @@ def test_products_whose_operands_threads_copy_have_blocks_like_others():
     aligned = replace(given, vectors=(8, 8, 8))
     [(_, one)] = product_blocks(aligned, "sm_90a", 1)
     assert seconds(given, one, H200) > seconds(aligned, one, H200)
+
+
+@pytest.mark.parametrize("k", [175, 174, 172])
+@pytest.mark.parametrize("m, n", [(1, 1), (19, 16), (16, 33), (40, 7)])
+def test_small_products_have_blocks(m, n, k):
+    """Rows that begin anywhere, and fewer results than threads would share: 19 x 16 x 175 had no
+    block.
+    """
+    product = product_like((m, n, k), "nn")
+    assert product_blocks(product, "sm_90a", 2)
 
 
 def test_no_copy_brings_single_elements_to_wgmma():
@@ -260,6 +274,21 @@ def test_parts_that_are_added_at_once_cost_less():
     assert [int(parts_at_once(8, n)) for n in (8, 16, 32, 64, 96)] == [7, 7, 3, 1, 1]
     results = 2048
     assert H200.costs.meeting(results, 8, 7) < H200.costs.meeting(results, 8, 1)
+
+
+def test_parts_in_clusters():
+    """A long k and few results: parts are blocks of a cluster, as many as the device runs at once,
+    which send one another shares that divide evenly.
+    """
+    product = Product(448, 256, 14016)
+    found = [block for _, block in product_blocks(product, "sm_90a", 2)]
+    assert all(block.together and block.split_k > 1 for block in found)
+    assert found[0].options["cluster"] == (found[0].split_k, 1)
+    for block in (b for b in every(product) if b.together):
+        columns = block.rows if block.transposed else block.columns
+        assert columns % (8 * block.split_k) == 0 and block.split_k <= 8
+        assert plan_of(product, block, H200).stages >= 3
+    assert [H200.clustered(n) for n in range(1, 9)] == [132, 132, 117, 120, 110, 102, 105, 120]
 
 
 def test_what_the_l2_cache_sends():

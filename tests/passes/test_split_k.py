@@ -1,5 +1,6 @@
-"""Split-K: programs share an output tile, each with a part of the loop; the last one adds
-the parts in order. Right, free of races, the same bits whoever is last.
+"""Split-K: programs share an output tile, each with a part of the loop. The blocks of a cluster
+send one another shares of their sums; of other programs the last one adds the parts in order.
+Right, free of races, the same bits whoever is last.
 """
 
 import re
@@ -25,7 +26,7 @@ from tests.passes.test_epilogues import compiled as compiled_fused
 from tests.passes.test_roles import Form, array, check, compiled, integers, last
 from tests.sim.test_validate import validated
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import tile
+from tkc.ir import threads, tile
 from tkc.ir.target import target
 from tkc.ir.types import TileType
 from tkc.passes.pipeline import PIPELINE
@@ -33,8 +34,9 @@ from tkc.passes.planning.roles.registers import parts_at_once
 from tkc.runtime.launch import workspaces
 from tkc.sim import level4
 
-FORMS = [
-    Form(block, options=(("split_k", parts), ("num_stages", 3)))
+APART = ("cluster", (1, 1))
+LAST_ADDS = [
+    Form(block, options=(("split_k", parts), ("num_stages", 3), APART))
     for block, parts in (
         ((64, 64, 32), 2),
         ((64, 64, 32), 3),
@@ -42,16 +44,44 @@ FORMS = [
         ((64, 32, 64), 8),
     )
 ] + [
-    Form((64, 64, 32), "tt", options=(("split_k", 2),)),
-    Form((64, 64, 32), out=tkc.float32, options=(("split_k", 2),)),
+    Form((64, 64, 32), "tt", options=(("split_k", 2), APART)),
+    Form((64, 64, 32), out=tkc.float32, options=(("split_k", 2), APART)),
     Form((64, 64, 32), epilogue="second bias relu", options=(("split_k", 3),)),
     *(
         Form(block, options=(("split_k", parts), ("num_stages", 3), ("roles", "pingpong")))
         for block, parts in (((64, 64, 32), 3), ((128, 32, 32), 2))
     ),
 ]
+IN_CLUSTERS = [
+    *(
+        Form(block, options=(("split_k", parts), ("num_stages", 3)))
+        for block, parts in (
+            ((64, 64, 32), 2),
+            ((128, 96, 32), 3),
+            ((64, 64, 64), 8),
+            ((48, 64, 32), 3),
+        )
+    ),
+    Form((192, 64, 32), options=(("split_k", 4), ("num_warps", 12), ("num_stages", 2))),
+    Form((64, 64, 32), "tt", options=(("split_k", 2), ("cluster", (2, 1)))),
+    Form((64, 96, 32), out=tkc.float32, options=(("split_k", 4),)),
+    Form((64, 64, 32), epilogue="bias relu", options=(("split_k", 4),)),
+    Form((64, 80, 32), options=(("split_k", 5), ("epilogue", "direct"))),
+]
+FORMS = LAST_ADDS + IN_CLUSTERS
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
-ONE, TURNS = FORMS[1], FORMS[-2]
+ONE, TURNS, MET = LAST_ADDS[1], LAST_ADDS[-2], IN_CLUSTERS[1]
+
+
+def test_who_adds():
+    """Parts are the blocks of a cluster where these can each finish a share, as many as a cluster
+    has; unless it is asked for otherwise.
+    """
+    assert all(compiled(form)[1].plan.parts_in_cluster for form in IN_CLUSTERS)
+    assert not any(compiled(form)[1].plan.parts_in_cluster for form in LAST_ADDS)
+    for block, parts in ((64, 64, 32), 3), ((64, 128, 32), 9):
+        plan = compiled(Form(block, options=(("split_k", parts),)))[1].plan
+        assert plan.split_k == parts and not plan.parts_in_cluster
 
 
 @EVERY
@@ -72,6 +102,8 @@ def test_trip_counts(steps):
         check(last(ONE), ONE, 130, 70, steps * 32, seed=seed, resident=1 + seed)
     for seed in range(2):
         check(last(TURNS), TURNS, 130, 70, steps * 32, seed=seed, resident=2 - seed)
+    for seed in range(2):
+        check(last(MET), MET, 130, 100, steps * 32, seed=seed, resident=1 + seed)
 
 
 @pytest.mark.parametrize(
@@ -80,37 +112,41 @@ def test_trip_counts(steps):
 def test_ragged_shapes(shape):
     for seed in range(2):
         check(last(ONE), ONE, *shape, seed=seed, resident=3)
+        check(last(MET), MET, *shape, seed=seed, resident=2)
 
 
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize(
     "epilogue", ["bias tanh", "residual", "columns", "scale bias residual second"]
 )
-def test_epilogues_follow_the_whole_sum(epilogue):
+def test_epilogues_follow_the_whole_sum(epilogue, parts):
     block = (64, 64, 32)
-    modules, given = compiled_fused(block, epilogue, (("split_k", 3),))
-    assert given.plan.split_k == 3
+    modules, given = compiled_fused(block, epilogue, (("split_k", parts),))
+    assert given.plan.split_k == parts
     for seed in range(2):
         check_fused(
             modules[LAST], block, epilogue, 2 * 64 - 5, 64 + 9, 5 * 32 - 7, seed=seed, resident=4
         )
 
 
-def test_the_same_bits_whoever_is_last():
+@pytest.mark.parametrize("columns, cluster", [(64, (1, 1)), (96, (3, 1))], ids=str)
+def test_the_same_bits_whoever_is_last(columns, cluster):
     """Sums that depend on their order: every schedule gives the same ones."""
+    options = (("split_k", 3), ("num_stages", 2), ("cluster", cluster))
     results, generator = set(), np.random.default_rng(0)
-    a, b = (integers(*shape, dtype=tkc.bfloat16, seed=0) for shape in ((64, 200), (200, 64)))
+    a, b = (integers(*shape, dtype=tkc.bfloat16, seed=0) for shape in ((64, 200), (200, columns)))
     for x in a, b:
         x[...] = generator.standard_normal(x.shape).astype(x.dtype)
     for seed in range(8):
         out, rest = (
-            integers(64, 64, dtype=tkc.float32, seed=1),
+            integers(64, columns, dtype=tkc.float32, seed=1),
             [
-                integers(64, dtype=tkc.bfloat16, seed=2),
-                integers(64, 64, dtype=tkc.bfloat16, seed=3),
+                integers(columns, dtype=tkc.bfloat16, seed=2),
+                integers(64, columns, dtype=tkc.bfloat16, seed=3),
             ],
         )
         level4.run(
-            last(Form((64, 64, 32), out=tkc.float32, options=(("split_k", 3), ("num_stages", 2)))),
+            last(Form((64, columns, 32), out=tkc.float32, options=options)),
             [a, b, rest[0], out, rest[1]],
             (1, 1, 1),
             seed=seed,
@@ -123,7 +159,7 @@ def test_the_same_bits_whoever_is_last():
 @pytest.mark.parametrize("parts, waits", [(8, 1), (20, 3)])
 def test_parts_are_asked_for_at_once(parts, waits):
     """As many as registers hold, before the first of them is added: few parts without a loop."""
-    form = Form((64, 32, 64), options=(("split_k", parts), ("num_stages", 3)))
+    form = Form((64, 32, 64), options=(("split_k", parts), ("num_stages", 3), APART))
     kernel = compiled(form)[0]["schedule-programs"].body.block.first_op
     final = next(op for op in kernel.walk() if isinstance(op, scf.IfOp) and count(op, tile.Load))
     at_once = int(parts_at_once(parts, 64 * 32 // 128))
@@ -135,7 +171,7 @@ def test_parts_are_asked_for_at_once(parts, waits):
     assert kinds[: loads + at_once] == ["tile.load"] * loads + ["tile.add"] * at_once
 
 
-@EVERY
+@pytest.mark.parametrize("form", LAST_ADDS, ids=lambda f: f.name)
 def test_the_workspace(form):
     """Parts and a counter for each block of the output; the last program resets the counter."""
     interface, kernel = emit(last(form), target("sm_90a")).interface, last(form).body.block.first_op
@@ -149,12 +185,34 @@ def test_the_workspace(form):
     ] == ["add", "exchange"] and not count(role(kernel, "producer"), (tile.Atomic, tile.Store))
 
 
+@pytest.mark.parametrize("form", IN_CLUSTERS, ids=lambda f: f.name)
+def test_a_cluster_needs_no_workspace(form):
+    """Each block sends every other one a share, and tells all when it has read what it got."""
+    interface, kernel = emit(last(form), target("sm_90a")).interface, last(form).body.block.first_op
+    parts = dict(form.options)["split_k"]
+    assert interface.split == parts and interface.cluster == (parts, 1)
+    assert not interface.together and interface.blocks_with_work((3, 2, 1)) == 6 * parts
+    assert not any(p.kind == "workspace" for p in interface.parameters)
+    consumer = role(kernel, "consumer")
+    sent = [int(op.to.owner.number) for op in consumer.walk() if isinstance(op, threads.Send)]
+    assert sent == list(range(parts)) and not count(role(kernel, "producer"), threads.Send)
+    total = form.block[0] * form.block[1] * 4
+    (expected,) = (op for op in consumer.walk() if isinstance(op, threads.MbarrierExpect))
+    assert expected.bytes.value.data == total - total // parts
+
+
 @assembler
 @pytest.mark.parametrize(
     "block, options",
     [
         *(((64, 64, 64), (("split_k", n),)) for n in (2, 8)),
-        *((block, (("split_k", 2),)) for block in ((64, 128, 64), (128, 128, 64), (128, 192, 64))),
+        *((block, (("split_k", 4),)) for block in ((128, 256, 64), (96, 128, 64), (256, 128, 64))),
+        ((192, 96, 64), (("split_k", 3), ("num_warps", 12))),
+        *(((64, 64, 64), (("split_k", n), APART)) for n in (2, 8)),
+        *(
+            (block, (("split_k", 2), APART))
+            for block in ((64, 128, 64), (128, 128, 64), (128, 192, 64))
+        ),
         *(
             (block, (("split_k", 4), ("roles", "pingpong")))
             for block in ((64, 128, 64), (128, 64, 64))
@@ -191,14 +249,15 @@ def test_loops_that_are_not_one_sum_are_refused():
         "split_k = 4 is not used: its loop carries more than an accumulator" in line
         for line in given.decisions
     )
-    large = compiled(Form((128, 256, 64), options=(("split_k", 2),)))[1]
-    assert large.plan.split_k == 1 and any(
-        "split_k = 2 is not used: an accumulator of 128 registers" in line
-        for line in large.decisions
-    )
+    for cluster in APART, ("cluster", (2, 1)):
+        large = compiled(Form((128, 256, 64), options=(("split_k", 2), cluster)))[1]
+        assert large.plan.split_k == 1 and any(
+            "split_k = 2 is not used: an accumulator of 128 registers" in line
+            for line in large.decisions
+        )
 
 
-@pytest.mark.parametrize("form", [ONE, TURNS], ids=["cooperative", "ping-pong"])
+@pytest.mark.parametrize("form", [ONE, TURNS, MET], ids=["cooperative", "ping-pong", "cluster"])
 def test_mutants_of_what_the_parts_wait_for_are_found(form):
     number, missed = survivors(
         last(form),
@@ -206,11 +265,13 @@ def test_mutants_of_what_the_parts_wait_for_are_found(form):
             lambda m, seed=seed: check(m, form, 130, 64, 7 * 32, seed=seed, resident=1 + seed)
             for seed in range(4)
         ),
-        among=re.compile("barrier|atomic|store").search,
-        # a warpgroup's dots are the work of all its warps, and the leader has waited for them
+        among=re.compile("barrier|atomic|store|send").search,
+        # a warpgroup's dots are the work of all its warps, and the leader has waited for them; bytes
+        # may be expected as soon as the ones before have come
         known={
             "leader alone: mbarrier_arrive empty in consumer",
             "leader alone: mbarrier_arrive empty in consumer, 2",
+            "earlier: mbarrier_expect told in consumer",
         }.__contains__,
     )
     assert number >= 5 and not missed, missed

@@ -141,6 +141,12 @@ class Costs:
     # likewise, of each part that the last program adds up
     part: float
     part_element: float
+    # parts of k that are blocks of a cluster send each other shares of them: clocks, and clocks of
+    # each element that one sends
+    share: float
+    share_element: float
+    # part of the multiprocessors that clusters of 1, 2, 3, … blocks use at once, one each
+    clustered: tuple[float, ...]
     cluster: float  # clocks until the blocks of a cluster know each other
     shared: float  # bytes a clock that go into and out of shared memory for wgmma, at most
     copied_line: float  # clocks in which a tensor map copies of one line of 128 bytes, all or less
@@ -206,6 +212,12 @@ class Costs:
         """
         once = self.split_k + self.split_k_element * results
         return once + parts * (self.part / at_once + self.part_element * results)
+
+    def meeting_in_cluster(self, results: Any, parts: Any) -> Any:
+        """Clocks in which the blocks of a cluster, that have as many parts of k, send and add up
+        shares of them. Of one program a number, of arrays of programs an array.
+        """
+        return self.share + self.share_element * results * (1 - 1 / parts)
 
 
 @dataclass(frozen=True)

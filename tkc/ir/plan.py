@@ -128,6 +128,9 @@ class Plan:
     dynamic_schedule: bool = False
     # programs that share one output tile, each a part of K
     split_k: int = 1
+    # these are the blocks of a cluster, each of which adds up a share of the results; otherwise the
+    # last one to finish adds up all
+    parts_in_cluster: bool = False
     # parts of K, at most, in which all blocks share the programs of the last wave; 0: they do not
     stream_k: int = 0
     # stages of each ring that a producer fills

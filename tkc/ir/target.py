@@ -114,29 +114,26 @@ class Target:
 
     def clustered(self, size: int) -> int:
         """Multiprocessors that clusters of so many blocks, one on each, can use at once."""
-        return sum(n // size * size for n in self.device.multiprocessors_of_gpcs)
+        parts = self.costs.clustered[size - 1 : size] or (1.0,)
+        most = int(self.multiprocessors * parts[0]) // size * size
+        return min(most, sum(n // size * size for n in self.device.multiprocessors_of_gpcs))
 
     def neighbours(
-        self, grid: Sequence[int], cluster: Sequence[int], raster: int, programs: float
+        self,
+        grid: Sequence[int],
+        cluster: Sequence[int],
+        raster: int,
+        programs: float,
+        parts: int = 1,
     ) -> tuple[float, float, float]:
         """Programs that a GPC has at once, on average, and in how many places along axes 0 and 1
         of the grid they stand: the L2 cache sends a GPC once what several of them ask for at once.
         Blocks fill one GPC after the other; clusters go to the GPCs in turn, of which the smallest
-        is full before the others. programs: of a block.
+        is full before the others. programs: of a block; parts: blocks of a cluster that share one.
         """
         gpcs = len(self.device.multiprocessors_of_gpcs)
-        rows = ceil(grid[0] / cluster[0])
-        rows = min(rows, raster) if raster > 1 else rows
-        size = cluster[0] * cluster[1]
-        count = self.multiprocessors / gpcs / size
-        if size == 1:
-            count *= programs
-            down = min(count, rows)
-            return count, down, min(count, count / down + 0.5)
-        apart = [rows / gcd(rows, step) for step in (gpcs, max(1, gpcs - 1))]
-        down = min(count, sum(apart) / len(apart))
-        across = min(count, max(1.0, gpcs * count / rows))
-        return count * size, down * cluster[0], across * cluster[1]
+        places = self.multiprocessors / gpcs
+        return _neighbours(places, gpcs, grid[0], (*cluster,), raster, programs, parts)
 
     def sent(self, programs: float, places: float) -> float:
         """The part of what programs of a GPC ask for that the L2 cache sends them, where they stand
@@ -203,6 +200,31 @@ class Target:
         setmaxnreg moves these between warpgroups; what the division leaves of the multiprocessor's
         (4096 of 640 threads) no block can claim."""
         return min(255, self.registers // threads // 8 * 8)
+
+
+@lru_cache(4096)
+def _neighbours(
+    places: float,
+    gpcs: int,
+    rows: int,
+    cluster: tuple[int, int],
+    raster: int,
+    programs: float,
+    parts: int,
+) -> tuple[float, float, float]:
+    """As Target.neighbours, of so many rows of programs, and places of a GPC."""
+    rows = ceil(rows / cluster[0])
+    rows = min(rows, raster) if raster > 1 else rows
+    size = cluster[0] * cluster[1]
+    count = places / (size * parts)
+    if size * parts == 1:
+        count *= programs
+        down = min(count, rows)
+        return count, down, min(count, count / down + 0.5)
+    apart = [rows / gcd(rows, step) for step in (gpcs, max(1, gpcs - 1))]
+    down = min(count, sum(apart) / len(apart))
+    across = min(count, max(1.0, gpcs * count / rows))
+    return count * size, down * cluster[0], across * cluster[1]
 
 
 class Targets(Mapping[str, Target]):

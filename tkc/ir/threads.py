@@ -536,19 +536,21 @@ class MbarrierExpect(TileOperation):
 
 @op_definition
 class Send(TileOperation):
-    """Registers to the same place in the shared memory of every block of the cluster (st.async).
-    Each block's mbarrier at that index counts the bytes that arrive there: whoever waits for a
-    phase that expects all of them sees them. lone: as of a tile.write."""
+    """Registers to the same place in the shared memory of every block of the cluster, or of the one
+    of rank `to` (st.async). Each block's mbarrier at that index counts the bytes that arrive there:
+    whoever waits for a phase that expects all of them sees them. lone: as of a tile.write."""
 
     name = "tile.send"
-    __form__ = "buffer value barriers [index]"
-    buffer, value, barriers, index = (
+    __form__ = "buffer value barriers [index] to?"
+    buffer, value, barriers, index, to = (
         operand_def(SharedType),
         operand_def(TileType),
         operand_def(BarriersType),
         var_operand_def(),
+        opt_operand_def(i32),
     )
     lone = opt_prop_def(UnitAttr)
+    irdl_options = SEGMENTED
     traits = EFFECT
 
     def __init__(
@@ -558,8 +560,11 @@ class Send(TileOperation):
         barriers: SSAValue,
         index: SSAValue,
         lone: bool = False,
+        to: SSAValue | None = None,
     ):
-        super().__init__(buffer=buffer, value=value, barriers=barriers, index=[index], lone=lone)
+        super().__init__(
+            buffer=buffer, value=value, barriers=barriers, index=[index], to=to, lone=lone
+        )
 
     def verify_(self) -> None:
         if bits(element_of(self.value.type)) not in (32, 64):

@@ -475,6 +475,26 @@ class Concat(TileOperation):
         super().__init__(args=list(args), axis=axis, result_types=[result])
 
 
+@op_definition
+class ClusterSum(TileOperation):
+    """What the blocks of a cluster have of this block's share of a tile, added up in the order of
+    the blocks from this one on, round to the one before it. shares: one for each block of the
+    cluster, in their order. All blocks of a cluster come here equally often.
+    """
+
+    name = "tile.cluster_sum"
+    __form__ = "[shares]"
+    shares, result = var_operand_def(TileType), result_def(TileType)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+    def __init__(self, shares: Sequence[SSAValue]):
+        super().__init__(shares=list(shares), result_types=[shares[0].type])
+
+    def verify_(self) -> None:
+        if any(share.type != self.result.type for share in self.shares):
+            raise VerifyException("the shares and the result of 'tile.cluster_sum' have one type")
+
+
 # --------------------------------------------------------------------------------------------------
 REDUCTIONS = (
     *("sum", "max", "min", "fmax", "fmin", "prod", "any", "all", "xor"),
@@ -1049,6 +1069,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Extract,
     Flip,
     Concat,
+    ClusterSum,
     Reduce,
     Scan,
     Yield,

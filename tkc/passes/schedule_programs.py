@@ -94,7 +94,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         v.name_hint = f"program_{i}"
     for op in ids:
         replace(op, [loop.place[op.axis.value.data]])
-    programs.divide(loop)
+    programs.divide(loop, context)
     if loop.real is not None:
         sizes = (plan.members * plan.cluster[0], plan.cluster[1])
         padded = [v for v, n in zip(loop.place, sizes, strict=False) if n > 1]
@@ -121,10 +121,13 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         )
     if plan.split_k > 1:
         kernel.set_integer("split", plan.split_k)
+        who = "each adds a share of" if plan.parts_in_cluster else "the last one adds"
         context.decisions.append(
-            f"schedule-programs: {plan.split_k} programs share an output tile; the last one"
-            " adds their parts in order"
+            f"schedule-programs: {plan.split_k} programs share an output tile; {who} their parts"
+            " in order"
         )
+    if plan.parts_in_cluster:
+        _in_clusters(kernel, plan.split_k)
     if plan.cluster != (1, 1):
         _in_clusters(kernel, plan.cluster[0] * plan.cluster[1])
         kernel.attributes["cluster_programs"] = _integers(*plan.cluster)

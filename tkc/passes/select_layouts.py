@@ -259,7 +259,7 @@ class Selection:
             case tile.Histogram():
                 self._operands(op, [self._layout(op.arg)] * len(op.operands))
                 self._finish(op)
-            case tile.Scan() | InlinePtx() if tiles(op.operands):
+            case tile.Scan() | tile.ClusterSum() | InlinePtx() if tiles(op.operands):
                 self._in_one_layout(op, self._layout(tiles(op.operands)[0]))
             case _ if isinstance(op, POINTWISE) and tiles(op.results):
                 self._in_one_layout(op, self._layout(op.results[0]))

@@ -572,14 +572,16 @@ def check_present(
 
 
 def send(m: Instance, op: threads.Send) -> Steps:
-    """Registers to every block, each of whose barriers counts what arrives."""
+    """Registers to every block, or to one, whose barrier counts what arrives."""
     buffer, value, held = m[op.buffer], np.asarray(m[op.value]), tile_type(op.value).register_layout
     address, cluster = m.address(op.barriers, op.index), m.block.cluster
 
     def action(agent: Agent) -> Steps:
         yield None
         event = cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
-        mine = elements_of(held, agent.part, True, m.block.rank, 0)
+        # of what goes to all blocks, the first one that holds an element sends it
+        before = 0 if op.to is None else None
+        mine = elements_of(held, agent.part, True, m.block.rank, before)
         size = (value.size if mine is None else mine.size) * buffer.layout.itemsize
         if not size:
             return
@@ -595,7 +597,8 @@ def send(m: Instance, op: threads.Send) -> Steps:
             block.memory.store(buffer.base, buffer.layout, values, mine)
             block.mbarriers[address].deliver(cluster.clocks.end(event), size, op)
 
-        for block in cluster.blocks:
+        only = None if op.to is None else int(m[op.to])
+        for block in cluster.blocks if only is None else [cluster.blocks[only]]:
             m.mbarrier(address, agent, op, block.rank)
             there = replace(buffer, memory=block.memory)
             m.buffer_access(agent, there, event, op, held, write=True)

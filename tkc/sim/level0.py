@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
@@ -69,6 +70,7 @@ from tkc.ir.values import tile_type
 from tkc.sim import ptx
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
+from tkc.sim.meeting import cluster_sum, run_blocks
 from tkc.sim.products import matmul, tf32
 
 NUMPY: dict[Attribute, np.dtype] = {
@@ -788,6 +790,7 @@ RULES: Rules = (
         threads.NextProgram: next_program,
         threads.Workspace: workspace,
         threads.Identity: identity,
+        tile.ClusterSum: cluster_sum,
         tile.Atomic: atomic,
         tile.AtomicBlock: atomic_block,
         tile.Assume: assume,
@@ -838,6 +841,7 @@ class ProgramInterpreter:
 
     rules: Rules = RULES
     rank = member = claimed = 0
+    meeting: Any = None
 
     def __init__(
         self,
@@ -1027,12 +1031,8 @@ def run(
     code: dict[Operation, Decoded] = {}
     with np.errstate(all="ignore"):
         if "persistent" in kernel.attributes:
-            members = kernel.integer("members", 1)
-            for number in range(_cluster_blocks(kernel) * members):
-                m = interpreter(memory, (0, 0, 0), shape, out, code)
-                m.rank, m.member = divmod(number, members)
-                m.assign(kernel.arguments, values)
-                m.run(kernel.body.block)
+            made = partial(interpreter, memory, (0, 0, 0), shape, out, code)
+            run_blocks(kernel, values, made)
             return
         for program in programs if programs is not None else programs_of(grid):
             m = interpreter(memory, tuple(program), shape, out, code)
@@ -1043,8 +1043,3 @@ def run(
 def programs_of(grid: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The programs of a grid, axis 0 fastest."""
     return (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
-
-
-def _cluster_blocks(kernel: tile.Kernel) -> int:
-    """The blocks of a persistent kernel's cluster that take programs of their own."""
-    return 1 if "spread" in kernel.attributes else math.prod(kernel.cluster)

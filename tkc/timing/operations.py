@@ -99,10 +99,11 @@ def _(op: threads.MbarrierExpect, simulation: Simulation, a: Agent) -> Requests:
 
 @timed.register(threads.Send)
 def _(op: threads.Send, simulation: Simulation, a: Agent) -> Requests:
-    """To all blocks, which do the same."""
+    """To all blocks, or one, which do the same."""
     barrier, buffer = _barrier(op, simulation, a), shared_type(op.buffer)
     share = buffer.size * bits(buffer.element) // 8 // a.groups
-    yield "delay", simulation.e.lsu, "send"
+    # what goes to one block takes the way of its copies
+    yield "delay", simulation.e.lsu if op.to is None else share / simulation.e.fabric, "send"
     if isinstance(op.value.owner, tile.Splat):
         _broadcast(a, op.buffer, simulation.value(a, op.value.owner.arg))
     simulation.at(simulation.now + simulation.e.turn, lambda: barrier.land(share))

@@ -213,7 +213,8 @@ def send(e: Emitter, op: threads.Send) -> None:
     """Each store names the barrier beside its bytes, in the block it goes to."""
     e.need("8.1")
     value, view, index = e.tile(op.value), e.barriers(op.barriers), e.integer(op.index[0])
-    for peer, v, there in everywhere(e, value.layout, e.view(op.buffer), op.lone is not None):
+    to = None if op.to is None else e.integer(op.to)
+    for peer, v, there in everywhere(e, value.layout, e.view(op.buffer), op.lone is not None, to):
         base = e.w.hoist(("peer", peer), partial(peer_base, e, peer))
         store_tile(
             e,

@@ -367,17 +367,17 @@ def _one_block_a_lane(layout: Layout, blocks: int) -> bool:
 
 
 def everywhere(
-    e: Emitter, layout: Layout, view: SharedView, lone: bool = False
+    e: Emitter, layout: Layout, view: SharedView, lone: bool = False, to: Integer | None = None
 ) -> Iterator[tuple[Integer, int, Callable[[int], Group]]]:
     """(block, vector, place of the group that starts with a register) for every block of the
-    cluster that a thread writes a tile to. Where the lanes of a warp hold copies, each writes to
-    one block.
+    cluster that a thread writes a tile to, or the one named. Where the lanes of a warp hold copies,
+    each writes to one block.
     """
     w, size = e.w, e.cluster[0] * e.cluster[1]
     v, groups = plain_groups(e, layout, view)
-    peers: list[Integer] = list(range(size))
+    peers: list[Integer] = list(range(size)) if to is None else [to]
     own: Operand
-    if not lone and _one_block_a_lane(layout, size):
+    if to is None and not lone and _one_block_a_lane(layout, size):
         own = w.hoist(
             ("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True
         )

@@ -1,10 +1,10 @@
 """A cut through a program along one axis of a tile: what is cut (`Cut`).
 
-`Cut.of_result` follows a dot's result forward through its uses, loops and branches included, up to
-stores and to sums (or maxima, …) along the axis, which add up over the parts, and then back through
-what these operations need. `Cut.of_needs` goes back alone. A part is computed from loads of the
-part alone, from constants, and by pure operations on parts; what does not depend on the axis stays
-whole. `tkc/passes/cuts/parts.py` writes the parts.
+`Cut.of_result` follows a dot's result (`Cut.of_uses` any value) forward through its uses, loops and
+branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the
+parts, and then back through what these operations need. `Cut.of_needs` goes back alone. A part is
+computed from loads of the part alone, from constants, and by pure operations on parts; what does
+not depend on the axis stays whole. `tkc/passes/cuts/parts.py` writes the parts.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ class Cut:
         """A dot's result along an axis, and all that is computed from it. Raises NotCut."""
         cut = Cut(True)
         cut._frame(dot, axis)
-        cut.block = min((block_of(op) for op in cut.frames), key=_depth)
-        cut.ops = [op for op in cut.block.ops if any(inner in cut.frames for inner in op.walk())]
-        cut.inside = {inner for op in cut.ops for inner in op.walk()}
-        cut._check_nesting()
-        cut._delay()
-        cut._check_order()
-        cut._check_memory(overlaps)
-        return cut
+        return cut._gathered(overlaps)
+
+    @staticmethod
+    def of_uses(value: SSAValue, axis: int, overlaps: Overlaps) -> Cut:
+        """All that is computed from a value along an axis. Raises NotCut."""
+        cut = Cut(True)
+        cut._force(value, axis)
+        if not cut.frames:
+            raise NotCut  # nothing is
+        return cut._gathered(overlaps)
 
     @staticmethod
     def of_needs(values: Iterable[tuple[SSAValue, int]], ordered: bool = False) -> Cut:
@@ -93,6 +95,17 @@ class Cut:
         if len({scan.reverse is None for scan in cut.scans or ()}) > 1:
             raise NotCut  # some begin with the last part
         return cut
+
+    def _gathered(self, overlaps: Overlaps) -> Cut:
+        """The same of a cut forward, with its operations. Raises NotCut."""
+        self.block = min((block_of(op) for op in self.frames), key=_depth)
+        self.ops = [op for op in self.block.ops if any(x in self.frames for x in op.walk())]
+        self.inside = {inner for op in self.ops for inner in op.walk()}
+        self._check_nesting()
+        self._delay()
+        self._check_order()
+        self._check_memory(overlaps)
+        return self
 
     @property
     def loads(self) -> set[Operation]:

@@ -121,7 +121,7 @@ class Groups:
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
-        # Parts of tiles that are stored in a workspace.
+        # Parts of tiles that are stored in a workspace, or sent to another block.
         self.spilled_parts: list[tile.Slice] = []
         # Results of element-wise operations with a transposed operand, and that operand.
         self.viewing: list[tuple[SSAValue, SSAValue]] = []
@@ -186,6 +186,8 @@ class Groups:
                 self.tie(op.result, op.index)
             case InlinePtx():
                 self.tie(*tiles((*op.results, *op.args)))
+            case tile.ClusterSum():
+                self.tie(op.result, *op.shares)
             case tile.Scan():
                 self.tie(*op.results, *op.args)
                 for a in op.results:
@@ -820,9 +822,12 @@ def view_of(value: SSAValue) -> View:
 
 
 def _is_spilled(op: tile.Slice) -> bool:
-    """Whether a part of a tile is stored in a workspace, and nothing else is done with it."""
+    """Whether a part of a tile is stored in a workspace, or sent to another block, and nothing else
+    is done with it."""
     return all(
-        isinstance(use.operation, tile.Store) and in_workspace(use.operation)
+        isinstance(user := use.operation, tile.ClusterSum)
+        or isinstance(user, tile.Store)
+        and in_workspace(user)
         for use in op.result.uses
     )
 

@@ -306,11 +306,12 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         storing = stored - costs.restart_clocks
         looping = loops.clocks + costs.storing_beside * max(0.0, storing)
         each, hidden = max(looping, (loops.clocks + exposed) / per_block, storing), 0.0
+    met = costs.meeting(work.results, shares, _at_once(work, plan))
     total = (
         waves * each
         - hidden
         + (exposed if per_block > 1 else 0)
-        + (costs.meeting(work.results, shares, _at_once(work, plan)) if shares > 1 else 0)
+        + (0 if shares == 1 or plan.parts_in_cluster else met)
     )
     begun = _begun(plan, costs, min(parallel, places)) if work.grid else 0.0
     on_each = parallel / (target.multiprocessors * resident)
@@ -334,6 +335,11 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     )
 
 
+def _size(plan: Plan) -> int:
+    """Blocks of a cluster."""
+    return plan.split_k if plan.parts_in_cluster else prod(plan.cluster)
+
+
 def _at_once(work: Work, plan: Plan) -> float:
     """Parts of k that the last program of several asks for at once."""
     if plan.split_k == 1:
@@ -344,9 +350,7 @@ def _at_once(work: Work, plan: Plan) -> float:
 def _begun(plan: Plan, costs: Costs, programs: int) -> float:
     """Clocks until all of so many programs at once have begun, and after the last has ended."""
     blocks = programs / max(1, plan.programs)
-    return (
-        costs.launch_clocks + costs.block_clocks * blocks + costs.cluster * (prod(plan.cluster) > 1)
-    )
+    return costs.launch_clocks + costs.block_clocks * blocks + costs.cluster * (_size(plan) > 1)
 
 
 def _clock(target: Target, loops: Loops, total: float, programs: float) -> float:
@@ -406,13 +410,14 @@ def _loops(
     launch = Launch(work.grid, active)
     for part in work.parts:
         trips = ceil(part.trips / plan.split_k) if part.dots else part.trips
-        step = _step(part, plan, target, resident, launch)
+        multiplied = _multiplied(part, plan, target)
+        step = _step(part, plan, target, resident, launch, multiplied)
         if part.trips == 1 and not part.dots:
             exposed += step.clocks
         else:
             clocks += trips * step.clocks
         for where, share in _filled(part, plan, target, launch, waves):
-            filled = _step(part, plan, target, resident, where)
+            filled = _step(part, plan, target, resident, where, multiplied)
             clocks += trips * share * max(0.0, filled.clocks - step.clocks)
         copied += trips * step.copied
         if trips * step.clocks > longest and part.dots:
@@ -448,7 +453,24 @@ def _stored(work: Work, plan: Plan, costs: Costs) -> float:
 
 
 def _storing(work: Work, plan: Plan, costs: Costs) -> float:
-    """Clocks in which a program stores its results."""
+    """Clocks in which a program stores its results; of one in parts that are blocks of a cluster,
+    in which each gets its share and stores it.
+    """
+    if plan.parts_in_cluster:
+        parts = plan.split_k
+        turned = any(dot.swap for dot in plan.dots)
+        of_share = replace(
+            work,
+            results=work.results // parts,
+            odd_rows=work.odd_rows // parts,
+            columns=work.columns // parts,
+            width=work.width if turned else work.width // parts,
+            height=work.height // parts if turned else work.height,
+        )
+        alone = replace(plan, parts_in_cluster=False)
+        return float(costs.meeting_in_cluster(work.results, parts)) + _storing(
+            of_share, alone, costs
+        )
     if plan.epilogue == "direct":
         odd = (costs.odd_rows - 1) * work.odd_rows + (costs.columns - 1) * work.columns
         return costs.store_direct * (work.results + odd)
@@ -467,7 +489,7 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     for programs on the device.
     """
     per_block, traffic = max(1, plan.programs), 0.0
-    whole = target.clustered(plan.cluster[0] * plan.cluster[1])
+    whole = target.clustered(_size(plan))
     resident = _resident(work, plan, target)
     programs = (
         _up(work.grid[0], plan.cluster[0]) * _up(work.grid[1], plan.cluster[1]) * work.grid[2]
@@ -495,7 +517,8 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     read = traffic * programs
     if work.footprint:
         read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
-    written: float = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
+    kept = plan.split_k > 1 and not plan.parts_in_cluster  # parts, in memory
+    written: float = work.stored * programs * (1 + 4 * plan.split_k * kept)
     written += target.costs.partial * work.partial * programs
     return (read + written) / (target.memory * 1e9), programs, resident, places
 
@@ -525,10 +548,17 @@ class Launch:
     last: int | None = None
 
 
-def _step(part: Part, plan: Plan, target: Target, resident: int, launch: Launch) -> Step:
-    """One trip of a loop's body."""
+def _step(
+    part: Part,
+    plan: Plan,
+    target: Target,
+    resident: int,
+    launch: Launch,
+    multiplied: tuple[float, float, float],
+) -> Step:
+    """One trip of a loop's body. multiplied: what `_multiplied` says of its dots."""
     costs = target.costs
-    tensor, reads, relaid = _multiplied(part, plan, target)
+    tensor, reads, relaid = multiplied
     copies = _copied(part, plan, target, launch)
     if reads:
         moved = sum(x.bytes for x in part.moved if x.fed) + 3 * relaid
@@ -693,8 +723,9 @@ def _once(moved: Moved, sharing: int, plan: Plan, target: Target, launch: Launch
     """Copies of a block that the L2 cache sends, for each program that has it."""
     if launch.grid is None or moved.number < 0:
         return 1 / sharing
-    programs = max(1, plan.programs) / plan.split_k
-    count, *places = target.neighbours(launch.grid, plan.cluster, plan.raster, programs)
+    parts = plan.split_k if plan.parts_in_cluster else 1
+    programs = max(1, plan.programs) / plan.split_k * parts
+    count, *places = target.neighbours(launch.grid, plan.cluster, plan.raster, programs, parts)
     apart = prod(places[axis] for axis in moved.axes if axis < len(places))
     return target.sent(count, apart)
 

@@ -209,6 +209,7 @@ def _plan(made: Decided) -> Plan:
         persistent=not request.claims,
         blocks=memory.blocks if memory.blocks > 1 else 0,
         split_k=sharing.split_k,
+        parts_in_cluster=sharing.in_cluster,
         stream_k=sharing.stream_k,
         dynamic_schedule=made.order.dynamic,
         epilogue=memory.epilogue,

@@ -38,7 +38,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
 )
 from tkc.passes.planning.cost import LEAST_UNIT, Dot, Moved, Part, Work, cost
 from tkc.passes.planning.rings import MAX_STAGES
-from tkc.passes.planning.roles.memory import BARRIER_BYTES
+from tkc.passes.planning.roles.memory import BARRIER_BYTES, SUBTILE_COLUMNS
 from tkc.passes.planning.roles.registers import (
     LARGE_ACCUMULATOR_REGISTERS,
     LARGE_ROLE_REGISTERS,
@@ -46,7 +46,10 @@ from tkc.passes.planning.roles.registers import (
     RELAYOUT_ROLE_REGISTERS,
     ROLE_REGISTERS,
     parts_at_once,
+    parts_fit,
 )
+from tkc.passes.programs.clusters import MAX_PORTABLE_CLUSTER
+from tkc.passes.programs.split_k import WHOLE_SHARE
 
 BK = 64  # k of a step, of 16-bit elements: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a dot
@@ -65,9 +68,9 @@ SIDES_ALONE, DEPTHS_ALONE, WARPS_ALONE, STAGES_ALONE = (16, 32, 64, 128), (64, 1
 MAX_SUMS_ALONE = 64  # registers of a thread
 WHOLE_VECTOR = 8  # elements: 16 bytes, of which rows are multiples that tensor maps store
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-# where rows cut sectors, which the L2 cache serves slowly
-CUT_SECTOR_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
-SMALL = 192  # rows and columns of a block whose steps may be long
+# of small blocks, which read much, and where rows cut sectors, which the L2 cache serves slowly
+LARGE_CLUSTERS = (*CLUSTERS, (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+SMALL = 192  # rows and columns of a block whose steps may be long, or its clusters large
 RASTER = 8  # programs along rows that run before the next column of them
 FEW_PARTS = 2, 3, 4, 6, 8  # of k, beside as many as fill the device once or twice
 WAVES_OF_PARTS = 1, 2
@@ -75,13 +78,14 @@ MAX_PARTS = 32  # that meet in a launch
 MIN_STEPS_OF_A_PART = 4
 STREAMED = 2, 4  # parts of a program of the last wave
 MAX_WARPGROUPS = 3  # of a block beside the warps that ask for copies
+STAGES_BESIDE_SHARES = 3  # at least, of what is copied, beside shares of other blocks' sums
 MAX_REMEMBERED = 4096  # products
 
 
 class Block(NamedTuple):
     """A block and its schedule. in_turn: two programs of a block at once, each on a warpgroup of
-    its own. warps, stages: where there are no roles, and warps multiply what they have copied
-    themselves; else 0.
+    its own. together: parts of k are the blocks of a cluster. warps, stages: where there are no
+    roles, and warps multiply what they have copied themselves; else 0.
     """
 
     rows: int
@@ -93,6 +97,7 @@ class Block(NamedTuple):
     stream_k: int = 0
     warps: int = 0
     stages: int = 0
+    together: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -132,7 +137,14 @@ class Block(NamedTuple):
             found["num_warps"] = 12
         if self.split_k > 1:
             found["split_k"] = self.split_k
+        if self.together:
+            found["cluster"] = self.split_k, 1
         return found
+
+    @property
+    def share(self) -> int:
+        """Columns of a program's sums that each of its parts stores."""
+        return (self.rows if self.transposed else self.columns) // self.split_k
 
 
 @dataclass(frozen=True)
@@ -182,33 +194,38 @@ class Product:
         return self.dense_rows and Target.cuts_sectors(self.pitches[1])
 
     def clusters(self, block: Block) -> tuple[tuple[int, int], ...]:
-        """Worth a try of a block: those whose shares of it are whole swizzles, and all where rows
-        begin amid sectors; no more blocks than there are side by side. Programs in parts of k have
-        none, nor those whose threads copy.
+        """Worth a try of a block: those whose shares of it are whole swizzles, large ones of small
+        blocks, and all where rows begin amid sectors; no more blocks than there are side by side.
+        Programs in parts of k have none, nor those whose threads copy.
         """
-        if block.split_k > 1 or block.stream_k or self.copied_by_threads:
-            return CLUSTERS[:1]
-        whole = not self.dense_rows or block.columns % WHOLE_SWIZZLE == 0
-        found: tuple[tuple[int, int], ...] = CLUSTERS if whole else CLUSTERS[:1]
-        if self.cuts_sectors:
-            found = CUT_SECTOR_CLUSTERS
         down, across = self.grid(block)
         return tuple(
             (n, m)
-            for n, m in found
+            for n, m in self._tried(block)
             if n <= down
             and m <= across
             and (self.dense_columns or _divides(block.rows, block.depth, m))
             and (self.dense_rows or _divides(block.columns, block.depth, n))
         )
 
-    def takes(self, block: Block) -> bool:
+    def _tried(self, block: Block) -> tuple[tuple[int, int], ...]:
+        """Clusters of a block, whether its operands divide among them or not."""
+        if block.split_k > 1 or block.stream_k or self.copied_by_threads:
+            return CLUSTERS[:1]
+        whole = not self.dense_rows or block.columns % WHOLE_SWIZZLE == 0
+        small = block.rows + block.columns <= SMALL and not block.in_turn
+        if self.cuts_sectors or small and whole:
+            return LARGE_CLUSTERS
+        return CLUSTERS if whole else CLUSTERS[:1]
+
+    def takes(self, block: Block, machine: Target) -> bool:
         """Whether a block can be planned as it says."""
         if block.warps:
             return self.copied_by_threads
         parted = block.split_k > 1 and not self.apart
         streamed = block.stream_k > 0 and not _may_stream(block)
-        if min(self.vectors[:2]) == 1 or streamed or parted and not _may_part(block):
+        may_part = _may_meet(block, machine) if block.together else _may_part(block, machine)
+        if min(self.vectors[:2]) == 1 or streamed or parted and not may_part:
             return False
         alone = block.cluster == (1, 1)
         return _fits_registers(self, block) and (alone or block.cluster in self.clusters(block))
@@ -295,13 +312,13 @@ class _Blocks:
     def __init__(self, product: Product, blocks: Clustered, machine: Target):
         self.product, self.machine = product, machine
         fields = [
-            (b.rows, b.columns, b.depth, *c, b.split_k, b.stream_k, b.warps, b.in_turn)
+            (b.rows, b.columns, b.depth, *c, b.split_k, b.stream_k, b.warps, b.in_turn, b.together)
             for b, c in blocks
         ]
-        fields_of_all = np.array(fields, dtype=np.int64).reshape(-1, 9).T
+        fields_of_all = np.array(fields, dtype=np.int64).reshape(-1, 10).T
         self.rows, self.columns, self.depth, self.across, self.down = fields_of_all[:5]
-        self.parts, self.streamed, self.warps, self.in_turn = fields_of_all[5:]
-        self.sizes = self.across * self.down
+        self.parts, self.streamed, self.warps, self.in_turn, self.together = fields_of_all[5:]
+        self.sizes = np.where(self.together, self.parts, self.across * self.down)
         self.grid = -(-product.m // self.rows), -(-product.n // self.columns)
         programs = product.batches * self.parts
         for count, cluster in zip(self.grid, (self.across, self.down), strict=True):
@@ -394,6 +411,7 @@ def _bounds(product: Product, blocks: Clustered, machine: Target) -> np.ndarray:
     # the end of a program may be hidden by copies of the next, but not by its dots
     stored = np.array([of_each[block] for block, _ in blocks])
     size = (4 if product.apart else 2) * all_.rows * all_.columns
+    size = size / np.where(all_.together, all_.parts, 1)
     active = np.minimum(programs, all_.places)
     written = np.maximum(size / machine.fabric, size / machine.l2 * active)
     leaving, looping = costs.restart_clocks + stored + written, all_.trips * step
@@ -411,7 +429,8 @@ def _bounds(product: Product, blocks: Clustered, machine: Target) -> np.ndarray:
         results = all_.rows * all_.columns
         sums = np.array([block.sums for block, _ in blocks])
         at_once = parts_at_once(all_.parts, sums)
-        clocks = clocks + (all_.parts > 1) * costs.meeting(results, all_.parts, at_once)
+        met = costs.meeting(results, all_.parts, at_once)
+        clocks = clocks + (all_.parts > 1) * (all_.together == 0) * met
     moved = programs / machine.multiprocessors * all_.trips * all_.copied
     scale = 1 / (machine.device.clock(clocks + begun, moved / (clocks + begun)) * 1e9)
     computing = clocks * scale
@@ -424,18 +443,21 @@ def _bounds(product: Product, blocks: Clustered, machine: Target) -> np.ndarray:
 
 def _stored(product: Product, block: Block, machine: Target) -> float:
     """Clocks in which a program stores its results, as `cost` has them, in several subtiles."""
-    costs, results, groups = machine.costs, block.rows * block.columns, block.sharing
-    epilogue, vector = _epilogue(product, block, machine), product.vectors[2]
-    columns = gcd(WHOLE_SWIZZLE, block.columns)
+    costs, rows, columns = machine.costs, block.rows, block.columns
+    epilogue, vector, met = _epilogue(product, block, machine), product.vectors[2], 0.0
+    if block.together:
+        met = float(costs.meeting_in_cluster(rows * columns, block.split_k))
+        rows, columns = (block.share, columns) if block.transposed else (rows, block.share)
+    results, widest = rows * columns, gcd(WHOLE_SWIZZLE, columns)
     if epilogue == "direct":
         slower = (costs.columns, costs.odd_rows)[vector] if vector < 2 else 1.0
-        return costs.store_direct * slower * results
+        return met + costs.store_direct * slower * results
     if epilogue == "shared":
-        return costs.leaving_by_threads(results, columns, vector)
-    rows = WARPGROUP_ROWS * groups
+        return met + costs.leaving_by_threads(results, widest, vector)
+    high, wide = WARPGROUP_ROWS * block.sharing, widest
     if block.transposed:
-        rows, columns = lines_of_subtile(block.rows, WHOLE_SWIZZLE), rows
-    return costs.leaving(results, rows, columns, costs.store_subtile < costs.store_tma)
+        high, wide = lines_of_subtile(rows, WHOLE_SWIZZLE), high
+    return met + costs.leaving(results, high, wide, costs.store_subtile < costs.store_tma)
 
 
 def _legal(product: Product, machine: Target) -> Iterator[Block]:
@@ -478,7 +500,9 @@ def _alone(product: Product) -> Iterator[Block]:
         for extent in (product.m, product.n)
     ]
     for rows, columns, depth, warps in cross(*sides, DEPTHS_ALONE, WARPS_ALONE):
-        fits = rows * columns <= 32 * warps * MAX_SUMS_ALONE and rows * columns >= 32 * 8 * warps
+        whole = rows == sides[0][-1] and columns == sides[1][-1] and warps == WARPS_ALONE[0]
+        fits = rows * columns <= 32 * warps * MAX_SUMS_ALONE
+        fits = fits and (whole or rows * columns >= 32 * 8 * warps)
         if fits and (depth == DEPTHS_ALONE[0] or depth < 2 * product.k):
             for stages in STAGES_ALONE if runs_ahead else (1,):
                 yield Block(rows, columns, depth=depth, warps=warps, stages=stages)
@@ -528,9 +552,24 @@ def _fits_registers(product: Product, block: Block) -> bool:
     return block.sums <= room
 
 
-def _may_part(block: Block) -> bool:
+def _may_part(block: Block, machine: Target) -> bool:
     """Whether a thread has room for another part of its sums."""
-    return 2 * block.sums <= MAX_OPERAND_REGISTERS[1]
+    return parts_fit(block.sums, block.split_k, block.together, block.warpgroups, machine)
+
+
+def _may_meet(block: Block, machine: Target) -> bool:
+    """Whether parts of a block may be the blocks of a cluster, each with a share of the results,
+    and room for the others' shares beside a few stages.
+    """
+    columns, parts = block.rows if block.transposed else block.columns, block.split_k
+    stages = 2 * block.depth * (block.rows + block.columns) * STAGES_BESIDE_SHARES
+    stored = 2 * block.rows * block.columns // parts
+    return (
+        parts <= MAX_PORTABLE_CLUSTER
+        and columns % (WHOLE_SHARE * parts) == 0
+        and _may_part(block, machine)
+        and _sent(block) + stored + stages <= machine.shared_bytes - BARRIER_BYTES[0]
+    )
 
 
 def _may_stream(block: Block) -> bool:
@@ -551,7 +590,19 @@ def _parts(product: Product, block: Block, machine: Target) -> Iterator[Block]:
     if programs > places and programs % places:
         yield from _streamed(product, block)
     elif programs <= places // 2:
-        yield from _divided(product, block, places)
+        yield from _divided(product, block, machine)
+    if programs <= places and not product.apart:
+        yield from _met(product, block, machine)
+
+
+def _met(product: Product, block: Block, machine: Target) -> Iterator[Block]:
+    """With all programs in parts that are the blocks of a cluster."""
+    most = min(product.steps(block) // MIN_STEPS_OF_A_PART, MAX_PORTABLE_CLUSTER)
+    for parts in range(2, most + 1):
+        found = block._replace(split_k=parts, together=True)
+        waves = product.programs(block) * parts / machine.clustered(parts)
+        if waves <= WAVES_OF_PARTS[-1] and _may_meet(found, machine):
+            yield found
 
 
 def _streamed(product: Product, block: Block) -> Iterator[Block]:
@@ -560,10 +611,11 @@ def _streamed(product: Product, block: Block) -> Iterator[Block]:
     yield from (block._replace(stream_k=n) for n in STREAMED if n <= most)
 
 
-def _divided(product: Product, block: Block, places: int) -> Iterator[Block]:
-    """With all programs in parts: few, or as many as fill so many places."""
-    if not (product.apart or _may_part(block)):
+def _divided(product: Product, block: Block, machine: Target) -> Iterator[Block]:
+    """With all programs in parts: few, or as many as fill the device."""
+    if not (product.apart or _may_part(block, machine)):
         return
+    places = machine.multiprocessors
     most = min(product.steps(block) // MIN_STEPS_OF_A_PART, places if product.apart else MAX_PARTS)
     waves = (turns * places // product.programs(block) for turns in WAVES_OF_PARTS)
     yield from (block._replace(split_k=n) for n in sorted({*FEW_PARTS, *waves}) if n <= most)
@@ -657,9 +709,7 @@ def plan_of(product: Product, block: Block, machine: Target) -> Plan:
         )
     programs, groups = 1 + block.in_turn, block.sharing
     parts = 1 if product.apart else block.split_k
-    beside = LARGE_ROLE_REGISTERS[1] - ROLE_REGISTERS[3][1] if block.warpgroups == 3 else 0
-    room = EPILOGUE_REGISTERS_PER_THREAD - beside
-    columns = widest_subtile([], block.sums * min(2, parts), room)
+    columns = _columns_stored(block, parts)
     epilogue = _epilogue(product, block, machine)
     stages, subtiles = _stages(block, columns if epilogue != "direct" else 0, machine)
     across, down = block.cluster
@@ -682,6 +732,7 @@ def plan_of(product: Product, block: Block, machine: Target) -> Plan:
         raster=1 if product.apart or product.batches > 1 else RASTER,
         persistent=True,
         split_k=parts,
+        parts_in_cluster=block.together,
         stream_k=block.stream_k,
         epilogue=epilogue,
         columns=columns,
@@ -689,11 +740,22 @@ def plan_of(product: Product, block: Block, machine: Target) -> Plan:
     )
 
 
+def _columns_stored(block: Block, parts: int) -> int:
+    """Columns of results that leave at once."""
+    beside = LARGE_ROLE_REGISTERS[1] - ROLE_REGISTERS[3][1] if block.warpgroups == 3 else 0
+    room = EPILOGUE_REGISTERS_PER_THREAD - beside
+    if block.together:
+        widest = min(widest_subtile([], block.sums, room), block.share)
+        return next((c for c in SUBTILE_COLUMNS if c <= widest), 0)
+    return widest_subtile([], block.sums * min(2, parts), room)
+
+
 def _epilogue(product: Product, block: Block, machine: Target) -> str:
     """How results are stored: by tensor maps, by threads where rows begin elsewhere than those do,
     or from registers, of transposes and where sums leave none for rows of results.
     """
-    if product.apart or block.warps:
+    narrow = block.together and not block.transposed and block.share % 16
+    if product.apart or block.warps or narrow:
         return "direct"
     if product.vectors[2] == WHOLE_VECTOR:
         return "tma"
@@ -704,6 +766,12 @@ def _epilogue(product: Product, block: Block, machine: Target) -> str:
     crowded = room - block.sums < machine.assembler.stored_by_rows
     direct = crowded or block.transposed or product.vectors[2] == 0
     return "direct" if direct else "shared"
+
+
+def _sent(block: Block) -> int:
+    """Bytes of shared memory for what the other blocks of a cluster send."""
+    whole = 4 * block.rows * block.columns
+    return whole - whole // block.split_k if block.together else 0
 
 
 def _stages(block: Block, columns: int, machine: Target) -> tuple[int, int]:
@@ -720,7 +788,7 @@ def _stages(block: Block, columns: int, machine: Target) -> tuple[int, int]:
         columns = gcd(block.columns, columns)
         each, count = columns * height, block.rows * block.columns // (columns * height)
     room, stage = (
-        machine.shared_bytes - BARRIER_BYTES[0],
+        machine.shared_bytes - BARRIER_BYTES[0] - _sent(block),
         2 * block.depth * (block.rows + block.columns),
     )
 

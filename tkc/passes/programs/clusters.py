@@ -20,6 +20,8 @@ from xdsl.ir import SSAValue
 from tkc.ir.rewrite import Builder
 from tkc.ir.threads import Identity
 
+MAX_PORTABLE_CLUSTER = 8  # blocks; every device with clusters has room for it
+
 
 def place_in(build: Builder, shape: tuple[int, int]) -> tuple[SSAValue, SSAValue]:
     """A block's rank along the axes of its cluster; along one of extent 1 it means nothing."""

@@ -21,7 +21,7 @@ from tkc.passes.programs import co_resident
 from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import Order, order_of, uneven
 from tkc.passes.programs.serpentine import backwards
-from tkc.passes.programs.split_k import Part, divide
+from tkc.passes.programs.split_k import Part, divide, divide_in_cluster
 from tkc.passes.programs.stream_k import StreamKSchedule, Turn, share
 from tkc.passes.programs.tile_groups import Grid, TileGroups
 
@@ -83,7 +83,7 @@ class Programs:
             any(op.axis.value.data == 2 for op in ids),
         )
         total = build.mul(grid.rows, grid.others)
-        if plan.split_k > 1:
+        if plan.split_k > 1 and not plan.parts_in_cluster:
             total = build.mul(total, plan.split_k)
         first, step = build(Identity("cluster")), build(Identity("clusters"))
         deal = None
@@ -143,7 +143,8 @@ class Programs:
             turn = Turn.of(self.deal, body.args[0], build.anchor)
             place = self._place_of(build, turn.number)
         else:
-            part = Part.of(build, body.args[0], self.plan.split_k)
+            plan = self.plan
+            part = Part.of(build, body.args[0], plan.split_k, plan.parts_in_cluster)
             place = self._place_of(build, part.number)
         return ProgramLoop(body, place, self.tile_groups.real(build, place, self.ends), turn, part)
 
@@ -151,7 +152,7 @@ class Programs:
         """The ids of a program."""
         return self.tile_groups.own(build, self.order.place(build, number))
 
-    def divide(self, loop: ProgramLoop) -> None:
+    def divide(self, loop: ProgramLoop, context: PassContext) -> None:
         """The loop of dots in each program as the plan divides and turns it."""
         plan, body = self.plan, loop.body
         if plan.members > 1 and loop.real is not None:
@@ -163,7 +164,9 @@ class Programs:
             # of the steps that are left to a loop that is shared
             build = Builder(first_of(body))
             backwards(_the(self.sums), build, body.args[0], self.first, self.step)
-        if plan.split_k > 1 and loop.part:
+        if plan.parts_in_cluster and loop.part and loop.part.part:
+            divide_in_cluster(_the(self.sums), loop.part.part, plan.split_k, context.overlaps)
+        elif plan.split_k > 1 and loop.part:
             divide(body, _the(self.sums), loop.part, plan.split_k, 32 * plan.warps)
 
 

@@ -1,6 +1,15 @@
-"""Split-K: several programs share one output tile, each with a part of its loop; the last one to
-finish adds the parts up, in order, and runs the epilogue. The part of schedule-programs for plans
-with `split_k` > 1.
+"""Split-K: several programs share one output tile, each with a part of its loop. The part of
+schedule-programs for plans with `split_k` > 1.
+
+Where they are the blocks of a cluster (`parts_in_cluster`), each sends every other one a share of
+what it has summed, and adds up and stores its own share of the results:
+
+    for %k = %lo to %hi: %acc += dot      for %k in part %r of %lo … %hi: %acc += dot
+    tile.store %c[%m, %n], f(%acc)   ->   %own = tile.cluster_sum [%acc[:, 0:w], %acc[:, w:2·w], …]
+                                          tile.store %c[%m, %n + %r·w], f(%own)
+
+with %r the block's rank. Otherwise the last program to finish adds the parts up, in order, and runs
+the epilogue:
 
     for %k = %lo to %hi: %acc += dot      for %k in part %s of %lo … %hi: %acc += dot
     tile.store %c, f(%acc)          ->    tile.store %parts[%program·S + %s], %acc
@@ -11,7 +20,8 @@ with `split_k` > 1.
                                             tile.atomic exchange %count[%program], 0
                                           }
 
-As many parts as registers hold are asked for at once, and then added (parts.py).
+Either way the result does not depend on which program finishes last: the same bits every time. Of
+those that the last one adds up, as many as registers hold are asked for at once (parts.py).
 """
 
 from __future__ import annotations
@@ -21,16 +31,23 @@ from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import f32, i32
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, PointerAdd
-from tkc.ir.rewrite import Builder
-from tkc.ir.threads import Workspace
+from tkc.ir.rewrite import Builder, erase
+from tkc.ir.threads import Identity, Workspace
+from tkc.ir.types import TileType
 from tkc.ir.values import is_side_effect_free, parent_of, terminator_of, tile_type
+from tkc.passes.analysis.alias import Overlaps
+from tkc.passes.cuts.axes import NotCut
+from tkc.passes.cuts.cut import Cut
+from tkc.passes.cuts.parts import Part as PartOfTile
 from tkc.passes.planning.operands import simple
 from tkc.passes.planning.roles.registers import PART_REGISTERS, parts_at_once
 from tkc.passes.programs.parts import Parts, after_loop, go_on, kept
+
+WHOLE_SHARE = 8  # columns of a sum that each thread has some of
 
 
 def undivided(kernel: tile.Kernel, dots: Sequence[tile.Dot]) -> str:
@@ -58,6 +75,34 @@ def undivided(kernel: tile.Kernel, dots: Sequence[tile.Dot]) -> str:
     return ""
 
 
+def why_not_shared(loop: scf.ForOp, parts: int, axis: int, overlaps: Overlaps) -> str:
+    """Why so many programs cannot each finish a share of what follows a loop, along an axis of its
+    sum; empty if they can: a share is a multiple of WHOLE_SHARE, and all that has an effect is
+    computed of the sum, element by element.
+    """
+    if tile_type(loop.results[0]).extents[axis] % (WHOLE_SHARE * parts):
+        return "the results do not divide into so many shares"
+    try:
+        _shares(loop, axis, overlaps)
+    except NotCut:
+        return "what follows the loop takes all of the results"
+    return ""
+
+
+def _shares(loop: scf.ForOp, axis: int, overlaps: Overlaps) -> Cut:
+    """What follows a loop, as shares of its sum have it. Raises NotCut."""
+    cut = Cut.of_uses(loop.results[0], axis, overlaps)
+    rest = after_loop(loop)
+    left = [op for op in rest if op not in cut.inside and op.name != "tile.return"]
+    if cut.reductions or cut.delayed or any(not _is_pure(op) for op in left):
+        raise NotCut
+    return cut
+
+
+def _is_pure(op: Operation) -> bool:
+    return is_side_effect_free(op) or isinstance(op, tile.Load)
+
+
 @dataclass(frozen=True)
 class Part:
     """Which program of the output's blocks a turn has, and which of its parts; None of one that is
@@ -68,11 +113,34 @@ class Part:
     part: SSAValue | None
 
     @staticmethod
-    def of(build: Builder, turn: SSAValue, parts: int) -> Part:
+    def of(build: Builder, turn: SSAValue, parts: int, in_cluster: bool) -> Part:
         if parts == 1:
             return Part(turn, None)
+        if in_cluster:  # whose blocks have the turn together
+            return Part(turn, build(Identity("cluster_rank")))
         number = build.floordiv(turn, parts)
         return Part(number, build.sub(turn, build.mul(number, parts)))
+
+
+def divide_in_cluster(loop: scf.ForOp, rank: SSAValue, parts: int, overlaps: Overlaps) -> None:
+    """Divides the loop of an output tile among the blocks of a cluster, and what follows the loop
+    in shares of their sum's columns.
+    """
+    cut, sum_ = _shares(loop, 1, overlaps), loop.results[0]
+    t, last = tile_type(sum_), cut.ops[-1]
+    _narrow(loop, rank, parts)
+    m, width = t.extents[0], t.extents[1] // parts
+    build = Builder(cut.ops[0])
+    shares = [
+        build(tile.Slice(sum_, (0, i * width), TileType((m, width), t.element)))
+        for i in range(parts)
+    ]
+    own = build(tile.ClusterSum(shares))
+    of_block = PartOfTile(cut, build.mul(rank, build.number(width)), width)
+    of_block.made[0][sum_, 1] = own
+    of_block.all(last, [])
+    for op in reversed(cut.ops):
+        erase(op)
 
 
 def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int, threads: int) -> None:

@@ -45,6 +45,7 @@ consumers are broadcast beside a stage (broadcasts.py). Results are stored by ep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
@@ -65,6 +66,7 @@ from tkc.passes.planning.roles.registers import MIN_LOOKAHEAD_REGISTERS
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts
+from tkc.passes.warpgroups.cluster_sums import send_shares
 from tkc.passes.warpgroups.consuming import consume
 from tkc.passes.warpgroups.cross_tile_prologue import overlap_epilogue
 from tkc.passes.warpgroups.dynamic_tile_scheduler import (
@@ -138,6 +140,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     turns = bool(plan.rotate) and plan.warps >= 8
     exchange_operands(consumer.body.block, plan, group.roles)
     consume(consumer.body.block, rings.barriers, maps, turns, context.overlaps)
+    send_shares(consumer, plan, group.roles, context)
     _finish(kernel, plan, context, group, instances)
     context.decisions.append(_said(plan, group, len(set(rings.barriers.values()))))
 
@@ -300,7 +303,7 @@ def _finish(
     if roomy:
         straighten(consumer)
     before(roles, threads.Fence("mbarrier_init"))
-    if plan.cluster == (1, 1):
+    if prod(kernel.cluster) == 1:
         before(roles, threads.BlockBarrier())
     else:
         before(roles, threads.ClusterArrive(relaxed=True), threads.ClusterWait())

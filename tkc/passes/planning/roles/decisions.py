@@ -215,7 +215,8 @@ def _of_programs(made: Decided) -> Iterator[str]:
 def _of_parts(made: Decided) -> Iterator[str]:
     sharing, options = made.sharing, made.request.options
     if sharing.split_k > 1:
-        yield f"k in {sharing.split_k} parts, as asked"
+        where = ", the blocks of a cluster" if sharing.in_cluster else ""
+        yield f"k in {sharing.split_k} parts{where}, as asked"
     if sharing.why_no_split_k:
         yield f"split_k = {options.split_k} is not used: {sharing.why_no_split_k}"
     if sharing.stream_k:

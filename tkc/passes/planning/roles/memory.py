@@ -112,6 +112,9 @@ class _Division:
         self.taken = BARRIER_BYTES[len(request.dots) > 1] + sharing.programs * (
             _reduction_bytes(request, sharing.groups) + written
         )
+        if sharing.in_cluster:  # what the other blocks of a cluster send
+            whole = sum(tile_type(dot.acc).bytes for dot in request.dots)
+            self.taken += whole - whole // sharing.split_k
 
     def decided(self) -> BlockMemory:
         """Raises NoRoles where shared memory has no room for the rings."""
@@ -120,12 +123,14 @@ class _Division:
         available = self._available(blocks)
         largest = available - self.taken
         room = largest - (max(0, available - REDUCED_SHARED_BYTES) if cached else 0)
+        split_k = self.sharing.split_k
         columns, why_fewer = widest_columns(
             [store.op for store in self.stored_directly or self.results],
-            self.execution.registers * min(2, self.sharing.split_k),
+            self.execution.registers * (1 if self.sharing.in_cluster else min(2, split_k)),
             self.sharing.consumers,
             self.options,
         )
+        most_columns = min(most_columns, self._share() or most_columns)
         widths = [c for c in SUBTILE_COLUMNS if c <= min(columns, most_columns)]
         written_stages, exchanged = self._written_stages(widths, room)
         room, largest = room - exchanged, largest - exchanged
@@ -191,7 +196,15 @@ class _Division:
         left = each - self.execution.registers
         if left < request.context.target.assembler.stored_by_rows:
             found = [store for store in found if is_stored_by_map(store.op)]
+        if self._share() % 16:  # no swizzle is so narrow
+            found = [store for store in found if store.transposed]
         return (found if request.by_rows and len(swapped) == 1 else []), []
+
+    def _share(self) -> int:
+        """Columns of its sum that a block of a cluster stores; 0 of one that stores all."""
+        if not self.sharing.in_cluster:
+            return 0
+        return self.request.sides(self.request.dots[0]).n // self.sharing.split_k
 
     def _epilogue(self) -> str:
         if not self.results:

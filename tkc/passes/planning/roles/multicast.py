@@ -19,8 +19,7 @@ from tkc.passes.planning.order import reads_first_of_written
 from tkc.passes.planning.roles.loops import is_conditional
 from tkc.passes.planning.roles.request import RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
-
-MAX_PORTABLE_CLUSTER = 8  # blocks; every device with clusters has room for it
+from tkc.passes.programs.clusters import MAX_PORTABLE_CLUSTER
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tkc.ir import tile
+from tkc.ir.target import Target
 from tkc.ir.types import bits
 from tkc.ir.values import tile_type
 
@@ -41,6 +42,16 @@ def parts_at_once(parts: Any, registers: Any) -> Any:
     one program a number, of arrays of programs an array.
     """
     return np.maximum(1, np.minimum(parts, PART_REGISTERS // registers) - 1)
+
+
+def parts_fit(each: int, parts: int, in_cluster: bool, groups: int, target: Target) -> bool:
+    """Whether threads of so many consumer warpgroups have room for a sum of so many registers
+    beside another part of it; where parts are in a cluster, beside its own share.
+    """
+    if not in_cluster:
+        return 2 * each <= MAX_OPERAND_REGISTERS[1]
+    room = min(ROLE_REGISTERS[groups][1], target.at_entry(128 * (groups + 1)))
+    return each + each // parts <= room
 
 
 def most_members(operands: int, scores: int, asked: int | None = None) -> int:

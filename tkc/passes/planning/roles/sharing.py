@@ -34,11 +34,13 @@ from tkc.passes.planning.roles.registers import (
     MAX_OPERAND_REGISTERS,
     ROLE_REGISTERS,
     most_members,
+    parts_fit,
     score_registers,
 )
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.results import subtile_stores
-from tkc.passes.programs.split_k import undivided
+from tkc.passes.programs.clusters import MAX_PORTABLE_CLUSTER
+from tkc.passes.programs.split_k import undivided, why_not_shared
 from tkc.passes.programs.stream_k import piece_of
 
 TOGETHER_IN_ORDER = "programs wait for others"
@@ -48,12 +50,14 @@ TOGETHER_IN_ORDER = "programs wait for others"
 class Sharing:
     """Who computes a program.
 
-    split_k: parts of its K; stream_k: of those of the last wave, 0 for none. members: co-resident
+    split_k: parts of its K; in_cluster: whether these are the blocks of a cluster; stream_k: parts
+    of the programs of the last wave, 0 for none. members: co-resident
     programs of a block, 1 for none. together: why the consumers of a block share a program, empty
     in ping-pong. groups: warpgroups of a program. The other fields say why not as asked.
     """
 
     split_k: int
+    in_cluster: bool
     why_no_split_k: str
     stream_k: int
     why_no_stream_k: str
@@ -65,7 +69,9 @@ class Sharing:
     @staticmethod
     def of(request: RoleRequest) -> Sharing:
         """Raises NoRoles where rows do not divide among as many warpgroups as asked."""
-        split_k, why_no_split_k = _split_k(request)
+        in_cluster = _parts_may_meet(request)
+        split_k, why_no_split_k = _split_k(request, in_cluster)
+        in_cluster = in_cluster and split_k > 1
         stream_k, why_no_stream_k = _stream_k(request, split_k)
         single = request.single or (
             "copies wait for what they store" if request.copies_wait else ""
@@ -89,6 +95,7 @@ class Sharing:
             )
         return Sharing(
             split_k,
+            in_cluster,
             why_no_split_k,
             stream_k,
             why_no_stream_k,
@@ -172,7 +179,22 @@ def _groups_of_parts(request: RoleRequest) -> int:
     return max(1, warpgroups(request))
 
 
-def _split_k(request: RoleRequest) -> tuple[int, str]:
+def _parts_may_meet(request: RoleRequest) -> bool:
+    """Whether the parts of K may be the blocks of a cluster: as many as form one, unless it is
+    asked for otherwise, where each can finish a share of the results by itself.
+    """
+    options, parts = request.options, request.options.split_k or 1
+    is_asked = options.cluster in (None, (parts, 1))
+    if not is_asked or options.roles == "pingpong" or not 1 < parts <= MAX_PORTABLE_CLUSTER:
+        return False
+    if undivided(request.kernel, request.dots) or not request.by_rows:
+        return False
+    dot = request.dots[0]
+    turned = request.sides(dot).swapped
+    return why_not_shared(request.loops[0], parts, 0 if turned else 1, request.overlaps) == ""
+
+
+def _split_k(request: RoleRequest, in_cluster: bool) -> tuple[int, str]:
     """Into how many parts k is divided, and why not as asked."""
     asked, dots = request.options.split_k or 1, request.dots
     if asked == 1:
@@ -185,7 +207,8 @@ def _split_k(request: RoleRequest) -> tuple[int, str]:
     if program_axes([loop.lb, loop.ub]):
         return 1, "the number of steps differs between programs"
     each = tile_type(dots[0].acc).size // (128 * _groups_of_parts(request))
-    if 2 * each > MAX_OPERAND_REGISTERS[1]:
+    groups = _groups_of_parts(request)
+    if not parts_fit(each, asked, in_cluster, groups, request.context.target):
         return 1, (
             f"an accumulator of {each} registers a thread leaves no room for a part of another"
         )
