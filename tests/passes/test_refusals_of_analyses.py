@@ -291,7 +291,12 @@ def counted(o, n, KIND: tkc.constexpr):
 
 @pytest.mark.parametrize(
     "kind, moves",
-    [(lambda p: p + 4, True), (lambda p: p - 4, False), (lambda p: p + 3, False)],
+    [
+        (lambda p: p + 4, True),
+        (lambda p: p - 4, False),
+        (lambda p: p + 3, False),
+        (lambda p: tkc.program_id(0) + 4, False),
+    ],
 )
 def test_a_counter_moves_by_the_step(kind, moves):
     (loop,) = ops(traced(counted, array(tkc.int32), number(), KIND=kind), scf.ForOp)
