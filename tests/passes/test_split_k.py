@@ -266,8 +266,8 @@ def test_mutants_of_what_the_parts_wait_for_are_found(form):
             for seed in range(4)
         ),
         among=re.compile("barrier|atomic|store|send").search,
-        # a warpgroup's dots are the work of all its warps, and the leader has waited for them; bytes
-        # may be expected as soon as the ones before have come
+        # a warpgroup's dots are the work of all its warps, and the leader has waited for them;
+        # bytes may be expected as soon as the ones before have come
         known={
             "leader alone: mbarrier_arrive empty in consumer",
             "leader alone: mbarrier_arrive empty in consumer, 2",
