@@ -572,7 +572,8 @@ class _Recognition:
     def _divided(self, offset: Polynomial, stride: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Start along an axis, and the rest of the offset. A stride that is a number divides all
         terms: those in which numbers of the kernel count strides of the host (`batch * %stride`)
-        are outer axes, unless only all together are known to be a place along this one.
+        are outer axes, unless only all together are known to be a place along this one; no axes,
+        where no map has them, if they are.
         """
         together, rest = offset.divided(stride)
         if stride.exact is None:
@@ -580,7 +581,8 @@ class _Recognition:
         apart = Polynomial.of({m: c for m, c in offset.terms if self._counts_strides(m)})
         start, left = (offset - apart).divided(stride)
         never = self.scalars.is_never_negative
-        if never(together, set()) and not (never(start, set()) and never(apart, set())):
+        each = self.anchor is None and never(start, set()) and never(apart, set())
+        if never(together, set()) and not each:
             return together, rest
         return start, left + apart
 
