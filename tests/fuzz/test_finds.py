@@ -15,7 +15,6 @@ from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.language import control
 from tkc.passes import (
-    fetch_ahead,
     fit_dots,
     insert_synchronization,
     pipeline_async_copies,
@@ -24,6 +23,7 @@ from tkc.passes import (
 from tkc.passes.analysis import alias
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
+from tkc.passes.schedule import expand
 from tkc.passes.warpgroups import epilogue_stores, in_flight
 
 MOST_KERNELS = 60  # that are run for a fault
@@ -47,7 +47,7 @@ def found(policy: str | None, seeds: Iterable[int], ptx: bool = False) -> Failur
 # where a check stands that keeps an order, what it says where it is taken out, and the policy
 CHECKS = {
     "copies ahead of stores": (pipeline_async_copies, "source_unchanged", True, "in_place"),
-    "loads ahead of stores": (fetch_ahead, "unchanged", True, "in_place"),
+    "loads ahead of stores": (expand, "_may_conflict", False, "in_place"),
     "tensor maps of what a program wrote": (order, "written_before", False, "roles"),
     "barriers between arguments": (insert_synchronization, "_stand_ins", {}, "in_place"),
     "loads moved into a loop over parts": (fit_dots, "unseen", True, "large"),

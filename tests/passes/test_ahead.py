@@ -172,9 +172,10 @@ def test_views_stay_where_they_are():
     arrays = (array(tkc.bfloat16, 2), array(tkc.float32, 2), array(tkc.float32, 3))
     module = traced(views_of_what_is_fetched, *arrays, C=64, D=64)
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
-    before = [op.name for op in loop.body.block.ops]
-    fetch_ahead._used_early(loop.body.block, set())
-    assert "tile.view" in before and [op.name for op in loop.body.block.ops] == before
+    assert any(op.name == "tile.view" for op in loop.body.block.ops)
+    loads = {op.result for op in loop.body.block.ops if isinstance(op, tile.Load)}
+    early = [op.name for op in fetch_ahead._used_early(loop.body.block, loads)]
+    assert early and "tile.view" not in early
 
 
 def indexed(x, at, o, N: tkc.constexpr, GATHERED: tkc.constexpr):
@@ -210,6 +211,4 @@ def test_an_update_of_what_is_fetched_keeps_its_place():
     module = traced(updated, *given, C=64)
     (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
     (load,) = (op for op in module.walk() if isinstance(op, tile.Load))
-    before = [op.name for op in loop.body.block.ops]
-    fetch_ahead._used_early(loop.body.block, {load.result})
-    assert [op.name for op in loop.body.block.ops] == before
+    assert not fetch_ahead._used_early(loop.body.block, {load.result})

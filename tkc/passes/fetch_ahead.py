@@ -73,7 +73,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i1
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
@@ -81,22 +81,17 @@ from tkc.ir.elementwise import Cast
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import (
-    Builder,
-    before,
-    clone_slice,
     counted_slice,
     defining_slice,
-    erase,
     is_inside,
-    rebuild_for,
 )
-from tkc.ir.threads import Identity
 from tkc.ir.types import ArrayType, TileType, bits
-from tkc.ir.values import block_of, is_side_effect_free, operations_in, owner_op, terminator_of
+from tkc.ir.values import block_of, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
-from tkc.passes.analysis.alias import unchanged
+from tkc.passes.analysis.alias import kernel_around, unchanged
 from tkc.passes.planning.operands import MAX_BESIDE_BYTES
+from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -104,28 +99,34 @@ def run(module: ModuleOp, context: PassContext) -> None:
     if plan is None:
         return
     for kernel in module.body.block.ops:
-        has_dots = _has_dots(kernel)
-        for loop in operations_in(kernel, scf.ForOp):
-            dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
-            beside = has_dots and not _has_dots(loop) if plan.roles == "one" else bool(dots)
-            if not (plan.prefetch or beside):
-                continue
-            if loads := _early_loads(loop, plan, context):
-                _ahead(loop, loads, dots[-1] if dots else None)
-                context.decisions.append(
-                    f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration"
-                    " early"
-                )
+        _in_loops(kernel, plan, context)
         if plan.roles != "one" and (moved := _before_dots(kernel, plan, context)):
             context.decisions.append(
                 f"fetch-ahead: {moved} small load{'s'[: moved > 1]} before the dots"
             )
 
 
+def _in_loops(op: Operation, plan: Plan, context: PassContext) -> None:
+    """Makes loads of loops early, outer loops first."""
+    if isinstance(op, scf.ForOp) and (loads := _early_loads(op, plan, context)):
+        op = expand(op, _schedule(op, loads), context.overlaps)
+        context.decisions.append(
+            f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration early"
+        )
+    for inner in [inner for region in op.regions for b in region.blocks for inner in b.ops]:
+        _in_loops(inner, plan, context)
+
+
 # ---- which loads
 # --------------------------------------------------------------------------------------------------
 def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile.Load]:
     """The loads of a loop that are made one iteration early."""
+    if plan.roles == "one":
+        beside = _has_dots(kernel_around(loop)) and not _has_dots(loop)
+    else:
+        beside = bool(_dots_of(loop))
+    if not plan.prefetch and not beside:
+        return []
     return [
         op
         for op in loop.body.block.ops
@@ -133,6 +134,10 @@ def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile
         and _wanted(op, plan)
         and _may_be_early(op, loop, context.overlaps)
     ]
+
+
+def _dots_of(loop: scf.ForOp) -> list[tile.Dot]:
+    return [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
 
 
 def _wanted(op: tile.Load, plan: Plan) -> bool:
@@ -159,19 +164,13 @@ def _bytes(value: SSAValue) -> int:
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
     if (
-        is_inside(op.array, loop)
-        and not _runs(loop)
-        or op.mask is not None
+        op.mask is not None
         or any(isinstance(o.type, TileType) for o in op.offsets)
         or addresses(op.result)
+        or counted_slice(op.operands, loop) is None
     ):
         return False
-    return unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None
-
-
-def _runs(loop: scf.ForOp) -> bool:
-    """Whether a loop runs at least once: that over a block's programs."""
-    return isinstance(loop.lb.owner, Identity) and isinstance(loop.parent_op(), tile.Kernel)
+    return not any(broken_rules(loop, _schedule(loop, [op]), overlaps))
 
 
 # ---- before dots
@@ -212,112 +211,40 @@ def _move_before(anchor: Operation, load: tile.Load) -> bool:
 
 # ---- one iteration early
 # -----------------------------------------------------------------------------------------------
-def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> None:
-    """`dot`: the last one of the loop, None in a loop without."""
-    body = loop.body.block
-    count, counter = len(loop.iter_args), body.args[0]
-    needed = defining_slice([v for op in loads for v in op.operands], body)
-
-    def asked(at: SSAValue, anchor: Operation) -> list[SSAValue]:
-        """The loads, and what their offsets need, made again for another value of the counter."""
-        mapping: dict[SSAValue, SSAValue] = {counter: at}
-        clone_slice([*needed, *loads], mapping, anchor)
-        return [mapping[op.result] for op in loads]
-
-    first = asked(loop.lb, loop)
-    if dot is None:
-        first = [_only_where_it_runs(value, loop) for value in first]
-    loop = rebuild_for(loop, range(count), first)
-    arguments = body.args[1 + count :]
-    for op, argument in zip(loads, arguments, strict=True):
-        op.result.replace_all_uses_with(argument)
-        argument.name_hint = op.result.name_hint
-    if dot is not None:
-        _used_early(body, set(arguments))
-    anchor = _widened_first(body, arguments) if dot is None else _behind(dot)
-    build = Builder(anchor)
-    following = build.add(counter, loop.step)
-    if dot is not None or any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads):
-        following = build.select(build.lt(following, loop.ub), following, counter)
-    end = terminator_of(body)
-    end.operands = [*end.operands, *asked(following, anchor)]
-    for op in loads:
-        erase(op)
-
-
-def _only_where_it_runs(value: SSAValue, loop: scf.ForOp) -> SSAValue:
-    """What is loaded before a loop: of an array that nothing bounds only where the loop has
-    iterations, for what a loop without any would load need not be there.
+def _schedule(loop: scf.ForOp, loads: list[tile.Load]) -> LoopSchedule:
+    """Loads one iteration early, behind the last dot of a loop, else at the start. What is made of
+    the old ones comes first, where their registers are then free for the next ones.
     """
-    load = owner_op(value)
-    if not isinstance(load, tile.Load) or not is_unbounded(load.array):
-        return value
-    build, t = Builder(load), load.result.type
-    runs: SSAValue = build.lt(loop.lb, loop.ub)
-    if isinstance(t, TileType):
-        runs = build(tile.Splat(runs, TileType(t.extents, i1)))
-    new = tile.Load(load.array, load.offsets, load.extents.get_values(), runs, load.other)
-    new.attributes |= load.attributes
-    found = before(load, new).result
-    erase(load)
-    return found
+    dots, fetched = _dots_of(loop), [op.results[0] for op in loads]
+    used = _used_early(loop.body.block, set(fetched)) if dots else _widened(loop, fetched)
+    others = [op for op in list(loop.body.block.ops)[:-1] if op not in {*loads, *used}]
+    start = others.index(dots[-1]) + 1 if dots else 0
+    bounded = not any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads)
+    end = End.ANY if bounded and not dots else End.CLAMP
+    groups = (used, 0, end), (others[:start], 0, end), (loads, 1, end), (others[start:], 0, end)
+    return LoopSchedule.of(loop, groups)
 
 
-def _behind(op: Operation) -> Operation:
-    """The operation behind one that is not the last of its block."""
-    return op.next_op or terminator_of(block_of(op))
+def _widened(loop: scf.ForOp, fetched: Sequence[SSAValue]) -> list[Operation]:
+    """Casts of fetched values, if those are all their uses."""
+    users = [use.operation for v in fetched for use in v.uses]
+    all_casts = all(isinstance(op, Cast) and op.parent is loop.body.block for op in users)
+    return users if all_casts else []
 
 
-def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
-    """Moves casts of fetched values to the start, if those are all their uses: the next ones then
-    arrive in the same registers. Where the next ones are to be asked for.
-    """
-    casts = [
-        use.operation
-        for v in fetched
-        for use in v.uses
-        if isinstance(use.operation, Cast) and use.operation.parent is body
-    ]
-    if sum(len(list(v.uses)) for v in fetched) != len(casts):
-        return _first(body)
-    for op in casts:
-        op.detach()
-    body.insert_ops_before(casts, _first(body))
-    return _behind(casts[-1]) if casts else _first(body)
-
-
-def _first(body: Block) -> Operation:
-    """The first operation of a loop's body, which has a terminator at least."""
-    return body.first_op or terminator_of(body)
-
-
-def _used_early(body: Block, fetched: set[SSAValue]) -> None:
-    """Moves what is computed of fetched values, and is small too, to the start: their registers are
-    then free for the next ones.
-    """
-    start: Operation | None = None
-    known = set(fetched)
-    for op in list(body.ops):
+def _used_early(body: Block, fetched: set[SSAValue]) -> list[Operation]:
+    """What is computed of fetched values, and is small too."""
+    known, found = set(fetched), list[Operation]()
+    for op in list(body.ops)[:-1]:
         if (
             op.regions
             or not is_side_effect_free(op)
             or len(op.results) != 1
-            or op is body.last_op
             or _bytes(op.results[0]) > MAX_BESIDE_BYTES
         ):
             continue
-        if not any(v in known for v in op.operands) or any(
-            v not in known
-            and v.owner is not body
-            and isinstance(v.owner, Operation)
-            and v.owner.parent is body
-            for v in op.operands
-        ):
-            continue
-        known.add(op.results[0])
-        op.detach()
-        if start is None:
-            body.insert_op_before(op, _first(body))
-        else:
-            body.insert_op_after(op, start)
-        start = op
+        made = [v for v in reads(op, body) if isinstance(v.owner, Operation)]
+        if any(v in known for v in op.operands) and all(v in known for v in made):
+            known.add(op.results[0])
+            found.append(op)
+    return found

@@ -42,12 +42,12 @@ from collections.abc import Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.plan import number_of
-from tkc.ir.rewrite import before, clone_slice, replace, stamp
+from tkc.ir.elementwise import Cast
+from tkc.ir.plan import Plan, number_of
+from tkc.ir.rewrite import before
 from tkc.ir.types import TileType, is_float
 from tkc.ir.values import operations_in, owner_op, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
@@ -56,6 +56,7 @@ from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
 from tkc.passes.planning.operands import MAX_LIVE_REGISTERS, live_registers, running_sums
 from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
+from tkc.passes.schedule.expand import End, LoopSchedule, expand
 
 # of a consumer's thread, for what its loop carries and makes of dots: more leave none for addresses
 MAX_HELD_REGISTERS = 216
@@ -83,13 +84,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if (body := anatomy.body(machine)) is None:
                 continue  # the plan rotates no such loop
             order, _ = ordered(body, late, [MAX_SEARCH_STEPS])
-            Rotation(
-                anatomy,
-                late,
-                order,
-                context.plan.cross_tile_prologue,
-                context.plan.roles == "one",
-            ).run()
+            schedule = _schedule(anatomy, late, order, context.plan)
+            expand(loop, schedule, context.overlaps).attributes[BEGUN] = UnitAttr()
             context.decisions += [
                 f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"
                 for dot in dots
@@ -239,24 +235,10 @@ def _arrange(graph: LoopGraph, order: tuple[int, ...]) -> None:
     """Puts a loop's operations in the order of their groups; what is made anew for each use stands
     before its first one.
     """
-    arranged: list[Operation] = []
-    done = set[Operation]()
-
-    def put(op: Operation) -> None:
-        if op in done:
-            return
-        done.add(op)
-        for value in graph.reads(op):
-            if isinstance(value.owner, Operation) and value.owner in graph.anew:
-                put(value.owner)
-        arranged.append(op)
-
-    for i in order:
-        for op in graph.groups[i]:
-            put(op)
-    for op in graph.ops:
-        put(op)
-    _stand([*arranged, terminator_of(graph.block)])
+    groups = [*(graph.groups[i] for i in order), graph.ops]
+    in_turn = [(ops, 0, End.ANY) for ops in groups]
+    steps = LoopSchedule.of(graph.loop, in_turn, graph.anew.__contains__).steps
+    _stand([*(step.op for step in steps), terminator_of(graph.block)])
 
 
 def _stand(ops: list[Operation]) -> None:
@@ -267,161 +249,27 @@ def _stand(ops: list[Operation]) -> None:
         before(end, op)
 
 
-class Rotation:
-    """Of a loop whose groups of these numbers are late, and stand in this order. ahead: the
-    program's first dot is issued whether or not there is an iteration; counted: late addresses
-    follow from the loop's counter.
+def _schedule(
+    graph: LoopGraph, late: frozenset[int], order: tuple[int, ...], plan: Plan
+) -> LoopSchedule:
+    """That of a loop whose groups of these numbers are late, in this order; vector work of one
+    stage that nothing comes between stands in the order in which it stood.
     """
-
-    def __init__(
-        self,
-        anatomy: LoopGraph,
-        late: frozenset[int],
-        order: tuple[int, ...],
-        ahead: bool = False,
-        counted: bool = False,
-    ):
-        self.of, self.loop, self.body, self.ahead, self.counted = (
-            anatomy,
-            anatomy.loop,
-            anatomy.block,
-            ahead,
-            counted,
-        )
-        self.late = [op for op in anatomy.ops if anatomy.group_of.get(op) in late]
-        self.early = [
-            op for op in anatomy.ops if op in anatomy.group_of and anatomy.group_of[op] not in late
-        ]
-        self.steps, self.lately = self._steps(late, order), set(self.late)
-        # late, by the carried values they become
-        self.returned = [v.owner in self.lately for v in anatomy.yielded]
-        self.crossing = list(
-            dict.fromkeys(v for op in self.late for v in anatomy.reads(op) if self._crosses(v))
-        )
-
-    def _steps(
-        self, late: frozenset[int], order: tuple[int, ...]
-    ) -> list[tuple[bool, list[Operation]]]:
-        """The operations of a rotated iteration: each dot, and vector work of one stage that
-        nothing comes between, in the order in which it stood.
-        """
-        steps: list[tuple[bool, list[Operation]]] = []
-        for i in order:
-            ops, dot = self.of.groups[i], isinstance(self.of.groups[i][0], tile.Dot)
-            if (
-                steps
-                and not dot
-                and steps[-1][0] == (i in late)
-                and not isinstance(steps[-1][1][0], tile.Dot)
-            ):
-                steps[-1][1].extend(ops)
-            else:
-                steps.append((i in late, list(ops)))
-        return steps
-
-    def _crosses(self, value: SSAValue) -> bool:
-        """Whether what a late operation reads is an early one's, or carried."""
-        if isinstance(value.owner, Block):
-            return value is not self.body.args[0]
-        return value.owner not in self.of.anew and value.owner not in self.lately
-
-    def run(self) -> None:
-        """Writes the first iteration's early part, the rotated loop, and the last one's late part,
-        under a branch: there may be no iteration.
-        """
-        loop = self.loop
-        some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
-        yes, no = Block(), Block([stamp(scf.YieldOp(*loop.iter_args), loop)])
-        branch = scf.IfOp(some, [v.type for v in loop.iter_args], Region(yes), Region(no))
-        anchor = stamp(scf.YieldOp(), loop)
-        yes.add_op(anchor)
-        # the first iteration, all that is not late; its first dot harms nobody where there is no
-        # iteration, and may run ahead with the program before
-        first = Copy(self, loop.lb, dict(zip(self.body.args[1:], loop.iter_args, strict=False)))
-        if self.ahead:
-            first.write(next(ops for late, ops in self.steps if not late), loop)
-        first.write(self.early, anchor)
-        kept = [i for i, late in enumerate(self.returned) if not late]
-        rotated = self._rotated(first, kept, anchor)
-        # what is late of the last iteration
-        *results, last = rotated.results
-        ago = self._ago(last, results[len(kept) :])
-        ago.write(self.late, anchor)
-        values = dict(zip(kept, results, strict=False))
-        anchor.operands = [
-            ago.mapping[v] if late else values[i]
-            for i, (v, late) in enumerate(zip(self.of.yielded, self.returned, strict=False))
-        ]
-        before(loop, branch)
-        replace(loop, list(branch.results))
-
-    def _rotated(self, first: Copy, kept: list[int], anchor: Operation) -> scf.ForOp:
-        """The loop from the second iteration on: what is late of the one before, and what is early
-        of this one. kept: which carried values early operations give. It carries these, what late
-        operations will read, and the number of the iteration.
-        """
-        loop = self.loop
-        ends = self._ends(first, kept, anchor)
-        inner = Block(arg_types=[loop.lb.type, *(v.type for v in ends), loop.lb.type])
-        named = [self.body.args[0], *(self.body.args[1 + i] for i in kept)]
-        for new, old in zip(inner.args, named, strict=False):
-            new.name_hint = old.name_hint
-        start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result
-        rotated = before(
-            anchor, scf.ForOp(start, loop.ub, loop.step, [*ends, loop.lb], Region(inner))
-        )
-        rotated.attributes[BEGUN] = UnitAttr()
-        end = stamp(scf.YieldOp(), loop)
-        inner.add_op(end)
-        counter, *carried = inner.args[:-1]
-        earlier: SSAValue = inner.args[-1]
-        if self.counted:
-            earlier = before(end, CLASSES["sub"](counter, loop.step)).result
-        own: dict[SSAValue, SSAValue] = {
-            self.body.args[1 + i]: v for i, v in zip(kept, carried, strict=False)
-        }
-        now, ago = Copy(self, counter, own), self._ago(earlier, carried[len(kept) :])
-        for late, ops in self.steps:
-            if not late:
-                now.write(ops, end)
-                continue
-            ago.write(ops, end)
-            now.mapping |= self._returned_by(ago)
-        end.operands = [*self._ends(now, kept, end), counter]
-        return rotated
-
-    def _returned_by(self, ago: Copy) -> dict[SSAValue, SSAValue]:
-        """Carried values that late operations give, of those that are written so far."""
-        carried = zip(self.body.args[1:], self.of.yielded, self.returned, strict=False)
-        return {a: ago.mapping[v] for a, v, late in carried if late and v.owner in ago.done}
-
-    def _ago(self, counter: SSAValue, crossed: Sequence[SSAValue]) -> Copy:
-        return Copy(self, counter, dict(zip(self.crossing, crossed, strict=False)))
-
-    def _ends(self, copy: Copy, kept: list[int], anchor: Operation) -> list[SSAValue]:
-        """What an iteration hands on: what is carried, and what late operations will read."""
-        values = [*(self.of.yielded[i] for i in kept), *self.crossing]
-        copy.write([owner_op(v) for v in values if v.owner in self.of.anew], anchor)
-        return [copy.mapping.get(v, v) for v in values]
-
-
-class Copy:
-    """Operations of one iteration of the loop, written somewhere."""
-
-    def __init__(self, rotation: Rotation, counter: SSAValue, values: dict[SSAValue, SSAValue]):
-        self.of = rotation.of
-        self.done: set[Operation] = set()
-        self.mapping: dict[SSAValue, SSAValue] = {self.of.block.args[0]: counter} | values
-
-    def write(self, ops: list[Operation], anchor: Operation) -> None:
-        """In the order in which they stood, with what each copy computes for itself."""
-        wanted: set[Operation] = set()
-        work = list(ops)
-        while work:
-            op = work.pop()
-            if op in wanted or op in self.done:
-                continue
-            wanted.add(op)
-            work += [owner_op(v) for v in self.of.reads(op) if v.owner in self.of.anew]
-        clone_slice(sorted(wanted, key=self.of.place.__getitem__), self.mapping, anchor)
-        self.done |= wanted
+    groups: list[tuple[list[Operation], int, End]] = []
+    for i in order:
+        ops, early = list(graph.groups[i]), int(i not in late)
+        is_work = groups and not any(isinstance(x, tile.Dot) for x in (ops[0], groups[-1][0][0]))
+        if is_work and groups[-1][1] == early:
+            groups[-1][0].extend(ops)
+        else:
+            groups.append((ops, early, End.GUARD))
+    if plan.cross_tile_prologue:
+        # the program's first dot harms nobody where there is no iteration, and may run ahead with
+        # the program before
+        first = next(i for i, (_, early, _) in enumerate(groups) if early)
+        groups[first] = (*groups[first][:2], End.ANY)
+    handed_on = [owner_op(v) for v in graph.yielded if v.owner in graph.anew]
+    groups.append((handed_on, 1, End.GUARD))
+    counts_back = plan.roles == "one"
+    again = graph.anew.__contains__
+    return LoopSchedule.of(graph.loop, groups, again, peel=True, counts_back=counts_back)

@@ -175,7 +175,7 @@ def _writes_before(op: tile.Load) -> tuple[Operation, ...]:
     return tuple(found)
 
 
-def unwritten(load: tile.Load, overlaps: Overlaps) -> bool:
+def unwritten(load: Operation, overlaps: Overlaps) -> bool:
     """Whether no program writes what a load of any program may read."""
     array = accessed(load)
     return array is not None and not _writes_any(

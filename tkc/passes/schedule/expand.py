@@ -1,0 +1,437 @@
+"""The one writer of software pipelines: a loop and a schedule of it become the loop that runs by
+the schedule.
+
+A schedule says how many iterations early each operation of a loop's body runs, in which order an
+iteration of the new loop does them, and what is done at the ends. An operation may be done more
+than once: it is then computed again where it would have to be carried.
+
+    for %n:                               steps: load[%n·8] 1 early, clamped; use
+      %x = load[%n·8]                     %x0 = load[lb·8]
+      use %x                        ->    for %n carrying %x = %x0:
+                                            %next = %n + step where there is that iteration, else %n
+                                            %y = load[%next·8]
+                                            use %x
+                                            yield %y
+
+What is early of the first iterations stands before the loop. At the other end the loop runs all of
+its iterations, in the last of which what is early has none left to work on (`End`). Or it is
+peeled: it ends an iteration earlier, and what is not early of the last one stands behind it, under
+a branch, for there may be none:
+
+    for %n:                               steps: %s 1 early, %o; peeled
+      %s = q·k[%n]                        if %lb < %ub:
+      %o += f(%s)·v[%n]             ->      %s = q·k[lb]
+                                            for %n from the second on, carrying %s, %o:
+                                              %t = q·k[%n]
+                                              %o += f(%s)·v[%n - step]
+                                              yield %t, …
+                                            %o += f(%s)·v[last]
+
+What is read later than it is made is carried, as many iterations as lie between. A schedule is
+legal where
+
+  data flow   what a step reads was made in an earlier iteration of the new loop, or before it in
+              the same one; what a loop carries is made in the iteration before
+  order       of two accesses that may meet in memory, of which one writes, the first stays first,
+              and so does what an acquire or a release orders; effects are done once. Programs that
+              a thread block takes in turn are ordered only behind what waits for other programs
+  ends        for an iteration that does not exist an early step computes, loads what is there, or
+              is guarded; what is clamped, or stands before a branch, reads of the iteration only
+              what is so too
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import TypeAlias
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from tkc.errors import VerifyError
+from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.host_values import is_unbounded
+from tkc.ir.rewrite import (
+    Builder,
+    before,
+    erase_dead,
+    is_inside,
+    only_if,
+    replace,
+    stamp,
+)
+from tkc.ir.threads import Identity
+from tkc.ir.types import TileType
+from tkc.ir.values import is_side_effect_free, owner_op, yielded_by
+from tkc.passes.analysis import alias
+
+
+class End(Enum):
+    """What an early step does for an iteration that does not exist.
+
+    ANY: the same, and nobody reads what it makes. CLAMP: what it did for the last one, but no
+    effect again. GUARD: nothing; what it loads are zeros. (Of a peeled loop all steps that have no
+    iteration are left out, but for those of ANY before it.)
+    """
+
+    ANY = "any"
+    CLAMP = "clamp"
+    GUARD = "guard"
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation of a loop's body, done so many iterations early."""
+
+    op: Operation
+    early: int = 0
+    end: End = End.ANY
+
+
+@dataclass(frozen=True)
+class LoopSchedule:
+    """The steps of an iteration of the new loop, in their order. peel: what is not early of the
+    last iteration stands behind the loop; of such a schedule steps are early by one at most, and
+    the counter of what is not early is carried, unless it `counts_back` from that of what is.
+    """
+
+    steps: tuple[Step, ...]
+    peel: bool = False
+    counts_back: bool = False
+
+    @staticmethod
+    def of(
+        loop: scf.ForOp,
+        groups: Iterable[tuple[Iterable[Operation], int, End]],
+        again: Callable[[Operation], bool] = is_side_effect_free,
+        **how: bool,
+    ) -> LoopSchedule:
+        """The schedule that does groups of operations in turn, each in the order of the body, so
+        many iterations early. What a group needs that may be done `again` is done with it.
+        """
+        body = loop.body.block
+        place = {op: i for i, op in enumerate(body.ops)}
+        steps: dict[tuple[Operation, int], Step] = {}
+        for ops, early, end in groups:
+            wanted, work = set[Operation](), list(ops)
+            while work:
+                if (op := work.pop()) not in wanted and (op, early) not in steps:
+                    wanted.add(op)
+                    made = (v.owner for v in reads(op, body))
+                    work += [x for x in made if isinstance(x, Operation) and again(x)]
+            for op in sorted(wanted, key=place.__getitem__):
+                steps[op, early] = Step(op, early, end)
+        return LoopSchedule(tuple(steps.values()), **how)
+
+    @property
+    def depth(self) -> int:
+        """How many iterations early the earliest step is."""
+        return max((step.early for step in self.steps), default=0)
+
+
+def reads(op: Operation, body: Block) -> list[SSAValue]:
+    """What an operation of a loop's body uses of the body, what those inside it use included."""
+    return [v for inner in op.walk() for v in inner.operands if _is_of(v, body)]
+
+
+def _is_of(value: SSAValue, body: Block) -> bool:
+    """Whether a value is made in a block, or is an argument of it."""
+    return (value.owner if isinstance(value.owner, Block) else value.owner.parent) is body
+
+
+def expand(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps = ()) -> scf.ForOp:
+    """Writes the loop that runs by a schedule in place of one, and returns it.
+
+    overlaps: groups of array arguments that share memory. Raises VerifyError where the schedule is
+    not legal.
+    """
+    if (reason := next(broken_rules(loop, schedule, overlaps), None)) is not None:
+        raise VerifyError(f"expand: {reason}")
+    return _Writer(loop, schedule).write()
+
+
+# ---- what is legal
+# --------------------------------------------------------------------------------------------------
+def broken_rules(
+    loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps = ()
+) -> Iterator[str]:
+    """Why a schedule of a loop is not legal, rule by rule (data flow is checked by the writer)."""
+    if schedule.peel and schedule.depth > 1:
+        yield "a loop is peeled by one iteration"
+    yield from _order(loop, schedule, overlaps)
+    for step in schedule.steps:
+        guarded = schedule.peel and step.end is End.GUARD
+        if step.early and not guarded and not _is_harmless(step, schedule, loop):
+            yield f"{step.op.name} is not harmless for an iteration that does not exist"
+
+
+def _order(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps) -> Iterator[str]:
+    """Effects are done once, and accesses that may meet keep their order."""
+    accesses = {op: list(filter(_touches, op.walk())) for op in list(loop.body.block.ops)[:-1]}
+    times = Counter(step.op for step in schedule.steps)
+    for op, inner in accesses.items():
+        if times[op] != 1 and any(map(alias.writes, inner)):
+            yield f"{op.name} has effects, and is done {times[op]} times"
+    for first, second in _swapped(loop, schedule, accesses):
+        pairs = product(accesses[first], accesses[second])
+        if any(_may_conflict(x, y, overlaps) for x, y in pairs):
+            yield f"{second.name} is done before {first.name}, and they may meet"
+
+
+def _swapped(
+    loop: scf.ForOp, schedule: LoopSchedule, accesses: dict[Operation, list[Operation]]
+) -> Iterator[tuple[Operation, Operation]]:
+    """Operations of which the second is done before the first, of its iteration or of the one
+    before, which nothing permits but that they do not meet.
+    """
+    place = {op: i for i, op in enumerate(accesses)}
+    wait = next((i for op, i in place.items() if any(map(tile.watches, accesses[op]))), len(place))
+    in_order = not (alias.is_of_programs(loop) or surely_runs(loop))
+    steps = [(i, step) for i, step in enumerate(schedule.steps) if accesses[step.op]]
+    for (i, first), (j, second) in product(steps, steps):
+        ahead = second.early - first.early, -j
+        is_own = place[first.op] < place[second.op] and ahead > (0, -i)
+        if is_own or (in_order or place[second.op] >= wait) and ahead > (1, -i):
+            yield first.op, second.op
+
+
+def _touches(op: Operation) -> bool:
+    """Whether an operation itself touches memory, or must keep its place."""
+    return alias.writes(op) or alias.reads(op)
+
+
+def _may_conflict(x: Operation, y: Operation, overlaps: alias.Overlaps) -> bool:
+    """Whether it may matter which of two accesses comes first."""
+    if alias.orders(x) or alias.orders(y):
+        return True
+    load, other = (x, y) if alias.reads(x) else (y, x)
+    if alias.reads(load):
+        if tile.watches(other):
+            return not alias.unwritten(load, overlaps)
+        if not isinstance(other, alias.WRITES):
+            return False
+    return alias.may_meet(x, y, overlaps)
+
+
+def surely_runs(loop: Operation) -> bool:
+    """Whether a loop has an iteration: that over a thread block's programs."""
+    return (
+        isinstance(loop, scf.ForOp)
+        and isinstance(loop.lb.owner, Identity)
+        and isinstance(loop.parent_op(), tile.Kernel)
+    )
+
+
+def _is_harmless(step: Step, schedule: LoopSchedule, loop: scf.ForOp) -> bool:
+    """Whether an early step does no harm for an iteration that does not exist."""
+    op, args, clamps = step.op, loop.body.block.args, step.end is End.CLAMP
+    if clamps or schedule.peel:
+        alike = {s.op for s in schedule.steps if (s.early, s.end) == (step.early, step.end)}
+        given = args if schedule.peel else args[:1]
+        if not all(v in given or v.owner in alike for v in reads(op, loop.body.block)):
+            return False
+    if not op.results:
+        return step.end is not End.ANY
+    if isinstance(op, tile.Load):
+        is_outside = not is_inside(op.array, loop)
+        if step.end is End.GUARD:
+            return op.mask is None
+        return is_outside or surely_runs(loop) if clamps else is_outside and not _is_unbounded(op)
+    return is_side_effect_free(op)
+
+
+def _is_unbounded(op: Operation) -> bool:
+    """Whether an operation loads of an array that nothing bounds."""
+    return isinstance(op, tile.Load) and is_unbounded(op.array)
+
+
+# ---- the loop
+# --------------------------------------------------------------------------------------------------
+Slot: TypeAlias = tuple[SSAValue, int]
+Known: TypeAlias = dict[tuple[SSAValue | str, int], SSAValue]
+
+
+class _Writer:
+    """Writes one loop. Values of the old one are named by the iteration that they are of, counted
+    from the one that the new loop is in. slots: those that the new loop carries.
+    """
+
+    def __init__(self, loop: scf.ForOp, schedule: LoopSchedule):
+        """Raises VerifyError where something would be read before it is made."""
+        self.loop, self.body, self.steps = loop, loop.body.block, schedule.steps
+        self.depth, self.counts_back = schedule.depth, schedule.counts_back
+        self.peel = schedule.peel and self.depth > 0
+        self.counter, *args = self.body.args
+        self.args: list[SSAValue] = [*args]
+        self.following = dict(zip(self.args, yielded_by(self.body), strict=True))
+        self.slots: list[Slot] = [] if self.peel else [(a, 0) for a in self.args]
+        steps, done = sorted(self.steps, key=lambda step: step.early), set[Slot]()
+        self.deepest: dict[SSAValue, int] = {r: s.early for s in steps for r in s.op.results}
+        for step in self.steps:
+            for v in reads(step.op, self.body):
+                self._need(v, step.early, done)
+            done.update((r, step.early) for r in step.op.results)
+        for a in self.args:
+            self._need(a, 1, done)
+        for v, ahead in self.slots:  # which grow
+            self._need(v, ahead + 1, done)
+        made = [r for step in self.steps for r in step.op.results]
+        order = list(self.following.values() if self.peel else (*self.args, *made))
+        self.slots.sort(key=lambda slot: order.index(slot[0]) if slot[0] in order else len(order))
+        self.slots += [(self.counter, 0)] * self.peel
+
+    def _need(self, v: SSAValue, ahead: int, done: set[Slot]) -> None:
+        """Carries a value where it is not made before. done: what the same iteration has made."""
+        while ahead > 0 and v in self.following:
+            v, ahead = self.following[v], ahead - 1
+        key = v, ahead
+        if not _is_of(v, self.body) or v is self.counter or key in done or key in self.slots:
+            return
+        if v not in self.following and self.deepest.get(v, 0) <= ahead:
+            raise VerifyError(f"expand: {owner_op(v).name} is done behind what reads it")
+        self.slots.append(key)
+
+    def write(self) -> scf.ForOp:
+        """The new loop, in the old one's place."""
+        loop, end, steps = self.loop, stamp(scf.YieldOp(), self.loop), list(self.steps)
+        if not self.peel:
+            new, ends = self._between(loop, steps)
+            return self._stand(new, ends)
+        some, inside = Builder(loop).lt(loop.lb, loop.ub), Block([end])
+        # nothing runs beside what stands outside: in the order of the body
+        place = {op: i for i, op in enumerate(self.body.ops)}
+        steps.sort(key=lambda step: (step.end is not End.ANY, place[step.op]))
+        new, end.operands = self._between(end, steps)
+        no = Block([stamp(scf.YieldOp(*loop.iter_args), loop)])
+        types = [a.type for a in self.args]
+        branch = before(loop, scf.IfOp(some, types, Region(inside), Region(no)))
+        return self._stand(new, list(branch.results))
+
+    def _stand(self, new: scf.ForOp, ends: Sequence[SSAValue]) -> scf.ForOp:
+        """The new loop, when others use its results in place of the old one's."""
+        replace(self.loop, ends)
+        erase_dead(new.body.block)
+        return new
+
+    def _between(self, anchor: Operation, steps: list[Step]) -> tuple[scf.ForOp, list[SSAValue]]:
+        """The new loop between what stands before it and behind it, before an operation; what it
+        gives. steps: in the order in which they stand there.
+        """
+        loop = self.loop
+        known: Known = {(a, self.depth): v for a, v in zip(self.args, loop.iter_args, strict=True)}
+        known[self.counter, self.depth] = known["last", self.depth] = loop.lb
+        at = _Iteration(self, anchor, known)
+        for first in range(self.depth, 0, -1):
+            for step in (step for step in steps if step.early >= first):
+                at.do(step, loop if step.end is End.ANY else anchor, first)
+            at.known = {(v, ahead - 1): x for (v, ahead), x in at.known.items()}
+        new = before(anchor, self._new(at))
+        behind = _Iteration(self, anchor, dict(zip(self.slots, new.results, strict=True)))
+        for step in (step for step in steps if self.peel and not step.early):
+            behind.do(step, anchor)
+        return new, [behind.value(a, self.peel) for a in self.args]
+
+    def _new(self, at: _Iteration) -> scf.ForOp:
+        """The loop, whose first iteration is `at`."""
+        loop, end, start = self.loop, stamp(scf.YieldOp(), self.loop), self.depth * self.peel
+        given = [at.value(*slot) for slot in self.slots]
+        inner = Block([end], arg_types=[self.counter.type, *(v.type for v, _ in self.slots)])
+        known: Known = dict(zip(self.slots, inner.args[1:], strict=True))
+        for (v, _), argument in zip([(self.counter, 0), *self.slots], inner.args, strict=True):
+            argument.name_hint = v.name_hint
+        if self.counts_back:
+            known.pop((self.counter, 0), None)
+        known[self.counter, start] = known["last", start] = inner.args[0]
+        now = _Iteration(self, end, known)
+        for step in self.steps:
+            now.do(step, end)
+        end.operands = [now.value(v, ahead + 1) for v, ahead in self.slots]
+        new = scf.ForOp(at.count(start), loop.ub, loop.step, given, Region(inner))
+        new.attributes |= loop.attributes
+        return new
+
+
+class _Iteration:
+    """One iteration of the new loop, or what stands of one before or behind it."""
+
+    def __init__(self, of: _Writer, anchor: Operation, known: Known):
+        self.of, self.anchor, self.known = of, anchor, known
+
+    def value(self, v: SSAValue, ahead: int) -> SSAValue:
+        """A value of the old loop, of the iteration so many ahead."""
+        if not _is_of(v, self.of.body):
+            return v
+        if (v, ahead) in self.known:
+            return self.known[v, ahead]
+        if v is self.of.counter:
+            return self.count(ahead)
+        return self.value(self.of.following[v], ahead - 1)
+
+    def count(self, ahead: int) -> SSAValue:
+        """The counter."""
+        counter = self.of.counter
+        if (counter, ahead) not in self.known:
+            known = (n for v, n in self.known if v is counter)
+            near = min(known, key=lambda n: abs(n - ahead))
+            kind, by = ("add", -1) if near < ahead else ("sub", 1)
+            new = CLASSES[kind](self.count(ahead + by), self.of.loop.step)
+            self.known[counter, ahead] = before(self.anchor, new).result
+        return self.known[counter, ahead]
+
+    def last(self, ahead: int) -> SSAValue:
+        """The counter, that of the last iteration where it goes beyond."""
+        if ("last", ahead) not in self.known:
+            there, here = self.exists(ahead), self.count(ahead)
+            found = Builder(self.anchor).select(there, here, self.last(ahead - 1))
+            self.known["last", ahead] = found
+        return self.known["last", ahead]
+
+    def exists(self, ahead: int) -> SSAValue:
+        """Whether the loop has that iteration."""
+        if ("exists", ahead) not in self.known:
+            found = Builder(self.anchor).lt(self.count(ahead), self.of.loop.ub)
+            self.known["exists", ahead] = found
+        return self.known["exists", ahead]
+
+    def do(self, step: Step, anchor: Operation, first: int = 0) -> None:
+        """Writes a step before an operation. first: how far ahead the first of all is."""
+        self.anchor, ahead, op = anchor, step.early, step.op
+        clamps = step.end is End.CLAMP and ahead > 0
+        mapping = {
+            v: self.last(ahead) if clamps and v is self.of.counter else self.value(v, ahead)
+            for v in reads(op, self.of.body)
+        }
+        there = self.exists(ahead) if self._is_guarded(step, first) else None
+        new = before(anchor, op.clone(mapping))
+        if there is not None:
+            new = _guarded(new, there)
+        self.known |= {(r, ahead): x for r, x in zip(op.results, new.results, strict=True)}
+
+    def _is_guarded(self, step: Step, first: int) -> bool:
+        """Whether a step is done only where its iteration exists."""
+        op, is_first = step.op, step.early == first
+        if self.of.peel or is_first and (not first or surely_runs(self.of.loop)):
+            return False
+        if step.end is End.CLAMP:
+            # what is loaded of an array without bounds is not there where there is no iteration
+            return not op.results or first > 0 and _is_unbounded(op)
+        return step.end is End.GUARD and not is_side_effect_free(op)
+
+
+def _guarded(op: Operation, there: SSAValue) -> Operation:
+    """An operation that is done only where an iteration is there."""
+    if not isinstance(op, tile.Load):
+        only_if(there, op)
+        return op
+    if isinstance(t := op.result.type, TileType):
+        there = before(op, tile.Splat(there, TileType(t.extents, i1))).result
+    load = tile.Load(op.array, op.offsets, op.extents.get_values(), there, op.other)
+    load.attributes |= op.attributes
+    replace(op, load)
+    return load
