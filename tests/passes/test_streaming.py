@@ -1053,6 +1053,30 @@ def _taking_turns(out, words, WAITING: tkc.constexpr):
 
 
 @tkc.jit
+def _telling_first(x, at, out, words):
+    """Each program tells the next what an address that it loads holds, before it waits."""
+    i = tkc.program_id(0)
+    own = tkc.load(x.ptr + tkc.load(at, (i,), (None,)))
+    tkc.store(words.ptr + i + 1, own, sem="release")
+    told = tkc.load(words.ptr + i, sem="acquire")
+    while told == 0:
+        told = tkc.load(words.ptr + i, sem="acquire")
+    tkc.store(out, (i,), told + own)
+
+
+def test_what_is_told_early_may_be_loaded_by_address():
+    x, at = np.arange(1, 9, dtype=np.int32), np.array([3, 0, 7, 5], np.int32)
+    given = "i32[8]", "i32[4]", "i32[4]", "i32[5]"
+    compiled = _telling_first.compile(*given, target="sm_90a", persistent=True)
+    assert any("stagger-programs: " in line for line in compiled.decisions)
+    for stage in ("stagger-programs", "assign-registers"):
+        out, words = np.zeros(4, np.int32), np.array([9, 0, 0, 0, 0], np.int32)
+        module = parse(compiled.ir(stage))
+        run(module, [x, at, out, words], [], (4, 1, 1), 0)
+        np.testing.assert_array_equal(out, x[at] + [9, *x[at][:3]])
+
+
+@tkc.jit
 def _counting(out, words):
     """Each program stores, and counts itself: it waits for no other."""
     i = tkc.program_id(0)

@@ -56,7 +56,7 @@ from tkc.passes.planning.bodies import LoopGraph, WarpCosts, is_circular, shape
 from tkc.passes.planning.operands import MAX_LIVE_REGISTERS, live_registers, running_sums
 from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
-from tkc.passes.schedule.expand import End, LoopSchedule, expand
+from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand
 
 # of a consumer's thread, for what its loop carries and makes of dots: more leave none for addresses
 MAX_HELD_REGISTERS = 216
@@ -85,6 +85,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 continue  # the plan rotates no such loop
             order, _ = ordered(body, late, [MAX_SEARCH_STEPS])
             schedule = _schedule(anatomy, late, order, context.plan)
+            if any(broken_rules(loop, schedule, context.overlaps)):
+                continue  # what others are told in an iteration comes behind what it loads late
             expand(loop, schedule, context.overlaps).attributes[BEGUN] = UnitAttr()
             context.decisions += [
                 f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"

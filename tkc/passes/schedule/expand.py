@@ -238,12 +238,19 @@ def _is_harmless(step: Step, schedule: LoopSchedule, loop: scf.ForOp) -> bool:
             return False
     if not op.results:
         return step.end is not End.ANY
-    if isinstance(op, tile.Load):
-        is_outside = not is_inside(op.array, loop)
-        if step.end is End.GUARD:
-            return op.mask is None
-        return is_outside or surely_runs(loop) if clamps else is_outside and not _is_unbounded(op)
-    return is_side_effect_free(op)
+    return _may_be_loaded(step, loop) if alias.reads(op) else is_side_effect_free(op)
+
+
+def _may_be_loaded(step: Step, loop: scf.ForOp) -> bool:
+    """Whether what an early step loads is there, or it has a guard."""
+    op, clamps = step.op, step.end is End.CLAMP
+    if clamps and surely_runs(loop):
+        return True
+    if not isinstance(op, tile.Load):
+        return False
+    if step.end is End.GUARD:
+        return op.mask is None
+    return not is_inside(op.array, loop) and (clamps or not _is_unbounded(op))
 
 
 def _is_unbounded(op: Operation) -> bool:
