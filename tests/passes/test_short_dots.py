@@ -39,8 +39,8 @@ def gradients(q, g, k, dq, dk, D: tkc.constexpr, ROWS: tkc.constexpr):
     tkc.store(dk, (n, 0), acc)
 
 
-# columns of a head and rows of a step; panels of 128, of 64 and of 32 bytes
-FORMS = {"128": (128, 64), "192": (192, 64), "96": (96, 64)}
+# columns of a head and rows of a step; panels of 64 and of 32 bytes
+FORMS = {"192": (192, 64), "96": (96, 64)}
 EVERY = pytest.mark.parametrize("form", FORMS)
 
 

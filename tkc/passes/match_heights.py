@@ -4,13 +4,12 @@ others have rows are computed as their transposes.
     s = dot(q, kᵀ)                       64 x 128          sᵀ = dot(k, qᵀ)                128 x 64
     p = exp2(s - l[:, None])                               pᵀ = exp2(sᵀ - l[None, :])
     dv = dot(pᵀ, do, dv)                128 x 128    ->    dv = dot(pᵀ, do, dv)
-    atomic_add(dq, dot(p, k))            64 x 128          atomic_add(dq, dot(p, k))
+    dq = dot(p, k)                       64 x 128          dq = dot(kᵀ, pᵀ)ᵀ
 
-Warpgroups share the rows of a program's dots, 64 each: where a dot has but 64, one warpgroup holds
-all of them. So this is done where more rows are then common to all. What is computed of such a
-result, element by element, is computed of its transpose, and becomes an operand in the registers
-where it is. A result that only leaves stays as it is: two warpgroups share its columns, and write
-two elements of a row at once. For targets with wgmma.
+Warpgroups share the rows of all dots of a program alike, 64 each: where a dot has but 64, one
+warpgroup holds all of them. So this is done where more rows are then common to all. What is
+computed of such a result, element by element, is computed of its transpose, and becomes an operand
+in the registers where it is. For targets with wgmma.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from tkc.passes.simplify import run as simplify
 ROWS = 64  # of a warpgroup's part of a dot
 MAX_ROWS = 256  # that warpgroups of a block share
 COLUMNS = 8  # of a dot: a multiple of them
-PANELS = 32  # columns of two warpgroups that begin with panels of 16 bits
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -58,22 +56,13 @@ def chosen(dots: list[tile.Dot]) -> list[tile.Dot]:
     """The dots to transpose; none where no more rows would be common to all."""
     if any(tile_type(dot.acc).rank != 2 for dot in dots):
         return []
-    tall = max(map(_rows, dots), default=0)
+    heights = [_rows(dot) for dot in dots]
+    tall = max(heights, default=0)
     if tall % ROWS or tall > MAX_ROWS:
         return []
-    dots = [dot for dot in dots if not (tall % (2 * ROWS) == 0 and _leaves_by_columns(dot))]
-    heights = [_rows(dot) for dot in dots]
     turned = [dot for dot in dots if _rows(dot) < tall == _columns(dot) and _is_free(dot)]
     then = [tall if dot in turned else _rows(dot) for dot in dots]
     return turned if gcd(*then) > gcd(*heights) else []
-
-
-def _leaves_by_columns(dot: tile.Dot) -> bool:
-    """Whether a dot of one warpgroup's rows is added to memory as it is, and two can share its
-    columns.
-    """
-    leaves = all(isinstance(use.operation, tile.AtomicBlock) for use in dot.result.uses)
-    return leaves and _is_free(dot) and _rows(dot) == ROWS and _columns(dot) % PANELS == 0
 
 
 def _is_free(dot: tile.Dot) -> bool:
