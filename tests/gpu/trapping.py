@@ -97,7 +97,7 @@ def filled(n: int, x: float = 1.0):
 KERNELS = {
     "beyond": (
         lambda: beyond[8](filled(1000), filled(1000), 1000),
-        "reads 4 bytes at .* bytes from the first of argument x, whose bytes end at 4000",
+        "reads 16 bytes at .* bytes from the first of argument x, whose bytes end at 4000",
         "tkc.load(x.ptr + i)",
     ),
     "before": (

@@ -65,8 +65,8 @@ def stages_of(kernel, *arguments, target="sm_90a", **keywords):
         (512, "sm_90a", 4, 1),
         (8192, "sm_90a", 8, 1),
         (32768, "sm_80", 32, 1),
-        (32768, "sm_90a", 16, 1),
-        (131072, "sm_90a", 16, 4),
+        (32768, "sm_90a", 4, 2),
+        (131072, "sm_90a", 4, 8),
         (4096, "sm_80", 4, 1),
     ],
 )
@@ -108,8 +108,8 @@ def test_more_live_tiles_take_more_warps():
 
 
 def test_blocks_that_carry_sums_share_a_multiprocessor():
-    """While one waits where its threads meet, another computes: small blocks, in a cluster where
-    the row is long, and nothing read ahead where that would leave a multiprocessor one.
+    """While one waits where its threads meet, another computes: small blocks, and nothing read
+    ahead where that would leave a multiprocessor one. Long rows come to one block through rings.
     """
 
     def found(columns, rows="bf16"):
@@ -133,7 +133,6 @@ def test_blocks_that_carry_sums_share_a_multiprocessor():
 
     for columns, warps, blocks, resident, ahead in (
         (4096, 8, 1, 2, True),
-        (8192, 8, 2, 2, True),
         (4099, 8, 1, 2, False),
     ):
         plan, compiled = found(columns)
@@ -147,6 +146,10 @@ def test_blocks_that_carry_sums_share_a_multiprocessor():
             f".minnctapersm {resident}" in compiled.ptx
             and compiled.resources.registers * 32 * warps * resident <= 65536
         )
+    plan, compiled = found(8192)
+    assert (plan.warps, plan.cluster_split[0], plan.prefetch) == (16, 1, False)
+    assert any("ring" in line or "stages" in line for line in compiled.decisions)
+    assert compiled.resources.clean
     plan, _ = plan_of(
         _norm_backward,
         "bf16[64, 4096]",

@@ -168,6 +168,7 @@ def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
         or any(isinstance(o.type, TileType) for o in op.offsets)
         or addresses(op.result)
         or counted_slice(op.operands, loop) is None
+        or not unchanged(op, loop, overlaps)  # by programs of other blocks, too, that one waits for
     ):
         return False
     return not any(broken_rules(loop, _schedule(loop, [op]), overlaps))

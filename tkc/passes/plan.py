@@ -408,7 +408,7 @@ def keywords(plan: Plan) -> dict:
         "dynamic_schedule": plan.dynamic_schedule,
         "prefetch": plan.prefetch,
         "row_parts": plan.row_parts,
-        "num_ctas": plan.cluster_split[0] if plan.row_parts > 1 else None,
+        "num_ctas": plan.cluster_split[0] if plan.row_parts > 1 else 1,
     }
 
 
