@@ -11,13 +11,10 @@ from xdsl.ir import BlockArgument, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise, PointerAdd
-from tkc.ir.interface import HOST_FUNCTIONS, HostValue
+from tkc.ir.interface import HOST_FUNCTIONS, UNBOUNDED, HostValue
 from tkc.ir.types import ArrayType, is_integer
 from tkc.ir.values import array_type, defining_op
 
-# The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple
-# of any box.
-UNBOUNDED = (1 << 31) - (1 << 16)
 # of a made array: it begins before the memory of its argument
 BEGINS_BEFORE = "begins_before"
 MAX_DEPTH = 32  # of an expression: deeper ones stay in the kernel

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
+# The extent of an axis that nothing bounds: more than an offset of 32 bits reaches, and a multiple
+# of any box.
+UNBOUNDED = (1 << 31) - (1 << 16)
 # An integer that the host computes of the arguments of a launch:
 #   n                          a number
 #   ("scalar", argument)       an integer argument, by its number among the kernel's

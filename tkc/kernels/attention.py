@@ -452,7 +452,8 @@ def _combine(
         for i in tkc.range(part.shape[0]):
             weight = tkc.where(of[i, row] == -inf, 0, tkc.exp2(of[i, row] - high))
             out = out + tkc.load(part[i, row], (0,), (DV,)) * weight
-    tkc.store(o[b, head, t], (0,), tkc.where(sums > 0, out / sums, 0).to(o.dtype))
+    # a sum that is NaN stays one
+    tkc.store(o[b, head, t], (0,), tkc.where(sums == 0, 0, out / sums).to(o.dtype))
     if lse is not None:
         tkc.store(
             lse[b, head],

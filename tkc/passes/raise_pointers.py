@@ -56,7 +56,8 @@ from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.host_values import UNBOUNDED, argument_number
+from tkc.ir.host_values import argument_number
+from tkc.ir.interface import UNBOUNDED
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, loop_of, replace
 from tkc.ir.target import ROW_ALIGNMENT

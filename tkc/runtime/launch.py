@@ -20,8 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tkc.errors import DeviceError, LaunchError, MapError
-from tkc.ir.host_values import UNBOUNDED
-from tkc.ir.interface import Interface, Parameter
+from tkc.ir.interface import UNBOUNDED, Interface, Parameter
 from tkc.ir.target import TARGETS, Target
 from tkc.runtime import driver, tensor_maps
 from tkc.runtime.arrays import ArrayInfo

@@ -30,7 +30,7 @@ from tkc.codegen.ptx.writer import Integer, Operand, T, as_integer
 from tkc.ir import threads, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import copies
-from tkc.ir.host_values import UNBOUNDED
+from tkc.ir.interface import UNBOUNDED
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, index_of

@@ -11,7 +11,8 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.host_values import BEGINS_BEFORE, UNBOUNDED
+from tkc.ir.host_values import BEGINS_BEFORE
+from tkc.ir.interface import UNBOUNDED
 from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import (

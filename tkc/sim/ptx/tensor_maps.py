@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tkc.ir.host_values import UNBOUNDED
-from tkc.ir.interface import Parameter, map_fields
+from tkc.ir.interface import UNBOUNDED, Parameter, map_fields
 from tkc.sim.ptx.faults import Unknown, require
 
 # of a swizzle's width in bytes: which of the bits from 7 on are XORed into those from 4 on
