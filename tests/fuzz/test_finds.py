@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tkc.codegen.ptx import register_coalescing
+from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
@@ -156,3 +157,17 @@ def test_steps_below_zero(monkeypatch):
     failure = next(f for k in kernels for f in check(k, chosen=()))
     assert failure.stage == "level 0"
     assert "Python" in failure.message or "step" in failure.message
+
+
+def test_elements_of_registers_that_were_written_again(monkeypatch):
+    """A packed tile was taken apart into registers in which a product had been written meanwhile
+    (a mask of `dot % 4` beside `dot % 4 * other`, of 8 bits).
+    """
+    assert found(None, [23001379], ptx=True) is None
+
+    def remember(e, raw, values, element):
+        e.widened[raw, element] = list(values)
+
+    monkeypatch.setattr(Emitter, "remember", remember)
+    failure = found(None, [23001379], ptx=True)
+    assert failure is not None and failure.kind == "wrong"

@@ -264,9 +264,11 @@ class Emitter:
         return elements.widen(self, raw, element, part)
 
     def remember(self, raw: Integer, values: Sequence[Operand], element: Attribute) -> None:
-        """Notes the elements of a packed register, extended as their integer type has them."""
+        """Notes the elements of a packed register, extended as their integer type has them, unless
+        the register, or one that holds an element, is another value's destination: it will change.
+        """
         narrow = not is_bool(element) and not is_float(element) and bits(element) < 32
-        if narrow and isinstance(raw, str) and raw not in self.coalesced:
+        if narrow and isinstance(raw, str) and self.coalesced.isdisjoint((raw, *values)):
             self.widened[raw, element] = list(values)
 
     def packed(
