@@ -64,6 +64,21 @@ def test_they_may_overlap(way):
     assert np.array_equal(out, np.pad(want, ((0, 0), (0, 8 - LENGTH))))
 
 
+@tkc.jit
+def summed_into_view(addresses, base, view):
+    x = tkc.array(addresses[0], tkc.float32, (base.shape[0],))
+    tkc.store(view, (1,), tkc.sum(tkc.load(x, (0,), (8,))))
+
+
+def test_an_argument_may_be_a_view_of_what_they_are_in(way):
+    """A fault until 2026-11-29 (random kernel 23001037): bytes behind the view were out of bounds,
+    for the address was held to be the view's.
+    """
+    whole = np.arange(8, dtype=np.float32)
+    summed_into_view[1](np.array([whole.ctypes.data], np.int64), whole, whole[0:2])
+    assert np.array_equal(whole, [0, 28, 2, 3, 4, 5, 6, 7])
+
+
 def test_an_address_that_is_no_memory_is_reported(monkeypatch):
     monkeypatch.setenv("TKC_SIM", "1")
     with pytest.raises(OutOfBounds, match="belongs to no argument"):

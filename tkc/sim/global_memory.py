@@ -163,11 +163,11 @@ class GlobalMemory:
 
     def of_host(self, addresses: np.ndarray) -> np.ndarray:
         """Host addresses as pointers; what lies in no buffer stays as it is (and cannot be
-        accessed).
+        accessed), and what lies in several, which are views of one another, is in the largest.
         """
         out = np.array(addresses).astype(np.int64)
         given = out.copy()
-        for i, b in enumerate(self.buffers, 1):
+        for i, b in sorted(enumerate(self.buffers, 1), key=lambda found: found[1].data.size):
             inside = (given >= b.host + b.low) & (given < b.host + b.high)
             out[inside] = given[inside] - b.host + (i << SHIFT) + MIDDLE
         return out
