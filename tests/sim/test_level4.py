@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tkc
 from tests.sim.programs import chain, exchange, product, ring, turns
 from tkc.ir.text import parse
 from tkc.ir.verify import verify
@@ -464,3 +465,21 @@ def test_reports_carry_the_line_of_the_source():
     with pytest.raises(Violation) as caught:
         run_product(text, 5, 2)
     assert caught.value.report.location.line == 7 and "user.py:7" in str(caught.value)
+
+
+@tkc.jit
+def columns_summed(a, o):
+    x = tkc.load(a, (0, 0), (16, 16)).to(tkc.bfloat16)
+    tkc.store(o, (0, 0), tkc.dot(tkc.full((64, 16), 1.0, tkc.bfloat16), x))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_copies_by_threads_write_whole_elements(monkeypatch, dtype):
+    """Until 2026-11-29 (random kernel 24001314) of elements of 8 bytes half was held to be
+    unwritten. Rows in reverse order: a tensor map cannot copy them.
+    """
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    a, o = np.arange(256, dtype=dtype).reshape(16, 16)[::-1], np.zeros((64, 16), np.float32)
+    columns_summed[1](a, o, num_warps=4, num_stages=3)
+    assert np.array_equal(o, np.broadcast_to(a.sum(0), o.shape))

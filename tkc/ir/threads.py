@@ -74,6 +74,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.definition import op_definition
+from tkc.ir.layout import Layout, blocked
 from tkc.ir.shared import CopyIn
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, Source, TileOperation, check_word
@@ -762,6 +763,9 @@ class BulkWait(TileOperation):
 
 
 # --------------------------------------------------------------------------------------------------
+CP_ASYNC_BYTES = 16  # the most that one cp.async moves
+
+
 @op_definition
 class CpAsync(CopyIn):
     """The instance's threads copy a block by cp.async; part of each thread's current group. Zero
@@ -770,6 +774,13 @@ class CpAsync(CopyIn):
 
     name = "tile.cp_async"
     traits = EFFECT
+
+    def layout_among(self, warps: int, memory: SharedLayout) -> Layout:
+        """Which thread of an instance of so many warps copies which elements into a buffer."""
+        if self.threads is not None:
+            return self.threads.data
+        most = CP_ASYNC_BYTES if self.vector is None else self.vector.value.data
+        return blocked(memory.shape, max(most // memory.itemsize, 1), warps, memory.order)
 
 
 @op_definition

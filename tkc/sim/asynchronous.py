@@ -26,14 +26,14 @@ from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.ir.values import defining_op, tile_type, type_of
 from tkc.sim import level0
-from tkc.sim.blocks import WARP, Agent, BlockState, Buffer, Dot, Groups
+from tkc.sim.blocks import Agent, BlockState, Buffer, Dot, Groups
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, Event
 from tkc.sim.engine import Copy, Steps, Wait
 from tkc.sim.errors import SimulationError
 from tkc.sim.global_order import READS, RELEASES, UPDATES, WRITES, GlobalAccess, semantics_of
 from tkc.sim.instance import Instance
 from tkc.sim.level0 import Array, dtype_of, rounded
-from tkc.sim.memory import ALL_WARPS, WarpRange, cells_of, elements_of
+from tkc.sim.memory import ALL_WARPS, cells_of, elements_of
 from tkc.sim.products import tf32
 from tkc.sim.report import Violation
 from tkc.sim.synchronization import before_release
@@ -309,9 +309,13 @@ def bulk_wait(m: Instance, op: threads.BulkWait) -> Steps:
 def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
     buffer, (pointers, live) = m[op.buffer], level0.block(m, op)
     layout = buffer.layout
-    held = op.threads.data if op.threads is not None else None
+    held = op.layout_among(m.warps, layout)
     other = 0 if op.other is None else m[op.other]
-    mine = elements_of(held, ALL_WARPS, False, m.block.rank) if layout.spread > 1 else None
+    mine = (
+        elements_of(held, ALL_WARPS, False, m.block.rank)
+        if op.threads is not None and layout.spread > 1
+        else None
+    )
 
     def act() -> None:
         values = m.memory.load(pointers, live, dtype_of(buffer.type), other)
@@ -322,10 +326,7 @@ def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
     def action(agent: Agent) -> Steps:
         yield None
         event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
-        if held is not None:
-            cells = cells_of(layout, held, agent.part, True, m.block.rank)
-        else:
-            cells = coalesced(layout, m.warps, agent.part)
+        cells = cells_of(layout, held, agent.part, True, m.block.rank)
         buffer.memory.write(buffer.base, cells, event, op)
         if agent is m.leader:
             m.ordered(GlobalAccess(READS, event, op, pointers, live))
@@ -335,25 +336,6 @@ def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
 
     yield from m.both(op, action)
     return ()
-
-
-@lru_cache(4096)
-def coalesced(layout: SharedLayout, warps: int, part: WarpRange) -> np.ndarray:
-    """The cells that a part of the warps copies, 16 bytes a thread, thread after thread along the
-    rows.
-    """
-    cells = layout.table().reshape(-1, layout.shape[-1]) // 4
-    chunk = max(1, 16 // layout.itemsize)
-    thread = (
-        np.arange(cells.shape[0])[:, None] * -(-cells.shape[1] // chunk)
-        + np.arange(cells.shape[1]) // chunk
-    ) % (warps * WARP)
-    if part is None:
-        return np.unique(cells)
-    start, stop = (WARP * warp for warp in part)
-    return np.setdiff1d(
-        np.unique(cells[(thread >= start) & (thread < stop)]), np.unique(cells[thread < start])
-    )
 
 
 def cp_wait(m: Instance, op: threads.CpWait) -> Steps:

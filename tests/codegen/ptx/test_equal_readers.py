@@ -8,8 +8,14 @@ import pytest
 
 import tkc
 from tkc.codegen.ptx import ptxas, register_coalescing
+from tkc.codegen.ptx.emit import emit
 from tkc.fuzz.merged_reads import merged_reads
+from tkc.ir.target import TARGETS
+from tkc.ir.text import parse
 from tkc.kernels import rwkv
+from tkc.language.signature import Options
+from tkc.passes import PassContext
+from tkc.passes.pipeline import PIPELINE, module_of
 
 DOTS = 4  # of one block: two pairs, each read by one multiplication with the same weights
 
@@ -91,3 +97,39 @@ def test_a_loop_that_may_be_unrolled_merges_with_itself():
     assert list(merged_reads(text)) == [(4, 4)]
     assert not list(merged_reads(text.replace("$loop:", '$loop:\n.pragma "nounroll";', 1)))
     assert not list(merged_reads(text.replace("mul", "@%p1 st.shared.b32 [%r8], %r3;\nmul")))
+
+
+IN_FLIGHT = """
+builtin.module {
+  tile.kernel @kernel(%a: !tile.array<?x?xf16>, %b: !tile.array<?x?xf16>, %c: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, %d: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, %n: i32) {level = 0 : i64, argument_names = ["a", "b", "c", "d", "n"]} {
+    %0 = tile.constant 0 : i32
+    %1 = tile.load %a[%0, %0] {extents = array<i64: 16, 16>} : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
+    %2 = tile.load %b[%0, %0] {extents = array<i64: 16, 16>} : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
+    %3 = tile.constant 1.000000e+00 : !tile.tile<64x16xf16>
+    %4 = tile.constant 0.000000e+00 : !tile.tile<64x16xf32>
+    %5 = tile.dot %3, %1, %4 {precision = "ieee"} : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>) -> !tile.tile<64x16xf32>
+    %6 = tile.dot %3, %2, %4 {precision = "ieee"} : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>) -> !tile.tile<64x16xf32>
+    %7 = tile.ge %5, %4 : !tile.tile<64x16xf32>
+    %8 = tile.cast %6 : !tile.tile<64x16xf32> to !tile.tile<64x16xf16>
+    tile.store %c[%n, %0] %8 {extents = array<i64: 64, 16>} : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32, !tile.tile<64x16xf16>)
+    tile.store %d[%0, %0] %8 mask %7 {extents = array<i64: 64, 16>} : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32, !tile.tile<64x16xf16>, !tile.tile<64x16xi1>)
+    tile.return
+  }
+}
+"""  # noqa: E501
+
+
+def test_a_dot_in_flight_is_not_copied_where_an_earlier_one_is_waited_for():
+    """The second dot's result is read twice alike, whole and by subtile, both times of one dot,
+    so that ptxas may merge the two. A fault until 2026-11-29 (random kernel 24003909): the result
+    had other registers behind the first wait than before it, and was copied in flight.
+    """
+    module = parse(IN_FLIGHT)
+    context = PassContext(TARGETS["sm_90a"], Options(num_warps=8, num_stages=2))
+    for name in PIPELINE:
+        module_of(name).run(module, context)
+    text = emit(module, TARGETS["sm_90a"]).text
+    second = accumulators(text)[1].strip("{}").split(", ")
+    flight = text[text.index("wgmma.wait_group.sync.aligned 1") :]
+    flight = flight[: flight.index("wgmma.wait_group.sync.aligned 0")]
+    assert "setp" in flight and not any(re.search(rf"{r}\b", flight) for r in second)

@@ -21,7 +21,7 @@ from tkc.codegen.ptx.traps import access, span_of
 from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir import threads
 from tkc.ir.digits import Digit, copies
-from tkc.ir.layout import Layout, blocked
+from tkc.ir.layout import Layout
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import array_type
 
@@ -31,11 +31,8 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
     """Starts the copy of a block of an array to a buffer."""
     view, element = e.view(op.buffer), array_type(op.array).element
     size, shape = bits(element) // 8, view.memory.shape
-    most = op.vector.value.data if op.vector is not None else 16
-    if op.threads is not None:
-        layout = op.threads.data
-    else:
-        layout = blocked(shape, max(most // size, 1), e.instance.warps, view.memory.order)
+    most = op.vector.value.data if op.vector is not None else threads.CP_ASYNC_BYTES
+    layout = op.layout_among(e.instance.warps, view.memory)
     block = Block(e, op, layout)
     width, place = plain_groups(e, layout, view)
     fills_with_zeros = op.other is None or e.constant(op.other) == 0

@@ -37,20 +37,21 @@ Writers = Mapping[SSAValue, threads.DotAsync]
 
 def read_alike(left: Collection[SSAValue], right: Collection[SSAValue]) -> bool:
     """Whether an operation that reads one of `left` may be equal, in ptxas's eyes, to one of its
-    block that reads one of `right`, if all of these values were in the same registers.
+    block that reads what another dot wrote of `right`, if all of these values were in the same
+    registers.
     """
     first, second = _written_by_dots(left), _written_by_dots(right)
     if not (first and second):
         return False
     confused, near = _Confused(first, second), defaultdict(list)
-    for value in first:
+    for value, dot in first.items():
         for op in _readers(value):
-            near[op.parent, _kind(op)].append(op)
+            near[op.parent, _kind(op)].append((dot, op))
     return any(
-        confused.operations(a, b) and not _branch_between(a, b)
-        for value in second
+        dot is not other and confused.operations(a, b) and not _branch_between(a, b)
+        for value, other in second.items()
         for b in _readers(value)
-        for a in near.get((b.parent, _kind(b)), ())
+        for dot, a in near.get((b.parent, _kind(b)), ())
     )
 
 
