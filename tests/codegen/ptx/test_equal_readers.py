@@ -119,17 +119,27 @@ builtin.module {
 """  # noqa: E501
 
 
+def text_in_flight() -> str:
+    module = parse(IN_FLIGHT)
+    context = PassContext(TARGETS["sm_90a"], Options(num_warps=8, num_stages=2))
+    for name in PIPELINE:
+        module_of(name).run(module, context)
+    return emit(module, TARGETS["sm_90a"]).text
+
+
 def test_a_dot_in_flight_is_not_copied_where_an_earlier_one_is_waited_for():
     """The second dot's result is read twice alike, whole and by subtile, both times of one dot,
     so that ptxas may merge the two. A fault until 2026-11-29 (random kernel 24003909): the result
     had other registers behind the first wait than before it, and was copied in flight.
     """
-    module = parse(IN_FLIGHT)
-    context = PassContext(TARGETS["sm_90a"], Options(num_warps=8, num_stages=2))
-    for name in PIPELINE:
-        module_of(name).run(module, context)
-    text = emit(module, TARGETS["sm_90a"]).text
+    text = text_in_flight()
     second = accumulators(text)[1].strip("{}").split(", ")
     flight = text[text.index("wgmma.wait_group.sync.aligned 1") :]
     flight = flight[: flight.index("wgmma.wait_group.sync.aligned 0")]
     assert "setp" in flight and not any(re.search(rf"{r}\b", flight) for r in second)
+
+
+def test_a_dot_in_flight_that_must_be_copied_is_waited_for(monkeypatch):
+    monkeypatch.setattr(register_coalescing, "read_alike", lambda left, right: True)
+    waits = re.findall(r"wgmma\.wait_group\S* (\d)", text_in_flight())
+    assert waits == ["0", "0"]

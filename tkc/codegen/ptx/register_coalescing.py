@@ -281,8 +281,6 @@ def coalesce(e: Emitter, kernel: tile.Kernel) -> None:
         test = c.test or c.argument
         if not classes.join(test, c.yielded) or not classes.join(test, c.initial):
             e.fail("a dot that a loop carries in flight would have to be copied")
-    if any(not _stays_in_place(classes, op) for op in ops if isinstance(op, threads.DotWait)):
-        e.fail("a dot in flight would have to be copied where an earlier one is waited for")
     _join_branches(classes, ops)
     _join_elementwise(classes, ops)
     e.notes += _join_initial(classes, carried)
@@ -326,15 +324,6 @@ def _join_accumulators(classes: Classes, ops: Sequence[Operation]) -> Iterator[S
                 for a, r in zip(op.args, op.results, strict=True):
                     classes.join(a, r)
     _take_turns([op for op in ops if isinstance(op, threads.DotAsync) and op.acc is None], classes)
-
-
-def _stays_in_place(classes: Classes, wait: threads.DotWait) -> bool:
-    """Whether what a wait leaves in flight keeps its registers."""
-    return all(
-        classes.root(a) is classes.root(r)
-        for a, r in zip(wait.args, wait.results, strict=True)
-        if in_flight(r)
-    )
 
 
 def _take_turns(dots: Sequence[threads.DotAsync], classes: Classes) -> None:

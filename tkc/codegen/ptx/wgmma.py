@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, SSAValue
 
 from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.register_coalescing import in_flight
 from tkc.codegen.ptx.values import SharedView, Tile, layout_of, registers_of
 from tkc.codegen.ptx.writer import braced
 from tkc.ir import shared, threads, tile
@@ -295,7 +296,14 @@ def commit(e: Emitter, op: threads.DotCommit) -> None:
 
 @emitter(threads.DotWait)
 def wait(e: Emitter, op: threads.DotWait) -> None:
-    """The registers stay; what is ready may now be read."""
-    e.w.emit(f"wgmma.wait_group.sync.aligned {op.pending.value.data}")
+    """The registers stay; what is ready may now be read. Where a dot in flight would have to be
+    copied it is waited for, too.
+    """
+    stays = all(
+        e.destination(r) == e.destination(a)
+        for a, r in zip(op.args, op.results, strict=True)
+        if in_flight(r)
+    )
+    e.w.emit(f"wgmma.wait_group.sync.aligned {op.pending.value.data if stays else 0}")
     for operand, result in zip(op.args, op.results, strict=True):
         e.set(result, e.tile(operand))
