@@ -152,3 +152,19 @@ def test_places_in_other_lanes():
     assert found is not None
     assert [lane for _, lane in found[1]][:9] == [1, 3, 5, 7, 9, 11, 13, 15, 1]
     assert fetches(blocked((128,), 1, 4), blocked((128,), 4, 4)) is None
+
+
+@tkc.jit
+def least_of_flipped_pairs(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    values = tkc.load(x.ptr + tkc.zeros((ROWS, COLUMNS), tkc.int32))
+    tkc.store(o, (0, 0), tkc.min(tkc.flip(values, 0), axis=1).reshape((ROWS, 1)))
+
+
+@pytest.mark.parametrize("rows,columns", [(11, 3), (9, 7), (5, 32), (13, 1)])
+def test_rows_of_any_number_are_reduced_within_a_warp(monkeypatch, rows, columns):
+    """A layout asked for three lanes a row until 2026-11-29 (random kernel 24030259)."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    x, o = np.full(1, 2, np.float16), np.zeros((rows, 1), np.float16)
+    least_of_flipped_pairs[1](x, o, ROWS=rows, COLUMNS=columns, num_warps=1)
+    assert (o == 2).all()

@@ -100,8 +100,11 @@ Members = dict[SSAValue, list[int]]
 
 
 def _lanes_along(extents: Sequence[int], axis: int, warps: int) -> int:
-    """How many lanes are left along an axis by one for each element of the others."""
-    return -(-WARP * warps * extents[axis] // prod(extents))
+    """How many lanes, a power of two, are left along an axis by one for each element of the
+    others.
+    """
+    least = -(-WARP * warps * extents[axis] // prod(extents))
+    return 1 << (least - 1).bit_length()
 
 
 class Groups:
