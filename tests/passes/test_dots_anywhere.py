@@ -27,7 +27,8 @@ from tests.passes.stages import (
     survivors,
     without_threads,
 )
-from tkc.ir import threads
+from tkc.ir import shared, threads
+from tkc.ir.layout import movement
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 
@@ -365,7 +366,30 @@ UNDER_THE_NEXT_LOOP = {
 }
 # each of two consumers has the other's subtile
 SWAPPED = {f"stage: stage unnamed{nth} in consumer" for nth in ("", " 2")}
-EQUIVALENT = {"adapted 16": set(), "layers 64": UNDER_THE_NEXT_LOOP, "nested": SWAPPED}
+# Each warp stores the rows that it wrote: a barrier orders lanes of one warp, which the simulator
+# runs together, whether results lie beside each other or at one place.
+WITHIN_WARPS = {"drop: block_barrier in consumer"}
+BESIDE_WITHIN_WARPS = {
+    *WITHIN_WARPS,
+    "drop: block_barrier in consumer, 2",
+    "alias: alloc unnamed 2",
+}
+EQUIVALENT = {
+    "adapted 16": WITHIN_WARPS,
+    "layers 64": UNDER_THE_NEXT_LOOP | WITHIN_WARPS,
+    "nested": SWAPPED | BESIDE_WITHIN_WARPS,
+}
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_results_are_exchanged_within_warps(name):
+    modules, _ = lowered(name, num_stages=3)
+    reads = [op for op in modules[LAST].walk() if isinstance(op, shared.Read)]
+    assert reads
+    for read in reads:
+        (write,) = (u.operation for u in read.buffer.uses if isinstance(u.operation, shared.Write))
+        layouts = write.value.type.register_layout, read.result.type.register_layout
+        assert movement(*layouts) == "lanes"
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
