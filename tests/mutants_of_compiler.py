@@ -932,7 +932,9 @@ def main() -> None:
             return
     reached = Reached.read(given.reached)
     chosen = chosen_sites(given, reached)
-    found: dict[str, str | None] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    earlier = json.loads(given.out.read_text()) if given.out.exists() else {}
+    there = {site.name for site in SITES.all}
+    found: dict[str, str | None] = {name: by for name, by in earlier.items() if name in there}
     known = json.loads(given.known.read_text()) if given.known else {}
     names = {n: SITES.all[n].name for n in chosen}
     runs = {n: chosen_of(reached, name, given.each, known.get(name)) for n, name in names.items()}

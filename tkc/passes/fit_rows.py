@@ -191,19 +191,18 @@ def _load_in_loops(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     """
     moved = 0
     for loop in operations_in(kernel, scf.ForOp):
-        for load in [op for op in block_of(loop).ops if _is_long_load_before(op, loop)]:
+        for load in [op for op in block_of(loop).ops if _is_long_load(op)]:
             moved += _load_in_loop(load, loop, overlaps)
     if moved:
         sweep(kernel)
     return moved
 
 
-def _is_long_load_before(op: Operation, loop: scf.ForOp) -> bool:
+def _is_long_load(op: Operation) -> bool:
     return (
         isinstance(op, tile.Load)
         and isinstance(op.result.type, TileType)
         and op.result.type.size >= MIN_ROW_ELEMENTS
-        and is_before(op, loop)
     )
 
 

@@ -714,8 +714,7 @@ def _divides(op: Operation, extent: int) -> bool:
     if isinstance(op, tile.Reduce):
         return op.kind.data in CLUSTER_REDUCTIONS
     if isinstance(op, tile.Reshape):
-        before, after = (extent in tile_type(v).extents for v in (op.arg, op.result))
-        return before == after and not crosses(op, WARP_COUNTS[0])
+        return not crosses(op, WARP_COUNTS[0])
     if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType):
         return False
     if isinstance(op, (tile.Load, tile.Store)):
