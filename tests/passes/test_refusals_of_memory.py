@@ -18,7 +18,6 @@ from tkc.ir.rewrite import before
 from tkc.ir.text import parse
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, f32
-from tkc.language.signature import ScalarArgument
 from tkc.passes import (
     allocate_shared,
     fetch_ahead,
@@ -322,15 +321,3 @@ def test_what_a_test_passes_on_in_another_order_is_not_what_is_carried(swapped):
     if swapped:
         test.operands = [test.operands[0], *reversed(test.operands[1:])]
     assert len(insert_synchronization._carried(loop)) == (0 if swapped else 2)
-
-
-def counted_addresses(x, o, lo, hi):
-    """A loop's counter is an address, of which no array is known."""
-    for at in tkc.range(lo, hi, 4096):
-        tkc.store(tkc.array(at, tkc.float32, (1024,)), (0,), tkc.load(x, (0,), (1024,)))
-
-
-def test_what_a_counter_addresses_is_of_no_argument():
-    given = ScalarArgument(tkc.int64), ScalarArgument(tkc.int64)
-    (made,) = ops(traced(counted_addresses, f1, f1, *given), tile.MakeArray)
-    assert insert_synchronization._root(made.result) is None

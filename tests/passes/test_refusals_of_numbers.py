@@ -16,16 +16,18 @@ from tests.passes.kernels import context
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Ranges
-from tkc.ir.types import bf16, element_of, f16, f32
-from tkc.language.signature import ScalarArgument
-from tkc.passes import raise_pointers, simplify
+from tkc.ir.rewrite import before
+from tkc.ir.types import ArrayFacts, Fact, bf16, element_of, f16, f32
+from tkc.language.signature import ArrayArgument, ScalarArgument
+from tkc.passes import raise_pointers, simplify, split_masked_loops, unroll_loops
 from tkc.passes.analysis import folding
 from tkc.passes.analysis.pointers import Affine, Forms, Wrapped
-from tkc.passes.analysis.polynomials import Polynomial
+from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.plan import kernel_of
+from tkc.passes.planning.numbers import Numbers
 from tkc.passes.raised import writing
 
-f1, n1 = array(tkc.float32), array(tkc.int32)
+f1, n1, f2 = array(tkc.float32), array(tkc.int32), array(tkc.float32, 2)
 ONE = Polynomial.number(1)
 EVEN = Affine(strides=((0, ONE),))
 
@@ -123,6 +125,110 @@ def test_which_kinds_of_atomics_update(kind, update):
     assert simplify.is_update(atomic) == update
 
 
+def combined(x, y, o, ROWS: tkc.constexpr):
+    a, b = (tkc.load(v, (0, 0), (ROWS, 64)) for v in (x, y))
+    (c, d) = tkc.reduce((a, b), 0, lambda p, q, r, s: (p + r, q * s))
+    tkc.store(o, (0,), c + d)
+
+
+def test_what_combines_several_tiles_is_no_element_of_one():
+    module = traced(combined, f2, f2, f1, ROWS=1)
+    (reduce,) = ops(module, tile.Reduce)
+    assert folding._reduce(reduce) is None
+
+
+# ---- loops
+def turned(o, FIRST: tkc.constexpr, END: tkc.constexpr, STEP: tkc.constexpr):
+    for i in tkc.range(FIRST, END, STEP):
+        tkc.store(o, (i,), tkc.zeros((4,), tkc.int32))
+
+
+@pytest.mark.parametrize("step, count", [(1, 8), (3, 3), (-1, None)])
+def test_how_many_iterations_a_loop_has(step, count):
+    (loop,) = ops(traced(turned, n1, FIRST=0, END=8, STEP=1), scf.ForOp)
+    loop.operands[2] = before(loop, tile.Constant(step, i32)).result
+    assert unroll_loops._iterations(loop) == count
+
+
+# ---- masks
+def both(x, o, n, OF: tkc.constexpr):
+    i = tkc.arange(64)
+    tkc.store(o, (0,), tkc.load(x, (0,), (64,), mask=OF(i < n, i < 8)))
+
+
+@pytest.mark.parametrize(
+    "of, known",
+    [
+        (lambda a, b: a & b, True),
+        (lambda a, b: ~a, True),
+        (lambda a, b: a ^ b, False),
+        (lambda a, b: ~(a ^ b), False),
+    ],
+)
+def test_which_masks_hold_everywhere_where_a_number_says_so(of, known):
+    (load,) = ops(traced(both, f1, f1, number(), OF=of), tile.Load)
+    assert (split_masked_loops.Question(load).all(load.mask) is not None) == known
+
+
+# ---- extents
+def extents(x, o, n, OF: tkc.constexpr):
+    tkc.store(o, (0,), tkc.full((4,), OF(x, n).shape[0], tkc.int32))
+
+
+@pytest.mark.parametrize(
+    "of, extent",
+    [(lambda x, n: x, 100), (lambda x, n: x[n], 64), (lambda x, n: x[2:n], None)],
+)
+def test_extents_of_parts_are_not_those_of_their_arrays(of, extent):
+    module = traced(extents, f2, n1, number(), OF=of)
+    kernel, dim = kernel_of(module), ops(module, tile.Dim)[-1]
+    given = SimpleNamespace(arguments={kernel.body.block.args[0]: (100, 64)})
+    dim = before(dim, tile.Dim(ops(module, tile.View)[-1].result, 0)) if extent is None else dim
+    assert Numbers.extent(given, dim) == extent
+
+
+# ---- limits that the host knows
+def limited(o, n, m, OF: tkc.constexpr):
+    tkc.store(o, (OF(tkc.program_id(0), n, m, o.shape[0]),), tkc.zeros((4,), tkc.int32))
+
+
+def limits_of(of) -> tuple[list, list]:
+    """What a place never exceeds, and the numbers n and m."""
+    module = traced(limited, n1, number(), number(), OF=of)
+    (store,) = ops(module, tile.Store)
+    scalars = Scalars()
+    n, m = map(scalars.of, kernel_of(module).body.block.args[1:3])
+    return scalars.host_limits(scalars.of(store.offsets[0]), set()), [n, m]
+
+
+def test_what_a_number_of_the_host_never_exceeds():
+    least, of = tkc.minimum, limits_of
+    found, (n, m) = of(lambda p, n, m, k: n - least(p, m))
+    assert found == [n, n - m]  # the largest of both
+    found, (n, m) = of(lambda p, n, m, k: n - tkc.maximum(p, 3))
+    assert found == [n]  # not of each
+    found, (n, m) = of(lambda p, n, m, k: n - least(n, m))
+    assert len(found) == 1  # which the host computes
+    found, (n, m) = of(lambda p, n, m, k: least(p, n))
+    assert found == [n]
+    assert of(lambda p, n, m, k: tkc.maximum(p, n))[0] == []
+    assert len(of(lambda p, n, m, k: least(p, n) * k)[0]) == 1
+    assert of(lambda p, n, m, k: least(p, n) * m)[0] == []  # which may be negative
+
+
+@pytest.mark.parametrize("deep, known", [(7, True), (9, False)])
+def test_numbers_are_looked_into_eight_deep(deep, known):
+    def nested(p, n, m, k):
+        for _ in range(deep):
+            p = (p * 2 - p) // 3
+        return p
+
+    module = traced(limited, n1, number(), number(), OF=nested)
+    (store,) = ops(module, tile.Store)
+    scalars = Scalars()
+    assert scalars.is_never_negative(scalars.of(store.offsets[0]), set()) == known
+
+
 # ---- affine tiles
 WRAPPED = Affine(strides=((0, ONE),), wrapped=((0, Wrapped(Polynomial(), ONE)),))
 
@@ -191,6 +297,16 @@ def test_addresses_below_a_bound_are_no_form():
     module = traced(chosen_addresses, f1, f1, f1)
     (op,) = ops(module, ew.Select)
     assert not is_counted(Forms.of(kernel_of(module), {}).get(op.result))
+
+
+@pytest.mark.parametrize("shape, known", [((1, 64), True), ((8, 8), False)])
+def test_numbers_whose_axis_is_taken_apart_are_no_form(shape, known):
+    def reshaped(o):
+        tkc.store(o, (0, 0), tkc.arange(64).reshape(*shape))
+
+    module = traced(reshaped, array(tkc.int32, 2))
+    (op,) = ops(module, tile.Reshape)
+    assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
 
 
 def moved(o, n, STEP: tkc.constexpr):
@@ -280,6 +396,72 @@ def rows_of_programs(x, o):
 def test_a_stride_that_a_kernel_computes_is_of_no_array():
     why = why_not_raised(rows_of_programs, f1, array(tkc.float32, 2))
     assert "a stride is a sum, or computed in the kernel" in why
+
+
+def rows_apart(x, o, n, OF: tkc.constexpr):
+    places = tkc.arange(8)[:, None] * OF(tkc.program_id(0), n) + tkc.arange(8)[None, :]
+    tkc.store(o, (0, 0), tkc.load(x.ptr + places))
+
+
+@pytest.mark.parametrize("of, host", [(lambda p, n: n, True), (lambda p, n: p, False)])
+def test_an_array_is_made_where_its_stride_is_known(of, host):
+    module = traced(rows_apart, f1, array(tkc.float32, 2), number(), OF=of)
+    (load,) = ops(module, tile.LoadPointers)
+    forms = Forms.of(kernel_of(module), {})
+    block = raise_pointers._recognised(load, forms, True)
+    assert block.anchor is (None if host else load)
+
+
+def two_starts(x, places, o, BOTH: tkc.constexpr):
+    a, b = places[0], places[1] if BOTH else 0
+    i, j, k = tkc.arange(8)[:, None, None], tkc.arange(8)[None, :, None], tkc.arange(8)
+    p = x.ptr + (a + i) * x.strides[0] + (b + j) * x.strides[1] + k[None, None, :]
+    tkc.store(o, (0, 0, 0), tkc.load(p))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_array_begins_before_along_one_axis(both):
+    x = ArrayArgument(
+        tkc.float32,
+        ArrayFacts((Fact(),) * 3, (Fact(exact=4096), Fact(exact=64), Fact(exact=1)), 16),
+    )
+    module = traced(two_starts, x, n1, array(tkc.float32, 3), BOTH=both)
+    (load,) = ops(module, tile.LoadPointers)
+    forms = Forms.of(kernel_of(module), {})
+    found = raise_pointers._Recognition(load, forms.get(load.pointers), forms, None)
+    if not both:
+        assert [axis.moved for axis in found.block().axes] == [True, False, False]
+        return
+    with pytest.raises(raise_pointers.NotABlock, match="before the array along several axes"):
+        found.block()
+
+
+def in_tables(addresses, o, n, INSIDE: tkc.constexpr):
+    first = addresses[0].to(tkc.pointer(tkc.float32), bitcast=True)
+    for i in tkc.range(n):
+        x = addresses[i].to(tkc.pointer(tkc.float32), bitcast=True) if INSIDE else first
+        tkc.store(o, (i, 0), tkc.load(x + tkc.arange(64) + i)[None, :])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_array_is_made_behind_where_its_address_is_loaded(inside):
+    module = traced(in_tables, array(tkc.uint64), f2, number(), INSIDE=inside)
+    load, (loop,) = ops(module, tile.LoadPointers)[-1], ops(module, scf.ForOp)
+    forms = Forms.of(kernel_of(module), {})
+    assert raise_pointers._recognised(load, forms, False).anchor is (load if inside else loop)
+
+
+def one_for_two(x, o, n, EACH: tkc.constexpr):
+    i = tkc.arange(64)
+    rows, inside = tkc.arange(8)[:, None] * 64, (i < n)[None, :]
+    values = tkc.load(x.ptr + rows + (i // EACH)[None, :], mask=inside)
+    tkc.store(o, (0, 0), tkc.where(inside, values, 0))
+
+
+@pytest.mark.parametrize("each, raised", [(64, True), (2, False)])
+def test_a_mask_cuts_off_all_neighbours_of_one_address(each, raised):
+    why = why_not_raised(one_for_two, f1, array(tkc.float32, 2), number(), EACH=each)
+    assert ("a mask bounds an axis along which neighbours have one address" in why) != raised
 
 
 def one_for_all(x, o, n, MASK: tkc.constexpr):

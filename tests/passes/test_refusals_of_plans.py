@@ -133,11 +133,6 @@ def test_which_operation_comes_first():
 
 
 # ---- sums in parts
-def test_which_values_have_the_extents_of_a_dot():
-    assert split_sums._tiles_have((64, 64), [constant(0, 64, 64), tile.Constant(0, i32).result])
-    assert not split_sums._tiles_have((64, 64), [constant(0, 64, 64), constant(0, 64, 1)])
-
-
 def read(x, rows, o, LISTED: tkc.constexpr):
     at = tkc.load(rows, (0,), (64,)) if LISTED else 0
     tkc.store(o, (0, 0), tkc.load(x, (at, 0), (64, 1024)))

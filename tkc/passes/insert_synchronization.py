@@ -755,7 +755,7 @@ def _root(value: SSAValue) -> SSAValue | None:
         around, number = first.owner.parent_op(), first.index
         if isinstance(around, tile.Kernel):
             return first
-        if not isinstance(around, scf.ForOp) or number == 0:
+        if not isinstance(around, scf.ForOp):
             return None
         if _first_made_of(yielded_by(first.owner)[number - 1]) is not first:
             return None  # a loop that goes from one array to another

@@ -401,7 +401,7 @@ class _Recognition:
                 continue
             for j, other in enumerate(axes):
                 free = other.gathered is None and not other.counts_from_before
-                if j == i or other.stride != axis.stride or other.bound is not None or not free:
+                if other.stride != axis.stride or other.bound is not None or not free:
                     continue
                 limits = self.scalars.host_limits(axis.before - other.start, block.assumed)
                 if limits:

@@ -242,7 +242,7 @@ def _counted(kernel: tile.Kernel) -> bool:
         ):
             if argument.type != counter.type or result.first_use is not None:
                 continue
-            if _only_yields_next(argument, end) or not _moves_by(end, argument, loop.step):
+            if not _moves_by(end, argument, loop.step):
                 continue
             ahead = _ahead(start, loop.lb)
             if ahead is not None:
@@ -251,11 +251,6 @@ def _counted(kernel: tile.Kernel) -> bool:
                 _replace_but_in(terminator, argument, value)
                 changed = True
     return changed
-
-
-def _only_yields_next(argument: BlockArgument, end: SSAValue) -> bool:
-    """Whether a carried value is used for its next one alone, which nothing else uses."""
-    return end.has_one_use() and argument.has_one_use()
 
 
 def _moves_by(end: SSAValue, argument: BlockArgument, step: SSAValue) -> bool:
@@ -403,15 +398,9 @@ def _trim_loop(loop: scf.ForOp, alive: set[Operation | SSAValue]) -> bool:
         return False
     body = loop.body.block
     for i in dead:
-        argument = body.args[1 + i]
-        if loop.results[i].first_use is not None or any(
-            use.operation is not body.last_op
-            and use.operation not in alive
-            and use.operation.parent is None
-            for use in argument.uses
-        ):
+        if loop.results[i].first_use is not None:
             return False
         # only what is dead, or is dropped now, still used it
-        argument.replace_all_uses_with(loop.iter_args[i])
+        body.args[1 + i].replace_all_uses_with(loop.iter_args[i])
     rebuild_for(loop, keep)
     return True

@@ -192,8 +192,8 @@ class Question:
             return self.all(op.args[0], not wanted)
         if name in ("and", "or"):
             return self._combination((name == "and") is wanted, op, wanted)
-        if name not in NEGATED or not is_integer(element_of(op.args[0].type)):
-            return None
+        if not is_integer(element_of(op.args[0].type)):
+            return None  # a comparison of floats, or a function of truth values
         return self._comparison(name if wanted else NEGATED[name], op)
 
     def _combination(self, both: bool, op: ew.Elementwise, wanted: bool) -> Make | None:

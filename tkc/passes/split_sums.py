@@ -28,8 +28,6 @@ element, so a part is computed from parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
@@ -117,15 +115,7 @@ def chain_of(dot: tile.Dot) -> list[Operation]:
     if use.operation is not body.last_op:
         return []
     carried = body.args[1 + use.index]
-    extents = tile_type(dot.result).extents
-    if not all(_tiles_have(extents, (*op.operands, *op.results)) for op in chain):
-        return []
     return chain if all(use.operation in chain for use in carried.uses) else []
-
-
-def _tiles_have(extents: tuple[int, ...], values: Iterable[SSAValue]) -> bool:
-    """Whether all tiles among values have these extents."""
-    return all(v.type.extents == extents for v in values if isinstance(v.type, TileType))
 
 
 def _only_use(value: SSAValue) -> Use | None:
@@ -205,7 +195,7 @@ class Split:
             return before(op, tile.Arange(op.start.value.data + j * self.width, part)).result
         if isinstance(op, tile.Splat):
             return before(op, tile.Splat(op.arg, part)).result
-        if isinstance(op, POINTWISE) and _tiles_have(t.extents, op.operands):
+        if isinstance(op, POINTWISE):
             # what is known before the loop is cut there, once
             place = anchor if op.parent is self.dot.parent else op
             return self._pointwise(op, j, part, place)

@@ -334,13 +334,13 @@ class _RingOfDots:
         ]
 
     def before_use(self, load: tile.Load) -> int | None:
-        """The ring of the last dot before the first use of what a load reads; None where it is used
-        outside of the loop, or in another iteration.
+        """The ring of the last dot before the first use of what a load of the loop reads; None
+        where it is used in another iteration.
         """
         if len(self.rings) == 1:
             return next(iter(self.rings))
         users = [ancestor(use.operation, self.body) for use in load.result.uses]
-        if not users or None in users or not self.behind_late.isdisjoint(users):
+        if not users or not self.behind_late.isdisjoint(users):
             return None
         first = next(op for op in self.body.ops if op in users)
         earlier = [number for dot, number in self.dots if dot.is_before_in_block(first)]

@@ -94,7 +94,7 @@ def _shares(loop: scf.ForOp, axis: int, overlaps: Overlaps) -> Cut:
     cut = Cut.of_uses(loop.results[0], axis, overlaps)
     rest = after_loop(loop)
     left = [op for op in rest if op not in cut.inside and op.name != "tile.return"]
-    if cut.reductions or cut.delayed or any(not _is_pure(op) for op in left):
+    if not all(map(_is_pure, left)):  # what has an effect and needs a sum of all is left, too
         raise NotCut
     return cut
 

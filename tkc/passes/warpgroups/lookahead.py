@@ -35,7 +35,7 @@ def look_ahead(role: threads.Role) -> None:
     for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
         body = loop.body.block
         wait, over = _first_wait(body), _last_dots(body)
-        if wait is None or over is None or not wait.is_before_in_block(over) or not _works(over):
+        if wait is None or over is None or not _works(over):
             continue
         step = _step(wait)
         if step is None or [
