@@ -17,8 +17,6 @@ from tests.passes.kernels import context, through
 from tests.passes.stages import assembler, assembles_clean
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
-from tkc.ir.lanes import fetches, lane_pieces, shuffles
-from tkc.ir.layout import blocked
 from tkc.ir.reductions import only_place
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact

@@ -1,6 +1,4 @@
-"""tile.convert: by choosing registers, by swaps of registers between lanes, or by shuffles where
-each lane finds its element in one other lane of its warp.
-"""
+"""tile.convert: by choosing registers, or as lanes of a warp hand elements over (ir/lanes.py)."""
 
 from __future__ import annotations
 
@@ -16,9 +14,8 @@ from tkc.codegen.ptx.shared_memory import sum_of_pieces
 from tkc.codegen.ptx.values import Tile, compute_class, layout_of
 from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import shared
-from tkc.ir.exchanges import Step, lane_exchanges
-from tkc.ir.lanes import Place, fetches, lane_pieces
-from tkc.ir.layout import movement, register_map
+from tkc.ir.lanes import Place, WarpConversion, is_own, lane_pieces, warp_conversion
+from tkc.ir.layout import register_map
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import tile_type
 
@@ -35,44 +32,37 @@ def convert(e: Emitter, op: shared.Convert) -> None:
     sources = register_map(value.layout, layout)
     if sources is not None:
         return e.set(op.result, chosen(e, t, [(value, r) for r in sources]), alias=True)
-    if movement(value.layout, layout) != "lanes":
+    found = warp_conversion(value.layout, layout)
+    if found is None:
         e.fail(
-            f"a conversion from {value.layout} to {layout} moves elements between warps:"
-            " passes must send it through shared memory"
+            f"a conversion from {value.layout} to {layout} moves elements between warps, or lanes"
+            " are no sums of those that read: passes must send it through shared memory"
         )
-    exchanges = lane_exchanges(value.layout, layout)
-    if exchanges is None:
-        return e.set(op.result, by_shuffles(e, value, t))
-    e.set(op.result, by_exchanges(e, value, t, *exchanges))
+    e.set(op.result, _between_lanes(e, value.bytes, t, found))
 
 
-def by_exchanges(
-    e: Emitter, value: Tile, t: TileType, steps: Sequence[Step], registers: Sequence[int]
-) -> Tile:
-    """Swaps of lanes' bits with registers' bits; packed elements stay together where they can."""
-    pack, moved = value.pack, value.bytes
-    if any(r % pack for _, r in steps) or any(
-        r != registers[i - i % pack] + i % pack for i, r in enumerate(registers)
-    ):
-        pack = 1
-    together = pack > 1 or bits(moved.element) >= 32
-    kind = compute_class(moved.element)
-    found: list[Operand] = list(moved.registers) if together else e.elements(moved)
-    for lane, register in steps:
+def _between_lanes(e: Emitter, value: Tile, t: TileType, found: WarpConversion) -> Tile:
+    """By swaps, then by fetches; packed elements stay together where they can."""
+    pack = value.pack if found.keeps_together(value.pack) else 1
+    together = pack > 1 or bits(value.element) >= 32
+    kind = compute_class(value.element)
+    words: list[Operand] = list(value.registers) if together else e.elements(value)
+    for lane, register in found.swaps:
         upper = e.lane_bit(lane)
-        for low in range(len(found)):
+        for low in range(len(words)):
             high = low | register // pack
             if low == high:
                 continue
-            one, other = found[low], found[high]
+            one, other = words[low], words[high]
             given = _pick(e, kind, upper, one, other)
             got = shuffle(e, given, lane, kind)
-            found[low] = _pick(e, kind, upper, got, one)
-            found[high] = _pick(e, kind, upper, other, got)
-    chosen = [found[r // pack] for r in registers[::pack]]
+            words[low] = _pick(e, kind, upper, got, one)
+            words[high] = _pick(e, kind, upper, other, got)
+    rows = [[(register // pack, lane) for register, lane in row] for row in found.fetches[::pack]]
+    fetched = [_fetch(e, kind, words, row) for row in rows]
     if together:
-        return Tile.of(t, [as_integer(x) for x in chosen])
-    return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), chosen).registers)
+        return Tile.of(t, [as_integer(x) for x in fetched])
+    return Tile.of(t, e.build(TileType(t.shape, value.element, t.layout), fetched).registers)
 
 
 def _pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Operand:
@@ -82,38 +72,19 @@ def _pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Opera
     return e.w.op(f"selp.{kind}", kind, yes, no, upper)
 
 
-def by_shuffles(e: Emitter, value: Tile, t: TileType) -> Tile:
-    """For each register of the result: which register of which lane holds it; the few candidates
-    are shuffled, one is taken.
+def _fetch(e: Emitter, kind: str, words: Sequence[Operand], places: Sequence[Place]) -> Operand:
+    """Word (register, lane) of each lane's choice: its own, or one shuffle for each register that
+    any lane wants.
     """
-    src, dst, moved = value.layout, layout_of(t), value.bytes
-    places = fetches(src, dst)
-    if places is None:
-        e.fail(
-            f"{src} and {dst} differ in their warps, or a lane's element is in a lane that is no"
-            " choice of digits: passes must send the tile through shared memory"
-        )
-    found = [_fetch(e, moved, row) for row in places]
-    return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), found).registers)
-
-
-def _fetch(e: Emitter, value: Tile, places: Sequence[Place]) -> Operand:
-    """Element (register, lane) of each lane's choice: one shuffle for each register that any lane
-    wants.
-    """
-    kind = compute_class(value.element)
+    first, *others = dict.fromkeys(register for register, _ in places)
+    if is_own(places):
+        return words[first]
     lane = _by_lane(e, [lane for _, lane in places])
-
-    def shuffled(register: int) -> tuple[Operand, Operand]:
-        """What the lanes get of a register, and whether this one wants it."""
-        x = shuffle(e, e.element(value, register), lane, kind, "idx")
-        return x, _by_mask(e, sum(1 << i for i, (r, _) in enumerate(places) if r == register))
-
-    first, *others = dict.fromkeys(r for r, _ in places)
-    answer, _ = shuffled(first)
+    answer = shuffle(e, words[first], lane, kind, "idx")
     for register in others:
-        x, wanted = shuffled(register)
-        answer = select(e, value.element, wanted, x, answer)
+        x = shuffle(e, words[register], lane, kind, "idx")
+        wanted = _by_mask(e, sum(1 << i for i, (r, _) in enumerate(places) if r == register))
+        answer = _pick(e, kind, wanted, x, answer)
     return answer
 
 
@@ -122,7 +93,7 @@ def _by_lane(e: Emitter, values: list[int]) -> Integer:
 
     def make() -> Integer:
         pieces = lane_pieces(values)
-        assert pieces is not None, "fetches gives sums of digits alone"
+        assert pieces is not None, "conversions have sums of digits alone"
         return sum_of_pieces(e, values[0], pieces)
 
     return e.w.hoist(("by lane", tuple(values)), make, root=True)

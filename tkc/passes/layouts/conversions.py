@@ -9,8 +9,7 @@ from math import gcd
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.exchanges import lane_exchanges
-from tkc.ir.lanes import shuffles
+from tkc.ir.lanes import warp_conversion
 from tkc.ir.layout import Layout, movement
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
@@ -30,7 +29,7 @@ from tkc.passes.layouts.buffers import (
 )
 
 # Swaps of a conversion: each shuffles half of the registers; shared memory takes all of them twice.
-MAX_EXCHANGES = 3
+MAX_SWAPS = 3
 MIN_COPY_BYTES = 4  # of a thread's asynchronous copy
 MAX_COPY_BYTES = 16
 MAX_SHUFFLES = 4  # of a thread, in place of a write, a read and two meetings
@@ -45,14 +44,11 @@ def is_exchanged(op: shared.Convert) -> bool:
     """Whether lanes hand one another what a conversion needs in fewer turns than shared memory
     takes: by swaps, or of a vector that they hold several times by a few shuffles.
     """
-    src, dst = layout_of(op.arg), layout_of(op.result)
-    found = lane_exchanges(src, dst)
-    if found is not None:
-        return len(found[0]) <= MAX_EXCHANGES
-    if bits(tile_type(op.arg).element) != 32 or movement(src, dst) != "lanes":
+    found = warp_conversion(layout_of(op.arg), layout_of(op.result))
+    if found is None or len(found.swaps) > MAX_SWAPS:
         return False
-    count = shuffles(src, dst)
-    return count is not None and count <= MAX_SHUFFLES
+    shuffles = found.shuffles
+    return not shuffles or bits(tile_type(op.arg).element) == 32 and shuffles <= MAX_SHUFFLES
 
 
 def convert(op: shared.Convert, context: PassContext) -> None:
