@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import e, inf, log2, prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from tkc.kernels.attention_checks import (
     group_of,
     masks_of,
 )
-from tkc.kernels.operator import operator
+from tkc.kernels.operator import Operator, operator
 
 LOG2E = log2(e)
 # rows that a block of `_queries` or `_keys_and_values` reads at once divide it
@@ -655,69 +655,39 @@ def of_ragged(
     )
 
 
-def gradients_of(saved: SimpleNamespace, grad: Array | None, lse_grad: Array | None) -> tuple:
-    """(gradient of the result, result, log-sum-exp, its gradient or None)."""
-    out, lse = saved.result
-    if lse.shape[0] == 0 and prod(out.shape):
-        raise tkc.LaunchError(
-            "attention: its gradient needs the log-sum-exp; call the operator with sums=True"
+def give_gradient(
+    forward: Operator, other: Operator, without: str = "", captured: Sequence[str] = ()
+) -> None:
+    """Gives the gradient of a form of attention, which `other` computes. It takes parameters of the
+    form, both results and their gradients by their names, and which of the captured arrays need a
+    gradient. without: parameters that get none.
+    """
+    taken = [p.name for p in other.parameters]
+    known = {p.name for p in forward.parameters}
+
+    def gradient(saved: SimpleNamespace, grad: Array | None, lse_grad: Array | None) -> dict:
+        out, lse = saved.result
+        if lse.shape[0] == 0 and prod(out.shape):
+            raise tkc.LaunchError(
+                "attention: its gradient needs the log-sum-exp; call the operator with sums=True"
+            )
+        wanted = sum(1 << i for i, name in enumerate(captured) if saved.needs.get(name))
+        ordered = not (wanted and wanted & saved.unordered)
+        given = dict(
+            vars(saved),
+            grad=zeros(out) if grad is None else grad,
+            out=out,
+            lse=lse,
+            lse_grad=lse_grad,
+            wanted=wanted,
+            deterministic=wants_equal_bits(saved.q, saved.deterministic, ordered),
         )
-    return zeros(out) if grad is None else grad, out, lse, lse_grad
+        found = other(*map(given.get, taken))
+        return dict(zip(("q", "k", "v", "sinks", *captured), found, strict=True))
+
+    saves = " ".join([*(name for name in taken if name in known), "result"])
+    forward.backward(saves, without, zeros=False, everywhere=True)(gradient)
 
 
-@dense.backward(
-    saves="q k v result causal scale window softcap heads_first sinks alibi_slopes deterministic",
-    without="q_scale k_scale v_scale alibi_slopes",
-    zeros=False,
-    everywhere=True,
-)
-def _(saved, grad, lse_grad):
-    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
-    masks = saved.causal, saved.scale, saved.window, saved.softcap
-    found = of_dense(
-        grad,
-        saved.q,
-        saved.k,
-        saved.v,
-        out,
-        lse,
-        lse_grad,
-        *masks,
-        saved.heads_first,
-        saved.sinks,
-        saved.alibi_slopes,
-        wants_equal_bits(saved.q, saved.deterministic),
-    )
-    return dict(zip(("q", "k", "v", "sinks"), found, strict=True))
-
-
-@ragged.backward(
-    saves="q k v result cu_seqlens max_seqlen causal scale window softcap"
-    " cu_seqlens_k max_seqlen_k sinks alibi_slopes deterministic",
-    without="q_scale k_scale v_scale alibi_slopes",
-    zeros=False,
-    everywhere=True,
-)
-def _(saved, grad, lse_grad):
-    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
-    found = of_ragged(
-        grad,
-        saved.q,
-        saved.k,
-        saved.v,
-        out,
-        lse,
-        saved.cu_seqlens,
-        saved.max_seqlen,
-        lse_grad,
-        saved.causal,
-        saved.scale,
-        saved.window,
-        saved.softcap,
-        saved.cu_seqlens_k,
-        saved.max_seqlen_k,
-        saved.sinks,
-        saved.alibi_slopes,
-        wants_equal_bits(saved.q, saved.deterministic),
-    )
-    return dict(zip(("q", "k", "v", "sinks"), found, strict=True))
+give_gradient(dense, of_dense, without="q_scale k_scale v_scale alibi_slopes")
+give_gradient(ragged, of_ragged, without="q_scale k_scale v_scale alibi_slopes")

@@ -38,10 +38,9 @@ from tkc.kernels.attention_backward import (
     dense_memory,
     empty_gradients,
     empty_rows,
-    gradients_of,
+    give_gradient,
     padded_rows,
     scale_queries,
-    wants_equal_bits,
     write_row_terms,
 )
 from tkc.kernels.attention_blocks import has_wgmma, width_of
@@ -890,24 +889,4 @@ def _launch_keys_and_values(
         _keys_and_values[grid](*before, *pair, *behind, **options)
 
 
-@modified.backward(
-    saves="q k v result mods scale rows columns window ahead dropout seed heads_first sinks"
-    " deterministic unordered cu_seqlens max_seqlen cu_seqlens_k max_seqlen_k"
-    " kv_counts kv_places full_kv_counts full_kv_places q_counts q_places"
-    " full_q_counts full_q_places x0 x1 x2 x3 x4 x5 x6 x7",
-    zeros=False,
-    everywhere=True,
-)
-def _(saved, grad, lse_grad):
-    grad, out, lse, lse_grad = gradients_of(saved, grad, lse_grad)
-    slots = [f"x{i}" for i in range(MAX_CAPTURED)]
-    wanted = sum(1 << i for i, name in enumerate(slots) if saved.needs.get(name))
-    given = dict(vars(saved))
-    for name in ("needs", "result"):
-        del given[name]
-    ordered = not wanted & saved.unordered
-    given["deterministic"] = wants_equal_bits(saved.q, saved.deterministic, ordered)
-    found = modified_backward(
-        grad=grad, out=out, lse=lse, lse_grad=lse_grad, wanted=wanted, **given
-    )
-    return dict(zip(("q", "k", "v", "sinks", *slots), found, strict=True))
+give_gradient(modified, modified_backward, captured=[f"x{i}" for i in range(MAX_CAPTURED)])
