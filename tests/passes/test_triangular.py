@@ -138,20 +138,6 @@ def test_what_is_filled_with_something_else_is_summed():
     assert only(picking(other=1.0)) == [None]
 
 
-def test_functions_of_the_lane_that_are_no_digits():
-    assert lane_pieces([lane * 4 % 32 for lane in range(32)]) is not None
-    assert lane_pieces([lane * lane % 32 for lane in range(32)]) is None
-
-
-def test_places_in_other_lanes():
-    across, along = (blocked((N,), n, 1) for n in (1, 2))
-    assert shuffles(across, along) == 2
-    found = fetches(across, along)
-    assert found is not None
-    assert [lane for _, lane in found[1]][:9] == [1, 3, 5, 7, 9, 11, 13, 15, 1]
-    assert fetches(blocked((128,), 1, 4), blocked((128,), 4, 4)) is None
-
-
 @tkc.jit
 def least_of_flipped_pairs(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     values = tkc.load(x.ptr + tkc.zeros((ROWS, COLUMNS), tkc.int32))
