@@ -41,6 +41,7 @@ from tkc.ir.rewrite import (
     Builder,
     erase,
     is_inside,
+    narrow_while,
     rebuild_for,
     rebuild_if,
     replace,
@@ -306,9 +307,14 @@ def _trim(op: Operation, alive: set[Operation | SSAValue]) -> bool:
     """Drops what a loop or branch carries or yields and is not alive."""
     if not op.regions:
         return False
-    if isinstance(op, scf.ForOp):
-        return _trim_loop(op, alive)
-    return isinstance(op, scf.IfOp) and _trim_branch(op, alive)
+    match op:
+        case scf.ForOp():
+            return _trim_loop(op, alive)
+        case scf.WhileOp():
+            return _passes_on(op) and _trim_while(op, alive)
+        case scf.IfOp():
+            return _trim_branch(op, alive)
+    return False
 
 
 def _erase_unused(op: Operation) -> bool:
@@ -340,6 +346,8 @@ def _needs(item: Operation | SSAValue) -> list[Operation | SSAValue]:
     loop = item.block.parent_op()
     if isinstance(loop, scf.ForOp):
         return [loop, loop.results[item.index - 1]] if item.index else [loop]
+    if isinstance(loop, scf.WhileOp) and _passes_on(loop):
+        return [loop, loop.results[item.index]]
     return [] if loop is None or isinstance(loop, tile.Kernel) else [loop]
 
 
@@ -362,6 +370,8 @@ def _operands(op: Operation) -> list[Operation | SSAValue]:
             return []
         case scf.WhileOp():
             test, body = op.before_region.block, op.after_region.block
+            if _passes_on(op):
+                return [yielded_by(test)[0]]
             return [*op.arguments, *yielded_by(test), *yielded_by(body)]
     inside = [v for region in op.regions for inner in region.walk() for v in inner.operands]
     return [*op.operands, *inside]
@@ -376,6 +386,8 @@ def _sources(result: OpResult) -> list[SSAValue]:
         case scf.ForOp():
             body = op.body.block
             return [op.iter_args[i], body.args[1 + i], yielded_by(body)[i]]
+        case scf.WhileOp() if _passes_on(op):
+            return [op.arguments[i], yielded_by(op.after_region.block)[i]]
         case scf.IfOp():
             return [yielded_by(region.block)[i] for region in op.regions]
     return []
@@ -387,6 +399,25 @@ def _trim_branch(branch: scf.IfOp, alive: set[Operation | SSAValue]) -> bool:
     if len(keep) == len(branch.results):
         return False
     rebuild_if(branch, keep)
+    return True
+
+
+def _passes_on(loop: scf.WhileOp) -> bool:
+    """Whether the test of a loop passes on what it gets, and nothing else."""
+    test = loop.before_region.block
+    return list(yielded_by(test)[1:]) == list(test.args)
+
+
+def _trim_while(loop: scf.WhileOp, alive: set[Operation | SSAValue]) -> bool:
+    """Drops the carried values of such a loop that are not alive."""
+    keep = [i for i, r in enumerate(loop.results) if r in alive or r.first_use is not None]
+    if len(keep) == len(loop.results):
+        return False
+    test, body = loop.before_region.block, loop.after_region.block
+    for i in set(range(len(loop.results))).difference(keep):
+        for argument in (test.args[i], body.args[i]):
+            argument.replace_all_uses_with(loop.arguments[i])
+    narrow_while(loop, keep)
     return True
 
 

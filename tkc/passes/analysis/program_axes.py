@@ -10,6 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
+from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, index_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
@@ -58,10 +59,13 @@ def _joined(ways: list[int | None]) -> int | None:
 
 
 def from_memory(values: Iterable[SSAValue]) -> bool:
-    """Whether values depend on what a kernel loads: nothing is known then of how they differ
-    between programs.
+    """Whether values depend on what a kernel loads, or computes of tiles: nothing is known then of
+    how they differ between programs.
     """
-    return any(isinstance(op, LOADS) for op in sources(values))
+    return any(
+        isinstance(op, LOADS) or any(isinstance(r.type, TileType) for r in op.results)
+        for op in sources(values)
+    )
 
 
 def sources(
