@@ -121,7 +121,7 @@ def test_a_row_that_is_read_in_its_loop_leaves_room():
 
 # ---- blocks of rows
 def sizes(words: int = 1 << 14, moved: int = 1 << 14, looped: bool = False) -> streaming._Sizes:
-    return streaming._Sizes(words, 1 << 14, moved, 3, looped, 72, 32)
+    return streaming._Sizes(words, 1 << 14, moved, 3, False, looped, 72, 32)
 
 
 @pytest.mark.parametrize("moved, few", [(1 << 9, (1, 2)), (1 << 10, (2,)), (1 << 11, ())])

@@ -1213,3 +1213,39 @@ def test_no_warps_without_a_line_to_sort(rows, warps):
     out = np.zeros_like(x)
     level4.run(last, [x, out], (1, 1, 1), 1)
     np.testing.assert_array_equal(out, np.sort(x))
+
+
+@tkc.jit
+def cheapest_path(x, z, y, N: tkc.constexpr):
+    """Dynamic time warping of two series: steps along a line are sums and minima so far."""
+    pair = tkc.program_id(0)
+    b, line = tkc.load(z[pair], (0,), (N,)), tkc.zeros((N,))
+    for i in tkc.range(x.shape[1]):
+        cost = tkc.abs(x[pair, i] - b)
+        sums = tkc.cumsum(cost, axis=0)
+        line = tkc.scan(line + cost - sums, 0, lambda a, b: tkc.minimum(a, b)) + sums
+    tkc.store(y[pair], (0,), line)
+
+
+@pytest.mark.parametrize("columns,warps", [(256, 1), (512, 4)])
+def test_one_warp_spares_others_a_meeting_in_every_iteration(columns, warps):
+    """The lanes' share of a line is in one piece: loads are outside of the loop."""
+    x, z, y = (np.zeros((3, n), np.float32) for n in (8, columns, columns))
+    plan, compiled = plan_of(cheapest_path, x, z, y, N=columns)
+    assert plan.warps == warps
+    assert ("bar.sync" in compiled.ptx) == (warps > 1)
+    if warps == 1:
+        assert compiled.ptx.count("shfl.sync") == 2 * 5
+
+
+def test_what_lines_in_one_warp_come_to():
+    generator = np.random.default_rng(0)
+    x, z = (generator.normal(size=(3, n)).astype(np.float32) for n in (8, 256))
+    y = np.zeros_like(z)
+    cheapest_path[3](x, z, y, N=256)
+    line = np.zeros_like(z)
+    for column in x.T:
+        cost = np.abs(column[:, None] - z)
+        sums = np.cumsum(cost, axis=1)
+        line = np.minimum.accumulate(line + cost - sums, axis=1) + sums
+    np.testing.assert_allclose(y, line, rtol=1e-4, atol=1e-4)

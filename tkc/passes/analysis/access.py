@@ -220,8 +220,8 @@ def vectors_first(layout: Layout, axis: int) -> Layout:
 
 def in_runs(layout: Layout, axis: int, is_fast: bool) -> Layout:
     """The layout with each warp's share of an axis in one piece, below the warps: a scan along it
-    then needs the least of other warps. Likewise each thread's share, unless neighbours along the
-    axis are neighbours in memory, which the lanes of a warp then have together.
+    then needs the least of other warps. Likewise each thread's share, unless the axis is_fast:
+    neighbours along it are neighbours in memory, which the lanes of a warp then have together.
     """
 
     def along(digits: Iterable[Digit]) -> list[Digit]:

@@ -120,7 +120,7 @@ class Groups:
         self.anchors: dict[SSAValue, list[Operation]] = {}
         self.reductions: Members = {}
         self.scans: Members = {}
-        self.depths: Members = {}  # of the loops round each reduction
+        self.depths: Members = {}  # of the loops round each reduction or scan
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
@@ -196,6 +196,7 @@ class Groups:
                 for a in op.results:
                     for axes in self.reductions, self.scans:
                         axes.setdefault(a, []).append(op.axis.value.data)
+                    self.depths.setdefault(a, []).append(len(loops_of(op)))
             case _ if isinstance(op, BlockAccess | PointerAccess):
                 self._enter_access(op)
             case _ if isinstance(op, POINTWISE):
@@ -569,8 +570,9 @@ class Groups:
             # words, not vectors: a thread then has more of the scanned axis, which costs it least
             widest = replace(widest, vector=min(widest.vector, max(1, 32 // widest.bits)))
         found = self._of_access(root, widest, copied)
+        deeper = bool(scanned) and max(self.depths[root]) > self._depth(root)
         for axis in scanned:
-            found = in_runs(found, axis, axis == order[0])
+            found = in_runs(found, axis, axis == order[0] and not deeper)
         return found
 
     def _of_access(self, root: SSAValue, access: Access, copied: bool) -> Layout:

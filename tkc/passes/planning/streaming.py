@@ -6,12 +6,13 @@ cluster shares a program.
 The fewest warps that keep this within MAX_TILE_REGISTERS: a thread then has several vectors in
 flight, a barrier waits for few warps, and several blocks fit a multiprocessor, so that one computes
 while another waits for memory. Less than four warps only where a thread's share of the longest tile
-in memory would be less than a vector, and the same instructions then move more; or where fewer
-lines are sorted, each in one warp. Where a program would fill a multiprocessor, programs *stream*:
-a block of 16 warps takes one after the other, and issues the copies of the next row as soon as it
-has this one in registers (a ring in shared memory, `ahead`). Its programs come from the dynamic
-tile scheduler, since multiprocessors that wait for memory are not equally quick. `persistent=True`
-or False decides otherwise.
+in memory would be less than a vector, and the same instructions then move more; where fewer lines
+are sorted, each in one warp; or where a loop that loads no tile scans, reduces or gathers along
+the whole of short tiles, for which warps would meet in each iteration. Where a program would fill
+a multiprocessor, programs *stream*: a block of 16 warps takes one after the other, and issues the
+copies of the next row as soon as it has this one in registers (a ring in shared memory, `ahead`).
+Its programs come from the dynamic tile scheduler, since multiprocessors that wait for memory are
+not equally quick. `persistent=True` or False decides otherwise.
 
 In loops with loop-carried sums (a norm's backward pass) threads meet at a barrier in every
 iteration: 8 warps at most, a cluster of such blocks for longer rows, and as many blocks on a
@@ -42,7 +43,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import counted_slice, defining_slice
+from tkc.ir.rewrite import counted_slice, defining_slice, loop_of
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import block_of, tile_type
@@ -75,6 +76,7 @@ MAX_TILE_REGISTERS = 72
 MAX_LOOP_REGISTERS = 100  # in a loop
 MAX_PART_REGISTERS = 64  # in a loop over parts of rows in shared memory
 MAX_FEW_WARPS_REGISTERS = 32  # of less than four warps, which hide little latency
+MAX_MEETING_ELEMENTS = 8  # of a tile, a thread, whose exchange one warp spares others
 MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
 MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
 ROW_OPERATIONS = (
@@ -108,14 +110,17 @@ class _Sizes:
     """What decides how many warps a program without dots has.
 
     words: 32-bit registers of all tiles that are live together. largest: elements of the largest
-    tile. moved: bytes of the largest tile that is loaded or stored. looped: there are loops.
-    max_registers: of tiles, a thread. max_elements: of the largest tile, a thread.
+    tile. moved: bytes of the largest tile that is loaded or stored. sorted_lines: the fewest of a
+    tile that is sorted. meets: threads exchange elements of whole tiles in a loop that loads none.
+    looped: there are loops. max_registers: of tiles, a thread. max_elements: of the largest tile, a
+    thread.
     """
 
     words: int
     largest: int
     moved: int
     sorted_lines: int
+    meets: bool
     looped: bool
     max_registers: int
     max_elements: int
@@ -135,12 +140,17 @@ class _Sizes:
         moved = max((bytes_of(op) for op in ops if _moves_tile(op)), default=0)
         sorts = [tile_type(op.arg).extents for op in ops if isinstance(op, tile.Sort)]
         lines = min((prod(extents[:-1]) for extents in sorts), default=FEW_WARPS[-1] + 1)
-        return _Sizes(pressure(kernel), largest, moved, lines, looped, registers, elements)
+        meets = any(_exchanges_whole(op) for op in ops)
+        return _Sizes(pressure(kernel), largest, moved, lines, meets, looped, registers, elements)
 
     @property
     def warp_counts(self) -> tuple[int, ...]:
         """Of a block: threads that meet in every iteration are fewer."""
-        few = tuple(w for w in FEW_WARPS if self._is_short_of(w) or self.sorted_lines <= w)
+        few = tuple(
+            w
+            for w in FEW_WARPS
+            if self._is_short_of(w) or self.sorted_lines <= w or w == 1 and self._fits_one_warp()
+        )
         return few + (WARP_COUNTS[:-1] if self.looped else WARP_COUNTS)
 
     def _is_short_of(self, warps: int) -> bool:
@@ -149,6 +159,10 @@ class _Sizes:
         """
         is_short = self.moved <= 32 * warps * VECTOR_BYTES
         return is_short and self.registers(warps) <= MAX_FEW_WARPS_REGISTERS
+
+    def _fits_one_warp(self) -> bool:
+        """Whether one warp spares others that they meet in every iteration."""
+        return self.meets and self.largest <= 32 * MAX_MEETING_ELEMENTS
 
     def registers(self, warps: int, blocks: int = 1) -> int:
         """Of tiles, a thread of so many warps in each of so many blocks."""
@@ -168,6 +182,20 @@ class _Sizes:
             if self.registers(warps) <= self.max_registers and self.largest <= elements:
                 return warps
         return None
+
+
+def _exchanges_whole(op: Operation) -> bool:
+    """Whether threads exchange elements along a tile of one line, in a loop that loads no tile."""
+    if not isinstance(op, (tile.Reduce, tile.Scan, tile.Gather)):
+        return False
+    t, loop = tile_type(op.operands[0]), loop_of(op)
+    is_line = t.size == t.extents[op.axis.value.data]
+    return is_line and loop is not None and not any(map(_loads_tile, loop.walk()))
+
+
+def _loads_tile(op: Operation) -> bool:
+    """Whether an operation loads a tile."""
+    return isinstance(op, LOADS) and tile_of(op) is not None
 
 
 def _moves_tile(op: Operation) -> bool:
