@@ -36,18 +36,18 @@ An axis without a bound has an extent that no access reaches. What is left of th
 outer axes of the array (batches, heads), or its offset in the argument where the host knows it. A
 promise of the pointers (`tile.multiple`: that rows of neighbours begin at multiples of so many
 bytes) is one of the array's strides, and of its address where the block begins at such multiples.
+Arrays that the kernel makes at a place of its own (block pointers, descriptors) become parts of
+others that the host knows (raised/arrays.py).
 Sources: the semantics of masked pointer loads in Triton's language reference.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
-from itertools import permutations
-from math import gcd, lcm, prod
+from math import lcm, prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32, i64
@@ -74,6 +74,7 @@ from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.mapped import MAX_MAP_RANK
 from tkc.passes.analysis.pointers import Affine, Forms
 from tkc.passes.analysis.polynomials import Polynomial, TooLarge
+from tkc.passes.raised.arrays import made_at_places, parts
 from tkc.passes.raised.blocks import (
     MEMORY_BYTES,
     MIN_MOVED_STRIDE,
@@ -84,6 +85,7 @@ from tkc.passes.raised.blocks import (
     PointerBlock,
     is_large,
 )
+from tkc.passes.raised.outer import outer_axes
 from tkc.passes.raised.writing import Writer
 from tkc.passes.simplify import is_update
 from tkc.passes.simplify import run as simplify
@@ -99,13 +101,8 @@ class NotABlock(Exception):
 def run(module: ModuleOp, context: PassContext) -> None:
     """Raises what can be raised in each kernel that gains by it, and says of the rest why not."""
     for kernel in module.body.block.ops:
-        if isinstance(kernel, tile.Kernel) and _gains(kernel):
-            raised = _raise(kernel, context)
-            if raised:
-                context.decisions.append(
-                    f"raise-pointers: {raised} accesses by pointers are blocks of arrays"
-                )
-                simplify(module, context)
+        if isinstance(kernel, tile.Kernel) and _gains(kernel) and _raise(kernel, context):
+            simplify(module, context)
 
 
 def _gains(kernel: tile.Kernel) -> bool:
@@ -139,13 +136,15 @@ def _orders_nothing(op: PointerBlock) -> bool:
     return op.semantics is None
 
 
-def _raise(kernel: tile.Kernel, context: PassContext) -> int:
-    accesses = _accesses(kernel)
-    if not accesses:
-        return 0
+def _raise(kernel: tile.Kernel, context: PassContext) -> bool:
+    """Whether something has been raised."""
+    accesses, mapped = _accesses(kernel), _is_mapped(kernel)
+    arrays = made_at_places(kernel) if mapped else []
+    if not accesses and not arrays:
+        return False
     _divide_apart(kernel)
     _take_remainders(kernel)
-    forms, blocks, mapped = Forms.of(kernel, _numbered(kernel)), [], _is_mapped(kernel)
+    forms, blocks = Forms.of(kernel, _numbered(kernel)), []
     for op in accesses:
         try:
             blocks.append(_recognised(op, forms, mapped))
@@ -155,9 +154,19 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> int:
                 f" stays by pointers: {why or 'its address has too many terms'}"
             )
     writer = Writer(kernel, forms.scalars, context.options.debug > 0)
+    found = list(parts(arrays, forms))
+    writer.begin_before([*(block.op for block in blocks), *(part.op for part in found)])
+    for part in found:
+        writer.write_part(part)
     for block in blocks:
         writer.write(block)
-    return len(blocks)
+    for count, what in (
+        (len(found), "arrays made by programs are parts of arrays that the host knows"),
+        (len(blocks), "accesses by pointers are blocks of arrays"),
+    ):
+        if count:
+            context.decisions.append(f"raise-pointers: {count} {what}")
+    return bool(blocks or found)
 
 
 def _divide_apart(kernel: tile.Kernel) -> None:
@@ -357,7 +366,7 @@ class _Recognition:
         even = {a: stride for a, stride in strides.items() if a not in gathered}
         starts, bounds, rest = self._starts(form.offset, even)
         offset = self._known_part(rest)
-        outer = self._outer(rest - offset, MAX_MAP_RANK - len(strides))
+        outer = outer_axes(rest - offset, MAX_MAP_RANK - len(strides), self._is_known)
         for a, rows in gathered.items():
             before = self._rows_before(rows, strides[a])
             starts[a] = Polynomial.number(before)
@@ -614,44 +623,6 @@ class _Recognition:
                 self.left.append(condition)
         if not found.low and bounds[axis] is None:
             starts.pop(axis, None)
-
-    def _outer(self, rest: Polynomial, room: int) -> list[Axis]:
-        """Axes that the block lacks: a batch, a head. One for each stride that the host knows;
-        where there is room for fewer, what counts multiples of another stride (`chunk` in
-        chunk * (%size * %stride)) is counted along that one's axis.
-        """
-        grouped: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
-        for monomial, coefficient in rest.terms:
-            host = tuple(a for a in monomial if self._is_known(Polynomial((((a,), 1),))))
-            own = tuple(a for a in monomial if a not in host)
-            grouped.setdefault(host, {})[own] = coefficient
-        while len(grouped) > room and (pair := _multiple(grouped)) is not None:
-            host, finer = pair
-            times = tuple((Counter(host) - Counter(finer)).elements())
-            places = Polynomial.of(
-                {tuple(sorted((*m, *times))): c for m, c in grouped[host].items()}
-            )
-            together = Polynomial.of(grouped[finer]) + places
-            grouped = {h: terms for h, terms in grouped.items() if h != host}
-            grouped[finer] = dict(together.terms)
-        found = []
-        for host, terms in sorted(grouped.items(), key=lambda pair: -len(pair[0])):
-            step = gcd(*terms.values())
-            start = Polynomial.of({m: c // step for m, c in terms.items()})
-            found.append(Axis(Polynomial(((host, step),)), start, None, -1))
-        return found
-
-
-def _multiple(strides: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...] | None:
-    """A product of numbers of the host, and another that divides it; None where there are none."""
-    return next(
-        (
-            (stride, finer)
-            for stride, finer in permutations(strides, 2)
-            if finer and Counter(finer) < Counter(stride)
-        ),
-        None,
-    )
 
 
 def _is_visible(value: SSAValue, anchor: Operation) -> bool:

@@ -605,6 +605,14 @@ def _is_filled_with_zeros(op: tile.Load | tile.LoadPointers) -> bool:
     return number == 0 and math.copysign(1.0, number) > 0
 
 
+def _address(op: tile.Pointer) -> Sequence[SSAValue] | None:
+    """The address that an array was made of: a loop that carries it carries nothing new then."""
+    made = op.arg.owner
+    if isinstance(made, tile.MakeArray) and made.pointer.type == op.result.type:
+        return [made.pointer]
+    return None
+
+
 def _extent(op: tile.Dim | tile.Stride) -> Sequence[SSAValue] | None:
     """Extents and strides that the specialization knows, and those of a view's array."""
     axis, facts = op.axis.value.data, array_type(op.arg).facts
@@ -676,6 +684,7 @@ _RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
     tile.Reduce: _reduce,
     tile.Load: _load,
     tile.LoadPointers: _load_pointers,
+    tile.Pointer: _address,
     tile.Dim: _extent,
     tile.Stride: _extent,
     scf.IfOp: _if,

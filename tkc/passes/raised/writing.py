@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd, lcm
@@ -11,7 +12,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.host_values import BEGINS_BEFORE
+from tkc.ir.host_values import BEGINS_BEFORE, host_value
 from tkc.ir.interface import UNBOUNDED
 from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.target import ROW_ALIGNMENT
@@ -27,6 +28,7 @@ from tkc.ir.types import (
 from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
+from tkc.passes.raised.arrays import Part
 from tkc.passes.raised.blocks import (
     MIN_MOVED_STRIDE,
     REACHED_ELEMENTS,
@@ -54,17 +56,63 @@ class Writer:
     def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
         self.kernel, self.scalars, self.checks = kernel, scalars, checks
         self.arrays: dict[tuple, MadeArray] = {}
+        self.wholes: dict[tuple, SSAValue] = {}
         self.entry: Operation | None = None  # before it arrays are made
         self.placed: dict[SSAValue, SSAValue] = {}
         self.loaded: dict[SSAValue, SSAValue] = {}  # what has been written, by what it replaces
 
+    def begin_before(self, written: Sequence[Operation]) -> None:
+        """Arrays are made before the first of the operations that are replaced."""
+        top = self.kernel.body.block
+        around = {ancestor(op, top) for op in written}
+        self.entry = next((op for op in top.ops if op in around), None)
+
+    def write_part(self, part: Part) -> None:
+        """Replaces an array by a view of the one that it is a part of."""
+        op, build = part.op, Builder(part.op)
+        self._check(part.assumed, build)
+        starts = [self._sum(axis.start, build, False) for axis in part.axes]
+        starts = [s if s.type == i32 else build(ew.Cast(s, i32)) for s in starts]
+        kinds = ["index"] * len(starts) + ["all"] * len(op.shape)
+        whole = self._whole(part)
+        if op is self.entry:  # which goes
+            self.entry = op.next_op
+        replace(op, [build(tile.View(whole, kinds, starts, array_type(op.result)))])
+
+    def _whole(self, part: Part) -> SSAValue:
+        """The array that another is a part of."""
+        op, given = part.op, (*part.op.shape, *part.op.strides)
+        outer = tuple(axis.stride for axis in part.axes)
+        key = part.base, part.offset, outer, tuple(map(host_value, given))
+        if key not in self.wholes:
+            assert self.entry is not None
+            build = Builder(self.entry)
+            pointer = build(tile.Pointer(part.base))
+            if part.offset.terms:
+                offset = self._sum(part.offset, build, True, is_large(part.base))
+                pointer = build(ew.PointerAdd(pointer, offset))
+            rank = len(part.axes)
+            shape = [build.number(UNBOUNDED)] * rank + [self._at_entry(v) for v in op.shape]
+            strides = [self._sum(axis.stride, build, True) for axis in part.axes]
+            strides += [self._at_entry(v) for v in op.strides]
+            own = array_type(op.result)
+            size = bits(own.element) // 8
+            facts = ArrayFacts(
+                (*[Fact(exact=UNBOUNDED)] * rank, *own.facts.shape),
+                (*(_fact(self.scalars, axis.stride) for axis in part.axes), *own.facts.strides),
+                gcd(
+                    array_type(part.base).facts.align,
+                    size * self.scalars.divisor(part.offset),
+                ),
+            )
+            t = ArrayType(len(shape), own.element, facts)
+            self.wholes[key] = build(tile.MakeArray(pointer, shape, strides, t))
+        return self.wholes[key]
+
     def write(self, block: Block) -> None:
         """Replaces the access."""
-        op = block.op
-        if self.entry is None:
-            self.entry = ancestor(op, self.kernel.body.block)
-        build = Builder(op)
-        self._check(block, build)
+        op, build = block.op, Builder(block.op)
+        self._check(block.assumed, build)
         made = self._array(block)
         array, rows = made.array, self._take_rows(block, build)
         offsets = [
@@ -137,9 +185,9 @@ class Writer:
             loaded = build(ew.Select(inside, loaded, zeros))
         return loaded
 
-    def _check(self, block: Block, build: Builder) -> None:
+    def _check(self, assumed: set[SSAValue], build: Builder) -> None:
         """Promises that divisors are positive, for the checks of TKC_DEBUG."""
-        for divisor in block.assumed if self.checks else ():
+        for divisor in assumed if self.checks else ():
             build.do(tile.Assume(operands=[build.gt(divisor, 0)]))
 
     def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:

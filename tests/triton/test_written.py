@@ -1,0 +1,109 @@
+"""Forms that kernels written for the race have (benchmarks/triton_models.py, triton_signals.py):
+right on the CPU and by the simulator of Hopper's programs, and compiled as blocks of arrays are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tkc.triton as triton
+import tkc.triton.language as tl
+
+rng = np.random.default_rng(0)
+
+
+def small(*shape, dtype=np.float16, most=4):
+    """Whole numbers of which sums are exact."""
+    return rng.integers(-most, most, shape).astype(dtype)
+
+
+def decisions(launched) -> str:
+    return "\n".join(launched.decisions_for("sm_90a"))
+
+
+@pytest.fixture(params=["CPU", "simulator"])
+def anywhere(request, monkeypatch):
+    """The CPU's back end, and the simulator of Hopper's programs with its threads."""
+    if request.param == "simulator":
+        monkeypatch.setenv("TKC_SIM", "1")
+        monkeypatch.setenv("TKC_TARGET", "sm_90a")
+
+
+# ---- arrays that a program makes at a place of its own
+@triton.jit
+def products_of_heads(a, b, c, S, H, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):
+    """c = a b of each head, by block pointers that a loop moves."""
+    batch, head = tl.program_id(1), tl.program_id(2)
+    own = (batch * H + head).to(tl.int64) * S * D
+    shared = (batch * (H // 2) + head // 2).to(tl.int64) * S * D
+    at = tl.program_id(0) * BM
+    a_at = tl.make_block_ptr(a + own, (D, S), (1, D), (0, 0), (D, BK), (0, 1))
+    b_at = tl.make_block_ptr(b + shared, (S, D), (D, 1), (0, at), (BK, BM), (1, 0))
+    acc = tl.zeros((D, BM), tl.float32)
+    for _ in range(0, S, BK):
+        x = tl.load(a_at, boundary_check=(1,), padding_option="zero")
+        acc = tl.dot(x, tl.load(b_at, boundary_check=(0, 1), padding_option="zero"), acc)
+        a_at = tl.advance(a_at, (0, BK))
+        b_at = tl.advance(b_at, (BK, 0))
+    c_at = tl.make_block_ptr(
+        c + (batch * H + head) * D * D, (D, D), (D, 1), (0, at), (D, BM), (1, 0)
+    )
+    tl.store(c_at, acc.to(tl.float16), boundary_check=(0, 1))
+
+
+def test_block_pointers_of_heads_have_tensor_maps(anywhere):
+    batches, heads, s, d = 2, 4, 72, 64
+    a, b = small(batches, heads, s, d), small(batches, heads // 2, s, d)
+    c = np.zeros((batches, heads, d, d), np.float16)
+    launched = products_of_heads[(1, batches, heads)](a, b, c, s, heads, BM=64, BK=32, D=d)
+    exact = np.einsum("bhsi,bhsj->bhij", a.astype(float), np.repeat(b, 2, 1).astype(float))
+    np.testing.assert_array_equal(c, exact.astype(np.float16))
+    said = decisions(launched)
+    assert "3 arrays made by programs are parts of arrays that the host knows" in said
+    assert "copies a block" not in said
+
+
+@triton.jit
+def products_of_listed(a, b, c, place, S, BK: tl.constexpr, D: tl.constexpr):
+    """The same of the head that a list names: a place of which nothing is known."""
+    own = tl.load(place + tl.program_id(0)).to(tl.int64) * S * D
+    a_at = tl.make_block_ptr(a + own, (D, S), (1, D), (0, 0), (D, BK), (0, 1))
+    b_at = tl.make_block_ptr(b + own, (S, D), (D, 1), (0, 0), (BK, D), (1, 0))
+    acc = tl.zeros((D, D), tl.float32)
+    for _ in range(0, S, BK):
+        acc = tl.dot(tl.load(a_at, boundary_check=(1,)), tl.load(b_at, boundary_check=(0,)), acc)
+        a_at, b_at = tl.advance(a_at, (0, BK)), tl.advance(b_at, (BK, 0))
+    r = tl.arange(0, D)
+    tl.store(c + tl.program_id(0) * D * D + r[:, None] * D + r[None, :], acc.to(tl.float16))
+
+
+def test_arrays_at_loaded_places_are_as_they_were(anywhere):
+    heads, s, d = 3, 40, 64
+    a, b, c = small(heads, s, d), small(heads, s, d), np.zeros((2, d, d), np.float16)
+    launched = products_of_listed[(2,)](a, b, c, np.array([2, 0], np.int32), s, BK=32, D=d)
+    exact = np.einsum("hsi,hsj->hij", a.astype(float), b.astype(float))[[2, 0]]
+    np.testing.assert_array_equal(c, exact.astype(np.float16))
+    assert "are parts of arrays" not in decisions(launched)
+
+
+@triton.jit
+def products_of_batches(a, b, c, S, BK: tl.constexpr, D: tl.constexpr):
+    """By descriptors that each program makes of its batch."""
+    batch = tl.program_id(0)
+    a_of = tl.make_tensor_descriptor(a + batch * S * D, [S, D], [D, 1], [BK, D])
+    b_of = tl.make_tensor_descriptor(b + batch * S * D, [S, D], [D, 1], [BK, D])
+    c_of = tl.make_tensor_descriptor(c + batch * D * D, [D, D], [D, 1], [D, D])
+    acc = tl.zeros((D, D), tl.float32)
+    for k in range(0, S, BK):
+        acc = tl.dot(a_of.load([k, 0]).T, b_of.load([k, 0]), acc)
+    c_of.store([0, 0], acc.to(tl.float16))
+
+
+def test_descriptors_of_batches_have_tensor_maps(anywhere):
+    batches, s, d = 3, 72, 64
+    a, b, c = small(batches, s, d), small(batches, s, d), np.zeros((batches, d, d), np.float16)
+    launched = products_of_batches[(batches,)](a, b, c, s, BK=32, D=d)
+    exact = np.einsum("bsi,bsj->bij", a.astype(float), b.astype(float))
+    np.testing.assert_array_equal(c, exact.astype(np.float16))
+    assert "copies a block" not in decisions(launched)
