@@ -107,3 +107,28 @@ def test_descriptors_of_batches_have_tensor_maps(anywhere):
     exact = np.einsum("bsi,bsj->bij", a.astype(float), b.astype(float))
     np.testing.assert_array_equal(c, exact.astype(np.float16))
     assert "copies a block" not in decisions(launched)
+
+
+# ---- results by columns
+@triton.jit
+def product_by_columns(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """The transpose of a b, stored as it is computed."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        x = tl.load(a + rm[:, None] * K + rk[None, :], mask=rm[:, None] < M, other=0.0)
+        y = tl.load(b + rk[:, None] * N + rn[None, :], mask=rn[None, :] < N, other=0.0)
+        acc = tl.dot(x, y, acc)
+    inside = (rm[:, None] < M) & (rn[None, :] < N)
+    tl.store(c + rn[None, :] * M + rm[:, None], acc.to(tl.float16), mask=inside)
+
+
+def test_a_result_by_columns_is_stored_by_rows_of_its_transpose(anywhere):
+    m, n, k = 80, 144, 64
+    a, b, c = small(m, k), small(k, n), np.zeros((n, m), np.float16)
+    launched = product_by_columns[(2, 3)](a, b, c, m, n, k, BM=64, BN=64, BK=32)
+    exact = a.astype(float) @ b.astype(float)
+    np.testing.assert_array_equal(c, exact.T.astype(np.float16))
+    said = decisions(launched)
+    assert "bytes for the output" in said and "stored from registers" not in said

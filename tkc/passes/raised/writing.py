@@ -55,6 +55,7 @@ class Writer:
 
     def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
         self.kernel, self.scalars, self.checks = kernel, scalars, checks
+        self.has_dots = any(isinstance(op, tile.Dot) for op in kernel.walk())
         self.arrays: dict[tuple, MadeArray] = {}
         self.wholes: dict[tuple, SSAValue] = {}
         self.entry: Operation | None = None  # before it arrays are made
@@ -113,6 +114,11 @@ class Writer:
         """Replaces the access."""
         op, build = block.op, Builder(block.op)
         self._check(block.assumed, build)
+        turned = self.has_dots and _is_by_columns(block)
+        conditions = self._mask(block, _kept(block), build) if turned else None
+        if turned:  # a matrix is stored by rows, which its transpose has
+            at = [i for i, axis in enumerate(block.axes) if axis.extent >= 0]
+            block.axes[at[0]], block.axes[at[1]] = block.axes[at[1]], block.axes[at[0]]
         made = self._array(block)
         array, rows = made.array, self._take_rows(block, build)
         offsets = [
@@ -123,9 +129,8 @@ class Writer:
             offset if before is None else _counted_from(before, offset, build)
             for offset, before in zip(offsets, made.before, strict=True)
         ]
-        extents = [axis.extent for axis in block.axes]
-        kept = [n for n in extents if n >= 0]
-        mask = self._mask(block, kept, build)
+        extents, kept = [axis.extent for axis in block.axes], _kept(block)
+        mask = conditions if turned else self._mask(block, kept, build)
         if op is self.entry:  # which goes
             self.entry = op.next_op
         if isinstance(op, tile.LoadPointers):
@@ -140,7 +145,11 @@ class Writer:
             self.loaded[op.result] = whole_tile
             replace(op, [whole_tile])
             return
-        value = _reshaped(op.value, kept, build)
+        if turned:
+            value = _turned(_reshaped(op.value, kept[::-1], build), build)
+            mask = None if mask is None else _turned(mask, build)
+        else:
+            value = _reshaped(op.value, kept, build)
         if isinstance(op, tile.Atomic):
             build.do(tile.AtomicBlock(op.kind.data, array, offsets, value, extents, mask))
         else:
@@ -356,6 +365,25 @@ class Writer:
                 operands = {v: self._at_entry(v) for v in op.operands}
                 self.placed[value] = Builder(self.entry)(op.clone(operands))
         return self.placed[value]
+
+
+def _kept(block: Block) -> list[int]:
+    """The extents of the block along the axes that it has."""
+    return [axis.extent for axis in block.axes if axis.extent >= 0]
+
+
+def _is_by_columns(block: Block) -> bool:
+    """Whether an access stores a matrix whose columns are dense in memory."""
+    kept = [axis for axis in block.axes if axis.extent >= 0]
+    if not isinstance(block.op, tile.StorePointers) or len(kept) != 2 or block.covered:
+        return False
+    if any(axis.gathered is not None or axis.extent == 1 for axis in kept):
+        return False
+    return _is_dense(kept[0]) and not _is_dense(kept[1])
+
+
+def _turned(matrix: SSAValue, build: Builder) -> SSAValue:
+    return build(tile.Transpose(matrix, (1, 0)))
 
 
 def _bounds(block: Block, behind: bool = False) -> list[Polynomial]:
