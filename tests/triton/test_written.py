@@ -132,3 +132,34 @@ def test_a_result_by_columns_is_stored_by_rows_of_its_transpose(anywhere):
     np.testing.assert_array_equal(c, exact.T.astype(np.float16))
     said = decisions(launched)
     assert "bytes for the output" in said and "stored from registers" not in said
+
+
+# ---- numbers that are repeated
+@triton.jit
+def products_of_words(x, packed, y, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Weights of 4 bits, eight side by side in a word."""
+    rm, rn = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    rw = tl.program_id(0) * (BN // 8) + tl.arange(0, BN // 8)
+    shifts = tl.broadcast_to((tl.arange(0, 8) * 4)[None, :], (BK * (BN // 8), 8))
+    shifts = tl.reshape(shifts, (BK, BN))
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        w = tl.load(packed + rk[:, None] * (N // 8) + rw[None, :])
+        w = tl.interleave(w, w)
+        w = tl.interleave(w, w)
+        w = tl.interleave(w, w)
+        w = ((w >> shifts) & 15).to(tl.float16)
+        acc = tl.dot(tl.load(x + rm[:, None] * K + rk[None, :]), w, acc)
+    tl.store(y + rm[:, None] * N + rn[None, :], acc.to(tl.float16))
+
+
+def test_words_joined_to_themselves_move_nothing(anywhere):
+    m, n, k = 64, 128, 128
+    x, packed = small(m, k, most=2), rng.integers(-(2**31), 2**31, (k, n // 8)).astype(np.int32)
+    y = np.zeros((m, n), np.float16)
+    launched = products_of_words[(2,)](x, packed, y, n, k, BM=64, BN=64, BK=64)
+    each = packed.astype(np.int64)[:, :, None] >> np.arange(0, 32, 4)
+    exact = x.astype(float) @ (each & 15).reshape(k, n)
+    np.testing.assert_array_equal(y, exact.astype(np.float16))
+    assert "between warps" not in decisions(launched)

@@ -559,6 +559,14 @@ def _shape(op: View) -> Sequence[SSAValue] | None:
     return None
 
 
+def _concat(op: tile.Concat) -> Sequence[SSAValue] | None:
+    """One tile joined to itself along a new axis: its elements are repeated."""
+    once = tile_type(op.args[0]).extents[op.axis.value.data] == 1
+    if once and len(set(op.args)) == 1:
+        return _new_before(op, tile.Broadcast(op.args[0], tile_type(op.result)))
+    return None
+
+
 def _reduce(op: tile.Reduce) -> Sequence[SSAValue] | None:
     """Over an axis of extent 1: the element itself."""
     t, axis = tile_type(op.args[0]), op.axis.value.data
@@ -681,6 +689,7 @@ _RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
     tile.Slice: _shape,
     tile.Flip: _shape,
     tile.Extract: _extract,
+    tile.Concat: _concat,
     tile.Reduce: _reduce,
     tile.Load: _load,
     tile.LoadPointers: _load_pointers,
