@@ -163,3 +163,32 @@ def test_words_joined_to_themselves_move_nothing(anywhere):
     exact = x.astype(float) @ (each & 15).reshape(k, n)
     np.testing.assert_array_equal(y, exact.astype(np.float16))
     assert "between warps" not in decisions(launched)
+
+
+@triton.jit
+def paged(q, cache, table, o, LENGTH, PAGES, PAGE: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    """Sums of scores times keys of a cache in pages."""
+    batch = tl.program_id(0)
+    g, d = tl.arange(0, 16), tl.arange(0, D)
+    x = tl.load(q + (batch * 16 + g)[:, None] * D + d[None, :])
+    acc = tl.zeros((16, D), tl.float32)
+    for n in range(0, LENGTH, BN):
+        t = n + tl.arange(0, BN)
+        page = tl.load(table + batch * PAGES + t // PAGE, mask=t < LENGTH, other=0)
+        rows = (page * PAGE + t % PAGE)[:, None] * D + d[None, :]
+        keys = tl.load(cache + rows, mask=t[:, None] < LENGTH, other=0.0)
+        acc += tl.dot(tl.dot(x, keys.T).to(tl.float16), keys)
+    tl.store(o + (batch * 16 + g)[:, None] * D + d[None, :], acc)
+
+
+def test_a_table_of_pages_is_read_up_to_its_end(anywhere):
+    batches, length, page, d = 2, 150, 16, 64
+    pages = -(-length // page)  # of the last one a part: no page lies behind it
+    q, cache = small(batches, 16, d, most=2), small(batches * pages, page, d, most=2)
+    table = rng.permutation(batches * pages).astype(np.int32).reshape(batches, pages)
+    o = np.zeros((batches, 16, d), np.float32)
+    launched = paged[(batches,)](q, cache, table, o, length, pages, PAGE=page, BN=64, D=d)
+    keys = cache[table].reshape(batches, -1, d)[:, :length].astype(float)
+    exact = np.einsum("bgd,bnd,bne->bge", q.astype(float), keys, keys)
+    np.testing.assert_array_equal(o, exact)
+    assert "1 load of their addresses one further" in decisions(launched)

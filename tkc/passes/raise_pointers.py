@@ -30,7 +30,8 @@ affine (analysis/pointers.py) and
   indices   of rows that nothing is known of gather them, -1 where the mask leaves a row out. They
             may be negative: the array begins so many rows before that none is
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
-            the rows once, and what was loaded is repeated
+            the rows once, and what was loaded is repeated. A mask leaves out rows of which it
+            leaves out the first element
 
 An axis without a bound has an extent that no access reaches. What is left of the address becomes
 outer axes of the array (batches, heads), or its offset in the argument where the host knows it. A
@@ -82,6 +83,7 @@ from tkc.passes.raised.blocks import (
     Axis,
     Block,
     Condition,
+    Covered,
     PointerBlock,
     is_large,
 )
@@ -338,7 +340,7 @@ class _Recognition:
         mask = Mask(op.mask, len(self.extents), forms)
         self.bounds, self.left = mask.bounds, mask.left
         self.ranges = Ranges()
-        self.covered: list[tuple[Polynomial, Condition | None]] = []
+        self.covered: list[Covered] = []
 
     def _is_known(self, polynomial: Polynomial) -> bool:
         """Whether it can be computed where the array is made."""
@@ -500,12 +502,11 @@ class _Recognition:
             *self.bounds,
             *(a for c in self.left for a in c.axes.values()),
         }:
-            if repeated[axis] != self.extents[axis] or not self._is_cut_off(axis):
+            if not self._is_cut_off(axis):
                 raise NotABlock("a mask bounds an axis along which neighbours have one address")
-            self.covered += [
-                (end, None if is_dead_beyond(self.op.result, axis, end, self.forms) else condition)
-                for end, condition in self.bounds.pop(axis).high
-            ]
+            for end, condition in self.bounds.pop(axis).high:
+                dead = is_dead_beyond(self.op.result, axis, end, self.forms)
+                self.covered.append(Covered(axis, end, None if dead else condition))
         self.extents = tuple(n // repeated.get(a, 1) for a, n in enumerate(self.extents))
 
     def _is_cut_off(self, axis: int) -> bool:

@@ -58,15 +58,24 @@ class Condition:
     axes: dict[int, int]
 
 
+@dataclass(frozen=True)
+class Covered:
+    """Of a tile's axis along which several elements are one: the first number that a mask leaves
+    out, and the condition that does so; None where nothing depends on what it leaves out.
+    """
+
+    axis: int
+    end: Polynomial
+    condition: Condition | None
+
+
 @dataclass
 class Block:
     """What an access addresses: a block of an array that begins `offset` elements behind an
     argument's first, or behind a pointer, where the conditions hold. anchor: before which the array
     is made; None for that of an argument. rows: bytes of which the pointers promise that each row
     begins at a multiple. repeated: how many elements along each of the tile's axes are one of the
-    block. covered: of the axes along which all of a tile is one element, the first number that a
-    mask leaves out, and the condition that does so; None where nothing depends on what it leaves
-    out. assumed: divisors taken to be positive.
+    block. covered: what a mask leaves out along these. assumed: divisors taken to be positive.
     """
 
     op: PointerBlock
@@ -77,7 +86,7 @@ class Block:
     axes: list[Axis]
     conditions: list[Condition]
     repeated: dict[int, int] = field(default_factory=dict)
-    covered: list[tuple[Polynomial, Condition | None]] = field(default_factory=list)
+    covered: list[Covered] = field(default_factory=list)
     assumed: set[SSAValue] = field(default_factory=set)
 
 

@@ -36,6 +36,7 @@ from tkc.passes.raised.blocks import (
     Axis,
     Block,
     Condition,
+    Covered,
     is_large,
 )
 
@@ -186,11 +187,11 @@ class Writer:
     def _cut_off(self, block: Block, loaded: SSAValue, build: Builder) -> SSAValue:
         """A loaded tile with zeros where conditions of `covered` do not hold."""
         whole = list(tile_type(loaded).extents)
-        for _, condition in block.covered:
-            if condition is None:
+        for covered in block.covered:
+            if covered.condition is None:
                 continue
             zeros = build(tile.Constant(0, loaded.type))
-            inside = self._condition(condition, whole, build)
+            inside = self._condition(covered.condition, whole, build)
             loaded = build(ew.Select(inside, loaded, zeros))
         return loaded
 
@@ -209,12 +210,26 @@ class Writer:
             mask = value if mask is None else build.and_(mask, value)
         if mask is not None:
             mask = _reshaped(mask, extents, build)
-        for end, _ in block.covered:
-            some = build.gt(self._sum(end, build, False), 0)
-            if extents:
-                some = build(tile.Splat(some, TileType(extents, i1)))
+        for covered in block.covered:
+            some = self._some(covered, block, whole, extents, build)
             mask = some if mask is None else build.and_(mask, some)
         return mask
+
+    def _some(
+        self, covered: Covered, block: Block, whole: list[int], extents: list[int], build: Builder
+    ) -> SSAValue:
+        """Where a mask leaves in the first of the elements that are one of the block."""
+        end, count = self._sum(covered.end, build, False), whole[covered.axis]
+        if count == 1:
+            some = build.gt(end, 0)
+            return build(tile.Splat(some, TileType(extents, i1))) if extents else some
+        numbers = build(tile.Arange(0, TileType([count], i32)))
+        numbers = build.mul(numbers, block.repeated[covered.axis])
+        if end.type != i32:
+            numbers = build(ew.Cast(numbers, TileType([count], end.type)))
+        some = build.lt(numbers, build(tile.Splat(end, tile_type(numbers))))
+        condition = Condition(some, {0: covered.axis})
+        return _reshaped(self._condition(condition, whole, build), extents, build)
 
     def _condition(self, condition: Condition, whole: list[int], build: Builder) -> SSAValue:
         """A condition as a mask of a tile of these extents."""
