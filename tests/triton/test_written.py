@@ -192,3 +192,33 @@ def test_a_table_of_pages_is_read_up_to_its_end(anywhere):
     exact = np.einsum("bgd,bnd,bne->bge", q.astype(float), keys, keys)
     np.testing.assert_array_equal(o, exact)
     assert "1 load of their addresses one further" in decisions(launched)
+
+
+# ---- numbers of 4 bits with exponents
+@triton.jit
+def microscaled(x, w, scales, y, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    r, c, rk, rp = tl.arange(0, 64), tl.arange(0, N), tl.arange(0, BK), tl.arange(0, BK // 2)
+    acc = tl.zeros((64, N), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(x + r[:, None] * K + (k + rk)[None, :])
+        b = tl.load(w + c[None, :] * (K // 2) + (k // 2 + rp)[:, None])
+        rs = k // 32 + tl.arange(0, BK // 32)
+        s = tl.load(scales + c[:, None] * (K // 32) + rs[None, :])
+        acc = tl.dot_scaled(a, None, "fp16", b, s, "e2m1", acc)
+    tl.store(y + r[:, None] * N + c[None, :], acc)
+
+
+def test_numbers_of_4_bits_and_their_exponents(anywhere):
+    n, k = 64, 128
+    x, w = small(64, k, most=2), rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+    scales = rng.integers(124, 131, (n, k // 32)).astype(np.uint8)
+    scales[5, 1] = 255  # not a number
+    y = np.zeros((64, n), np.float32)
+    launched = microscaled[(1,)](x, w, scales, y, N=n, K=k, BK=64)
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    each = np.stack([w & 15, w >> 4], 2).reshape(n, k)
+    numbers = np.where(each & 8, -1, 1) * sizes[each & 7]
+    power = np.where(scales == 255, np.nan, 2.0 ** (scales.astype(float) - 127))
+    exact = x.astype(float) @ (numbers * np.repeat(power, 32, 1)).T
+    np.testing.assert_array_equal(y, exact)
+    assert "between warps" not in decisions(launched)

@@ -437,10 +437,11 @@ class Groups:
             left, value = chosen.layouts[0], op.operands[0]
             if left is None or chosen.plan.instruction != "wgmma":
                 continue
-            while (view := defining_op(value, tile.Transpose)) is not None:
-                left, value = backward(view, left), view.arg
-            if self.kinds.data(value):
-                self._suggest(value, left)
+            views, value = self._views_of(value)
+            with suppress(LayoutError):
+                left = through_views(views, left)
+                if self.kinds.data(value):
+                    self._suggest(value, left)
         for op, chosen in self.dots.items():
             for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
                 if source == "relaid":

@@ -127,13 +127,12 @@ def _numbers(x: tensor, form: Any, packed: int) -> Tile:
 
 
 def _e2m1(bits: Any) -> Tile:
-    """Four bits (sign, two of exponent, one of mantissa) as bfloat16."""
+    """Four bits (sign, two of exponent, one of mantissa) as bfloat16: their place in one is that of
+    a number 2^126 times smaller.
+    """
     word = bits.to(types.uint16.core)
-    sign, exponent, mantissa = (word >> 3) << 15, (word >> 1) & 3, word & 1
-    normal = ((exponent + 126) << 7) | (mantissa << 6)
-    half = operations.where(mantissa != 0, values.lift(0x3F00, types.uint16.core), 0)
-    found = sign | values.lift(operations.where(exponent == 0, half, normal))
-    return values.as_tile(found.to(types.bfloat16.core, bitcast=True))
+    small = (((word & 8) << 12) | ((word & 7) << 6)).to(types.bfloat16.core, bitcast=True)
+    return values.as_tile(small * values.number(2.0**126, types.bfloat16.core))
 
 
 def _scaled(x: tensor, scale: Any) -> tensor:
@@ -144,17 +143,13 @@ def _scaled(x: tensor, scale: Any) -> tensor:
     groups, element = factors.shape[-1], value.dtype
     if scale.dtype.is_fp8():
         factor = values.cast(factors, element)
-        bad = None
     else:
         exponent = factors.to(types.uint16.core)
         bits = (exponent << 7).to(types.bfloat16.core, bitcast=True)  # 2 ** (scale - 127)
-        tiny = values.number(2.0**-127, types.bfloat16.core)
-        factor = values.cast(values.lift(operations.where(exponent == 0, tiny, bits)), element)
-        bad = exponent == 0xFF
+        tiny, nan = (values.number(n, types.bfloat16.core) for n in (2.0**-127, float("nan")))
+        power = operations.where(exponent == 0, tiny, bits)
+        factor = values.cast(values.lift(operations.where(exponent == 0xFF, nan, power)), element)
     k = value.shape[-1]
     grouped = value.reshape(*value.shape[:-1], groups, k // groups)
     product = grouped * values.as_tile(factor)[..., None]
-    if bad is not None:
-        nan = values.number(float("nan"), element)
-        product = operations.where(values.as_tile(bad)[..., None], nan, product)
-    return tensor(values.as_tile(values.lift(product)).reshape(value.shape))
+    return tensor(values.as_tile(product).reshape(value.shape))
