@@ -222,3 +222,29 @@ def test_numbers_of_4_bits_and_their_exponents(anywhere):
     exact = x.astype(float) @ (numbers * np.repeat(power, 32, 1)).T
     np.testing.assert_array_equal(y, exact)
     assert "between warps" not in decisions(launched)
+
+
+# ---- lines that are scanned in each iteration
+@triton.jit
+def _least(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def cheapest(x, y, M, N: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, N)
+    line = tl.load(y + row * N + c)
+    for i in range(M):
+        cost = tl.abs(tl.load(x + row * M + i) - line)
+        line = tl.associative_scan(line + cost, 0, _least)
+    tl.store(y + row * N + c, line)
+
+
+def test_a_line_that_is_scanned_in_each_iteration_lies_in_one_warp(anywhere):
+    x, y = small(3, 5, dtype=np.float32), small(3, 256, dtype=np.float32)
+    exact = y.copy()
+    for i in range(5):
+        exact = np.minimum.accumulate(exact + np.abs(x[:, i, None] - exact), 1)
+    launched = cheapest[(3,)](x, y, 5, N=256)
+    np.testing.assert_array_equal(y, exact)
+    assert "plan: 1 warps" in decisions(launched)
