@@ -12,6 +12,8 @@ from tests.language.kernels import array, i32, traced
 from tests.passes.kernels import context, through
 from tkc.ir import shared, tile
 from tkc.ir.types import TileType
+from tkc.ir.values import without_recursion
+from tkc.passes.defer_reductions import Parts
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
 
@@ -424,3 +426,101 @@ def test_only_whole_rows_of_several_threads_have_parts(rows, columns, axis, defe
     through(module, "defer-reductions", given)
     said = [text for text in given.decisions if text.startswith("defer-reductions")]
     assert len(said) == deferred, said
+
+
+# ---- what has no parts, beside the nearest thing that has
+BEFORE = PIPELINE[PIPELINE.index("defer-reductions") - 1]
+
+
+def deferred(kernel, *given, **constants) -> int:
+    """How many sums of a kernel stay in parts, where two warps run it."""
+    at = context("sm_80", num_warps=2)
+    through(traced(kernel, *given, **constants), "defer-reductions", at)
+    return sum(text.startswith("defer-reductions") for text in at.decisions)
+
+
+def of_a_square(x, o, OTHER: tkc.constexpr):
+    """Each thread has one element, part of a row's sum and of a column's."""
+    total = tkc.zeros((8,))
+    for n in tkc.range(0, x.shape[1], 8):
+        v = tkc.load(x, (0, n), (8, 8))
+        total = total + tkc.sum(v, axis=1) + tkc.sum(v * 2, axis=OTHER)
+    tkc.store(o, (0,), total)
+
+
+@pytest.mark.parametrize("axis, parts", [(1, 1), (0, 0)])
+def test_sums_of_rows_and_of_columns_have_no_parts_in_common(axis, parts):
+    assert deferred(of_a_square, f2, f1, OTHER=axis) == parts
+
+
+def of_two_widths(x, o, OTHER: tkc.constexpr):
+    total = tkc.zeros((8,))
+    for n in tkc.range(0, x.shape[1], 64):
+        v, w = tkc.load(x, (0, n), (8, 64)), tkc.load(x, (8, n), (8, OTHER))
+        total = total + tkc.sum(v, axis=1) + tkc.sum(w, axis=1)
+    tkc.store(o, (0,), total)
+
+
+@pytest.mark.parametrize("other, parts", [(64, 1), (8, 0)])
+def test_sums_of_other_threads_have_no_parts_in_common(other, parts):
+    assert deferred(of_two_widths, f2, f1, OTHER=other) == parts
+
+
+def of_some_rows(x, o, REST: tkc.constexpr):
+    total = tkc.zeros((8,))
+    for n in tkc.range(0, x.shape[1], 64):
+        part = tkc.sum(tkc.load(x, (0, n), (8, 64)), axis=1)
+        total = total + tkc.where(tkc.arange(8) % 3 > 0, part, REST)
+    tkc.store(o, (0,), total)
+
+
+@pytest.mark.parametrize("rest, parts", [(0, 1), (1, 0)])
+def test_nothing_is_a_sum_too(rest, parts):
+    assert deferred(of_some_rows, f2, f1, REST=rest) == parts
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_factor_is_in_the_threads_that_have_the_parts(monkeypatch, in_place):
+    monkeypatch.setattr(Parts, "_is_in_place", lambda self, value: in_place)
+    assert deferred(decaying, f2, f1, f1, ROWS=16, BN=24) == in_place
+
+
+def begun(x, f, o, BEGIN: tkc.constexpr):
+    v = tkc.load(x, (0, 0), (8, 64))
+    total = BEGIN(v, tkc.load(x, (8, 0), (8, 8)), tkc.load(f, (0,), (8,)))
+    for n in tkc.range(64, x.shape[1], 64):
+        total = total + tkc.sum(tkc.load(x, (0, n), (8, 64)), axis=1)
+    tkc.store(o, (0,), total)
+
+
+def chosen(of):
+    return lambda v, w, f: tkc.where(tkc.arange(8) > 3, tkc.sum(v, axis=1), of(v, w, f))
+
+
+@pytest.mark.parametrize(
+    "begin, begins",
+    [
+        (lambda v, w, f: tkc.sum(v, axis=1), True),
+        (lambda v, w, f: tkc.max(v, axis=1), False),
+        (lambda v, w, f: tkc.sum(w, axis=0), False),
+        (lambda v, w, f: tkc.sum(w, axis=1), False),
+        (chosen(lambda v, w, f: 0), True),
+        (chosen(lambda v, w, f: f), False),
+    ],
+)
+def test_which_sums_a_loop_goes_on_with_in_parts(begin, begins):
+    at, module = context("sm_80", num_warps=2), traced(begun, f2, f1, f1, BEGIN=begin)
+    through(module, BEFORE, at)
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    parts = Parts(loop, 0)
+    assert without_recursion(parts._begins(loop.iter_args[0])) == begins
+
+
+def test_rows_are_chosen_by_the_threads_that_have_the_parts(monkeypatch):
+    at = context("sm_80", num_warps=2)
+    module = traced(begun, f2, f1, f1, BEGIN=chosen(lambda v, w, f: 0))
+    through(module, BEFORE, at)
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    parts = Parts(loop, 0)
+    monkeypatch.setattr(Parts, "_is_in_place", lambda self, value: False)
+    assert not without_recursion(parts._begins(loop.iter_args[0]))

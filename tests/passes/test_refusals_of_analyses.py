@@ -302,6 +302,8 @@ def test_a_counter_moves_by_the_step(kind, moves):
     (loop,) = ops(traced(counted, array(tkc.int32), number(), KIND=kind), scf.ForOp)
     argument, end = loop.body.block.args[1], loop.body.block.last_op.operands[0]
     assert simplify._moves_by(end, argument, loop.step) == moves
+    end.owner.operands = [*reversed(end.owner.operands)]
+    assert simplify._moves_by(end, argument, loop.step) == moves
 
 
 @pytest.mark.parametrize("element, is_index", [(i32, True), (f32, False)])

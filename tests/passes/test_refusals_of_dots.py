@@ -13,7 +13,7 @@ from tests.language.kernels import i32 as number
 from tests.passes.kernels import aligned, context
 from tkc.ir import tile
 from tkc.ir.types import TileType, f32
-from tkc.passes import match_heights, plan
+from tkc.passes import match_heights, plan, split_sums
 from tkc.passes.analysis import alias
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut
@@ -191,6 +191,42 @@ def test_steps_in_turn_are_a_number_of_programs(begin, takes):
     assert sharing._takes_steps_in_turn(loop) == takes
 
 
+# ---- sums in parts
+def in_chains(a, b, o, CHAIN: tkc.constexpr):
+    acc = tkc.zeros((256, 256))
+    for k in tkc.range(0, a.shape[1], 64):
+        x, y = tkc.load(a, (0, k), (256, 64)), tkc.load(b, (k, 0), (64, 256))
+        acc = acc + tkc.dot(x, y) if CHAIN else tkc.dot(x, y, acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_what_goes_straight_round_a_loop_has_no_parts(chain):
+    (dot,) = ops(traced(in_chains, h2, h2, f2, CHAIN=chain), tile.Dot)
+    assert split_sums._of_rows(dot) == chain
+    assert split_sums.axis_of(dot, 2) == (0 if chain else 1)
+    assert operands.parts_of(dot, 4, 256) == ((2, 2) if chain else (1, 1))
+
+
+# ---- the order of k
+def of_a_result(q, k, v, o, TURNED: tkc.constexpr):
+    """The scores of a product, in 8 bits, are the left operand of another."""
+    s = tkc.dot(tkc.load(q, (0, 0), (64, 64)), tkc.load(k, (0, 0), (64, 64)).T).to(v.dtype)
+    block = tkc.load(v, (0, 0), (64, 64))
+    tkc.store(o, (0, 0), tkc.dot(s, block.T if TURNED else block))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_written_keeps_its_order_of_k_where_the_right_operand_does(turned, shared):
+    e2 = aligned(tkc.float8_e4m3, 2)
+    *_, dot = ops(traced(of_a_result, e2, e2, e2, f2, TURNED=turned), tile.Dot)
+    options = {"roles": "cooperative", "split_warps": (4, 2)} if shared else {}
+    given = context("sm_90a", swap_dots=False, **options).options
+    assert operands.Sides.of(dot, given).written[0] == shared
+    assert operands.permuted(dot, given) == (not shared or not turned)
+
+
 # ---- programs beside each other
 def walked(a, b, o, rows, FIRST: tkc.constexpr, LAST: tkc.constexpr):
     i, total = tkc.program_id(0), tkc.zeros((64, 64))
@@ -350,13 +386,12 @@ def test_reductions_along_the_rows_of_a_sum(rows):
 
 
 # ---- blocks that are copied
-def with_scales(a, b, s, o):
-    """Rows beside the dots of a loop."""
+def with_biases(a, b, s, o):
+    """Blocks beside the dots of a loop."""
     acc = tkc.zeros((64, 64))
     for k in tkc.range(0, a.shape[1], 64):
-        x = tkc.load(s, (k,), (64,))
-        y = tkc.dot(tkc.load(a, (0, k), (64, 64)), tkc.load(b, (k, 0), (64, 64)))
-        acc = acc + y * x[:, None]
+        x, y = tkc.load(a, (0, k), (64, 64)), tkc.load(b, (k, 0), (64, 64))
+        acc = acc + tkc.dot(x, y) + tkc.dot(x + x, y) * tkc.load(s, (0, k), (64, 64))
     tkc.store(o, (0, 0), acc)
 
 
@@ -387,11 +422,10 @@ def test_a_producer_reads_numbers_of_32_bits_that_stay(dtype, store, copied):
 
 @pytest.mark.parametrize("late, ring", [(False, 1), (True, None)])
 def test_a_ring_of_what_a_late_dot_s_result_is_scaled_by(late, ring):
-    module = traced(with_scales, h2, h2, f1, f2)
-    (loop,), dots_ = ops(module, scf.ForOp), ops(module, tile.Dot)
-    a, b = (op for op in ops(module, tile.Load) if len(op.offsets) == 2)
-    (beside,) = (op for op in ops(module, tile.Load) if len(op.offsets) == 1)
-    of = rings._RingOfDots(loop, {0: [a], 1: [b]}, dots_ if late else [])
+    module = traced(with_biases, h2, h2, f2, f2)
+    (loop,), (_, last) = ops(module, scf.ForOp), ops(module, tile.Dot)
+    a, b, beside = ops(module, tile.Load)
+    of = rings._RingOfDots(loop, {0: [a], 1: [b]}, [last] if late else [])
     assert of.before_use(beside) == ring
 
 

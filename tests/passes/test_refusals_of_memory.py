@@ -66,6 +66,31 @@ def test_programs_that_wait_read_early_what_none_stores(same):
     assert fetch_ahead._may_be_early(load, loop, ()) != same
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_load_is_early_where_that_breaks_a_rule(monkeypatch, broken):
+    module = traced(in_turn, f2, f1, f2, number(), SAME=False)
+    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    monkeypatch.setattr(fetch_ahead, "broken_rules", lambda *given: ["one"] * broken)
+    assert fetch_ahead._may_be_early(load, loop, ()) != broken
+
+
+@pytest.mark.parametrize("own, ahead, may", [(True, 4, True), (False, 4, False), (True, 1, False)])
+def test_programs_that_are_claimed_are_copied_for_as_far_as_they_are_known(
+    monkeypatch, own, ahead, may
+):
+    at = pipeline_async_copies
+    (loop,) = ops(traced(waiting, n1, number()), scf.WhileOp)
+    alloc = shared.Alloc(buffer().result.type)
+    loop.after_region.block.insert_op_before(alloc, loop.after_region.block.first_op)
+    monkeypatch.setattr(at, "own_layout", lambda buffer: own or None)
+    monkeypatch.setattr(at, "known_ahead", lambda loop: ahead)
+    monkeypatch.setattr(at, "source_unchanged", lambda *given: True)
+    monkeypatch.setattr(at, "counted_slice", lambda *given: [])
+    given = SimpleNamespace(plan=SimpleNamespace(stages=2), overlaps=())
+    copy = SimpleNamespace(buffer=alloc.result, operands=[])
+    assert at._runs_ahead(copy, loop, given) == may
+
+
 def of_views(x, o, n, WHICH: tkc.constexpr):
     for i in tkc.range(n):
         tkc.store(o, (i, 0), tkc.load(WHICH(x, i), (0, 0), (64, 64)))

@@ -26,6 +26,7 @@ from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.numbers import Numbers
 from tkc.passes.raised import writing
+from tkc.passes.raised.blocks import Axis
 
 f1, n1, f2 = array(tkc.float32), array(tkc.int32), array(tkc.float32, 2)
 ONE = Polynomial.number(1)
@@ -434,6 +435,20 @@ def test_an_array_begins_before_along_one_axis(both):
         return
     with pytest.raises(raise_pointers.NotABlock, match="before the array along several axes"):
         found.block()
+
+
+@pytest.mark.parametrize("stride", [8, 1])
+def test_what_lies_before_along_an_axis_comes_off_one_of_the_same_stride(stride):
+    first = Axis(Polynomial.number(8), Polynomial(), None, 4, before=ONE)
+    second = Axis(Polynomial.number(stride), Polynomial(), None, 4)
+    here = raise_pointers._Recognition.__new__(raise_pointers._Recognition)
+    here.scalars = SimpleNamespace(
+        host_limits=lambda number, assumed: [ONE],
+        is_never_negative=lambda number, assumed: False,
+    )
+    found = here._from_memory(SimpleNamespace(axes=[first, second], assumed=set()))
+    assert [axis.elsewhere for axis in found] == [stride == 8, False]
+    assert [axis.less for axis in found] == [None, ONE if stride == 8 else None]
 
 
 def in_tables(addresses, o, n, INSIDE: tkc.constexpr):

@@ -11,7 +11,8 @@ from tests.language.kernels import i32 as number
 from tests.passes.kernels import context, through
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.passes.relax_stabilizers import _is_power_or_zero, _is_zero
+from tkc.passes.analysis.stabilizers import Unproved, is_running_maximum, prove
+from tkc.passes.relax_stabilizers import Relaxation, _is_power_or_zero, _is_zero
 
 h2, f1, f2 = array(tkc.float16, 2), array(tkc.float32), array(tkc.float32, 2)
 
@@ -156,3 +157,145 @@ def test_a_narrow_type_holds_powers_alone():
     said = why_exact(weighted, h2, h2, h2, BN=32, WEIGHT=lambda p: p * 3)
     assert "sums of its powers are held as f16" in said
     assert "stays exact" not in why_exact(weighted, h2, h2, h2, BN=32, WEIGHT=lambda p: p)
+
+
+# ---- forms
+def online(x, o, n, MORE: tkc.constexpr, BEHIND: tkc.constexpr):
+    """A softmax's sum, what else its loop carries, and what is made of them."""
+    top, total, more = tkc.full((8,), -inf), tkc.zeros((8,)), tkc.zeros((8,))
+    for k in tkc.range(0, x.shape[1], 32):
+        v = tkc.load(x, (0, k), (8, 32), other=-inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        s = tkc.sum(tkc.exp2(v - new[:, None]), axis=1)
+        total, more = total * tkc.exp2(top - new) + s, MORE(more, total, top, new, s, v)
+        top = new
+    tkc.store(o, (0,), BEHIND(x, n, top, total, more))
+
+
+def plain(more, total, top, new, s, v):
+    return more
+
+
+def logarithm(x, n, top, total, more):
+    return top + tkc.log2(total)
+
+
+def squared_where(x, n, top, total, more):
+    if n > 0:
+        total = total * total
+    return logarithm(x, n, top, total, more)
+
+
+def halved_where(x, n, top, total, more):
+    if n > 0:
+        total = total * 0.5
+    return logarithm(x, n, top, total, more)
+
+
+def doubled_again(x, n, top, total, more):
+    for _ in tkc.range(n):
+        more = total * 2
+    return more / total
+
+
+def gone_on(of):
+    def behind(x, n, top, total, more):
+        total = of(total)
+        for k in tkc.range(0, x.shape[1], 32):
+            v = tkc.load(x, (0, k), (8, 32), other=-inf)
+            new = tkc.maximum(top, tkc.max(v, axis=1))
+            s = tkc.sum(tkc.exp2(v - new[:, None]), axis=1)
+            total, top = total * tkc.exp2(top - new) + s, new
+        return logarithm(x, n, top, total, more)
+
+    return behind
+
+
+@pytest.mark.parametrize(
+    "more, behind, why",
+    [
+        (plain, logarithm, ""),
+        (lambda b, t, top, new, s, v: b + 2 * new - top, lambda x, n, top, t, b: b - top, "degree"),
+        (plain, gone_on(lambda t: t * 2), ""),
+        (plain, gone_on(lambda t: t * t), "another loop goes on with it in another form"),
+        (plain, halved_where, ""),
+        (plain, squared_where, "a branch gives it in two forms"),
+        (plain, doubled_again, "another loop carries what depends on it"),
+        (
+            lambda b, t, top, new, s, v: tkc.where(b > 0, s, s * 2),
+            lambda x, n, top, t, b: b / t,
+            "",
+        ),
+    ],
+)
+def test_what_a_sum_relative_to_a_maximum_is(more, behind, why):
+    (loop, *_) = ops(traced(online, f2, f1, number(), MORE=more, BEHIND=behind), scf.ForOp)
+    if not why:
+        prove(loop)
+        return
+    with pytest.raises(Unproved, match=why):
+        prove(loop)
+
+
+def based(x, o, BASE: tkc.constexpr):
+    top, total = tkc.full((8,), -inf), tkc.zeros((8,))
+    for k in tkc.range(0, x.shape[1], 32):
+        v = tkc.load(x, (0, k), (8, 32), other=-inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        base = BASE(new)
+        total = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1)
+        top = new
+    tkc.store(o, (0,), top + tkc.log2(total))
+
+
+@pytest.mark.parametrize(
+    "base, guarded",
+    [
+        (lambda m: tkc.where(m > -inf, m, 0.0), True),
+        (lambda m: tkc.where(m == -inf, 0.0, m), True),
+        (lambda m: tkc.where(m <= -inf, m, 0.0), False),
+        (lambda m: tkc.where(m < -inf, m, 0.0), False),
+    ],
+)
+def test_a_maximum_is_guarded_where_it_is_none(base, guarded):
+    (loop,) = ops(traced(based, f2, f1, BASE=base), scf.ForOp)
+    if guarded:
+        prove(loop)
+        return
+    with pytest.raises(Unproved):
+        prove(loop)
+
+
+def relaxed(more, behind=logarithm) -> Relaxation:
+    module = traced(online, f2, f1, number(), MORE=more, BEHIND=behind)
+    loop = ops(module, scf.ForOp)[0]
+    argument, maximum = next(
+        (a, found) for a in loop.body.block.args[1:] if (found := is_running_maximum(loop, a))
+    )
+    return Relaxation(loop, argument, maximum)
+
+
+def relative_to_all(more, total, top, new, s, v):
+    """Powers relative to the largest of all rows, which is another maximum."""
+    most = tkc.max(new, axis=0)
+    p = tkc.exp2(v - most) * tkc.exp2(most - new)[:, None]
+    return more * tkc.exp2(top - new) + tkc.sum(p, axis=1)
+
+
+@pytest.mark.parametrize("more", [plain, relative_to_all])
+def test_powers_relative_to_another_maximum_are_none_of_this_one(more):
+    """exp2(v - new) alone."""
+    found = relaxed(more, lambda x, n, top, total, more: top + tkc.log2(total + more))
+    assert len(found.powers) == 1
+
+
+def beyond(more, total, top, new, s, v):
+    return new + 1
+
+
+@pytest.mark.parametrize(
+    "more, behind, zeros",
+    [(plain, logarithm, True), (beyond, lambda x, n, top, t, b: tkc.log2(t) + b, False)],
+)
+def test_what_is_added_to_a_maximum_does_not_begin_as_zero(more, behind, zeros):
+    assert relaxed(more, behind)._begins_with_zeros() == zeros

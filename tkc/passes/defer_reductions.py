@@ -48,7 +48,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout, movement
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.threads import Vote
-from tkc.ir.types import TileType, bits, element_of, is_bool
+from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
     Walk,
     block_of,
@@ -320,7 +320,6 @@ class Parts:
         try:
             return (
                 op.kind.data == "sum"
-                and not is_bool(element_of(op.args[0].type))
                 and op.axis.value.data == self.axis
                 and self._cut(op)[-1] == self.layout
             )
