@@ -466,6 +466,29 @@ def test_sums_of_other_threads_have_no_parts_in_common(other, parts):
     assert deferred(of_two_widths, f2, f1, OTHER=other) == parts
 
 
+def of_two_lengths(x, o, OTHER: tkc.constexpr, BEGIN: tkc.constexpr):
+    """Single numbers, which have no layout."""
+    total = tkc.sum(tkc.load(x, (0,), (BEGIN,)))
+    for n in tkc.range(0, x.shape[0], 1024):
+        v, w = tkc.load(x, (n,), (1024,)), tkc.load(x, (n + 1,), (OTHER,))
+        total = total + (tkc.sum(v) + tkc.sum(w))
+    tkc.store(o, (0,), tkc.full((1,), total, tkc.float32))
+
+
+@pytest.mark.parametrize("other, parts", [(1024, 1), (32, 0)])
+def test_numbers_of_other_threads_have_no_parts_in_common(other, parts):
+    assert deferred(of_two_lengths, f1, f1, OTHER=other, BEGIN=1024) == parts
+
+
+@pytest.mark.parametrize("begin", [1024, 32])
+def test_a_number_begins_as_parts_of_the_same_threads(begin):
+    module = traced(of_two_lengths, f1, f1, OTHER=1024, BEGIN=begin)
+    through(module, BEFORE, context("sm_80", num_warps=2))
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    begins = without_recursion(Parts(loop, 0)._begins(loop.iter_args[0]))
+    assert begins == (begin == 1024)
+
+
 def of_some_rows(x, o, REST: tkc.constexpr):
     total = tkc.zeros((8,))
     for n in tkc.range(0, x.shape[1], 64):

@@ -176,7 +176,7 @@ class Parts:
         if op.kind.data != "sum" or bits(t.element) < 32:
             raise NotInParts
         *_, layout = self._cut(op)
-        if self._found not in (None, layout) or self.axis not in (-1, axis):
+        if self._found not in (None, layout):  # one has one axis: rows lie in one layout, too
             raise NotInParts
         if layout.shape[axis] == 1:
             raise NotInParts  # no two threads have parts
@@ -318,11 +318,7 @@ class Parts:
     def _like(self, op: tile.Reduce) -> bool:
         """Whether a sum's parts have the layout of the loop's."""
         try:
-            return (
-                op.kind.data == "sum"
-                and op.axis.value.data == self.axis
-                and self._cut(op)[-1] == self.layout
-            )
+            return op.kind.data == "sum" and self._cut(op)[-1] == self.layout
         except (NotInParts, LayoutError):
             return False
 
