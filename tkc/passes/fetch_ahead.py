@@ -20,11 +20,10 @@ After:
 A load gives zeros outside of its array, so loading a tile that is not used is harmless, before a
 loop that never runs as in the last iteration. The array must exist all the same: a view that the
 induction variable chooses (`x[i]`) exists only where the loop runs at all, and the last iteration
-loads its own tile again, which is in the cache. What is read follows from the induction variable
-and from what stands before the loop, and nothing in the loop writes to it (nor to an array that
-overlaps it). The programs that a persistent thread block runs in turn are a loop like any other,
-which runs at least once; where they wait for one another, those of all thread blocks write nothing
-to it, and the next one's tile arrives while this one waits.
+loads its own tile again, which is in the cache. Whether a load may be early at all is asked of the
+schedule (schedule/expand.py). The programs that a persistent thread block runs in turn are a loop
+like any other, which runs at least once; where they wait for one another, the next one's tile
+arrives while this one waits.
 
 Which loads, and when, is the plan's choice:
 
@@ -80,11 +79,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import (
-    counted_slice,
-    defining_slice,
-    is_inside,
-)
+from tkc.ir.rewrite import defining_slice, is_inside
 from tkc.ir.types import ArrayType, TileType, bits
 from tkc.ir.values import block_of, is_side_effect_free
 from tkc.passes import PassContext
@@ -163,13 +158,8 @@ def _bytes(value: SSAValue) -> int:
 
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
-    if (
-        op.mask is not None
-        or any(isinstance(o.type, TileType) for o in op.offsets)
-        or addresses(op.result)
-        or counted_slice(op.operands, loop) is None
-        or not unchanged(op, loop, overlaps)  # by programs of other blocks, too, that one waits for
-    ):
+    gathers = any(isinstance(o.type, TileType) for o in op.offsets)
+    if op.mask is not None or gathers or addresses(op.result):
         return False
     return not any(broken_rules(loop, _schedule(loop, [op]), overlaps))
 

@@ -43,14 +43,14 @@ is issued where it stands and waited for at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypeGuard, cast
+from typing import TypeAlias, cast
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES, Select
+from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan, place_of
 from tkc.ir.rewrite import (
     after,
@@ -60,21 +60,21 @@ from tkc.ir.rewrite import (
     counted_slice,
     defining_slice,
     erase,
+    is_inside,
     known_ahead,
     rebuild_for,
     rebuild_while,
     replace,
 )
-from tkc.ir.types import SharedType, TileType
+from tkc.ir.types import SharedType, TileType, TokenType
 from tkc.ir.values import (
     block_of,
     first_of,
-    next_of,
+    is_side_effect_free,
     owner_of,
     owner_op,
     shared_type,
     terminator_of,
-    yielded_by,
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import source_unchanged, unchanged
@@ -83,12 +83,11 @@ from tkc.passes.analysis.own import own_layout, users
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, WRITES
 from tkc.passes.cuts.held import Access, HeldRows, held_rows
 from tkc.passes.planning.rings import shared_places
+from tkc.passes.schedule.expand import End, Loop, LoopSchedule, broken_rules, expand
 from tkc.passes.warpgroups.carried import Carried
 
 FEW = 32  # elements of a tile that is no block of memory
 DEFAULT_STAGES = 3  # of a kernel without a plan
-Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
-Loop: TypeAlias = scf.ForOp | scf.WhileOp
 Filler: TypeAlias = shared.Copy | shared.Write  # what fills a stage
 
 
@@ -97,8 +96,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for ring in _rings(kernel, context):
             ring.thread(kernel.body.block, ring.start(kernel))
         _hold(kernel, context)
-        for loop in [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]:
-            _issue_ahead(loop, kernel, context)
+        _in_loops(kernel, kernel, context)
         for copy in [op for op in kernel.walk() if isinstance(op, shared.Copy)]:
             _at_once(copy)
         kernel.set_integer("level", 3)
@@ -194,8 +192,16 @@ class _RowsHeld:
                 _read_stage(cast(shared.Copy, copy), self.rings[r], stage, ready)
 
 
-def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> None:
-    """Gives rings to those copies of a loop that can run ahead."""
+def _in_loops(op: Operation, kernel: tile.Kernel, context: PassContext) -> None:
+    """Gives rings to copies of loops, outer loops first."""
+    if isinstance(op, (scf.ForOp, scf.WhileOp)):
+        op = _issue_ahead(op, kernel, context)
+    for inner in [inner for region in op.regions for b in region.blocks for inner in b.ops]:
+        _in_loops(inner, kernel, context)
+
+
+def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> Loop:
+    """Gives rings to those copies of a loop that can run ahead; the loop that has them."""
     copies = [
         op
         for op in body_of(loop).ops
@@ -203,7 +209,8 @@ def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> None:
     ]
     stages = _stages(copies, kernel, context)
     if stages > 1 or copies and _are_own(copies):
-        _CopiesAhead(loop, copies, stages, context).run()
+        return _CopiesAhead(loop, copies, stages, context).run()
+    return loop
 
 
 def _are_own(copies: list[shared.Copy]) -> bool:
@@ -283,220 +290,113 @@ def _joined(tokens: Sequence[SSAValue], anchor: Operation) -> SSAValue:
     return tokens[0] if len(tokens) == 1 else before(anchor, shared.JoinTokens(tokens)).token
 
 
-class _Counter:
-    """What a loop counts by: the variable of a range, or the first value that a while loop carries,
-    behind which it carries those of the next iterations.
-    """
-
-    def __init__(self, loop: Loop):
-        self.loop = loop
-
-    @property
-    def first(self) -> SSAValue:
-        """Of the first iteration."""
-        loop = self.loop
-        return loop.lb if isinstance(loop, scf.ForOp) else loop.arguments[0]
-
-    def before_loop(self, at: SSAValue, number: int) -> SSAValue:
-        """Of an iteration, counted from the first, whose predecessor's is `at`; before the loop."""
-        loop = self.loop
-        return self.following(at, loop) if isinstance(loop, scf.ForOp) else loop.arguments[number]
-
-    def following(self, at: SSAValue, anchor: Operation) -> SSAValue:
-        """A range's next one."""
-        return before(anchor, Add(at, self.step)).result
-
-    @property
-    def step(self) -> SSAValue:
-        return cast(scf.ForOp, self.loop).step
-
-    def inside(self, anchor: Operation, number: int, distance: SSAValue | None) -> SSAValue:
-        """In the loop: of the iteration `number` further on. distance: so many steps of a range."""
-        args = body_of(self.loop).args
-        return args[number] if distance is None else before(anchor, Add(args[0], distance)).result
-
-    def goes_on(self, at: SSAValue, anchor: Operation) -> SSAValue:
-        """Whether the loop runs the iteration of that counter."""
-        loop = self.loop
-        if isinstance(loop, scf.ForOp):
-            return before(anchor, Lt(at, loop.ub)).result
-        test = loop.before_region.block
-        mapping: dict[SSAValue, SSAValue] = {test.args[0]: at}
-        clone_slice(list(test.ops)[:-1], mapping, anchor)
-        return mapping[yielded_by(test)[0]]
-
-
 class _CopiesAhead:
     """Copies of one loop that get rings: `run` issues each `ahead` iterations early.
 
     loads: what the copies' addresses are loaded from, which is asked for one iteration before them.
-    known: what the program looks up by its counter alone, carried for one iteration.
+    looked_up: the few numbers that a program looks up, and what follows from them; of these known:
+    what follows from its counter alone, which is asked for one iteration early.
     """
 
     def __init__(self, loop: Loop, copies: list[shared.Copy], stages: int, context: PassContext):
         self.loop, self.copies, self.stages, self.context = loop, copies, stages, context
-        self.counter = _Counter(loop)
-        body = body_of(loop)
-        self.variable: SSAValue = body.args[0]
         self.own = _are_own(copies)
         self.ahead = stages if self.own else stages - 1
-        sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
-        self.addresses = defining_slice(sources, body)
-        self.loads = [op for op in self.addresses if isinstance(op, tile.Load)]
-        self.asking = _asking(self.loads, body)
-        self.needed = _without(self.loads, sources, self.addresses)
-        self.early = _looked_up(body) if self.own else []
-        self.known = [op for op in self.early if self._is_looked_up_at_once(op)]
-        found = defining_slice([op.result for op in self.known], body)
-        self.by_place = [op for op in found if op in self.early]
+        self.looked_up = _looked_up(body_of(loop)) if self.own else []
+        self.known = [op for op in self.looked_up if self._is_known(op)]
 
-    def _is_looked_up_at_once(self, op: Operation) -> TypeGuard[tile.Load]:
-        """Whether an operation loads what the loop does not change, by no other load."""
-        if not isinstance(op, tile.Load) or not unchanged(op, self.loop, self.context.overlaps):
+    def _is_known(self, op: Operation) -> bool:
+        """Whether an operation is a load that may be one iteration early."""
+        if not isinstance(op, tile.Load):
             return False
-        sources = defining_slice(op.operands, body_of(self.loop))
-        return not any(isinstance(v, tile.Load) for v in sources)
+        others = [other for other in list(body_of(self.loop).ops)[:-1] if other is not op]
+        groups = ([op], 1, End.CLAMP), (others, 0, End.ANY)
+        schedule = LoopSchedule.of(self.loop, groups)
+        return not any(broken_rules(self.loop, schedule, self.context.overlaps))
 
-    def run(self) -> None:
+    def run(self) -> Loop:
         """Rewrites the loop and says so in the decisions."""
-        self.rings = {copy: _ring(self.loop, self.stages, copy.buffer) for copy in self.copies}
-        self.zero = before(self.loop, tile.Constant(0, i32)).result
-        extra = [self.zero, *self._first_copies()]
-        self.zero.name_hint = "stage"
-        self._rebuild(extra)
-        self._iterate()
-        for op in reversed(self.addresses):
-            if not any(r.first_use for r in op.results):
-                erase(op)
+        old = len(self.loop.results)
+        schedule = self._schedule(*self._at_once())
+        new = expand(self.loop, schedule, self.context.overlaps)
+        left = [token for token in new.results[old:] if isinstance(token.type, TokenType)]
+        after(new, shared.WaitCopies(left, 0))
         count, loads = len(self.copies), len(self.loads)
         self.context.decisions.append(
             f"pipeline-async-copies: {count} copies of a loop {self.stages} stages deep"
             + (f", {loads} load{'s'[: loads > 1]} of their addresses one further" if loads else "")
         )
+        return new
 
-    def _first_copies(self) -> list[SSAValue]:
-        """Before the loop: the tokens of the first iterations' copies, what the next one's are
-        addressed by, and what the first iteration looks up.
+    def _at_once(self) -> tuple[list[Operation], shared.WaitCopies]:
+        """The copies through rings, at the loop's start, with what they need, and waited for at
+        once: which operations that takes, and the wait.
         """
-        loop, at, tokens = self.loop, self.counter.first, []
-        for number in range(self.ahead):
-            if number:
-                at = self.counter.before_loop(at, number)
-            stage = _number(loop, number, self.zero)
-            tokens.append(self._issue(loop, at, stage, self._ask(loop, at)))
-        loaded = self._ask(loop, self.counter.following(at, loop)) if self.loads else []
-        return [*tokens, *loaded, *self._look_up(loop, self.counter.first)]
-
-    def _rebuild(self, extra: list[SSAValue]) -> None:
-        """The loop with what it carries besides: a stage, tokens, and what was loaded ahead."""
-        loop = self.loop
-        if isinstance(loop, scf.ForOp):
-            self.carried = len(loop.iter_args)
-            self.loop = rebuild_for(loop, range(self.carried), extra)
-        else:
-            self.carried = len(loop.arguments)
-            self.loop = rebuild_while(loop, extra)
-        self.counter = _Counter(self.loop)
-        args: Sequence[SSAValue] = body_of(self.loop).args[-len(extra) :]
-        self.stage, rest = args[0], args[1:]
-        self.tokens = rest[: self.ahead]
-        self.loaded = rest[self.ahead : self.ahead + len(self.loads)]
-        self.looked = rest[self.ahead + len(self.loads) :]
-
-    def _iterate(self) -> None:
-        """In the loop: waits for this iteration's copies and issues those of a later one."""
+        rings = {copy: _ring(self.loop, self.stages, copy.buffer) for copy in self.copies}
+        zero = before(self.loop, tile.Constant(0, i32)).result
+        zero.name_hint = "stage"
+        self._carry(zero)
         body = body_of(self.loop)
-        for op in self.early:
-            op.detach()
-        first, terminator = first_of(body), terminator_of(body)
-        body.insert_ops_before(self.early, first)
-        # before the wait: what is told to other blocks waits for loads, and these would wait behind
-        # the copies
-        later = self._look_up_next(first) if self.known else []
-        ready = before(first, shared.WaitCopies([self.tokens[0]], self.ahead - 1)).ready
-        token, asked = self._issue_next(self._behind_reads(body) if self.own else first)
-        for op, value in zip(self.known, self.looked, strict=True):
-            replace(op, [value])
-        for copy in self.copies:
-            self._read_ring(copy, ready)
-        step = before(terminator, threads.RingNext(self.stage, self.zero, self.stages))
-        terminator.operands = [
-            *terminator.operands,
-            step.next_stage,
-            *self.tokens[1:],
-            token,
-            *asked,
-            *later,
-        ]
-        left = self.loop.results[self.carried + 1 : self.carried + 1 + self.ahead]
-        after(self.loop, shared.WaitCopies(list(left), 0))
-
-    def _look_up_next(self, anchor: Operation) -> list[SSAValue]:
-        """What the next iteration looks up; behind the last one, its own numbers again."""
-        iv = body_of(self.loop).args[0]
-        is_range = isinstance(self.loop, scf.ForOp)
-        coming = self.counter.inside(anchor, 1, self.counter.step if is_range else None)
-        there = self.counter.goes_on(coming, anchor)
-        return self._look_up(anchor, before(anchor, Select(there, coming, iv)).result)
-
-    def _behind_reads(self, body: Block) -> Operation:
-        """Where a thread has read its bytes, and asks for its next ones."""
-        reads = {
-            op for copy in self.copies for op in users(copy.buffer) if isinstance(op, shared.Read)
-        }
-        last = [op for op in body.ops if any(inner in reads for inner in op.walk())][-1]
-        return next_of(last)
-
-    def _issue_next(self, anchor: Operation) -> tuple[SSAValue, list[SSAValue]]:
-        """The copies of the iteration `ahead` further on, and addresses of the one behind it."""
-        distance = None
-        if isinstance(self.loop, scf.ForOp):
-            step = self.loop.step
-            distance = before(anchor, Mul(step, _number(anchor, self.ahead, step))).result
-        target = self.stage
-        if not self.own:
-            count = before(anchor, tile.Constant(self.ahead, i32)).result
-            onward = threads.RingNext(self.stage, self.zero, self.stages, count)
-            target = before(anchor, onward).next_stage
-        coming = self.counter.inside(anchor, self.ahead, distance)
-        token = self._issue(anchor, coming, target, self.loaded)
-        if not self.loads:
-            return token, []
-        return token, self._ask(anchor, self.counter.following(coming, anchor))
-
-    def _read_ring(self, copy: shared.Copy, ready: SSAValue) -> None:
-        """What read a copy's buffer reads the ring's stage, behind the wait."""
-        _read_stage(copy, self.rings[copy], self.stage, ready)
-
-    # ---- operations of another iteration ---------------------------------------------------------
-    def _ask(self, anchor: Operation, at: SSAValue) -> list[SSAValue]:
-        """What is loaded for the addresses of that iteration."""
-        mapping = {self.variable: at}
-        clone_slice(self.asking, mapping, anchor)
-        return [mapping[op.result] for op in self.loads]
-
-    def _look_up(self, anchor: Operation, at: SSAValue) -> list[SSAValue]:
-        """What a program looks up by its place, of that iteration."""
-        mapping = {self.variable: at}
-        clone_slice(self.by_place, mapping, anchor)
-        return [mapping[op.result] for op in self.known]
-
-    def _issue(
-        self, anchor: Operation, at: SSAValue, stage: SSAValue, loaded: Sequence[SSAValue]
-    ) -> SSAValue:
-        """The copies of the iteration whose counter is `at`, as one token."""
-        valid = self.counter.goes_on(at, anchor)
-        mapping = {self.variable: at}
-        mapping |= {op.result: v for op, v in zip(self.loads, loaded, strict=False)}
-        clone_slice(self.needed, mapping, anchor)
+        stage, first, end = body.args[-1], first_of(body), terminator_of(body)
+        step = before(end, threads.RingNext(stage, zero, self.stages))
+        end.operands = [*end.operands, step.next_stage]
+        sources = [v for copy in self.copies for v in copy.operands if v is not copy.buffer]
+        addresses, mapping = defining_slice(sources, body), dict[SSAValue, SSAValue]()
+        clone_slice(addresses, mapping, first)
         tokens = []
         for copy in self.copies:
-            mask = valid
-            if copy.mask is not None:
-                mask = _both(anchor, mapping.get(copy.mask, copy.mask), valid)
-            view = before(anchor, shared.Stage(self.rings[copy], stage)).result
-            tokens.append(_issued(copy, mapping, view, mask, anchor))
-        return _joined(tokens, anchor)
+            view = before(first, shared.Stage(rings[copy], stage)).result
+            mask = None if copy.mask is None else mapping.get(copy.mask, copy.mask)
+            tokens.append(_issued(copy, mapping, view, mask, first))
+        wait = before(first, shared.WaitCopies([_joined(tokens, first)], self.ahead - 1))
+        for copy in self.copies:
+            _read_stage(copy, rings[copy], stage, wait.ready)
+        for op in reversed(addresses):
+            if not any(r.first_use for r in op.results):
+                erase(op)
+        made = list(body.ops)
+        made = made[: made.index(wait)]
+        self.loads = [op for op in made if isinstance(op, tile.Load)]
+        self.reads = {op for ring in rings.values() for op in users(ring)}
+        return made, wait
+
+    def _carry(self, stage: SSAValue) -> None:
+        """The loop with a stage that it carries behind all else."""
+        loop = self.loop
+        if isinstance(loop, scf.ForOp):
+            self.loop = rebuild_for(loop, range(len(loop.iter_args)), [stage])
+        else:
+            self.loop = rebuild_while(loop, [stage])
+
+    def _schedule(self, made: list[Operation], wait: shared.WaitCopies) -> LoopSchedule:
+        """Copies early, behind what reads the stage where that is the last thing before it is
+        filled; loads of addresses one iteration earlier.
+        """
+        early = [op for op in made if isinstance(op, (shared.CopyAsync, shared.JoinTokens))]
+        placed = {*made, wait, *self.known}
+        others = [op for op in list(body_of(self.loop).ops)[:-1] if op not in placed]
+        used = [i for i, op in enumerate(others) if not self.reads.isdisjoint(op.walk())]
+        start = used[-1] + 1 if self.own else 0
+        bounded = not any(
+            is_inside(op.array, self.loop) or is_unbounded(op.array) for op in self.loads
+        )
+        groups: list[tuple[Sequence[Operation], int, End]] = [
+            # before the wait: what is told to other blocks waits for loads, and these would wait
+            # behind the copies
+            ([op for op in self.looked_up if op not in self.known], 0, End.ANY),
+            (self.known, 1, End.CLAMP),
+            ([wait], 0, End.ANY),
+            (others[:start], 0, End.ANY),
+            (early, self.ahead, End.GUARD),
+            (self.loads, self.ahead + 1, End.ANY if bounded else End.GUARD),
+            (others[start:], 0, End.ANY),
+        ]
+        return LoopSchedule.of(self.loop, groups, _again)
+
+
+def _again(op: Operation) -> bool:
+    """Whether an operation costs nothing to be done for several iterations at once."""
+    return is_side_effect_free(op) and not isinstance(op, shared.JoinTokens)
 
 
 def _issued(
@@ -537,13 +437,6 @@ def _kept(copy: shared.Copy, *names: str) -> dict[str, Attribute]:
     return {name: copy.properties[name] for name in names if name in copy.properties}
 
 
-def _asking(loads: list[tile.Load], body: Block) -> list[Operation]:
-    """Loads of addresses with what they are computed from, in order."""
-    before_them = defining_slice([v for op in loads for v in op.operands], body)
-    last = [op for op in loads if not any(v.owner is op for o in loads for v in o.operands)]
-    return [*before_them, *last]
-
-
 def _looked_up(body: Block) -> list[Operation]:
     """The few numbers that a program looks up, and what they follow from: asked for before the wait
     for its blocks, they arrive with these.
@@ -564,21 +457,6 @@ def _looked_up(body: Block) -> list[Operation]:
         ):
             known.append(op)
     return defining_slice([op.result for op in known if isinstance(op, tile.Load)], body)
-
-
-def _without(
-    loads: list[tile.Load], values: list[SSAValue], ops: list[Operation]
-) -> list[Operation]:
-    """Of the operations that values are computed from, those behind the loads."""
-    wanted: set[Operation] = set()
-    work = [v.owner for v in values]
-    while work:
-        op = work.pop()
-        if isinstance(op, Block) or op not in ops or op in loads or op in wanted:
-            continue
-        wanted.add(op)
-        work += [v.owner for inner in op.walk() for v in inner.operands]
-    return [op for op in ops if op in wanted]
 
 
 def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
@@ -701,12 +579,6 @@ class Ring(Carried):
         joined = tokens[0] if len(tokens) == 1 else after(new, shared.JoinTokens(tokens)).token
         wait = after(owner_op(joined), shared.WaitCopies([joined], 0))
         return list(after(wait, threads.RingNext(stage, parity, self.stages)).results)
-
-
-def _both(anchor: Operation, mask: SSAValue, valid: SSAValue) -> SSAValue:
-    if isinstance(mask.type, TileType):
-        valid = before(anchor, tile.Splat(valid, mask.type)).result
-    return before(anchor, And(mask, valid)).result
 
 
 def _after(view: SSAValue, ready: SSAValue) -> None:

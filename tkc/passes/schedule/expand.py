@@ -38,6 +38,11 @@ legal where
   ends        for an iteration that does not exist an early step computes, loads what is there, or
               is guarded; what is clamped, or stands before a branch, reads of the iteration only
               what is so too
+  rings       a stage is filled again behind what reads it
+
+A while is a loop like any other: its counter is the first value that it carries, and that of a
+later iteration is known where the loop hands it on from another that it carries. So is the stage of
+a ring, which is not carried for a later iteration but counted on.
 """
 
 from __future__ import annotations
@@ -51,25 +56,32 @@ from typing import TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.errors import VerifyError
-from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir import shared, tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import (
     Builder,
     before,
+    body_of,
+    clone_slice,
     erase_dead,
     is_inside,
     only_if,
     replace,
     stamp,
 )
-from tkc.ir.threads import Identity
-from tkc.ir.types import TileType
-from tkc.ir.values import is_side_effect_free, owner_op, yielded_by
+from tkc.ir.threads import Identity, RingNext
+from tkc.ir.types import SharedType, TileType
+from tkc.ir.values import defining_op, is_side_effect_free, owner_op, shared_type, yielded_by
 from tkc.passes.analysis import alias
+from tkc.passes.analysis.values import WRITES
+
+Loop: TypeAlias = scf.ForOp | scf.WhileOp
+LOADS = (tile.Load, shared.CopyAsync)
+GLOBAL = (*LOADS, tile.LoadPointers, *WRITES)  # accesses of global memory
+ON_CHIP = (shared.Alloc, shared.Read, shared.Write, shared.WaitCopies)  # of none of that
 
 
 class End(Enum):
@@ -107,7 +119,7 @@ class LoopSchedule:
 
     @staticmethod
     def of(
-        loop: scf.ForOp,
+        loop: Loop,
         groups: Iterable[tuple[Iterable[Operation], int, End]],
         again: Callable[[Operation], bool] = is_side_effect_free,
         **how: bool,
@@ -115,7 +127,7 @@ class LoopSchedule:
         """The schedule that does groups of operations in turn, each in the order of the body, so
         many iterations early. What a group needs that may be done `again` is done with it.
         """
-        body = loop.body.block
+        body = body_of(loop)
         place = {op: i for i, op in enumerate(body.ops)}
         steps: dict[tuple[Operation, int], Step] = {}
         for ops, early, end in groups:
@@ -145,7 +157,7 @@ def _is_of(value: SSAValue, body: Block) -> bool:
     return (value.owner if isinstance(value.owner, Block) else value.owner.parent) is body
 
 
-def expand(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps = ()) -> scf.ForOp:
+def expand(loop: Loop, schedule: LoopSchedule, overlaps: alias.Overlaps = ()) -> Loop:
     """Writes the loop that runs by a schedule in place of one, and returns it.
 
     overlaps: groups of array arguments that share memory. Raises VerifyError where the schedule is
@@ -159,21 +171,24 @@ def expand(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps = (
 # ---- what is legal
 # --------------------------------------------------------------------------------------------------
 def broken_rules(
-    loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps = ()
+    loop: Loop, schedule: LoopSchedule, overlaps: alias.Overlaps = ()
 ) -> Iterator[str]:
-    """Why a schedule of a loop is not legal, rule by rule (data flow is checked by the writer)."""
-    if schedule.peel and schedule.depth > 1:
-        yield "a loop is peeled by one iteration"
+    """Why a schedule of a loop is not legal, rule by rule."""
+    if schedule.peel and (schedule.depth > 1 or isinstance(loop, scf.WhileOp)):
+        yield "a counted loop is peeled by one iteration"
     yield from _order(loop, schedule, overlaps)
+    yield from _rings(schedule)
     for step in schedule.steps:
         guarded = schedule.peel and step.end is End.GUARD
         if step.early and not guarded and not _is_harmless(step, schedule, loop):
             yield f"{step.op.name} is not harmless for an iteration that does not exist"
+    for op in _Writer(loop, schedule).behind:
+        yield f"{op.name} is done behind what reads it"
 
 
-def _order(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps) -> Iterator[str]:
+def _order(loop: Loop, schedule: LoopSchedule, overlaps: alias.Overlaps) -> Iterator[str]:
     """Effects are done once, and accesses that may meet keep their order."""
-    accesses = {op: list(filter(_touches, op.walk())) for op in list(loop.body.block.ops)[:-1]}
+    accesses = {op: list(filter(_touches, op.walk())) for op in list(body_of(loop).ops)[:-1]}
     times = Counter(step.op for step in schedule.steps)
     for op, inner in accesses.items():
         if times[op] != 1 and any(map(alias.writes, inner)):
@@ -185,7 +200,7 @@ def _order(loop: scf.ForOp, schedule: LoopSchedule, overlaps: alias.Overlaps) ->
 
 
 def _swapped(
-    loop: scf.ForOp, schedule: LoopSchedule, accesses: dict[Operation, list[Operation]]
+    loop: Loop, schedule: LoopSchedule, accesses: dict[Operation, list[Operation]]
 ) -> Iterator[tuple[Operation, Operation]]:
     """Operations of which the second is done before the first, of its iteration or of the one
     before, which nothing permits but that they do not meet.
@@ -201,6 +216,30 @@ def _swapped(
             yield first.op, second.op
 
 
+def _rings(schedule: LoopSchedule) -> Iterator[str]:
+    """Stages are filled again behind what reads them."""
+    steps = list(enumerate(schedule.steps))
+    for i, copy in steps:
+        if not isinstance(copy.op, shared.CopyAsync):
+            continue
+        stage = defining_op(copy.op.buffer, shared.Stage)
+        ring = copy.op.buffer if stage is None else stage.ring
+        readers = set(_takers(ring)) - {copy.op}
+        for j, step in steps:
+            ahead = copy.early - step.early - shared_type(ring).stages
+            if (ahead, j) > (0, i) and not readers.isdisjoint(step.op.walk()):
+                yield f"{step.op.name} reads a stage behind what fills it again"
+
+
+def _takers(buffer: SSAValue) -> Iterator[Operation]:
+    """What touches a buffer, or a view of it."""
+    for use in buffer.uses:
+        views = [r for r in use.operation.results if isinstance(r.type, SharedType)]
+        yield from () if views else (use.operation,)
+        for view in views:
+            yield from _takers(view)
+
+
 def _touches(op: Operation) -> bool:
     """Whether an operation itself touches memory, or must keep its place."""
     return alias.writes(op) or alias.reads(op)
@@ -210,13 +249,20 @@ def _may_conflict(x: Operation, y: Operation, overlaps: alias.Overlaps) -> bool:
     """Whether it may matter which of two accesses comes first."""
     if alias.orders(x) or alias.orders(y):
         return True
-    load, other = (x, y) if alias.reads(x) else (y, x)
-    if alias.reads(load):
+    if isinstance(x, ON_CHIP) or isinstance(y, ON_CHIP):
+        return not (isinstance(x, GLOBAL) or isinstance(y, GLOBAL))
+    load, other = (x, y) if _reads(x) else (y, x)
+    if _reads(load):
         if tile.watches(other):
             return not alias.unwritten(load, overlaps)
-        if not isinstance(other, alias.WRITES):
+        if not isinstance(other, (shared.CopyOut, *WRITES)):
             return False
     return alias.may_meet(x, y, overlaps)
+
+
+def _reads(op: Operation) -> bool:
+    """Whether an operation reads global memory, which nothing else writes meanwhile."""
+    return alias.reads(op) or isinstance(op, shared.CopyIn)
 
 
 def surely_runs(loop: Operation) -> bool:
@@ -228,34 +274,34 @@ def surely_runs(loop: Operation) -> bool:
     )
 
 
-def _is_harmless(step: Step, schedule: LoopSchedule, loop: scf.ForOp) -> bool:
+def _is_harmless(step: Step, schedule: LoopSchedule, loop: Loop) -> bool:
     """Whether an early step does no harm for an iteration that does not exist."""
-    op, args, clamps = step.op, loop.body.block.args, step.end is End.CLAMP
+    op, args, clamps = step.op, body_of(loop).args, step.end is End.CLAMP
     if clamps or schedule.peel:
         alike = {s.op for s in schedule.steps if (s.early, s.end) == (step.early, step.end)}
         given = args if schedule.peel else args[:1]
-        if not all(v in given or v.owner in alike for v in reads(op, loop.body.block)):
+        if not all(v in given or v.owner in alike for v in reads(op, body_of(loop))):
             return False
     if not op.results:
         return step.end is not End.ANY
-    return _may_be_loaded(step, loop) if alias.reads(op) else is_side_effect_free(op)
+    return _may_be_loaded(step, loop) if _reads(op) else is_side_effect_free(op)
 
 
-def _may_be_loaded(step: Step, loop: scf.ForOp) -> bool:
+def _may_be_loaded(step: Step, loop: Loop) -> bool:
     """Whether what an early step loads is there, or it has a guard."""
     op, clamps = step.op, step.end is End.CLAMP
     if clamps and surely_runs(loop):
         return True
-    if not isinstance(op, tile.Load):
+    if not isinstance(op, LOADS):
         return False
     if step.end is End.GUARD:
-        return op.mask is None
+        return True
     return not is_inside(op.array, loop) and (clamps or not _is_unbounded(op))
 
 
 def _is_unbounded(op: Operation) -> bool:
     """Whether an operation loads of an array that nothing bounds."""
-    return isinstance(op, tile.Load) and is_unbounded(op.array)
+    return isinstance(op, LOADS) and is_unbounded(op.array)
 
 
 # ---- the loop
@@ -264,20 +310,29 @@ Slot: TypeAlias = tuple[SSAValue, int]
 Known: TypeAlias = dict[tuple[SSAValue | str, int], SSAValue]
 
 
+def _turn(following: SSAValue, stage: SSAValue) -> RingNext | None:
+    """What turns a ring by a stage, if that gives what follows one."""
+    turn = defining_op(following, RingNext)
+    is_next = turn is not None and turn.next_stage is following and turn.stage is stage
+    return turn if turn is not None and is_next and turn.steps is None else None
+
+
 class _Writer:
     """Writes one loop. Values of the old one are named by the iteration that they are of, counted
     from the one that the new loop is in. slots: those that the new loop carries.
     """
 
-    def __init__(self, loop: scf.ForOp, schedule: LoopSchedule):
-        """Raises VerifyError where something would be read before it is made."""
-        self.loop, self.body, self.steps = loop, loop.body.block, schedule.steps
+    def __init__(self, loop: Loop, schedule: LoopSchedule):
+        self.loop, self.body, self.steps = loop, body_of(loop), schedule.steps
         self.depth, self.counts_back = schedule.depth, schedule.counts_back
         self.peel = schedule.peel and self.depth > 0
-        self.counter, *args = self.body.args
-        self.args: list[SSAValue] = [*args]
+        is_counted = isinstance(loop, scf.ForOp)
+        self.counter, self.args = self.body.args[0], list[SSAValue](self.body.args[is_counted:])
+        self.begin = loop.iter_args if isinstance(loop, scf.ForOp) else loop.arguments
         self.following = dict(zip(self.args, yielded_by(self.body), strict=True))
+        self.turns = {v: turn for v, x in self.following.items() if (turn := _turn(x, v))}
         self.slots: list[Slot] = [] if self.peel else [(a, 0) for a in self.args]
+        self.behind: list[Operation] = []  # what would be read before it is made
         steps, done = sorted(self.steps, key=lambda step: step.early), set[Slot]()
         self.deepest: dict[SSAValue, int] = {r: s.early for s in steps for r in s.op.results}
         for step in self.steps:
@@ -295,19 +350,23 @@ class _Writer:
 
     def _need(self, v: SSAValue, ahead: int, done: set[Slot]) -> None:
         """Carries a value where it is not made before. done: what the same iteration has made."""
+        if v in self.turns:
+            return
         while ahead > 0 and v in self.following:
             v, ahead = self.following[v], ahead - 1
         key = v, ahead
-        if not _is_of(v, self.body) or v is self.counter or key in done or key in self.slots:
+        is_known = v is self.counter or v in self.turns or key in done or key in self.slots
+        if is_known or not _is_of(v, self.body):
             return
         if v not in self.following and self.deepest.get(v, 0) <= ahead:
-            raise VerifyError(f"expand: {owner_op(v).name} is done behind what reads it")
+            self.behind.append(owner_op(v))
+            return
         self.slots.append(key)
 
-    def write(self) -> scf.ForOp:
+    def write(self) -> Loop:
         """The new loop, in the old one's place."""
         loop, end, steps = self.loop, stamp(scf.YieldOp(), self.loop), list(self.steps)
-        if not self.peel:
+        if not self.peel or isinstance(loop, scf.WhileOp):
             new, ends = self._between(loop, steps)
             return self._stand(new, ends)
         some, inside = Builder(loop).lt(loop.lb, loop.ub), Block([end])
@@ -320,19 +379,20 @@ class _Writer:
         branch = before(loop, scf.IfOp(some, types, Region(inside), Region(no)))
         return self._stand(new, list(branch.results))
 
-    def _stand(self, new: scf.ForOp, ends: Sequence[SSAValue]) -> scf.ForOp:
+    def _stand(self, new: Loop, ends: Sequence[SSAValue]) -> Loop:
         """The new loop, when others use its results in place of the old one's."""
         replace(self.loop, ends)
-        erase_dead(new.body.block)
+        erase_dead(body_of(new))
         return new
 
-    def _between(self, anchor: Operation, steps: list[Step]) -> tuple[scf.ForOp, list[SSAValue]]:
+    def _between(self, anchor: Operation, steps: list[Step]) -> tuple[Loop, list[SSAValue]]:
         """The new loop between what stands before it and behind it, before an operation; what it
         gives. steps: in the order in which they stand there.
         """
         loop = self.loop
-        known: Known = {(a, self.depth): v for a, v in zip(self.args, loop.iter_args, strict=True)}
-        known[self.counter, self.depth] = known["last", self.depth] = loop.lb
+        known: Known = {(a, self.depth): v for a, v in zip(self.args, self.begin, strict=True)}
+        begin = loop.lb if isinstance(loop, scf.ForOp) else self.begin[0]
+        known[self.counter, self.depth] = known["last", self.depth] = begin
         at = _Iteration(self, anchor, known)
         for first in range(self.depth, 0, -1):
             for step in (step for step in steps if step.early >= first):
@@ -344,14 +404,15 @@ class _Writer:
             behind.do(step, anchor)
         return new, [behind.value(a, self.peel) for a in self.args]
 
-    def _new(self, at: _Iteration) -> scf.ForOp:
+    def _new(self, at: _Iteration) -> Loop:
         """The loop, whose first iteration is `at`."""
         loop, end, start = self.loop, stamp(scf.YieldOp(), self.loop), self.depth * self.peel
         given = [at.value(*slot) for slot in self.slots]
-        inner = Block([end], arg_types=[self.counter.type, *(v.type for v, _ in self.slots)])
-        known: Known = dict(zip(self.slots, inner.args[1:], strict=True))
-        for (v, _), argument in zip([(self.counter, 0), *self.slots], inner.args, strict=True):
+        slots = [(self.counter, 0)] * isinstance(loop, scf.ForOp) + self.slots
+        inner = Block([end], arg_types=[v.type for v, _ in slots])
+        for (v, _), argument in zip(slots, inner.args, strict=True):
             argument.name_hint = v.name_hint
+        known: Known = dict(zip(slots, inner.args, strict=True))
         if self.counts_back:
             known.pop((self.counter, 0), None)
         known[self.counter, start] = known["last", start] = inner.args[0]
@@ -359,9 +420,26 @@ class _Writer:
         for step in self.steps:
             now.do(step, end)
         end.operands = [now.value(v, ahead + 1) for v, ahead in self.slots]
-        new = scf.ForOp(at.count(start), loop.ub, loop.step, given, Region(inner))
+        if isinstance(loop, scf.ForOp):
+            begin = at.value(self.counter, start)
+            new: Loop = scf.ForOp(begin, loop.ub, loop.step, given, Region(inner))
+        else:
+            test = self._test([v.type for v in given])
+            new = scf.WhileOp(given, [v.type for v in given], Region(test), Region(inner))
         new.attributes |= loop.attributes
         return new
+
+    def _test(self, types: list[Attribute]) -> Block:
+        """The test of a while that carries more, all of which it passes on."""
+        assert isinstance(self.loop, scf.WhileOp)
+        test, block = self.loop.before_region.block, Block(arg_types=types)
+        own = (block.args[self.slots.index((a, 0))] for a in self.args)
+        mapping: dict[SSAValue, SSAValue] = dict(zip(test.args, own, strict=True))
+        end = stamp(scf.ConditionOp(yielded_by(test)[0], *block.args), self.loop)
+        block.add_op(end)
+        clone_slice(list(test.ops)[:-1], mapping, end)
+        end.operands[0] = mapping[end.condition]
+        return block
 
 
 class _Iteration:
@@ -376,25 +454,39 @@ class _Iteration:
             return v
         if (v, ahead) in self.known:
             return self.known[v, ahead]
-        if v is self.of.counter:
-            return self.count(ahead)
-        return self.value(self.of.following[v], ahead - 1)
+        if v is self.of.counter and isinstance(self.of.loop, scf.ForOp):
+            return self.count(ahead, self.of.loop)
+        following = self.of.following[v], ahead - 1
+        if v in self.of.turns and following not in self.known:
+            return self.turned(v, ahead)
+        return self.value(*following)
 
-    def count(self, ahead: int) -> SSAValue:
-        """The counter."""
-        counter = self.of.counter
-        if (counter, ahead) not in self.known:
-            known = (n for v, n in self.known if v is counter)
-            near = min(known, key=lambda n: abs(n - ahead))
-            kind, by = ("add", -1) if near < ahead else ("sub", 1)
-            new = CLASSES[kind](self.count(ahead + by), self.of.loop.step)
-            self.known[counter, ahead] = before(self.anchor, new).result
-        return self.known[counter, ahead]
+    def count(self, ahead: int, loop: scf.ForOp) -> SSAValue:
+        """The counter of a counted loop, so many steps from one that is known."""
+        counter, build = self.of.counter, Builder(self.anchor)
+        near = self._near(counter, ahead)
+        steps = abs(ahead - near)
+        by = loop.step if steps == 1 else build.mul(loop.step, steps)
+        found = (build.add if near < ahead else build.sub)(self.known[counter, near], by)
+        self.known[counter, ahead] = found
+        return found
+
+    def turned(self, v: SSAValue, ahead: int) -> SSAValue:
+        """The stage of a ring, so many further than one that is known."""
+        turn, near, build = self.of.turns[v], self._near(v, ahead), Builder(self.anchor)
+        steps = build.number(ahead - near)
+        new = RingNext(self.known[v, near], turn.parity, turn.stages.value.data, steps)
+        self.known[v, ahead] = build.do(new).next_stage
+        return self.known[v, ahead]
+
+    def _near(self, v: SSAValue, ahead: int) -> int:
+        """The iteration that is nearest to one, of those for which a value is known."""
+        return min((n for x, n in self.known if x is v), key=lambda n: abs(n - ahead))
 
     def last(self, ahead: int) -> SSAValue:
         """The counter, that of the last iteration where it goes beyond."""
         if ("last", ahead) not in self.known:
-            there, here = self.exists(ahead), self.count(ahead)
+            there, here = self.exists(ahead), self.value(self.of.counter, ahead)
             found = Builder(self.anchor).select(there, here, self.last(ahead - 1))
             self.known["last", ahead] = found
         return self.known["last", ahead]
@@ -402,9 +494,21 @@ class _Iteration:
     def exists(self, ahead: int) -> SSAValue:
         """Whether the loop has that iteration."""
         if ("exists", ahead) not in self.known:
-            found = Builder(self.anchor).lt(self.count(ahead), self.of.loop.ub)
-            self.known["exists", ahead] = found
+            self.known["exists", ahead] = self._test(ahead)
         return self.known["exists", ahead]
+
+    def _test(self, ahead: int) -> SSAValue:
+        loop = self.of.loop
+        if isinstance(loop, scf.ForOp):
+            return Builder(self.anchor).lt(self.value(self.of.counter, ahead), loop.ub)
+        test = loop.before_region.block
+        read = {v for op in list(test.ops)[:-1] for v in reads(op, test)}
+        args = zip(test.args, self.of.args, strict=True)
+        mapping: dict[SSAValue, SSAValue] = {
+            own: self.value(a, ahead) for own, a in args if own in read
+        }
+        clone_slice(list(test.ops)[:-1], mapping, self.anchor)
+        return mapping[yielded_by(test)[0]]
 
     def do(self, step: Step, anchor: Operation, first: int = 0) -> None:
         """Writes a step before an operation. first: how far ahead the first of all is."""
@@ -416,7 +520,7 @@ class _Iteration:
         }
         there = self.exists(ahead) if self._is_guarded(step, first) else None
         new = before(anchor, op.clone(mapping))
-        if there is not None:
+        if there is not None and not is_side_effect_free(op):
             new = _guarded(new, there)
         self.known |= {(r, ahead): x for r, x in zip(op.results, new.results, strict=True)}
 
@@ -428,17 +532,28 @@ class _Iteration:
         if step.end is End.CLAMP:
             # what is loaded of an array without bounds is not there where there is no iteration
             return not op.results or first > 0 and _is_unbounded(op)
-        return step.end is End.GUARD and not is_side_effect_free(op)
+        return step.end is End.GUARD
 
 
 def _guarded(op: Operation, there: SSAValue) -> Operation:
     """An operation that is done only where an iteration is there."""
-    if not isinstance(op, tile.Load):
+    if not isinstance(op, LOADS):
         only_if(there, op)
         return op
-    if isinstance(t := op.result.type, TileType):
-        there = before(op, tile.Splat(there, TileType(t.extents, i1))).result
-    load = tile.Load(op.array, op.offsets, op.extents.get_values(), there, op.other)
-    load.attributes |= op.attributes
-    replace(op, load)
-    return load
+    build, extents = Builder(op), op.extents.get_values()
+    masked: Attribute | None = None if op.mask is None else op.mask.type
+    if masked is None and isinstance(op, tile.Load) and isinstance(op.result.type, TileType):
+        masked = TileType(op.result.type.extents, i1)
+    if isinstance(masked, TileType):
+        there = build(tile.Splat(there, masked))
+    if op.mask is not None:
+        there = build.and_(op.mask, there)
+    new: tile.Load | shared.CopyAsync
+    if isinstance(op, tile.Load):
+        new = tile.Load(op.array, op.offsets, extents, there, op.other)
+    else:
+        new = shared.CopyAsync(op.array, op.offsets, op.buffer, extents, there, op.other, op.after)
+    new.properties = op.properties | new.properties
+    new.attributes |= op.attributes
+    replace(op, new)
+    return new
