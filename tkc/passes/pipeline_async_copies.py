@@ -47,7 +47,7 @@ from typing import TypeAlias, cast
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.host_values import is_unbounded
@@ -71,6 +71,7 @@ from tkc.ir.values import (
     block_of,
     first_of,
     is_side_effect_free,
+    next_of,
     owner_of,
     owner_op,
     shared_type,
@@ -181,7 +182,7 @@ class _RowsHeld:
             sources = [v for v in copy.operands if v is not copy.buffer]
             clone_slice(defining_slice(sources, loop.body.block), mapping, anchor)
             stage = before(anchor, shared.Stage(self.rings[r], _number(anchor, part, self.zero)))
-            tokens.append(_issued(copy, mapping, stage.result, copy.mask, anchor))
+            tokens.append(_issued(copy, stage.result, anchor, mapping))
         return _joined(tokens, anchor)
 
     def _read(self, loop: scf.ForOp, stage: SSAValue, ready: SSAValue) -> None:
@@ -346,8 +347,7 @@ class _CopiesAhead:
         tokens = []
         for copy in self.copies:
             view = before(first, shared.Stage(rings[copy], stage)).result
-            mask = None if copy.mask is None else mapping.get(copy.mask, copy.mask)
-            tokens.append(_issued(copy, mapping, view, mask, first))
+            tokens.append(_issued(copy, view, first, mapping))
         wait = before(first, shared.WaitCopies([_joined(tokens, first)], self.ahead - 1))
         for copy in self.copies:
             _read_stage(copy, rings[copy], stage, wait.ready)
@@ -401,22 +401,17 @@ def _again(op: Operation) -> bool:
 
 def _issued(
     copy: shared.Copy,
-    mapping: dict[SSAValue, SSAValue],
     buffer: SSAValue,
-    mask: SSAValue | None,
     anchor: Operation,
+    mapping: dict[SSAValue, SSAValue],
 ) -> SSAValue:
-    """The copy of another iteration, asynchronous, before an operation: its token."""
-    other = copy.other
-    new = shared.CopyAsync(
-        mapping.get(copy.array, copy.array),
-        [mapping.get(o, o) for o in copy.offsets],
-        buffer,
-        copy.extents.get_values(),
-        mask,
-        None if other is None else mapping.get(other, other),
+    """A copy to a buffer, asynchronous, before an operation: its token. mapping: what it takes in
+    place of its own operands.
+    """
+    operands = [buffer if v is copy.buffer else mapping.get(v, v) for v in copy.operands]
+    new = shared.CopyAsync.create(
+        operands=operands, result_types=[TokenType()], properties=dict(copy.properties)
     )
-    new.properties |= _kept(copy, "vector", "threads")
     return before(anchor, new).token
 
 
@@ -430,11 +425,6 @@ def _read_stage(copy: shared.Copy, ring: SSAValue, stage: SSAValue, ready: SSAVa
     _after(view, ready)
     erase(copy)
     erase(buffer)
-
-
-def _kept(copy: shared.Copy, *names: str) -> dict[str, Attribute]:
-    """Those of a copy's properties that it has."""
-    return {name: copy.properties[name] for name in names if name in copy.properties}
 
 
 def _looked_up(body: Block) -> list[Operation]:
@@ -569,14 +559,10 @@ class Ring(Carried):
             alloc = _buffer_of(copy)
             view = before(alloc, shared.Stage(self.buffers[place_of(copy)], stage)).result
             alloc.result.replace_all_uses_with(view)
-            new = shared.CopyAsync(
-                copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other
-            )
-            new.properties |= _kept(copy, "engine", "cut", "among", "hint", "fetch", "tf32")
-            tokens.append(before(copy, new).token)
+            tokens.append(_issued(copy, view, copy, {}))
             erase(copy)
             erase(alloc)
-        joined = tokens[0] if len(tokens) == 1 else after(new, shared.JoinTokens(tokens)).token
+        joined = _joined(tokens, next_of(owner_op(tokens[-1])))
         wait = after(owner_op(joined), shared.WaitCopies([joined], 0))
         return list(after(wait, threads.RingNext(stage, parity, self.stages)).results)
 
@@ -586,7 +572,9 @@ def _after(view: SSAValue, ready: SSAValue) -> None:
     for use in list(view.uses):
         match use.operation:
             case shared.Read() as read:
-                replace(read, _read_after(read, ready))
+                new = shared.Read(read.buffer, read.result.type, [*read.after, ready])
+                new.properties = read.properties | new.properties
+                replace(read, new)
             case (
                 shared.SharedSlice()
                 | shared.SharedTranspose()
@@ -596,23 +584,8 @@ def _after(view: SSAValue, ready: SSAValue) -> None:
                 _after(inner.result, ready)
 
 
-def _read_after(read: shared.Read, ready: SSAValue) -> shared.Read:
-    new = shared.Read(read.buffer, read.result.type, [*read.after, ready])
-    if read.conflicts is not None:
-        new.properties["conflicts"] = read.conflicts
-    return new
-
-
 def _at_once(copy: shared.Copy) -> None:
     """A copy that nothing overlaps with: issued and waited for here."""
-    new = shared.CopyAsync(
-        copy.array, copy.offsets, copy.buffer, copy.extents.get_values(), copy.mask, copy.other
-    )
-    new.properties |= _kept(copy, "vector", "threads")
-    buffer = copy.buffer
-    before(copy, new)
-    ready = before(copy, shared.WaitCopies([new.token], 0)).ready
+    token = _issued(copy, copy.buffer, copy, {})
+    _after(copy.buffer, before(copy, shared.WaitCopies([token], 0)).ready)
     erase(copy)
-    for use in list(buffer.uses):
-        if isinstance(use.operation, shared.Read):
-            replace(use.operation, _read_after(use.operation, ready))

@@ -431,14 +431,11 @@ class _Writer:
 
     def _test(self, types: list[Attribute]) -> Block:
         """The test of a while that carries more, all of which it passes on."""
-        assert isinstance(self.loop, scf.WhileOp)
-        test, block = self.loop.before_region.block, Block(arg_types=types)
-        own = (block.args[self.slots.index((a, 0))] for a in self.args)
-        mapping: dict[SSAValue, SSAValue] = dict(zip(test.args, own, strict=True))
-        end = stamp(scf.ConditionOp(yielded_by(test)[0], *block.args), self.loop)
+        block = Block(arg_types=types)
+        end = stamp(scf.ConditionOp(block.args[0], *block.args), self.loop)
         block.add_op(end)
-        clone_slice(list(test.ops)[:-1], mapping, end)
-        end.operands[0] = mapping[end.condition]
+        known: Known = dict(zip(self.slots, block.args, strict=True))
+        end.operands[0] = _Iteration(self, end, known).exists(0)
         return block
 
 
@@ -464,51 +461,49 @@ class _Iteration:
     def count(self, ahead: int, loop: scf.ForOp) -> SSAValue:
         """The counter of a counted loop, so many steps from one that is known."""
         counter, build = self.of.counter, Builder(self.anchor)
-        near = self._near(counter, ahead)
-        steps = abs(ahead - near)
-        by = loop.step if steps == 1 else build.mul(loop.step, steps)
-        found = (build.add if near < ahead else build.sub)(self.known[counter, near], by)
-        self.known[counter, ahead] = found
-        return found
+        steps = ahead - (near := self._near(counter, ahead))
+        by = loop.step if abs(steps) == 1 else build.mul(loop.step, abs(steps))
+        move = build.add if steps > 0 else build.sub
+        return self._noted(counter, ahead, move(self.known[counter, near], by))
 
     def turned(self, v: SSAValue, ahead: int) -> SSAValue:
         """The stage of a ring, so many further than one that is known."""
         turn, near, build = self.of.turns[v], self._near(v, ahead), Builder(self.anchor)
-        steps = build.number(ahead - near)
-        new = RingNext(self.known[v, near], turn.parity, turn.stages.value.data, steps)
-        self.known[v, ahead] = build.do(new).next_stage
-        return self.known[v, ahead]
+        stages, steps = turn.stages.value.data, build.number(ahead - near)
+        found = build(RingNext(self.known[v, near], turn.parity, stages, steps))
+        return self._noted(v, ahead, found)
 
     def _near(self, v: SSAValue, ahead: int) -> int:
         """The iteration that is nearest to one, of those for which a value is known."""
         return min((n for x, n in self.known if x is v), key=lambda n: abs(n - ahead))
 
+    def _noted(self, what: SSAValue | str, ahead: int, found: SSAValue) -> SSAValue:
+        self.known[what, ahead] = found
+        return found
+
     def last(self, ahead: int) -> SSAValue:
         """The counter, that of the last iteration where it goes beyond."""
-        if ("last", ahead) not in self.known:
-            there, here = self.exists(ahead), self.value(self.of.counter, ahead)
-            found = Builder(self.anchor).select(there, here, self.last(ahead - 1))
-            self.known["last", ahead] = found
-        return self.known["last", ahead]
+        if ("last", ahead) in self.known:
+            return self.known["last", ahead]
+        there, here = self.exists(ahead), self.value(self.of.counter, ahead)
+        found = Builder(self.anchor).select(there, here, self.last(ahead - 1))
+        return self._noted("last", ahead, found)
 
     def exists(self, ahead: int) -> SSAValue:
         """Whether the loop has that iteration."""
-        if ("exists", ahead) not in self.known:
-            self.known["exists", ahead] = self._test(ahead)
-        return self.known["exists", ahead]
-
-    def _test(self, ahead: int) -> SSAValue:
+        if ("exists", ahead) in self.known:
+            return self.known["exists", ahead]
         loop = self.of.loop
         if isinstance(loop, scf.ForOp):
-            return Builder(self.anchor).lt(self.value(self.of.counter, ahead), loop.ub)
+            found = Builder(self.anchor).lt(self.value(self.of.counter, ahead), loop.ub)
+            return self._noted("exists", ahead, found)
         test = loop.before_region.block
-        read = {v for op in list(test.ops)[:-1] for v in reads(op, test)}
+        *ops, _ = test.ops
+        read = {v for op in ops for v in reads(op, test)}
         args = zip(test.args, self.of.args, strict=True)
-        mapping: dict[SSAValue, SSAValue] = {
-            own: self.value(a, ahead) for own, a in args if own in read
-        }
-        clone_slice(list(test.ops)[:-1], mapping, self.anchor)
-        return mapping[yielded_by(test)[0]]
+        mapping: dict[SSAValue, SSAValue] = {x: self.value(a, ahead) for x, a in args if x in read}
+        clone_slice(ops, mapping, self.anchor)
+        return self._noted("exists", ahead, mapping[yielded_by(test)[0]])
 
     def do(self, step: Step, anchor: Operation, first: int = 0) -> None:
         """Writes a step before an operation. first: how far ahead the first of all is."""
