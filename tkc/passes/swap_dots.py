@@ -17,15 +17,14 @@ import itertools
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.plan import number_of
-from tkc.ir.rewrite import Builder, after, before, erase, rebuild_for, retype
-from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, operations_in, parent_of, terminator_of, tile_type
+from tkc.ir.rewrite import after, before, erase, rebuild_for
+from tkc.ir.values import block_of, index_of, operations_in, parent_of, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.values import POINTWISE
+from tkc.passes.match_heights import Transposes
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -45,13 +44,14 @@ def _swap(dot: tile.Dot) -> None:
     index = index_of(dot.acc) - 1
     carriers = _carriers(parent_of(dot, scf.ForOp), index)
     outermost, at = carriers[-1]
-    start = transposed(outermost.iter_args[at], outermost)
+    tiles = Transposes()
+    start = tiles.of(outermost.iter_args[at])
     for i, (loop, at) in reversed([*enumerate(carriers)]):
         carriers[i] = rebuild_for(loop, range(len(loop.iter_args)), [start]), at
         around = carriers[i][0].body.block
         start = around.args[-1]
         start.name_hint = around.args[1 + at].name_hint
-    new = tile.Dot(transposed(dot.b, dot), transposed(dot.a, dot), start, dot.precision.data)
+    new = tile.Dot(tiles.of(dot.b), tiles.of(dot.a), start, dot.precision.data)
     new.attributes |= dot.attributes
     before(dot, new)
     _yield_also(block_of(new), index, new.result)
@@ -88,31 +88,3 @@ def _yield_also(body: Block, index: int, value: SSAValue) -> None:
     yielded = list(end.operands)
     yielded[index] = body.args[1 + index]
     end.operands = [*yielded, value]
-
-
-def _transposed_type(t: TileType) -> TileType:
-    return TileType(t.extents[::-1], t.element)
-
-
-def transposed(value: SSAValue, anchor: Operation) -> SSAValue:
-    """The transpose of a tile of two axes, the same element-wise operations on transposes."""
-    if not isinstance(value.type, TileType):
-        return value
-    op, t, build = value.owner, _transposed_type(value.type), Builder(anchor)
-    match op:
-        case tile.Transpose():
-            return op.arg
-        case tile.Constant():
-            return build(tile.Constant(op.number, t))
-        case tile.Splat():
-            return build(tile.Splat(op.arg, t))
-        case tile.Broadcast() if tile_type(op.arg).rank == 2:
-            return build(tile.Broadcast(transposed(op.arg, anchor), t))
-        case tile.Reshape() if 1 in value.type.extents:
-            return build(tile.Reshape(op.arg, t))
-        case _ if isinstance(op, POINTWISE) and op.parent is anchor.parent:
-            new = op.clone({v: transposed(v, anchor) for v in op.operands})
-            retype(new.results[0], t)
-            return build(new)
-        case _:
-            return build(tile.Transpose(value, (1, 0)))
