@@ -17,7 +17,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region
 from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
-from tkc.ir.values import block_of, is_side_effect_free, terminator_of, yielded_by
+from tkc.ir.values import block_of, is_side_effect_free, made_of, reached, terminator_of, yielded_by
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -192,12 +192,11 @@ def clone_slice(
 
 def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
     """The operations of the block that the values are computed from, in block order."""
-    wanted, work = set(), [v.owner for v in values]
-    while work:
-        op = work.pop()
-        if isinstance(op, Operation) and op.parent is block and op not in wanted:
-            wanted.add(op)
-            work += [v.owner for inner in op.walk() for v in inner.operands]
+
+    def behind(v: SSAValue) -> Iterable[SSAValue]:
+        return made_of(v) if isinstance(v, OpResult) and v.op.parent is block else ()
+
+    wanted = {v.owner for v in reached(values, behind)}
     return [op for op in block.ops if op in wanted]
 
 
@@ -205,13 +204,14 @@ def slice_inside(values: Iterable[SSAValue], loop: scf.ForOp) -> list[Operation]
     """The operations anywhere inside a loop that the values are computed from, in program order;
     of one with regions not also what is in them.
     """
-    wanted: set[Operation] = set()
-    work = [v.owner for v in values]
-    while work:
-        op = work.pop()
-        if isinstance(op, Operation) and loop.is_ancestor(op) and op not in wanted:
-            wanted.add(op)
-            work += [v.owner for inner in op.walk() for v in inner.operands if not is_inside(v, op)]
+
+    def behind(v: SSAValue) -> Iterable[SSAValue]:
+        op = v.owner
+        if isinstance(op, Block) or not loop.is_ancestor(op):
+            return ()
+        return [x for x in made_of(v) if not is_inside(x, op)]
+
+    wanted = {v.owner for v in reached(values, behind)}
     return [op for op in loop.body.walk() if op in wanted]
 
 

@@ -67,6 +67,23 @@ def is_side_effect_free(op: Operation) -> bool:
     return found
 
 
+def reached(start: Iterable[T], behind: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """What some things lead to, themselves first, each once."""
+    seen, work = set[T](), list(start)
+    while work:
+        if (at := work.pop()) not in seen:
+            seen.add(at)
+            yield at
+            work += behind(at)
+
+
+def made_of(value: SSAValue) -> Sequence[SSAValue]:
+    """What the operation that makes a value reads, inside it too."""
+    if isinstance(value.owner, Block):
+        return ()
+    return [v for inner in value.owner.walk() for v in inner.operands]
+
+
 def owner_op(value: SSAValue) -> Operation:
     """The operation that defines a value. Raises TypeError for a block's argument."""
     if not isinstance(value, OpResult):

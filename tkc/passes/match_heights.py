@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.rewrite import after, before, erase, retype
 from tkc.ir.types import TileType
-from tkc.ir.values import first_of, operations_in, tile_type
+from tkc.ir.values import first_of, made_of, operations_in, reached, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE
 from tkc.passes.simplify import run as simplify
@@ -109,17 +109,9 @@ class Transposes:
 
     def _follows(self, value: SSAValue) -> bool:
         """Whether a value is computed, element by element, of a transposed dot's result."""
-        work, seen = [value], set[SSAValue]()
-        while work:
-            at = work.pop()
-            if at in seen or isinstance(at.owner, Block):
-                continue
-            seen.add(at)
-            if isinstance(at.owner, tile.Transpose) and at.owner.arg in self.results:
-                return True
-            if isinstance(at.owner, POINTWISE):
-                work += at.owner.operands
-        return False
+        behind = reached([value], lambda v: made_of(v) if isinstance(v.owner, POINTWISE) else ())
+        turned = (v.owner.arg for v in behind if isinstance(v.owner, tile.Transpose))
+        return not self.results.isdisjoint(turned)
 
     def of(self, value: SSAValue) -> SSAValue:
         """The transpose of a tile of two axes; a scalar is itself."""

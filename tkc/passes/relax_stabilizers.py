@@ -73,7 +73,17 @@ from tkc.ir.rewrite import Builder, before, defining_slice, rebuild_for, rebuild
 from tkc.ir.text import location_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, element_of
-from tkc.ir.values import block_of, index_of, operations_in, terminator_of, tile_type, yielded_by
+from tkc.ir.values import (
+    block_of,
+    index_of,
+    made_of,
+    operations_in,
+    owner_op,
+    reached,
+    terminator_of,
+    tile_type,
+    yielded_by,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
@@ -244,17 +254,13 @@ class Relaxation:
 
     def _makers(self, of: Operation) -> set[Operation]:
         """What an operation's operands are made of in an iteration, the new maximum apart."""
-        found: set[Operation] = set()
-        work = list(of.operands)
-        while work:
-            op = work.pop().owner
-            if isinstance(op, Block) or op.parent is not self.body:
-                continue
-            if op is not self.maximum and op not in found:
-                inner = list(op.walk())
-                found |= set(inner)
-                work += [v for o in inner for v in o.operands]
-        return found
+
+        def is_made(v: SSAValue) -> bool:
+            op = v.owner
+            return isinstance(op, Operation) and op.parent is self.body and op is not self.maximum
+
+        values = reached(of.operands, lambda v: made_of(v) if is_made(v) else ())
+        return {op for v in values if is_made(v) for op in owner_op(v).walk()}
 
     def _begins_with_zeros(self) -> bool:
         """Whether all that is relative to the maximum is 0 where the maximum is none when the loop

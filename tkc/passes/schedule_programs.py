@@ -26,6 +26,8 @@ all blocks share the programs of the last wave (programs/stream_k.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.ir import Block, Operation
 
@@ -138,16 +140,18 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("split", plan.cluster_split[0])
 
 
-def _dependent(block: Block) -> list[Operation]:
-    """The operations of a kernel that a program id reaches, or that have effects, in order."""
+def _dependent(
+    block: Block, shared: Callable[[Operation], bool] = is_side_effect_free
+) -> list[Operation]:
+    """The operations of a kernel that a program id reaches, or that programs do not share (that
+    have effects), in order.
+    """
     moved: set[Operation] = set()
     for op in block.ops:
-        if isinstance(op, tile.Return):
-            continue
-        if (
+        if not isinstance(op, tile.Return) and (
             isinstance(op, tile.ProgramId)
             or op.regions
-            or not is_side_effect_free(op)
+            or not shared(op)
             or any(v.owner in moved for v in op.operands)
         ):
             moved.add(op)
@@ -171,13 +175,4 @@ def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
             )
         return is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)
 
-    moved: set[Operation] = set()
-    for op in block.ops:
-        if not isinstance(op, tile.Return) and (
-            isinstance(op, tile.ProgramId)
-            or op.regions
-            or not shared(op)
-            or any(v.owner in moved for v in op.operands)
-        ):
-            moved.add(op)
-    return [op for op in block.ops if op in moved]
+    return _dependent(block, shared)

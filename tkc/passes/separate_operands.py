@@ -32,7 +32,7 @@ import itertools
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue, Use
+from xdsl.ir import Operation, Use
 from xdsl.traits import is_side_effect_free
 
 from tkc.errors import CompileError
@@ -43,7 +43,7 @@ from tkc.ir.values import block_of, operations_in
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import ancestor, apart, may_meet, unseen, writes
 from tkc.passes.analysis.program_axes import sources
-from tkc.passes.analysis.values import WRITES, is_computed_by
+from tkc.passes.analysis.values import WRITES, computed_of
 from tkc.passes.plan import kernel_of, plan
 from tkc.passes.planning.operands import leaves
 
@@ -109,16 +109,8 @@ def _load_before_stores(load: tile.Load, context: PassContext) -> None:
 
 def _feeds_dot(load: tile.Load) -> bool:
     """Whether a dot reads a block, or what is computed of it element by element."""
-    seen, work = set[SSAValue](), [load.result]
-    while work:
-        value = work.pop()
-        for op in [use.operation for use in value.uses]:
-            if isinstance(op, tile.Dot):
-                return True
-            if is_computed_by(op.__class__) and op.results[0] not in seen:
-                seen.add(op.results[0])
-                work.append(op.results[0])
-    return False
+    uses = (use for v in computed_of(load.result) for use in v.uses)
+    return any(isinstance(use.operation, tile.Dot) for use in uses)
 
 
 def _may_come_before(op: Operation, store: Operation, end: Operation, context: PassContext) -> bool:

@@ -47,7 +47,14 @@ from tkc.ir.rewrite import (
     replace,
 )
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import first_of, is_side_effect_free, operations_in, terminator_of, yielded_by
+from tkc.ir.values import (
+    first_of,
+    is_side_effect_free,
+    operations_in,
+    reached,
+    terminator_of,
+    yielded_by,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
 from tkc.passes.analysis.polynomials import Scalars, TooLarge
@@ -288,14 +295,8 @@ def sweep(kernel: tile.Kernel) -> bool:
     """Erases what no effect depends on. A carried value is alive only if its result, or something
     alive in the loop, uses it.
     """
-    alive: set[Operation | SSAValue] = set()
-    work: list[Operation | SSAValue] = [op for op in kernel.walk() if _has_effect(op)]
-    while work:
-        item = work.pop()
-        if item in alive:
-            continue
-        alive.add(item)
-        work += _needs(item)
+    effects: list[Operation | SSAValue] = [op for op in kernel.walk() if _has_effect(op)]
+    alive = set(reached(effects, _needs))
     changed = False
     for op in reversed(list(kernel.walk())):
         if op.parent is not None:

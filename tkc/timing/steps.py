@@ -7,6 +7,7 @@ Two things the assembler does are done here too: a product that is only added is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from xdsl.dialects import scf
@@ -15,7 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.target import Engines
 from tkc.ir.types import SharedType, TileType
-from tkc.ir.values import index_of, yielded_by
+from tkc.ir.values import index_of, reached, yielded_by
 from tkc.timing import demands
 from tkc.timing.operations import TIMED_OPERATIONS
 
@@ -107,15 +108,12 @@ def _takes_time(op: Operation) -> bool:
 
 def steering(kernel: tile.Kernel) -> set[SSAValue]:
     """The scalars that stages, parities, bounds, branches and programs follow from."""
-    found: set[SSAValue] = set()
-    work = [value for op in kernel.walk() for value in _steers_by(op)]
-    while work:
-        value = work.pop()
-        if value in found or isinstance(value.type, (TileType, SharedType)):
-            continue
-        found.add(value)
-        work += _comes_from(value)
-    return found
+
+    def scalars(values: Iterable[SSAValue]) -> list[SSAValue]:
+        return [v for v in values if not isinstance(v.type, (TileType, SharedType))]
+
+    steers = scalars(value for op in kernel.walk() for value in _steers_by(op))
+    return set(reached(steers, lambda value: scalars(_comes_from(value))))
 
 
 def _steers_by(op: Operation) -> list[SSAValue]:

@@ -24,7 +24,12 @@ from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import Fact, TileType, bits, element_of
 from tkc.ir.values import array_type
-from tkc.passes.analysis.values import WRITES, BlockAccess, PointerAccess, is_computed_by
+from tkc.passes.analysis.values import (
+    WRITES,
+    BlockAccess,
+    PointerAccess,
+    computed_of,
+)
 
 # Bytes of a tile that caches hold in whatever order they are requested.
 CACHED_TILE_BYTES = 4096
@@ -59,16 +64,8 @@ def bytes_of(op: Operation) -> int:
 
 def addresses(value: SSAValue) -> bool:
     """Whether a value says where another load is: copies that run ahead need it as early."""
-    seen, left = {value}, [value]
-    while left:
-        for use in left.pop().uses:
-            op = use.operation
-            if isinstance(op, (tile.Load, tile.View)) and use.index > 0:
-                return True
-            if is_computed_by(op.__class__) and op.results[0] not in seen:
-                seen.add(op.results[0])
-                left.append(op.results[0])
-    return False
+    uses = (use for v in computed_of(value) for use in v.uses)
+    return any(isinstance(use.operation, (tile.Load, tile.View)) and use.index > 0 for use in uses)
 
 
 @dataclass(frozen=True)

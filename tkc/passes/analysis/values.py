@@ -13,7 +13,7 @@ data      everything else
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -22,7 +22,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
-from tkc.ir.values import defining_op, operands_first, owner_op
+from tkc.ir.values import defining_op, operands_first, owner_op, reached
 from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
@@ -42,6 +42,16 @@ def is_computed_by(kind: type) -> bool:
     classes, for which isinstance is slow where it fails.
     """
     return issubclass(kind, (*VIEWS, *POINTWISE))
+
+
+def computed_of(value: SSAValue) -> Iterator[SSAValue]:
+    """A value, and what is computed of it element by element."""
+
+    def users(v: SSAValue) -> list[SSAValue]:
+        ops = [use.operation for use in v.uses]
+        return [op.results[0] for op in ops if is_computed_by(op.__class__)]
+
+    return reached([value], users)
 
 
 def in_workspace(op: tile.Load | tile.Store) -> bool:

@@ -36,7 +36,15 @@ from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import defining_op, extents_of, index_of, layout_of, tile_type, yielded_by
+from tkc.ir.values import (
+    defining_op,
+    extents_of,
+    index_of,
+    layout_of,
+    reached,
+    tile_type,
+    yielded_by,
+)
 
 RELAYOUT_WARPS = 4  # of the role that relays operands out
 MAX_OPERAND_ELEMENTS = 1 << 15  # which its threads hold at once
@@ -149,18 +157,8 @@ def relaid(
 
 def casts_behind(operand: SSAValue) -> set[Cast]:
     """The casts that make a dot's left operand, through what loops carry and branches yield."""
-    found: set[Cast] = set()
-    seen: set[SSAValue] = set()
-    work = [operand]
-    while work:
-        value = work.pop()
-        if value not in seen:
-            seen.add(value)
-            if isinstance(value.owner, Cast):
-                found.add(value.owner)
-            else:
-                work += _sources(value)
-    return found
+    values = reached([operand], lambda v: () if isinstance(v.owner, Cast) else _sources(v))
+    return {v.owner for v in values if isinstance(v.owner, Cast)}
 
 
 def _sources(value: SSAValue) -> list[SSAValue]:

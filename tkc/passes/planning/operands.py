@@ -40,7 +40,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import block_of, index_of, only_user, tile_type, yielded_by
+from tkc.ir.values import block_of, index_of, only_user, owner_op, reached, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import (
     MAX_SWIZZLE_BYTES,
@@ -51,7 +51,7 @@ from tkc.passes.analysis.mapped import (
     unmapped,
 )
 from tkc.passes.analysis.remembered import mark, remembered, unchanged
-from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by, tiles
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.layouts.relayout import fits
 from tkc.passes.planning.gathers import loaded_by_consumers, uncopied
@@ -188,20 +188,16 @@ def _is_turned_result(value: SSAValue) -> bool:
     """Whether an operand is the transpose of what is computed of other dots' results: its rows lie
     in the registers of several threads each, where a left operand's columns should.
     """
-    work, seen = [(value, False)], set[tuple[SSAValue, bool]]()
-    while work:
-        at, turned = work.pop()
-        if (at, turned) in seen or not isinstance(at.type, TileType):
-            continue
-        seen.add((at, turned))
-        owner = at.owner
-        if isinstance(owner, (tile.Dot, Block)):
-            if turned:
-                return True
-        elif is_computed_by(owner.__class__):
-            turned = turned or isinstance(owner, tile.Transpose)
-            work += [(v, turned) for v in owner.operands]
-    return False
+
+    def behind(at: tuple[SSAValue, bool]) -> list[tuple[SSAValue, bool]]:
+        owner = at[0].owner
+        if isinstance(owner, Block) or not is_computed_by(owner.__class__):
+            return []
+        turned = at[1] or isinstance(owner, tile.Transpose)
+        return [(v, turned) for v in tiles(owner.operands)]
+
+    ends = reached([(value, False)], behind)
+    return any(turned and isinstance(at.owner, (tile.Dot, Block)) for at, turned in ends)
 
 
 def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
@@ -240,22 +236,19 @@ def blocks_behind(operand: SSAValue) -> frozenset[Operation]:
     """The loads of blocks from which an operand is computed: those of all its elements, and those
     of fewer (packed ones, or rows of which each is read for several) that are not small beside it.
     """
-    found, seen, work = set[Operation](), set[SSAValue](), [operand]
-    while work:
-        value = work.pop()
-        if value in seen or not isinstance(value.type, TileType):
-            continue
-        seen.add(value)
+
+    def behind(value: SSAValue) -> list[SSAValue]:
         owner = value.owner
-        if isinstance(owner, LOADS):
-            whole = value.type.size == tile_type(operand).size
-            if whole or value.type.rank > 1 and value.type.bytes > MAX_BESIDE_BYTES:
-                found.add(owner)
-        elif isinstance(owner, tile.Concat) or (
-            isinstance(owner, Operation) and is_computed_by(owner.__class__)
-        ):
-            work += owner.operands
-    return frozenset(found)
+        if isinstance(owner, Block):
+            return []
+        is_computed = isinstance(owner, tile.Concat) or is_computed_by(owner.__class__)
+        return tiles(owner.operands) if is_computed else []
+
+    def counts(t: TileType) -> bool:
+        return t.size == tile_type(operand).size or t.rank > 1 and t.bytes > MAX_BESIDE_BYTES
+
+    loaded = (v for v in reached([operand], behind) if isinstance(v.owner, LOADS))
+    return frozenset(owner_op(v) for v in loaded if counts(tile_type(v)))
 
 
 def written_operands(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[SSAValue]:

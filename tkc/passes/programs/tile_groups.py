@@ -26,6 +26,7 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, only_if, replace
 from tkc.ir.types import TileType, like
+from tkc.ir.values import made_of, reached
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.values import in_workspace
@@ -185,15 +186,7 @@ def _loads_of(array: tile.View) -> Iterator[tile.Load]:
 
 def _depends_on(value: SSAValue, values: Collection[SSAValue]) -> bool:
     """Whether a scalar is computed from some values."""
-    seen, work = set(), [value]
-    while work:
-        v = work.pop()
-        if v in values:
-            return True
-        if v not in seen and isinstance(v.owner, Operation):
-            work += v.owner.operands
-        seen.add(v)
-    return False
+    return any(v in values for v in reached([value], made_of))
 
 
 def _unbounded_loads(body: Block) -> list[tile.LoadPointers | tile.Load]:

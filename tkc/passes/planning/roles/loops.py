@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.values import made_of, reached
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 
 
@@ -28,15 +29,5 @@ def is_conditional(loop: scf.ForOp) -> bool:
 
 def differs_in_steps(bounds: Sequence[SSAValue], loops: Sequence[Operation]) -> bool:
     """Whether bounds are computed from the counter of one of these loops, or what it carries."""
-    seen: set[SSAValue] = set()
-    left = list(bounds)
-    while left:
-        v = left.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        if isinstance(v.owner, Operation):
-            left += [x for inner in v.owner.walk() for x in inner.operands]
-        elif v.owner.parent_op() in loops:
-            return True
-    return False
+    arguments = (v.owner for v in reached(bounds, made_of) if isinstance(v.owner, Block))
+    return any(block.parent_op() in loops for block in arguments)
