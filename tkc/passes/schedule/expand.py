@@ -331,10 +331,15 @@ class _Writer:
         self.begin = loop.iter_args if isinstance(loop, scf.ForOp) else loop.arguments
         self.following = dict(zip(self.args, yielded_by(self.body), strict=True))
         self.turns = {v: turn for v, x in self.following.items() if (turn := _turn(x, v))}
-        self.slots: list[Slot] = [] if self.peel else [(a, 0) for a in self.args]
         self.behind: list[Operation] = []  # what would be read before it is made
-        steps, done = sorted(self.steps, key=lambda step: step.early), set[Slot]()
+        steps = sorted(self.steps, key=lambda step: step.early)
         self.deepest: dict[SSAValue, int] = {r: s.early for s in steps for r in s.op.results}
+        self.slots: list[Slot] = [] if self.peel else [(a, 0) for a in self.args]
+        self._find_slots()
+
+    def _find_slots(self) -> None:
+        """What the new loop carries, in the order in which it is made."""
+        done = set[Slot]()
         for step in self.steps:
             for v in reads(step.op, self.body):
                 self._need(v, step.early, done)
