@@ -14,7 +14,7 @@ from xdsl.ir import Operation
 
 from tkc.fuzz.programs import Program, programs
 from tkc.ir import shared, threads
-from tkc.ir.values import block_of, operations_in
+from tkc.ir.values import block_of, enclosing, operations_in
 from tkc.passes.analysis.alias import kernel_around
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
@@ -65,9 +65,7 @@ def _released_by_a_leader(op: Operation, operator: str) -> bool:
 
 def _of_an_instance(op: Operation, operator: str) -> bool:
     """A buffer that each instance of a role has for itself, by its own number."""
-    role = op.parent_op()
-    while role is not None and not isinstance(role, threads.Role):
-        role = role.parent_op()
+    role = enclosing(op, threads.Role)
     return (
         operator == "stage"
         and isinstance(op, shared.Stage)

@@ -17,7 +17,15 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region
 from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
-from tkc.ir.values import block_of, is_side_effect_free, made_of, reached, terminator_of, yielded_by
+from tkc.ir.values import (
+    block_of,
+    is_side_effect_free,
+    made_of,
+    parents,
+    reached,
+    terminator_of,
+    yielded_by,
+)
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -148,21 +156,12 @@ def is_inside(value: SSAValue, round_it: Operation) -> bool:
 
 def loops_of(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
     """The loops round an operation, inside out."""
-    found = []
-    around = op.parent_op()
-    while around is not None:
-        if isinstance(around, (scf.ForOp, scf.WhileOp)):
-            found.append(around)
-        around = around.parent_op()
-    return found
+    return [around for around in parents(op) if isinstance(around, (scf.ForOp, scf.WhileOp))]
 
 
 def loop_of(op: Operation) -> scf.ForOp | scf.WhileOp | None:
     """The innermost loop round an operation."""
-    around = op.parent_op()
-    while around is not None and not isinstance(around, (scf.ForOp, scf.WhileOp)):
-        around = around.parent_op()
-    return around
+    return next(iter(loops_of(op)), None)
 
 
 def erase_dead(block: Block) -> bool:

@@ -84,6 +84,11 @@ def made_of(value: SSAValue) -> Sequence[SSAValue]:
     return [v for inner in value.owner.walk() for v in inner.operands]
 
 
+def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
+    """Those of some values that are tiles."""
+    return [v for v in values if isinstance(v.type, TileType)]
+
+
 def owner_op(value: SSAValue) -> Operation:
     """The operation that defines a value. Raises TypeError for a block's argument."""
     if not isinstance(value, OpResult):
@@ -118,6 +123,24 @@ def parent_of(op: Operation, kind: type[Op]) -> Op:
     if not isinstance(parent, kind):
         raise TypeError(f"{op.name} does not stand directly inside {kind.__name__}")
     return parent
+
+
+def parents(op: Operation) -> Iterator[Operation]:
+    """The operations round another, from the inside."""
+    around = op.parent_op()
+    while around is not None:
+        yield around
+        around = around.parent_op()
+
+
+def enclosing(op: Operation, *kinds: type[Op]) -> Op | None:
+    """The innermost operation of some classes round another."""
+    return next((around for around in parents(op) if isinstance(around, kinds)), None)
+
+
+def ancestor(op: Operation, block: Block | None) -> Operation | None:
+    """The operation of a block that another is, or is in; None where it is outside."""
+    return next((at for at in (op, *parents(op)) if at.parent is block), None)
 
 
 def next_of(op: Operation) -> Operation:

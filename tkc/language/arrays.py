@@ -288,7 +288,7 @@ def integer(x: object, what: str) -> SSAValue:
     return x.to(int64 if x.dtype.bits >= 32 else BY_IR[i32]).use()
 
 
-def _tuple(x: Any) -> tuple[Extent, ...]:
+def as_tuple(x: Any) -> tuple:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
@@ -339,8 +339,8 @@ def array(
             "tkc.array(pointer, dtype, shape, strides): dtype is a dtype such as tkc.float32, got"
             f" {dtype!r:.60}"
         )
-    extents = tuple(map(unpack, _tuple(shape)))
-    steps = _contiguous(extents) if strides is None else tuple(map(unpack, _tuple(strides)))
+    extents = tuple(map(unpack, as_tuple(shape)))
+    steps = _contiguous(extents) if strides is None else tuple(map(unpack, as_tuple(strides)))
     if len(extents) != len(steps):
         fail(f"tkc.array: {len(extents)} extents and {len(steps)} strides")
     if not isinstance(pointer.dtype, Pointer):

@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import like
-from tkc.language.arrays import Array, integer
+from tkc.language.arrays import Array, as_tuple, integer
 from tkc.language.dtypes import DType, bool_
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import (
@@ -55,10 +55,6 @@ def _offsets(offsets, extents: list[int]) -> list[SSAValue]:
         else:
             result.append(integer(o, f"offset {axis}"))
     return result
-
-
-def _tuple(x) -> tuple:
-    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
 def converted(value: object, dtype: DType, what: str) -> Value:
@@ -144,7 +140,7 @@ def load(
             )
         if sem is not None:
             fail("sem= is for loads from pointers; use tkc.load(array.ptr + offset, sem=...)")
-        offsets, shape = _tuple(offsets), _tuple(shape)
+        offsets, shape = as_tuple(offsets), as_tuple(shape)
         if len(offsets) != source.ndim or len(shape) != source.ndim:
             fail(
                 f"an array of rank {source.ndim} takes {source.ndim} offsets and {source.ndim}"
@@ -192,7 +188,7 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
     """Offsets, value and extents of a block written to an array: the value's axes are the array's
     last ones.
     """
-    offsets = _tuple(offsets)
+    offsets = as_tuple(offsets)
     if len(offsets) != array.ndim:
         fail(
             f"{what} to an array of rank {array.ndim} takes {array.ndim} offsets, got"

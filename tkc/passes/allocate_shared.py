@@ -36,9 +36,8 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase
 from tkc.ir.target import half_of
 from tkc.ir.text import location_of
-from tkc.ir.values import block_of, operations_in, shared_type
+from tkc.ir.values import ancestor, block_of, enclosing, operations_in, shared_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import ancestor
 
 # Buffers of at most so many bytes share them with no other: that would cost barriers between their
 # users.
@@ -179,9 +178,7 @@ def _live_range(
 
 def _is_of_one_instance(op: shared.Alloc) -> bool:
     """Whether one instance of a role alone has a buffer, to write, to read and for dots."""
-    role = op.parent_op()
-    while role is not None and not isinstance(role, threads.Role):
-        role = role.parent_op()
+    role = enclosing(op, threads.Role)
     users = (shared.Write, shared.Read, threads.DotAsync, *VIEWS)
     return (
         role is not None

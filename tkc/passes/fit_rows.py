@@ -44,6 +44,7 @@ from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside, replace
 from tkc.ir.types import TileType
 from tkc.ir.values import (
+    ancestor,
     block_of,
     is_side_effect_free,
     operations_in,
@@ -52,7 +53,7 @@ from tkc.ir.values import (
     tile_type,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import Overlaps, ancestor, apart, is_before, reads, unseen, writes
+from tkc.passes.analysis.alias import Overlaps, apart, is_before, reads, unseen, writes
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.cuts.cut import Cut, is_block_of

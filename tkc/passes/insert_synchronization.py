@@ -48,6 +48,7 @@ from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.ir.values import (
+    ancestor,
     block_of,
     defining_op,
     first_of,
@@ -58,7 +59,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import Overlaps, ancestor, is_of_programs
+from tkc.passes.analysis.alias import Overlaps, is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
 # of a scalar: the first thread of the block, or of a role's instance, stores and updates it

@@ -68,9 +68,8 @@ from tkc.ir.types import (
     bits,
     pointee_of,
 )
-from tkc.ir.values import block_of, defining_op, first_of, owner_op, tile_type
+from tkc.ir.values import ancestor, block_of, defining_op, first_of, owner_op, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import ancestor
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.mapped import MAX_MAP_RANK
 from tkc.passes.analysis.pointers import Affine, Forms

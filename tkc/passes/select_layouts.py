@@ -83,11 +83,12 @@ from tkc.ir.values import (
     operations_in,
     owner_op,
     tile_type,
+    tiles,
     without_recursion,
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.mapped import layouts_of_operand, of_block
-from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess, tiles
+from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
     check_sort,

@@ -39,9 +39,9 @@ from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, defining_slice
-from tkc.ir.values import block_of, operations_in
+from tkc.ir.values import ancestor, block_of, operations_in
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import ancestor, apart, may_meet, unseen, writes
+from tkc.passes.analysis.alias import apart, may_meet, unseen, writes
 from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES, computed_of
 from tkc.passes.plan import kernel_of, plan

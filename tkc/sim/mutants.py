@@ -20,7 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.types import BarriersType
-from tkc.ir.values import block_of, owner_op, previous_of, shared_type, type_of
+from tkc.ir.values import block_of, enclosing, owner_op, previous_of, shared_type, type_of
 from tkc.sim import rank_mutants
 from tkc.sim.blocks import addresses_of
 
@@ -107,17 +107,9 @@ def own_block(op: threads.MbarrierArrive | threads.TmaLoad) -> None:
     op.operands[index] = mask.result
 
 
-def around(op: Operation, *kinds: type[Operation]) -> Operation | None:
-    """The innermost operation of these classes that holds another."""
-    found = op.parent_op()
-    while found is not None and not isinstance(found, kinds):
-        found = found.parent_op()
-    return found
-
-
 def alias(op: Operation) -> None:
     """A ring on the bytes of the ring before it."""
-    kernel, before = around(op, tile.Kernel), _memory_before(op)
+    kernel, before = enclosing(op, tile.Kernel), _memory_before(op)
     assert isinstance(kernel, tile.Kernel) and before is not None
     addresses, _ = addresses_of(kernel)
     for each, at in addresses.items():
@@ -127,7 +119,7 @@ def alias(op: Operation) -> None:
 
 def leader_alone(op: Operation) -> None:
     """The first warp arrives for all: as often as there are warps, without waiting for others."""
-    role = around(op, T.Role, tile.Kernel)
+    role = enclosing(op, T.Role, tile.Kernel)
     del op.properties["each"]
     if isinstance(role, T.Role):
         warps = role.warps.value.data
@@ -353,7 +345,7 @@ def _names(module: ModuleOp) -> dict[Operation, str]:
 
 def _described(op: Operation, names: dict[Operation, str]) -> str:
     """An operation by its kind, the ring or buffer that it is about, and its role."""
-    role, about = around(op, T.Role), _subject(op, names)
+    role, about = enclosing(op, T.Role), _subject(op, names)
     words = [
         op.name.removeprefix("tile."),
         op.kind.data if isinstance(op, T.Fence) else "",

@@ -14,7 +14,6 @@ The iterations of all programs are computed at once, from the bounds of the loop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -25,8 +24,9 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import threads, tile
 from tkc.ir.plan import Plan, written_on
+from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
-from tkc.ir.values import owner_op, tile_type
+from tkc.ir.values import owner_op, parents, tile_type
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.bandwidth import time_of
 from tkc.passes.planning.cost import Work, memory_of
@@ -218,20 +218,11 @@ def _tensor(
             clocks = 2 * m * n * k / target.tensor
         else:
             continue
-        if persistent and not any(
-            isinstance(loop, (scf.ForOp, scf.WhileOp)) for loop in _around(op)
-        ):
+        if persistent and loop_of(op) is None:
             continue  # once a block
-        around = next((trips[loop] for loop in _around(op) if loop in trips), 1)
+        around = next((trips[loop] for loop in parents(op) if loop in trips), 1)
         total = total + clocks * around
     return total
-
-
-def _around(op: Operation) -> Iterator[Operation]:
-    around = op.parent_op()
-    while around is not None:
-        yield around
-        around = around.parent_op()
 
 
 def occupancy(kernel: tile.Kernel, target: Target) -> int:
@@ -283,7 +274,7 @@ class Launch:
         if low is None or high is None or step is None:
             return np.full(self.programs, float(ASSUMED_TRIPS))
         count = np.maximum(0, -((low - high) // np.maximum(step, 1))) + np.zeros(self.programs, int)
-        for outer in _around(loop):
+        for outer in parents(loop):
             if isinstance(outer, scf.IfOp) and (known := self.of(outer.cond)) is not None:
                 yes = any(op is loop for op in outer.true_region.walk())
                 count = np.where(known if yes else np.logical_not(known), count, 0)
@@ -294,7 +285,7 @@ class Launch:
     def _outer(self, loop: Operation) -> bool:
         """Whether a loop is that over programs."""
         return self.simulation.persistent and not any(
-            isinstance(op, (scf.ForOp, scf.WhileOp)) for op in _around(loop)
+            isinstance(op, (scf.ForOp, scf.WhileOp)) for op in parents(loop)
         )
 
     def of(self, value: SSAValue) -> Scalars:

@@ -13,7 +13,7 @@ from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.entry import give_way, return_if_stopped
 from tkc.codegen.cpu.nest import moves_elements
 from tkc.codegen.cpu.planning import MAX_RECOMPUTED_COST, WRITES, Planning
-from tkc.codegen.cpu.values import Buffer, tiles
+from tkc.codegen.cpu.values import Buffer
 from tkc.ir import tile
 from tkc.ir.types import TileType, is_unsigned
 from tkc.ir.values import (
@@ -22,6 +22,7 @@ from tkc.ir.values import (
     operations_in,
     owner_op,
     terminator_of,
+    tiles,
     yielded_by,
 )
 

@@ -11,10 +11,10 @@ from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import Function, zero
 from tkc.codegen.cpu.nest import Nest
 from tkc.codegen.cpu.planning import Planning
-from tkc.codegen.cpu.values import Chunk, Index, tiles
+from tkc.codegen.cpu.values import Chunk, Index
 from tkc.ir import tile
 from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned, pointee_of
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, tile_type, tiles
 
 ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 WEAKER = {"release": "monotonic", "acq_rel": "acquire"}  # of a compare-and-swap that fails

@@ -16,11 +16,11 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.codegen.cpu.nest import Nest, moves_elements
 from tkc.codegen.cpu.numbers import is_short
 from tkc.codegen.cpu.state import State
-from tkc.codegen.cpu.values import Buffer, Index, tiles
+from tkc.codegen.cpu.values import Buffer, Index
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import operands_first, owner_op, tile_type
+from tkc.ir.values import ancestor, operands_first, owner_op, tile_type, tiles
 
 SHAPES = (
     tile.Constant,
@@ -198,9 +198,7 @@ class Planning(State):
     def _is_written_later(self, user: Operation, v: SSAValue) -> bool:
         """Whether a user of v that is no lazy operation of its block is still to be written."""
         home = v.owner if isinstance(v.owner, Block) else v.owner.parent_block()
-        at: Operation | None = user
-        while at is not None and at.parent_block() is not home:
-            at = at.parent_op()
+        at = ancestor(user, home)
         # of a value from outside the block being written: a loop's next iteration may read it
         return at is None or home is not self.block or at not in self.done
 

@@ -8,10 +8,10 @@ from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import Function
 from tkc.codegen.cpu.nest import Nest
 from tkc.codegen.cpu.planning import Planning
-from tkc.codegen.cpu.values import Chunk, Index, tiles
+from tkc.codegen.cpu.values import Chunk, Index
 from tkc.ir import tile
 from tkc.ir.types import element_of, is_float
-from tkc.ir.values import tile_type
+from tkc.ir.values import tile_type, tiles
 
 
 class Sorting(Planning):

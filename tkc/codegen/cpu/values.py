@@ -4,14 +4,13 @@ and what one chunk of a tile is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from xdsl.ir import Attribute, SSAValue
 
 from tkc.ir.ranges import Overflow
-from tkc.ir.types import TileType
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,3 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def vector_axis(shape: Sequence[int]) -> int | None:
     """The last axis longer than 1."""
     return next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
-
-
-def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
-    """Those of the values that are tiles."""
-    return [v for v in values if isinstance(v.type, TileType)]

@@ -25,7 +25,7 @@ from tkc.ir.elementwise import Elementwise
 from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.values import block_of, defining_op, is_side_effect_free
+from tkc.ir.values import ancestor, block_of, defining_op, enclosing, is_side_effect_free
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import WRITES
 
@@ -266,14 +266,6 @@ def is_alternative(op: Operation, other: Operation) -> bool:
     return False
 
 
-def ancestor(op: Operation, block: Block) -> Operation | None:
-    """The operation of a block that another is, or is in; None where it is outside."""
-    found: Operation | None = op
-    while found is not None and found.parent is not block:
-        found = found.parent_op()
-    return found
-
-
 def is_before(op: Operation, other: Operation) -> bool:
     """Whether the first of two operations of a block comes before the second."""
     return op.is_before_in_block(other)
@@ -281,9 +273,7 @@ def is_before(op: Operation, other: Operation) -> bool:
 
 def kernel_around(op: Operation) -> tile.Kernel:
     """The kernel that an operation is in. Raises TypeError where it is in none."""
-    around: Operation | None = op
-    while around is not None and not isinstance(around, tile.Kernel):
-        around = around.parent_op()
-    if around is None:
+    kernel = op if isinstance(op, tile.Kernel) else enclosing(op, tile.Kernel)
+    if kernel is None:
         raise TypeError(f"{op.name} is in no kernel")
-    return around
+    return kernel

@@ -22,8 +22,7 @@ from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import is_inside
-from tkc.ir.values import block_of, owner_op
-from tkc.passes.analysis.alias import ancestor
+from tkc.ir.values import ancestor, block_of, owner_op
 from tkc.passes.analysis.folding import FLOORS, constant
 
 Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twice

@@ -13,7 +13,7 @@ data      everything else
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -22,7 +22,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
-from tkc.ir.values import defining_op, operands_first, owner_op, reached
+from tkc.ir.values import defining_op, operands_first, owner_op, reached, tiles
 from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
@@ -58,11 +58,6 @@ def in_workspace(op: tile.Load | tile.Store) -> bool:
     """Whether a block is one of an array in a workspace of the launch."""
     made = defining_op(op.array, tile.MakeArray)
     return made is not None and isinstance(made.pointer.owner, Workspace)
-
-
-def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
-    """Those of some values that are tiles."""
-    return [v for v in values if isinstance(v.type, TileType)]
 
 
 def tiles_behind(number: Operation) -> list[SSAValue] | None:

@@ -21,7 +21,7 @@ from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import Builder, before, defining_slice, erase, replace
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
-from tkc.ir.values import layout_of, operations_in, tile_type
+from tkc.ir.values import ancestor, layout_of, operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.buffers import check_room, through_shared
@@ -89,9 +89,7 @@ def _earlier_vote(values: SSAValue, op: Operation) -> Vote | None:
 
 def _is_before(first: Operation, op: Operation) -> bool:
     """Whether an operation comes before another, or before what that is in."""
-    at: Operation | None = op
-    while at is not None and at.parent is not first.parent:
-        at = at.parent_op()
+    at = ancestor(op, first.parent)
     return at is not None and first.is_before_in_block(at)
 
 

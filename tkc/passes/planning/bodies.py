@@ -19,6 +19,7 @@ from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import (
+    ancestor,
     defining_op,
     index_of,
     is_side_effect_free,
@@ -177,10 +178,7 @@ class LoopGraph:
 
     def _here(self, op: Operation) -> Operation | None:
         """The operation of the body around another."""
-        around: Operation | None = op
-        while around is not None and around.parent is not self.block:
-            around = around.parent_op()
-        return around
+        return ancestor(op, self.block)
 
     def edges(self) -> set[tuple[int, int, int]]:
         found = set()

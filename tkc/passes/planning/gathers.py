@@ -26,10 +26,10 @@ from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import divisor
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import array_type, defining_op, operands_first, owner_op, tile_type
+from tkc.ir.values import array_type, defining_op, operands_first, owner_op, tile_type, tiles
 from tkc.passes.analysis.mapped import MIN_SWIZZLE_BYTES, dense_axis, unmapped
 from tkc.passes.analysis.remembered import mark, remembered
-from tkc.passes.analysis.values import POINTWISE, Kinds, tiles
+from tkc.passes.analysis.values import POINTWISE, Kinds
 
 COPIER_WARPS = 4  # of the role that copies by cp.async
 # of a load that the consumers make, although one of the roles that copy could: why

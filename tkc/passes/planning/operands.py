@@ -40,7 +40,16 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import block_of, index_of, only_user, owner_op, reached, tile_type, yielded_by
+from tkc.ir.values import (
+    block_of,
+    index_of,
+    only_user,
+    owner_op,
+    reached,
+    tile_type,
+    tiles,
+    yielded_by,
+)
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import (
     MAX_SWIZZLE_BYTES,
@@ -51,7 +60,7 @@ from tkc.passes.analysis.mapped import (
     unmapped,
 )
 from tkc.passes.analysis.remembered import mark, remembered, unchanged
-from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by, tiles
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut, needed
 from tkc.passes.layouts.relayout import fits
 from tkc.passes.planning.gathers import loaded_by_consumers, uncopied

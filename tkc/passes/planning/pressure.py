@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
-from tkc.ir.values import only_user, owner_op, yielded_by
+from tkc.ir.values import ancestor, only_user, owner_op, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -127,10 +127,7 @@ def _end_of_use(load: Operation, position: dict[Operation, int]) -> int:
     end, seen, left = position[load], set(load.results), list(load.results)
     while left:
         for use in left.pop().uses:
-            user: Operation | None = use.operation
-            while user is not None and user.parent is not load.parent:
-                user = user.parent_op()
-            around = use.operation if user is None else user
+            around = ancestor(use.operation, load.parent) or use.operation
             end = max([end, *(position[op] for op in around.walk())])
             if is_computed_by(use.operation.__class__):
                 new = set(use.operation.results) - seen

@@ -15,9 +15,9 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import block_of, first_of, tile_type
+from tkc.ir.values import ancestor, block_of, first_of, tile_type
 from tkc.passes import LaunchOptions
-from tkc.passes.analysis.alias import Overlaps, ancestor, kernel_around, unchanged
+from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by

@@ -46,10 +46,10 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import counted_slice, defining_slice, loop_of
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import block_of, tile_type
+from tkc.ir.values import ancestor, block_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
-from tkc.passes.analysis.alias import Overlaps, ancestor, may_meet, unchanged
+from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
 from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes

@@ -25,8 +25,7 @@ from tkc.ir.types import (
     bits,
     pointee_of,
 )
-from tkc.ir.values import array_type, owner_op, tile_type
-from tkc.passes.analysis.alias import ancestor
+from tkc.ir.values import ancestor, array_type, owner_op, tile_type
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.raised.arrays import Part
 from tkc.passes.raised.blocks import (

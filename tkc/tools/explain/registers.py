@@ -16,7 +16,7 @@ from tkc.codegen.ptx.ptxas import disassemble
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.text import location_of
-from tkc.passes.analysis.alias import ancestor
+from tkc.ir.values import ancestor
 from tkc.passes.assign_registers import size
 from tkc.tools.explain.listing import Place, is_instruction
 

@@ -15,7 +15,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
 from tkc.ir.types import bits
-from tkc.ir.values import tile_type, yielded_by
+from tkc.ir.values import parents, tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block, narrowed_panel
 from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS, MAX_HELD, tiles_behind
@@ -118,8 +118,7 @@ def _takes_several_warps(op: Operation) -> bool:
 
 def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
     """What decides how often a program comes to a load."""
-    around = load.parent_op()
-    while around is not None and not isinstance(around, tile.Kernel):
+    for around in parents(load):
         match around:
             case scf.ForOp():
                 yield from (around.lb, around.ub, around.step)
@@ -127,7 +126,6 @@ def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
                 yield around.cond
             case scf.WhileOp():
                 yield from yielded_by(around.before_region.block)
-        around = around.parent_op()
 
 
 def _copied(

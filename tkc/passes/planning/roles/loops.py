@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.values import made_of, reached
+from tkc.ir.values import made_of, parents, reached
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 
 
@@ -16,15 +17,14 @@ def is_conditional(loop: scf.ForOp) -> bool:
     """Whether programs may make a loop's iterations a different number of times, or not at all:
     it is in a loop without a count, in a branch, or in a loop whose bounds differ.
     """
-    around = loop.parent_op()
-    while around is not None and not isinstance(around, tile.Kernel):
+
+    def differs(around: Operation) -> bool:
         if not isinstance(around, scf.ForOp):
-            return True
+            return not isinstance(around, (tile.Kernel, ModuleOp))
         bounds = [around.lb, around.ub, around.step]
-        if program_axes(bounds) or from_memory(bounds):
-            return True
-        around = around.parent_op()
-    return False
+        return bool(program_axes(bounds)) or from_memory(bounds)
+
+    return any(map(differs, parents(loop)))
 
 
 def differs_in_steps(bounds: Sequence[SSAValue], loops: Sequence[Operation]) -> bool:

@@ -15,8 +15,7 @@ from tkc.ir.rewrite import loop_of
 from tkc.ir.shared import scratch_of
 from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import array_type, first_of, tile_type
-from tkc.passes.analysis.alias import ancestor
+from tkc.ir.values import ancestor, array_type, first_of, tile_type
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.pressure import together
 from tkc.passes.planning.rings import (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation
 
+from tkc.ir.values import parents
 from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 from tkc.passes.planning.rings import operand_loads
@@ -72,7 +71,7 @@ def _is_uneven(request: RoleRequest) -> bool:
     """Whether programs differ in what they do: in the steps of a loop, or in whether they come to
     their dots at all.
     """
-    around = {op for here in request.dots_by_block for op in _parents(here[0])}
+    around = {op for here in request.dots_by_block for op in parents(here[0])}
     for op in request.kernel.walk():
         match op:
             case scf.ForOp() if program_axes([op.lb, op.ub, op.step]):
@@ -80,14 +79,6 @@ def _is_uneven(request: RoleRequest) -> bool:
             case scf.IfOp() if op in around and program_axes([op.cond]):
                 return True
     return False
-
-
-def _parents(op: Operation) -> Iterator[Operation]:
-    """The operations that an operation is inside of."""
-    around = op.parent_op()
-    while around is not None:
-        yield around
-        around = around.parent_op()
 
 
 def _why_static(request: RoleRequest, sharing: Sharing, multicast: Multicast) -> str:
