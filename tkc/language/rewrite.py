@@ -17,6 +17,7 @@ returns and others go on), and so does `if c: continue` the rest of a loop's bod
 from __future__ import annotations
 
 import ast
+import inspect
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from tkc.language.syntax_trees import (
     inside,
     locate,
     placed,
+    statements,
     walk,
 )
 from tkc.language.tracer import REWRITTEN, RUNTIME, fail, is_own
@@ -43,6 +45,8 @@ Prepare: TypeAlias = Callable[[ast.FunctionDef | ast.Lambda], None]
 _cache: defaultdict[tuple[str, str], weakref.WeakKeyDictionary[CodeType, CodeType | None]] = (
     defaultdict(weakref.WeakKeyDictionary)
 )
+# of a code object's flags: what is run a part at a time
+YIELDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _made: weakref.WeakSet[CodeType] = weakref.WeakSet()
 
 
@@ -92,7 +96,7 @@ def _compile(code: CodeType, prepare: Prepare | None) -> CodeType | None:
     names = _parameters(node)
     if sorted(code.co_varnames[: len(names)]) != sorted(names):
         return None  # the file changed since it was imported
-    if _is_generator(node):
+    if _may_yield(code) and _is_generator(node):
         return None
     if prepare is not None:
         prepare(node)
@@ -101,6 +105,13 @@ def _compile(code: CodeType, prepare: Prepare | None) -> CodeType | None:
     found = _inside_factory(inner, code)
     _mark(found)
     return found
+
+
+def _may_yield(code: CodeType) -> bool:
+    """Whether a function, or one inside it, is a generator or a coroutine."""
+    return bool(code.co_flags & YIELDING) or any(
+        _may_yield(c) for c in code.co_consts if isinstance(c, CodeType)
+    )
 
 
 def _is_generator(node: ast.FunctionDef | ast.Lambda) -> bool:
@@ -238,13 +249,14 @@ def _shared_with_nested(node: ast.FunctionDef) -> list[str]:
     """Names of a function that functions inside it assign (nonlocal)."""
     nested = [
         name
-        for s in node.body
-        for f in walk(s)
+        for f in statements(node)
         if isinstance(f, ast.FunctionDef)
-        for g in walk(f)
+        for g in statements(f)
         if isinstance(g, ast.Nonlocal)
         for name in g.names
     ]
+    if not nested:
+        return []
     own = {name for g in _own_nodes(node.body, ast.Nonlocal) for name in g.names}
     own.update(assigned(node.body), _parameters(node))
     return [name for name in dict.fromkeys(nested) if name in own]

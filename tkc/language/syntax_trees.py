@@ -42,6 +42,15 @@ def walk(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements inside a node at any depth: no expression holds one."""
+    for field in BODIES:
+        held = node.__dict__.get(field)
+        for inner in held if isinstance(held, list) else ():
+            yield inner
+            yield from statements(inner)
+
+
 def placed(node: Node, at: ast.AST) -> Node:
     """A node, with the place of another one that has one."""
     held, there = node.__dict__, at.__dict__
@@ -117,14 +126,6 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements inside a node at any depth: no expression holds one."""
-    for field in BODIES:
-        for inner in getattr(tree, field, ()):
-            yield inner
-            yield from _statements(inner)
-
-
 def _function_of(code: CodeType) -> ast.FunctionDef | None:
     """The definition of a code object in its file, from the lines of that one alone."""
     lines, first = _lines_of(code), code.co_firstlineno
@@ -138,7 +139,7 @@ def _function_of(code: CodeType) -> ast.FunctionDef | None:
     tree = _parsed(around + "".join(lines))
     if tree is None:  # a text at the margin within its lines, say
         tree = _parsed("".join(linecache.getlines(code.co_filename)))
-    for node in _statements(tree) if tree is not None else ():
+    for node in statements(tree) if tree is not None else ():
         if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
             continue
         if min([node.lineno, *(d.lineno for d in node.decorator_list)]) == first:
@@ -148,10 +149,19 @@ def _function_of(code: CodeType) -> ast.FunctionDef | None:
 
 def _lambda_of(code: CodeType) -> ast.Lambda | None:
     """The only lambda that begins in a line."""
-    tree = _parsed("".join(linecache.getlines(code.co_filename)))
-    nodes = walk(tree) if tree is not None else []
-    found = [n for n in nodes if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    tree, line = _parsed("".join(linecache.getlines(code.co_filename))), code.co_firstlineno
+    around: list[ast.AST] = [tree] if tree is not None else []
+    for node in around:  # which grows, by what may hold the line
+        around += [n for n in inside(node) if not isinstance(n, ast.stmt) or _spans(n, line)]
+    found = [n for n in around if isinstance(n, ast.Lambda) and n.lineno == line]
     return found[0] if len(found) == 1 else None
+
+
+def _spans(statement: ast.stmt, line: int) -> bool:
+    """Whether a line is one of a statement's, or of its decorators'."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(d.lineno for d in decorators)])
+    return first <= line <= (statement.end_lineno or line)
 
 
 def definition_of(code: CodeType) -> Definition | None:
