@@ -4,19 +4,21 @@ xDSL finds a named operand through a view of all operands, which it makes anew e
 calls. A compilation asks for some hundred thousand. Here a name is a property that indexes the
 operation's own tuple; what it gives is the same.
 
-So are the identity of values, blocks and operations, a value's type, and whether something is of a
-class of xDSL's that nothing is registered with: xDSL says in Python what C does (`read_at_once`).
+So are the identity of values, blocks and operations, a value's type, what is around an operation,
+and whether something is of a class of xDSL's that nothing is registered with: xDSL says in Python
+what C does (`read_at_once`). An operation is made in fewer calls (`made_at_once`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import UNKNOWN_LOC, LocationAttr
 from xdsl.ir import (
     Attribute,
     Block,
@@ -27,9 +29,10 @@ from xdsl.ir import (
     ParametrizedAttribute,
     Region,
     SSAValue,
+    Use,
 )
-from xdsl.ir.core import BlockOps, OpOperands
-from xdsl.irdl import IRDLOperation, irdl_op_definition
+from xdsl.ir.core import BlockOps, OpOperands, SSAValues
+from xdsl.irdl import IRDLOperation, OptionalDef, irdl_op_definition
 from xdsl.irdl.operations import (
     AfterVariadicSingleAccessor,
     BeforeVariadicSingleAccessor,
@@ -131,6 +134,11 @@ def _ops_of(ops: BlockOps) -> Iterator[Operation]:
         op = following
 
 
+def _parent_op(op: Operation) -> Operation | None:
+    region = None if op.parent is None else op.parent.parent
+    return None if region is None else region.parent
+
+
 def _walk(
     self: Operation, *, reverse: bool = False, region_first: bool = False
 ) -> Iterator[Operation]:
@@ -159,11 +167,82 @@ def read_at_once() -> None:
         (OpResult, "owner", "op"),
         (BlockArgument, "owner", "block"),
         (Operation, "next_op", "_next_op"),
+        (Operation, "prev_op", "_prev_op"),
+        (Use, "operation", "_operation"),
+        (Use, "index", "_index"),
     ):
         setattr(owner, name, property(attrgetter(at)))
-    Operation.operands = property(_operands_of, Operation.operands.fset)  # type: ignore
     Operation.walk = _walk  # type: ignore[method-assign]
+    Operation.parent_op = _parent_op  # type: ignore[method-assign,assignment]
     BlockOps.__iter__ = _ops_of  # type: ignore[method-assign]
 
 
+def _set_operands(op: Operation, new: Sequence[SSAValue]) -> None:
+    values = SSAValues(new)
+    for operand, use in zip(op._operands, op._operand_uses, strict=True):
+        operand.remove_use(use)
+    uses = []
+    for index, value in enumerate(values):
+        first = value.first_use
+        value.first_use = use = Use(op, index, None, first)
+        if first is not None:
+            first._prev_use = use
+        uses.append(use)
+    op._operands, op._operand_uses = values, tuple(uses)
+
+
+def _make(
+    op: Operation,
+    *,
+    operands: Sequence[SSAValue] = (),
+    result_types: Sequence[Attribute] = (),
+    properties: Mapping[str, Attribute] | None = None,
+    attributes: Mapping[str, Attribute] | None = None,
+    location: LocationAttr | None = None,
+    successors: Sequence[Block] = (),
+    regions: Sequence[Region] = (),
+) -> None:
+    """Initialises an operation. What it has none of stays as its class has it."""
+    _set_operands(op, operands)
+    op.results = SSAValues([OpResult(t, op, i) for i, t in enumerate(result_types)])
+    op.properties, op.attributes = dict(properties or ()), dict(attributes or ())
+    op.location = UNKNOWN_LOC if location is None else location
+    if successors:
+        op.successors = successors
+    for region in regions:
+        op.add_region(region)
+    op.__post_init__()
+
+
+@cache
+def _defaults(operation: type[IRDLOperation]) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
+    """The properties and attributes that an operation has where none are given."""
+    definition = operation.get_irdl_definition()
+    properties, attributes = (
+        {
+            name: each.default_value
+            for name, each in defined.items()
+            if not isinstance(each, OptionalDef) and each.default_value is not None
+        }
+        for defined in (definition.properties, definition.attributes)
+    )
+    return properties, attributes
+
+
+def _fill_in(op: IRDLOperation) -> None:
+    for defaults, given in zip(_defaults(type(op)), (op.properties, op.attributes), strict=True):
+        for name, value in defaults.items():
+            given.setdefault(name, value)
+    Operation.__post_init__(op)  # which xDSL's ImplicitBuilder changes
+
+
+def made_at_once() -> None:
+    """Has xDSL make an operation in fewer calls: it asks each time for what its class defines, and
+    adds uses one by one."""
+    Operation.operands = property(_operands_of, _set_operands)  # type: ignore[method-assign,assignment]
+    Operation.__init__ = _make  # type: ignore[method-assign,assignment]
+    IRDLOperation.__post_init__ = _fill_in  # type: ignore[method-assign]
+
+
 read_at_once()
+made_at_once()
