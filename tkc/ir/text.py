@@ -14,14 +14,20 @@ from xdsl.context import Context
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import Builtin, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
 from xdsl.ir import Attribute, Dialect, Operation
-from xdsl.parser import Parser
+from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
-from xdsl.utils.mlir_lexer import MLIRLexer
+from xdsl.utils.lexer import Span, Token
+from xdsl.utils.mlir_lexer import (
+    KIND_BY_PUNCTUATION_SPELLING,
+    MLIRLexer,
+    MLIRToken,
+    MLIRTokenKind,
+)
 
 from tkc.errors import Location, VerifyError
 from tkc.ir import elementwise, shared, threads, tile
-from tkc.ir.types import TYPES
+from tkc.ir.types import SCALARS, TYPES
 
 Tile = Dialect(
     "tile",
@@ -36,6 +42,56 @@ MAX_BYTES, MAX_NESTING, MAX_DIGITS = 16 << 20, 100, 19
 MLIRLexer._unescaped_characters_regex = re.compile(
     r'"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*"'
 )
+
+# What xDSL's lexer takes a dozen calls for: the tokens of which a text is made but for strings,
+# symbols and numbers with a point, which it reads itself. A group each, in the order of KINDS.
+_TOKEN = re.compile(
+    r"(?:\s++|//[^\n]*+\n?+)*+(?:"
+    r"([a-zA-Z_][a-zA-Z0-9_$.]*)"
+    r"|(%(?:[0-9]+|[a-zA-Z$._-][a-zA-Z0-9$._-]*))"
+    r"|(!(?:[0-9]+|[a-zA-Z$._-][a-zA-Z0-9$._-]*))"
+    r"|((?:0(?!x)|[1-9])[0-9]*+(?!\.))"
+    r"|(->|[:,()}\[\]<>=+/*?|]|\{(?!-#))"
+    r")",
+    re.ASCII,
+)
+KINDS = (
+    None,
+    MLIRTokenKind.BARE_IDENT,
+    MLIRTokenKind.PERCENT_IDENT,
+    MLIRTokenKind.EXCLAMATION_IDENT,
+    MLIRTokenKind.INTEGER_LIT,
+    None,  # punctuation says its own
+)
+_lex_of_xdsl = MLIRLexer.lex
+
+
+def _lex(lexer: MLIRLexer) -> MLIRToken:
+    found = _TOKEN.match(lexer.input.content, lexer.pos)
+    if found is None or found.lastindex is None:
+        return _lex_of_xdsl(lexer)
+    lexer.pos = found.end()
+    kind = KINDS[found.lastindex] or KIND_BY_PUNCTUATION_SPELLING[found[found.lastindex]]
+    return Token(kind, Span(found.start(found.lastindex), lexer.pos, lexer.input))
+
+
+MLIRLexer.lex = _lex  # type: ignore[method-assign,assignment]
+
+# types by their texts: xDSL makes a new one of each integer type that it reads
+_SCALARS = {str(t): t for t in SCALARS}
+_scalar_of_xdsl = AttrParser._parse_optional_integer_or_float_type
+
+
+def _scalar(parser: AttrParser) -> Attribute | None:
+    token = parser._current_token
+    found = _SCALARS.get(token.text) if token.kind is MLIRTokenKind.BARE_IDENT else None
+    if found is None:
+        return _scalar_of_xdsl(parser)
+    parser._consume_token()
+    return found
+
+
+AttrParser._parse_optional_integer_or_float_type = _scalar  # type: ignore[method-assign,assignment]
 
 
 @cache
