@@ -22,6 +22,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, TypeVar
 
 DAYS = 7
@@ -94,10 +95,12 @@ def _rank(name: str) -> str:
 
 @functools.cache
 def _keeps_programs(module: Any) -> bool:
-    """Whether a module has a function that is cached. Asked once for all its tests: a module such
-    as tkc looks for what a missing name may have meant.
+    """Whether a module has a function that is cached. Asked once for all its tests, and not of
+    modules: one such as tkc looks for what a missing name may have meant.
     """
-    return any(hasattr(v, "cache_info") for v in vars(module).values())
+    return any(
+        hasattr(v, "cache_info") for v in vars(module).values() if not isinstance(v, ModuleType)
+    )
 
 
 def program(module: Any, parameters: Mapping[str, Any]) -> str:

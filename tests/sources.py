@@ -4,6 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from tkc.language.syntax_trees import walk
+
 
 @cache
 def tree(path: Path) -> ast.Module:
@@ -12,5 +14,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All that is in the tree of a file: walked once, too."""
-    return tuple(ast.walk(tree(path)))
+    """All that is in the tree of a file, but for what only says how others are meant (ast.Load):
+    walked once, too.
+    """
+    return tuple(walk(tree(path)))

@@ -229,6 +229,8 @@ def test_no_text_says_what_was_measured():
     """Comments and docstrings."""
     found = []
     for path in sources("passes", "timing", "kernels", "runtime", "ir", "codegen", "language"):
+        if not MEASURED.search(path.read_text()):
+            continue  # nor does a part of it
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):
                 is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
