@@ -80,8 +80,10 @@ class Touched:
 
     def note(self, number: int, size: int, at: np.ndarray, itemsize: int, write: bool) -> None:
         """An access to elements of a buffer of `size` bytes. at: which of its elements."""
-        marks = (self.written if write else self.read).setdefault(number, np.zeros(size, np.uint8))
-        whole = marks[: size // itemsize * itemsize].view(f"V{itemsize}")
+        held = self.written if write else self.read
+        if number not in held:
+            held[number] = np.zeros(size, np.uint8)
+        whole = held[number][: size // itemsize * itemsize].view(f"V{itemsize}")
         whole[at] = np.void(b"\1" * itemsize)
 
     def beyond(self, other: Touched, buffers: Iterable[int]) -> tuple[int, int, bool] | None:

@@ -527,8 +527,8 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
         if extent >= 0:
             along = [1] * axis + [-1] + [1] * (len(shape) - axis - 1)
             axis += 1
-            index = np.reshape(index if index.ndim else index + np.arange(extent), along)
-            wrapped = wrapped if wrapped is NOWHERE else np.reshape(wrapped, along)
+            index = (index if index.ndim else index + np.arange(extent)).reshape(along)
+            wrapped = wrapped if wrapped is NOWHERE else wrapped.reshape(along)
         at = at + index * (stride * array.dtype.itemsize)
         if not within:
             live = live & (index >= 0) & (index < bound)
