@@ -23,7 +23,7 @@ from tkc.errors import Error
 from tkc.ir import tile
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayType, PointerType, element_of, is_float
-from tkc.ir.values import block_of, terminator_of
+from tkc.ir.values import block_of, operations_in, terminator_of
 from tkc.ir.verify import verify
 
 Interesting = Callable[[ModuleOp], bool]
@@ -277,7 +277,7 @@ def _branch_without(op: scf.IfOp, i: int) -> scf.IfOp:
 
 # --------------------------------------------------------------------------------------------------
 def fewer_arguments(module: ModuleOp, number: int) -> Changed:
-    kernel = next(op for op in module.walk() if isinstance(op, tile.Kernel))
+    kernel = operations_in(module, tile.Kernel)[0]
     if number >= len(kernel.arguments):
         return None
     if list(kernel.arguments[number].uses):

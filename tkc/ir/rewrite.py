@@ -19,6 +19,7 @@ from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
 from tkc.ir.values import (
     block_of,
+    holds,
     is_side_effect_free,
     made_of,
     parents,
@@ -140,7 +141,7 @@ def following(source: Operation | SSAValue, others: Iterable[Operation]) -> set[
 
 def holding(ops: Iterable[Operation], *kinds: type[Operation]) -> list[Operation]:
     """Those of some operations that are of these kinds, or have one inside."""
-    return [op for op in ops if any(isinstance(inner, kinds) for inner in op.walk())]
+    return [op for op in ops if holds(op, kinds)]
 
 
 def is_inside(value: SSAValue, round_it: Operation) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import (
 from typing import Any, TypeVar
 
 from xdsl import traits
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.traits import RecursiveMemoryEffect
 
 from tkc.ir.layout import Layout
@@ -45,6 +45,13 @@ def operations_in(within: Operation | Block, kind: type[Op] | tuple[type[Op], ..
     operation itself may be one. They stand in a list, so that they may be changed one by one.
     """
     return [op for op in within.walk() if isinstance(op, kind)]
+
+
+def holds(
+    op: Operation | Block | Region, kind: type[Operation] | tuple[type[Operation], ...]
+) -> bool:
+    """Whether an operation is of a class, or of one of several, or has one inside."""
+    return any(isinstance(inner, kind) for inner in op.walk())
 
 
 # by class, of operations whose own traits say it

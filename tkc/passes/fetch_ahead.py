@@ -81,7 +81,7 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import defining_slice, is_inside
 from tkc.ir.types import ArrayType, TileType, bits
-from tkc.ir.values import block_of, is_side_effect_free
+from tkc.ir.values import block_of, holds, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import kernel_around, unchanged
@@ -117,7 +117,7 @@ def _in_loops(op: Operation, plan: Plan, context: PassContext) -> None:
 def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile.Load]:
     """The loads of a loop that are made one iteration early."""
     if plan.roles == "one":
-        beside = _has_dots(kernel_around(loop)) and not _has_dots(loop)
+        beside = holds(kernel_around(loop), tile.Dot) and not holds(loop, tile.Dot)
     else:
         beside = bool(_dots_of(loop))
     if not plan.prefetch and not beside:
@@ -170,7 +170,7 @@ def _before_dots(kernel: tile.Kernel, plan: Plan, context: PassContext) -> int:
     """Moves small loads before the first dot of their block; how many."""
     moved = 0
     for block in [b for op in kernel.walk() for region in op.regions for b in region.blocks]:
-        first = next((op for op in block.ops if _has_dots(op)), None)
+        first = next((op for op in block.ops if holds(op, tile.Dot)), None)
         if first is None or isinstance(block.parent_op(), scf.ForOp):
             continue
         for op in list(block.ops):
@@ -179,10 +179,6 @@ def _before_dots(kernel: tile.Kernel, plan: Plan, context: PassContext) -> int:
                 early = early and unchanged(op, kernel, context.overlaps)
                 moved += early and _move_before(first, op)
     return moved
-
-
-def _has_dots(op: Operation) -> bool:
-    return any(isinstance(inner, tile.Dot) for inner in op.walk())
 
 
 def _move_before(anchor: Operation, load: tile.Load) -> bool:

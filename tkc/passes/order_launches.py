@@ -75,9 +75,8 @@ def _last(kernel: tile.Kernel) -> Operation:
     """What threads of a kernel do last: those of its first role, which copies and has few
     registers, or all of them, before they return. A launch lasts as long as any thread does.
     """
-    roles = (op for op in kernel.walk() if isinstance(op, threads.Role))
-    first = next(roles, None)
-    found = None if first is None else first.body.block.last_op
+    roles = operations_in(kernel, threads.Role)
+    found = roles[0].body.block.last_op if roles else None
     found = found or terminator_of(kernel.body.block).prev_op
     assert found is not None  # a kernel that launches beside another does something
     return found

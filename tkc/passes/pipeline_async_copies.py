@@ -72,6 +72,7 @@ from tkc.ir.values import (
     first_of,
     is_side_effect_free,
     next_of,
+    operations_in,
     owner_of,
     owner_op,
     shared_type,
@@ -93,12 +94,12 @@ Filler: TypeAlias = shared.Copy | shared.Write  # what fills a stage
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    for kernel in [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]:
+    for kernel in tile.kernels_of(module):
         for ring in _rings(kernel, context):
             ring.thread(kernel.body.block, ring.start(kernel))
         _hold(kernel, context)
         _in_loops(kernel, kernel, context)
-        for copy in [op for op in kernel.walk() if isinstance(op, shared.Copy)]:
+        for copy in operations_in(kernel, shared.Copy):
             _at_once(copy)
         kernel.set_integer("level", 3)
 
@@ -262,7 +263,7 @@ def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
         return 1
     wanted = context.plan.stages if context.plan else DEFAULT_STAGES
     bytes_ = sum(shared_type(copy.buffer).bytes for copy in copies)
-    buffers = (op for op in kernel.walk() if isinstance(op, shared.Alloc))
+    buffers = operations_in(kernel, shared.Alloc)
     others = sum(shared_type(op.result).bytes for op in buffers) - bytes_
     others += shared.scratch_of(kernel)
     fit = max(1, (context.target.shared_bytes - others - 1024) // bytes_)

@@ -55,7 +55,7 @@ from tkc.ir.shared import scratch_of
 from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
-from tkc.ir.values import operations_in, tile_type
+from tkc.ir.values import holds, operations_in, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
@@ -150,7 +150,7 @@ def number(kernel: tile.Kernel) -> None:
 
 
 def kernel_of(module: ModuleOp) -> tile.Kernel:
-    kernels = [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]
+    kernels = list(tile.kernels_of(module))
     if len(kernels) != 1:
         raise VerifyError(f"a compilation takes one kernel, this module has {len(kernels)}")
     return kernels[0]
@@ -916,7 +916,7 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
         return ""
     if fits(program.kernel, made.warps, made.cluster_split[0], context):
         each = program.largest // threads
-        reduces = any(isinstance(op, tile.Reduce) for op in program.kernel.walk())
+        reduces = holds(program.kernel, tile.Reduce)
         if reduces or each <= MAX_ELEMENTS_IN_LINE:
             return ""
         return f"{each} elements a thread, all in line"

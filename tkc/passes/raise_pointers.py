@@ -68,7 +68,15 @@ from tkc.ir.types import (
     bits,
     pointee_of,
 )
-from tkc.ir.values import ancestor, block_of, defining_op, first_of, owner_op, tile_type
+from tkc.ir.values import (
+    ancestor,
+    block_of,
+    defining_op,
+    first_of,
+    operations_in,
+    owner_op,
+    tile_type,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.mapped import MAX_MAP_RANK
@@ -217,7 +225,7 @@ def _numbered(kernel: tile.Kernel) -> dict[scf.ForOp, SSAValue]:
     than one: they may move by less than its step counts, as words do that hold several elements.
     """
     found: dict[scf.ForOp, SSAValue] = {}
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         body, step = loop.body.block, constant(loop.step)
         carried = [a.type for a in body.args if isinstance(a.type, TileType)]
         moves = any(isinstance(t.element, PointerType) for t in carried)

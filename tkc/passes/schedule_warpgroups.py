@@ -23,7 +23,7 @@ from xdsl.ir import Operation
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase, narrow_while, rebuild_for, replace
 from tkc.ir.types import TokenType
-from tkc.ir.values import terminator_of
+from tkc.ir.values import operations_in, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.order_launches import placed
 from tkc.passes.warpgroups.exchange import exchange
@@ -55,9 +55,9 @@ def _replace_tokens(kernel: tile.Kernel) -> None:
                 _drop(op)
             case shared.CopyAsync():
                 _copy(op)
-    for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(kernel, scf.ForOp):
         _forget_tokens(loop)
-    for while_ in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]:
+    for while_ in operations_in(kernel, scf.WhileOp):
         _pass_none(while_)
     for op in list(kernel.walk()):
         if isinstance(op, shared.NoToken):

@@ -30,7 +30,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import MapType
-from tkc.ir.values import pending_type, shared_type, type_of
+from tkc.ir.values import operations_in, pending_type, shared_type, type_of
 from tkc.sim import asynchronous as a
 from tkc.sim import dataflow, level0
 from tkc.sim import synchronization as s
@@ -269,7 +269,7 @@ def run(
 def check_ended(launch: Launch) -> None:
     """Raises Violation where a launch leaves its counter of programs elsewhere than it began."""
     if launch.whole and launch.counter:
-        claim = next(op for op in launch.kernel.walk() if isinstance(op, threads.NextProgram))
+        claim = operations_in(launch.kernel, threads.NextProgram)[0]
         raise Violation(
             "counter at exit",
             f"the launch ends with {launch.counter} programs claimed, and the next one would begin"

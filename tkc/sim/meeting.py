@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tkc.ir import tile
+from tkc.ir.values import holds
 
 
 class Meeting:
@@ -65,7 +66,7 @@ def run_blocks(kernel: tile.Kernel, values: Sequence[Any], made: Callable[[], An
     """
     members = kernel.integer("members", 1)
     number = members * (1 if "spread" in kernel.attributes else prod(kernel.cluster))
-    meets = any(isinstance(op, tile.ClusterSum) for op in kernel.walk())
+    meets = holds(kernel, tile.ClusterSum)
     meeting = Meeting(number)
     blocks: list[Callable[[], object]] = []
     for i in range(number):

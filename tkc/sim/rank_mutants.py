@@ -16,7 +16,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, holds
 
 Change = Callable[[Any], None]
 Watching = tile.LoadPointers, tile.StorePointers, tile.Atomic
@@ -73,7 +73,7 @@ def source_read(op: threads.BulkWait) -> None:
 def _near(op: Operation, kinds: tuple[type[Operation], ...], back: bool) -> Operation | None:
     """The nearest operation of these classes in its block, or that holds one."""
     found = op.prev_op if back else op.next_op
-    while found is not None and not any(isinstance(inner, kinds) for inner in found.walk()):
+    while found is not None and not holds(found, kinds):
         found = found.prev_op if back else found.next_op
     return found
 

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 
 from tkc.ir import threads
-from tkc.ir.values import parent_of
+from tkc.ir.values import holds, parent_of
 from tkc.sim.barriers import Mbarrier, ThreadBarrier
 from tkc.sim.blocks import WARP, Agent
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, INIT
@@ -73,7 +73,7 @@ def roles(m: Instance, op: threads.Roles) -> Steps:
     for role in op.body.block.ops:
         assert isinstance(role, threads.Role)
         for copy in range(role.instances):
-            if any(isinstance(inner, threads.BlockBarrier) for inner in role.walk()):
+            if holds(role, threads.BlockBarrier):
                 m.block.taken[number] = role.sym_name.data
             number -= 1
             knows = (rest if instances else first, rest)

@@ -33,6 +33,7 @@ from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.text import show
 from tkc.ir.types import ArrayType, PointerType
+from tkc.ir.values import holds
 from tkc.sim import bounds, dataflow, level0, level4, ring
 from tkc.sim.check import sample
 from tkc.sim.errors import SimulationError
@@ -184,7 +185,7 @@ class Validator:
         self.small = tuple(min(a, b) for a, b in zip(self.grid, small, strict=False))
         self.arithmetics = ["ieee", "ring"]
         self.bounded = kernel.level == 0
-        if any(isinstance(op, scf.WhileOp) for op in module.walk()):
+        if holds(module, scf.WhileOp):
             self._without_ring("a while loop may not end there")
         else:
             try:

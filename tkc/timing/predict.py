@@ -26,7 +26,7 @@ from tkc.ir import threads, tile
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
-from tkc.ir.values import owner_op, parents, tile_type
+from tkc.ir.values import holds, owner_op, parents, tile_type
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.bandwidth import time_of
 from tkc.passes.planning.cost import Work, memory_of
@@ -71,7 +71,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     """Of a level-4 module, and what its programs do at level 0. Raises CompileError where the
     timeline depends on what the program computes.
     """
-    kernel = next(op for op in module.body.block.ops if isinstance(op, tile.Kernel))
+    kernel = next(tile.kernels_of(module))
     plan = written_on(kernel) or Plan()
     persistent = "persistent" in kernel.attributes
     resident = 1 if persistent else occupancy(kernel, target)
@@ -127,7 +127,7 @@ def _step(timeline: Timeline) -> float:
 
 
 def _has_dots(loop: Operation) -> bool:
-    return any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in loop.walk())
+    return holds(loop, (threads.DotAsync, tile.Dot))
 
 
 def _shared_trips(
@@ -144,7 +144,7 @@ def _shared_trips(
 
 
 def _has_asynchronous_dots(loop: Operation) -> bool:
-    return any(isinstance(op, threads.DotAsync) for op in loop.walk())
+    return holds(loop, threads.DotAsync)
 
 
 def _of_busiest(

@@ -39,7 +39,7 @@ from tkc.ir import threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import BarriersType
-from tkc.ir.values import operations_in, type_of, yielded_by
+from tkc.ir.values import holds, operations_in, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.numbers import Numbers, Sizes
 from tkc.timing import demands
@@ -366,11 +366,7 @@ class MultiprocessorSimulation:
     def _consumers(self) -> list[Agent]:
         """The agents with dots, if there are any: others make their operands."""
         working = [a for a in self.agents if not a.single]
-        with_dots = [
-            a
-            for a in working
-            if any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in a.who[0].walk())
-        ]
+        with_dots = [a for a in working if holds(a.who[0], (threads.DotAsync, tile.Dot))]
         return with_dots or working
 
     def _is_done(self, a: Agent) -> bool:

@@ -30,7 +30,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.reductions import FUNCTION, neutral, only_place
 from tkc.ir.types import TileType, is_bool, is_float
-from tkc.ir.values import tile_type, yielded_by
+from tkc.ir.values import holds, tile_type, yielded_by
 
 Values = tuple[Operand, ...]
 LaneBit = tuple[int, int]  # lane mask, stride along the axis
@@ -97,7 +97,7 @@ class Folder:
         e, (*a, here), (*b, there) = self.e, first, second
         if here == 0 or there == 0:
             return first if there == 0 else second
-        if any(isinstance(op, tile.Assert) for op in region.walk()):
+        if holds(region, tile.Assert):
             for real in (here, there):
                 wanted = both(e, wanted, isinstance(real, int) or self._is_there(real))
         with e.w.scope():

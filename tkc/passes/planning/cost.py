@@ -50,7 +50,7 @@ from tkc.ir.target import (
     Target,
 )
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, holds, tile_type
 from tkc.passes.analysis.access import bytes_of, tile_of
 from tkc.passes.analysis.alias import accessed
 from tkc.passes.analysis.mapped import dense_of_block
@@ -162,7 +162,7 @@ def _moving(
     stored: Sequence[tuple[Operation, TileType]],
 ) -> Moving | None:
     """What a program without dots does; None where it has some."""
-    if any(isinstance(op, tile.Dot) for op in kernel.walk()):
+    if holds(kernel, tile.Dot):
         return None
     size = min((bits(t.element) // 8 for _, t in stored if t.rank), default=1)
     vector = max(1, size) * _stored_at_once(stored)

@@ -44,6 +44,7 @@ from tkc.ir.values import (
     block_of,
     index_of,
     only_user,
+    operations_in,
     owner_op,
     reached,
     tile_type,
@@ -459,7 +460,7 @@ def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     """
     body = loop.body.block
     found: dict[SSAValue, list[tile.Dot]] = {}  # the dots of each sum, by its last partial sum
-    for dot in [op for op in loop.walk() if isinstance(op, tile.Dot)]:
+    for dot in operations_in(loop, tile.Dot):
         carried = isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0
         if (
             dot.parent is not body

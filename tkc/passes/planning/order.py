@@ -15,7 +15,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, defining_op, is_side_effect_free
+from tkc.ir.values import block_of, defining_op, is_side_effect_free, operations_in
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
@@ -93,8 +93,8 @@ def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
 
 
 def _reads_what_it_writes(kernel: tile.Kernel, overlaps: Overlaps) -> bool:
-    loads = [op for op in kernel.walk() if isinstance(op, LOADS)]
-    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
+    loads = operations_in(kernel, LOADS)
+    writes = operations_in(kernel, WRITES)
     return any(may_meet(load, write, overlaps) for load in loads for write in writes)
 
 
@@ -151,7 +151,7 @@ def _stores_can_be_awaited(load: tile.Load, kernel: tile.Kernel, options: Launch
     """Whether copies of a load can wait for what consumers store. What else is written, by atomics,
     nothing waits for.
     """
-    writes = [op for op in kernel.walk() if isinstance(op, WRITES)]
+    writes = operations_in(kernel, WRITES)
     return (
         not loaded_by_consumers(load)
         and options.split_k in (None, 1)

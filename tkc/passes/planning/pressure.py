@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
-from tkc.ir.values import ancestor, only_user, owner_op, yielded_by
+from tkc.ir.values import ancestor, holds, only_user, owner_op, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -159,7 +159,7 @@ def fits(kernel: tile.Kernel, warps: int, blocks: int, context: PassContext) -> 
     if context.options.num_warps is None and context.target.threads % (32 * warps):
         return False
     return -(-demand(kernel) // (32 * warps * blocks)) <= room(
-        warps, any(isinstance(op, scf.ForOp) for op in kernel.walk()), context
+        warps, holds(kernel, scf.ForOp), context
     )
 
 

@@ -15,7 +15,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import counted_slice
 from tkc.ir.target import Target
 from tkc.ir.types import TileType
-from tkc.ir.values import tile_type
+from tkc.ir.values import holds, tile_type
 from tkc.passes import PassContext
 from tkc.passes.cuts.held import held_rows
 from tkc.passes.planning.pressure import (
@@ -135,9 +135,7 @@ class _ReadAhead:
         prefetch, keep = self._fitting()
         dynamic = self.streams and not self.waits and self.options.dynamic_schedule is not False
         # loops whose blocks share a multiprocessor by what a thread of them has
-        looped = self.options.maxnreg is None and any(
-            isinstance(op, scf.ForOp) for op in self.kernel.walk()
-        )
+        looped = self.options.maxnreg is None and holds(self.kernel, scf.ForOp)
         if prefetch and looped and self.options.prefetch is None and self._leaves_one_block():
             prefetch = False
             self.say(

@@ -15,7 +15,7 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import ancestor, block_of, first_of, tile_type
+from tkc.ir.values import ancestor, block_of, first_of, holds, tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
@@ -434,7 +434,7 @@ def _is_behind_loops(ring: list[tile.Load]) -> bool:
     """
     at: Operation | None = ring[0]
     while at is not None:
-        if isinstance(at, scf.ForOp) and any(isinstance(op, tile.Dot) for op in at.walk()):
+        if isinstance(at, scf.ForOp) and holds(at, tile.Dot):
             return True
         at = at.prev_op
     return False

@@ -46,7 +46,7 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import counted_slice, defining_slice, loop_of
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import ancestor, block_of, tile_type
+from tkc.ir.values import ancestor, block_of, holds, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
@@ -622,7 +622,7 @@ def has_narrow_loads(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
 
 def has_collectives(kernel: tile.Kernel) -> bool:
     """Whether programs have something to wait for: elements that meet."""
-    return any(isinstance(op, (tile.Reduce, tile.Scan, tile.Sort)) for op in kernel.walk())
+    return holds(kernel, (tile.Reduce, tile.Scan, tile.Sort))
 
 
 def _transposing(kernel: tile.Kernel) -> list[tile.Store]:

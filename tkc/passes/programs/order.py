@@ -25,7 +25,7 @@ from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
-from tkc.ir.values import array_type, is_side_effect_free
+from tkc.ir.values import array_type, is_side_effect_free, operations_in
 from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import direction, from_memory, program_axes, sources
 from tkc.passes.programs.tile_groups import Grid, TileGroups
@@ -152,7 +152,7 @@ def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
     """The loop by which programs differ in length along axis 0: one that grows, or, where programs
     with dots are claimed, one that slides.
     """
-    loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
+    loops = operations_in(kernel, scf.ForOp)
     grown = next((op for op in loops if _grows(op)), None)
     return (
         next((op for op in loops if _slides(op)), None)

@@ -26,7 +26,7 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, only_if, replace
 from tkc.ir.types import TileType, like
-from tkc.ir.values import made_of, reached
+from tkc.ir.values import made_of, operations_in, reached
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unwritten
 from tkc.passes.analysis.values import in_workspace
@@ -148,7 +148,7 @@ def guard_effects(
         only_if(real, op)  # a padding tile's part in the workspace is read by itself alone
     for load in _unbounded_loads(body):
         _masked(load, real)
-    for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:
+    for assume in operations_in(body, tile.Assume):
         true = before(assume, tile.Constant(1, i1)).result
         # nothing was promised of a padding tile
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
@@ -159,7 +159,7 @@ def _loads_of_the_first(
 ) -> list[tile.Load]:
     """Gives padding tiles the first of what programs index by their ids; the loads of that."""
     found: list[tile.Load] = []
-    for view in [op for op in body.walk() if isinstance(op, tile.View)]:
+    for view in operations_in(body, tile.View):
         for i, index in enumerate(view.offsets):
             if _depends_on(index, padded):
                 build = Builder(view)
@@ -171,7 +171,7 @@ def _loads_of_the_first(
 
 def _loads_by_all(body: Block, padded: Collection[SSAValue]) -> list[tile.Load]:
     """The loads of blocks that stand at one place for all programs of these ids."""
-    loads = [op for op in body.walk() if isinstance(op, tile.Load)]
+    loads = operations_in(body, tile.Load)
     return [op for op in loads if not any(_depends_on(v, padded) for v in op.offsets)]
 
 

@@ -25,7 +25,7 @@ from tkc.ir.types import (
     bits,
     pointee_of,
 )
-from tkc.ir.values import ancestor, array_type, owner_op, tile_type
+from tkc.ir.values import ancestor, array_type, holds, owner_op, tile_type
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.raised.arrays import Part
 from tkc.passes.raised.blocks import (
@@ -55,7 +55,7 @@ class Writer:
 
     def __init__(self, kernel: tile.Kernel, scalars: Scalars, checks: bool):
         self.kernel, self.scalars, self.checks = kernel, scalars, checks
-        self.has_dots = any(isinstance(op, tile.Dot) for op in kernel.walk())
+        self.has_dots = holds(kernel, tile.Dot)
         self.arrays: dict[tuple, MadeArray] = {}
         self.wholes: dict[tuple, SSAValue] = {}
         self.entry: Operation | None = None  # before it arrays are made

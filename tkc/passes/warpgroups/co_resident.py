@@ -45,6 +45,7 @@ from tkc.ir.values import (
     first_of,
     index_of,
     next_of,
+    operations_in,
     owner_op,
     parent_of,
     shared_type,
@@ -90,7 +91,7 @@ class CoResident:
         return self.programs.after_region.block
 
     def _copies(self) -> list[shared.CopyAsync]:
-        return [op for op in self.body.walk() if isinstance(op, shared.CopyAsync)]
+        return operations_in(self.body, shared.CopyAsync)
 
 
 def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
@@ -160,7 +161,7 @@ def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
     one's loop.
     """
     found: dict[SSAValue, scf.ForOp] = {}
-    for loop in [op for op in programs.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(programs, scf.ForOp):
         for copy in loop.walk():
             if (
                 isinstance(copy, shared.CopyAsync)

@@ -30,6 +30,7 @@ from tkc.ir.values import (
     first_of,
     is_side_effect_free,
     next_of,
+    operations_in,
     owner_op,
     terminator_of,
     tile_type,
@@ -65,7 +66,7 @@ def consume(
 ) -> None:
     """Turns the tokens of a block of consumers into waits, releases and stores."""
     _wait_for_stages(block, rings)
-    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
+    outs = operations_in(block, shared.CopyOut)
     reused = list(dict.fromkeys(filter(None, map(stage_of, outs))))
     late = {stage.index[0] for stage in reused}  # stages that are released a step late
     around = {op.parent for op in block.walk() if isinstance(op, tile.Dot)}
@@ -76,7 +77,7 @@ def consume(
         release_stages(reused, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs:
         store_results(outs, maps, block, overlaps)
-        commits = [op for op in block.walk() if isinstance(op, threads.BulkCommit)]
+        commits = operations_in(block, threads.BulkCommit)
         each = "warpgroup" if any(op.each for op in commits) else None
         block.add_op(stamp(threads.BulkWait(0, each=each), terminator_of(block)))
 

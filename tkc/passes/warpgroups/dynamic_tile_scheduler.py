@@ -51,6 +51,7 @@ from tkc.ir.values import (
     block_of,
     is_side_effect_free,
     next_of,
+    operations_in,
     parent_of,
     terminator_of,
     yielded_by,
@@ -69,10 +70,7 @@ def share_claims(producer: threads.Role, others: list[threads.Role], members: in
     """The producer's claims for all, and what follows from them for the next program. What does not
     follow from a claim each role works out itself.
     """
-    claim, *copies = (
-        next(op for op in role.walk() if isinstance(op, threads.NextProgram))
-        for role in (producer, *others)
-    )
+    claim, *copies = (operations_in(role, threads.NextProgram)[0] for role in (producer, *others))
     follows = _following(claim)
     ring = ClaimRing(parent_of(producer, threads.Roles), len(follows), others)
     turn = ring.carried_by(parent_of(claim, scf.WhileOp))

@@ -28,11 +28,11 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import after, before, rebuild_for, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import index_of, terminator_of, yielded_by
+from tkc.ir.values import index_of, operations_in, terminator_of, yielded_by
 
 
 def look_ahead(role: threads.Role) -> None:
-    for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(role, scf.ForOp):
         body = loop.body.block
         wait, over = _first_wait(body), _last_dots(body)
         if wait is None or over is None or not _works(over):

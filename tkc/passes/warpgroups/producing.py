@@ -22,7 +22,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, shared_type, terminator_of
+from tkc.ir.values import index_of, operations_in, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -65,7 +65,7 @@ def produce(
     there. claims: what it does for all roles.
     """
     programs, drained = terminator_of(block), set()
-    for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
+    for wait in operations_in(block, shared.WaitCopies):
         copies = group_of(wait)
         if is_by_threads(copies[0]) != (maps is None):
             continue
@@ -106,11 +106,7 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
                 and not relayouts(op)
             ):
                 erase(op)
-    for op in [
-        op
-        for op in block.walk()
-        if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))
-    ][::-1]:
+    for op in operations_in(block, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))[::-1]:
         erase(op)
     erase_unread(block)
 

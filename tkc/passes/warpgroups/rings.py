@@ -17,6 +17,7 @@ from tkc.ir.types import SharedType, bits
 from tkc.ir.values import (
     defining_op,
     is_side_effect_free,
+    operations_in,
     owner_of,
     owner_op,
     shared_type,
@@ -165,7 +166,7 @@ def await_free(
 
 def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
     """Waits for what was copied into these rings; the copies go, they are the producer's."""
-    for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
+    for wait in operations_in(block, shared.WaitCopies):
         copies = group_of(wait)
         if ring := rings.get(ring_of(copies[0])):
             before(wait, threads.MbarrierWait(ring.full, *state_of(copies[0])))

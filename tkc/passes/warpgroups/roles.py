@@ -57,7 +57,7 @@ from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
 from tkc.ir.types import TileType
-from tkc.ir.values import is_side_effect_free
+from tkc.ir.values import is_side_effect_free, operations_in
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.gathers import COPIER_WARPS
@@ -201,7 +201,7 @@ class _Rings:
         self.relaid = [op for op in kernel.walk() if relayouts(op)]
         self.raw = {ring_of(origin(write)) for write in self.relaid}
         self.by_threads = False
-        waits = [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]
+        waits = operations_in(kernel, shared.WaitCopies)
         for copies in _filling_together([group_of(wait) for wait in waits]):
             self._filled_by(copies, first)
         for write in self.relaid:

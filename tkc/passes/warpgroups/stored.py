@@ -27,7 +27,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import after, before, erase
 from tkc.ir.types import TileType, element_of, is_integer
-from tkc.ir.values import terminator_of
+from tkc.ir.values import holds, operations_in, terminator_of
 from tkc.passes.analysis.alias import Overlaps, is_of_programs, may_meet
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.warpgroups.carried import Carried
@@ -85,7 +85,7 @@ class StoreOrder:
             if isinstance(op, shared.CopyAsync) and is_by_threads(op) != single
         ]
         read: list[Operation] = [*copies]
-        if copies or any(isinstance(op, threads.BroadcastStore) for op in role.walk()):
+        if copies or holds(role, threads.BroadcastStore):
             read += [op for op in role.walk() if isinstance(op, LOADS) and _is_small(op)]
         return any(self.is_read_by(read, store) for store in self.stores)
 
@@ -109,7 +109,7 @@ def order_stores(kernel: tile.Kernel, overlaps: Overlaps) -> StoreOrder | None:
     """Writes both halves of the order behind stores that a kernel may read; None where it has
     none.
     """
-    reads = [op for op in kernel.walk() if isinstance(op, READS)]
+    reads = operations_in(kernel, READS)
     stores: set[Operation] = {
         op
         for op in kernel.walk()

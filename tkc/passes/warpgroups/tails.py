@@ -29,11 +29,11 @@ from xdsl.ir import Block, Region, SSAValue
 from tkc.ir import threads
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import PendingType, TileType
-from tkc.ir.values import block_of, terminator_of
+from tkc.ir.values import block_of, operations_in, terminator_of
 
 
 def straighten(role: threads.Role) -> None:
-    for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
+    for loop in operations_in(role, scf.ForOp):
         if (found := _under_dots(loop)) is not None:
             _write_twice(*found)
 

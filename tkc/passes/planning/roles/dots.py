@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan
-from tkc.ir.values import tile_type
+from tkc.ir.values import holds, tile_type
 from tkc.passes.analysis.values import WRITES
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.bodies import Found, WarpCosts, best_stages
@@ -232,7 +232,7 @@ def _searched(request: RoleRequest, sharing: Sharing, in_order: bool) -> tuple[F
         loop = here[0].parent_op()
         if not isinstance(loop, scf.ForOp) or not _may_run_late(here, request, in_order):
             continue
-        if request.copies_wait and any(isinstance(op, WRITES) for op in loop.walk()):
+        if request.copies_wait and holds(loop, WRITES):
             continue  # what is stored is read by all dots of an iteration, or by none
         if searched := best_stages(loop, costs, request.context.overlaps):
             found.append(searched)
