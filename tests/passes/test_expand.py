@@ -261,20 +261,28 @@ def nested(x, y, out, n, m, N: tkc.constexpr):
 NESTED = dict(x="f16[8, 64, 64]", y="f16[8, 64, 64]", out="f32[64, 64]", n="i32", m="i32", N=64)
 
 
-@pytest.mark.parametrize("trips", [(0, 2), (2, 0), (3, 4), (8, 1)])
-def test_loops_in_one_another_both_run_ahead(trips, monkeypatch):
+def simulated(monkeypatch) -> tuple[np.ndarray, ...]:
+    """Arguments of launches, which are then simulated."""
     monkeypatch.setenv("TKC_SIM", "1")
     monkeypatch.setenv("TKC_TARGET", "sm_80")
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-2, 3, (8, 64, 64)).astype(np.float16) for _ in range(2))
+    return x, y, np.ones((64, 64), np.float32)
+
+
+@pytest.mark.parametrize("trips", [(0, 2), (2, 0), (3, 4), (8, 1)])
+def test_loops_in_one_another_both_run_ahead(trips, monkeypatch):
     said = nested.compile(**NESTED, target="sm_80").decisions
     assert sum("1 copies of a loop" in line for line in said) == 2
-    rng, out = np.random.default_rng(0), np.ones((64, 64), np.float32)
-    x, y = (rng.integers(-2, 3, (8, 64, 64)).astype(np.float16) for _ in range(2))
+    x, y, out = simulated(monkeypatch)
     nested[1](x, y, out, *trips, N=64)
     left, right = (v[:n].astype(np.float32).sum(0) for v, n in zip((x, y), trips, strict=True))
     np.testing.assert_array_equal(out, left @ right)
 
 
-def test_a_stage_is_not_filled_before_it_is_read(monkeypatch):
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stage_is_not_filled_before_it_is_read(is_asked, monkeypatch):
+    """Where the writer does not look, the program races."""
     schedule = pipeline_async_copies._CopiesAhead._schedule
 
     def too_early(self, *given):
@@ -282,5 +290,11 @@ def test_a_stage_is_not_filled_before_it_is_read(monkeypatch):
         return schedule(self, *given)
 
     monkeypatch.setattr(pipeline_async_copies._CopiesAhead, "_schedule", too_early)
-    with pytest.raises(VerifyError, match="read reads a stage behind what fills it again"):
-        nested.compile(**NESTED, target="sm_80", num_stages=3)
+    if is_asked:
+        with pytest.raises(VerifyError, match="read reads a stage behind what fills it again"):
+            nested.compile(**NESTED, target="sm_80", num_stages=3)
+        return
+    monkeypatch.setattr(schedules, "_rings", lambda *_: iter(()))
+    x, y, out = simulated(monkeypatch)
+    with pytest.raises(tkc.Error):
+        nested[1](x, y, out, 2, 5, N=64, num_stages=4)
