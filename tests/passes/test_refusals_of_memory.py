@@ -16,7 +16,6 @@ from tkc.ir.layout import blocked
 from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import before
 from tkc.ir.text import parse
-from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, f32
 from tkc.passes import (
     allocate_shared,
@@ -56,14 +55,6 @@ def in_turn(x, flags, o, n, SAME: tkc.constexpr):
         v = tkc.load(x, (i, 0), (1, 64))
         v = v + tkc.load(flags.ptr, sem="relaxed")
         tkc.store(x if SAME else o, (i + 1, 0), v)
-
-
-@pytest.mark.parametrize("same", [False, True])
-def test_programs_that_wait_read_early_what_none_stores(same):
-    module = traced(in_turn, f2, f1, f2, number(), SAME=same)
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
-    loop.operands[0] = before(loop, Identity("cluster")).result
-    assert fetch_ahead._may_be_early(load, loop, ()) != same
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -178,7 +169,7 @@ def test_what_a_loop_changes_is_not_looked_up_ahead(same):
     module = traced(in_turn, f2, f1, f2, number(), SAME=same)
     (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
     of = SimpleNamespace(loop=loop, context=SimpleNamespace(overlaps=()))
-    assert pipeline_async_copies._CopiesAhead._is_looked_up_at_once(of, load) != same
+    assert pipeline_async_copies._CopiesAhead._is_known(of, load) != same
 
 
 def kept(x, addresses, o, KNOWN: tkc.constexpr):

@@ -466,19 +466,6 @@ def test_an_array_is_made_behind_where_its_address_is_loaded(inside):
     assert raise_pointers._recognised(load, forms, False).anchor is (load if inside else loop)
 
 
-def one_for_two(x, o, n, EACH: tkc.constexpr):
-    i = tkc.arange(64)
-    rows, inside = tkc.arange(8)[:, None] * 64, (i < n)[None, :]
-    values = tkc.load(x.ptr + rows + (i // EACH)[None, :], mask=inside)
-    tkc.store(o, (0, 0), tkc.where(inside, values, 0))
-
-
-@pytest.mark.parametrize("each, raised", [(64, True), (2, False)])
-def test_a_mask_cuts_off_all_neighbours_of_one_address(each, raised):
-    why = why_not_raised(one_for_two, f1, array(tkc.float32, 2), number(), EACH=each)
-    assert ("a mask bounds an axis along which neighbours have one address" in why) != raised
-
-
 def one_for_all(x, o, n, MASK: tkc.constexpr):
     first = tkc.program_id(0) * 64
     i = tkc.arange(64)
