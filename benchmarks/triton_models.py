@@ -566,14 +566,17 @@ def accurate_product(
 ):
     """Float32 by three products of tf32, odd extents."""
     rm, rn = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
-    rk = tl.arange(0, BK)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, tl.cdiv(K, BK)):
-        left = K - k * BK
-        a = tl.load(x + rm[:, None] * sx + (k * BK + rk)[None, :], mask=rk[None, :] < left, other=0)
-        b = tl.load(w + (k * BK + rk)[:, None] * sw + rn[None, :], mask=rk[:, None] < left, other=0)
-        acc += tl.dot(a, b, input_precision="tf32x3")
     inside = (rm[:, None] < M) & (rn[None, :] < N)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        mask_x, mask_w = (
+            (rm[:, None] < M) & (rk[None, :] < K),
+            (rk[:, None] < K) & (rn[None, :] < N),
+        )
+        a = tl.load(x + rm[:, None] * sx + rk[None, :], mask=mask_x, other=0.0)
+        b = tl.load(w + rk[:, None] * sw + rn[None, :], mask=mask_w, other=0.0)
+        acc += tl.dot(a, b, input_precision="tf32x3")
     tl.store(y + rm[:, None] * N + rn[None, :], acc, mask=inside)
 
 
