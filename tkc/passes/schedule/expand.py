@@ -543,14 +543,14 @@ def _guarded(op: Operation, there: SSAValue) -> Operation:
     build, extents = Builder(op), op.extents.get_values()
     masked: Attribute | None = None if op.mask is None else op.mask.type
     if masked is None and isinstance(op, tile.Load) and isinstance(op.result.type, TileType):
-        masked = TileType(op.result.type.extents, i1)
+        masked = TileType(op.result.type.extents, i1, op.result.type.layout)
     if isinstance(masked, TileType):
         there = build(tile.Splat(there, masked))
     if op.mask is not None:
         there = build.and_(op.mask, there)
     new: tile.Load | shared.CopyAsync
     if isinstance(op, tile.Load):
-        new = tile.Load(op.array, op.offsets, extents, there, op.other)
+        new = tile.Load(op.array, op.offsets, extents, there, op.other, op.result.type)
     else:
         new = shared.CopyAsync(op.array, op.offsets, op.buffer, extents, there, op.other, op.after)
     new.properties = op.properties | new.properties
