@@ -248,3 +248,20 @@ def test_a_line_that_is_scanned_in_each_iteration_lies_in_one_warp(anywhere):
     launched = cheapest[(3,)](x, y, 5, N=256)
     np.testing.assert_array_equal(y, exact)
     assert "plan: 1 warps" in decisions(launched)
+
+
+# ---- numbers beyond what a type has
+@triton.jit
+def filled(x, y, N, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    a = tl.load(x + c, mask=c < N, other=-1.0e300)
+    tl.store(y + c, a)
+    tl.store(y + BLOCK + c, tl.full((BLOCK,), 1.0e300, y.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", (np.float16, np.float32))
+def test_numbers_beyond_the_largest_are_infinite(anywhere, dtype):
+    x, y = small(32, dtype=dtype), np.zeros(64, dtype)
+    filled[(1,)](x, y, 20, BLOCK=32).compiled_for("sm_90a")
+    exact = np.concatenate([x[:20], np.full(12, -np.inf), np.full(32, np.inf)])
+    np.testing.assert_array_equal(y, exact.astype(dtype))

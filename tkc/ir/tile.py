@@ -20,6 +20,7 @@ Control flow is xDSL's scf (for, if, while); integers of loops are i32 or i64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -204,9 +205,14 @@ class Return(TileOperation):
 
 
 def _number(value: float | int, element: Attribute) -> IntegerAttr | FloatAttr:
-    """A number as an attribute of an element type; an integer wraps to its bits."""
+    """A number as an attribute of an element type: an integer wraps to its bits, a float beyond the
+    largest is infinite.
+    """
     if isinstance(element, AnyFloat):
-        return FloatAttr(float(value), element)
+        try:
+            return FloatAttr(float(value), element)
+        except OverflowError:
+            return FloatAttr(math.copysign(math.inf, value), element)
     assert isinstance(element, IntegerType)
     return IntegerAttr(int(value), element, truncate_bits=True)
 
