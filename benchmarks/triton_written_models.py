@@ -19,14 +19,18 @@ def _models() -> ModuleType:
     return importlib.import_module("benchmarks.triton_models")
 
 
+def _scores() -> ModuleType:
+    """Those of attention."""
+    return importlib.import_module("benchmarks.triton_scores")
+
+
 def _line(m: int, n: int) -> Any:
     """The grid of a product: a program for each tile of the configuration."""
     return lambda at: (-(-m // at["BM"]) * -(-n // at["BN"]),)
 
 
-def _with_memory(o: Operands) -> ModuleType:
-    """The kernels, with memory for descriptors that they make."""
-    f = _models()
+def _with_memory(o: Operands, f: ModuleType) -> ModuleType:
+    """Kernels, with memory for descriptors that they make."""
     f.triton.set_allocator(
         lambda size, alignment, stream: o.torch.empty(size, device=o.device, dtype=o.torch.int8)
     )
@@ -52,7 +56,7 @@ def _sinks(o: Operands, window: int) -> Run:
     if o.scale > 1:
         h = 8
     q, k, v = o.normal(b, h, s, d), o.normal(b, h // g, s, d), o.normal(b, h // g, s, d)
-    sinks, out, f = o.normal(h), o.zeros(b, h, s, d), _models().sink_attention
+    sinks, out, f = o.normal(h), o.zeros(b, h, s, d), _scores().sink_attention
 
     def run() -> Any:
         grid = (-(-s // 128), h, b)
@@ -77,7 +81,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     h, s, d = o.of(64, 2), o.of(4096, 128), 128
     q, k, v, out = *(o.normal(h, s, d) for _ in range(3)), o.zeros(h, s, d)
-    f = _with_memory(o).capped_attention
+    f = _with_memory(o, _scores()).capped_attention
 
     def run() -> Any:
         forms = dict(BM=128, BN=64, D=d, num_warps=8, num_stages=3)
@@ -93,7 +97,7 @@ def _(o: Operands) -> Run:
     q, cache = o.normal(b, h, 576), o.normal(b, s, 576)
     lengths = (o.index(s // 2, b) + s // 2 + 1).to(o.torch.int32)
     part, lse = o.zeros(b, h, parts, 512, dtype="float32"), o.zeros(b, h, parts, dtype="float32")
-    out, f = o.zeros(b, h, 512), _models()
+    out, f = o.zeros(b, h, 512), _scores()
 
     def run() -> Any:
         forms = dict(H=h, BH=64, BN=32, DV=512, DR=64, num_warps=8, num_stages=2)
@@ -113,7 +117,7 @@ def _(o: Operands) -> Run:
     table = o.torch.randperm(b * pages, device=o.device).to(o.torch.int32).view(b, pages)
     lengths = (s - o.index(64, b)).to(o.torch.int32)
     slopes = o.torch.exp2(-8 * o.torch.arange(1, kv * g + 1, device=o.device) / (kv * g))
-    q, out, f = o.normal(b, kv * g, d), o.zeros(b, kv * g, d), _models().paged_decoding
+    q, out, f = o.normal(b, kv * g, d), o.zeros(b, kv * g, d), _scores().paged_decoding
 
     def run() -> Any:
         forms = dict(KV=kv, G=g, PAGE=page, BG=16, BN=64, D=d, num_warps=4, num_stages=3)
@@ -130,7 +134,7 @@ def _(o: Operands) -> Run:
     q, k, v = o.normal(b, h, t, d), o.normal(b, h, s + t, d), o.normal(b, h, s + t, d)
     mask = (o.torch.rand(b, t, t, device=o.device) < 0.3).to(o.torch.int8)
     mask |= o.torch.eye(t, device=o.device).to(o.torch.int8)
-    out, f = o.zeros(b, h, t, d), _models().tree_attention
+    out, f = o.zeros(b, h, t, d), _scores().tree_attention
 
     def run() -> Any:
         forms = dict(BT=t, BN=64, D=d, num_warps=4, num_stages=3)
@@ -273,7 +277,7 @@ def _(o: Operands) -> Run:
     m, n, k = o.of(8192, 256), o.of(8192, 256), o.of(4096, 256)
     x, w = (o.normal(r, k).to(o.torch.float8_e4m3fn) for r in (m, n))
     sx, sw = o.torch.rand(m, device=o.device), o.torch.rand(n, device=o.device)
-    y, f = o.zeros(m, n), _with_memory(o).float8_persistent
+    y, f = o.zeros(m, n), _with_memory(o, _models()).float8_persistent
 
     def run() -> Any:
         forms = dict(BM=128, BN=256, BK=128, num_warps=8, num_stages=3)

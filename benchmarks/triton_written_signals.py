@@ -19,6 +19,11 @@ def _signals() -> ModuleType:
     return importlib.import_module("benchmarks.triton_signals")
 
 
+def _tokens() -> ModuleType:
+    """Those of tokens."""
+    return importlib.import_module("benchmarks.triton_tokens")
+
+
 @case(SUITE, "rotary by frame, line and column, 4 x 8 x 32 x 32 x 32 x 128")
 def _(o: Operands) -> Run:
     b, t, h, w, heads, d = o.of(4, 1), 8, o.of(32, 4), o.of(32, 4), 32, 128
@@ -154,7 +159,7 @@ def _(o: Operands) -> Run:
     x, y = o.normal(t * top, n), o.zeros(t, n)
     place = o.torch.randperm(t * top, device=o.device).view(t, top).to(o.torch.int32)
     place[::5, 3] = -1
-    weight, f = o.torch.rand(t, top, device=o.device), _signals().gathered_experts
+    weight, f = o.torch.rand(t, top, device=o.device), _tokens().gathered_experts
 
     def run() -> Any:
         f[(t, -(-n // 1024))](x, place, weight, y, n, TOP=top, BLOCK=1024)
@@ -167,7 +172,7 @@ def _(o: Operands) -> Run:
 def _(o: Operands) -> Run:
     m, n = o.of(16384), o.of(7168, 512) // 512 * 512
     x, y = o.normal(m, n), o.zeros(m, n).to(o.torch.float8_e4m3fn)
-    exponents, f = o.zeros(m, n // 32, dtype="uint8"), _signals().microscaled
+    exponents, f = o.zeros(m, n // 32, dtype="uint8"), _tokens().microscaled
 
     def run() -> Any:
         f[(m // 4, n // 512)](x, y, exponents, n, ROWS=4, BLOCK=512)
@@ -195,7 +200,7 @@ def _(o: Operands) -> Run:
     old, base, advantage = (o.normal(m, dtype="float32") for _ in range(3))
     old, base = old - 12.0, base - 12.0
     loss, entropy = o.zeros(m, dtype="float32"), o.zeros(m, dtype="float32")
-    f = _signals().policy_loss
+    f = _tokens().policy_loss
 
     def run() -> Any:
         numbers = 0.2, 0.28, 0.04
@@ -210,7 +215,7 @@ def _(o: Operands) -> Run:
     m, n, top = o.of(65536), 256, 8
     x, bias = o.normal(m, n, dtype="float32"), o.normal(n, dtype="float32") / 8
     weights, experts = o.zeros(m, top, dtype="float32"), o.zeros(m, top, dtype="int32")
-    f = _signals().routed_in_groups
+    f = _tokens().routed_in_groups
 
     def run() -> Any:
         forms = dict(N=n, GROUPS=8, KEPT=4, TOP=top, ROWS=4, num_warps=4)
@@ -266,7 +271,7 @@ def _(o: Operands) -> Run:
     r, m, n = o.of(1048576, 1000), o.of(65536), 256
     table, g = o.normal(r, n, dtype="float32"), o.normal(m, n)
     state = o.torch.rand(r, device=o.device)
-    index, f = o.torch.randperm(r, device=o.device)[:m].contiguous(), _signals().rows_adagrad
+    index, f = o.torch.randperm(r, device=o.device)[:m].contiguous(), _tokens().rows_adagrad
 
     def run() -> Any:
         f[(m,)](index, g, table, state, 0.01, 1e-8, n, BLOCK=256)
@@ -282,7 +287,7 @@ def _(o: Operands) -> Run:
     first = o.zeros(b + 1, dtype="int64")
     first[1:] = lengths.cumsum(0)
     x, y = o.normal(int(first[-1]), n), o.zeros(b, s, n)
-    f = _signals().padded
+    f = _tokens().padded
 
     def run() -> Any:
         f[(b, -(-s // 16), -(-n // 512))](x, first, y, s, n, -1.0, BS=16, BLOCK=512)

@@ -571,10 +571,13 @@ class Groups:
             # words, not vectors: a thread then has more of the scanned axis, which costs it least
             widest = replace(widest, vector=min(widest.vector, max(1, 32 // widest.bits)))
         found = self._of_access(root, widest, copied)
-        deeper = bool(scanned) and max(self.depths[root]) > self._depth(root)
         for axis in scanned:
-            found = in_runs(found, axis, axis == order[0] and not deeper)
+            found = in_runs(found, axis, axis == order[0] and not self._scanned_deeper(root))
         return found
+
+    def _scanned_deeper(self, root: SSAValue) -> bool:
+        """Whether loops deeper than any load or store of a group scan it."""
+        return max(self.depths[root]) > self._depth(root)
 
     def _of_access(self, root: SSAValue, access: Access, copied: bool) -> Layout:
         """The layout in which a group is loaded or stored best. Warps keep off reduced axes, unless

@@ -120,31 +120,62 @@ class Writer:
             at = [i for i, axis in enumerate(block.axes) if axis.extent >= 0]
             block.axes[at[0]], block.axes[at[1]] = block.axes[at[1]], block.axes[at[0]]
         made = self._array(block)
-        array, rows = made.array, self._take_rows(block, build)
-        offsets = [
-            self._sum(axis.start, build, False) if row is None else row
-            for axis, row in zip(block.axes, rows, strict=True)
-        ]
-        offsets = [
-            offset if before is None else _counted_from(before, offset, build)
-            for offset, before in zip(offsets, made.before, strict=True)
-        ]
-        extents, kept = [axis.extent for axis in block.axes], _kept(block)
-        mask = conditions if turned else self._mask(block, kept, build)
+        offsets = self._offsets(block, made.before, build)
+        mask = conditions if turned else self._mask(block, _kept(block), build)
         if op is self.entry:  # which goes
             self.entry = op.next_op
         if isinstance(op, tile.LoadPointers):
-            other = None if op.other is None else _reshaped(op.other, kept, build)
-            loaded = build(tile.Load(array, offsets, extents, mask, other))
-            whole = list(tile_type(op.result).extents)
-            once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
-            if not kept:
-                loaded = build(tile.Splat(loaded, TileType(once, loaded.type)))
-            whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
-            whole_tile = self._cut_off(block, whole_tile, build)
-            self.loaded[op.result] = whole_tile
-            replace(op, [whole_tile])
+            self._load(block, op, made.array, offsets, mask, build)
             return
+        self._store(block, op, made.array, offsets, mask, turned, build)
+
+    def _offsets(
+        self, block: Block, before: Sequence[SSAValue | None], build: Builder
+    ) -> list[SSAValue]:
+        """Where a block begins along each axis, counted from what is before the array's places."""
+        rows = self._take_rows(block, build)
+        starts = [
+            self._sum(axis.start, build, False) if row is None else row
+            for axis, row in zip(block.axes, rows, strict=True)
+        ]
+        return [
+            start if less is None else _counted_from(less, start, build)
+            for start, less in zip(starts, before, strict=True)
+        ]
+
+    def _load(
+        self,
+        block: Block,
+        op: tile.LoadPointers,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        mask: SSAValue | None,
+        build: Builder,
+    ) -> None:
+        extents, kept = [axis.extent for axis in block.axes], _kept(block)
+        other = None if op.other is None else _reshaped(op.other, kept, build)
+        loaded = build(tile.Load(array, offsets, extents, mask, other))
+        whole = list(tile_type(op.result).extents)
+        once = [n // block.repeated.get(a, 1) for a, n in enumerate(whole)]
+        if not kept:
+            loaded = build(tile.Splat(loaded, TileType(once, loaded.type)))
+        whole_tile = _repeated(_reshaped(loaded, once, build), block.repeated, build)
+        whole_tile = self._cut_off(block, whole_tile, build)
+        self.loaded[op.result] = whole_tile
+        replace(op, [whole_tile])
+
+    def _store(
+        self,
+        block: Block,
+        op: tile.StorePointers | tile.Atomic,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        mask: SSAValue | None,
+        turned: bool,
+        build: Builder,
+    ) -> None:
+        """turned: the block is the transpose of what is stored."""
+        extents, kept = [axis.extent for axis in block.axes], _kept(block)
         if turned:
             value = _turned(_reshaped(op.value, kept[::-1], build), build)
             mask = None if mask is None else _turned(mask, build)

@@ -1,0 +1,94 @@
+"""How few warps a program without dots has: one or two for short tiles, one a line to sort, one
+where others would meet in every iteration.
+"""
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.passes.test_streaming import plan_of, stages_of
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level4
+
+
+@tkc.jit
+def _short(x, out, N: tkc.constexpr, ROWS: tkc.constexpr):
+    """Rows after rows of a strip, so many of them at once in registers."""
+    total = tkc.zeros((N,))
+    for step in tkc.range(0, x.shape[0], ROWS):
+        rows = [tkc.load(x, (step + r, 0), (None, N)) for r in range(ROWS)]
+        for row in rows:
+            total = total * 0.5 + row
+    tkc.store(out, (0,), total)
+
+
+@pytest.mark.parametrize(
+    "columns, rows, warps",
+    [(128, 1, 1), (256, 1, 2), (512, 1, 4), (1024, 1, 4), (128, 16, 4)],
+)
+def test_few_warps_move_whole_vectors_of_short_tiles(columns, rows, warps):
+    """Of short tiles a thread of four warps would move less than 16 bytes at once; where one thread
+    would hold many rows, four hide more latency.
+    """
+    x = np.random.default_rng(0).integers(-9, 10, (3 * rows, columns)).astype(np.float32)
+    stages = stages_of(_short, x, np.zeros(columns, np.float32), N=columns, ROWS=rows)
+    last = stages[PIPELINE[-1]]
+    assert last.body.block.first_op.warps == warps
+    out = np.zeros(columns, np.float32)
+    level4.run(last, [x, out], (1, 1, 1), 1)
+    want = np.zeros(columns, np.float32)
+    for row in x:
+        want = want * np.float32(0.5) + row
+    np.testing.assert_array_equal(out, want)
+
+
+@tkc.jit
+def _in_order(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
+    row = tkc.program_id(0) * ROWS
+    tkc.store(out, (row, 0), tkc.sort(tkc.load(x, (row, 0), (ROWS, N))))
+
+
+@pytest.mark.parametrize("rows, warps", [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_no_warps_without_a_line_to_sort(rows, warps):
+    x = np.random.default_rng(0).integers(-99, 99, (rows, 512)).astype(np.int32)
+    last = stages_of(_in_order, x, np.zeros_like(x), ROWS=rows, N=512)[PIPELINE[-1]]
+    assert last.body.block.first_op.warps == warps
+    out = np.zeros_like(x)
+    level4.run(last, [x, out], (1, 1, 1), 1)
+    np.testing.assert_array_equal(out, np.sort(x))
+
+
+@tkc.jit
+def cheapest_path(x, z, y, N: tkc.constexpr):
+    """Dynamic time warping of two series: steps along a line are sums and minima so far."""
+    pair = tkc.program_id(0)
+    b, line = tkc.load(z[pair], (0,), (N,)), tkc.zeros((N,))
+    for i in tkc.range(x.shape[1]):
+        cost = tkc.abs(x[pair, i] - b)
+        sums = tkc.cumsum(cost, axis=0)
+        line = tkc.scan(line + cost - sums, 0, lambda a, b: tkc.minimum(a, b)) + sums
+    tkc.store(y[pair], (0,), line)
+
+
+@pytest.mark.parametrize("columns,warps", [(256, 1), (512, 4)])
+def test_one_warp_spares_others_a_meeting_in_every_iteration(columns, warps):
+    """The lanes' share of a line is in one piece: loads are outside of the loop."""
+    x, z, y = (np.zeros((3, n), np.float32) for n in (8, columns, columns))
+    plan, compiled = plan_of(cheapest_path, x, z, y, N=columns)
+    assert plan.warps == warps
+    assert ("bar.sync" in compiled.ptx) == (warps > 1)
+    if warps == 1:
+        assert compiled.ptx.count("shfl.sync") == 2 * 5
+
+
+def test_what_lines_in_one_warp_come_to():
+    generator = np.random.default_rng(0)
+    x, z = (generator.normal(size=(3, n)).astype(np.float32) for n in (8, 256))
+    y = np.zeros_like(z)
+    cheapest_path[3](x, z, y, N=256)
+    line = np.zeros_like(z)
+    for column in x.T:
+        cost = np.abs(column[:, None] - z)
+        sums = np.cumsum(cost, axis=1)
+        line = np.minimum.accumulate(line + cost - sums, axis=1) + sums
+    np.testing.assert_allclose(y, line, rtol=1e-4, atol=1e-4)
