@@ -166,6 +166,49 @@ def test_words_joined_to_themselves_move_nothing(anywhere):
 
 
 @triton.jit
+def products_of_groups(
+    x, packed, scales, zeros, y, N, K, G: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    """The same in groups of G rows with a scale and a zero for each column."""
+    rm, rn = tl.arange(0, 16), tl.program_id(0) * BN + tl.arange(0, BN)
+    rw = tl.program_id(0) * (BN // 8) + tl.arange(0, BN // 8)
+    shifts = tl.reshape(tl.broadcast_to((tl.arange(0, 8) * 4)[None, :], (BN // 8, 8)), (1, BN))
+    acc = tl.zeros((16, BN), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        w = tl.load(packed + rk[:, None] * (N // 8) + rw[None, :])
+        w = tl.interleave(w, w)
+        w = tl.interleave(w, w)
+        w = tl.interleave(w, w)
+        z = tl.load(zeros + (k // G) * (N // 8) + rw[None, :])
+        z = tl.interleave(z, z)
+        z = tl.interleave(z, z)
+        z = tl.interleave(z, z)
+        s = tl.load(scales + (k // G) * N + rn[None, :])
+        w = ((((w >> shifts) & 15) - ((z >> shifts) & 15)) * s).to(tl.float16)
+        acc = tl.dot(tl.load(x + rm[:, None] * K + rk[None, :]), w, acc)
+    tl.store(y + rm[:, None] * N + rn[None, :], acc)
+
+
+def test_numbers_of_groups_come_an_iteration_early(anywhere):
+    """Beside a role that copies words, too: no ring has them then."""
+    n, k, group = 128, 256, 64
+    x, scales = small(16, k, most=2), small(k // group, n, most=2)
+    packed, zeros = (
+        rng.integers(-(2**31), 2**31, (rows, n // 8)).astype(np.int32) for rows in (k, k // group)
+    )
+    y = np.zeros((16, n), np.float32)
+    launched = products_of_groups[(2,)](x, packed, scales, zeros, y, n, k, G=group, BN=64, BK=64)
+    each, zero = (
+        (words.astype(np.int64)[:, :, None] >> np.arange(0, 32, 4) & 15).reshape(-1, n)
+        for words in (packed, zeros)
+    )
+    weights = (each - np.repeat(zero, group, 0)) * np.repeat(scales.astype(float), group, 0)
+    np.testing.assert_array_equal(y, x.astype(float) @ weights)
+    assert "fetch-ahead: 2 loads of a loop one iteration early" in decisions(launched)
+
+
+@triton.jit
 def paged(q, cache, table, o, LENGTH, PAGES, PAGE: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
     """Sums of scores times keys of a cache in pages."""
     batch = tl.program_id(0)

@@ -35,8 +35,9 @@ roles: beside dots what is small, a scale or a bias, and no tensor map copies, u
 no registers for it (`early_small_loads`). It comes straight from global memory, and instructions
 wait in order, so that the next dot would be issued late. The next one is loaded during the dots of
 this iteration, when what is small has been computed from the old one, in whose registers it then
-arrives; the last iteration loads its own again. So does one of an array that nothing bounds, whose
-first block is loaded only where the loop has an iteration.
+arrives; the last iteration loads its own again. (Where a dot's operand is computed of it, at the
+start: that computation is what it arrives during.) So does one of an array that nothing bounds,
+whose first block is loaded only where the loop has an iteration.
 
 Before:
 
@@ -144,7 +145,7 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
     return (
         plan.early_small_loads
         and "number" in op.attributes
-        and plan.load(op).path in ("registers", "broadcast")
+        and plan.load(op).path not in ("tma", "cp_async", "own", "held")
         and _bytes(op.result) <= MAX_BESIDE_BYTES
     )
 
@@ -199,17 +200,26 @@ def _move_before(anchor: Operation, load: tile.Load) -> bool:
 # ---- one iteration early
 # -----------------------------------------------------------------------------------------------
 def _schedule(loop: scf.ForOp, loads: list[tile.Load]) -> LoopSchedule:
-    """Loads one iteration early, behind the last dot of a loop, else at the start. What is made of
-    the old ones comes first, where their registers are then free for the next ones.
+    """Loads one iteration early, behind the last dot of a loop, or at the start where there is none
+    or its operands are made of them. What is made of the old ones comes first, where their
+    registers are then free for the next ones.
     """
     dots, fetched = _dots_of(loop), [op.results[0] for op in loads]
     used = _used_early(loop.body.block, set(fetched)) if dots else _widened(loop, fetched)
     others = [op for op in list(loop.body.block.ops)[:-1] if op not in {*loads, *used}]
-    start = others.index(dots[-1]) + 1 if dots else 0
+    start = others.index(dots[-1]) + 1 if dots and not _feeds(loads, dots, loop) else 0
     bounded = not any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads)
     end = End.ANY if bounded and not dots else End.CLAMP
     groups = (used, 0, end), (others[:start], 0, end), (loads, 1, end), (others[start:], 0, end)
     return LoopSchedule.of(loop, groups)
+
+
+def _feeds(loads: Sequence[tile.Load], dots: Sequence[tile.Dot], loop: scf.ForOp) -> bool:
+    """Whether a dot's operand is computed of what is loaded: that takes its time before the dot,
+    and what is loaded for the next iteration arrives meanwhile.
+    """
+    operands = [v for dot in dots for v in dot.operands[:2]]
+    return not {*loads}.isdisjoint(defining_slice(operands, loop.body.block))
 
 
 def _widened(loop: scf.ForOp, fetched: Sequence[SSAValue]) -> list[Operation]:
