@@ -227,6 +227,20 @@ def test_what_is_written_keeps_its_order_of_k_where_the_right_operand_does(turne
     assert operands.permuted(dot, given) == (not shared or not turned)
 
 
+def in_a_row(a, b, o, TURNED: tkc.constexpr):
+    """Three products, of which the second one's left operand is turned, or the third one's."""
+    x, y = tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64))
+    one = tkc.dot(x, y).to(a.dtype)
+    two = tkc.dot(one if TURNED else one.T, y).to(a.dtype)
+    tkc.store(o, (0, 0), tkc.dot(two.T if TURNED else two, y))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_a_product_is_of_may_be_turned(turned):
+    *_, last = ops(traced(in_a_row, h2, h2, f2, TURNED=turned), tile.Dot)
+    assert operands._is_turned_result(last.a) == turned
+
+
 # ---- programs beside each other
 def walked(a, b, o, rows, FIRST: tkc.constexpr, LAST: tkc.constexpr):
     i, total = tkc.program_id(0), tkc.zeros((64, 64))

@@ -25,7 +25,7 @@ from tkc.passes.analysis.pointers import Affine, Forms, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.numbers import Numbers
-from tkc.passes.raised import writing
+from tkc.passes.raised import arrays, writing
 from tkc.passes.raised.blocks import Axis
 
 f1, n1, f2 = array(tkc.float32), array(tkc.int32), array(tkc.float32, 2)
@@ -481,3 +481,74 @@ def one_for_all(x, o, n, MASK: tkc.constexpr):
 def test_neighbours_of_one_address_are_cut_off_behind_a_number(mask, raised):
     why = why_not_raised(one_for_all, f1, array(tkc.float32, 2), number(), MASK=mask)
     assert ("a mask bounds an axis along which neighbours have one address" in why) != raised
+
+
+# ---- what is raised
+@pytest.mark.parametrize("pointers", [False, True])
+def test_a_kernel_without_pointers_keeps_its_remainders(pointers):
+    def kernel(x, o, n):
+        p = tkc.program_id(0)
+        place = p - p // n * n
+        v = tkc.load(x.ptr + place + tkc.arange(64)) if pointers else tkc.load(x, (place,), (64,))
+        tkc.store(o, (place,), v)
+
+    module = traced(kernel, f1, f1, number())
+    raise_pointers._raise(kernel_of(module), context("sm_90a"))
+    assert bool(named(module, "mod")) == pointers
+
+
+@pytest.mark.parametrize(
+    "strides, extents, store, covered, by_columns",
+    [
+        ((1, 64), (16, 16), True, [], True),
+        ((64, 1), (16, 16), True, [], False),
+        ((64, 64), (16, 16), True, [], False),
+        ((1, 1), (16, 16), True, [], False),
+        ((1, 64), (16, 1), True, [], False),
+        ((1, 64), (16, 16), True, [None], False),
+        ((1, 64), (16, 16), False, [], False),
+    ],
+)
+def test_which_stores_are_of_columns(strides, extents, store, covered, by_columns):
+    def kernel(x, o):
+        places = tkc.arange(16)
+        tkc.store(o.ptr + places, tkc.load(x.ptr + places))
+
+    module = traced(kernel, f1, f1)
+    (op,) = ops(module, tile.StorePointers if store else tile.LoadPointers)
+    axes = [
+        Axis(Polynomial.number(stride), Polynomial(), None, extent)
+        for stride, extent in zip(strides, extents, strict=True)
+    ]
+    given = SimpleNamespace(op=op, axes=axes, covered=covered)
+    assert writing._is_by_columns(given) == by_columns
+
+
+# ---- arrays that programs make
+def at_a_place(x, o, n, PLACE: tkc.constexpr, COLUMNS: tkc.constexpr):
+    first = x.ptr + PLACE(tkc.program_id(0), n)
+    made = tkc.array(first, tkc.float32, (64, COLUMNS))
+    tkc.store(o, (0, 0), tkc.load(made, (0, 0), (64, 64)))
+
+
+@pytest.mark.parametrize(
+    "place, columns, align, wide, is_part",
+    [
+        (lambda p, n: p * 4096, 64, 16, False, True),
+        (lambda p, n: p * 4096 - 4096, 64, 16, False, True),
+        (lambda p, n: p * -4096, 64, 16, False, False),
+        (lambda p, n: p * p * 16, 64, 16, False, True),
+        (lambda p, n: p.to(tkc.int64) * p * 16, 64, 16, True, False),
+        (lambda p, n: p * 4098, 64, 16, False, False),
+        (lambda p, n: p * 4096, 63, 16, False, False),
+        (lambda p, n: p * 4096, 64, 8, False, False),
+    ],
+)
+def test_arrays_at_places_of_programs_are_parts_of_an_argument(
+    place, columns, align, wide, is_part
+):
+    x = array(tkc.float32, 1, wide, align=align)
+    module = traced(at_a_place, x, f2, number(), PLACE=place, COLUMNS=columns)
+    (made,) = ops(module, tile.MakeArray)
+    forms = Forms.of(kernel_of(module), {})
+    assert (arrays._part(made, forms) is not None) == is_part

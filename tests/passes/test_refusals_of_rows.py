@@ -2,6 +2,8 @@
 one. Each is asked directly, beside the nearest thing that it takes.
 """
 
+from dataclasses import replace
+
 import pytest
 
 import tkc
@@ -292,3 +294,27 @@ def test_blocks_meet_in_a_sum_behind_a_load(first):
     (store,) = ops(module, tile.Store)
     load = next(op for op in ops(module, tile.Load) if op.array is store.array)
     assert streaming._meets_between(load, store) != first
+
+
+# ---- lines that threads exchange
+def in_a_loop(x, o, n, LINES: tkc.constexpr, LOADS: tkc.constexpr):
+    v = tkc.load(x, (0, 0), (LINES, 64))
+    for i in tkc.range(n):
+        v = v + tkc.cumsum(v, axis=1) * 0.5
+        if LOADS:
+            v = v + tkc.load(x, (i, 0), (LINES, 64))
+    tkc.store(o, (0, 0), v)
+
+
+@pytest.mark.parametrize(
+    "lines, loads, alone", [(1, False, True), (2, False, False), (1, True, False)]
+)
+def test_one_warp_scans_a_line_again_and_again(lines, loads, alone):
+    module = traced(in_a_loop, f2, f2, number(), LINES=lines, LOADS=loads)
+    (scan,) = ops(module, tile.Scan)
+    assert streaming._exchanges_whole(scan) == alone
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_warp_is_alone_where_others_would_meet_it(meets):
+    assert replace(sizes(), meets=meets, largest=64)._fits_one_warp() == meets
