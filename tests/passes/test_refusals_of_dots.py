@@ -86,6 +86,18 @@ def test_dots_of_batches_are_neither_short_nor_turned(batch):
     assert (match_heights.chosen([tall, high]) == [tall]) != batch
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_follows_a_transposed_dot_is_transposed_too(turned):
+    def kernel(a, b, o):
+        x = tkc.dot(tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64)))
+        tkc.store(o, (0, 0), (x.T if turned else x) * 2)
+
+    module = traced(kernel, h2, h2, f2)
+    (dot,), (store,) = ops(module, tile.Dot), ops(module, tile.Store)
+    here = SimpleNamespace(results={dot.result})
+    assert match_heights.Transposes._follows(here, store.value) == turned
+
+
 @pytest.mark.parametrize("made, all_", [((True, True), True), ((True, False), False)])
 def test_warpgroups_make_the_left_operands_of_all_dots_or_of_none(monkeypatch, made, all_):
     monkeypatch.setattr(sharing, "made_from", lambda dot, options: dot)
@@ -355,6 +367,22 @@ def test_no_first_dot_is_early_of_what_programs_write(overlaps, can):
     )
     execution = SimpleNamespace(late=request.dots)
     assert programs._can_begin_next(request, execution, [{*loads}]) == can
+
+
+@pytest.mark.parametrize(
+    "waits, inside, searched", [(True, False, 1), (True, True, 0), (False, True, 1)]
+)
+def test_no_dot_is_late_of_what_its_loop_stores(monkeypatch, waits, inside, searched):
+    module = traced(summed, h2, h2, f2, f1, IN=inside, BEFORE=False, BEHIND=stored)
+    monkeypatch.setattr(dots, "best_stages", lambda *given: "found")
+    monkeypatch.setattr(dots, "_may_run_late", lambda *given: True)
+    request = SimpleNamespace(
+        options=SimpleNamespace(rotate=None),
+        context=context("sm_90a"),
+        dots_by_block=[ops(module, tile.Dot)],
+        copies_wait=waits,
+    )
+    assert len(dots._searched(request, SimpleNamespace(groups=1), False)) == searched
 
 
 # ---- memory

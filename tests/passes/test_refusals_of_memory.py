@@ -23,9 +23,11 @@ from tkc.passes import (
     insert_synchronization,
     pipeline_async_copies,
     schedule_programs,
+    simplify,
 )
 from tkc.passes.analysis import alias, mapped
 from tkc.passes.cuts import held
+from tkc.passes.plan import kernel_of
 from tkc.passes.schedule import expand as schedules
 from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand
 
@@ -55,6 +57,19 @@ def in_turn(x, flags, o, n, SAME: tkc.constexpr):
         v = tkc.load(x, (i, 0), (1, 64))
         v = v + tkc.load(flags.ptr, sem="relaxed")
         tkc.store(x if SAME else o, (i + 1, 0), v)
+
+
+def of_rows(x, rows, o, n, LISTED: tkc.constexpr):
+    at = tkc.load(rows, (0,), (64,)) if LISTED else 0
+    for i in tkc.range(n):
+        tkc.store(o, (i, 0), tkc.load(x, (at, i), (64, 64)))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_rows_that_are_listed_are_not_fetched_early(listed):
+    module = traced(of_rows, f2, n1, f2, number(), LISTED=listed)
+    load, (loop,) = ops(module, tile.Load)[-1], ops(module, scf.ForOp)
+    assert fetch_ahead._may_be_early(load, loop, ()) != listed
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -337,3 +352,24 @@ def test_what_a_test_passes_on_in_another_order_is_not_what_is_carried(swapped):
     if swapped:
         test.operands = [test.operands[0], *reversed(test.operands[1:])]
     assert len(insert_synchronization._carried(loop)) == (0 if swapped else 2)
+
+
+def waiting_alone(o, n):
+    i, k = 0, n
+    while i < n:
+        i, k = i + 1, k * 2
+    tkc.store(o, (0,), tkc.full((4,), i, tkc.int32))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_a_loop_of_claims_carries_for_nobody_goes_where_its_test_passes_all_on(swapped):
+    kernel = kernel_of(traced(waiting_alone, n1, number()))
+    (loop,) = ops(kernel, scf.WhileOp)
+    test = loop.before_region.block.last_op
+    if swapped:
+        test.operands = [test.operands[0], *reversed(test.operands[1:])]
+    assert simplify.sweep(kernel) != swapped
+    (loop,) = ops(kernel, scf.WhileOp)
+    assert len(loop.results) == (2 if swapped else 1)
+    simplify.sweep(kernel)  # what that was computed of
+    assert not simplify.sweep(kernel)

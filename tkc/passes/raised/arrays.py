@@ -63,7 +63,7 @@ def parts(arrays: list[tile.MakeArray], forms: Forms) -> Iterator[Part]:
 
 def _part(op: tile.MakeArray, forms: Forms) -> Part | None:
     form, scalars = forms.get(op.pointer), forms.scalars
-    if form is None or form.base is None or form.varies or argument_number(form.base) is None:
+    if form is None or form.base is None or argument_number(form.base) is None:
         return None
     if not isinstance(form.base.type, ArrayType):
         return None
