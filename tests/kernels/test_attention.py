@@ -608,10 +608,10 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
     monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
     with launches() as found:
         kernels.attention(*[numbers((1, 4, 512, d), dtype)] * 3, causal=True)
-    ((kernel, args, kwargs),) = found
-    assert (found := kernel.compile(*args, target=target, **kwargs)).resources.clean, (
-        found.resources.log
-    )
+    assert found
+    for kernel, args, kwargs in found:
+        compiled = kernel.compile(*args, target=target, **kwargs)
+        assert compiled.resources.clean, compiled.resources.log
 
 
 @pytest.mark.parametrize(
@@ -619,17 +619,17 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
     [
         (16, 32, 1024, 1024, 64, {}, (256, 64)),
         (16, 32, 1024, 1024, 64, dict(causal=True), (64, 64, 4)),
-        (4, 64, 4096, 4096, 32, {}, (256, 64)),
-        (4, 21, 4096, 4096, 96, {}, (192, 64)),
+        (4, 64, 4096, 4096, 32, {}, (192, 112)),
+        (4, 21, 4096, 4096, 96, {}, (192, 80)),
         (4, 16, 4096, 4096, 128, {}, (192, 64)),
         (1, 8, 1024, 1024, 64, {}, (64, 128)),
         (1, 16, 2048, 2048, 64, {}, (256, 64)),
-        (1, 16, 2048, 2048, 64, dict(causal=True), (64, 112, 3)),
-        (1, 32, 2048, 2048, 64, dict(causal=True), (64, 64, 4)),
+        (1, 16, 2048, 2048, 64, dict(causal=True), (128, 160)),
+        (1, 32, 2048, 2048, 64, dict(causal=True), (64, 96, 3)),
         (1, 32, 2048, 2048, 96, dict(causal=True), (64, 80, 3)),
         (16, 16, 300, 300, 64, {}, (192, 80)),
-        (1, 64, 60, 4096, 64, {}, (64, 128)),
-        (2, 16, 8192, 8192, 128, dict(causal=True), (64, 64, 3)),
+        (1, 64, 200, 4096, 64, {}, (128, 160)),
+        (2, 16, 8192, 8192, 128, dict(causal=True), (192, 64)),
         (1, 16, 12288, 12288, 128, dict(causal=True), (192, 64)),
         (16, 16, 1024, 1024, 128, dict(causal=True), (64, 64, 3)),
         (25, 16, 640, 640, 128, dict(causal=True), (64, 64, 3)),
@@ -645,11 +645,11 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
         (4, 16, 4096, 77, 128, {}, (192, 80)),
         (1, 8, 1000, 1000, 128, {}, (64, 112)),
         (1, 9, 1000, 1000, 128, {}, (128, 112)),
-        (3, 16, 1000, 5003, 128, dict(causal=True), (64, 64, 3)),
+        (3, 16, 1000, 5003, 128, dict(causal=True), (128, 128)),
         (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (64, 64, 3)),
-        (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (64, 64, 4)),
+        (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (64, 96, 3)),
         (1, 8, 1024, 1024, 128, dict(causal=True), (64, 128)),
-        (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)),
+        (16, 32, 1024, 1024, 64, dict(columns=96), (192, 96)),
         (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96)),
     ],
 )

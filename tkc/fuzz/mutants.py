@@ -16,6 +16,7 @@ from tkc.fuzz.programs import Program, programs
 from tkc.ir import shared, threads
 from tkc.ir.values import block_of, enclosing, operations_in
 from tkc.passes.analysis.alias import kernel_around
+from tkc.passes.analysis.folding import constant
 from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.mutants import Place, mutated, places
@@ -144,6 +145,15 @@ def _fresh(op: Operation, operator: str) -> bool:
     )
 
 
+def _never_wraps(op: Operation, operator: str) -> bool:
+    """A step from a stage that is known to a later one of the ring."""
+    if operator != "stages + 1" or not isinstance(op, threads.RingNext):
+        return False
+    steps = 1 if op.steps is None else constant(op.steps)
+    stage = constant(op.stage)
+    return stage is not None and steps is not None and stage + steps < op.stages.value.data
+
+
 def _behind(op: Operation, kind: type) -> bool:
     """Whether something of a kind comes behind an operation in its block, before any loop."""
     behind = op.next_op
@@ -194,6 +204,7 @@ RULES: tuple[tuple[Callable[[Operation, str], bool], str], ...] = (
         "only the last tile of a program goes through the mask, and nobody uses what is said there",
     ),
     (_fresh, "the first stages of a fresh ring are free"),
+    (_never_wraps, "a step that does not come to the ring's end is the same in a longer ring"),
     (_sent_first, "what is posted before a copy is asked for is there when the copy is"),
     (
         _number_of_a_program,

@@ -555,7 +555,8 @@ def _deals_out_keys(q: Array, k: Array, scales: tuple[Array | None, ...], asked:
         return False
     places = tkc.target(target).multiprocessors
     blocks = batch * heads * tkc.cdiv(queries, MAX_DECODE_ROWS)
-    few = queries <= keys and 2 * blocks <= places and q.shape[-1] <= MAX_COLUMNS
+    widest = MAX_COLUMNS if has_wgmma(target) else MAX_COLUMNS // 2  # which registers hold
+    few = queries <= keys and 2 * blocks <= places and q.shape[-1] <= widest
     return few and scales == (None, None, None)
 
 

@@ -32,6 +32,7 @@ from tkc.kernels.state_space import softplus_of, sum_of_parts
 STATES = 512  # numbers of a program's states, [channels, N]: of one warp, 16 of a channel a thread
 STEP_STATES = 1024  # of one step of decoding
 ROWS = 4  # positions of a step
+MAX_REGISTERS = 240  # of the gradients' threads: allowed 255, ptxas spills some of them
 KEPT_ROWS = 4  # for the gradients, which hold the states of a step's positions at once
 WARPS = 2  # of a program of the gradients: what one holds of these states spills
 SEGMENT = 128  # positions of a segment, at least
@@ -443,6 +444,7 @@ def selective_scan_backward(
         SOFTPLUS=softplus,
         ROWS=KEPT_ROWS,
         num_warps=WARPS,
+        maxnreg=MAX_REGISTERS,
         **tiles,
     )
     for i, out in enumerate((db, dc)):

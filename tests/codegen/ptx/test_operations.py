@@ -388,10 +388,10 @@ def test_the_thread_that_updates_fences_for_all():
         tkc.atomic_add(flag.ptr, 1, sem="acq_rel")
         tkc.store(o, (0,), tkc.load(o, (0,), (N,)) + tkc.atomic_add(flag.ptr, 1, sem="acquire"))
 
-    given = [np.zeros(1, np.int32), numbers(64, np.int32), np.zeros(64, np.int32)]
-    check(handed, given, N=64)
+    given = [np.zeros(1, np.int32), numbers(1024, np.int32), np.zeros(1024, np.int32)]
+    check(handed, given, N=1024)
     case = Case(
-        handed, [array(BY_NUMPY[x.dtype], 1) for x in given], {"N": 64}, lambda: given, (1,)
+        handed, [array(BY_NUMPY[x.dtype], 1) for x in given], {"N": 1024}, lambda: given, (1,)
     )
     lines = [line.strip() for line in emitted(case.module()).text.splitlines()]
     words = ("bar.sync", "fence.acq_rel", "atom.", "red.")
