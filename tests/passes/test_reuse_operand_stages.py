@@ -327,6 +327,9 @@ KNOWN = {
         "earlier: mbarrier_expect full in producer, 2",
     },
 }
+# What the producer asks for behind a program that sees nothing, of the one that follows it: no
+# launch here was found to come there (nor at 1d023525).
+UNREACHED = re.compile(r"mbarrier_expect full in producer, [56]$")
 RESULTS = re.compile(r"bulk_|tma_store|fence|block_barrier|tile.write|mbarrier_\w+ (empty|full) in")
 
 
@@ -342,7 +345,8 @@ def test_every_mutant_of_the_results_is_found(form):
     """What is written, sent and given back, and the ring through which it leaves; where programs
     see nothing, few steps, or lie outside of the grid.
     """
-    assert compiled(form)[1].plan.subtiles == 0
+    plan = compiled(form)[1].plan
+    assert plan.subtiles == 0
     number, missed = survivors(
         last(form),
         *(
@@ -361,7 +365,7 @@ def test_every_mutant_of_the_results_is_found(form):
             )
         ),
         among=RESULTS.search,
-        known=KNOWN[compiled(form)[1].plan.roles].__contains__,
+        known=lambda label: label in KNOWN[plan.roles] or UNREACHED.search(label) is not None,
     )
     labels = {place.label for place in places(last(form))}
     assert {
@@ -371,4 +375,4 @@ def test_every_mutant_of_the_results_is_found(form):
         "drop: block_barrier in consumer, 2",
         "drop: fence async_shared in consumer",
     } <= labels, sorted(labels)
-    assert number > 30 and not missed, missed
+    assert number > 30 and not missed, sorted(missed)
