@@ -22,8 +22,8 @@ loop that never runs as in the last iteration. The array must exist all the same
 induction variable chooses (`x[i]`) exists only where the loop runs at all, and the last iteration
 loads its own tile again, which is in the cache. Whether a load may be early at all is asked of the
 schedule (schedule/expand.py). The programs that a persistent thread block runs in turn are a loop
-like any other, which runs at least once; where they wait for one another, the next one's tile
-arrives while this one waits.
+like any other, which runs at least once; where they wait for one another, those of all thread
+blocks write nothing to it, and the next one's tile arrives while this one waits.
 
 Which loads, and when, is the plan's choice:
 
@@ -162,6 +162,8 @@ def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     gathers = any(isinstance(o.type, TileType) for o in op.offsets)
     if op.mask is not None or gathers or addresses(op.result):
         return False
+    if any(map(tile.watches, loop.walk())) and not unchanged(op, loop, overlaps):
+        return False  # by programs of other blocks, too, that one waits for
     return not any(broken_rules(loop, _schedule(loop, [op]), overlaps))
 
 
