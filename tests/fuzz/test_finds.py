@@ -24,6 +24,7 @@ from tkc.passes import (
 from tkc.passes.analysis import alias
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
+from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
 from tkc.passes.warpgroups import epilogue_stores, in_flight
 
@@ -139,7 +140,8 @@ def test_places_that_warps_compute_together(monkeypatch):
 
 def test_places_that_take_more_than_32_bits(monkeypatch):
     assert found(None, [117]) is None
-    monkeypatch.setattr(raise_pointers, "is_large", lambda base: False)
+    for module in (arrays, raise_pointers, writing):
+        monkeypatch.setattr(module, "is_large", lambda base: False)
     failure = found(None, [117])
     assert failure is not None and failure.kind == "OffsetOverflow"
 
