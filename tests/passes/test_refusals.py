@@ -20,6 +20,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
+from tkc.ir.values import operations_in
 from tkc.language.signature import ArrayArgument, Options
 from tkc.passes import match_heights
 from tkc.passes import plan as planning
@@ -35,10 +36,6 @@ from tkc.passes.planning.program import Program
 
 h2, b2, f2 = (aligned(t, 2) for t in (tkc.float16, tkc.bfloat16, tkc.float32))
 HOPPER = target("sm_90a")
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 # ---- running maxima
@@ -68,7 +65,7 @@ def test_only_what_is_minus_infinity_has_seen_nothing(number, guards):
         test = ew.CLASSES["eq"](m, tile.Constant(number, t).result).result
         ew.Select(test, tile.Constant(0.0, t).result, m)
 
-    (select,) = ops(kernel([ArrayType(1, f32)], emit), ew.Select)
+    (select,) = operations_in(kernel([ArrayType(1, f32)], emit), ew.Select)
     assert (stabilizers.guarded(select) is not None) == guards
 
 
@@ -84,7 +81,7 @@ def running(x, o, N: tkc.constexpr):
 @pytest.mark.parametrize("dtype, found", [(tkc.float32, True), (tkc.int32, False)])
 def test_a_running_maximum_is_a_float(dtype, found):
     module = traced(running, array(dtype, 2), array(dtype), N=16)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     maximum = stabilizers.is_running_maximum(loop, loop.body.block.args[1])
     assert (maximum is not None) == found
 
@@ -112,14 +109,14 @@ def scattered(x, o, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
 @pytest.mark.parametrize("fn, moves", [(block, True), (scattered, False)])
 def test_which_blocks_are_loaded_beside_stores(fn, moves):
     """One whose place is a number: a part of it is a block, too."""
-    (load,) = ops(traced(fn, f2, f2, ROWS=64, COLUMNS=64), tile.Load)
+    (load,) = operations_in(traced(fn, f2, f2, ROWS=64, COLUMNS=64), tile.Load)
     assert Parts([], ())._may_move(load) == moves
 
 
 @pytest.mark.parametrize("columns, fits", [(64, True), (128, False)])
 def test_a_stage_has_room_for_results_of_as_many_columns(columns, fits):
-    (load,) = ops(traced(block, b2, b2, ROWS=64, COLUMNS=64), tile.Load)
-    (store,) = ops(traced(block, b2, b2, ROWS=64, COLUMNS=columns), tile.Store)
+    (load,) = operations_in(traced(block, b2, b2, ROWS=64, COLUMNS=64), tile.Load)
+    (store,) = operations_in(traced(block, b2, b2, ROWS=64, COLUMNS=columns), tile.Store)
     assert _fits(StoredResult(store, False), (64, 64), load) == fits
 
 
@@ -136,7 +133,7 @@ def test_a_stage_has_room_for_results_of_as_many_columns(columns, fits):
 def test_the_layout_of_a_whole_accumulator(rows, columns, groups, found):
     """A part of one has a layout of the same digits, in which threads have elements outside it."""
     module = traced(block, f2, f2, ROWS=rows, COLUMNS=columns)
-    (store,) = ops(module, tile.Store)
+    (store,) = operations_in(module, tile.Store)
     layout = wgmma_accumulator(rows, columns, groups)
     t = TileType((rows, columns), f32, layout)
     store.operands[store.operands.index(store.value)] = after(
@@ -170,7 +167,7 @@ def _fact(stride):
 def test_bytes_of_an_asynchronous_copy(fn, strides, read, width):
     """Along the last axis of its block, whose elements are neighbours in memory."""
     o = f2 if fn is block else array(tkc.float32)
-    (load,) = ops(traced(fn, dense(strides), o, ROWS=64, COLUMNS=64), tile.Load)
+    (load,) = operations_in(traced(fn, dense(strides), o, ROWS=64, COLUMNS=64), tile.Load)
     t = load.result.type
     load.result._type = t.with_layout(blocked(t.extents, 4, 4))
     wanted = after(load, shared.Convert(load.result, t.with_layout(blocked(t.extents, 1, 4))))
@@ -190,7 +187,7 @@ def heights(a, b, o, TALL: tkc.constexpr, LOW: tkc.constexpr, K: tkc.constexpr):
 @pytest.mark.parametrize("tall, turned", [(128, 1), (192, 1), (96, 0), (320, 0)])
 def test_rows_that_warpgroups_share_are_whole_parts(tall, turned):
     module = traced(heights, h2, h2, f2, TALL=tall, LOW=32, K=64)
-    assert len(match_heights.chosen(ops(module, tile.Dot))) == turned
+    assert len(match_heights.chosen(operations_in(module, tile.Dot))) == turned
 
 
 def added(x, y, o, N: tkc.constexpr):
@@ -205,7 +202,7 @@ def times(x, y, o, N: tkc.constexpr):
 
 @pytest.mark.parametrize("fn, alone", [(times, True), (added, False)])
 def test_what_a_dot_adds_to_is_no_operand(fn, alone):
-    first = ops(traced(fn, f2, f2, f2, N=64), tile.Load)[0]
+    first = operations_in(traced(fn, f2, f2, f2, N=64), tile.Load)[0]
     assert planning._only_dots(first.result) == alone
 
 
@@ -234,7 +231,7 @@ def held(q, k, o, N: tkc.constexpr, BESIDE: tkc.constexpr, OTHER: tkc.constexpr)
 def test_what_is_read_again_in_every_iteration(beside, other, place):
     """A block that dots alone read, and that is copied to shared memory."""
     module = traced(held, h2, h2, f2, N=64, BESIDE=beside, OTHER=other)
-    *_, dot = ops(module, tile.Dot)
+    *_, dot = operations_in(module, tile.Dot)
     assert planning._source(dot.a, dot, 4, 0, "shared") == place
 
 
@@ -290,13 +287,13 @@ def read_and_written(x, w, o, s, steps, BACK: tkc.constexpr, AROUND: tkc.constex
 def graph_of(**constants) -> LoopGraph:
     arrays = h2, h2, h2, array(tkc.int32)
     module = traced(read_and_written, *arrays, number(), **constants)
-    return LoopGraph(*ops(module, scf.ForOp), ())
+    return LoopGraph(*operations_in(module, scf.ForOp), ())
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_loads_of_what_a_loop_writes_keep_their_order(back):
     graph = graph_of(BACK=back, AROUND=False)
-    first, second = ops(graph.loop, tile.Load)
+    first, second = operations_in(graph.loop, tile.Load)
     assert (first in graph.kept, second in graph.kept) == (back, False)
 
 
@@ -333,7 +330,7 @@ def single(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, KIN
 
 
 def dot_of(fn, *arrays, **constants) -> tile.Dot:
-    (dot,) = ops(traced(fn, *arrays, **constants), tile.Dot)
+    (dot,) = operations_in(traced(fn, *arrays, **constants), tile.Dot)
     return dot
 
 
@@ -399,7 +396,7 @@ def of_a_result(q, k, v, o, TURNED: tkc.constexpr):
 def test_the_order_of_k_is_that_of_an_accumulator_as_it_lies(swapped):
     """What is computed of a swapped dot's right operand is the transpose of an accumulator."""
     e2 = aligned(tkc.float8_e4m3, 2)
-    *_, dot = ops(traced(of_a_result, e2, e2, e2, f2, TURNED=swapped), tile.Dot)
+    *_, dot = operations_in(traced(of_a_result, e2, e2, e2, f2, TURNED=swapped), tile.Dot)
     assert operands.permuted(dot, Options(swap_dots=swapped)) == (not swapped)
 
 
@@ -433,7 +430,9 @@ def two_of_one_block(a, b, c, o, COMPUTED: tkc.constexpr):
 def test_sums_of_one_block_may_stand_beside_computed_operands(computed):
     """tests/passes/test_several_readers.py runs such."""
     module = traced(two_of_one_block, h2, h2, h2, f2, COMPUTED=computed)
-    assert not any(operands.why_not_wgmma(dot, Options()) for dot in ops(module, tile.Dot))
+    assert not any(
+        operands.why_not_wgmma(dot, Options()) for dot in operations_in(module, tile.Dot)
+    )
 
 
 def scaled(a, b, s, o, N: tkc.constexpr, TURNED: tkc.constexpr):
@@ -459,5 +458,5 @@ def scaled(a, b, s, o, N: tkc.constexpr, TURNED: tkc.constexpr):
 def test_parts_of_columns(dtype, columns, turned, registers, parts):
     kind = aligned(dtype, 2)
     module = traced(scaled, kind, kind, array(tkc.float32), f2, N=columns, TURNED=turned)
-    (dot,) = ops(module, tile.Dot)
+    (dot,) = operations_in(module, tile.Dot)
     assert operands.parts_of(dot, 1, registers)[0] == parts

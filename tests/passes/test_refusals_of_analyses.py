@@ -16,6 +16,7 @@ from tests.passes.kernels import aligned, context
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact, TileType, element_of, f16, f32, ui8, ui32
+from tkc.ir.values import operations_in
 from tkc.language.signature import ArrayArgument
 from tkc.passes import raise_pointers, simplify, split_masked_loops
 from tkc.passes.analysis import alias, folding, mapped
@@ -34,10 +35,6 @@ from tkc.passes.warpgroups import cross_tile_prologue
 h1, h2, f2 = array(tkc.float16), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
 
 
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
-
-
 # ---- memory
 def told(x, flags, SEM: tkc.constexpr):
     tkc.store(flags.ptr, tkc.load(x, (0,), (1,))[0], sem=SEM)
@@ -46,7 +43,7 @@ def told(x, flags, SEM: tkc.constexpr):
 @pytest.mark.parametrize("semantics, says", [(None, False), ("relaxed", False), ("release", True)])
 def test_a_store_tells_others_where_it_releases(semantics, says):
     module = traced(told, array(tkc.int32), array(tkc.int32), SEM=semantics)
-    (store,) = ops(module, tile.StorePointers)
+    (store,) = operations_in(module, tile.StorePointers)
     assert alias.releases(store) == says
 
 
@@ -57,7 +54,7 @@ def known_of(flags, x, SEM: tkc.constexpr):
 @pytest.mark.parametrize("semantics, plain", [(None, True), ("acquire", False), ("relaxed", False)])
 def test_a_load_that_watches_others_is_no_plain_one(semantics, plain):
     module = traced(known_of, array(tkc.int32), array(tkc.int32), SEM=semantics)
-    (load,) = ops(module, tile.LoadPointers)
+    (load,) = operations_in(module, tile.LoadPointers)
     assert alias.reads(load) == plain
 
 
@@ -79,7 +76,7 @@ def updated(x, SEM: tkc.constexpr, KIND: tkc.constexpr, USED: tkc.constexpr):
 )
 def test_which_atomics_are_updates(dtype, semantics, kind, used, update):
     module = traced(updated, array(dtype), SEM=semantics, KIND=kind, USED=used)
-    (atomic,) = ops(module, tile.Atomic)
+    (atomic,) = operations_in(module, tile.Atomic)
     assert simplify.is_update(atomic) == update
 
 
@@ -95,7 +92,7 @@ def test_rows_that_lie_one_after_the_other_in_a_block(dense, rows, lists):
     strides = [Fact(exact=1) if axis == dense else Fact(8) for axis in range(3)]
     x = ArrayArgument(tkc.float16, ArrayFacts((Fact(),) * 3, tuple(strides), 16))
     module = traced(listed_rows, x, h2, SHAPE=(4, 16, 32), ROWS=rows)
-    (reshape,) = ops(module, tile.Reshape)
+    (reshape,) = operations_in(module, tile.Reshape)
     assert mapped.lists_rows(reshape) == lists
 
 
@@ -120,7 +117,7 @@ def of_columns(a, b, c, TURNED: tkc.constexpr):
 def test_threads_have_pairs_of_rows_that_lie_beside_each_other(dtype, turned, options, pairs):
     module = traced(of_columns, aligned(dtype, 2), h2, f2, TURNED=turned)
     given = context("sm_90a", **options).options
-    assert operands.paired(ops(module, tile.Dot), given) == pairs
+    assert operands.paired(operations_in(module, tile.Dot), given) == pairs
 
 
 def of_few_rows(a, s, b, c, FEW: tkc.constexpr):
@@ -137,7 +134,7 @@ def of_few_rows(a, s, b, c, FEW: tkc.constexpr):
 def test_a_block_of_one_row_for_all_has_no_pairs_of_rows(few, monkeypatch):
     monkeypatch.setattr(operands, "MAX_BESIDE_BYTES", 16)
     module = traced(of_few_rows, aligned(tkc.int8, 2), aligned(tkc.int8, 2), h2, f2, FEW=few)
-    assert operands.paired(ops(module, tile.Dot), context("sm_90a").options) != few
+    assert operands.paired(operations_in(module, tile.Dot), context("sm_90a").options) != few
 
 
 @pytest.mark.parametrize("third", [False, True])
@@ -155,7 +152,7 @@ def beside_another(x, o, K, ADDED: tkc.constexpr):
 @pytest.mark.parametrize("added", [False, True])
 def test_a_part_of_a_sum_is_narrow_beside_what_is_never_negative(added):
     module = traced(beside_another, array(tkc.int32), array(tkc.int32), number(), ADDED=added)
-    forms, (loop,) = Forms.of(kernel_of(module)), ops(module, scf.ForOp)
+    forms, (loop,) = Forms.of(kernel_of(module)), operations_in(module, scf.ForOp)
     counted = forms.scalars.of(loop.body.block.args[0]) * Polynomial.number(1024)
     assert forms.is_narrow(counted) == added
 
@@ -173,7 +170,7 @@ def through_memory(h, w):
 @pytest.mark.parametrize("marked", [False, True])
 def test_no_copy_waits_for_a_store_before_a_block_that_consumers_load(marked):
     module, given = traced(through_memory, h2, h2), context("sm_90a")
-    loads = ops(module, tile.Load)
+    loads = operations_in(module, tile.Load)
     if marked:
         load_by_consumers(loads[0], Why.NO_ROLE)
     kernel = kernel_of(module)
@@ -230,7 +227,7 @@ def narrowed(x, y, o, KIND: tkc.constexpr, TWICE: tkc.constexpr):
 def test_a_sum_or_product_that_nothing_else_needs_is_one_of_16_bits(kind, twice, element):
     module = traced(narrowed, h1, h1, h1, KIND=kind, TWICE=twice)
     simplify.run(module, context("sm_90a"))
-    named = [op for op in ops(module, ew.Elementwise) if op.fn.name in ("mul", "mod")]
+    named = [op for op in operations_in(module, ew.Elementwise) if op.fn.name in ("mul", "mod")]
     assert {element_of(op.result.type) for op in named} == {element}
     assert len(named) == 1 + twice
 
@@ -276,7 +273,7 @@ def never_negative(x, n, FUNCTION: tkc.constexpr):
 def test_which_numbers_are_never_negative(function, known):
     """The least of several is where all are, a sum where all its terms are."""
     module = traced(never_negative, array(tkc.float32), number(), FUNCTION=function)
-    (store,) = ops(module, tile.Store)
+    (store,) = operations_in(module, tile.Store)
     scalars = Scalars()
     assert scalars.is_never_negative(scalars.of(store.offsets[0]), set()) == known
 
@@ -299,7 +296,7 @@ def counted(o, n, KIND: tkc.constexpr):
     ],
 )
 def test_a_counter_moves_by_the_step(kind, moves):
-    (loop,) = ops(traced(counted, array(tkc.int32), number(), KIND=kind), scf.ForOp)
+    (loop,) = operations_in(traced(counted, array(tkc.int32), number(), KIND=kind), scf.ForOp)
     argument, end = loop.body.block.args[1], loop.body.block.last_op.operands[0]
     assert simplify._moves_by(end, argument, loop.step) == moves
     end.owner.operands = [*reversed(end.owner.operands)]
@@ -322,7 +319,7 @@ def in_turn(a, b, o, BOTH: tkc.constexpr):
 
 @pytest.mark.parametrize("both, takes", [(False, True), (True, False)])
 def test_programs_that_take_steps_in_turn_end_alike(both, takes):
-    (loop,) = ops(traced(in_turn, h2, h2, f2, BOTH=both), scf.ForOp)
+    (loop,) = operations_in(traced(in_turn, h2, h2, f2, BOTH=both), scf.ForOp)
     assert sharing._takes_steps_in_turn(loop) == takes
 
 
@@ -336,7 +333,7 @@ def added(x, o):
 )
 def test_which_sums_a_map_adds(dtype, by_map):
     kind = aligned(dtype, 2)
-    (update,) = ops(traced(added, kind, kind), tile.AtomicBlock)
+    (update,) = operations_in(traced(added, kind, kind), tile.AtomicBlock)
     assert results._is_reduced_by_map(update) == by_map
 
 
@@ -352,7 +349,7 @@ def two_sides(a, b, c, N: tkc.constexpr):
 @pytest.mark.parametrize("columns, swapped", [(64, True), (32, False)])
 def test_dots_whose_right_operand_is_computed_are_turned_by_64_columns(columns, swapped):
     computed = traced(two_sides, h2, h2, f2, N=columns)
-    (dot,) = ops(computed, tile.Dot)
+    (dot,) = operations_in(computed, tile.Dot)
     plain = operands.source(dot.a) is not None and operands.source(dot.b) is None
     assert plain and operands._is_swapped(dot) == swapped
 
@@ -367,7 +364,7 @@ def turned_sides(a, b, c, LEFT: tkc.constexpr):
 
 @pytest.mark.parametrize("left, swapped", [(False, True), (True, False)])
 def test_dots_of_float32_are_turned_where_the_right_operand_alone_is(left, swapped):
-    (dot,) = ops(traced(turned_sides, f2, f2, f2, LEFT=left), tile.Dot)
+    (dot,) = operations_in(traced(turned_sides, f2, f2, f2, LEFT=left), tile.Dot)
     assert operands._is_swapped(dot) == swapped
 
 
@@ -385,8 +382,8 @@ def one_side(a, b, c, FIRST: tkc.constexpr):
 @pytest.mark.parametrize("first, fits", [(False, 1), (True, 0)])
 def test_a_stage_is_free_behind_its_loop_alone(first, fits):
     module = traced(one_side, h2, h2, h2, FIRST=first)
-    (store,), loads = ops(module, tile.Store), ops(module, tile.Load)
-    (loop,) = ops(module, scf.ForOp)
+    (store,), loads = operations_in(module, tile.Store), operations_in(module, tile.Load)
+    (loop,) = operations_in(module, scf.ForOp)
     assert kernel_of(module).body.block is loop.parent
     assert len(reusable_loads([StoredResult(store, False)], loads, loop, 1, 64)) == fits
 
@@ -394,7 +391,7 @@ def test_a_stage_is_free_behind_its_loop_alone(first, fits):
 @pytest.mark.parametrize("groups, bytes_", [(1, 0), (2, 64 * 64 * 2)])
 def test_one_warpgroup_exchanges_nothing(groups, bytes_):
     module = traced(two_sides, h2, h2, f2, N=64)
-    (dot,), (loop,) = ops(module, tile.Dot), ops(module, scf.ForOp)
+    (dot,), (loop,) = operations_in(module, tile.Dot), operations_in(module, scf.ForOp)
     assert rings.exchanged_bytes([dot.b], [loop], groups) == bytes_
 
 
@@ -409,8 +406,8 @@ def placed(x, o):
 
 def test_a_tile_is_no_number_of_a_programs_place():
     module = traced(placed, array(tkc.int32), array(tkc.int32))
-    assert not any(map(dynamic_tile_scheduler._is_scalar, ops(module, tile.Arange)))
-    assert all(map(dynamic_tile_scheduler._is_scalar, ops(module, tile.ProgramId)))
+    assert not any(map(dynamic_tile_scheduler._is_scalar, operations_in(module, tile.Arange)))
+    assert all(map(dynamic_tile_scheduler._is_scalar, operations_in(module, tile.ProgramId)))
 
 
 def converted(x, o, FROM: tkc.constexpr, TO: tkc.constexpr):
@@ -428,7 +425,7 @@ def converted(x, o, FROM: tkc.constexpr, TO: tkc.constexpr):
 def test_which_conversions_of_indices_are_marked(given, wanted, small):
     module = traced(converted, f2, array(tkc.float32), FROM=given, TO=wanted)
     simplify._mark_small(kernel_of(module))
-    assert any("small" in op.attributes for op in ops(module, ew.Cast)) == small
+    assert any("small" in op.attributes for op in operations_in(module, ew.Cast)) == small
 
 
 # ---- what the next program begins with
@@ -489,4 +486,4 @@ def of_one(x, o):
 def test_an_axis_of_one_element_that_goes_is_no_wrapped_one():
     module = traced(of_one, array(tkc.float32), f2)
     forms = Forms.of(kernel_of(module), {})
-    assert [forms.get(op.result) for op in ops(module, tile.Reshape)] == [None]
+    assert [forms.get(op.result) for op in operations_in(module, tile.Reshape)] == [None]

@@ -6,14 +6,12 @@ import pytest
 
 import tkc
 from tests.language.kernels import array, traced
-from tests.passes.kernels import aligned, through
+from tests.passes.arrays import f1, f2, h2
+from tests.passes.kernels import through
 from tkc.ir import tile
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut
 from tkc.passes.cuts.sorts import cut_sort
-
-h2, f2, n2 = aligned(tkc.float16, 2), aligned(tkc.float32, 2), aligned(tkc.int32, 2)
-h1, f1, n1 = array(tkc.float16), array(tkc.float32), array(tkc.int32)
 
 
 def product(a, b):

@@ -10,9 +10,11 @@ from xdsl.dialects import scf
 import tkc
 from tests.language.kernels import array, traced
 from tests.language.kernels import i32 as number
+from tests.passes.arrays import f1, f2, h2, n1
 from tests.passes.kernels import aligned, context
 from tkc.ir import tile
 from tkc.ir.types import TileType, f32
+from tkc.ir.values import operations_in
 from tkc.passes import match_heights, plan, split_sums
 from tkc.passes.analysis import alias
 from tkc.passes.cuts.axes import NotCut
@@ -23,17 +25,6 @@ from tkc.passes.plan import kernel_of
 from tkc.passes.planning import gathers, hopper, operands, rings
 from tkc.passes.planning.roles import dots, memory, programs, results, sharing
 from tkc.passes.programs import split_k
-
-h2, f2, f1, n1 = (
-    aligned(tkc.float16, 2),
-    aligned(tkc.float32, 2),
-    array(tkc.float32),
-    array(tkc.int32),
-)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 # ---- which dots
@@ -65,7 +56,7 @@ def of_heights(a, b, o, SHORT: tkc.constexpr, SUM: tkc.constexpr, OTHERS: tkc.co
 )
 def test_which_dots_have_rows_for_one_warpgroup_beside_others(rows, summed, others, short):
     given = {"SHORT": rows, "SUM": summed, "OTHERS": others}
-    dot = ops(traced(of_heights, h2, h2, f2, **given), tile.Dot)[0]
+    dot = operations_in(traced(of_heights, h2, h2, f2, **given), tile.Dot)[0]
     assert operands._is_short(dot) == short
 
 
@@ -79,7 +70,7 @@ def of_batches(a, b, o, BATCH: tkc.constexpr):
 @pytest.mark.parametrize("batch", [False, True])
 def test_dots_of_batches_are_neither_short_nor_turned(batch):
     half, full = (aligned(dtype, 2 + batch) for dtype in (tkc.float16, tkc.float32))
-    found = ops(traced(of_batches, half, half, full, BATCH=batch), tile.Dot)
+    found = operations_in(traced(of_batches, half, half, full, BATCH=batch), tile.Dot)
     assert operands._is_short(found[0]) != batch
     tall = SimpleNamespace(acc=tile.Constant(0, TileType((64, 128, *[2] * batch), f32)).result)
     high = SimpleNamespace(acc=tile.Constant(0, TileType((128, 64, *[2] * batch), f32)).result)
@@ -93,7 +84,7 @@ def test_what_follows_a_transposed_dot_is_transposed_too(turned):
         tkc.store(o, (0, 0), (x.T if turned else x) * 2)
 
     module = traced(kernel, h2, h2, f2)
-    (dot,), (store,) = ops(module, tile.Dot), ops(module, tile.Store)
+    (dot,), (store,) = operations_in(module, tile.Dot), operations_in(module, tile.Store)
     here = SimpleNamespace(results={dot.result})
     assert match_heights.Transposes._follows(here, store.value) == turned
 
@@ -147,7 +138,7 @@ def stored_of_sums(o, flags, acc):
 )
 def test_which_loops_programs_share(inside, before, why):
     module = traced(summed, h2, h2, f2, f1, IN=inside, BEFORE=before, BEHIND=stored)
-    assert split_k.undivided(kernel_of(module), ops(module, tile.Dot)) == why
+    assert split_k.undivided(kernel_of(module), operations_in(module, tile.Dot)) == why
 
 
 @pytest.mark.parametrize(
@@ -162,7 +153,7 @@ def test_which_loops_programs_share(inside, before, why):
 )
 def test_programs_finish_shares_of_what_is_computed_element_by_element(behind, parts, shared):
     module = traced(summed, h2, h2, f2, f1, IN=False, BEFORE=False, BEHIND=behind)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     assert (split_k.why_not_shared(loop, parts, 1, ()) == "") == shared
 
 
@@ -174,8 +165,8 @@ def test_which_parts_of_k_are_blocks_of_a_cluster(inside, by_rows, meet):
     request = SimpleNamespace(
         options=SimpleNamespace(split_k=2, cluster=None, roles=None),
         kernel=kernel_of(module),
-        dots=ops(module, tile.Dot),
-        loops=ops(module, scf.ForOp),
+        dots=operations_in(module, tile.Dot),
+        loops=operations_in(module, scf.ForOp),
         by_rows=by_rows,
         sides=lambda dot: SimpleNamespace(swapped=False),
         overlaps=(),
@@ -185,7 +176,7 @@ def test_which_parts_of_k_are_blocks_of_a_cluster(inside, by_rows, meet):
 
 def test_nothing_is_cut_of_what_is_not_used():
     module = traced(summed, h2, h2, f2, f1, IN=False, BEFORE=False, BEHIND=lambda o, flags, x: None)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     with pytest.raises(NotCut):
         Cut.of_uses(loop.results[0], 1, ())
 
@@ -199,7 +190,7 @@ def in_turn(a, b, o, BEGIN: tkc.constexpr):
 
 @pytest.mark.parametrize("begin, takes", [(64, True), (48, False)])
 def test_steps_in_turn_are_a_number_of_programs(begin, takes):
-    (loop,) = ops(traced(in_turn, h2, h2, f2, BEGIN=begin), scf.ForOp)
+    (loop,) = operations_in(traced(in_turn, h2, h2, f2, BEGIN=begin), scf.ForOp)
     assert sharing._takes_steps_in_turn(loop) == takes
 
 
@@ -214,7 +205,7 @@ def in_chains(a, b, o, CHAIN: tkc.constexpr):
 
 @pytest.mark.parametrize("chain", [False, True])
 def test_what_goes_straight_round_a_loop_has_no_parts(chain):
-    (dot,) = ops(traced(in_chains, h2, h2, f2, CHAIN=chain), tile.Dot)
+    (dot,) = operations_in(traced(in_chains, h2, h2, f2, CHAIN=chain), tile.Dot)
     assert split_sums._of_rows(dot) == chain
     assert split_sums.axis_of(dot, 2) == (0 if chain else 1)
     assert operands.parts_of(dot, 4, 256) == ((2, 2) if chain else (1, 1))
@@ -232,7 +223,7 @@ def of_a_result(q, k, v, o, TURNED: tkc.constexpr):
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_is_written_keeps_its_order_of_k_where_the_right_operand_does(turned, shared):
     e2 = aligned(tkc.float8_e4m3, 2)
-    *_, dot = ops(traced(of_a_result, e2, e2, e2, f2, TURNED=turned), tile.Dot)
+    *_, dot = operations_in(traced(of_a_result, e2, e2, e2, f2, TURNED=turned), tile.Dot)
     options = {"roles": "cooperative", "split_warps": (4, 2)} if shared else {}
     given = context("sm_90a", swap_dots=False, **options).options
     assert operands.Sides.of(dot, given).written[0] == shared
@@ -249,7 +240,7 @@ def in_a_row(a, b, o, TURNED: tkc.constexpr):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_a_product_is_of_may_be_turned(turned):
-    *_, last = ops(traced(in_a_row, h2, h2, f2, TURNED=turned), tile.Dot)
+    *_, last = operations_in(traced(in_a_row, h2, h2, f2, TURNED=turned), tile.Dot)
     assert operands._is_turned_result(last.a) == turned
 
 
@@ -277,9 +268,9 @@ def found(i, rows):
 )
 def test_programs_share_copies_of_steps_that_each_knows(first, last, why):
     module = traced(walked, h2, h2, f2, n1, FIRST=first, LAST=last)
-    loop = next(op for op in ops(module, scf.ForOp))
+    loop = next(op for op in operations_in(module, scf.ForOp))
     request = SimpleNamespace(
-        operand_loads=[op for op in ops(module, tile.Load) if op.parent_op() is loop]
+        operand_loads=[op for op in operations_in(module, tile.Load) if op.parent_op() is loop]
     )
     said = sharing._apart_by_steps(request, loop)
     assert (why in said) if why else not said
@@ -287,10 +278,12 @@ def test_programs_share_copies_of_steps_that_each_knows(first, last, why):
 
 def test_what_makes_a_number_of_a_tile():
     module = traced(walked, h2, h2, f2, n1, FIRST=lambda i, rows: 0, LAST=found)
-    loaded = next(op for op in ops(module, tile.Load) if isinstance(op.result.type, TileType))
+    loaded = next(
+        op for op in operations_in(module, tile.Load) if isinstance(op.result.type, TileType)
+    )
     (compared,) = (op for op in module.walk() if op.name == "tile.lt")
-    (summed_up,) = ops(module, tile.Reduce)
-    given = loaded, compared, ops(module, tile.ProgramId)[0], summed_up
+    (summed_up,) = operations_in(module, tile.Reduce)
+    given = loaded, compared, operations_in(module, tile.ProgramId)[0], summed_up
     assert list(map(sharing._is_of_a_tile, given)) == [False, False, False, True]
 
 
@@ -298,10 +291,10 @@ def test_what_makes_a_number_of_a_tile():
 def test_no_program_beside_others_reads_addresses_that_nothing_bounds(monkeypatch, unbounded):
     monkeypatch.setattr(sharing, "is_unbounded", lambda array: unbounded)
     module = traced(walked, h2, h2, f2, n1, FIRST=lambda i, rows: 0, LAST=lambda i, rows: 64)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     request = SimpleNamespace(
         options=SimpleNamespace(programs=2),
-        operand_loads=[op for op in ops(module, tile.Load) if op.parent_op() is loop],
+        operand_loads=[op for op in operations_in(module, tile.Load) if op.parent_op() is loop],
         overlaps=(),
     )
     assert bool(sharing._apart_by_loop(request, loop)) == unbounded
@@ -321,7 +314,7 @@ def test_warpgroups_together_read_no_operand_again(monkeypatch, again):
     monkeypatch.setattr(sharing, "is_read_again", lambda load: again)
     module = traced(walked, h2, h2, f2, n1, FIRST=lambda i, rows: 0, LAST=lambda i, rows: 64)
     both = SimpleNamespace(written=(False, False), held=False)
-    request = SimpleNamespace(dots=ops(module, tile.Dot), sides=lambda dot: both)
+    request = SimpleNamespace(dots=operations_in(module, tile.Dot), sides=lambda dot: both)
     assert bool(sharing._together_by_dots(request)) == again
 
 
@@ -348,7 +341,7 @@ def test_no_first_dot_is_early_behind_blocks_of_other_programs(members, option, 
     begin = (lambda i, rows: i * 64) if first else (lambda i, rows: 0)
     module = traced(walked, h2, h2, f2, n1, FIRST=begin, LAST=lambda i, rows: 4096)
     options = SimpleNamespace(cross_tile_prologue=option, debug=0)
-    request = SimpleNamespace(lone_loop=ops(module, scf.ForOp)[0], options=options)
+    request = SimpleNamespace(lone_loop=operations_in(module, scf.ForOp)[0], options=options)
     given = SimpleNamespace(members=members, consumers=1), None, None
     assert programs._prologue_pays(request, *given) == pays
 
@@ -356,9 +349,9 @@ def test_no_first_dot_is_early_behind_blocks_of_other_programs(members, option, 
 @pytest.mark.parametrize("overlaps, can", [((), True), (((0, 2),), False)], ids=str)
 def test_no_first_dot_is_early_of_what_programs_write(overlaps, can):
     module = traced(walked, h2, h2, f2, n1, FIRST=lambda i, rows: 0, LAST=lambda i, rows: 64)
-    loads = ops(module, tile.Load)
+    loads = operations_in(module, tile.Load)
     request = SimpleNamespace(
-        dots=ops(module, tile.Dot),
+        dots=operations_in(module, tile.Dot),
         options=context("sm_90a").options,
         has_third_role=False,
         copies_wait=False,
@@ -379,7 +372,7 @@ def test_no_dot_is_late_of_what_its_loop_stores(monkeypatch, waits, inside, sear
     request = SimpleNamespace(
         options=SimpleNamespace(rotate=None),
         context=context("sm_90a"),
-        dots_by_block=[ops(module, tile.Dot)],
+        dots_by_block=[operations_in(module, tile.Dot)],
         copies_wait=waits,
     )
     assert len(dots._searched(request, SimpleNamespace(groups=1), False)) == searched
@@ -423,7 +416,7 @@ def of_columns(x, o):
 
 @pytest.mark.parametrize("rows", [64, 32])
 def test_reductions_along_the_rows_of_a_sum(rows):
-    (reduce,) = ops(traced(of_columns, f2, f1), tile.Reduce)
+    (reduce,) = operations_in(traced(of_columns, f2, f1), tile.Reduce)
     assert memory._is_along_rows(reduce, rows) == (rows == 64)
 
 
@@ -452,7 +445,7 @@ def test_a_producer_reads_numbers_of_32_bits_that_stay(dtype, store, copied):
             tkc.store(places, (0,), tkc.zeros((4,), places.dtype))
 
     module = traced(kernel, h2, h2, f1, array(dtype), f2)
-    (loop,), loads = ops(module, scf.ForOp), ops(module, tile.Load)
+    (loop,), loads = operations_in(module, scf.ForOp), operations_in(module, tile.Load)
     own = [op for op in loads if len(op.offsets) == 2]
     assert (
         any(
@@ -465,8 +458,8 @@ def test_a_producer_reads_numbers_of_32_bits_that_stay(dtype, store, copied):
 @pytest.mark.parametrize("late, ring", [(False, 1), (True, None)])
 def test_a_ring_of_what_a_late_dot_s_result_is_scaled_by(late, ring):
     module = traced(with_biases, h2, h2, f2, f2)
-    (loop,), (_, last) = ops(module, scf.ForOp), ops(module, tile.Dot)
-    a, b, beside = ops(module, tile.Load)
+    (loop,), (_, last) = operations_in(module, scf.ForOp), operations_in(module, tile.Dot)
+    a, b, beside = operations_in(module, tile.Load)
     of = rings._RingOfDots(loop, {0: [a], 1: [b]}, [last] if late else [])
     assert of.before_use(beside) == ring
 
@@ -508,13 +501,13 @@ def copied(x, o, TRANSPOSED: tkc.constexpr):
 @pytest.mark.parametrize("dtype, cut", [(tkc.float16, True), (tkc.float32, False)])
 def test_results_of_32_bits_have_no_subtiles(dtype, cut):
     given = aligned(dtype, 2)
-    (store,) = ops(traced(copied, given, given, TRANSPOSED=False), tile.Store)
+    (store,) = operations_in(traced(copied, given, given, TRANSPOSED=False), tile.Store)
     assert (epilogue_subtiles.subtile(StoredResult(store, False), 1, 64) is not None) == cut
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_threads_store_rows_that_their_warpgroup_has(by_columns):
-    (store,) = ops(traced(copied, f2, f2, TRANSPOSED=False), tile.Store)
+    (store,) = operations_in(traced(copied, f2, f2, TRANSPOSED=False), tile.Store)
     assert results.is_stored_by_threads(StoredResult(store, False, by_columns)) != by_columns
 
 
@@ -528,7 +521,7 @@ def test_a_tensor_map_stores_what_is_dense_along_rows_of_a_matrix(monkeypatch, p
     monkeypatch.setattr(results, "dense_of_block", lambda op: 1)
     given = aligned(tkc.float32, 2 + planes)
     module = traced(of_planes, given, given) if planes else traced(copied, given, given, False)
-    (store,) = ops(module, tile.Store)
+    (store,) = operations_in(module, tile.Store)
     assert results.is_stored_by_map(store) != planes
 
 
@@ -553,7 +546,7 @@ def either(x, o, n, LOOPS: tkc.constexpr):
 
 @pytest.mark.parametrize("loops", [False, True])
 def test_stores_of_other_iterations_are_not_instead(loops):
-    one, other = ops(traced(either, f2, f2, number(), LOOPS=loops), tile.Store)
+    one, other = operations_in(traced(either, f2, f2, number(), LOOPS=loops), tile.Store)
     assert alias.is_alternative(one, other)
     assert accumulator_stores._is_instead(one, other) != loops
 
@@ -570,6 +563,6 @@ def test_columns_that_are_listed_are_not_copied(monkeypatch, listed):
     asked = []
     monkeypatch.setattr(conversions, "dense_of_block", lambda load: asked.append(load) or 1)
     module = traced(columns_listed, f2, n1, f2, LISTED=listed)
-    load = next(op for op in ops(module, tile.Load) if len(op.offsets) == 2)
+    load = next(op for op in operations_in(module, tile.Load) if len(op.offsets) == 2)
     assert conversions._copy_width(load, context("sm_80")) == 0
     assert bool(asked) != listed

@@ -17,6 +17,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import before
 from tkc.ir.text import parse
 from tkc.ir.types import TileType, f32
+from tkc.ir.values import operations_in
 from tkc.passes import (
     allocate_shared,
     fetch_ahead,
@@ -34,10 +35,6 @@ from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand
 f1, f2, n1 = array(tkc.float32), aligned(tkc.float32, 2), array(tkc.int32)
 
 
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
-
-
 # ---- loads of a loop in another iteration
 def beside(x, flags, o, SEM: tkc.constexpr):
     for i in tkc.range(4):
@@ -48,7 +45,7 @@ def beside(x, flags, o, SEM: tkc.constexpr):
 @pytest.mark.parametrize("semantics", ["relaxed", "acquire"])
 def test_nothing_is_read_ahead_of_an_acquire(semantics):
     module = traced(beside, f2, f1, f2, SEM=semantics)
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    (load,), (loop,) = operations_in(module, tile.Load), operations_in(module, scf.ForOp)
     assert alias.unchanged(load, loop, ()) == (semantics == "relaxed")
 
 
@@ -68,14 +65,14 @@ def of_rows(x, rows, o, n, LISTED: tkc.constexpr):
 @pytest.mark.parametrize("listed", [False, True])
 def test_rows_that_are_listed_are_not_fetched_early(listed):
     module = traced(of_rows, f2, n1, f2, number(), LISTED=listed)
-    load, (loop,) = ops(module, tile.Load)[-1], ops(module, scf.ForOp)
+    load, (loop,) = operations_in(module, tile.Load)[-1], operations_in(module, scf.ForOp)
     assert fetch_ahead._may_be_early(load, loop, ()) != listed
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_no_load_is_early_where_that_breaks_a_rule(monkeypatch, broken):
     module = traced(in_turn, f2, f1, f2, number(), SAME=False)
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    (load,), (loop,) = operations_in(module, tile.Load), operations_in(module, scf.ForOp)
     monkeypatch.setattr(fetch_ahead, "broken_rules", lambda *given: ["one"] * broken)
     assert fetch_ahead._may_be_early(load, loop, ()) != broken
 
@@ -85,7 +82,7 @@ def test_programs_that_are_claimed_are_copied_for_as_far_as_they_are_known(
     monkeypatch, own, ahead, may
 ):
     at = pipeline_async_copies
-    (loop,) = ops(traced(waiting, n1, number()), scf.WhileOp)
+    (loop,) = operations_in(traced(waiting, n1, number()), scf.WhileOp)
     alloc = shared.Alloc(buffer().result.type)
     loop.after_region.block.insert_op_before(alloc, loop.after_region.block.first_op)
     monkeypatch.setattr(at, "own_layout", lambda buffer: own or None)
@@ -106,7 +103,7 @@ def of_views(x, o, n, WHICH: tkc.constexpr):
 def test_a_view_that_the_counter_chooses_may_not_be_there(carried):
     given = aligned(tkc.float32, 3), f2, number()
     module = traced(of_views, *given, WHICH=lambda x, i: x[i] if carried else x[0])
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    (load,), (loop,) = operations_in(module, tile.Load), operations_in(module, scf.ForOp)
     view = load.array.owner
     if not carried:
         for op in list(loop.body.block.ops):
@@ -120,7 +117,7 @@ def test_a_view_that_the_counter_chooses_may_not_be_there(carried):
 
 def test_what_the_plan_knows_of_is_loaded_early():
     module = traced(beside, f2, f1, f2, SEM="relaxed")
-    (load,) = ops(module, tile.Load)
+    (load,) = operations_in(module, tile.Load)
     plan = SimpleNamespace(prefetch=False, early_small_loads=True, load=lambda op: LoadPlan())
     assert not fetch_ahead._wanted(load, plan)
     load.attributes["number"] = tile.IntegerAttr(0, tile.i64)
@@ -133,7 +130,7 @@ def copying(x, y, lo, hi):
 
 
 def simple():
-    (loop,) = ops(traced(copying, f2, f2, number(), number()), scf.ForOp)
+    (loop,) = operations_in(traced(copying, f2, f2, number(), number()), scf.ForOp)
     body = list(loop.body.block.ops)[:-1]
     return loop, body, next(op for op in body if isinstance(op, tile.Load))
 
@@ -161,9 +158,9 @@ def test_only_what_may_not_be_there_is_guarded(monkeypatch, unbounded):
     kernel = alias.kernel_around(loop)
     others = [op for op in body if op is not load]
     expand(loop, LoopSchedule.of(loop, [([load], 2, End.CLAMP), (others, 0, End.CLAMP)]))
-    masks = [op.mask is not None for op in ops(kernel, tile.Load)]
+    masks = [op.mask is not None for op in operations_in(kernel, tile.Load)]
     assert masks == ([True, True, False] if unbounded else [False] * 3)
-    assert not ops(kernel, scf.IfOp)
+    assert not operations_in(kernel, scf.IfOp)
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -173,7 +170,7 @@ def test_a_wait_keeps_its_place_before_what_somebody_writes(written):
         tkc.store(x if written else o, (0, 0), v + tkc.load(flags.ptr, sem="relaxed"))
 
     module = traced(kernel, f2, f1, f2)
-    (load,), (wait,) = ops(module, tile.Load), ops(module, tile.LoadPointers)
+    (load,), (wait,) = operations_in(module, tile.Load), operations_in(module, tile.LoadPointers)
     assert schedules._may_conflict(load, wait, ()) == written
     assert schedules._may_conflict(wait, load, ()) == written
 
@@ -182,7 +179,7 @@ def test_a_wait_keeps_its_place_before_what_somebody_writes(written):
 @pytest.mark.parametrize("same", [False, True])
 def test_what_a_loop_changes_is_not_looked_up_ahead(same):
     module = traced(in_turn, f2, f1, f2, number(), SAME=same)
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    (load,), (loop,) = operations_in(module, tile.Load), operations_in(module, scf.ForOp)
     of = SimpleNamespace(loop=loop, context=SimpleNamespace(overlaps=()))
     assert pipeline_async_copies._CopiesAhead._is_known(of, load) != same
 
@@ -196,7 +193,9 @@ def kept(x, addresses, o, KNOWN: tkc.constexpr):
 @pytest.mark.parametrize("known", [False, True])
 def test_what_is_stored_nobody_knows_where_may_be_what_programs_share(known):
     module = traced(kept, f1, array(tkc.uint64), f1, KNOWN=known)
-    load = next(op for op in ops(module, tile.Load) if isinstance(op.result.type, TileType))
+    load = next(
+        op for op in operations_in(module, tile.Load) if isinstance(op.result.type, TileType)
+    )
     moved = schedule_programs._each_program(load.parent, True, ())
     assert (load not in moved) == known
 
@@ -215,7 +214,7 @@ def viewed(x, o, OF: tkc.constexpr):
     ],
 )
 def test_a_part_of_an_array_has_no_tensor_map(of, why):
-    (load,) = ops(traced(viewed, aligned(tkc.float32, 3), f2, OF=of), tile.Load)
+    (load,) = operations_in(traced(viewed, aligned(tkc.float32, 3), f2, OF=of), tile.Load)
     found = mapped.unmapped(load)
     assert (why in found) if why else not found
 
@@ -223,7 +222,7 @@ def test_a_part_of_an_array_has_no_tensor_map(of, why):
 @pytest.mark.parametrize("begins_before", [False, True])
 def test_rows_outside_of_an_array_that_begins_before_its_memory(monkeypatch, begins_before):
     monkeypatch.setattr(mapped, "may_read_before_memory", lambda array: begins_before)
-    (load,) = ops(traced(viewed, f2, f2, OF=lambda x: x), tile.Load)
+    (load,) = operations_in(traced(viewed, f2, f2, OF=lambda x: x), tile.Load)
     assert ("begins before its memory" in mapped.unmapped(load)) == begins_before
 
 
@@ -252,8 +251,8 @@ def in_parts(x, rows, o, AT: tkc.constexpr, STORE: tkc.constexpr):
 
 def members_of(at, store):
     module = traced(in_parts, f2, n1, f2, AT=at, STORE=store)
-    loops = ops(module, scf.ForOp)
-    loads = [op for op in ops(module, tile.Load) if op.parent_op() in loops]
+    loops = operations_in(module, scf.ForOp)
+    loads = [op for op in operations_in(module, tile.Load) if op.parent_op() in loops]
     return loops, loads
 
 
@@ -304,13 +303,13 @@ BRANCHES = f"""tile.kernel @branches(%yes: i1) {{level = 3 : i64, warps = 8 : i6
 def test_branches_share_buffers_of_one_type_for_one_purpose(other, held_in, read, share):
     text = BRANCHES.replace("READ", f"%w = tile.read %s : ({other}) -> {held_in}" if read else "")
     module = parse(text.replace("OTHER_TILE", held_in).replace("OTHER", other))
-    (branch,) = ops(module, scf.IfOp)
+    (branch,) = operations_in(module, scf.IfOp)
     allocate_shared._share_between_branches(branch)
-    assert len(ops(module, shared.Alloc)) == (1 if share else 2)
+    assert len(operations_in(module, shared.Alloc)) == (1 if share else 2)
 
 
 def buffer() -> shared.Alloc:
-    return ops(
+    return operations_in(
         parse(BRANCHES.replace("READ", "").replace("OTHER_TILE", T).replace("OTHER", S)),
         shared.Alloc,
     )[0]
@@ -347,7 +346,7 @@ def waiting(o, n):
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_what_a_test_passes_on_in_another_order_is_not_what_is_carried(swapped):
-    (loop,) = ops(traced(waiting, n1, number()), scf.WhileOp)
+    (loop,) = operations_in(traced(waiting, n1, number()), scf.WhileOp)
     test = loop.before_region.block.last_op
     if swapped:
         test.operands = [test.operands[0], *reversed(test.operands[1:])]
@@ -364,12 +363,12 @@ def waiting_alone(o, n):
 @pytest.mark.parametrize("swapped", [False, True])
 def test_what_a_loop_of_claims_carries_for_nobody_goes_where_its_test_passes_all_on(swapped):
     kernel = kernel_of(traced(waiting_alone, n1, number()))
-    (loop,) = ops(kernel, scf.WhileOp)
+    (loop,) = operations_in(kernel, scf.WhileOp)
     test = loop.before_region.block.last_op
     if swapped:
         test.operands = [test.operands[0], *reversed(test.operands[1:])]
     assert simplify.sweep(kernel) != swapped
-    (loop,) = ops(kernel, scf.WhileOp)
+    (loop,) = operations_in(kernel, scf.WhileOp)
     assert len(loop.results) == (2 if swapped else 1)
     simplify.sweep(kernel)  # what that was computed of
     assert not simplify.sweep(kernel)

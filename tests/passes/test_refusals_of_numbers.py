@@ -18,6 +18,7 @@ from tkc.ir import tile
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before
 from tkc.ir.types import ArrayFacts, Fact, bf16, element_of, f16, f32
+from tkc.ir.values import operations_in
 from tkc.language.signature import ArrayArgument, ScalarArgument
 from tkc.passes import raise_pointers, simplify, split_masked_loops, unroll_loops
 from tkc.passes.analysis import folding
@@ -33,12 +34,8 @@ ONE = Polynomial.number(1)
 EVEN = Affine(strides=((0, ONE),))
 
 
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
-
-
 def named(module, name: str) -> list:
-    return [op for op in ops(module, ew.Elementwise) if op.fn.name == name]
+    return [op for op in operations_in(module, ew.Elementwise) if op.fn.name == name]
 
 
 # ---- folding
@@ -85,7 +82,7 @@ def same(x):
 def test_which_sums_and_products_are_of_16_bits(dtype, other, kind, given, element):
     module = traced(halved, array(dtype), array(other), array(dtype), KIND=kind, GIVEN=given)
     simplify.run(module, context("sm_90a"))
-    made = [op for op in ops(module, ew.Elementwise) if op.fn.name in ("add", "mul")]
+    made = [op for op in operations_in(module, ew.Elementwise) if op.fn.name in ("add", "mul")]
     assert {element_of(op.result.type) for op in made} == {element}
 
 
@@ -111,7 +108,7 @@ def filled(x, o, OTHER: tkc.constexpr):
 
 @pytest.mark.parametrize("other, fills", [(0.0, True), (-0.0, False), (1.0, False)])
 def test_minus_zero_is_not_what_a_load_fills_with(other, fills):
-    (load,) = ops(traced(filled, f1, f1, OTHER=other), tile.LoadPointers)
+    (load,) = operations_in(traced(filled, f1, f1, OTHER=other), tile.LoadPointers)
     assert folding._is_filled_with_zeros(load) == fills
 
 
@@ -122,7 +119,7 @@ def test_which_kinds_of_atomics_update(kind, update):
     def updated(x):
         kind(x.ptr + tkc.arange(32), tkc.full((32,), 1, x.dtype), sem="relaxed")
 
-    (atomic,) = ops(traced(updated, f1), tile.Atomic)
+    (atomic,) = operations_in(traced(updated, f1), tile.Atomic)
     assert simplify.is_update(atomic) == update
 
 
@@ -134,7 +131,7 @@ def combined(x, y, o, ROWS: tkc.constexpr):
 
 def test_what_combines_several_tiles_is_no_element_of_one():
     module = traced(combined, f2, f2, f1, ROWS=1)
-    (reduce,) = ops(module, tile.Reduce)
+    (reduce,) = operations_in(module, tile.Reduce)
     assert folding._reduce(reduce) is None
 
 
@@ -146,7 +143,7 @@ def turned(o, FIRST: tkc.constexpr, END: tkc.constexpr, STEP: tkc.constexpr):
 
 @pytest.mark.parametrize("step, count", [(1, 8), (3, 3), (-1, None)])
 def test_how_many_iterations_a_loop_has(step, count):
-    (loop,) = ops(traced(turned, n1, FIRST=0, END=8, STEP=1), scf.ForOp)
+    (loop,) = operations_in(traced(turned, n1, FIRST=0, END=8, STEP=1), scf.ForOp)
     loop.operands[2] = before(loop, tile.Constant(step, i32)).result
     assert unroll_loops._iterations(loop) == count
 
@@ -167,7 +164,7 @@ def both(x, o, n, OF: tkc.constexpr):
     ],
 )
 def test_which_masks_hold_everywhere_where_a_number_says_so(of, known):
-    (load,) = ops(traced(both, f1, f1, number(), OF=of), tile.Load)
+    (load,) = operations_in(traced(both, f1, f1, number(), OF=of), tile.Load)
     assert (split_masked_loops.Question(load).all(load.mask) is not None) == known
 
 
@@ -182,9 +179,13 @@ def extents(x, o, n, OF: tkc.constexpr):
 )
 def test_extents_of_parts_are_not_those_of_their_arrays(of, extent):
     module = traced(extents, f2, n1, number(), OF=of)
-    kernel, dim = kernel_of(module), ops(module, tile.Dim)[-1]
+    kernel, dim = kernel_of(module), operations_in(module, tile.Dim)[-1]
     given = SimpleNamespace(arguments={kernel.body.block.args[0]: (100, 64)})
-    dim = before(dim, tile.Dim(ops(module, tile.View)[-1].result, 0)) if extent is None else dim
+    dim = (
+        before(dim, tile.Dim(operations_in(module, tile.View)[-1].result, 0))
+        if extent is None
+        else dim
+    )
     assert Numbers.extent(given, dim) == extent
 
 
@@ -196,7 +197,7 @@ def limited(o, n, m, OF: tkc.constexpr):
 def limits_of(of) -> tuple[list, list]:
     """What a place never exceeds, and the numbers n and m."""
     module = traced(limited, n1, number(), number(), OF=of)
-    (store,) = ops(module, tile.Store)
+    (store,) = operations_in(module, tile.Store)
     scalars = Scalars()
     n, m = map(scalars.of, kernel_of(module).body.block.args[1:3])
     return scalars.host_limits(scalars.of(store.offsets[0]), set()), [n, m]
@@ -225,7 +226,7 @@ def test_numbers_are_looked_into_eight_deep(deep, known):
         return p
 
     module = traced(limited, n1, number(), number(), OF=nested)
-    (store,) = ops(module, tile.Store)
+    (store,) = operations_in(module, tile.Store)
     scalars = Scalars()
     assert scalars.is_never_negative(scalars.of(store.offsets[0]), set()) == known
 
@@ -285,7 +286,7 @@ def test_which_quotients_and_remainders_are_forms(function, kind, known):
 )
 def test_which_choices_are_numbers_below_a_bound(function, known):
     module = traced(numbered, n1, number(), FUNCTION=function)
-    (op,) = ops(module, ew.Select)
+    (op,) = operations_in(module, ew.Select)
     assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
 
 
@@ -296,7 +297,7 @@ def chosen_addresses(x, y, o):
 
 def test_addresses_below_a_bound_are_no_form():
     module = traced(chosen_addresses, f1, f1, f1)
-    (op,) = ops(module, ew.Select)
+    (op,) = operations_in(module, ew.Select)
     assert not is_counted(Forms.of(kernel_of(module), {}).get(op.result))
 
 
@@ -306,7 +307,7 @@ def test_numbers_whose_axis_is_taken_apart_are_no_form(shape, known):
         tkc.store(o, (0, 0), tkc.arange(64).reshape(*shape))
 
     module = traced(reshaped, array(tkc.int32, 2))
-    (op,) = ops(module, tile.Reshape)
+    (op,) = operations_in(module, tile.Reshape)
     assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
 
 
@@ -323,7 +324,7 @@ def moved(o, n, STEP: tkc.constexpr):
 )
 def test_which_places_move_evenly(step, known):
     module = traced(moved, n1, number(), STEP=step)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     forms = Forms.of(kernel_of(module), {})
     assert (forms.get(loop.body.block.args[1]) is not None) == known
 
@@ -355,7 +356,7 @@ def masked(x, o, n, MASK: tkc.constexpr):
 @pytest.mark.parametrize("mask, left", [(lambda i, n: i < n, 0), (lambda i, n: i != n, 1)])
 def test_which_masks_bound_an_axis(mask, left):
     module = traced(masked, f1, f1, number(), MASK=mask)
-    (load,) = ops(module, tile.LoadPointers)
+    (load,) = operations_in(module, tile.LoadPointers)
     forms = Forms.of(kernel_of(module), {})
     assert len(raise_pointers.Mask(load.mask, 1, forms).left) == left
 
@@ -368,7 +369,9 @@ def listed(x, o, n):
 
 def test_a_mask_whose_axes_are_taken_as_one_bounds_none():
     module = traced(listed, f1, f1, number())
-    reshape = next(op for op in ops(module, tile.Reshape) if op.result.type.extents == (64,))
+    reshape = next(
+        op for op in operations_in(module, tile.Reshape) if op.result.type.extents == (64,)
+    )
     assert raise_pointers._through_reshape(reshape, {0: 0}) is None
 
 
@@ -407,7 +410,7 @@ def rows_apart(x, o, n, OF: tkc.constexpr):
 @pytest.mark.parametrize("of, host", [(lambda p, n: n, True), (lambda p, n: p, False)])
 def test_an_array_is_made_where_its_stride_is_known(of, host):
     module = traced(rows_apart, f1, array(tkc.float32, 2), number(), OF=of)
-    (load,) = ops(module, tile.LoadPointers)
+    (load,) = operations_in(module, tile.LoadPointers)
     forms = Forms.of(kernel_of(module), {})
     block = raise_pointers._recognised(load, forms, True)
     assert block.anchor is (None if host else load)
@@ -427,7 +430,7 @@ def test_an_array_begins_before_along_one_axis(both):
         ArrayFacts((Fact(),) * 3, (Fact(exact=4096), Fact(exact=64), Fact(exact=1)), 16),
     )
     module = traced(two_starts, x, n1, array(tkc.float32, 3), BOTH=both)
-    (load,) = ops(module, tile.LoadPointers)
+    (load,) = operations_in(module, tile.LoadPointers)
     forms = Forms.of(kernel_of(module), {})
     found = raise_pointers._Recognition(load, forms.get(load.pointers), forms, None)
     if not both:
@@ -461,7 +464,7 @@ def in_tables(addresses, o, n, INSIDE: tkc.constexpr):
 @pytest.mark.parametrize("inside", [False, True])
 def test_an_array_is_made_behind_where_its_address_is_loaded(inside):
     module = traced(in_tables, array(tkc.uint64), f2, number(), INSIDE=inside)
-    load, (loop,) = ops(module, tile.LoadPointers)[-1], ops(module, scf.ForOp)
+    load, (loop,) = operations_in(module, tile.LoadPointers)[-1], operations_in(module, scf.ForOp)
     forms = Forms.of(kernel_of(module), {})
     assert raise_pointers._recognised(load, forms, False).anchor is (load if inside else loop)
 
@@ -515,7 +518,7 @@ def test_which_stores_are_of_columns(strides, extents, store, covered, by_column
         tkc.store(o.ptr + places, tkc.load(x.ptr + places))
 
     module = traced(kernel, f1, f1)
-    (op,) = ops(module, tile.StorePointers if store else tile.LoadPointers)
+    (op,) = operations_in(module, tile.StorePointers if store else tile.LoadPointers)
     axes = [
         Axis(Polynomial.number(stride), Polynomial(), None, extent)
         for stride, extent in zip(strides, extents, strict=True)
@@ -549,6 +552,6 @@ def test_arrays_at_places_of_programs_are_parts_of_an_argument(
 ):
     x = array(tkc.float32, 1, wide, align=align)
     module = traced(at_a_place, x, f2, number(), PLACE=place, COLUMNS=columns)
-    (made,) = ops(module, tile.MakeArray)
+    (made,) = operations_in(module, tile.MakeArray)
     forms = Forms.of(kernel_of(module), {})
     assert (arrays._part(made, forms) is not None) == is_part

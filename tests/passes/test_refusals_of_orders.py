@@ -9,7 +9,8 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 
 import tkc
-from tests.language.kernels import array, traced
+from tests.language.kernels import traced
+from tests.passes.arrays import f1, f2, f3, h2, h3, n1
 from tests.passes.kernels import aligned, context
 from tests.passes.test_alias import plain
 from tkc.ir import tile
@@ -17,17 +18,11 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, f32
+from tkc.ir.values import operations_in
 from tkc.passes import schedule_programs
 from tkc.passes.analysis import alias, unit_axes
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning import operands, order
-
-h2, f2, f1 = aligned(tkc.float16, 2), aligned(tkc.float32, 2), array(tkc.float32)
-h3, n1 = aligned(tkc.float16, 3), array(tkc.int32)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 # ---- signals
@@ -39,7 +34,7 @@ def told(flags, x, SEM: tkc.constexpr):
 @pytest.mark.parametrize("semantics", ["relaxed", "release", "acquire", "acq_rel"])
 def test_which_atomics_only_tell_and_which_keep_an_order(semantics):
     module = traced(told, n1, f1, SEM=semantics)
-    (atomic,), (load,) = ops(module, tile.Atomic), ops(module, tile.Load)
+    (atomic,), (load,) = operations_in(module, tile.Atomic), operations_in(module, tile.Load)
     assert order.is_signal(atomic) == (semantics in ("relaxed", "release"))
     assert alias.apart(atomic, load, ()) == alias.apart(load, atomic, ())
     assert alias.apart(atomic, load, ()) == (semantics == "relaxed")
@@ -51,7 +46,7 @@ def heard(flags, x, SEM: tkc.constexpr):
 
 @pytest.mark.parametrize("semantics", ["relaxed", "acquire"])
 def test_which_loads_wait_for_a_signal_and_release_nothing(semantics):
-    (load,) = ops(traced(heard, n1, f1, SEM=semantics), tile.LoadPointers)
+    (load,) = operations_in(traced(heard, n1, f1, SEM=semantics), tile.LoadPointers)
     assert order._acquires(load) == (semantics == "acquire")
     assert not alias.releases(load)
 
@@ -97,7 +92,7 @@ def through_memory(h, w, flags, WAITS: tkc.constexpr):
 @pytest.mark.parametrize("waits", [False, True])
 def test_copies_wait_for_stores_where_programs_wait_for_no_one(waits):
     module, given = traced(through_memory, h2, h2, n1, WAITS=waits), context("sm_90a")
-    load = ops(module, tile.Load)[0]
+    load = operations_in(module, tile.Load)[0]
     may = order._stores_can_be_awaited(load, kernel_of(module), given.options)
     assert may != waits
 
@@ -110,7 +105,7 @@ def filled(x, o, n: tkc.constexpr):
 
 @pytest.mark.parametrize("stores", [False, True])
 def test_what_lies_nobody_knows_where_is_read_early_where_nothing_is_written(stores):
-    (loop,) = ops(traced(filled, f1, f1, n=stores), scf.ForOp)
+    (loop,) = operations_in(traced(filled, f1, f1, n=stores), scf.ForOp)
     copy = SimpleNamespace(parent_op=lambda: loop)
     assert alias.source_unchanged(copy, loop, ()) != stores
 
@@ -138,8 +133,8 @@ def columns(x, rows, o, LISTED: tkc.constexpr):
 @pytest.mark.parametrize("listed", [False, True])
 def test_rows_that_are_listed_keep_their_axis_of_one(listed):
     module = traced(columns, f2, n1, f2, LISTED=listed)
-    load = next(op for op in ops(module, tile.Load) if len(op.offsets) == 2)
-    (store,) = ops(module, tile.Store)
+    load = next(op for op in operations_in(module, tile.Load) if len(op.offsets) == 2)
+    (store,) = operations_in(module, tile.Store)
     assert unit_axes._of_load(load) != listed
     assert unit_axes._of_store(store) != listed
 
@@ -152,7 +147,7 @@ def shared(x, y, o):
 @pytest.mark.parametrize("overlaps, kept", [((), True), (((0, 2),), False)], ids=str)
 def test_a_block_is_kept_for_the_next_program_where_none_writes_it(overlaps, kept):
     module = traced(shared, f2, n1, f2)
-    (load,) = ops(module, tile.Load)
+    (load,) = operations_in(module, tile.Load)
     moved = schedule_programs._each_program(load.parent, True, overlaps)
     assert (load not in moved) == kept
 
@@ -174,10 +169,9 @@ def test_wgmma_has_no_batches_and_whole_steps_of_k():
     options = context("sm_90a").options
 
     def why(array, out, K, BATCH):
-        (dot,) = ops(traced(multiplied, array, array, out, K=K, BATCH=BATCH), tile.Dot)
+        (dot,) = operations_in(traced(multiplied, array, array, out, K=K, BATCH=BATCH), tile.Dot)
         return operands.why_not_wgmma(dot, options)
 
-    f3 = aligned(tkc.float32, 3)
     assert why(h2, f2, 32, False) == ""
     assert why(h3, f3, 32, True) == "a dot has batch axes"
     assert "64x64x8 is not made of wgmma's" in why(h2, f2, 8, False)
@@ -191,7 +185,7 @@ def turned(a, b, o, BATCH: tkc.constexpr):
 @pytest.mark.parametrize("batch", [False, True])
 def test_blocks_of_a_batch_are_not_turned_in_registers(batch):
     given = aligned(tkc.float32, 2 + batch)
-    (load,) = ops(traced(turned, given, given, given, BATCH=batch), tile.Load)
+    (load,) = operations_in(traced(turned, given, given, given, BATCH=batch), tile.Load)
     assert operands._turned(load.result, 0) != batch
 
 
@@ -204,13 +198,13 @@ def computed(a, b, o, HALVED: tkc.constexpr):
 @pytest.mark.parametrize("doubled", [False, True])
 def test_what_is_no_operand_itself_makes_one(doubled):
     module = traced(computed, h2, h2, f2, HALVED=doubled)
-    load = ops(module, tile.Load)[0]
+    load = operations_in(module, tile.Load)[0]
     assert operands._makes_one_operand(list(load.result.uses)) == doubled
 
 
 def test_warpgroups_share_columns_where_the_left_operand_lies_in_shared_memory():
     options = {"roles": "cooperative", "split_warps": (4, 2)}
-    (dot,) = ops(traced(computed, h2, h2, f2, HALVED=False), tile.Dot)
+    (dot,) = operations_in(traced(computed, h2, h2, f2, HALVED=False), tile.Dot)
     assert operands.why_not_wgmma(dot, context("sm_90a", **options).options) == ""
     held = context("sm_90a", **options, left_operand="registers").options
     assert "warpgroups share columns" in operands.why_not_wgmma(dot, held)

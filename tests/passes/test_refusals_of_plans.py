@@ -9,11 +9,13 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32, i64
 
 import tkc
-from tests.language.kernels import array, traced
 from tests.language.kernels import i32 as number
+from tests.language.kernels import traced
+from tests.passes.arrays import f1, f2, h2, n1
 from tests.passes.kernels import aligned, context
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact, TileType, f32, ui8, ui32
+from tkc.ir.values import operations_in
 from tkc.language.signature import ArrayArgument
 from tkc.passes import (
     match_heights,
@@ -30,17 +32,6 @@ from tkc.passes.layouts.epilogue_subtiles import StoredResult
 from tkc.passes.planning import streaming
 from tkc.passes.planning.roles import results
 from tkc.passes.warpgroups import consuming, in_flight
-
-h2, f2, f1, n1 = (
-    aligned(tkc.float16, 2),
-    aligned(tkc.float32, 2),
-    array(tkc.float32),
-    array(tkc.int32),
-)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 def constant(n, *extents: int, element=f32):
@@ -81,13 +72,13 @@ def product(a, b, o):
 
 @pytest.mark.parametrize("instruction", ["wgmma", "mma"])
 def test_which_dots_are_asynchronous(instruction):
-    (dot,) = ops(traced(product, h2, h2, f2), tile.Dot)
+    (dot,) = operations_in(traced(product, h2, h2, f2), tile.Dot)
     dot.instruction = StringAttr(instruction)
     assert consuming._is_wgmma(dot) == (instruction == "wgmma")
 
 
 def test_what_a_dot_adds_to_is_no_operand():
-    (dot,) = ops(traced(product, h2, h2, f2), tile.Dot)
+    (dot,) = operations_in(traced(product, h2, h2, f2), tile.Dot)
     uses = [next(iter(v.uses)) for v in (dot.a, dot.b, dot.acc)]
     assert [separate_operands._is_operand(use) for use in uses] == [True, True, False]
 
@@ -117,7 +108,7 @@ def counted(o, n, step):
 
 
 def test_a_loop_whose_step_nobody_knows_has_no_number_of_iterations():
-    (loop,) = ops(traced(counted, f1, number(), number()), scf.ForOp)
+    (loop,) = operations_in(traced(counted, f1, number(), number()), scf.ForOp)
     assert unroll_loops._iterations(loop) is None
     index, total = loop.body.block.args
     assert shorten_exponentials._carried(index) == []
@@ -128,7 +119,7 @@ def test_a_loop_whose_step_nobody_knows_has_no_number_of_iterations():
 
 
 def test_which_operation_comes_first():
-    loads = ops(traced(product, h2, h2, f2), tile.Load)
+    loads = operations_in(traced(product, h2, h2, f2), tile.Load)
     assert reductions._is_before(*loads) and not reductions._is_before(*reversed(loads))
 
 
@@ -141,7 +132,7 @@ def read(x, rows, o, LISTED: tkc.constexpr):
 @pytest.mark.parametrize("listed", [False, True])
 def test_rows_that_are_listed_are_not_cut(listed):
     module = traced(read, f2, n1, f2, LISTED=listed)
-    load = next(op for op in ops(module, tile.Load) if len(op.offsets) == 2)
+    load = next(op for op in operations_in(module, tile.Load) if len(op.offsets) == 2)
     assert split_sums._is_plain(load) != listed
     assert streaming._divides(load, 1024) != listed
 
@@ -154,9 +145,9 @@ def taken_as_one(x, o):
 
 def test_which_reshapes_and_stores_are_of_parts_of_rows():
     module = traced(taken_as_one, f2, f1)
-    one, other = ops(module, tile.Reshape)[:2]
+    one, other = operations_in(module, tile.Reshape)[:2]
     assert not streaming._divides(one, 1024) and streaming._divides(other, 1024)
-    whole, scalar = ops(module, tile.Store)
+    whole, scalar = operations_in(module, tile.Store)
     assert not streaming._divides(scalar, 1024)
 
 
@@ -168,9 +159,9 @@ def stored(x, o):
 def test_a_tensor_map_stores_matrices():
     t = ArrayFacts((Fact(),) * 3, (Fact(8), Fact(exact=1), Fact(8)), 16)
     turned = ArrayArgument(tkc.float16, t)
-    (store,) = ops(traced(stored, turned, turned), tile.Store)
+    (store,) = operations_in(traced(stored, turned, turned), tile.Store)
     assert not results.is_stored_by_map(store)
-    (store,) = ops(traced(product, h2, h2, f2), tile.Store)
+    (store,) = operations_in(traced(product, h2, h2, f2), tile.Store)
     assert results.is_stored_by_map(store)
 
 
@@ -189,7 +180,7 @@ def copied(x, o):
 )
 def test_which_blocks_lie_as_parts_of_a_result_do(out, transposed, rows, fits):
     module = traced(copied, h2, aligned(out, 2))
-    (load,), (store,) = ops(module, tile.Load), ops(module, tile.Store)
+    (load,), (store,) = operations_in(module, tile.Load), operations_in(module, tile.Store)
     given = StoredResult(store, transposed), (rows, 64), load
     assert epilogue_subtiles._fits(*given) == fits
 
@@ -201,7 +192,7 @@ def turned_block(x, o):
 def test_a_block_that_is_dense_along_its_rows_does_not():
     facts = ArrayFacts((Fact(),) * 2, (Fact(exact=1), Fact(8)), 16)
     module = traced(turned_block, ArrayArgument(tkc.float16, facts), h2)
-    (load,), (store,) = ops(module, tile.Load), ops(module, tile.Store)
+    (load,), (store,) = operations_in(module, tile.Load), operations_in(module, tile.Store)
     assert not epilogue_subtiles._fits(StoredResult(store, False), (64, 64), load)
 
 
@@ -216,7 +207,7 @@ def in_and_behind(x, o, n, BEHIND: tkc.constexpr):
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_block_that_is_used_in_a_loop_alone(behind):
     module = traced(in_and_behind, h2, h2, number(), BEHIND=behind)
-    (load,), (loop,) = ops(module, tile.Load), ops(module, scf.ForOp)
+    (load,), (loop,) = operations_in(module, tile.Load), operations_in(module, scf.ForOp)
     assert epilogue_subtiles._is_used_within(load.result, loop) != behind
 
 
@@ -231,10 +222,10 @@ def around(x, y, o):
 
 def test_what_may_come_before_a_store():
     module, at = traced(around, f2, f2, f2), context("sm_90a")
-    _, after, own = ops(module, tile.Load)
-    store, end = ops(module, tile.Store)
+    _, after, own = operations_in(module, tile.Load)
+    store, end = operations_in(module, tile.Store)
     (added,) = (op for op in module.walk() if op.name == "tile.add")
-    (atomic,) = ops(module, tile.AtomicBlock)
+    (atomic,) = operations_in(module, tile.AtomicBlock)
 
     def may(op) -> bool:
         return separate_operands._may_come_before(op, store, end, at)
@@ -255,5 +246,5 @@ def test_which_atomics_may_be_of_blocks(kind, semantics, orders_nothing):
     def updated(x):
         kind(x.ptr + tkc.arange(32), tkc.full((32,), 1, x.dtype), sem=semantics)
 
-    (atomic,) = ops(traced(updated, f1), tile.Atomic)
+    (atomic,) = operations_in(traced(updated, f1), tile.Atomic)
     assert raise_pointers._orders_nothing(atomic) == orders_nothing

@@ -11,9 +11,10 @@ from xdsl.dialects.builtin import StringAttr, UnitAttr, i1, i32
 from xdsl.ir import Block, Region
 
 import tkc
-from tests.language.kernels import array, attention, traced
+from tests.language.kernels import attention, traced
 from tests.language.kernels import f32 as scalar
 from tests.language.kernels import i32 as number
+from tests.passes.arrays import f1, f2, h2, n1
 from tests.passes.kernels import aligned, context, through
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
@@ -22,6 +23,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, f32
+from tkc.ir.values import operations_in
 from tkc.passes import rotate_loops, stagger_programs, swizzle_shared
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.warpgroups import (
@@ -36,17 +38,7 @@ from tkc.passes.warpgroups import (
     written_operands,
 )
 
-h2, f2, f1, n1 = (
-    aligned(tkc.float16, 2),
-    aligned(tkc.float32, 2),
-    array(tkc.float32),
-    array(tkc.int32),
-)
 T = TileType((64, 64), f32)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 def constant(n=0, t=i32):
@@ -147,7 +139,7 @@ def test_the_next_stage_is_asked_for_where_it_is_the_next_iterations(steps, asks
         op.detach()
         role.body.block.add_op(op)
     lookahead.look_ahead(role)
-    assert bool(ops(role, threads.MbarrierTest)) == asks
+    assert bool(operations_in(role, threads.MbarrierTest)) == asks
 
 
 # ---- sums that run on
@@ -182,7 +174,7 @@ def test_only_dots_in_flight_give_their_stages_back_themselves(monkeypatch, inst
     def product(a, b, o):
         tkc.store(o, (0, 0), tkc.dot(tkc.load(a, (0, 0), (64, 32)), tkc.load(b, (0, 0), (32, 64))))
 
-    (dot,) = ops(traced(product, h2, h2, f2), tile.Dot)
+    (dot,) = operations_in(traced(product, h2, h2, f2), tile.Dot)
     dot.instruction = StringAttr(instruction)
     ring = SimpleNamespace(full="full")
     monkeypatch.setattr(consuming, "_stages_read", lambda dot, rings: [(ring, 0, dot.parent)])
@@ -244,7 +236,7 @@ def in_steps(x, counts, o, n, LAST: tkc.constexpr):
 )
 def test_steps_that_others_make_follow_from_their_program(last, depends):
     module = traced(in_steps, f1, n1, f2, number(), LAST=last)
-    loop, _, inner = ops(module, scf.ForOp)
+    loop, _, inner = operations_in(module, scf.ForOp)
     anchor = loop.body.block.last_op
     steps = pingpong._Steps(loop, anchor, loop.body.block.args[0])
     if not depends:
@@ -312,7 +304,7 @@ def telling(words, o, n, CARRIED: tkc.constexpr, CHOSEN: tkc.constexpr):
 )
 def test_what_is_told_early_is_neither_carried_nor_chosen(carried, chosen, may):
     module = traced(telling, n1, n1, number(), CARRIED=carried, CHOSEN=chosen)
-    (loop,) = ops(module, scf.ForOp)
+    (loop,) = operations_in(module, scf.ForOp)
     assert (stagger_programs._schedule(loop) is not None) == may
 
 
@@ -334,7 +326,7 @@ def test_numbers_are_broadcast_of_which_little_is_made_early(monkeypatch, how, p
         tkc.store(o, (0,), tkc.full((4,), x[0] + 1, tkc.float32))
 
     module = traced(kernel, f1, f1)
-    (load,) = ops(module, tile.Load)
+    (load,) = operations_in(module, tile.Load)
     (added,) = (op for op in module.walk() if op.name == "tile.add")
     if how == "a branch":
         yes = before(added, constant(1, i1)).result
@@ -372,8 +364,8 @@ def test_threads_keep_what_matrices_can_be_read_in_alone(monkeypatch, moved, mat
         tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)))
 
     module = traced(kernel, f2, f2)
-    (load,) = ops(module, tile.Load)
-    (store,) = ops(module, tile.Store)
+    (load,) = operations_in(module, tile.Load)
+    (store,) = operations_in(module, tile.Store)
     own, other = (blocked((64, 64), vector=v, warps=4) for v in (4, 2))
     convert = before(store, shared.Convert(load.result, TileType((64, 64), f32, other)))
     store.operands = [convert.result if isinstance(v.type, TileType) else v for v in store.operands]
@@ -387,7 +379,7 @@ def test_threads_keep_what_matrices_can_be_read_in_alone(monkeypatch, moved, mat
     made = lambda buffer, t, user, context: before(user, tile.Constant(0.0, t)).result  # noqa: E731
     monkeypatch.setattr(at, "read", made)
     at._staged(load, None)
-    assert bool(ops(module, shared.Convert)) == kept
+    assert bool(operations_in(module, shared.Convert)) == kept
 
 
 def changed(x, o, n, SAME: tkc.constexpr):
@@ -397,6 +389,6 @@ def changed(x, o, n, SAME: tkc.constexpr):
 
 @pytest.mark.parametrize("path, same, fixed", [("own", 0, 1), ("own", 1, 0), ("held", 1, 1)])
 def test_a_copy_is_early_of_what_is_held_or_stays(monkeypatch, path, same, fixed):
-    (load,) = ops(traced(changed, f2, f2, number(), SAME=bool(same)), tile.Load)
+    (load,) = operations_in(traced(changed, f2, f2, number(), SAME=bool(same)), tile.Load)
     monkeypatch.setattr(swizzle_shared, "_planned", lambda op, context: LoadPlan(path))
     assert swizzle_shared._is_fixed(load, SimpleNamespace(overlaps=())) == bool(fixed)

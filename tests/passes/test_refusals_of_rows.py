@@ -13,6 +13,7 @@ from tests.passes.kernels import aligned, context, through
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
+from tkc.ir.values import operations_in
 from tkc.passes import fit_rows
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.plan import kernel_of
@@ -20,10 +21,6 @@ from tkc.passes.planning import streaming
 from tkc.passes.planning.streaming import Shares
 
 f1, f2, n1 = array(tkc.float32), aligned(tkc.float32, 2), array(tkc.int32)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 # ---- loops over parts of rows
@@ -54,7 +51,7 @@ def filled(array):
 )
 def test_sums_share_a_loop_where_what_they_need_may_come_before_both(between, may):
     module = traced(two_sums, f2, f2, f1, n1, BETWEEN=between)
-    one, *_, two = (op for op in ops(module, tile.Reduce))
+    one, *_, two = (op for op in operations_in(module, tile.Reduce))
     assert fit_rows.Phase({one: 1, two: 1}, one).may_stand((), []) == may
 
 
@@ -66,7 +63,7 @@ def of_sums(x, y, o, OF: tkc.constexpr):
 
 @pytest.mark.parametrize("of, may", [(lambda a, b: b, True), (lambda a, b: a + b, False)])
 def test_sums_in_a_loop_are_no_parts_of_a_later_one(of, may):
-    one, two = ops(traced(of_sums, f2, f1, f1, OF=of), tile.Reduce)
+    one, two = operations_in(traced(of_sums, f2, f1, f1, OF=of), tile.Reduce)
     if may:
         assert fit_rows._phases({one: 1, two: 0}, 64, ())
         return
@@ -162,7 +159,7 @@ def softmax(x, o, N: tkc.constexpr):
 @pytest.mark.parametrize("fit, stay", [(32, True), (16, False)])
 def test_rows_stay_where_registers_hold_them_in_blocks_that_fill_a_multiprocessor(fit, stay):
     module, at = traced(softmax, f2, f2, N=16384), context("sm_90a")
-    loads = [(op, LoadPlan(vector=16)) for op in ops(module, tile.Load)]
+    loads = [(op, LoadPlan(vector=16)) for op in operations_in(module, tile.Load)]
     held = streaming._holding(kernel_of(module), loads, sizes(), fit, at)
     assert (held is not None) == stay
 
@@ -170,7 +167,7 @@ def test_rows_stay_where_registers_hold_them_in_blocks_that_fill_a_multiprocesso
 @pytest.mark.parametrize("columns, streams", [(1 << 14, True), (9 << 10, False)])
 def test_programs_stream_where_all_threads_have_as_many_vectors(columns, streams):
     module = traced(softmax, f2, f2, N=columns)
-    loads = [(op, LoadPlan(vector=16)) for op in ops(module, tile.Load)]
+    loads = [(op, LoadPlan(vector=16)) for op in operations_in(module, tile.Load)]
     given = kernel_of(module), loads, sizes(), columns, 1
     assert bool(streaming._streamed_bytes(*given)) == streams
 
@@ -187,7 +184,7 @@ def read(x, rows, o, ROWS: tkc.constexpr, OTHER: tkc.constexpr, LISTED: tkc.cons
 )
 def test_which_tiles_threads_copy(rows, other, listed, copied):
     module = traced(read, f2, n1, f2, ROWS=rows, OTHER=other, LISTED=listed)
-    load = next(op for op in ops(module, tile.Load) if len(op.offsets) == 2)
+    load = next(op for op in operations_in(module, tile.Load) if len(op.offsets) == 2)
     assert streaming.copied_by_threads(load, LoadPlan(vector=16), 128) == copied
 
 
@@ -248,7 +245,7 @@ def reshaped(x, o, OLD: tkc.constexpr, NEW: tkc.constexpr):
 )
 def test_which_reshapes_are_of_parts_of_rows(old, new, divides):
     given = aligned(tkc.float32, len(old))
-    op = ops(traced(reshaped, given, given, OLD=old, NEW=new), tile.Reshape)[0]
+    op = operations_in(traced(reshaped, given, given, OLD=old, NEW=new), tile.Reshape)[0]
     assert streaming._divides(op, 1024) == divides
 
 
@@ -276,8 +273,8 @@ def stored_behind(x, o, n, FIRST: tkc.constexpr, TRIPS: tkc.constexpr, SUM: tkc.
 )
 def test_blocks_meet_in_a_loop_that_runs_behind_a_load(first, trips, summed, meets):
     module = traced(stored_behind, f2, f2, number(), FIRST=first, TRIPS=trips, SUM=summed)
-    (store,) = ops(module, tile.Store)
-    load = next(op for op in ops(module, tile.Load) if op.parent is store.parent)
+    (store,) = operations_in(module, tile.Store)
+    load = next(op for op in operations_in(module, tile.Load) if op.parent is store.parent)
     assert streaming._meets_between(load, store) == meets
 
 
@@ -291,8 +288,8 @@ def summed_first(x, o, FIRST: tkc.constexpr):
 @pytest.mark.parametrize("first", [False, True])
 def test_blocks_meet_in_a_sum_behind_a_load(first):
     module = traced(summed_first, f2, f2, FIRST=first)
-    (store,) = ops(module, tile.Store)
-    load = next(op for op in ops(module, tile.Load) if op.array is store.array)
+    (store,) = operations_in(module, tile.Store)
+    load = next(op for op in operations_in(module, tile.Load) if op.array is store.array)
     assert streaming._meets_between(load, store) != first
 
 
@@ -311,7 +308,7 @@ def in_a_loop(x, o, n, LINES: tkc.constexpr, LOADS: tkc.constexpr):
 )
 def test_one_warp_scans_a_line_again_and_again(lines, loads, alone):
     module = traced(in_a_loop, f2, f2, number(), LINES=lines, LOADS=loads)
-    (scan,) = ops(module, tile.Scan)
+    (scan,) = operations_in(module, tile.Scan)
     assert streaming._exchanges_whole(scan) == alone
 
 

@@ -11,14 +11,11 @@ from tests.language.kernels import i32 as number
 from tests.passes.kernels import context, through
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.values import operations_in
 from tkc.passes.analysis.stabilizers import Unproved, is_running_maximum, prove
 from tkc.passes.relax_stabilizers import Relaxation, _is_power_or_zero, _is_zero
 
 h2, f1, f2 = array(tkc.float16, 2), array(tkc.float32), array(tkc.float32, 2)
-
-
-def ops(module, kind) -> list:
-    return [op for op in module.walk() if isinstance(op, kind)]
 
 
 # ---- what is 0 where a maximum is none
@@ -46,8 +43,8 @@ def relative(x, y, o, n, OF: tkc.constexpr):
 )
 def test_what_is_zero_where_a_maximum_is_none(of, zero):
     module = traced(relative, f2, h2, f2, number(), OF=of)
-    (maximum,) = (op for op in ops(module, tile.Reduce) if op.kind.data == "max")
-    (store,) = ops(module, tile.Store)
+    (maximum,) = (op for op in operations_in(module, tile.Reduce) if op.kind.data == "max")
+    (store,) = operations_in(module, tile.Store)
     assert _is_zero(store.value, maximum.results[0]) == zero
 
 
@@ -69,8 +66,8 @@ def in_a_branch(x, o, n, OF: tkc.constexpr):
 )
 def test_both_ends_of_a_branch_are_zero_together(of, zero):
     module = traced(in_a_branch, f2, f1, number(), OF=of)
-    (branch,) = ops(module, scf.IfOp)
-    (added,) = (op for op in ops(module, ew.Elementwise) if op.fn.name == "add")
+    (branch,) = operations_in(module, scf.IfOp)
+    (added,) = (op for op in operations_in(module, ew.Elementwise) if op.fn.name == "add")
     top, total = added.args
     assert {top.owner, total.owner} == {branch} and _is_zero(total, top) == zero
 
@@ -99,7 +96,7 @@ def either(v, p, n, other):
     ],
 )
 def test_what_is_a_power(of, is_power):
-    (store,) = ops(traced(powers, f2, f2, number(), OF=of), tile.Store)
+    (store,) = operations_in(traced(powers, f2, f2, number(), OF=of), tile.Store)
     assert _is_power_or_zero(store.value) == is_power
 
 
@@ -229,7 +226,9 @@ def gone_on(of):
     ],
 )
 def test_what_a_sum_relative_to_a_maximum_is(more, behind, why):
-    (loop, *_) = ops(traced(online, f2, f1, number(), MORE=more, BEHIND=behind), scf.ForOp)
+    (loop, *_) = operations_in(
+        traced(online, f2, f1, number(), MORE=more, BEHIND=behind), scf.ForOp
+    )
     if not why:
         prove(loop)
         return
@@ -258,7 +257,7 @@ def based(x, o, BASE: tkc.constexpr):
     ],
 )
 def test_a_maximum_is_guarded_where_it_is_none(base, guarded):
-    (loop,) = ops(traced(based, f2, f1, BASE=base), scf.ForOp)
+    (loop,) = operations_in(traced(based, f2, f1, BASE=base), scf.ForOp)
     if guarded:
         prove(loop)
         return
@@ -268,7 +267,7 @@ def test_a_maximum_is_guarded_where_it_is_none(base, guarded):
 
 def relaxed(more, behind=logarithm) -> Relaxation:
     module = traced(online, f2, f1, number(), MORE=more, BEHIND=behind)
-    loop = ops(module, scf.ForOp)[0]
+    loop = operations_in(module, scf.ForOp)[0]
     argument, maximum = next(
         (a, found) for a in loop.body.block.args[1:] if (found := is_running_maximum(loop, a))
     )

@@ -101,22 +101,36 @@ def test_a_loop_that_may_be_unrolled_merges_with_itself():
 
 IN_FLIGHT = """
 builtin.module {
-  tile.kernel @kernel(%a: !tile.array<?x?xf16>, %b: !tile.array<?x?xf16>, %c: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, %d: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, %n: i32) {level = 0 : i64, argument_names = ["a", "b", "c", "d", "n"]} {
+  tile.kernel @kernel(
+      %a: !tile.array<?x?xf16>, %b: !tile.array<?x?xf16>,
+      %c: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">,
+      %d: !tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, %n: i32
+  ) {level = 0 : i64, argument_names = ["a", "b", "c", "d", "n"]} {
     %0 = tile.constant 0 : i32
-    %1 = tile.load %a[%0, %0] {extents = array<i64: 16, 16>} : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
-    %2 = tile.load %b[%0, %0] {extents = array<i64: 16, 16>} : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
+    %1 = tile.load %a[%0, %0] {extents = array<i64: 16, 16>}
+        : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
+    %2 = tile.load %b[%0, %0] {extents = array<i64: 16, 16>}
+        : (!tile.array<?x?xf16>, i32, i32) -> !tile.tile<16x16xf16>
     %3 = tile.constant 1.000000e+00 : !tile.tile<64x16xf16>
     %4 = tile.constant 0.000000e+00 : !tile.tile<64x16xf32>
-    %5 = tile.dot %3, %1, %4 {precision = "ieee"} : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>) -> !tile.tile<64x16xf32>
-    %6 = tile.dot %3, %2, %4 {precision = "ieee"} : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>) -> !tile.tile<64x16xf32>
+    %5 = tile.dot %3, %1, %4 {precision = "ieee"}
+        : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>)
+        -> !tile.tile<64x16xf32>
+    %6 = tile.dot %3, %2, %4 {precision = "ieee"}
+        : (!tile.tile<64x16xf16>, !tile.tile<16x16xf16>, !tile.tile<64x16xf32>)
+        -> !tile.tile<64x16xf32>
     %7 = tile.ge %5, %4 : !tile.tile<64x16xf32>
     %8 = tile.cast %6 : !tile.tile<64x16xf32> to !tile.tile<64x16xf16>
-    tile.store %c[%n, %0] %8 {extents = array<i64: 64, 16>} : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32, !tile.tile<64x16xf16>)
-    tile.store %d[%0, %0] %8 mask %7 {extents = array<i64: 64, 16>} : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32, !tile.tile<64x16xf16>, !tile.tile<64x16xi1>)
+    tile.store %c[%n, %0] %8 {extents = array<i64: 64, 16>}
+        : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32,
+           !tile.tile<64x16xf16>)
+    tile.store %d[%0, %0] %8 mask %7 {extents = array<i64: 64, 16>}
+        : (!tile.array<?x?xf16, "shape 128 16 strides 16 =1 align 16">, i32, i32,
+           !tile.tile<64x16xf16>, !tile.tile<64x16xi1>)
     tile.return
   }
 }
-"""  # noqa: E501
+"""
 
 
 def text_in_flight() -> str:
