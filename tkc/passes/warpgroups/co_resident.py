@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from functools import reduce
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
-from tkc.ir.elementwise import Cast
+from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import (
     Builder,
     before,
@@ -185,6 +185,7 @@ class Producer(CoResident):
             for old, new in ((first, span.first), (last, span.last)):
                 if old is not new and old.owner in self.own:
                     old.replace_all_uses_with(new)
+            _enter(span)
         # what else there is of a program is not the producer's
         replace(self.member, [Builder(self.member).number(0)])
 
@@ -345,6 +346,18 @@ class Consumer(CoResident):
             stage = loop.iter_args[index_of(stage) - 1]
         index = index_of(stage)
         return self.body.args[index], self.body.args[index + 1]
+
+
+def _enter(span: Span) -> None:
+    """A tile group whose first block is loaded in any case has an iteration: the branch round its
+    loop is taken (roles.py leaves that way alone).
+    """
+    branch = span.loop.parent_op()
+    if not span.begun or not isinstance(branch, scf.IfOp):
+        return
+    asked = branch.cond.owner
+    if isinstance(asked, CLASSES["lt"]) and list(asked.operands) == [span.first, span.last]:
+        branch.operands[0] = Builder(branch).number(1, i1)
 
 
 def _passed(

@@ -29,6 +29,7 @@ scores are not used. Where nothing bounds an array, the head of the program befo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,16 +50,18 @@ from tkc.ir.rewrite import (
     replace,
     with_results,
 )
-from tkc.ir.types import TileType
+from tkc.ir.types import BarriersType, TileType
 from tkc.ir.values import (
     block_of,
     is_side_effect_free,
     next_of,
     owner_of,
     terminator_of,
+    type_of,
     yielded_by,
 )
 from tkc.passes.warpgroups.lookahead import freed
+from tkc.passes.warpgroups.rings import is_for_room
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
 FIRST = threads.MbarrierWait, threads.Fence, threads.DotAsync, threads.DotCommit
@@ -209,12 +212,26 @@ def _stream(stream: Stream) -> None:
     """The producer: what it loads for a program before any loop is loaded behind the claim, before
     the last stages of the program before, as if all were one program.
     """
-    clone_slice(stream.head, stream.first(), stream.loop)
+    free = _free_at_first(stream)
+    clone_slice([op for op in stream.head if op not in free], stream.first(), stream.loop)
     for place in stream.places:
         clone_slice(stream.head, _of_a_program(stream, place), place)
     for op in stream.head:
         if isinstance(op, HEAD):
             erase(op)
+
+
+def _free_at_first(stream: Stream) -> set[Operation]:
+    """Waits of the head that find a stage free in the first program: nobody has filled it yet."""
+    ahead = [op for op in block_of(stream.loop).ops if op.is_before_in_block(stream.loop)]
+    used = {v for op in ahead for inner in op.walk() for v in inner.operands}
+    found, filled = set[Operation](), Counter[SSAValue]()
+    for op in stream.head:
+        if isinstance(op, threads.MbarrierWait) and is_for_room(op) and op.barriers not in used:
+            filled[op.barriers] += 1
+            if filled[op.barriers] <= type_of(op.barriers, BarriersType).stages:
+                found.add(op)
+    return found
 
 
 def _of_a_program(stream: Stream, place: Operation) -> dict[SSAValue, SSAValue]:

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, bits
@@ -162,6 +163,11 @@ def await_free(
     """Before the anchor, who fills a stage waits until it is free."""
     build = Builder(anchor)
     return build.do(threads.MbarrierWait(empty, stage, build.xor(parity, 1)))
+
+
+def is_for_room(wait: threads.MbarrierWait) -> bool:
+    """Whether who fills a stage waits until it is free."""
+    return isinstance(wait.parity.owner, CLASSES["xor"])
 
 
 def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:

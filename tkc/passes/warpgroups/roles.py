@@ -55,10 +55,12 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.host_values import is_whole
 from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, after, before, defining_slice, stamp
+from tkc.ir.ranges import Ranges
+from tkc.ir.rewrite import Builder, after, before, defining_slice, replace, stamp
 from tkc.ir.types import TileType
 from tkc.ir.values import is_side_effect_free, operations_in
 from tkc.passes import PassContext
+from tkc.passes.analysis.folding import fold
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.gathers import COPIER_WARPS
 from tkc.passes.planning.order import acquiring_loops
@@ -300,6 +302,7 @@ def _finish(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
             " with their last: there is no cross-tile prologue"
         )
+    _take_known_ways(group.producer)
     if roomy:
         straighten(consumer)
     before(roles, threads.Fence("mbarrier_init"))
@@ -313,6 +316,13 @@ def _finish(
     while sweep(kernel) or any([erase_unread(block) for block in others]):
         pass  # what these looked at to skip what consumers alone do, too
     _begin(kernel)
+
+
+def _take_known_ways(role: threads.Role) -> None:
+    """Of branches that one way alone goes through, that way (co_resident.py)."""
+    for branch in operations_in(role, scf.IfOp):
+        if (values := fold(branch, Ranges())) is not None:
+            replace(branch, values)
 
 
 def _begin(kernel: tile.Kernel) -> None:
