@@ -371,6 +371,15 @@ def test_every_environment_variable_is_documented():
     ]
 
 
+def test_every_package_is_described():
+    """Those of tkc/triton have the names of Triton's."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    folders = {file.parent for file in (ROOT / "tkc").rglob("*.py") if file.name != "__init__.py"}
+    names = {folder.relative_to(ROOT).as_posix() for folder in folders} - {"tkc"}
+    own = [name for name in names if not name.startswith("tkc/triton/")]
+    assert not [name for name in own if f"`{name}/`" not in text and f"`{name}`" not in text]
+
+
 def test_every_pass_is_written_and_says_what_it_does():
     for name in generator().pipeline.PIPELINE:
         path = ROOT / "tkc" / "passes" / f"{name.replace('-', '_')}.py"
