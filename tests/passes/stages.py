@@ -13,7 +13,8 @@ from tests.passes.kernels import context, through
 from tests.sampling import sampled
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import threads
+from tkc.ir import shared, threads
+from tkc.ir.layout import movement
 from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.passes import PassContext
@@ -116,6 +117,21 @@ def role(module, name: str) -> threads.Role:
     return next(
         op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name
     )
+
+
+def exchanges_within_warps(module) -> bool:
+    """Whether threads exchange something through shared memory, and each warp what it wrote itself.
+    A barrier between then orders lanes of one warp, which the simulator runs together: it finds no
+    mutant that drops one. The GPU needs it: lanes that go apart may read before others wrote.
+    """
+    exchanges = [
+        (write.operation.value.type.register_layout, read.result.type.register_layout)
+        for read in module.walk()
+        if isinstance(read, shared.Read)
+        for write in read.buffer.uses
+        if isinstance(write.operation, shared.Write)
+    ]
+    return bool(exchanges) and all(movement(*layouts) == "lanes" for layouts in exchanges)
 
 
 def assembles_clean(module, machine: str = "sm_90a"):

@@ -23,12 +23,12 @@ from tests.passes.stages import (
     assembles_clean,
     compiled,
     count,
+    exchanges_within_warps,
     parses_back,
     survivors,
     without_threads,
 )
-from tkc.ir import shared, threads
-from tkc.ir.layout import movement
+from tkc.ir import threads
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 
@@ -384,12 +384,7 @@ EQUIVALENT = {
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_results_are_exchanged_within_warps(name):
     modules, _ = lowered(name, num_stages=3)
-    reads = [op for op in modules[LAST].walk() if isinstance(op, shared.Read)]
-    assert reads
-    for read in reads:
-        (write,) = (u.operation for u in read.buffer.uses if isinstance(u.operation, shared.Write))
-        layouts = write.value.type.register_layout, read.result.type.register_layout
-        assert movement(*layouts) == "lanes"
+    assert exchanges_within_warps(modules[LAST])
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
