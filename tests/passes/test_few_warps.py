@@ -78,7 +78,7 @@ def test_one_warp_spares_others_a_meeting_in_every_iteration(columns, warps):
     assert plan.warps == warps
     assert ("bar.sync" in compiled.ptx) == (warps > 1)
     if warps == 1:
-        assert compiled.ptx.count("shfl.sync") == 2 * 5
+        assert compiled.ptx.count("shfl.sync") == 2 * 5 + 1
 
 
 def test_what_lines_in_one_warp_come_to():

@@ -72,6 +72,26 @@ def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[LaneBit]:
     return sorted(found, key=lambda pair: pair[1])
 
 
+def moved_bits(e: Emitter, x: Integer, bits: Sequence[tuple[int, int]]) -> Integer:
+    """A number of some bits of another: (bit there, bit here), in ascending order there."""
+    found: Integer = 0
+    pairs = [(there, here.bit_length() - there.bit_length()) for there, here in bits]
+    for distance, part in groupby(pairs, key=lambda pair: pair[1]):
+        mask = sum(there for there, _ in part)
+        found = add(e, found, _shifted(e, x, mask, distance))
+    return found
+
+
+def _shifted(e: Emitter, x: Integer, mask: int, distance: int) -> Integer:
+    """Some bits of a number, so many places higher."""
+    if not isinstance(x, str):
+        return (x & mask) << distance if distance > 0 else (x & mask) >> -distance
+    x = e.w.op("and.b32", "b32", x, mask)
+    if not distance:
+        return x
+    return e.w.op("shl.b32" if distance > 0 else "shr.u32", "b32", x, abs(distance))
+
+
 class Folder:
     """How two partial results (tuples of operands) become one."""
 
@@ -179,6 +199,12 @@ class Folder:
         """What the lane on the other side of `mask` has."""
         return tuple(shuffle(self.e, v, mask, c) for v, c in zip(x, self.classes, strict=False))
 
+    def of_lane(self, x: Values, lane: Integer) -> Values:
+        """What a lane has."""
+        return tuple(
+            shuffle(self.e, v, lane, c, "idx") for v, c in zip(x, self.classes, strict=False)
+        )
+
     def across(self, x: Values, mask: int) -> Values:
         """With the lane on the other side of `mask`; for a region, the lane with the bit comes
         second.
@@ -228,10 +254,7 @@ def in_warp(
         if by_vote:
             return folder.voted(x)
         if holder is not None:
-            return tuple(
-                shuffle(e, v, holder, kind, "idx")
-                for v, kind in zip(x, folder.classes, strict=True)
-            )
+            return folder.of_lane(x, holder)
         for mask, _ in lanes:
             x = folder.across(x, mask)
         return x
@@ -405,7 +428,7 @@ def emit_scan(
     at = layout.offsets("registers")
     item = reduced_items(e, args, axis, kind)
     prefix = {r: item(r) for r in range(layout.num_registers)}
-    walk = Walk(e, folder, prefix, at[:, axis], back)
+    walk = Walk(e, folder, prefix, at[:, axis], back, isinstance(op, shared.ScanTotal))
     steps = stretches(lanes_along(e, layout, axis), layout.padded_shape[axis])
     totals = [
         walk.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), steps)
@@ -450,22 +473,25 @@ class Walk:
     prefix: dict[int, Values]
     at: np.ndarray
     back: bool
+    asked: bool  # whether somebody wants totals
 
     def line(self, order: list[int], steps: Sequence[Stretch]) -> Values:
-        """Prefixes of the registers of a line; its total, in every lane."""
-        total, carry = self.up(order, steps)
+        """Prefixes of the registers of a line; its total, in every lane, if asked for."""
+        total, carry = self.up(order, steps, self.asked)
         carry(None)
         return total
 
-    def up(self, order: list[int], steps: Sequence[Stretch]) -> tuple[Values, Carry]:
-        """The total of a stretch, and what puts that before it which comes before."""
+    def up(
+        self, order: list[int], steps: Sequence[Stretch], asked: bool = True
+    ) -> tuple[Values, Carry]:
+        """The total of a stretch, if asked for, and what puts that before it which comes before."""
         if not steps or len(steps) == 1 and not steps[0][0]:
             return self.serial(order)
         *inner, (masks, low, _) = steps
         if masks:
             total, carry = self.up(order, inner)
-            before, total = self.lanes(total, masks)
-            return total, lambda outer: carry(self.join(outer, before))
+            before, all_ = self.lanes(total, masks, asked)
+            return all_ or (), lambda outer: carry(self.join(outer, before))
         so_far: Values | None = None
         parts: list[tuple[Carry, Values | None]] = []
         for _, part in groupby(order, key=lambda r: int(self.at[r]) // low):
@@ -495,22 +521,79 @@ class Walk:
         """Two neighbouring stretches; the first may be empty."""
         return b if a is None else self.folder(a, b)
 
-    def lanes(self, total: Values, masks: tuple[int, ...]) -> tuple[Values, Values]:
-        """Of totals of lanes: what the lanes before come to, and all of them. By doubling: both
-        halves know their own, and the other's.
+    def lanes(
+        self, own: Values, masks: tuple[int, ...], asked: bool
+    ) -> tuple[Values, Values | None]:
+        """Of totals of lanes: what the lanes before come to, and, if asked for, all of them."""
+        if self.folder.kind == "combine":
+            return self.prefixes(own, masks, asked)
+        return self.doubled(own, masks)
+
+    def doubled(self, total: Values, masks: tuple[int, ...]) -> tuple[Values, Values]:
+        """Where there is a neutral element, by doubling: both halves know their own, and the
+        other's.
         """
-        e, w, folder = self.e, self.e.w, self.folder
-        before = folder.nothing(total)
+        folder, before = self.folder, self.folder.nothing(total)
         for mask in masks:
-            later = e.lane_bit(mask)
-            if self.back:
-                later = w.memo(("no bit", mask), functools.partial(w.op, "not.pred", "pred", later))
+            later = self.later(mask)
             other = folder.shuffled(total, mask)
             grown = other if mask == masks[0] else folder(other, before, wanted=later)
             before = folder.pick(later, grown, before)
-            if folder.kind == "combine":
-                first = folder.pick(later, other, total)
-                total = folder(first, folder.pick(later, total, other))
-            else:
-                total = folder(total, other)
+            total = folder(total, other)
         return before, total
+
+    def prefixes(
+        self, own: Values, masks: tuple[int, ...], asked: bool
+    ) -> tuple[Values, Values | None]:
+        """Where a fold does not commute and takes long: later halves fold what the last lane of
+        the half before them has, and what comes before a lane is what its neighbour has.
+        """
+        folder, low, found = self.folder, 0, own
+        for mask in masks:
+            later = self.later(mask)
+            other = folder.of_lane(found, self.lane(mask | low, mask if self.back else low))
+            found = folder.pick(later, folder(other, found, wanted=later), found)
+            low |= mask
+        total = folder.of_lane(found, self.lane(low, 0 if self.back else low)) if asked else None
+        neighbour = folder.of_lane(found, self.neighbour(masks))
+        return folder.pick(self.is_first(low), folder.nothing(neighbour), neighbour), total
+
+    def later(self, mask: int) -> str:
+        """Whether this lane comes after that on the other side of a bit."""
+        bit, w = self.e.lane_bit(mask), self.e.w
+        if not self.back:
+            return bit
+        return w.memo(("no bit", mask), functools.partial(w.op, "not.pred", "pred", bit))
+
+    def lane(self, changed: int, bits: int) -> Integer:
+        """This lane's number with other values of some bits."""
+        e, w = self.e, self.e.w
+
+        def make() -> Integer:
+            kept = WARP - 1 & ~changed
+            at: Integer = w.op("and.b32", "b32", e.lane(), kept) if kept else 0
+            return add(e, at, bits)
+
+        return w.hoist(("lane with", changed, bits), make, root=True)
+
+    def neighbour(self, masks: tuple[int, ...]) -> Integer:
+        """The lane that comes before this one, if any does."""
+        e, count = self.e, (1 << len(masks)) - 1
+        bits = [(1 << i, mask) for i, mask in enumerate(masks)]
+
+        def make() -> Integer:
+            number = moved_bits(e, e.lane(), [(mask, place) for place, mask in bits])
+            before = e.w.op("and.b32", "b32", add(e, number, 1 if self.back else -1), count)
+            return add(e, self.lane(sum(masks), 0), moved_bits(e, before, bits))
+
+        return e.w.hoist(("neighbour", self.back, masks), make, root=True)
+
+    def is_first(self, mask: int) -> str:
+        """Whether no lane comes before this one."""
+        e, end = self.e, mask if self.back else 0
+
+        def make() -> str:
+            own = e.w.op("and.b32", "b32", e.lane(), mask)
+            return e.w.op("setp.eq.s32", "pred", own, end)
+
+        return e.w.hoist(("first of lanes", mask, end), make, root=True)
