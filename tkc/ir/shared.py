@@ -31,7 +31,6 @@ the operations, and by what is derived from it at level 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -47,13 +46,12 @@ from xdsl.irdl import (
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir import tile
 from tkc.ir.definition import op_definition
 from tkc.ir.digits import LayoutError
 from tkc.ir.layout import Layout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED
-from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits
+from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 from tkc.ir.values import (
     shared_type,
     tile_type,
@@ -424,33 +422,3 @@ OPERATIONS: tuple[type[Operation], ...] = (
     WaitCopies,
     NoToken,
 )
-
-
-def scratch_of(kernel: Operation) -> int:
-    """Bytes of shared memory that operations of a kernel take beside its buffers, for each copy of
-    a role: one after the other, in the same place.
-    """
-    return max(map(scratch, kernel.walk()), default=0)
-
-
-def scratch(op: Operation) -> int:
-    """The bytes that one operation takes there: a histogram's counts, a gather's tile, and what one
-    thread found for those that hold copies. Its threads meet before they write them.
-    """
-    found = None
-    if isinstance(op, tile.Histogram):
-        return -(-4 * tile_type(op.result).size // 16) * 16
-    if isinstance(op, tile.Gather):
-        t = tile_type(op.arg)
-        return -(-t.size * max(1, bits(t.element) // 8) // 16) * 16
-    if isinstance(op, tile.Atomic):
-        found = op.result
-    if isinstance(op, tile.LoadPointers) and op.semantics is not None:
-        found = op.result
-    if found is None or not isinstance(found.type, TileType):
-        return 0
-    return max(
-        16,
-        prod(1 << (n - 1).bit_length() for n in found.type.extents)
-        * max(1, bits(found.type.element) // 8),
-    )

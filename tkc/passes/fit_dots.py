@@ -29,7 +29,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
-from tkc.ir.shared import scratch_of
+from tkc.ir.scratch import scratch_of
 from tkc.ir.values import operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unseen

@@ -66,6 +66,7 @@ from tkc.ir.rewrite import (
     rebuild_while,
     replace,
 )
+from tkc.ir.scratch import scratch_of
 from tkc.ir.types import SharedType, TileType, TokenType
 from tkc.ir.values import (
     block_of,
@@ -265,7 +266,7 @@ def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
     bytes_ = sum(shared_type(copy.buffer).bytes for copy in copies)
     buffers = operations_in(kernel, shared.Alloc)
     others = sum(shared_type(op.result).bytes for op in buffers) - bytes_
-    others += shared.scratch_of(kernel)
+    others += scratch_of(kernel)
     fit = max(1, (context.target.shared_bytes - others - 1024) // bytes_)
     if fit < wanted:
         context.decisions.append(

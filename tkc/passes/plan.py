@@ -51,7 +51,7 @@ from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
-from tkc.ir.shared import scratch_of
+from tkc.ir.scratch import scratch_of
 from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2

@@ -548,7 +548,7 @@ def test_consumers_at_programs_of_their_own_share_no_scratch():
     """A histogram's counts: twice, where two consumers run side by side."""
     from pathlib import Path
 
-    from tkc.ir.shared import scratch
+    from tkc.ir.scratch import scratch
     from tkc.ir.threads import Role
     from tkc.language.signature import Options
     from tkc.passes import pipeline

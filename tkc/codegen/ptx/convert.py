@@ -54,10 +54,10 @@ def _between_lanes(e: Emitter, value: Tile, t: TileType, found: WarpConversion) 
             if low == high:
                 continue
             one, other = words[low], words[high]
-            given = _pick(e, kind, upper, one, other)
+            given = pick(e, kind, upper, one, other)
             got = shuffle(e, given, lane, kind)
-            words[low] = _pick(e, kind, upper, got, one)
-            words[high] = _pick(e, kind, upper, other, got)
+            words[low] = pick(e, kind, upper, got, one)
+            words[high] = pick(e, kind, upper, other, got)
     rows = [[(register // pack, lane) for register, lane in row] for row in found.fetches[::pack]]
     fetched = [_fetch(e, kind, words, row) for row in rows]
     if together:
@@ -65,7 +65,7 @@ def _between_lanes(e: Emitter, value: Tile, t: TileType, found: WarpConversion) 
     return Tile.of(t, e.build(TileType(t.shape, value.element, t.layout), fetched).registers)
 
 
-def _pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Operand:
+def pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Operand:
     """One of two words, of elements that nobody computes with."""
     if kind == "pred":
         return select(e, i1, upper, yes, no)
@@ -84,7 +84,7 @@ def _fetch(e: Emitter, kind: str, words: Sequence[Operand], places: Sequence[Pla
     for register in others:
         x = shuffle(e, words[register], lane, kind, "idx")
         wanted = _by_mask(e, sum(1 << i for i, (r, _) in enumerate(places) if r == register))
-        answer = _pick(e, kind, wanted, x, answer)
+        answer = pick(e, kind, wanted, x, answer)
     return answer
 
 

@@ -34,8 +34,9 @@ from tkc.codegen.ptx.values import (
 from tkc.codegen.ptx.writer import Integer, Operand, Writer, as_integer, class_of
 from tkc.errors import CompileError
 from tkc.ir.interface import Parameter, Site
+from tkc.ir.known_elements import Found
 from tkc.ir.ranges import Ranges
-from tkc.ir.shared import scratch_of
+from tkc.ir.scratch import scratch_of
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
@@ -121,6 +122,7 @@ class Emitter:
         self.directives: list[str] = []  # of the entry, e.g. ".minnctapersm 1"
         self.isa = tuple(map(int, target.ptx.split(".")))
         self.ranges = Ranges()
+        self.known: Found = {}  # elements of tiles, by known_elements
         self.op: Operation = kernel
         rows, columns = kernel.cluster
         self.cluster = rows, columns

@@ -30,6 +30,7 @@ from tkc.codegen.ptx.values import Tile, layout_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, tile
 from tkc.ir.layout import Layout
+from tkc.ir.scratch import scratch
 from tkc.ir.types import bits, is_bool, is_float, is_unsigned
 from tkc.ir.values import tile_type
 
@@ -262,7 +263,7 @@ def histogram(e: Emitter, op: tile.Histogram) -> None:
     """
     w, value, t = e.w, e.tile(op.arg), tile_type(op.result)
     bins, width = t.extents[0], 64 if bits(value.element) == 64 else 32
-    own, at = e.own_scratch(shared.scratch(op))
+    own, at = e.own_scratch(scratch(op))
     base = w.op("add.s32", "b32", own, at)
     meet(e)
     for first in range(0, bins, e.instance.threads):

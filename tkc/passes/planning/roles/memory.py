@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.rewrite import loop_of
-from tkc.ir.shared import scratch_of
+from tkc.ir.scratch import scratch_of
 from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import ancestor, array_type, first_of, tile_type
