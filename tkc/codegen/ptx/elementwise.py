@@ -40,6 +40,7 @@ from tkc.codegen.ptx.values import (
 from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.known_elements import known_elements, known_in_registers
 from tkc.ir.ranges import Overflow, bounds, inverse
 from tkc.ir.types import (
     PointerType,
@@ -436,6 +437,7 @@ class Run:
             self.destinations[self.ops[0]] = None
         self.alike = {op: _alike(e, op) for op in self.ops}
         self.origins = {op: f for op in self.ops if (f := _origin(e, op)) is not None}
+        self.truths = _known_truths(e, self.ops)
 
     def _is_within(self, op: Fusable) -> bool:
         """Whether another operation of the run computes what this one would."""
@@ -468,7 +470,7 @@ class Run:
             if (alike := self.alike[op]) > 1:
                 for i in range(start, start + step):
                     if i % alike == 0:
-                        truth = as_integer(compute(e, op, self._operands(op, i)))
+                        truth = as_integer(self._of_operands(op, i, self._operands(op, i)))
                         found.append(e.owned(truth))
                     else:
                         found.append(found[-1])
@@ -510,6 +512,12 @@ class Run:
             args = _apart(self.e, op, *args)
         if "small" in op.attributes and args[0] in self.e.sums:
             return self._converted_sum(*self.e.sums[args[0]])
+        return self._of_operands(op, i, args)
+
+    def _of_operands(self, op: Fusable, i: int, args: Sequence[Operand]) -> Operand:
+        """One element, which may be known without them."""
+        if op in self.truths and (truth := self.truths[op][i]) is not None:
+            return bool(truth)
         return compute(self.e, op, args)
 
     def _converted_sum(self, origin: Integer, distance: int) -> str:
@@ -664,6 +672,19 @@ def _apart(e: Emitter, op: ew.Elementwise, a: Operand, b: Operand) -> list[Opera
         return [a, b]
     (left, more), (right, less) = sums
     return [_shared_difference(e, "apart", "sub.sat.s32", left, right), less - more]
+
+
+def _known_truths(e: Emitter, ops: Sequence[Fusable]) -> dict[Fusable, list[int | None]]:
+    """Of each register the truth value that all threads hold there, where it depends on places in
+    the tile alone: that no register but a thread's first is at the tile's first place, say.
+    """
+    found = {}
+    for op in ops:
+        t = tile_type(op.result)
+        elements = known_elements(op.result, e.known) if is_bool(t.element) else None
+        if elements is not None:
+            found[op] = known_in_registers(elements, layout_of(t))
+    return found
 
 
 def _alike(e: Emitter, op: Fusable) -> int:
