@@ -1,5 +1,5 @@
-"""How few warps a program without dots has: one or two for short tiles, one a line to sort, one
-where others would meet in every iteration.
+"""How few warps a program has: one or two for short tiles, one a line to sort, one where others
+would meet in every iteration, or between dots that multiply what others made.
 """
 
 import numpy as np
@@ -92,3 +92,66 @@ def test_what_lines_in_one_warp_come_to():
         sums = np.cumsum(cost, axis=1)
         line = np.minimum.accumulate(line + cost - sums, axis=1) + sums
     np.testing.assert_allclose(y, line, rtol=1e-4, atol=1e-4)
+
+
+@tkc.jit
+def powers(x, y, N: tkc.constexpr, TIMES: tkc.constexpr):
+    """A matrix multiplied by itself, again and again; of integers in floats, modulo a number."""
+    i = tkc.program_id(0)
+    a = tkc.load(x[i], (0, 0), (N, N))
+    total = a
+    for _ in tkc.range(TIMES):
+        product = tkc.dot(a, total)
+        total = (product - tkc.floor(product / 17) * 17).to(a.dtype)
+    tkc.store(y[i], (0, 0), total)
+
+
+@tkc.jit
+def powers_by_parts(x, y, N: tkc.constexpr, TIMES: tkc.constexpr):
+    """The same, each factor loaded in the loop."""
+    i = tkc.program_id(0)
+    total = tkc.load(x[i], (0, 0), (N, N))
+    for _ in tkc.range(TIMES):
+        product = tkc.dot(tkc.load(x[i], (0, 0), (N, N)), total)
+        total = (product - tkc.floor(product / 17) * 17).to(total.dtype)
+    tkc.store(y[i], (0, 0), total)
+
+
+@tkc.jit
+def powers_from_right(x, y, N: tkc.constexpr, TIMES: tkc.constexpr):
+    """The same by rows, of which each warp may have its own."""
+    i = tkc.program_id(0)
+    a = tkc.load(x[i], (0, 0), (N, N))
+    total = a
+    for _ in tkc.range(TIMES):
+        product = tkc.dot(total, a)
+        total = (product - tkc.floor(product / 17) * 17).to(a.dtype)
+    tkc.store(y[i], (0, 0), total)
+
+
+@pytest.mark.parametrize(
+    "fn, n, dtype, warps",
+    [
+        (powers, 16, np.float16, 1),
+        (powers, 32, np.float16, 1),
+        (powers, 48, np.float16, 1),
+        (powers, 80, np.float16, 4),  # more than a warp holds
+        (powers, 32, np.float32, 4),  # multiply-adds
+        (powers_by_parts, 32, np.float16, 4),  # loads to hide
+        (powers_from_right, 32, np.float16, 1),  # two warps would have rows of their own
+        (powers_from_right, 64, np.float16, 4),
+    ],
+)
+def test_one_warp_multiplies_what_it_made(fn, n, dtype, warps):
+    r = np.random.default_rng(0)
+    x = r.integers(0, 5, (3, n, n)).astype(dtype)
+    y = np.zeros_like(x)
+    plan, compiled = plan_of(fn, x, y, N=n, TIMES=3)
+    assert plan.warps == warps
+    if warps == 1:
+        assert "bar.sync" not in compiled.ptx
+    fn[3](x, y, N=n, TIMES=3)
+    want = x.astype(np.int64)
+    for _ in range(3):
+        want = x.astype(np.int64) @ want % 17  # powers of a matrix commute
+    np.testing.assert_array_equal(y.astype(np.int64), want)

@@ -13,7 +13,8 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
 
   instruction   of the tensor cores where one takes the element types and divides K; otherwise
                 multiply-adds
-  warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
+  warps         one, where more would meet between dots of small tiles whose operands others have
+                made; else the fewest of 4, 8, 16 that keep a thread's accumulators within
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
                 MAX_STAGED_REGISTERS), or more (`assembler.row_accumulators`) where warps have
                 rows of their own, two blocks share a multiprocessor, and what lives at once is
@@ -72,6 +73,7 @@ from tkc.passes.analysis.remembered import remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
+from tkc.passes.planning.chains import of_chain
 from tkc.passes.planning.cost import Cost, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.numbers import Sizes
@@ -79,9 +81,9 @@ from tkc.passes.planning.operands import blocks_behind, partial
 from tkc.passes.planning.pressure import (
     demand,
     fits,
+    most_scalars,
     results_of_dots,
     room,
-    scalars,
     together,
 )
 from tkc.passes.planning.program import Program
@@ -577,7 +579,8 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     """The plan of a program with dots: with roles where it can be, else of one role."""
     options = context.options
     loads = _loads(program)
-    warps = options.num_warps or _split_among(options) or _warps(program, loads, context, say)
+    warps = options.num_warps or _split_among(options) or _of_chain(program, context, say)
+    warps = warps or _warps(program, loads, context, say)
     if options.num_warps:
         say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
@@ -782,6 +785,11 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
     return warps
 
 
+def _of_chain(program: Program, context: PassContext, say: Say) -> int:
+    """One warp, where tensor cores multiply a chain of small dots; else 0."""
+    return 0 if _added(program, context).dots else of_chain(program, _accumulators(program, 1), say)
+
+
 def _of_two(warps: int, target: Target) -> int:
     """Registers of a thread where two blocks of so many warps share a multiprocessor."""
     return target.at_entry(2 * 32 * warps)
@@ -817,7 +825,10 @@ def _most_accumulators(
     if 2 * stage > _beside_another(others, context):
         return MAX_ACCUMULATOR_REGISTERS
     assembler = context.target.assembler
-    if _live_in_loops(program, loads) // (32 * warps) + _scalars(program) > assembler.row_live:
+    if (
+        _live_in_loops(program, loads) // (32 * warps) + most_scalars(program.dots)
+        > assembler.row_live
+    ):
         return MAX_ACCUMULATOR_REGISTERS
     return assembler.row_accumulators
 
@@ -830,12 +841,6 @@ def _live_in_loops(program: Program, loads: tuple[LoadPlan, ...]) -> int:
         if load.path == "shared"
     ]
     return demand(program.kernel, frozenset(shared))
-
-
-def _scalars(program: Program) -> int:
-    """Words of a thread for what is no tile in the loop of dots that reads the most."""
-    loops = {dot.parent_op() for dot in program.dots}
-    return max((scalars(loop) for loop in loops if isinstance(loop, scf.ForOp)), default=0)
 
 
 def _beside_another(others: int, context: PassContext) -> int:

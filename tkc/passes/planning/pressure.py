@@ -61,7 +61,7 @@ def demand(kernel: tile.Kernel, elsewhere: frozenset[SSAValue] = frozenset()) ->
 def results_of_dots(kernel: tile.Kernel) -> int:
     """Bytes of the results of dots, and of what is computed of them element by element, that are
     live together at the worst moment."""
-    made = _made_of_dots(kernel)
+    made = made_of_dots(kernel)
     return _peak(
         kernel.body.block,
         frozenset(),
@@ -70,7 +70,7 @@ def results_of_dots(kernel: tile.Kernel) -> int:
     )
 
 
-def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
+def made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
     """The results of dots, and what is computed of them element by element, or carried by loops."""
     made: set[SSAValue] = set()
     before, every = -1, list(kernel.walk())
@@ -89,6 +89,12 @@ def _made_of_dots(kernel: tile.Kernel) -> set[SSAValue]:
                     if not made.isdisjoint(together):
                         made.update(together[1:])
     return made
+
+
+def most_scalars(dots: Iterable[tile.Dot]) -> int:
+    """Words of a thread for what is no tile in the loop of dots that reads the most."""
+    loops = {dot.parent_op() for dot in dots}
+    return max((scalars(loop) for loop in loops if isinstance(loop, scf.ForOp)), default=0)
 
 
 def scalars(loop: Operation) -> int:
