@@ -1,17 +1,18 @@
 """Which tests run today: `make test` runs a seventh of those in the folders below, a week all.
 
 Tests are dealt out in families. A *family* is a file with all its test functions and their cases;
-of the tables of operations, it is the cases of one operation and element type. Its tests are dealt
-out to seven days in the order of a hash of their names, so that the deal does not depend on where
-one stands. In files that keep what they compile from one test to the next, those of one program
-stand together: it is compiled on one day and not on each. Every family runs at least one test a
-day, and within seven consecutive days all of them. Tests of mutants sample these, too (`sampled`).
+of the tables of operations, it is the cases of one operation and element type; of a folder whose
+files start many processes, it is the folder. Its tests are dealt out to seven days in the order of
+a hash of their names, so that the deal does not depend on where one stands. In files that keep what
+they compile from one test to the next, those of one program stand together: it is compiled on one
+day and not on each. Every family runs at least one test a day, and within seven consecutive days
+all of them. Tests of mutants sample these, too (`sampled`).
 
     TKC_TEST_SEED=3     the sample of day 3; by default the number of days since 1970
     TKC_TEST_SEED=all   every test (`make test-all`)
 
 Tests of messages, and those that hold a list to the code, always run; so do the runtime but for
-five files, and whatever is in no folder below.
+six files, and whatever is in no folder below.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ SAMPLED = {
     "tests/runtime/test_autotune.py": "kernels that are tuned",
     "tests/runtime/test_cache.py": "processes that share a cache, under several hash seeds",
     "tests/runtime/test_export.py": "kernels that are exported, by target",
+    "tests/runtime/test_host_state.py": "what kernels read of the host, and a process for each",
     "tests/runtime/test_picture.py": "kernels whose timelines are drawn",
     "tests/sim/": "programs of the simulators and their mutants",
     "tests/test_docs.py::test_the_blocks_run": "pages whose programs run",
@@ -53,6 +55,8 @@ SAMPLED = {
     "tests/triton/": "operations and element types of another language",
     "tests/upstream_bugs/": "kernels that other compilers miscompiled, at every level",
 }
+# folders that are one family: files of a few tests each, most of which start a process per rank
+ONE_FAMILY = ("tests/kernels/distributed/",)
 MESSAGES = re.compile(
     r"(?<!rms_)error|refus|message|wrong|bad_|says|cannot|sentence", re.IGNORECASE
 )
@@ -86,7 +90,7 @@ def family(nodeid: str) -> str | None:
     if file.startswith("tests/operations/"):
         found = OPERATION.search(nodeid)
         return f"{function}[{found[1] if found else ''}"
-    return file
+    return next((folder for folder in ONE_FAMILY if file.startswith(folder)), file)
 
 
 def _rank(name: str) -> str:

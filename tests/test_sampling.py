@@ -23,6 +23,11 @@ CASES = (
     *(f"tests/runtime/test_jit.py::test_it[{i}]" for i in range(9)),
     *(f"tests/language/test_errors.py::test_saying[{i}]" for i in range(9)),
     *(f"tests/test_docs.py::test_the_blocks_run[{page}]" for page in ("ir", "models", "speed")),
+    *(
+        f"tests/kernels/distributed/test_{file}.py::test_it[{i}]"
+        for file in ("example", "ranks", "watch")
+        for i in range(3)
+    ),
     "tests/test_docs.py::test_links",
     "tests/passes/test_roles.py::test_alone",
 )
@@ -70,6 +75,11 @@ def test_parameters_name_a_program_that_is_kept():
     assert program(keeps, {"steps": 3, "form": CASES[0]}) == CASES[0]
     assert program(keeps, {"kernel": kernel, "n": 1, "name": "x"}) == "kernel x"
     assert program(keeps, {"n": 1}) == program(keeps_none, {"form": CASES[0]}) == ""
+
+
+def test_files_that_start_processes_share_a_day():
+    days = [{c for c in chosen(CASES, day) if "/distributed/" in c} for day in range(DAYS)]
+    assert sorted(map(len, days)) == [1] * 5 + [2] * 2
 
 
 def test_everything_can_be_asked_for(monkeypatch):

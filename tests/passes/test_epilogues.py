@@ -298,7 +298,7 @@ def one_result(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr)
 @pytest.mark.parametrize(
     "stride, align, vector", [(Fact(), 2, 1), (Fact(2), 4, 2), (Fact(4), 16, 4), (Fact(8), 16, 8)]
 )
-def test_threads_store_rows_that_tensor_maps_cannot(stride, align, vector, roles):
+def test_threads_store_rows_that_tensor_maps_do_not(stride, align, vector, roles):
     """As wide as alignment allows, neighbours by neighbouring lanes."""
     options = {"epilogue": "shared"} if vector == 8 else {}
     modules, context = stored_product(one_result, stride, align, roles=roles, **options)

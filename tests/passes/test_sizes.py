@@ -198,7 +198,7 @@ def both_ways(a, b, N: tkc.constexpr):
 
 
 @pytest.mark.parametrize("kernel", [combined, both_ways])
-def test_scans_that_cannot_go_on_are_made_at_once(kernel):
+def test_scans_that_do_not_go_on_are_made_at_once(kernel):
     module = traced(kernel, *[array(tkc.float32)] * 2, N=20000)
     a = np.random.default_rng(0).integers(-1, 2, 20000).astype(np.float32)
     level0.run(module, [a, want := np.zeros(20000, np.float32)], (1,))

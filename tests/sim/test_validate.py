@@ -90,7 +90,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_pass_is_named_and_reproduced(name, tmp_path):
+def test_a_mutated_pass_is_named_and_reproduced(name, tmp_path):
     case, at, change = WRONG[name]
     with pytest.raises(ValidationError) as caught:
         validated(CASES[case], "sm_80", tmp_path, (at, change))

@@ -217,7 +217,7 @@ def test_buffers_that_are_in_use_together_are_apart(name, target):
 
 
 @pytest.mark.parametrize("name, target", EVERY)
-def test_banks_meet_as_often_as_the_compiler_says(name, target):
+def test_banks_meet_as_often_as_the_compiler_counts(name, target):
     for access in memory.accesses(made(name, target).final):
         words = max(len(lanes) for lanes in access.lanes)
         assert words == access.degree >= 1, access

@@ -142,7 +142,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_word_shows(what):
+def test_a_changed_word_shows(what):
     form = products.PAIR
     BM, BN, BK = form.block
     with pytest.raises((Fault, AssertionError)) as found:
