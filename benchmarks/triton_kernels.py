@@ -41,11 +41,13 @@ from typing import Any
 import benchmarks.triton_packages  # noqa: F401
 import benchmarks.triton_written  # noqa: F401  # these add cases
 import benchmarks.triton_written_fields  # noqa: F401
+import benchmarks.triton_written_grids  # noqa: F401
 import benchmarks.triton_written_layers  # noqa: F401
 import benchmarks.triton_written_matrices  # noqa: F401
 import benchmarks.triton_written_models  # noqa: F401
 import benchmarks.triton_written_serving  # noqa: F401
 import benchmarks.triton_written_signals  # noqa: F401
+import benchmarks.triton_written_sixth  # noqa: F401
 import benchmarks.triton_written_steps  # noqa: F401
 from benchmarks.harness import Quartiles
 from benchmarks.triton_cases import CASES, PACKAGES, Case, Operands, Run
