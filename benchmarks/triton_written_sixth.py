@@ -135,7 +135,7 @@ def _(o: Operands) -> Run:
 
 @case(SUITE, "sums of 262144 points of 128 by 512 centres")
 def _(o: Operands) -> Run:
-    n, k, d = o.of(262144, 1000), 512, 128
+    n, k, d, parts = o.of(262144, 1000), 512, 128, o.of(33, 3)
     x, nearest = o.normal(n, d), o.index(k, n).to(o.torch.int32)
     sums, count = o.zeros(k, d, dtype="float32"), o.zeros(k, dtype="int32")
     f = _products().sums_by_centre
@@ -143,7 +143,7 @@ def _(o: Operands) -> Run:
     def run() -> Any:
         sums.zero_()
         count.zero_()
-        f[(k // 128, d // 128, 33)](
+        f[(k // 128, d // 128, parts)](
             x, nearest, sums, count, n, k, d, BK=128, BN=64, BD=128, num_warps=8
         )
         return sums, count
@@ -222,7 +222,7 @@ def _(o: Operands) -> Run:
 
 @case(SUITE, "products of 1048576 matrices of 8 x 8")
 def _(o: Operands) -> Run:
-    m, n = o.of(1048576), 8
+    m, n = o.of(1048576) // 8 * 8, 8
     x, z, y = o.normal(m, n, n), o.normal(m, n, n), o.zeros(m, n, n)
     f = _solvers().tiny_products
 
