@@ -4,6 +4,8 @@ right on the CPU and by the simulator of Hopper's programs, and compiled as bloc
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -308,3 +310,31 @@ def test_numbers_beyond_the_largest_are_infinite(anywhere, dtype):
     filled[(1,)](x, y, 20, BLOCK=32).compiled_for("sm_90a")
     exact = np.concatenate([x[:20], np.full(12, -np.inf), np.full(32, np.inf)])
     np.testing.assert_array_equal(y, exact.astype(dtype))
+
+
+# ---- states that loops write row by row
+@triton.jit
+def solved(a, b, y, N: tl.constexpr, R: tl.constexpr):
+    """a y = b with a lower triangle, a row of y at a time."""
+    n, r = tl.arange(0, N), tl.arange(0, R)
+    left = tl.load(b + n[:, None] * R + r[None, :])
+    out = tl.zeros((N, R), tl.float32)
+    for i in range(N):
+        column = tl.load(a + n * N + i, mask=n >= i, other=0.0)
+        row = tl.sum(tl.where(n[:, None] == i, left, 0.0), 0) / tl.load(a + i * N + i)
+        out = tl.where(n[:, None] == i, row[None, :], out)
+        left -= column[:, None] * row[None, :]
+    tl.store(y + n[:, None] * R + r[None, :], out)
+
+
+def test_rows_that_several_threads_hold_are_written_by_one(anywhere):
+    """Of the row, which is a sum over lanes, several of these have a copy; what it is written to
+    is shared out among all threads.
+    """
+    size = 64
+    a = np.tril(rng.normal(size=(size, size)) / 16, -1) + 2 * np.eye(size)
+    b, y = rng.normal(size=(size, size)), np.zeros((size, size), np.float32)
+    launched = solved[(1,)](a.astype(np.float32), b.astype(np.float32), y, N=size, R=size)
+    assert np.abs(y - np.linalg.solve(a, b)).max() < 1e-5
+    most = re.search(r"tiles take at most (\d+) registers", decisions(launched))
+    assert most and int(most[1]) < 160

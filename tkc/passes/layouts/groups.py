@@ -615,16 +615,18 @@ class Groups:
 
     def _of_deeper_views(self, root: SSAValue) -> Layout | None:
         """The image of a view that an element-wise operation of a group reads, in a loop deeper
-        than any load or store of the group.
+        than any load or store of the group; not one that gives each thread many more elements than
+        its share, because several hold what is broadcast.
         """
-        deepest = self._depth(root)
+        deepest, share = self._depth(root), tile_type(root).size // (32 * self.plan.warps)
         for v in self.members:
             op = v.owner
             if self.find(v) is not root or not isinstance(op, POINTWISE):
                 continue
             if len(loops_of(op)) > deepest:
                 for operand in tiles(op.operands):
-                    if self.kinds.view(operand) and (seen := self._image(operand)) is not None:
+                    seen = self._image(operand) if self.kinds.view(operand) else None
+                    if seen and seen.num_registers <= max(share, MAX_BROADCAST_REGISTERS):
                         return seen
         return None
 
