@@ -404,7 +404,10 @@ def test_multiprocessors_of_clusters():
     assert [TARGETS["sm_90a"].clustered(n) for n in (1, 2)] == [132, 132] and TARGETS[
         "sm_90a"
     ].clustered(4) == TARGETS["sm_90a"].clustered(8) == 120  # as an H200's driver says
-    assert [TARGETS["sm_89"].clustered(n) for n in (1, 2, 3)] == [128, 128, 126]
+    other = TARGETS["sm_89"]
+    assert [other.clustered(n) for n in (1, 2)] == [128, 128]
+    whole = [sum(n // size * size for n in other.device.multiprocessors_of_gpcs) for size in (3, 8)]
+    assert other.clustered(3) <= whole[0] == 126 and other.clustered(8) <= whole[1] == 88
 
 
 # --------------------------------------------------------------------------------------------------

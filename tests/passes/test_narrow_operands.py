@@ -1,5 +1,6 @@
-"""Right operands of fewer columns than a swizzle takes: panels of eight columns of 16 bits each,
-which tensor maps copy and matrix instructions read. All numbers are small integers.
+"""Right operands whose rows are no whole number of the narrowest swizzle: eight columns of 16 bits
+are left over. No tensor map copies them, and matrix instructions read them all the same. All
+numbers are small integers.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def check(module, columns: int, run=stages.run, **how) -> None:
 
 
 @WIDTHS
-def test_tensor_maps_copy_them(columns):
+def test_consumers_load_them(columns):
     modules, given = lowered(columns)
-    assert [load.path for load in given.plan.loads] == ["tma", "tma"]
+    assert [load.path for load in given.plan.loads] == ["tma", "registers"]
+    assert any("its rows are narrower than a swizzle" in line for line in given.decisions)
     for module in without_threads(modules):
         check(module, columns)
     for resident in (1, 2):

@@ -653,12 +653,16 @@ LEADER = {
     # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for
     # them
 }
-# The fence in a step covers what that step has read, which is given back in the next.
+# The fence in a step covers what that step has read, which is given back in the next, and of the
+# last step behind the loop.
+BEHIND_THE_LOOP = {
+    f"{change}: fence async_shared in consumer, 2" for change in ("drop", "kind", "later")
+}
 MUTATED = [
     (Case(E4, E4, (64, 128, 32), "exact b.T", options=SMALL), LEADER),
     (
         Computed(I8, BF, "cast", (64, 64, 32), options=SMALL),
-        LEADER | {"later: fence async_shared in consumer"},
+        LEADER | BEHIND_THE_LOOP | {"later: fence async_shared in consumer"},
     ),
     (Computed(I8, BF, "cast after b.T", (64, 128, 32), options=SMALL), LEADER),
 ]

@@ -497,6 +497,13 @@ def pipelined() -> list[Program]:
 
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "product, 5 stages, sm_80": {
+        f"stages + 1: ring_next{nth}": (
+            "before the loop stages are counted on from the first to the fourth of five, and none"
+            " comes to the end of the ring"
+        )
+        for nth in ("", ", 2", ", 3")
+    },
     "pingpong_product": {
         "drop: mbarrier_wait empty in producer, 2": (
             "the drain, which a block without a cluster does not need"

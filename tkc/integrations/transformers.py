@@ -222,7 +222,9 @@ def _experts(module: Any, hidden_states: Any, index: Any, weights: Any) -> Any:
     from tkc import kernels
 
     plain = module.has_gate and module.is_concatenated
-    odd = module.has_bias or module.is_transposed or module.has_post_expert_norm
+    # Versions of transformers without that norm have no attribute that says so.
+    is_normed = getattr(module, "has_post_expert_norm", False)
+    odd = module.has_bias or module.is_transposed or is_normed
     if not plain or odd or _gate_of(module.act_fn) is not kernels.swiglu:
         return type(module).forward.__wrapped__(module, hidden_states, index, weights)
     given = module.gate_up_proj, module.down_proj, weights, index.int()

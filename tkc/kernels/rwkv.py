@@ -418,7 +418,8 @@ class _Call:
         lower, ends = self.of_pairs("float32"), self.of_chunks()
         pairs = seen, asked, read, lower
         numbers = NUMBERS if self.short > 1 else NUMBERS // 2  # levels keep more at once
-        warps = max(1, self.tiles["C"] * self.tiles["K"] // (32 * numbers))
+        # more warps would leave a thread half of the registers
+        warps = min(8, max(1, self.tiles["C"] * self.tiles["K"] // (32 * numbers)))
         options = {**self.tiles, "SHORT": self.short, "num_warps": warps}
         _pairs[self.grid](*self.operands, *pairs, *factors, ends, self.scale, **options)
         inverted(lower, inverses, self.starts, self.grid)
