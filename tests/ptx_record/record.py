@@ -20,6 +20,7 @@ def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
     os.environ["TKC_CACHE"] = "0"
     from tests.ptx_record.cases import cases
     from tests.ptx_record.normal import digest, normalized
+    from tkc.fuzz.lost_operands import lost_operands
     from tkc.fuzz.merged_reads import merged_reads
 
     found = {}
@@ -34,6 +35,8 @@ def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
         found[name] = digest(text)
         if any(merged_reads(text)):
             found[name] += " with reads of two wgmma that ptxas merges"
+        if any(lost_operands(text)):
+            found[name] += " with left operands that ptxas may overwrite"
         if folder:
             file = Path(folder) / f"{found[name]}.ptx"
             file.write_text(normalized(text))

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.emit import PtxProgram
 from tkc.errors import CompileError, Error
 from tkc.fuzz.grammar import Kernel
+from tkc.fuzz.lost_operands import lost_operands
 from tkc.fuzz.merged_reads import merged_reads
 from tkc.ir.target import TARGETS
 from tkc.ir.types import ArrayType, PointerType, is_float
@@ -313,6 +314,9 @@ class Comparison:
         if pair := next(merged_reads(program.text), None):
             first, second = (program.text.splitlines()[line - 1].strip() for line in pair)
             message = f"ptxas would take `{second}` for `{first}`, which reads another wgmma"
+            return Failure(variant.label("PTX"), "wrong", message)
+        if lost := next(lost_operands(program.text), None):
+            message = f"ptxas may overwrite {lost[1]}, a left operand that a loop reads again"
             return Failure(variant.label("PTX"), "wrong", message)
         return self.run(variant.label("PTX"), lambda a: self._run_ptx(program, a))
 

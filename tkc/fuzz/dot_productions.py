@@ -311,6 +311,8 @@ class DotWriter(ValueWriter):
         m, n, k = loop.shape
         results = [self.zeros((m, n), loop.total)]
         q = self.operand(loop.dtype, m, k, row, "0")
+        if self.seed % 3 == 1:  # no draw: others stay what they were
+            q = self.changed(q)  # in registers, before the loop
         if self.chance(0.6):
             results.append(self.zeros((m,), loop.total))
         beside = self._beside(loop, k)

@@ -66,7 +66,7 @@ def merged_reads(text: str) -> Iterator[tuple[int, int]]:
                     block.values[register] = "accumulator", register
                     block.written[register] = block.writes
             elif predicate or EFFECTS.match(name):
-                for register in _results(rest):
+                for register in results_of(rest):
                     block.define(register, (number, register))
             elif (first := _computed(block, number, name, rest)) is not None:
                 yield first, number
@@ -93,7 +93,7 @@ def _basic_blocks(text: str) -> Iterator[list[tuple[int, str]]]:
     yield lines
 
 
-def _results(operands: str) -> list[str]:
+def results_of(operands: str) -> list[str]:
     """The registers of the first operand, if it is one or a list of them."""
     listed = LIST.match(operands)
     first = listed[0] if listed else operands.split(",", 1)[0]
@@ -102,7 +102,7 @@ def _results(operands: str) -> list[str]:
 
 def _computed(block: _Block, number: int, name: str, operands: str) -> int | None:
     """Notes an instruction that computes; gives the line of an equal one on other values."""
-    results = _results(operands)
+    results = results_of(operands)
     listed = LIST.match(operands)
     others = operands[listed.end() :] if listed else operands.partition(",")[2]
     sources = OPERAND.findall(others)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from tkc.codegen.ptx import traps
+from tkc.codegen.ptx import kept_operands, traps
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.equal_readers import merges_iterations
 from tkc.codegen.ptx.values import (
@@ -121,6 +121,7 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
         w.op(f"add.{kind}", cls, counter, step, into=counter)
     branch(e, again or w.op(f"setp.lt.{kind}", "pred", counter, upper), top)
     w.place(end)
+    kept_operands.keep(e, op)
 
 
 def _only_block(region: Region) -> Block | None:
@@ -195,6 +196,7 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
             assign(e, carried, yielded_by(after))
         w.branch(top, uniform=e.uniform)
     w.place(end)
+    kept_operands.keep(e, op)
     bind(e, op.results, passed)
 
 
