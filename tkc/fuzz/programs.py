@@ -407,8 +407,8 @@ def _attention(
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
     # Of two heads each, for which the kernel is made. Whole blocks, and with an iteration behind a
-    # mask.
-    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + (
+    # mask; one block of keys where the schedule's copies are late (the second).
+    loops = tuple((2, 200, 64 * n) for n in (5, 1, 2, 4, 3)) + (
         (2, 300, 0),
         (2, 200, 300),
         (2, 200, 150),
@@ -544,7 +544,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     **dict.fromkeys(
         ("attention, sm_90a", "attention, causal, sm_90a"),
         {
-            "drop: mbarrier_wait empty 2 in producer, 4": (
+            "drop: mbarrier_wait empty 2 in producer, 3": (
                 "K of the program behind one that sees nothing: its stage was given back before a"
                 " stage of Q, for which the producer has waited"
             ),
