@@ -408,7 +408,7 @@ def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
     # Of two heads each, for which the kernel is made. Whole blocks, and with an iteration behind a
     # mask; one block of keys where the schedule's copies are late (the second).
-    loops = tuple((2, 200, 64 * n) for n in (5, 1, 2, 4, 3)) + (
+    loops = tuple((2, 200, 64 * n) for n in (5, 1, 4, 2, 3)) + (
         (2, 300, 0),
         (2, 200, 300),
         (2, 200, 150),
@@ -541,6 +541,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the second stage of a fresh ring: its parity is 0 as it is"
         ),
     },
+    **dict.fromkeys(
+        ("attention, sm_80", "attention, causal, sm_80"),
+        {
+            "stages + 1: ring_next, 2": (
+                "before the loop: the third of a fresh ring's four stages follows the second"
+            ),
+        },
+    ),
     **dict.fromkeys(
         ("attention, sm_90a", "attention, causal, sm_90a"),
         {
