@@ -179,6 +179,27 @@ def block_barrier(m: Instance, op: threads.BlockBarrier) -> Steps:
     return (yield from meeting(m, op, find))
 
 
+def turn(m: Instance, op: threads.Turn) -> Steps:
+    """Warpgroups take turns: each meets the one before it, where that one's turn has ended. They
+    learn nothing of each other, since turns order no memory.
+    """
+
+    def action(agent: Agent) -> Steps:
+        yield None
+        begins = op.what.data == "begin"
+        if op.what.data == "start" and agent.group < m.groups - 1:
+            return
+        group = agent.group if begins else (agent.group + 1) % m.groups
+        barrier = m.block.barrier((m.name, "turn", group), f"the turn of warpgroup {group}")
+        generation = barrier.arrive(agent, 2 * WARPGROUP_WARPS * WARP, agent.warps * WARP, op)
+        if begins:
+            yield Wait(lambda: barrier.over(generation), lambda: f"{barrier} of {m.name}", op)
+
+    if m.groups > 1:
+        yield from m.both(op, action, meet=op.what.data == "begin")
+    return ()
+
+
 def before_release(m: Instance, op: Operation) -> Steps:
     """All warps of an instance meet before one thread of it releases for them, as the code does
     that is made of a release.
