@@ -85,8 +85,9 @@ def _source(e: Emitter, value: SSAValue, held: Tile, loop: Loop) -> SSAValue:
 def _initial(argument: BlockArgument) -> list[SSAValue]:
     """What an argument of a loop is at first."""
     loop = argument.block.parent_op()
-    is_of_for = isinstance(loop, scf.ForOp) and argument.index
-    return [loop.iter_args[argument.index - 1]] if is_of_for else []
+    if not isinstance(loop, scf.ForOp) or not argument.index:
+        return []
+    return [loop.iter_args[argument.index - 1]]
 
 
 def _holds(e: Emitter, value: SSAValue, registers: set) -> bool:
