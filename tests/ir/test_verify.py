@@ -151,3 +151,58 @@ def test_what_asks_a_vote_is_looked_at_each_time():
     vote.parent.insert_op_after(CLASSES["and"](vote.result, vote.result), vote)
     with pytest.raises(VerifyError, match="only branches"):
         verify(module, "broken", verified)
+
+
+OF_RUNS = '"8: - | 4:1@0 8:* | 2:4@0"'
+OF_TOTALS = '"2: 2:1@0 | 32:* | 2:*"'
+X, N = (f"!tile.tile<8x{t}, {OF_RUNS}>" for t in ("f32", "i32"))
+T, J = (f"!tile.tile<2x{t}, {OF_TOTALS}>" for t in ("f32", "i32"))
+RUNS = f"""tile.kernel @k(%x: {X}, %n: {N}, %q: f32) {{
+  %p, %i, %t, %j = tile.scan_total combine[%x, %n] {{axis = 0 : i64}} \
+: ({X}, {N}) -> ({X}, {N}, {T}, {J}) {{
+  ^bb0(%a: f32, %b: i32, %c: f32, %d: i32):
+    tile.yield[%c, %d] : (f32, i32)
+  }}
+  %y, %m = tile.scan_carry combine[%p, %i, %t, %j] {{axis = 0 : i64}} \
+: ({X}, {N}, {T}, {J}) -> ({X}, {N}) {{
+  ^bb0(%a_1: f32, %b_1: i32, %c_1: f32, %d_1: i32):
+    tile.yield[%c_1, %d_1] : (f32, i32)
+  }}
+  tile.return
+}}"""
+
+
+def changes_of_runs():
+    def fewer_results(total, carry, block):
+        carry.operands = [carry.operands[0], carry.operands[2]]
+        return "of 2 tiles has 2 results, not half as many"
+
+    def another_element(total, carry, block):
+        total.results[2]._type = total.results[3].type
+        return "has totals of"
+
+    def a_number(total, carry, block):
+        carry.operands[2] = block.args[2]
+        return "has totals of"
+
+    def another_kind(total, carry, block):
+        carry.properties["kind"] = StringAttr("xor")
+        return "has no kind 'xor'"
+
+    def prefixes_used_twice(total, carry, block):
+        block.insert_op_after(CLASSES["add"](total.results[0], total.results[0]), total)
+        return "to another operation than 'tile.scan_carry'"
+
+    return fewer_results, another_element, a_number, another_kind, prefixes_used_twice
+
+
+@pytest.mark.parametrize("change", changes_of_runs(), ids=lambda f: f.__name__)
+def test_what_a_scan_over_warps_is_made_of(change):
+    module, verified = parse(RUNS), Verified()
+    kernel = next(op for op in module.walk() if op.name == "tile.kernel")
+    kernel.set_integer("level", 2)
+    verify(module, "sound", verified)
+    total, carry = (op for op in module.walk() if op.name.startswith("tile.scan_"))
+    message = change(total, carry, kernel.body.block)
+    with pytest.raises(VerifyError, match=message):
+        verify(module, "broken", verified)

@@ -378,6 +378,25 @@ class Layout:
             self.shape[:axis] + self.shape[axis + 1 :], change
         )
 
+    def per_warp(self, axis: int) -> Layout:
+        """Of what each warp's part of `axis` comes to, an element for each warp along it (of those
+        of all blocks that share it), in their order: lanes hold copies, registers lose the axis.
+        """
+        axis = self._axis(axis)
+        along = sorted(self.digits(axis, ["warps", "blocks"]), key=lambda d: d.stride)
+        steps = {d: total(along[:i]) for i, d in enumerate(along)}
+
+        def change(digit: Digit, section: str) -> list[Digit]:
+            if digit.axis != axis:
+                return [digit]
+            if section in ("warps", "blocks"):
+                return [replace(digit, stride=steps[digit])]
+            return [] if section == "registers" else [copies(digit.extent)]
+
+        count = total(along)
+        shape = (*self.shape[:axis], count, *self.shape[axis + 1 :])
+        return self._rebuild(shape, change)
+
     def expand(self, axis: int) -> Layout:
         """A new axis of extent 1 in front of `axis`."""
         axis = axis + self.rank + 1 if axis < 0 else axis

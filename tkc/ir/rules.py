@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IndexType, IntegerType, i1, i32
 from xdsl.ir import Attribute, Operation, Region
 
 from tkc.ir import elementwise as ew
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -110,9 +110,11 @@ def _concat(op) -> str | None:
     )
 
 
-def _combination(op) -> str | None:
-    """Operands of one shape; a region of 2n scalars that yields n, where there is to be one."""
-    kind, types = op.kind.data, [a.type for a in op.args]
+def _combination(op, args, results) -> str | None:
+    """Operands of one shape; a region of 2n scalars that yields n, where there is to be one; as
+    many results.
+    """
+    kind, types = op.kind.data, [a.type for a in args]
     if not types:
         return "takes one tile at least"
     if problem := next(filter(None, (_axis(op, t) for t in types)), None):
@@ -129,8 +131,8 @@ def _combination(op) -> str | None:
             f"combines {', '.join(map(str, elements * 2))} to {', '.join(map(str, elements))}"
             " in one block"
         )
-    if len(op.results) != len(types):
-        return f"of {len(types)} tiles has {len(op.results)} results"
+    if len(results) != len(types):
+        return f"of {len(types)} tiles has {len(results)} results"
     return None
 
 
@@ -146,7 +148,7 @@ def _combines(region: Region, elements: list[Attribute]) -> bool:
 
 
 def _reduce(op) -> str | None:
-    if problem := _combination(op):
+    if problem := _combination(op, op.args, op.results):
         return problem
     axis, kind = op.axis.value.data, op.kind.data
     for a, r in zip(op.args, op.results, strict=False):
@@ -164,18 +166,52 @@ def _reduce(op) -> str | None:
 
 
 def _scan(op) -> str | None:
+    return _scanned(op, op.args, op.results)
+
+
+def _scanned(op, args, results) -> str | None:
+    """Of a scan whose operands and results are these."""
     if op.kind.data not in SCANS:
         return f"has no kind {op.kind.data!r}; there are {', '.join(SCANS)}"
-    if problem := _combination(op):
+    if problem := _combination(op, args, results):
         return problem
     return next(
         (
             f"of {a.type} gives {r.type}"
-            for a, r in zip(op.args, op.results, strict=False)
+            for a, r in zip(args, results, strict=False)
             if extents(a.type) != extents(r.type) or element_of(a.type) != element_of(r.type)
         ),
         None,
     )
+
+
+def _scan_total(op) -> str | None:
+    if len(op.results) != 2 * len(op.args):
+        return f"of {len(op.args)} tiles has {len(op.results)} results, not twice as many"
+    if problem := _scanned(op, op.args, op.prefixes):
+        return problem
+    if any(not isinstance(u.operation, shared.ScanCarry) for r in op.prefixes for u in r.uses):
+        return "gives prefixes of runs to another operation than 'tile.scan_carry'"
+    return _totals(op)
+
+
+def _scan_carry(op) -> str | None:
+    if len(op.args) != 2 * len(op.results):
+        return f"of {len(op.args)} tiles has {len(op.results)} results, not half as many"
+    return _scanned(op, op.prefixes, op.results) or _totals(op)
+
+
+def _totals(op) -> str | None:
+    """What runs come to: of the elements and the extents of what is scanned, but for the axis."""
+    axis = op.axis.value.data
+    for a, t in zip(op.prefixes, op.totals, strict=True):
+        have, wanted = list(extents(t.type) or ()), list(extents(a.type) or ())
+        if element_of(t.type) != element_of(a.type) or len(have) != len(wanted):
+            return f"of {a.type} has totals of {t.type}"
+        wanted[axis] = have[axis]
+        if have != wanted:
+            return f"of {a.type} along axis {axis} has totals of {t.type}"
+    return None
 
 
 def _same(op) -> str | None:
@@ -329,6 +365,8 @@ RULES: dict[type[Operation], Callable] = {
     tile.Concat: _concat,
     tile.Reduce: _reduce,
     tile.Scan: _scan,
+    shared.ScanTotal: _scan_total,
+    shared.ScanCarry: _scan_carry,
     tile.Histogram: _histogram,
     tile.Gather: _gather,
     tile.Dot: _dot,

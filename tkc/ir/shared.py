@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     operand_def,
     opt_operand_def,
@@ -50,7 +50,7 @@ from tkc.ir.definition import op_definition
 from tkc.ir.digits import LayoutError
 from tkc.ir.layout import Layout
 from tkc.ir.syntax import OneToOne, TileOperation
-from tkc.ir.tile import SEGMENTED
+from tkc.ir.tile import SEGMENTED, AlongAxis
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 from tkc.ir.values import (
     shared_type,
@@ -93,24 +93,68 @@ class ReducePartial(TileOperation):
 
 
 @op_definition
-class ScanTotal(TileOperation):
-    """A tile.scan along an axis that lies in one warp, and what the axis comes to: what a scan over
-    warps is made of.
+class ScanTotal(AlongAxis):
+    """The first part of a tile.scan over warps: each scans its own run of the axis. Results are the
+    prefixes within the runs, which a tile.scan_carry alone may use, then what the runs come to, an
+    element for each warp along the axis (of one that holds only padding, any).
     """
 
     name = "tile.scan_total"
-    __form__ = "@kind arg"
-    arg, result, total = operand_def(), result_def(), result_def()
-    kind = prop_def(StringAttr)
-    axis = prop_def(IntegerAttr)
     reverse = opt_prop_def(UnitAttr)
-    traits = traits_def(Pure())
 
     def __init__(
-        self, kind: str, arg: SSAValue, axis: int, total: Attribute, reverse: bool = False
+        self,
+        kind: str,
+        args: Sequence[SSAValue],
+        axis: int,
+        totals: Sequence[Attribute],
+        reverse: bool = False,
+        combine: Region | None = None,
     ):
-        types = [arg.type, total]
-        super().__init__(kind=kind, arg=arg, axis=axis, reverse=reverse, result_types=types)
+        types = [*(a.type for a in args), *totals]
+        super().__init__(kind, args, axis, types, combine, reverse=reverse)
+
+    @property
+    def prefixes(self) -> Sequence[OpResult]:
+        """Those of each run."""
+        return self.results[: len(self.args)]
+
+    @property
+    def totals(self) -> Sequence[OpResult]:
+        """What the runs come to."""
+        return self.results[len(self.args) :]
+
+
+@op_definition
+class ScanCarry(AlongAxis):
+    """The second part of a tile.scan over warps: what the runs before come to in front of each
+    run's prefixes. args: the prefixes of a tile.scan_total, then its totals, the axis of which lies
+    in one warp.
+    """
+
+    name = "tile.scan_carry"
+    reverse = opt_prop_def(UnitAttr)
+
+    def __init__(
+        self,
+        kind: str,
+        args: Sequence[SSAValue],
+        axis: int,
+        reverse: bool = False,
+        combine: Region | None = None,
+    ):
+        types = [a.type for a in args[: len(args) // 2]]
+        super().__init__(kind, args, axis, types, combine, reverse=reverse)
+
+    @property
+    def prefixes(self) -> Sequence[SSAValue]:
+        """Those of each run."""
+        return self.args[: len(self.results)]
+
+    @property
+    def totals(self) -> Sequence[SSAValue]:
+        """What the runs come to."""
+        return self.args[len(self.results) :]
 
 
 @op_definition
@@ -410,6 +454,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SortFirst,
     ReducePartial,
     ScanTotal,
+    ScanCarry,
     Alloc,
     Stage,
     *VIEWS,

@@ -508,7 +508,7 @@ REDUCTIONS = (
 )
 
 
-class _AlongAxis(TileOperation):
+class AlongAxis(TileOperation):
     """Base of what combines the elements along an axis of tiles of one shape."""
 
     __form__ = "@kind [args]"
@@ -547,7 +547,7 @@ def _several(values: Sequence[SSAValue] | SSAValue) -> list[SSAValue]:
 
 
 @op_definition
-class Reduce(_AlongAxis):
+class Reduce(AlongAxis):
     """Along one axis, which disappears (a rank-1 tile gives a scalar).
 
     kind argmax/argmin give i32 indices, the first of equals. kind combine takes several tiles of
@@ -582,7 +582,7 @@ def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribu
 
 
 @op_definition
-class Scan(_AlongAxis):
+class Scan(AlongAxis):
     """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in
     tile.reduce.
     """

@@ -49,6 +49,7 @@ LEVEL_2 = LEVEL_1 | {
     shared.CopyOut,
     shared.ReducePartial,
     shared.ScanTotal,
+    shared.ScanCarry,
     threads.BroadcastStore,
     threads.BroadcastLoad,
 }
@@ -65,7 +66,7 @@ NAMES = ("tile", "layout", "shared", "async", "roles")
 
 
 # operations whose rules look at more than `_description` has: names of kernels, uses of results
-LOOK_AROUND = {ModuleOp, threads.Vote}
+LOOK_AROUND = {ModuleOp, threads.Vote, shared.ScanTotal}
 MAX_SOUND = 1 << 14  # descriptions that are remembered
 
 

@@ -23,9 +23,16 @@ A reduction whose axis runs over warps becomes
 Reductions that do not need one another's results share a barrier: what of the second one's does not
 follow from the first one's result is done before that is read.
 
-A scan whose axis runs over warps is that of each warp's run, plus the totals of the runs before
-(`tile.scan_total`), which go the same way. A reduction of what is scanned, after the scan, is one
-of those totals.
+A scan whose axis runs over warps is that of each warp's run, with what the runs before come to in
+front, which goes the same way:
+
+    %p, %t = tile.scan_total sum[%x] {axis = 1}    of each warp's run alone, and what it comes to
+    tile.write %b, %t
+    %q = tile.read %b                              the axis now in the registers of every thread
+    %r = tile.scan_carry sum[%p, %q] {axis = 1}
+
+By a function of the user's there are several tiles, and as many totals. A reduction of what is
+scanned, after the scan, is one of those totals.
 
 The number of a program that one thread claims (tile.next_program) goes the same way in kernels
 without roles: written after the last other write, read where it is used.

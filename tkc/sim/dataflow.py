@@ -160,11 +160,73 @@ def reduce_partial(m: DataflowInterpreter, op: shared.ReducePartial, x: np.ndarr
     return rounded(np.stack(parts, axis), op.result.type)
 
 
-def scan_total(
-    m: DataflowInterpreter, op: shared.ScanTotal, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    prefixes = level0.running(op, x)
-    return prefixes, np.take(prefixes, 0 if op.reverse else -1, op.axis.value.data)
+def scan_total(m: DataflowInterpreter, op: shared.ScanTotal, *x: np.ndarray) -> level0.Results:
+    """Each warp's run alone; what only padding comes to changes nothing, or is any."""
+    axis = op.axis.value.data
+    lines = lines_of_warps(layout_of(op.args[0]), axis)
+    prefixes = [np.zeros_like(v) for v in x]
+    kind = op.kind.data
+    nothing = [0 if op.combine is not None else neutral(kind, v.dtype) for v in x]
+    totals = [
+        np.full(shape_of(t.type), none, v.dtype)
+        for v, t, none in zip(x, op.totals, nothing, strict=True)
+    ]
+    for i, line in enumerate(lines):
+        if not len(line):
+            continue
+        found = level0.scan(m, op, *(np.take(v, line, axis) for v in x))
+        for part, prefix, total in zip(_several(found), prefixes, totals, strict=True):
+            _along(prefix, axis)[line] = _along(part, axis)
+            _along(total, axis)[i] = np.take(part, 0 if op.reverse else -1, axis)
+    return (*prefixes, *totals)
+
+
+def joined(
+    m: DataflowInterpreter,
+    op: tile.AlongAxis,
+    left: Sequence[np.ndarray],
+    right: Sequence[np.ndarray],
+) -> level0.Results:
+    """Two partial results, the left one of what comes before."""
+    if op.combine is not None:
+        return level0.combined(m, op.combine, tuple(left), tuple(right))
+    function = level0.REDUCE[op.kind.data]
+    found = function(level0.accumulated(left[0]), level0.accumulated(right[0]))
+    return (rounded(found, op.result.type),)
+
+
+def scan_carry(
+    m: DataflowInterpreter, op: shared.ScanCarry, *x: np.ndarray
+) -> np.ndarray | level0.Results:
+    """Runs in their order, each behind what those before it come to."""
+    count, axis = len(op.results), op.axis.value.data
+    prefixes, totals = x[:count], x[count:]
+    runs = [(i, at) for i, at in enumerate(lines_of_warps(layout_of(op.args[0]), axis)) if len(at)]
+    found = [np.array(v) for v in prefixes]
+    before: level0.Results | None = None
+    for i, line in reversed(runs) if op.reverse else runs:
+        own = tuple(np.take(v, i, axis) for v in totals)
+        if before is None:
+            before = own
+            continue
+        part = [np.take(v, line, axis) for v in prefixes]
+        outer = [
+            np.broadcast_to(np.expand_dims(b, axis), p.shape)
+            for b, p in zip(before, part, strict=True)
+        ]
+        for values, v in zip(found, joined(m, op, outer, part), strict=True):
+            _along(values, axis)[line] = _along(v, axis)
+        before = joined(m, op, before, own)
+    return tuple(found) if count > 1 else found[0]
+
+
+def _several(found: np.ndarray | level0.Results) -> level0.Results:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _along(x: np.ndarray, axis: int) -> np.ndarray:
+    """A view with an axis in front."""
+    return np.moveaxis(x, axis, 0)
 
 
 def ring_next(
@@ -203,6 +265,7 @@ RULES: level0.Rules = level0.RULES | {
     shared.SortFirst: lambda m, op, x: level0.sort(m, op, x)[..., : shape_of(op.result.type)[-1]],
     shared.ReducePartial: reduce_partial,
     shared.ScanTotal: scan_total,
+    shared.ScanCarry: scan_carry,
     shared.Alloc: alloc,
     shared.Stage: stage,
     shared.SharedSlice: shared_slice,

@@ -374,7 +374,7 @@ def combined(m: ProgramInterpreter, region: Region, left: Results, right: Result
 
 
 def prefixes(
-    m: ProgramInterpreter, op: tile.Reduce | tile.Scan, x: Sequence[np.ndarray], axis: int
+    m: ProgramInterpreter, op: tile.AlongAxis, x: Sequence[np.ndarray], axis: int
 ) -> list[Results]:
     """The running combinations along an axis, one an index."""
     assert op.combine is not None, "the kind of the operation is combine"
@@ -394,7 +394,9 @@ def reduce(m: ProgramInterpreter, op: tile.Reduce, *x: np.ndarray) -> np.ndarray
     return rounded(REDUCE[kind].reduce(wide, axis=axis, dtype=wide.dtype), op.result.type)
 
 
-def scan(m: ProgramInterpreter, op: tile.Scan, *x: np.ndarray) -> np.ndarray | Results:
+def scan(
+    m: ProgramInterpreter, op: tile.Scan | shared.ScanTotal, *x: np.ndarray
+) -> np.ndarray | Results:
     axis = op.axis.value.data
     if op.kind.data != "combine":
         return running(op, x[0])

@@ -102,7 +102,7 @@ class _Writer:
 
 
 def _takes_time(op: Operation) -> bool:
-    is_nest = bool(op.regions) and not isinstance(op, (tile.Reduce, tile.Scan))
+    is_nest = bool(op.regions) and not isinstance(op, tile.AlongAxis)
     return is_nest or isinstance(op, TIMED_OPERATIONS)
 
 

@@ -104,6 +104,8 @@ class Emitter:
         self.coalesced: set[str] = set()
         # registers that are another operand plus a constant
         self.sums: dict[str, tuple[Integer, int]] = {}
+        # scans over warps that wait for what other warps have, by the first of their prefixes
+        self.scans: dict[SSAValue, Any] = {}
         # elements of packed integers in registers of their own, by register and type: what is
         # computed of them needs no unpacking, and ptxas drops a packing that nobody reads
         self.widened: dict[tuple[str, Attribute], list[Operand]] = {}

@@ -30,7 +30,7 @@ from tkc.ir.types import element_of
 # What reads their results reads their operand.
 SELECTIONS = (*ALIASES, threads.DotWait, threads.Accumulator)
 # Their first instructions on registers can be the same.
-COMBINING = (tile.Reduce, tile.Scan)
+COMBINING = tile.AlongAxis
 
 Writers = Mapping[SSAValue, threads.DotAsync]
 

@@ -20,7 +20,7 @@ from xdsl.ir import Attribute, Region, SSAValue
 
 from tkc.codegen.ptx.access import bool_bits, both
 from tkc.codegen.ptx.conversions import normal
-from tkc.codegen.ptx.coordinates import coordinate, inside
+from tkc.codegen.ptx.coordinates import base, coordinate, inside
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.integers import add, is_power_of_two, narrowed
@@ -365,14 +365,22 @@ def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Opera
 @emitter(shared.ReducePartial)
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     """The partial result of each warp."""
-    kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), tile_type(op.result)
+    kind, axis, arg = op.kind.data, op.axis.value.data, e.tile(op.arg)
     layout = arg.layout
     folder = Folder(e, kind, [arg.element])
     answers = in_warp(e, folder, layout, axis, reduced_items(e, [arg], axis, kind))
+    deliver_per_warp(e, op.result, layout, axis, [x[0] for x in answers])
+
+
+def deliver_per_warp(
+    e: Emitter, result: SSAValue, layout: Layout, axis: int, values: Sequence[Operand]
+) -> None:
+    """What each warp's part of an axis comes to, of each register of `layout.drop(axis)`."""
+    t = tile_type(result)
     place = first_registers(layout.drop(axis).offsets("registers"))
     wanted = layout_of(t).offsets("registers").tolist()
     positions = [place[(*at[:axis], *at[axis + 1 :])] for at in wanted]
-    e.set(op.result, e.build(t, [answers[i][0] for i in positions]))
+    e.set(result, e.build(t, [values[i] for i in positions]))
 
 
 @emitter(threads.Vote)
@@ -397,48 +405,89 @@ def vote(e: Emitter, op: threads.Vote) -> None:
 # ---- scans
 @emitter(tile.Scan)
 def scan(e: Emitter, op: tile.Scan) -> None:
-    """Inclusive prefixes."""
-    emit_scan(e, op, op.args, op.results, op.combine)
+    """Inclusive prefixes of an axis that lies in one warp."""
+    if e.tile(op.args[0]).layout.warps_along(op.axis.value.data) > 1:
+        e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
+    walk = Walk.of(e, op)
+    for line in walk.lines:
+        walk.line(line)
+    walk.deliver(op.results)
 
 
 @emitter(shared.ScanTotal)
 def scan_total(e: Emitter, op: shared.ScanTotal) -> None:
-    """Inclusive prefixes, and the total of each line."""
-    layout = e.tile(op.arg).layout
-    totals = emit_scan(e, op, [op.arg], [op.result])
-    deliver(e, op.total, layout.drop(op.axis.value.data), [x[0] for x in totals])
-
-
-def emit_scan(
-    e: Emitter,
-    op: tile.Scan | shared.ScanTotal,
-    sources: Sequence[SSAValue],
-    results: Sequence[SSAValue],
-    combine: Region | None = None,
-) -> list[Values]:
-    """Sets the results and returns the totals of the lines. Each thread adds up what it holds in
-    one piece; lanes exchange totals alone; what came before is added to each element once.
+    """What each warp's run of each line comes to. The last step is left to the operation that knows
+    what comes before the run: each element then meets all that once.
     """
-    kind, axis, back = op.kind.data, op.axis.value.data, op.reverse is not None
-    args = [e.tile(a) for a in sources]
-    layout = args[0].layout
-    if layout.warps_along(axis) > 1:
-        e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
-    folder = Folder(e, kind, [a.element for a in args], combine)
-    at = layout.offsets("registers")
-    item = reduced_items(e, args, axis, kind)
-    prefix = {r: item(r) for r in range(layout.num_registers)}
-    walk = Walk(e, folder, prefix, at[:, axis], back, isinstance(op, shared.ScanTotal))
-    steps = stretches(lanes_along(e, layout, axis), layout.padded_shape[axis])
-    totals = [
-        walk.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), steps)
-        for group in lines(layout, axis)
-    ]
-    first = first_registers(at)
-    for position, result in enumerate(results):
-        found = [prefix[first[tuple(place)]][position] for place in at.tolist()]
-        e.set(result, e.build(tile_type(result), found))
-    return totals
+    walk = Walk.of(e, op)
+    found = [walk.line(line) for line in walk.lines]
+    for position, total in enumerate(op.totals):
+        values = [x[position] for x in found]
+        deliver_per_warp(e, total, walk.layout, op.axis.value.data, values)
+    walk.keep()
+    e.scans[op.prefixes[0]] = walk
+
+
+@emitter(shared.ScanCarry)
+def scan_carry(e: Emitter, op: shared.ScanCarry) -> None:
+    """Prefixes of each warp's run, behind the runs before it."""
+    walk = e.scans[op.prefixes[0]]
+    for waiting, outer in zip(walk.waiting, runs_before(e, op, walk), strict=True):
+        for order, before in waiting:
+            walk.carry(order, outer if before is None else walk.join(outer, before))
+    walk.deliver(op.results)
+
+
+def runs_before(e: Emitter, op: shared.ScanCarry, walk: Walk) -> list[Values | None]:
+    """What the runs before this warp's come to, of each line."""
+    axis, layout, folder = op.axis.value.data, walk.layout, walk.folder
+    totals = [e.tile(t) for t in op.totals]
+    there, number = totals[0].layout, base(e, layout.per_warp(axis), axis)
+    real = -(-layout.shape[axis] * layout.warps_along(axis) // layout.padded_shape[axis])
+    runs = list(range(real))  # that hold more than padding; none comes after the last
+    runs = runs[:0:-1] if walk.back else runs[:-1]
+
+    @functools.cache  # of all lines
+    def is_earlier(run: Integer) -> Operand:
+        """Whether a run comes before this warp's."""
+        if not walk.back:
+            return e.w.op("setp.gt.s32", "pred", e.w.register(number), run)
+        earlier = e.w.op("setp.lt.s32", "pred", e.w.register(number), run)
+        if isinstance(run, int):
+            return earlier
+        return both(e, earlier, e.w.op("setp.lt.s32", "pred", run, real))
+
+    def counted(r: int, run: Integer) -> Values:
+        """A run's total, if it comes before; else what changes nothing."""
+        values = tuple(e.element(t, r) for t in totals)
+        if folder.kind == "combine":
+            return (*values, bool_bits(e, is_earlier(run)))
+        return folder.pick(is_earlier(run), values, folder.nothing(values))
+
+    def in_turn(line: Sequence[int]) -> Values:
+        """Of a line's registers, by a function without a neutral element."""
+        first, *others = ((*(e.element(t, line[i]) for t in totals), 1) for i in runs)
+        found: Values = first
+        for i, x in zip(runs[1:], others, strict=True):
+            earlier = is_earlier(i)
+            found = folder.pick(earlier, folder(found, x, wanted=earlier), found)
+        return (*found[:-1], bool_bits(e, is_earlier(runs[0])))
+
+    found: Sequence[Values | None]
+    if not runs:
+        found = [None] * len(lines(there, axis))
+    elif lanes_along(e, there, axis):
+
+        def item(r: int) -> Values:
+            return counted(r, coordinate(e, there, r, axis))
+
+        found = in_warp(e, folder, there, axis, item)
+    elif folder.kind == "combine":
+        found = [in_turn(line) for line in lines(there, axis)]
+    else:
+        found = [folder.tree([counted(line[i], i) for i in runs]) for line in lines(there, axis)]
+    place = first_registers(there.drop(axis).offsets("registers"))
+    return [found[place[tuple(at)]] for at in layout.drop(axis).offsets("registers").tolist()]
 
 
 def stretches(lanes: list[LaneBit], extent: int) -> list[Stretch]:
@@ -465,21 +514,66 @@ Carry = Callable[[Values | None], None]  # puts what comes before a stretch befo
 @dataclass
 class Walk:
     """The steps of a scan: up the stretches of the axis, whose totals are scanned, and down again
-    with what comes before each.
+    with what comes before each. Each thread adds up what it holds in one piece; lanes exchange
+    totals alone; what came before is added to each element once.
     """
 
     e: Emitter
     folder: Folder
+    layout: Layout
     prefix: dict[int, Values]
     at: np.ndarray
+    steps: Sequence[Stretch]
+    lines: list[list[int]]  # registers, from the first on
     back: bool
-    asked: bool  # whether somebody wants totals
+    asked: bool  # whether somebody wants totals, and comes back with what is before the lines
+    # of each line, the registers of stretches, and what comes before these within the line
+    waiting: list[list[tuple[list[int], Values | None]]]
 
-    def line(self, order: list[int], steps: Sequence[Stretch]) -> Values:
-        """Prefixes of the registers of a line; its total, in every lane, if asked for."""
-        total, carry = self.up(order, steps, self.asked)
+    @staticmethod
+    def of(e: Emitter, op: tile.Scan | shared.ScanTotal) -> Walk:
+        """That of an operation, before its first step."""
+        axis, back = op.axis.value.data, op.reverse is not None
+        args = [e.tile(a) for a in op.args]
+        layout = args[0].layout
+        item, at = reduced_items(e, args, axis, op.kind.data), layout.offsets("registers")
+        prefix = {r: item(r) for r in range(layout.num_registers)}
+        ordered = [
+            sorted(line, key=lambda r: int(at[r, axis]), reverse=back)
+            for line in lines(layout, axis)
+        ]
+        run = layout.padded_shape[axis] // layout.warps_along(axis)
+        steps = stretches(lanes_along(e, layout, axis), run)
+        folder = Folder(e, op.kind.data, [a.element for a in args], op.combine)
+        asked = isinstance(op, shared.ScanTotal)
+        return Walk(e, folder, layout, prefix, at[:, axis], steps, ordered, back, asked, [])
+
+    def line(self, order: list[int]) -> Values:
+        """The prefixes of a line; its total, in every lane, if asked for."""
+        self.waiting.append([])
+        total, carry = self.up(order, self.steps, self.asked)
         carry(None)
         return total
+
+    def keep(self) -> None:
+        """Until the last step: registers of other values may change before it."""
+
+        def kept(x: Values) -> Values:
+            return tuple(self.e.owned(v) if isinstance(v, str) else v for v in x)
+
+        self.prefix = {r: kept(x) for r, x in self.prefix.items()}
+        self.waiting = [
+            [(order, kept(before) if before is not None else None) for order, before in line]
+            for line in self.waiting
+        ]
+
+    def deliver(self, results: Sequence[SSAValue]) -> None:
+        """Sets the results of the operation that a scan ends with."""
+        offsets = self.layout.offsets("registers")
+        first = first_registers(offsets)
+        for position, result in enumerate(results):
+            found = [self.prefix[first[tuple(place)]][position] for place in offsets.tolist()]
+            self.e.set(result, self.e.build(tile_type(result), found))
 
     def up(
         self, order: list[int], steps: Sequence[Stretch], asked: bool = True
@@ -506,16 +600,27 @@ class Walk:
         return so_far or (), down
 
     def serial(self, order: list[int]) -> tuple[Values, Carry]:
-        """Of one thread's registers alone."""
+        """Of one thread's registers alone. Where more comes before the line, a function that takes
+        long joins that and what comes before several of them in the line, then each of them once;
+        a single instruction is not worth the register that waits.
+        """
         total: Values | None = None
         for r in order:
             total = self.prefix[r] = self.join(total, self.prefix[r])
 
         def down(outer: Values | None) -> None:
-            for r in order:
-                self.prefix[r] = self.join(outer, self.prefix[r])
+            waits = self.asked and len(order) > 1 and self.folder.kind == "combine"
+            if not waits:
+                self.carry(order, outer)
+            if self.asked:
+                self.waiting[-1].append((order, outer if waits else None))
 
         return total or (), down
+
+    def carry(self, order: list[int], outer: Values | None) -> None:
+        """Puts what comes before some registers before each."""
+        for r in order:
+            self.prefix[r] = self.join(outer, self.prefix[r])
 
     def join(self, a: Values | None, b: Values) -> Values:
         """Two neighbouring stretches; the first may be empty."""

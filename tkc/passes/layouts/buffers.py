@@ -105,15 +105,24 @@ def view(
 
 
 def through_shared(
-    value: SSAValue, layout: Layout, at: Operation, context: PassContext, everywhere: bool = False
-) -> SSAValue:
-    """A small tile in another layout; everywhere: what each block of the cluster holds of it, in
-    all of them.
+    values: Sequence[SSAValue],
+    layout: Layout,
+    at: Operation,
+    context: PassContext,
+    everywhere: bool = False,
+) -> list[SSAValue]:
+    """Small tiles in another layout, all of them written before one is read; everywhere: what each
+    block of the cluster holds of them, in all of them.
     """
-    t = tile_type(value)
-    buffer = allocated(t, best_layout(t, [layout_of(value), layout]), at)
-    written(buffer, value, at, context, everywhere)
-    return read(buffer, t.with_layout(layout), at, context)
+    types, buffers = [tile_type(value) for value in values], []
+    for t, value in zip(types, values, strict=True):
+        buffer = allocated(t, best_layout(t, [layout_of(value), layout]), at)
+        written(buffer, value, at, context, everywhere)
+        buffers.append(buffer)
+    return [
+        read(buffer, t.with_layout(layout), at, context)
+        for t, buffer in zip(types, buffers, strict=True)
+    ]
 
 
 def best_layout(

@@ -7,22 +7,22 @@ reduces those. Reductions that do not need one another's results share a barrier
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace as changed
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
-from tkc.ir.elementwise import CLASSES, Cast, Select
+from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.layout import Layout
-from tkc.ir.reductions import FUNCTION, neutral
+from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import Builder, before, defining_slice, erase, replace
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
-from tkc.ir.values import ancestor, layout_of, operations_in, tile_type
+from tkc.ir.values import ancestor, defining_op, layout_of, operations_in, tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import in_runs
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.buffers import check_room, through_shared
 from tkc.passes.layouts.conversions import convert, is_in_registers
@@ -30,7 +30,6 @@ from tkc.passes.layouts.movers import is_free
 
 # What each thread computes of its own registers alone.
 THREAD_OPERATIONS = (*POINTWISE, *VIEWS, *LEAVES, tile.Slice, scf.IfOp, scf.YieldOp)
-MIN_SCAN_BITS = 16  # of an element that warps scan one by one
 MAX_PARTIALS_PER_THREAD = 16
 
 
@@ -141,14 +140,14 @@ def reduce(op: tile.Reduce, context: PassContext) -> None:
     is_scalar = not isinstance(op.results[0].type, TileType)
     if kind in ("any", "all") and is_scalar and not far and not context.has_roles:
         return _vote(op)
-    own = _one_per_warp(layout, axis)
+    own = layout.per_warp(axis)
     of_warps = TileType(own.shape, t.element, own)
     part: SSAValue = before(op, shared.ReducePartial(kind, value, axis, of_warps)).result
     # to other blocks words are sent (st.async), and each narrow number is one
     is_widened = far and bits(t.element) < 32 and not is_bool(t.element)
     if is_widened:
         part = _cast(part, f32 if is_float(t.element) else i32, op)
-    gathered = through_shared(part, _axis_in_registers(own, axis), op, context, far)
+    (gathered,) = through_shared([part], _axis_in_registers(own, axis), op, context, far)
     if is_widened:
         gathered = _cast(gathered, t.element, op)
     replace(op, tile.Reduce(kind, gathered, axis, [op.results[0].type]))
@@ -202,26 +201,6 @@ def _moved_before(op: shared.Write, block: Block, read: Operation) -> bool:
     return True
 
 
-def _one_per_warp(layout: Layout, axis: int) -> Layout:
-    """The layout of a partial reduction: registers and lanes lose the axis, the warps along it
-    count its elements.
-    """
-    units, step = [], 1
-    for digit in (*layout.warps, *layout.blocks):
-        if digit.axis == axis:
-            digit = Digit(digit.extent, axis, step)
-            step *= digit.extent
-        units.append(digit)
-    warps = len(layout.warps)
-    return Layout(
-        tuple(step if a == axis else n for a, n in enumerate(layout.shape)),
-        tuple(d for d in layout.registers if d.axis != axis),
-        _copied(layout.lanes, axis),
-        tuple(units[:warps]),
-        tuple(units[warps:]),
-    )
-
-
 def _copied(digits: Iterable[Digit], axis: int) -> tuple[Digit, ...]:
     """Digits of which those along an axis count copies."""
     return tuple(copies(d.extent) if d.axis == axis else d for d in digits)
@@ -243,7 +222,7 @@ def _axis_in_registers(layout: Layout, axis: int) -> Layout:
 
 
 # ---- all of an axis in each warp
-def _gather_axis(op: tile.Reduce | tile.Scan, context: PassContext) -> None:
+def _gather_axis(op: tile.Reduce, context: PassContext) -> None:
     """For what cannot be done warp by warp: each warp of the axis gets all of it."""
     axis = op.axis.value.data
     for i, arg in enumerate(op.args):
@@ -251,24 +230,6 @@ def _gather_axis(op: tile.Reduce | tile.Scan, context: PassContext) -> None:
         wanted = tile_type(arg).with_layout(_gathered(layout_of(arg), axis))
         conversion = before(op, shared.Convert(arg, wanted))
         op.operands[i] = conversion.result
-        convert(conversion, context)
-    if isinstance(op, tile.Reduce):
-        return
-    new = before(
-        op,
-        tile.Scan.build(
-            operands=[list(op.args)],
-            properties=dict(op.properties),
-            result_types=[[a.type for a in op.args]],
-            regions=[[r.clone() for r in op.regions]],
-        ),
-    )
-    back = [
-        before(op, shared.Convert(result, old.type))
-        for old, result in zip(op.results, new.results, strict=True)
-    ]
-    replace(op, [conversion.result for conversion in back])
-    for conversion in back:
         convert(conversion, context)
 
 
@@ -298,61 +259,54 @@ def _gathered(layout: Layout, axis: int) -> Layout:
 
 # ---- scans
 def scan(op: tile.Scan, context: PassContext) -> None:
-    """Over warps: each scans its run and adds the totals of the runs before it; where that cannot
-    be, each gets the whole axis.
+    """Over warps: each scans its run, then puts in front what the runs before it come to. Where the
+    runs are in pieces, the tile is moved first.
     """
-    x, axis, kind = op.args[0], op.axis.value.data, op.kind.data
-    t, layout = tile_type(x), layout_of(x)
-    count, n = layout.warps_along(axis), layout.shape[axis]
-    if count == 1:
+    args, axis, kind = list(op.args), op.axis.value.data, op.kind.data
+    layout = layout_of(args[0])
+    if layout.warps_along(axis) == 1:
         return
-    run = n // count
-    are_runs = layout.padded_shape[axis] == n and all(
-        d.axis != axis or d.stride % run == 0 for d in layout.warps
-    )
-    if kind not in FUNCTION or bits(t.element) < MIN_SCAN_BITS or not are_runs:
-        return _gather_axis(op, context)
+    if not _has_runs(layout, axis):
+        return _scan_elsewhere(op, in_runs(layout, axis, False), context)
 
-    build = Builder(op)
-
-    def typed(layout: Layout) -> TileType:
-        return TileType(layout.shape, t.element, layout)
-
-    def reshaped(value: SSAValue, layout: Layout) -> SSAValue:
-        return build(tile.Reshape(value, typed(layout)))
-
-    def broadcast(value: SSAValue, layout: Layout) -> SSAValue:
-        return build(tile.Broadcast(value, typed(layout)))
-
-    extents = (*t.extents[:axis], count, run, *t.extents[axis + 1 :])
-    of_runs = layout.reshape(extents)
-    runs = reshaped(x, of_runs)
-    own = of_runs.drop(axis + 1)  # a run's number is its warp's
+    own = layout.per_warp(axis)  # a run's number is its warp's
+    types = [TileType(own.shape, tile_type(a).element, own) for a in args]
     back = op.reverse is not None
-    scanned = build.do(shared.ScanTotal(kind, runs, axis + 1, typed(own), back))
-    total = through_shared(scanned.total, _axis_in_registers(own, axis), op, context)
-    _reuse_total(op, total)
-    all_runs = layout_of(total)
-    pairs = _with_all_runs(own, all_runs, axis)
-    others = broadcast(reshaped(total, all_runs.expand(axis)), pairs)
-    nothing = build(tile.Constant(neutral(kind, t.element), typed(pairs)))
-    compare = CLASSES["gt" if back else "lt"]
-    earlier = build(compare(_numbers(pairs, axis + 1, build), _numbers(pairs, axis, build)))
-    counted = build(Select(earlier, others, nothing))
-    carried = build(tile.Reduce(kind, counted, axis + 1, [typed(own)]))
-    carried = broadcast(reshaped(carried, own.expand(axis + 1)), of_runs)
-    replace(op, [build(tile.Reshape(build(CLASSES[FUNCTION[kind]](carried, scanned.result)), t))])
+    scanned = before(op, shared.ScanTotal(kind, args, axis, types, back, _combine(op)))
+    totals = through_shared(scanned.totals, _axis_in_registers(own, axis), op, context)
+    _reuse_total(op, totals[0])
+    values = [*scanned.prefixes, *totals]
+    replace(op, shared.ScanCarry(kind, values, axis, back, _combine(op)))
 
 
-def _with_all_runs(own: Layout, all_runs: Layout, axis: int) -> Layout:
-    """Of every run of an axis, where it is in `own`: all of them, in the registers or lanes where
-    `all_runs` has them, along the axis behind it.
-    """
-    mine, others = own.expand(axis + 1), all_runs.expand(axis)
-    here = tuple(d for d in others.registers if d.axis == axis + 1)
-    lanes = others.lanes if any(d.axis == axis + 1 for d in others.lanes) else mine.lanes
-    shape = (*own.shape[: axis + 1], own.shape[axis], *own.shape[axis + 1 :])
-    return changed(mine, shape=shape, registers=(*mine.registers, *here), lanes=lanes)
+def _has_runs(layout: Layout, axis: int) -> bool:
+    """Whether each warp's part of an axis is in one piece."""
+    run = layout.padded_shape[axis] // layout.warps_along(axis)
+    return all(d.stride % run == 0 for d in layout.digits(axis, ["warps"]))
+
+
+def _scan_elsewhere(op: tile.Scan, layout: Layout, context: PassContext) -> None:
+    """In another layout, and back."""
+    check_room(tile_type(op.args[0]), op, context)
+    there = [_converted(a, tile_type(a).with_layout(layout), op) for a in op.args]
+    back = op.reverse is not None
+    moved = before(op, tile.Scan(op.kind.data, there, op.axis.value.data, back, _combine(op)))
+    here = [
+        _converted(new, old.type, op) for new, old in zip(moved.results, op.results, strict=True)
+    ]
+    replace(op, here)
+    for value in (*there, *here):
+        if (conversion := defining_op(value, shared.Convert)) is not None:
+            convert(conversion, context)
+    scan(moved, context)
+
+
+def _converted(value: SSAValue, t: Attribute, at: Operation) -> SSAValue:
+    return before(at, shared.Convert(value, t)).result
+
+
+def _combine(op: tile.Scan) -> Region | None:
+    return op.combine.clone() if op.combine is not None else None
 
 
 def _reuse_total(scan: tile.Scan, total: SSAValue) -> None:
@@ -361,7 +315,7 @@ def _reuse_total(scan: tile.Scan, total: SSAValue) -> None:
     """
     later: list[tile.Reduce] = []
     op = scan.next_op
-    while op is not None:
+    while op is not None and scan.combine is None:
         is_same = isinstance(op, tile.Reduce) and (op.kind, op.axis) == (scan.kind, scan.axis)
         if isinstance(op, tile.Reduce) and is_same and list(op.args) == list(scan.args):
             later.append(op)
@@ -369,17 +323,3 @@ def _reuse_total(scan: tile.Scan, total: SSAValue) -> None:
     for reduction in later:
         result = reduction.results[0].type
         replace(reduction, tile.Reduce(scan.kind.data, total, scan.axis.value.data, [result]))
-
-
-def _numbers(layout: Layout, axis: int, build: Builder) -> SSAValue:
-    """The coordinate along an axis of every element, i32."""
-    line = layout
-    for other in reversed(range(layout.rank)):
-        if other != axis:
-            line = line.drop(other)
-    flat = build(tile.Arange(0, TileType(line.shape, i32, line)))
-    one = layout.operand_of_broadcast(
-        tuple(n if a == axis else 1 for a, n in enumerate(layout.shape))
-    )
-    shaped = build(tile.Reshape(flat, TileType(one.shape, i32, one)))
-    return build(tile.Broadcast(shaped, TileType(layout.shape, i32, layout)))

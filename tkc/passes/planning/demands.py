@@ -305,12 +305,19 @@ def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
         total.add(pipe, lanes * left, lanes * left * each)
 
 
+def _carry(op: shared.ScanCarry, e: Engines, warps: int, total: Demand) -> None:
+    """What comes before a run, in front of each of its elements."""
+    n = registers(op.results[0].type, warps)
+    total.add("alu", n, n * e.alu, function_of(op))
+
+
 # by the first that an operation is of
 COUNTERS: tuple[tuple[tuple[type[Operation], ...], Callable[..., None]], ...] = (
     ((ew.Cast,), _cast),
     ((ew.Select,), _select),
     ((ew.Elementwise,), _elementwise),
     ((tile.Reduce,), _reduce),
+    ((shared.ScanCarry,), _carry),
     ((threads.Vote,), _vote),
     ((shared.Read, shared.Write, shared.ReducePartial), _shared_access),
     (
