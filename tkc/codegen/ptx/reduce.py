@@ -1,7 +1,8 @@
 """Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes.
 
 Warps do not meet here: a reduction over warps is a reduce_partial, a trip through shared memory and
-a tile.reduce (swizzle-shared makes them).  Padding takes the neutral element.
+a tile.reduce (swizzle-shared makes them), a scan a scan_total, the same trip and a scan_carry.
+Padding takes the neutral element.
 
 A `combine` region need not commute, so its registers and lanes are folded in the order of the axis:
 digit by digit of the layout, from the smallest stride to the largest.
