@@ -289,13 +289,29 @@ class ValueWriter(SourceWriter):
     def _combine(self, depth: int) -> None:
         t = self.small(self.tile(), 8)
         axis = self.random.randrange(len(t.shape))
+        # no draw: others stay what they were
+        kind = ("commutes", "last", "pairs", "commutes", "last")[self.seed % 5]
         if self.chance(0.5):
-            text = f"tkc.reduce({t.name}, {axis}, lambda a, b: tkc.maximum(a, b))"
+            function = "tkc.where(b != 0, b, a)" if kind == "last" else "tkc.maximum(a, b)"
+            text = f"tkc.reduce({t.name}, {axis}, lambda a, b: {function})"
             self.let(text, t.dtype, t.shape[:axis] + t.shape[axis + 1 :], t.bound)
             return
         reverse = ", reverse=True" if self.chance(0.3) else ""
-        text = f"tkc.scan({t.name}, {axis}, lambda a, b: tkc.minimum(a, b){reverse})"
-        self.let(text, t.dtype, t.shape, t.bound)
+        if kind == "pairs":  # the largest so far, the last of equals, and what goes with it
+            other = self.small(self.tile(t.shape), 8)
+            best = "tkc.where(b >= a, b, a), tkc.where(b >= a, j, i)"
+            both = (
+                f"tkc.scan(({t.name}, {other.name}), {axis}, lambda a, i, b, j: ({best}){reverse})"
+            )
+            self.let(f"{both}[1]", other.dtype, t.shape, other.bound)
+            return
+        function = "tkc.where(b != 0, b, a)" if kind == "last" else "tkc.minimum(a, b)"
+        self.let(
+            f"tkc.scan({t.name}, {axis}, lambda a, b: {function}{reverse})",
+            t.dtype,
+            t.shape,
+            t.bound,
+        )
 
     def _sort(self, depth: int) -> None:
         t = self.tile()
