@@ -2,8 +2,6 @@
 one. Each is asked directly, beside the nearest thing that it takes.
 """
 
-from dataclasses import replace
-
 import pytest
 
 import tkc
@@ -120,7 +118,7 @@ def test_a_row_that_is_read_in_its_loop_leaves_room():
 
 # ---- blocks of rows
 def sizes(words: int = 1 << 14, moved: int = 1 << 14, looped: bool = False) -> streaming._Sizes:
-    return streaming._Sizes(words, 1 << 14, moved, 3, False, looped, 72, 32)
+    return streaming._Sizes(words, 1 << 14, moved, 3, looped, 72, 32)
 
 
 @pytest.mark.parametrize("moved, few", [(1 << 9, (1, 2)), (1 << 10, (2,)), (1 << 11, ())])
@@ -291,27 +289,3 @@ def test_blocks_meet_in_a_sum_behind_a_load(first):
     (store,) = operations_in(module, tile.Store)
     load = next(op for op in operations_in(module, tile.Load) if op.array is store.array)
     assert streaming._meets_between(load, store) != first
-
-
-# ---- lines that threads exchange
-def in_a_loop(x, o, n, LINES: tkc.constexpr, LOADS: tkc.constexpr):
-    v = tkc.load(x, (0, 0), (LINES, 64))
-    for i in tkc.range(n):
-        v = v + tkc.cumsum(v, axis=1) * 0.5
-        if LOADS:
-            v = v + tkc.load(x, (i, 0), (LINES, 64))
-    tkc.store(o, (0, 0), v)
-
-
-@pytest.mark.parametrize(
-    "lines, loads, alone", [(1, False, True), (2, False, False), (1, True, False)]
-)
-def test_one_warp_scans_a_line_again_and_again(lines, loads, alone):
-    module = traced(in_a_loop, f2, f2, number(), LINES=lines, LOADS=loads)
-    (scan,) = operations_in(module, tile.Scan)
-    assert streaming._exchanges_whole(scan) == alone
-
-
-@pytest.mark.parametrize("meets", [False, True])
-def test_a_warp_is_alone_where_others_would_meet_it(meets):
-    assert replace(sizes(), meets=meets, largest=64)._fits_one_warp() == meets

@@ -298,6 +298,9 @@ class Moving:
     registers: float
     held: float
     roomy: float  # beyond as many the assembler finds no room, whatever a thread may have
+    # by which part plans of steps that wait for one another differ at most that may be alike
+    # (tkc/passes/planning/meetings.py): the model's largest error
+    error: float
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class Options:
     """Launch options that shape the code. None: the plan decides."""
 
     num_warps: int | None = None  # warps that compute a program; those that copy come on top
+    # warps of a program whose steps wait for one another, where the plan's costs of several numbers
+    # are alike
+    suggested_warps: int | None = None
     num_stages: int | None = None  # buffers of each ring of copies: how far loads run ahead
     num_ctas: int = 1  # blocks of a cluster that share the tiles of one program
     # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy

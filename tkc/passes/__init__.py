@@ -20,6 +20,7 @@ class LaunchOptions(Protocol):
     """
 
     num_warps: int | None = None
+    suggested_warps: int | None = None
     num_stages: int | None = None
     num_ctas: int = 1
     cluster: tuple[int, int] | None = None

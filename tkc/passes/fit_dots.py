@@ -36,7 +36,7 @@ from tkc.passes.analysis.alias import unseen
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, operands_along_k
 from tkc.passes.cuts.parts import Part, loop_over_parts
-from tkc.passes.plan import instruction_of
+from tkc.passes.planning.splits import instruction_of
 
 PARTS_IN_SHARED = 4  # parts of k that shared memory has room for at once: a ring runs ahead
 MAX_REGISTER_BYTES = 32 << 10  # of an operand that passes through registers: 64 in each of 4 warps

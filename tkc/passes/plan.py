@@ -13,14 +13,14 @@ Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
 
   instruction   of the tensor cores where one takes the element types and divides K; otherwise
                 multiply-adds
-  warps         one, where more would meet between dots of small tiles whose operands others have
-                made; else the fewest of 4, 8, 16 that keep a thread's accumulators within
+  warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
                 MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
                 MAX_STAGED_REGISTERS), or more (`assembler.row_accumulators`) where warps have
                 rows of their own, two blocks share a multiprocessor, and what lives at once is
                 within `assembler.row_live`: each warp reads all of the right operands, so that
-                half as many read half as much shared memory; programs without dots:
-                planning/streaming.py
+                half as many read half as much shared memory; one or two, where dots multiply
+                what dots have made and fewer take less (planning/meetings.py); programs without
+                dots: planning/streaming.py
   split         the warps' shares of M and N that read least shared memory; all along M where rows
                 are reduced or feed another dot, so that a row stays in one warp
   loads         what only feeds dots goes through shared memory, in a loop ahead of its use if at
@@ -48,7 +48,6 @@ from xdsl.ir import Operation, SSAValue
 from tkc.errors import CompileError, VerifyError
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
-from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
@@ -73,9 +72,9 @@ from tkc.passes.analysis.remembered import remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
-from tkc.passes.planning.chains import of_chain
 from tkc.passes.planning.cost import Cost, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
+from tkc.passes.planning.meetings import fewest_that_multiply
 from tkc.passes.planning.numbers import Sizes
 from tkc.passes.planning.operands import blocks_behind, partial
 from tkc.passes.planning.pressure import (
@@ -90,6 +89,13 @@ from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
 from tkc.passes.planning.rings import run_ahead
 from tkc.passes.planning.roles.multicast import has_small_accumulators
+from tkc.passes.planning.splits import (
+    bound_to_rows,
+    evenly,
+    instruction_of,
+    split_as_asked,
+    split_of,
+)
 
 Say = Callable[[str], None]
 
@@ -447,49 +453,6 @@ def keyword_text(plan: Plan) -> str:
 
 # ---- what the program is
 # -------------------------------------------------------------------------------------------------
-@remembered
-def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
-    """The tensor-core instruction for a dot, or None with the reason."""
-    a, b, acc = (element_of(v.type) for v in (dot.a, dot.b, dot.acc))
-    short = dot.precision.data.startswith("tf32")
-    names = ("tf32", "tf32") if short and str(a) == str(b) == "f32" else (str(a), str(b))
-    fit = [i for i in instructions_for(*names, str(acc), capability) if i.name.startswith("mma")]
-    k = tile_type(dot.a).extents[-1]
-    if not fit:
-        return (
-            None,
-            (
-                f"no tensor-core instruction of sm_{capability} multiplies {names[0]} by {names[1]}"
-                f" into {acc}"
-            ),
-        )
-    if k % fit[0].k:
-        return None, f"k = {k} is not a multiple of {fit[0].k}, the depth of {fit[0].name}"
-    return fit[0], ""
-
-
-def bound_to_rows(dot: tile.Dot) -> bool:
-    """Whether a dot's result is reduced along its columns, or is the left operand of another dot: a
-    row should stay in one warp.
-    """
-    seen, work = set(), [dot.result]
-    while work:
-        value = work.pop()
-        for use in value.uses:
-            op = use.operation
-            if isinstance(op, tile.Dot) and use.index == 0:
-                return True
-            if (
-                isinstance(op, (tile.Reduce, tile.Scan))
-                and op.axis.value.data == tile_type(value).rank - 1
-            ):
-                return True
-            if isinstance(op, POINTWISE) and op not in seen:
-                seen.add(op)
-                work += [r for r in op.results if isinstance(r.type, TileType)]
-    return False
-
-
 # ---- choices
 # --------------------------------------------------------------------------------------------------
 def _plan(program: Program, context: PassContext) -> Plan:
@@ -579,8 +542,7 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     """The plan of a program with dots: with roles where it can be, else of one role."""
     options = context.options
     loads = _loads(program)
-    warps = options.num_warps or _split_among(options) or _of_chain(program, context, say)
-    warps = warps or _warps(program, loads, context, say)
+    warps = options.num_warps or _split_among(options) or _warps(program, loads, context, say)
     if options.num_warps:
         say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
@@ -757,6 +719,19 @@ def _of_dots(plan: Plan) -> dict[str, str]:
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
+    usual = _usual_warps(program, loads, context, say)
+    if _added(program, context).dots:
+        return usual
+    fewer = [
+        w
+        for w in streaming.FEW_WARPS
+        if fits(program.kernel, w, 1, context)
+        and _accumulators(program, w) <= MAX_ACCUMULATOR_REGISTERS
+    ]
+    return fewest_that_multiply(program, fewer, usual, context, say)
+
+
+def _usual_warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
     narrow = (
         dict.fromkeys((4, 8), 3 * MAX_ACCUMULATOR_REGISTERS // 8)
         if _ragged(program, context)
@@ -783,11 +758,6 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
         + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else "")
     )
     return warps
-
-
-def _of_chain(program: Program, context: PassContext, say: Say) -> int:
-    """One warp, where tensor cores multiply a chain of small dots; else 0."""
-    return 0 if _added(program, context).dots else of_chain(program, _accumulators(program, 1), say)
 
 
 def _of_two(warps: int, target: Target) -> int:
@@ -968,15 +938,13 @@ def _dot(
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
     least = (4, 8) if instruction is None else (instruction.m, 8)
-    forced = _split_as_asked(m, n, least, warps, context.options.split_warps or (0, 0))
+    forced = split_as_asked(m, n, least, warps, context.options.split_warps or (0, 0))
     if instruction is None:
-        split = forced or ((warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1))
+        split = forced or ((warps, 1) if rows and m >= 4 * warps else evenly(warps, m, n, 1, 1))
         chunk = _chunk(dot, warps)
         say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
         return DotPlan("fma", split, chunk=chunk)
-    split = forced or (
-        (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
-    )
+    split = forced or split_of(dot, instruction, warps, rows)
     why = "least shared memory read"
     if forced:
         why = "as asked"
@@ -1018,18 +986,6 @@ def _computed_at_once(dot: tile.Dot, split: tuple[int, int], accumulators: int) 
     return chunk if chunk < k else 0
 
 
-def _split_as_asked(
-    m: int, n: int, least: tuple[int, int], warps: int, asked: tuple[int, int]
-) -> tuple[int, int] | None:
-    """How warps are asked to share a dot of m rows and n columns, of which each has at least so
-    many; None where it is not asked, or impossible.
-    """
-    if prod(asked) != warps:
-        return None
-    sides = zip((m, n), least, asked, strict=True)
-    return asked if all(p == 1 or extent >= each * p for extent, each, p in sides) else None
-
-
 def _chunk(dot: tile.Dot, warps: int) -> int:
     """How many k multiply-adds take at a time: as many as registers hold of both operands."""
     *_, m, n = tile_type(dot.acc).extents
@@ -1062,24 +1018,6 @@ def _source(
     held = tile_type(value).bytes // (4 * 32 * parts)
     fits = accumulators + held <= MAX_OPERAND_AND_ACCUMULATOR_REGISTERS
     return "registers" if fits else "shared"
-
-
-def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:
-    """Warps along m and n: the smallest sum of a warp's rows and columns, idle warps counted as
-    work.
-    """
-    options = [(wm, warps // wm) for wm in range(1, warps + 1) if warps % wm == 0]
-
-    def padded(size, parts, least):
-        return -(-size // (parts * least)) * least
-
-    def waste(wm, wn):
-        return padded(m, wm, least_m) * wm * padded(n, wn, least_n) * wn
-
-    return min(
-        options,
-        key=lambda o: (waste(*o), padded(m, o[0], least_m) + padded(n, o[1], least_n), -o[0]),
-    )
 
 
 def _load(op: Operation, ranges: Ranges, feeds_dots: bool) -> LoadPlan:

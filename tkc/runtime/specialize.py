@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     "num_warps",
+    "suggested_warps",
     "num_stages",
     "num_ctas",
     "cluster",

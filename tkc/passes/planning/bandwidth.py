@@ -129,22 +129,35 @@ def registers(moving: Moving, plan: Plan, target: Target) -> int:
         held += sum(r.bytes for r in moving.reads if r.own) / 4 / threads
     if plan.resident_operands:
         held += sum(r.bytes for r in moving.reads if not r.own) / 4 / threads
-    return max(MIN_REGISTERS, ceil(held / STEP_OF_REGISTERS) * STEP_OF_REGISTERS)
+    return _dealt(held)
+
+
+def _dealt(registers: float) -> int:
+    """Registers that a thread gets which needs so many."""
+    return max(MIN_REGISTERS, ceil(registers / STEP_OF_REGISTERS) * STEP_OF_REGISTERS)
 
 
 def occupancy(moving: Moving, plan: Plan, target: Target) -> int:
     """Blocks of a multiprocessor."""
     if plan.blocks:
         return plan.blocks
-    threads, each = 32 * plan.warps, min(MAX_REGISTERS, registers(moving, plan, target))
-    return max(
-        1,
-        min(
-            target.registers // (threads * each),
-            target.threads // threads,
-            _by_shared(moving, plan, target),
-        ),
+    most = _by_shared(moving, plan, target)
+    return max(1, min(most, _by_threads(plan.warps, registers(moving, plan, target), target)))
+
+
+def _by_threads(warps: int, each: int, target: Target) -> int:
+    """Blocks of so many warps that a multiprocessor has registers and room for."""
+    return min(
+        target.registers // (32 * warps * min(MAX_REGISTERS, each)),
+        target.threads // (32 * warps),
     )
+
+
+def held_at_once(words: float, warps: int, target: Target) -> int:
+    """Blocks of a multiprocessor whose threads have so many words that must be there at once."""
+    times = target.device.moving
+    each = _dealt(times.registers + times.held * words)
+    return max(1, min(MAX_BLOCKS, _by_threads(warps, each, target)))
 
 
 def _by_shared(moving: Moving, plan: Plan, target: Target) -> int:
@@ -203,7 +216,7 @@ def time_of(
         alone = begin + times.latency + reading + rest
         before = 0.0
     copying = most * (reading + writing + again / times.fabric)
-    clocks = _norm(times.overlap, turns * alone, copying, most * issuing) + before
+    clocks = norm(times.overlap, turns * alone, copying, most * issuing) + before
     seconds = times.launch + clocks / clock
     return Time(
         seconds,
@@ -260,7 +273,8 @@ def _rows(op: tile.Reduce) -> int:
     return max(1, int(t.size // t.extents[op.axis.value.data]))
 
 
-def _norm(exponent: float, *parts: float) -> float:
+def norm(exponent: float, *parts: float) -> float:
+    """Of what overlaps so far: the larger the exponent, the better."""
     return float(sum(part**exponent for part in parts) ** (1 / exponent))
 
 

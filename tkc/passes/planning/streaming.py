@@ -7,8 +7,8 @@ The fewest warps that keep this within MAX_TILE_REGISTERS: a thread then has sev
 flight, a barrier waits for few warps, and several blocks fit a multiprocessor, so that one computes
 while another waits for memory. Less than four warps only where a thread's share of the longest tile
 in memory would be less than a vector, and the same instructions then move more; where fewer lines
-are sorted, each in one warp; or where a loop that loads no tile scans, reduces or gathers along
-the whole of short tiles, for which warps would meet in each iteration. Where a program would fill
+are sorted, each in one warp; or where threads meet in a loop for what they need when they meet
+again, and fewer take less (planning/meetings.py). Where a program would fill
 a multiprocessor, programs *stream*: a block of 16 warps takes one after the other, and issues the
 copies of the next row as soon as it has this one in registers (a ring in shared memory, `ahead`).
 Its programs come from the dynamic tile scheduler, since multiprocessors that wait for memory are
@@ -43,7 +43,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import counted_slice, defining_slice, loop_of
+from tkc.ir.rewrite import counted_slice, defining_slice
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import ancestor, block_of, holds, tile_type
@@ -55,11 +55,8 @@ from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS, WRITES, BlockAccess
 from tkc.passes.layouts.movers import crosses
-from tkc.passes.planning.pressure import (
-    fits,
-    pressure,
-    room,
-)
+from tkc.passes.planning.meetings import fewest_that_meet
+from tkc.passes.planning.pressure import fits, pressure, room
 from tkc.passes.planning.program import Program
 
 WARP_COUNTS = 4, 8, 16, 32  # of a block
@@ -76,7 +73,6 @@ MAX_TILE_REGISTERS = 72
 MAX_LOOP_REGISTERS = 100  # in a loop
 MAX_PART_REGISTERS = 64  # in a loop over parts of rows in shared memory
 MAX_FEW_WARPS_REGISTERS = 32  # of less than four warps, which hide little latency
-MAX_MEETING_ELEMENTS = 8  # of a tile, a thread, whose exchange one warp spares others
 MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
 MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
 ROW_OPERATIONS = (
@@ -111,16 +107,14 @@ class _Sizes:
 
     words: 32-bit registers of all tiles that are live together. largest: elements of the largest
     tile. moved: bytes of the largest tile that is loaded or stored. sorted_lines: the fewest of a
-    tile that is sorted. meets: threads exchange elements of whole tiles in a loop that loads none.
-    looped: there are loops. max_registers: of tiles, a thread. max_elements: of the largest tile, a
-    thread.
+    tile that is sorted. looped: there are loops. max_registers: of tiles, a thread. max_elements:
+    of the largest tile, a thread.
     """
 
     words: int
     largest: int
     moved: int
     sorted_lines: int
-    meets: bool
     looped: bool
     max_registers: int
     max_elements: int
@@ -140,17 +134,12 @@ class _Sizes:
         moved = max((bytes_of(op) for op in ops if _moves_tile(op)), default=0)
         sorts = [tile_type(op.arg).extents for op in ops if isinstance(op, tile.Sort)]
         lines = min((prod(extents[:-1]) for extents in sorts), default=FEW_WARPS[-1] + 1)
-        meets = any(_exchanges_whole(op) for op in ops)
-        return _Sizes(pressure(kernel), largest, moved, lines, meets, looped, registers, elements)
+        return _Sizes(pressure(kernel), largest, moved, lines, looped, registers, elements)
 
     @property
     def warp_counts(self) -> tuple[int, ...]:
         """Of a block: threads that meet in every iteration are fewer."""
-        few = tuple(
-            w
-            for w in FEW_WARPS
-            if self._is_short_of(w) or self.sorted_lines <= w or w == 1 and self._fits_one_warp()
-        )
+        few = tuple(w for w in FEW_WARPS if self._is_short_of(w) or self.sorted_lines <= w)
         return few + (WARP_COUNTS[:-1] if self.looped else WARP_COUNTS)
 
     def _is_short_of(self, warps: int) -> bool:
@@ -159,10 +148,6 @@ class _Sizes:
         """
         is_short = self.moved <= 32 * warps * VECTOR_BYTES
         return is_short and self.registers(warps) <= MAX_FEW_WARPS_REGISTERS
-
-    def _fits_one_warp(self) -> bool:
-        """Whether one warp spares others that they meet in every iteration."""
-        return self.meets and self.largest <= 32 * MAX_MEETING_ELEMENTS
 
     def registers(self, warps: int, blocks: int = 1) -> int:
         """Of tiles, a thread of so many warps in each of so many blocks."""
@@ -178,24 +163,13 @@ class _Sizes:
     def least_warps(self) -> int | None:
         """The fewest that hold all tiles."""
         for warps in self.warp_counts:
-            elements = 32 * warps * self.max_elements
-            if self.registers(warps) <= self.max_registers and self.largest <= elements:
+            if self.has_room(warps) and self.largest <= 32 * warps * self.max_elements:
                 return warps
         return None
 
-
-def _exchanges_whole(op: Operation) -> bool:
-    """Whether threads exchange elements along a tile of one line, in a loop that loads no tile."""
-    if not isinstance(op, (tile.Reduce, tile.Scan, tile.Gather)):
-        return False
-    t, loop = tile_type(op.operands[0]), loop_of(op)
-    is_line = t.size == t.extents[op.axis.value.data]
-    return is_line and loop is not None and not any(map(_loads_tile, loop.walk()))
-
-
-def _loads_tile(op: Operation) -> bool:
-    """Whether an operation loads a tile."""
-    return isinstance(op, LOADS) and tile_of(op) is not None
+    def has_room(self, warps: int) -> bool:
+        """Whether the registers of so many warps hold all tiles."""
+        return self.registers(warps) <= self.max_registers
 
 
 def _moves_tile(op: Operation) -> bool:
@@ -227,7 +201,7 @@ def choose(
     num_warps, num_ctas and row_parts narrow the choice.
     """
     sizes, asked = _Sizes.of(kernel, largest, context), context.options.num_warps
-    fit = sizes.least_warps()
+    fit = _fit(kernel, sizes, context, say)
     clusters = context.target.clusters
     if held := _holding(kernel, loads, sizes, fit, context):
         say(
@@ -258,6 +232,17 @@ def choose(
     said = ", as asked" if asked else ""
     say(f"{warps} warps{said}: {sizes.registers(warps)} registers of tiles a thread")
     return Blocks(warps)
+
+
+def _fit(
+    kernel: tile.Kernel, sizes: _Sizes, context: PassContext, say: Callable[[str], None]
+) -> int | None:
+    """Warps that hold all tiles: the fewest that the rules allow, or fewer that take less."""
+    fit = sizes.least_warps()
+    if fit is None or context.options.num_warps:
+        return fit
+    fewer = [w for w in (*FEW_WARPS, *WARP_COUNTS) if w < fit and sizes.has_room(w)]
+    return fewest_that_meet(kernel, fewer, fit, context, say)
 
 
 def _holding(

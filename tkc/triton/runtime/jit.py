@@ -55,6 +55,8 @@ IGNORED = (
     *("default_dot_input_precision", "minRegAutoWS", "maxRegAutoWS", "noinline"),
     "enable_reflect_ftz",
 )
+# of Triton; who asks for fewer means it
+DEFAULT_WARPS = 4
 # assertions: as under debug=True, without tkc's checks of every access
 OWN = ("strict", "roles", "debug", "assertions", "launch_pdl")
 READ = variables("TRITON_DEBUG")  # variables of the environment that launches depend on
@@ -303,6 +305,8 @@ class JITFunction(KernelInterface, Launchable):
         kernel, flat[FORM] = self.kernels[key]
         if settings.strict:
             flat |= {n: options[n] for n in (*HINTS, "roles") if options.get(n) is not None}
+        elif (warps := options.get("num_warps")) and warps < DEFAULT_WARPS:
+            flat["suggested_warps"] = warps
         if checked:
             flat["debug"] = True
         if options.get("launch_pdl"):
