@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.access import Group
-from tkc.codegen.ptx.barriers import meet
+from tkc.codegen.ptx.barriers import meet, rejoin
 from tkc.codegen.ptx.blocks import Block
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emitter import Emitter, emitter
@@ -135,6 +135,7 @@ class Update:
         w.move(old, seen)
         w.branch(again, lost)
         w.place(end)
+        rejoin(e)
         return e.unpacked(answer, t)
 
     def _updated(

@@ -21,6 +21,15 @@ def meet(e: Emitter) -> None:
     e.w.emit(f"bar.sync {e.instance.barrier}" + ("" if whole else f", {e.instance.threads}"))
 
 
+def rejoin(e: Emitter) -> None:
+    """Behind a branch that lanes of a warp take apart, such as a loop that each leaves by itself.
+    ptxas may take the warp for whole there and leave out what lets shuffles wait for each other:
+    an H200 then added up other elements than it should.
+    """
+    if not e.instance.single:
+        e.w.emit("bar.warp.sync -1")
+
+
 def warpgroup(e: Emitter) -> Integer:
     """This thread's warpgroup in its instance, the same in every lane of a warp."""
     if e.instance.warps == WARPS_PER_WARPGROUP:

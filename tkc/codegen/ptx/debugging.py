@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from xdsl.ir import Attribute, SSAValue
 
 from tkc.codegen.ptx.access import bool_bits, both
+from tkc.codegen.ptx.barriers import rejoin
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread, stores_once
@@ -154,3 +155,4 @@ def _line(e: Emitter, text: str, args: Sequence[Printed], held: Operand) -> None
         " %to;\n\tst.param.b64 [a], %at;\n\tcall.uni (r), vprintf, (f, a);\n\t}\n\t}"
     )
     w.place(past)
+    rejoin(e)

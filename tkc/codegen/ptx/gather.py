@@ -33,8 +33,10 @@ def gather(e: Emitter, op: tile.Gather) -> None:
         return _through_memory(e, op)
     value, places, t = e.tile(op.arg), e.tile(op.index), tile_type(op.result)
     asked = sorted({c.register for row in found.rows for c in row})
-    held = {r: e.element(value, r) for r in asked}
-    lanes = _Lanes(e, found, compute_class(value.element), held)
+    kind, elements = compute_class(value.element), {r: e.element(value, r) for r in asked}
+    # words are chosen among, which a number of floats is not
+    held = {r: e.w.register(x, kind) if isinstance(x, float) else x for r, x in elements.items()}
+    lanes = _Lanes(e, found, kind, held)
     answers = [lanes.fetched(row, e.element(places, r)) for r, row in enumerate(found.rows)]
     e.set(op.result, e.build(t, answers))
 
