@@ -4,7 +4,7 @@ memory, element by element at its row-major place, and each thread reads there w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -48,7 +48,7 @@ class _Lanes:
     e: Emitter
     found: LaneGather
     kind: str
-    elements: dict[int, Operand]
+    elements: Mapping[int, Operand]
 
     def fetched(self, row: Sequence[Candidate], place: Operand) -> Operand:
         """The element at a place, which is in one of these registers."""
