@@ -26,7 +26,9 @@ OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 
 
 _libraries: dict[type, str] = {}  # of types seen before
-_names: dict[Any, str] = {}  # of element types
+# of element types, by the arrays' type: torch.compile reads those of tensors, and takes no table
+# that holds another library's
+_names: dict[type, dict[Any, str]] = {}
 
 
 def library(x: Array) -> str:
@@ -55,9 +57,10 @@ def is_traced(x: Any) -> bool:
 
 def dtype_of(x: Array) -> str:
     """tkc's name of the element type."""
-    if (name := _names.get(x.dtype)) is None:
+    names = _names.setdefault(type(x), {})
+    if (name := names.get(x.dtype)) is None:
         text = str(x.dtype).removeprefix("torch.")
-        name = _names[x.dtype] = OURS.get(text, text)
+        name = names[x.dtype] = OURS.get(text, text)
     return name
 
 
