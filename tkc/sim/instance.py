@@ -57,6 +57,7 @@ class Instance(dataflow.DataflowInterpreter):
         self.leader, self.followers = self._agents(*(knows or (None, None)))
         block.agents += self.agents
         self.finished = False
+        self.in_turn = False  # of a warpgroup at the tensor cores
         self.dot_fence = False  # whether a fence came before the current group of dots
         self.last_dot: Dot | None = None
         self.adding: dict[SSAValue, Dot] = {}  # tiles that asynchronous dots in flight add to

@@ -170,6 +170,15 @@ def barrier(m: Instance, op: threads.Barrier | threads.BarrierArrive) -> Steps:
 
 
 def block_barrier(m: Instance, op: threads.BlockBarrier) -> Steps:
+    if m.in_turn and m.groups > 1 and op.each is None:
+        raise Violation(
+            "deadlock",
+            f"all warps of {m.name} are to meet within the turn of one warpgroup, for which the"
+            " others wait",
+            op,
+            (m.name,),
+        )
+
     def find(agent: Agent) -> tuple[ThreadBarrier, int]:
         if op.each is None or m.groups == 1:
             return m.block.barrier(m.name, f"the barrier of {m.name}"), m.warps * WARP
@@ -180,23 +189,11 @@ def block_barrier(m: Instance, op: threads.BlockBarrier) -> Steps:
 
 
 def turn(m: Instance, op: threads.Turn) -> Steps:
-    """Warpgroups take turns: each meets the one before it, where that one's turn has ended. They
-    learn nothing of each other, since turns order no memory.
+    """Warpgroups take turns, of which none learns anything: turns order no memory. Here they run at
+    once, so that what a turn would wait for in vain is a rule: see block_barrier.
     """
-
-    def action(agent: Agent) -> Steps:
-        yield None
-        begins = op.what.data == "begin"
-        if op.what.data == "start" and agent.group < m.groups - 1:
-            return
-        group = agent.group if begins else (agent.group + 1) % m.groups
-        barrier = m.block.barrier((m.name, "turn", group), f"the turn of warpgroup {group}")
-        generation = barrier.arrive(agent, 2 * WARPGROUP_WARPS * WARP, agent.warps * WARP, op)
-        if begins:
-            yield Wait(lambda: barrier.over(generation), lambda: f"{barrier} of {m.name}", op)
-
-    if m.groups > 1:
-        yield from m.both(op, action, meet=op.what.data == "begin")
+    m.in_turn = op.what.data == "begin"
+    yield from ()
     return ()
 
 
