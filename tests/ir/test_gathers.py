@@ -38,7 +38,7 @@ def test_neighbours_need_one_shuffle():
     """Of a lane's neighbours in one piece all but one are its own: the first one's is the lane's
     before it, and of the first lane its own.
     """
-    op = the_gather(moved, ["float32", "float32"], 256, BY=1)
+    op = the_gather(moved, ["float32", "float32"], 512, BY=1)
     found = lanes_of_places(op)
     assert found is not None and found.shuffles == 1 and scratch(op) == 0
 
