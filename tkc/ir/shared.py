@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr
-from xdsl.ir import Attribute, Operation, OpResult, Region, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
     operand_def,
     opt_operand_def,
@@ -92,69 +92,64 @@ class ReducePartial(TileOperation):
         super().__init__(kind=kind, arg=arg, axis=axis, result_types=[result])
 
 
+class _PartOfScan(AlongAxis):
+    """Base of the two parts of a tile.scan over warps."""
+
+    reverse = opt_prop_def(UnitAttr)
+
+    def __init__(
+        self,
+        kind: str,
+        args: Sequence[SSAValue],
+        axis: int,
+        types: Sequence[Attribute],
+        reverse: bool = False,
+        combine: Region | None = None,
+    ):
+        super().__init__(kind, args, axis, types, combine, reverse=reverse)
+
+    @property
+    def of_runs(self) -> Sequence[SSAValue]:
+        """The prefixes within each run, then as many totals of runs."""
+        raise NotImplementedError
+
+    @property
+    def prefixes(self) -> Sequence[SSAValue]:
+        """Those of each run."""
+        return self.of_runs[: len(self.of_runs) // 2]
+
+    @property
+    def totals(self) -> Sequence[SSAValue]:
+        """What the runs come to."""
+        return self.of_runs[len(self.of_runs) // 2 :]
+
+
 @op_definition
-class ScanTotal(AlongAxis):
+class ScanTotal(_PartOfScan):
     """The first part of a tile.scan over warps: each scans its own run of the axis. Results are the
     prefixes within the runs, which a tile.scan_carry alone may use, then what the runs come to, an
     element for each warp along the axis (of one that holds only padding, any).
     """
 
     name = "tile.scan_total"
-    reverse = opt_prop_def(UnitAttr)
-
-    def __init__(
-        self,
-        kind: str,
-        args: Sequence[SSAValue],
-        axis: int,
-        totals: Sequence[Attribute],
-        reverse: bool = False,
-        combine: Region | None = None,
-    ):
-        types = [*(a.type for a in args), *totals]
-        super().__init__(kind, args, axis, types, combine, reverse=reverse)
 
     @property
-    def prefixes(self) -> Sequence[OpResult]:
-        """Those of each run."""
-        return self.results[: len(self.args)]
-
-    @property
-    def totals(self) -> Sequence[OpResult]:
-        """What the runs come to."""
-        return self.results[len(self.args) :]
+    def of_runs(self) -> Sequence[SSAValue]:
+        return self.results
 
 
 @op_definition
-class ScanCarry(AlongAxis):
+class ScanCarry(_PartOfScan):
     """The second part of a tile.scan over warps: what the runs before come to in front of each
     run's prefixes. args: the prefixes of a tile.scan_total, then its totals, the axis of which lies
     in one warp.
     """
 
     name = "tile.scan_carry"
-    reverse = opt_prop_def(UnitAttr)
-
-    def __init__(
-        self,
-        kind: str,
-        args: Sequence[SSAValue],
-        axis: int,
-        reverse: bool = False,
-        combine: Region | None = None,
-    ):
-        types = [a.type for a in args[: len(args) // 2]]
-        super().__init__(kind, args, axis, types, combine, reverse=reverse)
 
     @property
-    def prefixes(self) -> Sequence[SSAValue]:
-        """Those of each run."""
-        return self.args[: len(self.results)]
-
-    @property
-    def totals(self) -> Sequence[SSAValue]:
-        """What the runs come to."""
-        return self.args[len(self.results) :]
+    def of_runs(self) -> Sequence[SSAValue]:
+        return self.args
 
 
 @op_definition

@@ -270,13 +270,14 @@ def scan(op: tile.Scan, context: PassContext) -> None:
         return _scan_elsewhere(op, in_runs(layout, axis, False), context)
 
     own = layout.per_warp(axis)  # a run's number is its warp's
-    types = [TileType(own.shape, tile_type(a).element, own) for a in args]
-    back = op.reverse is not None
-    scanned = before(op, shared.ScanTotal(kind, args, axis, types, back, _combine(op)))
+    types, back = [a.type for a in args], op.reverse is not None
+    per_run = [TileType(own.shape, tile_type(a).element, own) for a in args]
+    both = [*types, *per_run]
+    scanned = before(op, shared.ScanTotal(kind, args, axis, both, back, _combine(op)))
     totals = through_shared(scanned.totals, _axis_in_registers(own, axis), op, context)
     _reuse_total(op, totals[0])
     values = [*scanned.prefixes, *totals]
-    replace(op, shared.ScanCarry(kind, values, axis, back, _combine(op)))
+    replace(op, shared.ScanCarry(kind, values, axis, types, back, _combine(op)))
 
 
 def _has_runs(layout: Layout, axis: int) -> bool:
