@@ -45,7 +45,9 @@ import benchmarks.triton_written_grids  # noqa: F401
 import benchmarks.triton_written_layers  # noqa: F401
 import benchmarks.triton_written_matrices  # noqa: F401
 import benchmarks.triton_written_models  # noqa: F401
+import benchmarks.triton_written_scenes  # noqa: F401
 import benchmarks.triton_written_serving  # noqa: F401
+import benchmarks.triton_written_seventh  # noqa: F401
 import benchmarks.triton_written_signals  # noqa: F401
 import benchmarks.triton_written_sixth  # noqa: F401
 import benchmarks.triton_written_steps  # noqa: F401
