@@ -93,6 +93,34 @@ def test_a_warp_sums_rows_in_registers_and_two_lanes():
     assert any("one iteration early" in d for d in given.decisions)
 
 
+def best_paths(step, score, out):
+    """Each state's best way from another one, again and again: a matrix is loaded once."""
+    move = tkc.load(step, (0, 0), (64, 64))
+    state = tkc.load(score, (0, 0), (None, 64))
+    for t in tkc.range(1, score.shape[0]):
+        best = tkc.max(move + state[None, :], axis=1)
+        state = best + tkc.load(score, (t, 0), (None, 64))
+    tkc.store(out, (0,), state)
+
+
+@pytest.mark.parametrize("warps, shuffles", [(2, 0), (4, 1), (8, 2)])
+def test_several_warps_reduce_what_a_loop_keeps_in_few_lanes(warps, shuffles):
+    """Not in those that load it best: it is loaded once, and reduced in every iteration."""
+    matrix = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(8), Fact(exact=1)), 16))
+    row = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    made = traced(best_paths, matrix, matrix, row)
+    through(made, PIPELINE[-1], context("sm_90a", num_warps=warps))
+    assert loop_of(emit(made, target("sm_90a")).text).count("shfl.sync") == shuffles
+    rng = np.random.default_rng(0)
+    move, score = rng.integers(-9, 9, (64, 64)), rng.integers(-9, 9, (5, 64))
+    given = [move.astype(np.float32), score.astype(np.float32), np.zeros(64, np.float32)]
+    machine.run(made, given, (1, 1, 1))
+    state = score[0]
+    for row in score[1:]:
+        state = (move + state[None, :]).max(axis=1) + row
+    np.testing.assert_array_equal(given[2], state)
+
+
 def test_a_row_is_picked_and_turned_by_shuffles():
     """Of four columns a lane: one shuffle each for the row, four for the vector that multiplies
     rows, three each for the sums.

@@ -641,8 +641,7 @@ class Groups:
             return None
         axis = axes.pop()
         lanes = _lanes_along(extents, axis, self.plan.warps)
-        short = extents[axis] <= lanes * MAX_BROADCAST_REGISTERS
-        few = lanes == 1 or self.plan.warps == 1 and lanes <= MAX_LANES_OF_SUMS and short
+        few = lanes <= MAX_LANES_OF_SUMS
         return axis if min(self.depths[root]) > self._depth(root) and few else None
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
