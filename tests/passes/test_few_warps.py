@@ -95,6 +95,31 @@ def test_what_lines_in_one_warp_come_to():
 
 
 @tkc.jit
+def largest_so_far(x, best, place, N: tkc.constexpr):
+    """Of a line, and where it is: numbers that are cheap to make are there while lanes combine."""
+    i = tkc.program_id(0)
+
+    def larger(a, i, b, j):
+        return tkc.where(b >= a, b, a), tkc.where(b >= a, j, i)
+
+    a, at = tkc.scan((tkc.load(x[i], (0,), (N,)), tkc.arange(N)), 0, larger)
+    tkc.store(best[i], (0,), a)
+    tkc.store(place[i], (0,), at)
+
+
+@pytest.mark.parametrize("columns, warps", [(1024, 4), (4096, 8)])
+def test_a_scan_of_several_values_has_registers_for_what_it_reads(columns, warps):
+    x = np.random.default_rng(1).integers(-99, 99, (2, columns)).astype(np.float32)
+    best, place = np.zeros_like(x), np.zeros(x.shape, np.int32)
+    plan, compiled = plan_of(largest_so_far, x, best, place, N=columns)
+    assert plan.warps == warps
+    assert compiled.resources.registers <= 96
+    largest_so_far[2](x, best, place, N=columns)
+    np.testing.assert_array_equal(best, np.maximum.accumulate(x, axis=1))
+    np.testing.assert_array_equal(np.take_along_axis(x, place, 1), best)
+
+
+@tkc.jit
 def powers(x, y, N: tkc.constexpr, TIMES: tkc.constexpr):
     """A matrix multiplied by itself, again and again."""
     i = tkc.program_id(0)

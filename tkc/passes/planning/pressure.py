@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
-from tkc.ir.values import ancestor, holds, only_user, owner_op, yielded_by
+from tkc.ir.values import ancestor, holds, only_user, owner_op, tile_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -262,8 +262,19 @@ def _peak(
         made = {r for r in op.results if r in read and size(r)}
         now |= made
         held += sum(map(size, made))
-        peak = max(peak, held)
+        beside = _combined_words(op, now) if any(map(size, made)) else 0
+        peak = max(peak, held + beside)
     return peak
+
+
+def _combined_words(op: Operation, now: set[SSAValue]) -> int:
+    """What a scan by a function of the user reads, beside its results and what lives on: whatever
+    it is made of, it is there as long as elements are combined.
+    """
+    if not isinstance(op, tile.Scan) or op.kind.data != "combine":
+        return 0
+    read = (tile_type(arg) for arg in op.args if arg not in now)
+    return sum(-(-t.bytes // 4) for t in read)
 
 
 def _endings(
