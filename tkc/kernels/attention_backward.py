@@ -349,7 +349,7 @@ def _blocks(
     d: int, d_v: int, kind: str, options: dict, target: str, batch: Batch, has_slopes: bool
 ) -> _Blocks:
     """What registers and shared memory hold: the gradients of a block stay in registers. options:
-    CAUSAL, CAP and WINDOW, of which each needs some.
+    CAUSAL, CAP, WINDOW and GROUP, of which each needs some.
     """
     softcap = options["CAP"]
     wide = max(d, d_v)
@@ -369,7 +369,8 @@ def _blocks(
         if not is_plain or target == "cpu":
             return _Blocks(_Block(128, 16), _Block(32, 64))
         queries = _Block(128, 32, warps=4, stages=2, holds=True)
-        return _Blocks(queries, _Block(32, 128, warps=4))
+        # a loop over the heads that share columns has more numbers to keep than one over rows
+        return _Blocks(queries, _Block(32, 128, warps=4 if options["GROUP"] == 1 else 8))
     return _wgmma_blocks(d, d_v, softcap, _are_large(options, target, batch, has_slopes))
 
 
@@ -472,9 +473,9 @@ def _launch(
     sinks, slopes = of_heads
     heads, shared, d, d_v = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    blocks = _blocks(d, d_v, dtype_of(q), options, tkc.target_of(q), batch, slopes is not None)
-    widths = blocks.widths(d, d_v)
-    common = dict(GROUP=group_of(heads, shared), **widths, **options)
+    common = dict(GROUP=group_of(heads, shared), **options)
+    blocks = _blocks(d, d_v, dtype_of(q), common, tkc.target_of(q), batch, slopes is not None)
+    common |= blocks.widths(d, d_v)
     adds = blocks.adds_queries and not deterministic
     terms, log_sums, dq_sums = of_rows = empty_rows(out, batch, width_of(d) * adds)
     write_row_terms(of_rows, grad, out, sums, sinks, dsinks, batch)
