@@ -280,3 +280,24 @@ def test_a_block_of_one_warpgroup_leaves_room_for_another(name):
     compiled = CASES[name].kernel.compile(*given, target="sm_90a", num_warps=4)
     assert any("2 blocks share a multiprocessor" in line for line in compiled.decisions)
     assert not compiled.resources.spill_stores
+
+
+def test_weights_that_threads_copy_leave_room_for_another_block(monkeypatch):
+    """Rows of words begin at multiples of 8 bytes, which a role of threads copies. Dots do not read
+    what it writes: nothing makes warps wait for what they asked memory for.
+    """
+    monkeypatch.setenv("TKC_SIM", "1")
+    rng = np.random.default_rng(3)
+    columns = 136
+    four, scales = rng.integers(0, 16, (320, columns)), rng.integers(1, 4, (5, columns))
+    a = numbers(16, 320)
+    packed = (four[0::2] | four[1::2] << 4).astype(np.uint8)
+    given = [a, packed, scales.astype(np.float16), np.zeros((16, columns), np.float16)]
+    compiled = scaled.compile(*given, 16, 64, 64, target="sm_90a")
+    assert any("2 blocks share a multiprocessor" in said for said in compiled.decisions)
+    assert any("copies a block of 32x64" in said for said in compiled.decisions)
+    assert not compiled.resources.spill_stores
+    loops = compiled.ptx[: compiled.ptx.rindex("wgmma.mma_async")]
+    assert "fence.proxy.async" not in loops
+    scaled[(1, 3)](*given, 16, 64, 64)
+    np.testing.assert_array_equal(given[-1], product(a, (four - 8) * np.repeat(scales, 64, axis=0)))

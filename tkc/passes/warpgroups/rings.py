@@ -33,6 +33,7 @@ class RingBarriers:
     empty: SSAValue
     stages: int
     read: bool  # by threads, not by dots alone
+    multiplied: bool  # by dots, straight from the stage
     by_threads: bool  # that copy by cp.async
     # blocks of a cluster that write to its stages; None: this one alone
     peers: SSAValue | None = None
@@ -41,8 +42,10 @@ class RingBarriers:
     single: bool = False
 
     def fence(self) -> list[Operation]:
-        """Between what threads have read in a stage and what a copy will write there."""
-        return [threads.Fence("async_shared")] if self.read else []
+        """Between what threads have read in a stage and what a tensor map's copy will write there;
+        what threads copy is written as it was read.
+        """
+        return [threads.Fence("async_shared")] if self.read and not self.by_threads else []
 
 
 def slots(anchor: Operation, stages: int, name: str) -> SSAValue:
@@ -136,9 +139,20 @@ def barriers_of(
         empty,
         stages,
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
+        any(_is_multiplied(c.buffer) for c in copies),
         isinstance(copies[0], shared.CopyAsync) and is_by_threads(copies[0]),
         peers,
         single,
+    )
+
+
+def _is_multiplied(buffer: SSAValue) -> bool:
+    """Whether a dot reads a buffer, or a view of it."""
+    return any(
+        isinstance(use.operation, tile.Dot)
+        or isinstance(use.operation, shared.VIEWS)
+        and any(map(_is_multiplied, use.operation.results))
+        for use in buffer.uses
     )
 
 
@@ -176,7 +190,7 @@ def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
         copies = group_of(wait)
         if ring := rings.get(ring_of(copies[0])):
             before(wait, threads.MbarrierWait(ring.full, *state_of(copies[0])))
-            if ring.by_threads:  # for dots, or for the copy to this stage that comes next
+            if ring.by_threads and ring.multiplied:  # what threads write dots read another way
                 before(wait, threads.Fence("async_shared"))
         joined = wait.tokens[0].owner
         erase(wait)

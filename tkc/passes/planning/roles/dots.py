@@ -37,6 +37,7 @@ from tkc.passes.planning.roles.registers import (
     LARGE_ROLE_REGISTERS,
     MAX_OPERAND_REGISTERS,
     PAIRED_ROLE_REGISTERS,
+    PAIRED_THIRD_ROLE_REGISTERS,
     RELAYOUT_ROLE_REGISTERS,
     RELAYOUT_SMALL_REGISTERS,
     ROLE_REGISTERS,
@@ -119,7 +120,7 @@ class DotExecution:
     def role_registers(self, sharing: Sharing, blocks: int) -> tuple[int, ...]:
         """Of a thread of each role, where so many blocks share a multiprocessor."""
         if blocks == 2:
-            return PAIRED_ROLE_REGISTERS
+            return PAIRED_THIRD_ROLE_REGISTERS if self.third_role else PAIRED_ROLE_REGISTERS
         if self.third_role:
             return self.third_role
         if self.registers > LARGE_ACCUMULATOR_REGISTERS:

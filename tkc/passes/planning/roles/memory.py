@@ -27,7 +27,10 @@ from tkc.passes.planning.rings import (
     stages_of,
 )
 from tkc.passes.planning.roles.dots import DotExecution
-from tkc.passes.planning.roles.registers import PAIRED_LIVE_REGISTERS
+from tkc.passes.planning.roles.registers import (
+    PAIRED_LIVE_REGISTERS,
+    PAIRED_THIRD_LIVE_REGISTERS,
+)
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.results import (
     is_stored_by_map,
@@ -45,7 +48,7 @@ L1_AND_SHARED_BYTES, REDUCED_SHARED_BYTES = 1 << 18, 195 << 10
 # for mbarriers and the scheduler's ring: of a loop with one dot, and with several
 BARRIER_BYTES = 1024, 1280
 SUBTILE_COLUMNS = 64, 32, 16, 8
-PAIRED_THREADS = 2 * 2 * 128  # of two blocks, each of a producer's warpgroup and a consumers'
+PAIRED_ROLE_THREADS = 2 * 128  # of a role's warpgroup in each of two blocks
 
 Rings = list[list[tile.Load]]
 
@@ -227,8 +230,10 @@ class _Division:
         request, execution, sharing = self.request, self.execution, self.sharing
         makes = make_operands(request)
         waits = execution.in_order or makes or not all(map(loop_of, request.dots))
-        pays = waits and (execution.counts_live or makes) and not request.has_third_role
-        pays = pays and execution.registers <= PAIRED_LIVE_REGISTERS
+        pays = waits and (execution.counts_live or makes)
+        third = request.has_third_role
+        live = PAIRED_THIRD_LIVE_REGISTERS if third else PAIRED_LIVE_REGISTERS
+        pays = pays and execution.registers <= live
         if pays and sharing.consumers == 1 and self._is_paired():
             room = self._available(2) - self.taken
             for columns in (64, 32):
@@ -242,7 +247,8 @@ class _Division:
         assembler goes by what a launch gives to a thread, not by what its role takes later.
         """
         target = self.request.context.target
-        each = target.at_entry(PAIRED_THREADS)
+        roles = 2 + self.request.has_third_role
+        each = target.at_entry(PAIRED_ROLE_THREADS * roles)
         sums = [
             tile_type(dot.acc).bytes // (512 * self.sharing.groups) for dot in self.request.dots
         ]

@@ -150,7 +150,8 @@ def _of_many_rows(request: RoleRequest) -> int:
     """More than two warpgroups for rows that divide so, where that pays; else 0."""
     if request.rows == 192:
         return 3 if len(request.dots) > 1 or not _hold_operands(request, 1) else 0
-    four = request.rows % 256 == 0 and make_operands(request) and _hold_operands(request, 4)
+    several = make_operands(request) and not request.has_third_role
+    four = request.rows % 256 == 0 and several and _hold_operands(request, 4)
     return 4 if four else 0
 
 
@@ -166,7 +167,7 @@ def make_operands(request: RoleRequest) -> bool:
     and its dot, and others fill the time.
     """
     made = (made_from(dot, request.options) and request.sides(dot).held for dot in request.dots)
-    return not request.has_third_role and all(made)
+    return all(made)
 
 
 # ---- parts of K
