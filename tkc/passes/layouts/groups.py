@@ -632,9 +632,8 @@ class Groups:
 
     def _reduced_deeper(self, root: SSAValue) -> int | None:
         """The one axis that a group is reduced along, in loops deeper than any load or store of the
-        group, if the others have an element for each thread, or of a single warp for one in a few
-        and the axis is short: sums in registers need no lanes, or few, and what is broadcast along
-        the axis is computed once.
+        group, if the others have an element for each thread, or for one in a few: sums in registers
+        need no lanes, or few, and what is broadcast along the axis is computed once.
         """
         axes, extents = set(self.reductions.get(root, ())), extents_of(root)
         if len(axes) != 1 or root in self.scans:
