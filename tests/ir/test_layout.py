@@ -289,6 +289,22 @@ def test_warps_along(layout):
 
 @quick
 @given(layouts(), st.data())
+def test_what_lanes_deal_out(layout, data):
+    """Lanes along an axis have different elements where they had copies: together the same."""
+    axis = data.draw(st.integers(0, layout.rank - 1))
+    dealt, copied = layout.per_lane(axis), layout.per_warp(axis)
+    assert dealt.shape == copied.shape
+    for one, other in zip(dealt.table(), copied.table(), strict=True):  # of each warp
+        assert {*map(tuple, one.reshape(-1, layout.rank).tolist())} == {
+            *map(tuple, other.reshape(-1, layout.rank).tolist())
+        }
+    lanes = prod(d.extent for d in layout.lanes if d.axis == axis)
+    least = max(1, copied.num_registers // lanes)
+    assert least <= dealt.num_registers <= copied.num_registers
+
+
+@quick
+@given(layouts(), st.data())
 def test_transpose(layout, data):
     perm = data.draw(st.permutations(range(layout.rank)))
     turned, tile = layout.transpose(perm), numbered(layout.shape)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import array, i32, traced
 from tests.passes.demands import check
 from tests.passes.kernels import (
@@ -133,6 +134,28 @@ def test_a_product_converts_its_operands_and_nothing_else():
         and given.plan.loads[0].path == "async"
         and given.plan.loads[0].vector == 16
     )
+
+
+def column_sums(a, b, out):
+    c = tkc.dot(tkc.load(a, (0, 0), (128, 64)), tkc.load(b, (0, 0), (64, 128)))
+    tkc.store(out, (0,), tkc.sum(tkc.maximum(c, 0.0), axis=0) * 2)
+
+
+def test_what_warps_leave_together_is_read_where_it_is_stored():
+    """Warps meet in shared memory: each thread then reads the columns that it stores, not all of
+    those that it had sums of; and lanes exchange half of what they have, then a quarter.
+    """
+    f16 = array(tkc.float16, 2)
+    module = traced(column_sums, f16, f16, array(tkc.float32, 1))
+    through(module, PIPELINE[-1], context("sm_80", num_warps=4))
+    text = emit(module, target("sm_80")).text
+    assert text.count("shfl.sync.bfly") == 8 + 4 + 2
+    (stored,) = operations_in(module, tile.Store)
+    assert layout_of(stored.value).num_registers == 1
+    given = [np.ones((128, 64), np.float16), np.ones((64, 128), np.float16)]
+    out = np.zeros(128, np.float32)
+    machine.run(module, [*given, out], (1, 1, 1))
+    np.testing.assert_array_equal(out, 2 * 128 * 64)
 
 
 def test_attention_keeps_its_rows_where_they_are():

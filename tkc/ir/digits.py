@@ -41,6 +41,19 @@ def total(digits: Iterable[Digit]) -> int:
     return prod(digit.extent for digit in digits)
 
 
+def bits_of(digits: Iterable[Digit]) -> list[Digit]:
+    """The same function by digits of extent 2, the lowest first. Raises LayoutError where an extent
+    is no power of two.
+    """
+    found: list[Digit] = []
+    for digit in digits:
+        if digit.extent & (digit.extent - 1):
+            raise LayoutError(f"{digit.extent} is no power of two")
+        count = digit.extent.bit_length() - 1
+        found += [replace(digit, extent=2, stride=digit.stride << i) for i in range(count)]
+    return found
+
+
 def canonical(digits: Iterable[Digit], rank: int) -> tuple[Digit, ...]:
     """Without digits of extent 1, neighbours that continue each other merged: equal functions have
     equal digits.

@@ -91,6 +91,7 @@ import numpy as np
 from tkc.ir.digits import (
     Digit,
     LayoutError,
+    bits_of,
     canonical,
     copies,
     digits_text,
@@ -396,6 +397,28 @@ class Layout:
         count = total(along)
         shape = (*self.shape[:axis], count, *self.shape[axis + 1 :])
         return self._rebuild(shape, change)
+
+    def per_lane(self, axis: int) -> Layout:
+        """The same, but lanes along `axis` hold no copies as far as a thread has several elements:
+        each has some of them, those with the largest strides dealt out. `per_warp` where that takes
+        digits that are no powers of two, or coordinates beyond the tile.
+        """
+        found = self.per_warp(axis)
+        others = [i for i in range(self.rank) if i != axis]
+        if any(self.shape[i] != self.padded_shape[i] for i in others):
+            return found
+        try:
+            lanes, held = bits_of(self.lanes), bits_of(found.registers)
+        except LayoutError:
+            return found
+        free = [i for i, bit in enumerate(lanes) if bit.axis == axis]
+        own = [bit for bit in held if bit.axis >= 0]
+        dealt = own[max(0, len(own) - len(free)) :]
+        lanes = [copies(2) if bit.axis == axis else bit for bit in lanes]
+        for i, bit in zip(free, dealt, strict=False):
+            lanes[i] = bit
+        registers = tuple(bit for bit in held if bit not in dealt)
+        return replace(found, registers=registers, lanes=tuple(lanes))
 
     def expand(self, axis: int) -> Layout:
         """A new axis of extent 1 in front of `axis`."""

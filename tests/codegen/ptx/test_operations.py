@@ -101,6 +101,31 @@ def test_reduction(kind, shape, axis):
     check(reduction, [x, result], SHAPE=shape, OUT=out, AXIS=axis)
 
 
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "xor"])
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+@pytest.mark.parametrize("shape", [(256, 8), (128, 32), (64, 24), (96, 2), (40, 5), (2, 64, 16)])
+def test_lanes_that_share_a_reduction_deal_its_results_out(kind, dtype, shape):
+    """Lanes and warps lie along the axis: lanes halve what they have before warps meet."""
+    axis = len(shape) - 2
+
+    def columns(x, o, SHAPE: tkc.constexpr, AXIS: tkc.constexpr):
+        found = KINDS[kind](tkc.load(x, (0,) * len(SHAPE), SHAPE), axis=AXIS)
+        tkc.store(o, (0,) * (len(SHAPE) - 1), found.to(o.dtype))
+
+    result = np.zeros((*shape[:axis], shape[-1]), dtype)
+    check(columns, [numbers(shape, dtype), result], SHAPE=shape, AXIS=axis)
+
+
+@pytest.mark.parametrize("m, n", [(64, 8), (128, 64), (256, 16)])
+def test_sums_of_a_products_columns(m, n):
+    def sums(a, b, o, M: tkc.constexpr, N: tkc.constexpr):
+        c = tkc.dot(tkc.load(a, (0, 0), (M, 16)), tkc.load(b, (0, 0), (16, N)))
+        tkc.store(o, (0,), tkc.sum(tkc.maximum(c, 0), axis=0))
+
+    a, b = (np.round(numbers(shape, np.float16) * 4) for shape in ((m, 16), (16, n)))
+    check(sums, [a, b, np.zeros(n, np.float32)], M=m, N=n)
+
+
 @pytest.mark.parametrize(
     "dtype", [np.int8, np.uint16, np.int64, np.float16, ml_dtypes.bfloat16, np.float64]
 )

@@ -28,6 +28,7 @@ from tkc.codegen.ptx.integers import add, is_power_of_two, narrowed
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, layout_of
 from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared, threads, tile
+from tkc.ir.digits import bits_of
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.reductions import FUNCTION, neutral, only_place
 from tkc.ir.types import TileType, is_bool, is_float
@@ -365,12 +366,61 @@ def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Opera
 
 @emitter(shared.ReducePartial)
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
-    """The partial result of each warp."""
+    """The partial result of each warp; of lanes that share it, each has a part."""
     kind, axis, arg = op.kind.data, op.axis.value.data, e.tile(op.arg)
-    layout = arg.layout
+    layout, item = arg.layout, reduced_items(e, [arg], axis, kind)
     folder = Folder(e, kind, [arg.element])
-    answers = in_warp(e, folder, layout, axis, reduced_items(e, [arg], axis, kind))
+    if layout_of(tile_type(op.result)) != layout.per_warp(axis):
+        return _deal_out(e, op, folder, item)
+    answers = in_warp(e, folder, layout, axis, item)
     deliver_per_warp(e, op.result, layout, axis, [x[0] for x in answers])
+
+
+def _deal_out(
+    e: Emitter, op: shared.ReducePartial, folder: Folder, item: Callable[[int], Values]
+) -> None:
+    """Lanes on both sides of a bit add up half of their elements each, by one shuffle for two; then
+    those on both sides of the next bit half of these. Where none are left to halve, both have all.
+    """
+    axis, layout = op.axis.value.data, e.tile(op.arg).layout
+    result = layout_of(tile_type(op.result))
+    places = layout.drop(axis).offsets("registers").tolist()
+    groups = lines(layout, axis)
+    held = {
+        tuple(at): folder.tree([item(r) for r in group])
+        for at, group in zip(places, groups, strict=True)
+    }
+    pairs = list(enumerate(zip(bits_of(layout.lanes), bits_of(result.lanes), strict=True)))
+    for i, (before, after) in pairs:
+        if before.axis == axis and after.axis >= 0:
+            along = after.axis - (after.axis > axis)
+            held = _halved(e, folder, held, (along, after.stride), 1 << i)
+    for i, (before, after) in pairs:
+        if before.axis == axis and after.axis < 0:
+            held = {at: folder.across(x, 1 << i) for at, x in held.items()}
+    wanted = [(*at[:axis], *at[axis + 1 :]) for at in result.offsets("registers").tolist()]
+    e.set(op.result, e.build(tile_type(op.result), [held[at][0] for at in wanted]))
+
+
+def _halved(
+    e: Emitter,
+    folder: Folder,
+    held: dict[tuple[int, ...], Values],
+    bit: tuple[int, int],
+    mask: int,
+) -> dict[tuple[int, ...], Values]:
+    """Elements by coordinates, without a bit (axis, stride) of these: lanes with `mask` keep those
+    that have it, the others those that have not, each with what the other lane has of them.
+    """
+    (axis, stride), second = bit, e.lane_bit(mask)
+    found = {}
+    for at, low in held.items():
+        if at[axis] // stride % 2:
+            continue
+        high = held[(*at[:axis], at[axis] + stride, *at[axis + 1 :])]
+        kept, sent = folder.pick(second, high, low), folder.pick(second, low, high)
+        found[at] = folder(kept, folder.shuffled(sent, mask))
+    return found
 
 
 def deliver_per_warp(

@@ -45,6 +45,7 @@ from tkc.passes.analysis.values import (
     LOADS,
     POINTWISE,
     VIEWS,
+    WRITES,
     BlockAccess,
     Kinds,
     PointerAccess,
@@ -261,7 +262,8 @@ class Groups:
         axis = op.axis.value.data
         if self.kinds.data(op.args[0]):
             for r in tiles(op.results):
-                left = Relation(op.args[0], r, lambda layout: layout.drop(axis), reduced=True)
+                derive = _left_of_warps if _is_stored(r) else Layout.drop
+                left = Relation(op.args[0], r, lambda layout: derive(layout, axis), reduced=True)
                 self.relations.append(left)
         for a in op.args:
             self.reductions.setdefault(a, []).append(axis)
@@ -828,6 +830,36 @@ def view_of(value: SSAValue) -> View:
     """The broadcast, transpose or reshape that makes a view."""
     assert isinstance(value.owner, VIEWS)
     return value.owner
+
+
+def _is_stored(value: SSAValue) -> bool:
+    """Whether a tile, and all that is computed of it element by element, goes nowhere but to
+    memory.
+    """
+    seen: set[SSAValue] = set()
+    left = [value]
+    while left:
+        found = left.pop()
+        for use in found.uses:
+            op = use.operation
+            if isinstance(op, WRITES):
+                continue
+            if not isinstance(op, (*POINTWISE, tile.Reshape)):
+                return False
+            if tile_type(op.results[0]).size != tile_type(value).size:
+                return False
+            left += set(op.results) - seen
+            seen |= set(op.results)
+    return True
+
+
+def _left_of_warps(layout: Layout, axis: int) -> Layout:
+    """The layout of what a reduction leaves. Raises LayoutError where it passes through shared
+    memory: threads read there what they need of it, in any layout.
+    """
+    if layout.warps_along(axis) > 1:
+        raise LayoutError("warps meet")
+    return layout.drop(axis)
 
 
 def _is_spilled(op: tile.Slice) -> bool:

@@ -7,6 +7,7 @@ reduces those. Reductions that do not need one another's results share a barrier
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace as replace_digit
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
@@ -141,16 +142,51 @@ def reduce(op: tile.Reduce, context: PassContext) -> None:
     if kind in ("any", "all") and is_scalar and not far and not context.has_roles:
         return _vote(op)
     own = layout.per_warp(axis)
-    of_warps = TileType(own.shape, t.element, own)
+    # lanes that have no copies exchange half of what they have, not all of it, and write less
+    is_dealt = not far and not is_bool(t.element)
+    held = layout.per_lane(axis) if is_dealt else own
+    of_warps = TileType(own.shape, t.element, held)
     part: SSAValue = before(op, shared.ReducePartial(kind, value, axis, of_warps)).result
     # to other blocks words are sent (st.async), and each narrow number is one
     is_widened = far and bits(t.element) < 32 and not is_bool(t.element)
     if is_widened:
         part = _cast(part, f32 if is_float(t.element) else i32, op)
-    (gathered,) = through_shared([part], _axis_in_registers(own, axis), op, context, far)
+    wanted = _wanted_elsewhere(op)
+    read = _axis_in_registers(own, axis)
+    if wanted is not None and (there := wanted.register_layout) is not None:
+        read = _with_axis(there, axis, own)
+    (gathered,) = through_shared([part], read, op, context, far)
     if is_widened:
         gathered = _cast(gathered, t.element, op)
-    replace(op, tile.Reduce(kind, gathered, axis, [op.results[0].type]))
+    for user in [use.operation for use in op.results[0].uses] if wanted is not None else ():
+        replace(user, [op.results[0]])
+    replace(op, tile.Reduce(kind, gathered, axis, [wanted or op.results[0].type]))
+
+
+def _wanted_elsewhere(op: tile.Reduce) -> TileType | None:
+    """The other layout in which alone the result of a reduction is wanted: threads read what they
+    need in shared memory, and it need not move again.
+    """
+    (result,) = op.results
+    users = {use.operation for use in result.uses}
+    types = {user.results[0].type for user in users if isinstance(user, shared.Convert)}
+    if len(types) != 1 or not all(isinstance(user, shared.Convert) for user in users):
+        return None
+    (wanted,) = types
+    if not isinstance(wanted, TileType) or wanted.register_layout is None:
+        return None
+    is_shared = max(wanted.register_layout.num_blocks, layout_of(result).num_blocks) > 1
+    return None if is_shared else wanted
+
+
+def _with_axis(layout: Layout, axis: int, of: Layout) -> Layout:
+    """A layout with one more axis, in each thread's registers, as another one has it."""
+
+    def moved(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+        return tuple(replace_digit(d, axis=d.axis + 1) if d.axis >= axis else d for d in digits)
+
+    registers = (Digit(of.shape[axis], axis, 1), *moved(layout.registers))
+    return Layout(of.shape, registers, moved(layout.lanes), moved(layout.warps))
 
 
 def _cast(value: SSAValue, element: Attribute, at: Operation) -> SSAValue:
