@@ -75,7 +75,8 @@ class Convert(OneToOne):
 @op_definition
 class ReducePartial(TileOperation):
     """A reduction within each warp alone: the axis keeps one element for each warp (of those of all
-    blocks that share it).
+    blocks that share it). Its lanes along the axis have all of these (Layout.per_warp), or some of
+    them each (Layout.per_lane).
 
     The second half of a reduction over warps is a write, a read with the axis in registers, and a
     tile.reduce.

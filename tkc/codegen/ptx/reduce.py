@@ -1,5 +1,7 @@
 """Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes.
 
+Where lanes need not all have the result they deal it out: each step halves what they exchange.
+
 Warps do not meet here: a reduction over warps is a reduce_partial, a trip through shared memory and
 a tile.reduce (swizzle-shared makes them), a scan a scan_total, the same trip and a scan_carry.
 Padding takes the neutral element.

@@ -1,7 +1,7 @@
 """Reductions, scans and votes over several warps, or blocks of a cluster.
 
 Each warp reduces what it has; the partial results go through shared memory, and every thread
-reduces those. Reductions that do not need one another's results share a barrier.
+reduces those that it needs. Reductions that do not need one another's results share a barrier.
 """
 
 from __future__ import annotations
