@@ -366,11 +366,12 @@ def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Opera
 @emitter(shared.ReducePartial)
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     """The partial result of each warp."""
-    kind, axis, arg = op.kind.data, op.axis.value.data, e.tile(op.arg)
-    layout = arg.layout
-    folder = Folder(e, kind, [arg.element])
-    answers = in_warp(e, folder, layout, axis, reduced_items(e, [arg], axis, kind))
-    deliver_per_warp(e, op.result, layout, axis, [x[0] for x in answers])
+    kind, axis, args = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args]
+    layout = args[0].layout
+    folder = Folder(e, kind, [a.element for a in args], op.combine)
+    answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind))
+    for position, result in enumerate(op.results):
+        deliver_per_warp(e, result, layout, axis, [x[position] for x in answers])
 
 
 def deliver_per_warp(

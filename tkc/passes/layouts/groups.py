@@ -263,8 +263,11 @@ class Groups:
             for r in tiles(op.results):
                 left = Relation(op.args[0], r, lambda layout: layout.drop(axis), reduced=True)
                 self.relations.append(left)
+        # by a function of the user's in the order of the axis, as a scan
+        kinds = (self.reductions, self.scans) if op.combine is not None else (self.reductions,)
         for a in op.args:
-            self.reductions.setdefault(a, []).append(axis)
+            for axes in kinds:
+                axes.setdefault(a, []).append(axis)
             self.depths.setdefault(a, []).append(len(loops_of(op)))
 
     def _enter_access(self, op: BlockAccess | PointerAccess) -> None:
