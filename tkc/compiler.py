@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -294,10 +294,10 @@ class Compiled:
     def resources(self) -> Assembled:
         """Registers, spills, shared memory and complaints of ptxas, with the cubin
         (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas. Where it spills, texts
-        that let one block fill a multiprocessor, and that keep less alive, are tried, and become
-        `ptx` if they spill less.
+        that let fewer blocks share a multiprocessor, and that keep less alive, are tried, and
+        become `ptx` if they spill less.
         """
-        from tkc.codegen.ptx.ptxas import assemble, most_of_two, roomy, unlimited
+        from tkc.codegen.ptx.ptxas import assemble, fewer_blocks, most_of, roomy, unlimited
         from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
         if self.ptx is None or self.interface is None:
@@ -308,7 +308,7 @@ class Compiled:
         threads = self.interface.threads
         if (text := unlimited(self.ptx)) != self.ptx:
             found = assemble(text, self.target)
-            if not found.spill_stores and found.registers <= most_of_two(self.target, threads):
+            if not found.spill_stores and found.registers <= most_of(2, self.target, threads):
                 self.ptx = text
                 return found
         found = assemble(self.ptx, self.target)
@@ -319,7 +319,10 @@ class Compiled:
         )
         # blocks that the plan has share a multiprocessor are given up last
         shared = ".minnctapersm" in self.ptx
-        alone = (lambda text: roomy(text, threads),)
+        alone: tuple[Callable[[str], str], ...] = tuple(
+            partial(roomy, threads=threads, blocks=blocks)
+            for blocks in fewer_blocks(self.ptx, self.target, threads)
+        )
         for leaner in (*fewer, *alone) if shared else (*alone, *fewer):
             if not found.spill_stores:
                 break

@@ -85,16 +85,31 @@ def test_rows_looked_up_may_be_anywhere(target):
 
 @tkc.jit
 def in_a_loop(x, out, STEP: tkc.constexpr):
-    """Of iterations no place is known."""
+    """Two blocks in each iteration."""
     for i in range(0, out.shape[0], STEP):
         tkc.store(out, (i, 0), tkc.load(x, (0, i), (N, N)))
         tkc.store(out, (i + N, 0), tkc.load(x, (N, i), (N, N)))
 
 
+@tkc.jit
+def moved_on(out, BY: tkc.constexpr):
+    """Columns are handed on, in place, to those of the iteration before, or after."""
+    for i in range(0, out.shape[1], N):
+        tkc.store(out, (0, i + BY), tkc.load(out, (0, i), (N, N)))
+
+
 @TARGETS
-def test_iterations_are_ordered(target):
+@pytest.mark.parametrize("step, needed", [(N, 1), (2 * N - 1, 1), (2 * N, 0), (3 * N, 0)])
+def test_iterations_are_ordered_where_their_blocks_meet(step, needed, target):
     given = np.zeros((4 * N, 4 * N), np.float32), np.zeros((4 * N, 4 * N), np.float32)
-    assert barriers(in_a_loop, *given, 2 * N, target=target) == 1
+    assert barriers(in_a_loop, *given, step, target=target) == needed
+
+
+@TARGETS
+@pytest.mark.parametrize("by", [N, -N, N // 2, -4 * N])
+def test_what_an_iteration_before_has_is_ordered(by, target):
+    """One of those before, however long ago."""
+    assert barriers(moved_on, np.zeros((N, 16 * N), np.float32), by, target=target)
 
 
 @tkc.jit

@@ -520,6 +520,25 @@ def test_a_block_is_loaded_again_for_threads_where_wgmma_reads_it(kernel, instru
     assert sum(isinstance(op, tile.Load) for op in module.walk()) == loads + more
 
 
+def turned_rows(x, y, w, p, q, N: tkc.constexpr, NARROW: tkc.constexpr):
+    """Rows of many and of few heads by one row of weights."""
+    row = tkc.load(w, (tkc.program_id(0), 0), (None, N))[None, :]
+    tkc.store(p, (0, 0), (tkc.load(x, (0, 0), (32, N)) * row).to(p.dtype))
+    tkc.store(q, (0, 0), (tkc.load(y, (0, 0), (NARROW, N)) * row).to(q.dtype))
+
+
+def test_a_row_that_all_warps_have_is_loaded_again_where_others_of_their_lanes_want_it():
+    """Nothing then goes through shared memory, and no warp waits."""
+    wide, row = aligned(tkc.bfloat16, 2), aligned(tkc.float32, 2)
+    module, given = (
+        traced(turned_rows, wide, wide, row, wide, wide, N=64, NARROW=8),
+        context("sm_90a", num_warps=4),
+    )
+    through(module, "swizzle-shared", given)
+    assert sum(isinstance(op, tile.Load) for op in module.walk()) == 4
+    assert not any(isinstance(op, shared.Write | shared.Convert) for op in module.walk())
+
+
 def scaled_sums(a, b, s, o, N: tkc.constexpr):
     """Factors that are computed of 8 bits; what they come to is scaled before it is added."""
     total = tkc.zeros((N, N))

@@ -1164,3 +1164,20 @@ def test_effects_that_are_alike_in_all_programs_happen_in_each(persistent, monke
     out, counter = np.zeros_like(x), np.zeros(1, np.int32)
     counted[rows](x, out, counter, 1024, persistent=persistent)
     assert counter[0] == rows
+
+
+@tkc.jit
+def _gathered_sums(x, place, out, N: tkc.constexpr):
+    """Sums of rows that a table names, anew in each iteration."""
+    total = tkc.zeros((N, N))
+    for k in tkc.range(0, place.shape[0]):
+        rows = tkc.load(place, (k, 0), (None, N))
+        total = total + tkc.load(x, (rows, 0), (N, N))
+    tkc.store(out, (0, 0), total)
+
+
+def test_what_cannot_be_read_ahead_takes_no_registers():
+    """Rows are where an iteration has loaded that they are: none of them is there before."""
+    arrays = "f32[4096, 32]", "i32[64, 32]", "f32[32, 32]"
+    plan, *_ = plan_of(_gathered_sums, *arrays, N=32)
+    assert not plan.prefetch

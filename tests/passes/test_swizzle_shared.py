@@ -87,6 +87,29 @@ def test_warps_meet_once_for_a_reduction_along_several_axes():
     assert count(module, tile.Reduce) == 2
 
 
+def first_of_largest(x, out, N: tkc.constexpr):
+    """By a function of the user's, of two tiles."""
+
+    def later(a, p, b, q):
+        return tkc.where(b > a, b, a), tkc.where(b > a, q, p)
+
+    most, place = tkc.reduce((tkc.load(x, (0, 0), (None, N)), tkc.arange(N)), 0, later)
+    tkc.store(out, (0, 0), most)
+    tkc.store(out, (0, 1), place.to(tkc.float32))
+
+
+def test_warps_meet_for_one_element_each_of_what_a_function_reduces():
+    """Each reduces its run of the axis; no tile is in several warps."""
+    for n, runs in (4096, 8), (2100, 6):
+        x, out = aligned(tkc.float32, 2), aligned(tkc.float32, 2)
+        module = traced(first_of_largest, x, out, N=n)
+        through(module, "swizzle-shared", context("sm_90a", num_warps=8))
+        parts = [op for op in module.walk() if isinstance(op, shared.ReducePartial)]
+        assert [r.type.extents for op in parts for r in op.results] == 2 * [(runs,)]
+        reads = [op for op in module.walk() if isinstance(op, shared.Read)]
+        assert [op.result.type.extents for op in reads] == 2 * [(runs,)]
+
+
 def sums(a, out, N: tkc.constexpr):
     """Sums of rows, each in a warp, then of columns, of which all warps have parts."""
     x = tkc.load(a, (0, 0), (N, N)).to(tkc.float32)

@@ -165,6 +165,10 @@ def _reduce(op) -> str | None:
     return None
 
 
+def _reduce_partial(op) -> str | None:
+    return _combination(op, op.args, op.results) or _totals(op, op.args, op.results)
+
+
 def _scan(op) -> str | None:
     return _scanned(op, op.args, op.results)
 
@@ -192,19 +196,19 @@ def _scan_total(op) -> str | None:
         return problem
     if any(not isinstance(u.operation, shared.ScanCarry) for r in op.prefixes for u in r.uses):
         return "gives prefixes of runs to another operation than 'tile.scan_carry'"
-    return _totals(op)
+    return _totals(op, op.args, op.totals)
 
 
 def _scan_carry(op) -> str | None:
     if len(op.args) != 2 * len(op.results):
         return f"of {len(op.args)} tiles has {len(op.results)} results, not half as many"
-    return _scanned(op, op.prefixes, op.results) or _totals(op)
+    return _scanned(op, op.prefixes, op.results) or _totals(op, op.prefixes, op.totals)
 
 
-def _totals(op) -> str | None:
-    """What runs come to: of the elements and the extents of what is scanned, but for the axis."""
+def _totals(op, args, totals) -> str | None:
+    """What runs come to: of the elements and the extents of what they are of, but for the axis."""
     axis = op.axis.value.data
-    for a, t in zip(op.prefixes, op.totals, strict=True):
+    for a, t in zip(args, totals, strict=True):
         have, wanted = list(extents(t.type) or ()), list(extents(a.type) or ())
         if element_of(t.type) != element_of(a.type) or len(have) != len(wanted):
             return f"of {a.type} has totals of {t.type}"
@@ -365,6 +369,7 @@ RULES: dict[type[Operation], Callable] = {
     tile.Concat: _concat,
     tile.Reduce: _reduce,
     tile.Scan: _scan,
+    shared.ReducePartial: _reduce_partial,
     shared.ScanTotal: _scan_total,
     shared.ScanCarry: _scan_carry,
     tile.Histogram: _histogram,

@@ -73,24 +73,16 @@ class Convert(OneToOne):
 
 
 @op_definition
-class ReducePartial(TileOperation):
+class ReducePartial(AlongAxis):
     """A reduction within each warp alone: the axis keeps one element for each warp (of those of all
-    blocks that share it). Its lanes along the axis have all of these (Layout.per_warp), or some of
-    them each (Layout.per_lane).
+    blocks that share it; by a region, of those that hold more than padding). Its lanes along the
+    axis have all of these (Layout.per_warp), or some of them each (Layout.per_lane).
 
     The second half of a reduction over warps is a write, a read with the axis in registers, and a
     tile.reduce.
     """
 
     name = "tile.reduce_partial"
-    __form__ = "@kind arg"
-    arg, result = operand_def(), result_def()
-    kind = prop_def(StringAttr)
-    axis = prop_def(IntegerAttr)
-    traits = traits_def(Pure())
-
-    def __init__(self, kind: str, arg: SSAValue, axis: int, result: Attribute):
-        super().__init__(kind=kind, arg=arg, axis=axis, result_types=[result])
 
 
 class _PartOfScan(AlongAxis):

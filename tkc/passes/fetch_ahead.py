@@ -84,7 +84,7 @@ from tkc.ir.rewrite import defining_slice, is_inside
 from tkc.ir.types import ArrayType, TileType, bits
 from tkc.ir.values import block_of, holds, is_side_effect_free
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import addresses
+from tkc.passes.analysis.access import may_run_ahead
 from tkc.passes.analysis.alias import kernel_around, unchanged
 from tkc.passes.planning.operands import MAX_BESIDE_BYTES
 from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads
@@ -159,8 +159,7 @@ def _bytes(value: SSAValue) -> int:
 
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
-    gathers = any(isinstance(o.type, TileType) for o in op.offsets)
-    if op.mask is not None or gathers or addresses(op.result):
+    if not may_run_ahead(op):
         return False
     if any(map(tile.watches, loop.walk())) and not unchanged(op, loop, overlaps):
         return False  # by programs of other blocks, too, that one waits for

@@ -23,10 +23,11 @@ cluster's barrier alone, before the first write too: a block may be written to o
 Global memory is treated the same, except that a thread's own earlier access (the same array,
 offsets and layout, no element of which is another thread's too) is no conflict, nor is one of a
 ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Nor is an
-access of other elements: a block at other offsets, by a constant as large as the block. Arguments
-that share memory (which is part of the specialization) are one array, and the programs that a
-persistent block takes in turn are as unordered as if others ran them. The code of a release begins
-with a barrier of its own, since one thread releases what all have written.
+access of other elements: a block at other offsets, by a constant as large as the block, or of
+another iteration of a loop whose step is as large. Arguments that share memory (which is part of
+the specialization) are one array, and the programs that a persistent block takes in turn are as
+unordered as if others ran them. The code of a release begins with a barrier of its own, since one
+thread releases what all have written.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ from tkc.passes.analysis.own import own_layout, private
 # of a scalar: the first thread of the block, or of a role's instance, stores and updates it
 ALONE = ("the first thread",)
 COMMUTING = ("add", "max", "min", "and", "or", "xor")  # kinds of updates
+LOWEST_START = -(1 << 62)  # of a block of an array
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 # Of arguments that share memory, the one that stands for all; set while a kernel is looked at
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
@@ -514,7 +516,8 @@ def _is_base(argument: BlockArgument, alloc: shared.Alloc) -> bool:
 def _again(access: Access, loop: Loop) -> Access:
     """An access as the next iteration sees it."""
     left, buffer, stage = _leave(access, loop), access.place.buffer, access.place.stage
-    left = replace(left, told=frozenset())  # the next iteration's arrivals are others
+    # the next iteration's arrivals are others
+    left = replace(left, told=frozenset(), box=left.box or _box_before(access.box, loop))
     if buffer is None or stage is None:
         return left
     for argument, _, following in _carried(loop):
@@ -525,6 +528,25 @@ def _again(access: Access, loop: Loop) -> Access:
     if stage[0] is not None and is_inside(stage[0], loop):
         return replace(left, place=replace(access.place, stage=None))
     return left
+
+
+def _box_before(box: Box | None, loop: Loop) -> Box | None:
+    """A block of an array as the next iteration sees it: with those of all iterations before, which
+    begin a step each below one another where they count from the loop's induction variable.
+    """
+    if box is None or not isinstance(loop, scf.ForOp):
+        return None
+    counter, step = loop.body.block.args[0], defining_op(loop.step, tile.Constant)
+    others = [v for v in box.values if v is not None and v is not counter]
+    if step is None or step.number <= 0 or any(is_inside(v, loop) for v in others):
+        return None
+
+    def before_now(base: SSAValue | None, at: int, n: int) -> tuple[SSAValue | None, int, int]:
+        if base is not counter or at == LOWEST_START:
+            return base, at, n
+        return base, LOWEST_START, at + n - int(step.number) - LOWEST_START
+
+    return replace(box, axes=tuple(before_now(*axis) for axis in box.axes))
 
 
 def _leave(access: Access, loop: Loop) -> Access:

@@ -68,7 +68,7 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import DotPlan, Plan, written_on
+from tkc.ir.plan import DotPlan, LoadPlan, Plan, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.text import location_of
@@ -89,6 +89,7 @@ from tkc.ir.values import (
 from tkc.passes import PassContext
 from tkc.passes.analysis.mapped import layouts_of_operand, of_block
 from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess
+from tkc.passes.layouts.conversions import is_handed_on
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
     check_sort,
@@ -180,11 +181,13 @@ class Selection:
             return value
         key = value, wanted
         if key not in self.made:
-            self.made[key] = (
-                (yield self._rematerialised(value, wanted))
-                if have is None
-                else self._converted(value, wanted)
-            )
+            if have is None or self.kinds.cheap(value):
+                found = yield self._rematerialised(value, wanted)
+            elif self._is_loaded_again(value, have, wanted):
+                found = yield self._loaded_again(value, wanted)
+            else:
+                found = self._converted(value, wanted)
+            self.made[key] = found
         return self.made[key]
 
     def _rematerialised(self, value: SSAValue, layout: Layout) -> Walk[SSAValue]:
@@ -203,10 +206,42 @@ class Selection:
                 operands = []
                 for v in op.operands:
                     operands.append((yield self._operand(v, layout)))
+        return self._made_again(op, operands, layout)
+
+    def _made_again(self, op: Operation, operands: Sequence[SSAValue], layout: Layout) -> SSAValue:
+        """The result of an operation once more, of other operands and in another layout."""
         new = op.clone(dict(zip(op.operands, operands, strict=True)))
-        retype(new.results[0], tile_type(value).with_layout(layout))
-        new.results[0].name_hint = value.name_hint
+        retype(new.results[0], tile_type(op.results[0]).with_layout(layout))
+        new.results[0].name_hint = op.results[0].name_hint
         return after(op, new).results[0]
+
+    def _is_loaded_again(self, value: SSAValue, have: Layout, wanted: Layout) -> bool:
+        """Whether threads that want a loaded tile in another layout load it once more, at once,
+        rather than wait for one another: every warp has all of it in both, and it is in the cache.
+        """
+        op, width = value.owner, bits(tile_type(value).element)
+        if movement(have, wanted) == "registers" or is_handed_on(have, wanted, width):
+            return False
+        run = max(map(wanted.vector, range(wanted.rank)))
+        return (
+            isinstance(op, tile.Load | tile.LoadPointers)
+            and all(digit.axis < 0 for layout in (have, wanted) for digit in layout.warps)
+            and self.plan.roles == "one"
+            and self.plan.load(op).path == LoadPlan().path
+            and wanted.num_registers <= min(run, self.plan.load(op).vector * 8 // width)
+            and not tile.watches(op)
+            and all(self.kinds.cheap(v) for v in tiles(op.operands))
+        )
+
+    def _loaded_again(self, value: SSAValue, layout: Layout) -> Walk[SSAValue]:
+        op = owner_op(value)
+        operands = []
+        for v in op.operands:
+            wanted = layout
+            if isinstance(op, tile.Load) and isinstance(v.type, TileType):
+                wanted = self._of_operand(op, v, layout)
+            operands.append((yield self._operand(v, wanted)))
+        return self._made_again(op, operands, layout)
 
     def _converted(self, value: SSAValue, layout: Layout) -> SSAValue:
         op = shared.Convert(value, tile_type(value).with_layout(layout))
@@ -320,9 +355,7 @@ class Selection:
                 elif isinstance(op, VIEWS):
                     wanted = backward(op, layout)
                 operands.append((yield self._recomputed(v, wanted)))
-            new = op.clone(dict(zip(op.operands, operands, strict=True)))
-            retype(new.results[0], tile_type(value).with_layout(layout))
-            self.reloaded[key] = after(op, new).results[0]
+            self.reloaded[key] = self._made_again(op, operands, layout)
         return self.reloaded[key]
 
     def _reshape(self, op: tile.Reshape) -> None:

@@ -149,13 +149,20 @@ def neutral(kind: str, dtype: np.dtype) -> float:
     return np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max
 
 
-def reduce_partial(m: DataflowInterpreter, op: shared.ReducePartial, x: np.ndarray) -> np.ndarray:
+def reduce_partial(
+    m: DataflowInterpreter, op: shared.ReducePartial, *x: np.ndarray
+) -> np.ndarray | level0.Results:
     kind, axis = op.kind.data, op.axis.value.data
-    wide = level0.accumulated(x)
+    lines = lines_of_warps(layout_of(op.args[0]), axis)
+    if op.combine is not None:
+        runs = [[np.take(v, line, axis) for v in x] for line in lines if len(line)]
+        found = [level0.prefixes(m, op, run, axis)[-1] for run in runs]
+        return tuple(np.stack(part, axis) for part in zip(*found, strict=True))
+    wide = level0.accumulated(x[0])
     nothing = np.full_like(np.take(wide, 0, axis), neutral(kind, wide.dtype))
     parts = [
         level0.REDUCE[kind].reduce(np.take(wide, line, axis), axis=axis) if len(line) else nothing
-        for line in lines_of_warps(layout_of(op.arg), axis)
+        for line in lines
     ]
     return rounded(np.stack(parts, axis), op.result.type)
 

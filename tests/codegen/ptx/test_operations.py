@@ -242,12 +242,30 @@ def test_reduction_in_the_order_of_the_axis():
         tkc.store(o, (0, 0), s[None, :])
         tkc.store(o, (1, 0), t[None, :])
 
-    for n in (1, 16, 64, 256):
+    for n in (1, 16, 64, 256, 1500, 4097):  # of the longest, warps hold nothing but padding
         check(
             compose,
             [numbers((4, n), np.int32) % 3, numbers((4, n), np.int32), np.zeros((2, 4), np.int32)],
             N=n,
         )
+
+
+def test_tiles_of_several_types_are_reduced_over_warps_together():
+    def last_true(x, a, b, o, p, q, N: tkc.constexpr):
+        def later(t, v, w, after, y, z):
+            return t | after, tkc.where(after, y, v), tkc.where(after, z, w)
+
+        found = tkc.load(x, (0, 0), (2, N)) > 55
+        v, w = tkc.load(a, (0, 0), (2, N)), tkc.load(b, (0, 0), (2, N))
+        found, v, w = tkc.reduce((found, v, w), 1, later)
+        tkc.store(o, (0, 0), found.to(tkc.int32)[None, :])
+        tkc.store(p, (0, 0), v[None, :])
+        tkc.store(q, (0, 0), w[None, :])
+
+    for n in (512, 1500, 4097):
+        kinds = np.int32, np.int8, np.float16
+        given = [numbers((2, n), kind, seed) for seed, kind in enumerate(kinds)]
+        check(last_true, [*given, *(np.zeros((1, 2), kind) for kind in kinds)], N=n)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """ptxas: finding it, reading what it says, and what becomes of its refusals."""
 
+import re
+
 import pytest
 
+import tkc
 from tkc.codegen.ptx import ptxas
 from tkc.errors import CompileError
 
@@ -106,3 +109,36 @@ def test_the_environment_chooses(monkeypatch, tmp_path):
     assert ptxas.find("ptxas") == str(own)
     monkeypatch.setenv("TKC_PTXAS", "/no/such")
     assert ptxas.find("ptxas") is None
+
+
+def test_fewer_blocks_are_asked_for_by_their_registers():
+    """Of 128 threads 8 blocks have 64 registers each, 7 have 72; of 512 5 have more than 8."""
+    text = ".reqntid 128, 1, 1\n.minnctapersm 8\n{"
+    assert ptxas.fewer_blocks(text, "sm_90a", 128) == [7, 6, 5, 4, 3, 2, 1]
+    assert ptxas.fewer_blocks(text, "sm_90a", 512) == [5, 4, 3, 2, 1]
+    assert ptxas.fewer_blocks(".reqntid 128, 1, 1\n{", "sm_90a", 128) == [1]
+    assert ".minnctapersm 7\n" in ptxas.roomy(text, 128, 7)
+
+
+def summed(x, out, N: tkc.constexpr):
+    total = tkc.zeros((N,))
+    for k in tkc.range(0, x.shape[1], N):
+        total = total + tkc.load(x, (tkc.program_id(0), k), (None, N))
+    tkc.store(out, (tkc.program_id(0),), tkc.sum(total))
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_what_spills_gives_up_no_more_blocks_than_it_must(most, monkeypatch):
+    asked = []
+
+    def assemble(text, target):
+        blocks = int(re.search(r"\.minnctapersm (\d+)", text)[1])
+        asked.append(blocks)
+        spilled = 8 * max(0, blocks - most)
+        return ptxas.Assembled(b"", 64, spilled, spilled, 0, 0, 0, (), "")
+
+    compiled = tkc.jit(summed).compile("f32[64, 65536]", "f32[64]", N=1024, target="sm_90a")
+    first = int(re.search(r"\.minnctapersm (\d+)", compiled.ptx)[1])
+    monkeypatch.setattr(ptxas, "assemble", assemble)
+    assert first > most and not compiled.resources.spill_stores
+    assert min(asked) == most and f".minnctapersm {most}\n" in compiled.ptx

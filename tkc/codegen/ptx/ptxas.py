@@ -121,8 +121,8 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
         return parse(log, cubin.read_bytes())
 
 
-def roomy(text: str, threads: int) -> str:
-    """PTX of a block of so many threads that may fill a multiprocessor with one block. Without that
+def roomy(text: str, threads: int, blocks: int = 1) -> str:
+    """PTX of a block of so many threads of which so many share a multiprocessor. Without that
     directive ptxas aims at several, and may then spill a few values rather than take more
     registers: a spill is a reason to assemble this instead, unless the user limited the registers,
     or roles divide them.
@@ -130,9 +130,19 @@ def roomy(text: str, threads: int) -> str:
     if ".maxnreg" in text or "setmaxnreg" in text:
         return text
     if ".minnctapersm" in text:
-        return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
+        return re.sub(r"\.minnctapersm \d+", f".minnctapersm {blocks}", text, count=1)
     head, directive, rest = text.partition(f".reqntid {threads}, 1, 1\n")
-    return f"{head}{directive}.minnctapersm 1\n{rest}"
+    return f"{head}{directive}.minnctapersm {blocks}\n{rest}"
+
+
+def fewer_blocks(text: str, target: str, threads: int) -> list[int]:
+    """How many blocks may share a multiprocessor instead of as many as a text says, the most first:
+    those with more registers a thread than with one block more, and one.
+    """
+    said = re.search(r"\.minnctapersm (\d+)", text)
+    most = int(said[1]) if said else 1
+    registers = {n: most_of(n, target, threads) for n in range(1, most + 1)}
+    return [n for n in range(most - 1, 1, -1) if registers[n] > registers[n + 1]] + [1]
 
 
 def unlimited(text: str) -> str:
@@ -145,10 +155,10 @@ def unlimited(text: str) -> str:
     return text.replace(".minnctapersm 2\n", "", 1)
 
 
-def most_of_two(target: str, threads: int) -> int:
-    """Registers of a thread where two blocks of so many share a multiprocessor."""
+def most_of(blocks: int, target: str, threads: int) -> int:
+    """Registers of a thread where so many blocks of so many share a multiprocessor."""
     architecture, _, _ = target.partition(":")
-    return TARGETS[architecture].at_entry(2 * threads)
+    return TARGETS[architecture].at_entry(blocks * threads)
 
 
 def _refusal(log: str, code: int, ptx: str) -> CompileError:

@@ -368,14 +368,16 @@ def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Opera
 
 @emitter(shared.ReducePartial)
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
-    """The partial result of each warp; of lanes that share it, each has a part."""
-    kind, axis, arg = op.kind.data, op.axis.value.data, e.tile(op.arg)
-    layout, item = arg.layout, reduced_items(e, [arg], axis, kind)
-    folder = Folder(e, kind, [arg.element])
-    if layout_of(tile_type(op.result)) != layout.per_warp(axis):
+    """The partial result of each warp; of lanes that share it, each may have a part."""
+    kind, axis, args = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args]
+    layout, item = args[0].layout, reduced_items(e, args, axis, kind)
+    folder = Folder(e, kind, [a.element for a in args], op.combine)
+    held = layout_of(tile_type(op.results[0]))
+    if op.combine is None and held != layout.per_warp(axis):
         return _deal_out(e, op, folder, item)
     answers = in_warp(e, folder, layout, axis, item)
-    deliver_per_warp(e, op.result, layout, axis, [x[0] for x in answers])
+    for position, result in enumerate(op.results):
+        deliver_per_warp(e, result, layout, axis, [x[position] for x in answers])
 
 
 def _deal_out(
@@ -384,8 +386,9 @@ def _deal_out(
     """Lanes on both sides of a bit add up half of their elements each, by one shuffle for two; then
     those on both sides of the next bit half of these. Where none are left to halve, both have all.
     """
-    axis, layout = op.axis.value.data, e.tile(op.arg).layout
-    result = layout_of(tile_type(op.result))
+    axis, layout = op.axis.value.data, e.tile(op.args[0]).layout
+    t = tile_type(op.results[0])
+    result = layout_of(t)
     places = layout.drop(axis).offsets("registers").tolist()
     groups = lines(layout, axis)
     held = {
@@ -401,7 +404,7 @@ def _deal_out(
         if before.axis == axis and after.axis < 0:
             held = {at: folder.across(x, 1 << i) for at, x in held.items()}
     wanted = [(*at[:axis], *at[axis + 1 :]) for at in result.offsets("registers").tolist()]
-    e.set(op.result, e.build(tile_type(op.result), [held[at][0] for at in wanted]))
+    e.set(op.results[0], e.build(t, [held[at][0] for at in wanted]))
 
 
 def _halved(

@@ -68,6 +68,14 @@ def addresses(value: SSAValue) -> bool:
     return any(isinstance(use.operation, (tile.Load, tile.View)) and use.index > 0 for use in uses)
 
 
+def may_run_ahead(op: tile.Load) -> bool:
+    """Whether a load can be made before its iteration of a loop: of a block that says of itself
+    what there is of it, at a place that is known, which names no place itself.
+    """
+    gathers = any(isinstance(offset.type, TileType) for offset in op.offsets)
+    return op.mask is None and not gathers and not addresses(op.result)
+
+
 @dataclass(frozen=True)
 class Access:
     """The shape of one access to global memory, all that a choice of layout needs."""

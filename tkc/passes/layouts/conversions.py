@@ -41,14 +41,18 @@ def is_in_registers(op: shared.Convert) -> bool:
 
 
 def is_exchanged(op: shared.Convert) -> bool:
-    """Whether lanes hand one another what a conversion needs in fewer turns than shared memory
+    """Whether lanes hand one another what a conversion needs."""
+    return is_handed_on(layout_of(op.arg), layout_of(op.result), bits(tile_type(op.arg).element))
+
+
+def is_handed_on(have: Layout, wanted: Layout, width: int) -> bool:
+    """Whether lanes hand one another elements of so many bits in fewer turns than shared memory
     takes: by swaps, or of a vector that they hold several times by a few shuffles.
     """
-    found = warp_conversion(layout_of(op.arg), layout_of(op.result))
+    found = warp_conversion(have, wanted)
     if found is None or len(found.swaps) > MAX_SWAPS:
         return False
-    shuffles = found.shuffles
-    return not shuffles or bits(tile_type(op.arg).element) == 32 and shuffles <= MAX_SHUFFLES
+    return not found.shuffles or width == 32 and found.shuffles <= MAX_SHUFFLES
 
 
 def convert(op: shared.Convert, context: PassContext) -> None:

@@ -23,6 +23,7 @@ from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import WARP, Layout, movement
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
+from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
@@ -261,12 +262,17 @@ class Groups:
         self.tie(*op.args)
         axis = op.axis.value.data
         if self.kinds.data(op.args[0]):
+            # of several results, or places, all warps get all
+            alone = len(op.results) == 1 and op.kind.data in FUNCTION
             for r in tiles(op.results):
-                derive = _left_of_warps if _is_stored(r) else Layout.drop
-                left = Relation(op.args[0], r, lambda layout: derive(layout, axis), reduced=True)
-                self.relations.append(left)
+                left = _left_of_warps if alone and _is_stored(r) else Layout.drop
+                derive = partial(left, axis=axis)
+                self.relations.append(Relation(op.args[0], r, derive, reduced=True))
+        # by a function of the user's in the order of the axis, as a scan
+        kinds = (self.reductions, self.scans) if op.combine is not None else (self.reductions,)
         for a in op.args:
-            self.reductions.setdefault(a, []).append(axis)
+            for axes in kinds:
+                axes.setdefault(a, []).append(axis)
             self.depths.setdefault(a, []).append(len(loops_of(op)))
 
     def _enter_access(self, op: BlockAccess | PointerAccess) -> None:

@@ -7,7 +7,7 @@ reduces those that it needs. Reductions that do not need one another's results s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace as replace_digit
+from dataclasses import replace as altered
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, i32
@@ -130,44 +130,51 @@ def _merge(op: tile.Reduce) -> None:
 
 def reduce(op: tile.Reduce, context: PassContext) -> None:
     """A reduction along an axis that several warps, or blocks, share."""
-    value, axis, kind = op.args[0], op.axis.value.data, op.kind.data
-    t, layout = tile_type(value), layout_of(value)
+    args, axis, kind = list(op.args), op.axis.value.data, op.kind.data
+    t, layout = tile_type(args[0]), layout_of(args[0])
     far = layout.blocks_along(axis) > 1
-    count = layout.warps_along(axis) * layout.blocks_along(axis)
-    if count == 1:
+    if layout.warps_along(axis) * layout.blocks_along(axis) == 1:
         return
-    if kind in ("argmax", "argmin", "combine"):
+    if kind in ("argmax", "argmin"):
         return _gather_axis(op, context)
+    if op.combine is not None and not _has_runs(layout, axis):
+        return _reduce_elsewhere(op, in_runs(layout, axis, False), context)
     is_scalar = not isinstance(op.results[0].type, TileType)
     if kind in ("any", "all") and is_scalar and not far and not context.has_roles:
         return _vote(op)
     own = layout.per_warp(axis)
-    # lanes that have no copies exchange half of what they have, not all of it, and write less
-    is_dealt = not far and not is_bool(t.element)
-    held = layout.per_lane(axis) if is_dealt else own
-    of_warps = TileType(own.shape, t.element, held)
-    part: SSAValue = before(op, shared.ReducePartial(kind, value, axis, of_warps)).result
+    if op.combine is not None:
+        held = own = _without_padding(own, layout, axis)
+    else:
+        # lanes that have no copies exchange half of what they have, not all of it, and write less
+        held = own if far or is_bool(t.element) else layout.per_lane(axis)
+    types = [TileType(own.shape, tile_type(a).element, held) for a in args]
+    partial = before(op, shared.ReducePartial(kind, args, axis, types, _combine(op)))
+    parts: list[SSAValue] = list(partial.results)
     # to other blocks words are sent (st.async), and each narrow number is one
     is_widened = far and bits(t.element) < 32 and not is_bool(t.element)
     if is_widened:
-        part = _cast(part, f32 if is_float(t.element) else i32, op)
+        parts = [_cast(part, f32 if is_float(t.element) else i32, op) for part in parts]
     wanted = _wanted_elsewhere(op)
     read = _axis_in_registers(own, axis)
     if wanted is not None and (there := wanted.register_layout) is not None:
         read = _with_axis(there, axis, own)
-    (gathered,) = through_shared([part], read, op, context, far)
+    gathered = through_shared(parts, read, op, context, far)
     if is_widened:
-        gathered = _cast(gathered, t.element, op)
+        gathered = [_cast(part, t.element, op) for part in gathered]
     for user in [use.operation for use in op.results[0].uses] if wanted is not None else ():
         replace(user, [op.results[0]])
-    replace(op, tile.Reduce(kind, gathered, axis, [wanted or op.results[0].type]))
+    results = [r.type for r in op.results] if wanted is None else [wanted]
+    replace(op, tile.Reduce(kind, gathered, axis, results, _combine(op)))
 
 
 def _wanted_elsewhere(op: tile.Reduce) -> TileType | None:
     """The other layout in which alone the result of a reduction is wanted: threads read what they
     need in shared memory, and it need not move again.
     """
-    (result,) = op.results
+    if len(op.results) > 1:
+        return None
+    result = op.results[0]
     users = {use.operation for use in result.uses}
     types = {user.results[0].type for user in users if isinstance(user, shared.Convert)}
     if len(types) != 1 or not all(isinstance(user, shared.Convert) for user in users):
@@ -183,10 +190,29 @@ def _with_axis(layout: Layout, axis: int, of: Layout) -> Layout:
     """A layout with one more axis, in each thread's registers, as another one has it."""
 
     def moved(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-        return tuple(replace_digit(d, axis=d.axis + 1) if d.axis >= axis else d for d in digits)
+        return tuple(altered(d, axis=d.axis + 1) if d.axis >= axis else d for d in digits)
 
     registers = (Digit(of.shape[axis], axis, 1), *moved(layout.registers))
     return Layout(of.shape, registers, moved(layout.lanes), moved(layout.warps))
+
+
+def _without_padding(per_warp: Layout, layout: Layout, axis: int) -> Layout:
+    """Of what each warp's run of an axis comes to, those of runs that hold more than padding."""
+    runs = -(-layout.shape[axis] * per_warp.shape[axis] // layout.padded_shape[axis])
+    shape = (*per_warp.shape[:axis], runs, *per_warp.shape[axis + 1 :])
+    return altered(per_warp, shape=shape)
+
+
+def _reduce_elsewhere(op: tile.Reduce, layout: Layout, context: PassContext) -> None:
+    """In another layout, and back."""
+    axis, there = op.axis.value.data, _moved(op, layout, context)
+    types = [
+        r.type.with_layout(layout.drop(axis)) if isinstance(r.type, TileType) else r.type
+        for r in op.results
+    ]
+    moved = before(op, tile.Reduce(op.kind.data, there, axis, types, _combine(op)))
+    _put_back(op, there, moved, context)
+    reduce(moved, context)
 
 
 def _cast(value: SSAValue, element: Attribute, at: Operation) -> SSAValue:
@@ -324,25 +350,35 @@ def _has_runs(layout: Layout, axis: int) -> bool:
 
 def _scan_elsewhere(op: tile.Scan, layout: Layout, context: PassContext) -> None:
     """In another layout, and back."""
-    check_room(tile_type(op.args[0]), op, context)
-    there = [_converted(a, tile_type(a).with_layout(layout), op) for a in op.args]
-    back = op.reverse is not None
+    there, back = _moved(op, layout, context), op.reverse is not None
     moved = before(op, tile.Scan(op.kind.data, there, op.axis.value.data, back, _combine(op)))
-    here = [
-        _converted(new, old.type, op) for new, old in zip(moved.results, op.results, strict=True)
-    ]
+    _put_back(op, there, moved, context)
+    scan(moved, context)
+
+
+def _moved(op: tile.AlongAxis, layout: Layout, context: PassContext) -> list[SSAValue]:
+    """The tiles of an operation in another layout."""
+    check_room(tile_type(op.args[0]), op, context)
+    return [_converted(a, tile_type(a).with_layout(layout), op) for a in op.args]
+
+
+def _put_back(
+    op: tile.AlongAxis, there: Sequence[SSAValue], moved: tile.AlongAxis, context: PassContext
+) -> None:
+    """What an operation in another layout gives, in place of this one's results."""
+    both = zip(moved.results, op.results, strict=True)
+    here = [_converted(new, old.type, op) for new, old in both]
     replace(op, here)
     for value in (*there, *here):
         if (conversion := defining_op(value, shared.Convert)) is not None:
             convert(conversion, context)
-    scan(moved, context)
 
 
 def _converted(value: SSAValue, t: Attribute, at: Operation) -> SSAValue:
-    return before(at, shared.Convert(value, t)).result
+    return value if value.type == t else before(at, shared.Convert(value, t)).result
 
 
-def _combine(op: tile.Scan) -> Region | None:
+def _combine(op: tile.AlongAxis) -> Region | None:
     return op.combine.clone() if op.combine is not None else None
 
 

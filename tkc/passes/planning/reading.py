@@ -17,6 +17,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import TileType
 from tkc.ir.values import holds, tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import may_run_ahead
 from tkc.passes.cuts.held import held_rows
 from tkc.passes.planning.pressure import (
     MAX_REGISTERS_PER_THREAD,
@@ -123,7 +124,7 @@ class _ReadAhead:
             and isinstance(op.result.type, TileType)
             and op not in in_ring
             and op not in self.held
-            and (isinstance(op.parent_op(), scf.ForOp) or op in shares.own)
+            and (op in shares.own or isinstance(op.parent_op(), scf.ForOp) and may_run_ahead(op))
         ]
         self.in_ring = in_ring
         # registers of a thread

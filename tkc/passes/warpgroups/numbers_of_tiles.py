@@ -63,7 +63,7 @@ def _reduce_alone(op: tile.Reduce) -> None:
     writes = [write for write in writes if write.parent is op.parent]
     if len(writes) != 1 or not isinstance(part := writes[0].value.owner, shared.ReducePartial):
         return
-    op.operands = [part.arg]
+    op.operands = [part.args[0]]
     if tiles_behind(op) is None:
         op.operands = [read.result]
         return
