@@ -15,7 +15,7 @@ from math import gcd, prod
 from typing import TypeVar
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
@@ -29,6 +29,7 @@ from tkc.ir.values import (
     defining_op,
     extents_of,
     owner_op,
+    reached,
     tile_type,
     yielded_by,
 )
@@ -99,11 +100,9 @@ class Relation:
 Members = dict[SSAValue, list[int]]
 
 
-def _lanes_along(extents: Sequence[int], axis: int, warps: int) -> int:
-    """How many lanes, a power of two, are left along an axis by one for each element of the
-    others.
-    """
-    least = -(-WARP * warps * extents[axis] // prod(extents))
+def _lanes_along(extents: Sequence[int], axes: Iterable[int], warps: int) -> int:
+    """How many lanes, a power of two, are left along axes by one for each element of the others."""
+    least = -(-WARP * warps * prod(extents[axis] for axis in axes) // prod(extents))
     return 1 << (least - 1).bit_length()
 
 
@@ -543,15 +542,12 @@ class Groups:
         return max((len(loops_of(op)) for op in self.anchors.get(root, ())), default=-1)
 
     def _own(self, root: SSAValue) -> Layout:
-        """By the views it is made of, or the axis it is reduced along, if that is in a loop deeper
+        """By the views it is made of, or the axes it is reduced along, if that is in a loop deeper
         than any load or store it meets; by those; or blocked.
         """
-        if (seen := self._of_deeper_views(root)) is not None:
+        if (seen := self._of_deeper_views(root) or self._of_deeper_sums(root)) is not None:
             return seen
         t, ops = tile_type(root), self.anchors.get(root, [])
-        if (axis := self._reduced_deeper(root)) is not None:
-            lanes = _lanes_along(t.extents, axis, self.plan.warps)
-            return one_warp(t.extents, axis, self.plan.warps, lanes)
         if not ops:
             return self._default(t, self.reductions.get(root, ()))
         weights: Counter[tuple[int, ...]] = Counter()
@@ -630,20 +626,58 @@ class Groups:
                         return seen
         return None
 
-    def _reduced_deeper(self, root: SSAValue) -> int | None:
-        """The one axis that a group is reduced along, in loops deeper than any load or store of the
-        group, if the others have an element for each thread, or of a single warp for one in a few
-        and the axis is short: sums in registers need no lanes, or few, and what is broadcast along
-        the axis is computed once.
+    def _of_deeper_sums(self, root: SSAValue) -> Layout | None:
+        """The axes that loops deeper than any load or store of a group reduce, in each thread, if
+        the others have an element for each thread, or for one in a few: sums in registers need no
+        lanes, or few, and what is broadcast along the axes is computed once. Not in few lanes where
+        a thread would load many elements that lie along the axes in every iteration.
         """
-        axes, extents = set(self.reductions.get(root, ())), extents_of(root)
-        if len(axes) != 1 or root in self.scans:
+        deepest, extents = self._depth(root), extents_of(root)
+        found = zip(self.reductions.get(root, ()), self.depths.get(root, ()), strict=True)
+        deeper = {axis for axis, depth in found if depth > deepest}
+        axes = sorted(deeper, key=lambda axis: (extents[axis], -axis))  # lanes along the last
+        if not axes or root in self.scans:
             return None
-        axis = axes.pop()
-        lanes = _lanes_along(extents, axis, self.plan.warps)
-        short = extents[axis] <= lanes * MAX_BROADCAST_REGISTERS
-        few = lanes == 1 or self.plan.warps == 1 and lanes <= MAX_LANES_OF_SUMS and short
-        return axis if min(self.depths[root]) > self._depth(root) and few else None
+        lanes = _lanes_along(extents, axes, self.plan.warps)
+        if lanes > MAX_LANES_OF_SUMS:
+            return None
+        held = self._loaded_along(root, axes) * prod(extents[a] for a in axes) // lanes
+        if lanes > 1 and held > MAX_BROADCAST_REGISTERS:
+            return None
+        return one_warp(extents, axes[-1], self.plan.warps, lanes, axes[:-1])
+
+    def _loaded_along(self, root: SSAValue, axes: Sequence[int]) -> int:
+        """How many tiles that lie along some of these axes are loaded in loops deeper than any load
+        or store of a group, and broadcast along another to it.
+        """
+        deepest = self._depth(root)
+        return len(
+            {
+                shown
+                for v in self.members
+                if isinstance(v.owner, POINTWISE) and self.find(v) is root
+                for operand in tiles(v.owner.operands)
+                if self._broadcast_along(operand, axes) is not None
+                if self._is_loaded(shown := self._views_of(operand)[1], deepest)
+            }
+        )
+
+    def _is_loaded(self, value: SSAValue, deepest: int) -> bool:
+        """Whether a tile is computed of nothing but loads, in loops deeper than so many; maybe an
+        iteration ahead.
+        """
+
+        def behind(found: SSAValue) -> Iterable[SSAValue]:
+            op = found.owner
+            if isinstance(found, BlockArgument) and isinstance(found.owner.parent_op(), scf.ForOp):
+                return [yielded_by(found.owner)[found.index - 1]]
+            return tiles(op.operands) if isinstance(op, (*POINTWISE, *VIEWS)) else ()
+
+        ends = [v for v in reached([value], behind) if not tuple(behind(v))]
+        data = [v.owner for v in ends if not self.kinds.cheap(v)]
+        return any(isinstance(op, LOADS) and len(loops_of(op)) > deepest for op in data) and all(
+            isinstance(op, LOADS) for op in data
+        )
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
         """(axis, elements of a vector) of a store that writes a group's tile along another axis
