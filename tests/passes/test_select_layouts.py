@@ -16,6 +16,7 @@ from tests.passes.kernels import (
     attended,
     blank,
     context,
+    f1,
     f2,
     normal,
     product,
@@ -27,6 +28,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
+from tkc.ir.rewrite import loops_of
 from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.values import layout_of, operations_in, tile_type
@@ -34,7 +36,7 @@ from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.plan import kernel_of
 from tkc.passes.select_layouts import load_for_threads
-from tkc.sim import level4
+from tkc.sim import dataflow, level4
 
 LAST = "select-layouts"
 
@@ -476,6 +478,92 @@ def test_what_is_summed_and_never_stored_is_in_one_thread():
     for op in operations_in(made, tile.Reduce):
         layout = layout_of(op.args[0])
         assert not layout.butterfly(op.axis.value.data) and layout.warps_along(0) == 1
+
+
+def balanced(x, out, rounds, T: tkc.constexpr, N: tkc.constexpr):
+    """Rows and columns of small matrices are divided by their sums in turn; what is loaded is
+    reduced once.
+    """
+    a = tkc.load(x, (0, 0, 0), (T, N, N))
+    a = a / tkc.max(tkc.max(a, axis=2), axis=1)[:, None, None]
+    for _ in tkc.range(0, rounds):
+        a = a / tkc.sum(a, axis=2)[:, :, None]
+        a = a / tkc.sum(a, axis=1)[:, None, :]
+    tkc.store(out, (0, 0, 0), a)
+
+
+@pytest.mark.parametrize("count, lanes", [(128, 1), (32, 4), (8, 0)])
+def test_all_axes_that_a_loop_sums_are_in_one_thread(count, lanes):
+    """Loads and stores that happen once are not asked, where vectors stay; nothing moves. Where
+    there are too few matrices, lanes share them, and the loads decide.
+    """
+    f3 = array(tkc.float32, 3, shape=(None, 4, 4), strides=(16, 4, 1), align=16)
+    signature = f3, f3, i32()
+    module, given = traced(balanced, *signature, T=count, N=4), context("sm_90a", num_warps=4)
+    through(module, LAST, given)
+    sums = [op for op in operations_in(module, tile.Reduce) if loops_of(op)]
+    steps = [len(layout_of(op.args[0]).butterfly(op.axis.value.data)) for op in sums]
+    if lanes:
+        (load,) = operations_in(module, tile.Load)
+        assert 2 ** sum(steps) == lanes and layout_of(load.result).vector(2, 4) == 4
+        assert not list(operations_in(module, shared.Convert))
+    else:
+        assert len(steps) == 2 and sum(steps) > 2
+    x, out = np.abs(normal(count, 4, 4)) + 0.1, blank(count, 4, 4)
+    want = x / x.max(axis=(1, 2), keepdims=True)
+    for _ in range(3):
+        want = want / want.sum(axis=2, keepdims=True)
+        want = want / want.sum(axis=1, keepdims=True)
+    through(module, PIPELINE[-1], given)
+    level4.run(module, [x, out, 3], (1, 1, 1))
+    same([out], [want], 1e-6)
+
+
+def nearest(x, z, out, M: tkc.constexpr, STEP: tkc.constexpr):
+    """The least distance of each of 32 points in a plane from STEP others in each iteration."""
+    least = tkc.full((32,), 1e9)
+    for m in tkc.range(0, M, STEP):
+        apart = tkc.zeros((32, STEP))
+        for axis in tkc.static_range(2):
+            near = tkc.load(x, (axis, 0), (None, 32))[:, None]
+            apart += tkc.abs(near - tkc.load(z, (axis, m), (None, STEP))[None, :])
+        least = tkc.minimum(least, tkc.min(apart, axis=1))
+    tkc.store(out, 0, least)
+
+
+def likeliest(x, z, out, M: tkc.constexpr, STEP: tkc.constexpr):
+    """What is best to have come from, of states that each iteration scores (Viterbi)."""
+    change, score = tkc.load(x, (0, 0), (STEP, STEP)), tkc.zeros((STEP,))
+    for _ in tkc.range(0, M, STEP):
+        score = tkc.min(change + score[None, :], axis=1)
+    tkc.store(out, 0, score)
+
+
+@pytest.mark.parametrize("kernel, step, lanes", [(nearest, 32, 4), (nearest, 128, 32)])
+def test_what_a_loop_reduces_is_in_few_lanes_where_a_thread_loads_few(kernel, step, lanes):
+    """Of lines that are loaded in each iteration a thread has the elements of its columns."""
+    check_lanes(kernel, (2, 32), (2, 256), step, lanes)
+
+
+def test_states_that_no_iteration_loads_are_reduced_in_few_lanes():
+    check_lanes(likeliest, (64, 64), (1, 1), 64, 2)
+
+
+def check_lanes(kernel, first, second, step, lanes):
+    """The lanes that a kernel's reduction has along its axis; and its results, of threads and of
+    tiles.
+    """
+    module, given = traced(kernel, f2, f2, f1, M=256, STEP=step), context(num_warps=4)
+    whole = module.clone()
+    through(module, LAST, given)
+    (reduced,) = operations_in(module, tile.Reduce)
+    assert 2 ** len(layout_of(reduced.args[0]).butterfly(1)) == lanes
+    through(module, PIPELINE[-1], given)
+    outputs = []
+    for run, made in ((dataflow.run, whole), (level4.run, module)):
+        outputs.append(blank(64))
+        run(made, [normal(*first), normal(*second, seed=1), outputs[-1]], (1, 1, 1))
+    same(outputs[:1], outputs[1:], 1e-6)
 
 
 # ---- blocks that dots read in shared memory, and threads in registers ----------------------------

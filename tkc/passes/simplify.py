@@ -11,8 +11,9 @@
     }                                                    }
 
 (%c does not change in the loop, and %u never changes.)  In rounds until nothing changes:
-  fold       constants, ranges, casts, splats, views (analysis/folding.py); of equal operations the
-             first stays; loads that are filled with zeros say nothing of it
+  fold       constants, ranges, casts, splats, views (analysis/folding.py), set bits counted by
+             halves (analysis/counted_bits.py); of equal operations the first stays; loads that are
+             filled with zeros say nothing of it
   loops      what an iteration does not change is computed before the loop; carried values that are
              not used, that never change, or that move as the loop counts, are dropped
   dead code  whatever no effect depends on, through loops and branches

@@ -41,6 +41,7 @@ from tkc.ir.values import (
     terminator_of,
     tile_type,
 )
+from tkc.passes.analysis.counted_bits import counted
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"} | {
@@ -203,6 +204,8 @@ def _binary(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
         return values
     if (values := _by_range(op, ranges)) is not None:
         return values
+    if name in ("add", "and", "shr") and (whole := counted(op.result)) is not None:
+        return _new_before(op, ew.CLASSES["popcount"](whole))
     return _narrower(op, ranges) if name in ew.COMPARISONS else None
 
 

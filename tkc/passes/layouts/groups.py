@@ -15,10 +15,10 @@ from math import gcd, prod
 from typing import TypeVar
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.digits import LayoutError
+from tkc.ir.digits import LayoutError, copies
 from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import WARP, Layout, movement
 from tkc.ir.plan import DotPlan, Plan
@@ -30,6 +30,7 @@ from tkc.ir.values import (
     defining_op,
     extents_of,
     owner_op,
+    reached,
     tile_type,
     yielded_by,
 )
@@ -65,6 +66,7 @@ from tkc.passes.layouts.movers import (
     stretched,
 )
 from tkc.passes.layouts.relayout import casts_behind, read_layout
+from tkc.passes.planning.meetings import Lines
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 
 # of a thread, for a tile that loops broadcast to another
@@ -101,18 +103,18 @@ class Relation:
 Members = dict[SSAValue, list[int]]
 
 
-def _lanes_along(extents: Sequence[int], axis: int, warps: int) -> int:
-    """How many lanes, a power of two, are left along an axis by one for each element of the
-    others.
-    """
-    least = -(-WARP * warps * extents[axis] // prod(extents))
+def _lanes_along(extents: Sequence[int], axes: Iterable[int], warps: int) -> int:
+    """How many lanes, a power of two, are left along axes by one for each element of the others."""
+    least = -(-WARP * warps * prod(extents[axis] for axis in axes) // prod(extents))
     return 1 << (least - 1).bit_length()
 
 
 class Groups:
     """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
 
-    def __init__(self, kernel: tile.Kernel, plan: Plan):
+    def __init__(self, kernel: tile.Kernel, plan: Plan, lines: Lines | None = None):
+        """lines: of the kernel's tiles, which warps keep to where there are enough of them."""
+        self.lines = lines
         self.plan, self.kinds, self.ranges = plan, Kinds(plan.warps), Ranges()
         self.parent: dict[SSAValue, SSAValue] = {}
         self.accesses: dict[Operation, Access] = {}
@@ -551,15 +553,12 @@ class Groups:
         return max((len(loops_of(op)) for op in self.anchors.get(root, ())), default=-1)
 
     def _own(self, root: SSAValue) -> Layout:
-        """By the views it is made of, or the axis it is reduced along, if that is in a loop deeper
+        """By the views it is made of, or the axes it is reduced along, if that is in a loop deeper
         than any load or store it meets; by those; or blocked.
         """
-        if (seen := self._of_deeper_views(root)) is not None:
+        if (seen := self._of_deeper_views(root) or self._of_deeper_sums(root)) is not None:
             return seen
         t, ops = tile_type(root), self.anchors.get(root, [])
-        if (axis := self._reduced_deeper(root)) is not None:
-            lanes = _lanes_along(t.extents, axis, self.plan.warps)
-            return one_warp(t.extents, axis, self.plan.warps, lanes)
         if not ops:
             return self._default(t, self.reductions.get(root, ()))
         weights: Counter[tuple[int, ...]] = Counter()
@@ -592,6 +591,9 @@ class Groups:
         each would then hold much that loops broadcast along the others.
         """
         warps, split = self.plan.warps, self.plan.cluster_split
+        few = prod(access.shape) <= WARP * MAX_BROADCAST_REGISTERS
+        if few and len(self._met(root)) == len(access.shape):  # each warp needs all, of its lines
+            return replace(access.layout(1, (), not copied), warps=(copies(warps),))
         found = access.layout(warps, self._reduced(root), not copied, split)
         axis = self._broadcast_deeper(root)
         if axis is None:
@@ -638,18 +640,58 @@ class Groups:
                         return seen
         return None
 
-    def _reduced_deeper(self, root: SSAValue) -> int | None:
-        """The one axis that a group is reduced along, in loops deeper than any load or store of the
-        group, if the others have an element for each thread, or for one in a few: sums in registers
-        need no lanes, or few, and what is broadcast along the axis is computed once.
+    def _of_deeper_sums(self, root: SSAValue) -> Layout | None:
+        """The axes that loops deeper than any load or store of a group reduce, in each thread, if
+        the others have an element for each thread, or for one in a few: sums in registers need no
+        lanes, or few, and what is broadcast along the axes is computed once. Not in few lanes where
+        a thread would load many elements that lie along the axes in every iteration.
         """
-        axes, extents = set(self.reductions.get(root, ())), extents_of(root)
-        if len(axes) != 1 or root in self.scans:
+        deepest, extents = self._depth(root), extents_of(root)
+        found = zip(self.reductions.get(root, ()), self.depths.get(root, ()), strict=True)
+        deeper = {axis for axis, depth in found if depth > deepest}
+        axes = sorted(deeper, key=lambda axis: (extents[axis], -axis))  # lanes along the last
+        if not axes or root in self.scans:
             return None
-        axis = axes.pop()
-        lanes = _lanes_along(extents, axis, self.plan.warps)
-        few = lanes <= MAX_LANES_OF_SUMS
-        return axis if min(self.depths[root]) > self._depth(root) and few else None
+        lanes = _lanes_along(extents, axes, self.plan.warps)
+        if lanes > MAX_LANES_OF_SUMS:
+            return None
+        held = self._loaded_along(root, axes) * prod(extents[a] for a in axes) // lanes
+        if lanes > 1 and held > MAX_BROADCAST_REGISTERS:
+            return None
+        return one_warp(extents, axes[-1], self.plan.warps, lanes, axes[:-1])
+
+    def _loaded_along(self, root: SSAValue, axes: Sequence[int]) -> int:
+        """How many tiles that lie along some of these axes are loaded in loops deeper than any load
+        or store of a group, and broadcast along another to it.
+        """
+        deepest = self._depth(root)
+        return len(
+            {
+                shown
+                for v in self.members
+                if isinstance(v.owner, POINTWISE) and self.find(v) is root
+                for operand in tiles(v.owner.operands)
+                if self._broadcast_along(operand, axes) is not None
+                if self._is_loaded(shown := self._views_of(operand)[1], deepest)
+            }
+        )
+
+    def _is_loaded(self, value: SSAValue, deepest: int) -> bool:
+        """Whether a tile is computed of nothing but loads, in loops deeper than so many; maybe an
+        iteration ahead.
+        """
+
+        def behind(found: SSAValue) -> Iterable[SSAValue]:
+            op = found.owner
+            if isinstance(found, BlockArgument) and isinstance(found.owner.parent_op(), scf.ForOp):
+                return [yielded_by(found.owner)[found.index - 1]]
+            return tiles(op.operands) if isinstance(op, (*POINTWISE, *VIEWS)) else ()
+
+        ends = [v for v in reached([value], behind) if not tuple(behind(v))]
+        data = [v.owner for v in ends if not self.kinds.cheap(v)]
+        return any(isinstance(op, LOADS) and len(loops_of(op)) > deepest for op in data) and all(
+            isinstance(op, LOADS) for op in data
+        )
 
     def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
         """(axis, elements of a vector) of a store that writes a group's tile along another axis
@@ -673,7 +715,7 @@ class Groups:
         """The reduced axes that warps stay off: all, or where that leaves none, the one that is
         reduced most often.
         """
-        axes = self.reductions.get(root, [])
+        axes = [*self.reductions.get(root, []), *self._met(root)]
         if len(set(axes)) < tile_type(root).rank:
             return tuple(sorted(set(axes), key=axes.count))
         return (max(axes, key=axes.count),) if axes else ()
@@ -770,7 +812,11 @@ class Groups:
         is_kept = plan.cluster_split[0] > 1 or is_store and plan.roles != "one"
         if is_kept or self._is_copied(op) or self._fits(op, layout):
             return layout
-        return access.layout(plan.warps, cluster_split=plan.cluster_split)
+        return access.layout(plan.warps, self._met(moved), cluster_split=plan.cluster_split)
+
+    def _met(self, value: SSAValue) -> tuple[int, ...]:
+        """The axes of a tile that warps with lines of their own keep off."""
+        return () if self.lines is None else self.lines.met(value)
 
     def _fits(self, op: Operation, layout: Layout) -> bool:
         """Whether a load or store is as good as it need be in a layout."""

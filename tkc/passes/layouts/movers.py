@@ -59,17 +59,22 @@ def one_thread(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
     return Layout(shape, (Digit(shape[axis], axis, 1), *rest.registers), rest.lanes, rest.warps)
 
 
-def one_warp(shape: tuple[int, ...], axis: int, warps: int, most: int = WARP) -> Layout:
-    """The axis in registers and (at most so many) lanes of one warp, padded to a power of two."""
+def one_warp(
+    shape: tuple[int, ...], axis: int, warps: int, most: int = WARP, held: Sequence[int] = ()
+) -> Layout:
+    """The axis in registers and (at most so many) lanes of one warp, padded to a power of two; the
+    axes that are held in registers alone.
+    """
     n = _power(shape[axis])
     lanes = min(most, n)
-    others = _without(shape, (axis,))
+    others = _without(shape, (axis, *held))
     rest = blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
     used = tuple(d for d in rest.lanes if d.axis >= 0)
     spare = WARP // (lanes * prod(d.extent for d in used))
+    own = {axis: Digit(n // lanes, axis, 1)} | {a: Digit(shape[a], a, 1) for a in held}
     return Layout(
         shape,
-        (Digit(n // lanes, axis, 1), *rest.registers),
+        (*(own[a] for a in sorted(own, reverse=True)), *rest.registers),
         (Digit(lanes, axis, n // lanes), *used, copies(spare)),
         rest.warps,
     )

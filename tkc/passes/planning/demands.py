@@ -44,6 +44,7 @@ MUFU_FUNCTIONS = {
     "cos": (1, 1),
 }
 ASSUMED_BUTTERFLY_STEPS = 2  # between the threads of a row, where there is no layout yet
+COUNTS_OF_BITS = {"popcount", "clz"}  # of integers, where functions are approximated
 LIBRARY_FUNCTION = 2, 16  # mufu, fma: of a polynomial or a function of a library
 FREE_OPERATIONS = (
     tile.Splat,
@@ -222,7 +223,9 @@ def _elementwise(op: ew.Elementwise, e: Engines, warps: int, total: Demand) -> N
     n, floats = registers(op.results[0].type, warps), is_float(element)
     if name == "and" and str(element) == "i1":
         return  # part of the comparison after it
-    if not floats:
+    if name in COUNTS_OF_BITS:
+        total.add("mufu", n, n * e.mufu, name)
+    elif not floats:
         if not _is_put_in_a_float(op):
             total.add("alu", n, n * e.alu, "index")
     elif name == "mul" and _fuses(op.results[0]):
