@@ -25,10 +25,6 @@ results, what a loop carries). A group takes its layout from the strongest of
        axes to be reduced
     5. nothing: blocked
 
-Where a program takes elements together along some axes (reshapes that split and join them, sums) so
-that warps meet, and there are lines for every warp along the others, it is also rewritten with
-warps off those axes; what makes warps meet less often is taken.
-
 Then the program is rewritten: every operation gets its operands in the layouts it needs. Constants,
 index arithmetic and masks are rematerialised in that layout; the operand of a transpose or
 broadcast gets the layout from which the wanted one is free; anything else is converted right after
@@ -61,7 +57,6 @@ What the operations demand (what code generation and later passes may count on):
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -92,9 +87,8 @@ from tkc.ir.values import (
     without_recursion,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import CACHED_TILE_BYTES
 from tkc.passes.analysis.mapped import layouts_of_operand, of_block
-from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, BlockAccess
+from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess
 from tkc.passes.layouts.conversions import is_handed_on
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
@@ -108,77 +102,23 @@ from tkc.passes.layouts.movers import (
 )
 from tkc.passes.layouts.relayout import permuted, relaid
 from tkc.passes.planning.gathers import copier_layout
-from tkc.passes.planning.meetings import Lines
 from tkc.passes.planning.operands import leaves
 from tkc.passes.planning.operands import source as load_of
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     """Level 0 to level 1, in place."""
-    for kernel in list(tile.kernels_of(module)):
+    for kernel in tile.kernels_of(module):
         context.plan = plan = context.plan or written_on(kernel) or Plan(kernel.warps)
         kernel.set_integer("warps", plan.warps)
-        kernel.set_integer("level", 1)
-        other = kernel.clone() if _may_keep_to_lines(kernel, plan) else None
-        said = len(context.decisions)
         Selection(kernel, plan, context).run()
-        if other is not None and (meetings := _meetings(kernel)):
-            instead = dataclasses.replace(context, decisions=[])
-            Selection(other, plan, instead, Lines(other)).run()
-            if (fewer := _meetings(other)) < meetings:
-                replace(kernel, other)
-                context.decisions[said:] = [
-                    *instead.decisions,
-                    f"select-layouts: warps keep to lines: they meet {fewer} times instead of"
-                    f" {meetings}",
-                ]
-
-
-def _may_keep_to_lines(kernel: tile.Kernel, plan: Plan) -> bool:
-    """Whether each warp may have lines of all that is loaded and large, of a program that takes
-    elements together along others by reshapes.
-    """
-    if plan.dots or plan.warps == 1 or plan.roles != "one" or plan.cluster_split[0] > 1:
-        return False
-    lines = Lines(kernel)
-    large = [
-        value
-        for op in kernel.walk()
-        if isinstance(op, LOADS)
-        for value in tiles(op.results)
-        if tile_type(value).bytes > CACHED_TILE_BYTES
-    ]
-    reshapes = operations_in(kernel, tile.Reshape)
-    crosses = any(lines.met(v) for op in reshapes for v in tiles(op.results))
-    return crosses and bool(large) and all(lines.apart(v) >= plan.warps for v in large)
-
-
-def _meetings(kernel: tile.Kernel) -> int:
-    """How often warps meet for what they take from one another."""
-    return sum(map(_is_meeting, kernel.walk()))
-
-
-def _is_meeting(op: Operation) -> bool:
-    match op:
-        case shared.Convert():
-            return movement(layout_of(op.arg), layout_of(op.result)) == "warps"
-        case tile.Reshape():
-            return isinstance(op.result.type, TileType) and not is_free(op)
-        case tile.Reduce() | tile.Scan():
-            return layout_of(op.args[0]).warps_along(op.axis.value.data) > 1
-    return False
+        kernel.set_integer("level", 1)
 
 
 class Selection:
     """The rewriting of one kernel."""
 
-    def __init__(
-        self,
-        kernel: tile.Kernel,
-        plan: Plan,
-        context: PassContext,
-        lines: Lines | None = None,
-    ):
+    def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
         self.kernel, self.plan, self.context = kernel, plan, context
         load_for_threads(kernel, plan)
         for op in list(kernel.walk()):
@@ -186,7 +126,7 @@ class Selection:
                 factor_flip(op)
             elif isinstance(op, tile.Sort) and not first_of_sort(op):
                 check_sort(op)
-        self.groups = Groups(kernel, plan, lines)
+        self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
         # indices of the role that copies by threads

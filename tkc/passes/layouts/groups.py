@@ -18,7 +18,7 @@ from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.digits import LayoutError, copies
+from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import WARP, Layout, movement
 from tkc.ir.plan import DotPlan, Plan
@@ -66,7 +66,6 @@ from tkc.passes.layouts.movers import (
     stretched,
 )
 from tkc.passes.layouts.relayout import casts_behind, read_layout
-from tkc.passes.planning.meetings import Lines
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 
 # of a thread, for a tile that loops broadcast to another
@@ -112,9 +111,7 @@ def _lanes_along(extents: Sequence[int], axes: Iterable[int], warps: int) -> int
 class Groups:
     """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
 
-    def __init__(self, kernel: tile.Kernel, plan: Plan, lines: Lines | None = None):
-        """lines: of the kernel's tiles, which warps keep to where there are enough of them."""
-        self.lines = lines
+    def __init__(self, kernel: tile.Kernel, plan: Plan):
         self.plan, self.kinds, self.ranges = plan, Kinds(plan.warps), Ranges()
         self.parent: dict[SSAValue, SSAValue] = {}
         self.accesses: dict[Operation, Access] = {}
@@ -591,9 +588,6 @@ class Groups:
         each would then hold much that loops broadcast along the others.
         """
         warps, split = self.plan.warps, self.plan.cluster_split
-        few = prod(access.shape) <= WARP * MAX_BROADCAST_REGISTERS
-        if few and len(self._met(root)) == len(access.shape):  # each warp needs all, of its lines
-            return replace(access.layout(1, (), not copied), warps=(copies(warps),))
         found = access.layout(warps, self._reduced(root), not copied, split)
         axis = self._broadcast_deeper(root)
         if axis is None:
@@ -715,7 +709,7 @@ class Groups:
         """The reduced axes that warps stay off: all, or where that leaves none, the one that is
         reduced most often.
         """
-        axes = [*self.reductions.get(root, []), *self._met(root)]
+        axes = self.reductions.get(root, [])
         if len(set(axes)) < tile_type(root).rank:
             return tuple(sorted(set(axes), key=axes.count))
         return (max(axes, key=axes.count),) if axes else ()
@@ -812,11 +806,7 @@ class Groups:
         is_kept = plan.cluster_split[0] > 1 or is_store and plan.roles != "one"
         if is_kept or self._is_copied(op) or self._fits(op, layout):
             return layout
-        return access.layout(plan.warps, self._met(moved), cluster_split=plan.cluster_split)
-
-    def _met(self, value: SSAValue) -> tuple[int, ...]:
-        """The axes of a tile that warps with lines of their own keep off."""
-        return () if self.lines is None else self.lines.met(value)
+        return access.layout(plan.warps, cluster_split=plan.cluster_split)
 
     def _fits(self, op: Operation, layout: Layout) -> bool:
         """Whether a load or store is as good as it need be in a layout."""

@@ -110,11 +110,6 @@ class Lines:
             if axis not in self._roots and axes.count(axis) == 1
         )
 
-    def met(self, value: SSAValue) -> tuple[int, ...]:
-        """The axes of a tile along which elements are taken together."""
-        axes = range(tile_type(value).rank)
-        return tuple(axis for axis in axes if self._find((value, axis)) in self._roots)
-
     def _find(self, axis: tuple[SSAValue, int]) -> tuple[SSAValue, int]:
         root = axis
         while (up := self._parent.get(root, root)) != root:
@@ -196,23 +191,20 @@ class Lines:
         self._meet(op.b, (last - 1,))
 
     def _enter_reshape(self, op: tile.Reshape) -> None:
-        """Axes stay that others of one element stand between, and those in front of, or behind, the
-        first and the last that differ; lines along these lie across others.
-        """
-        old, new = (
+        """Axes stay that others of one element stand between; else lines lie across others."""
+        long = [
             [axis for axis, n in enumerate(tile_type(v).extents) if n > 1]
             for v in (op.arg, op.result)
-        )
-
-        def alike(one: int, other: int) -> bool:
-            return tile_type(op.arg).extents[one] == tile_type(op.result).extents[other]
-
-        while old and new and alike(old[0], new[0]):
-            self._tie(op.arg, op.result, [(old.pop(0), new.pop(0))])
-        while old and new and alike(old[-1], new[-1]):
-            self._tie(op.arg, op.result, [(old.pop(), new.pop())])
-        self._meet(op.arg, old)
-        self._meet(op.result, new)
+        ]
+        extents = [
+            [tile_type(v).extents[axis] for axis in axes]
+            for v, axes in zip((op.arg, op.result), long, strict=True)
+        ]
+        if extents[0] == extents[1]:
+            self._tie(op.arg, op.result, zip(*long, strict=True))
+        else:
+            self._meet(op.arg, long[0])
+            self._meet(op.result, long[1])
 
 
 @remembered
