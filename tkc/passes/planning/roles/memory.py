@@ -19,6 +19,7 @@ from tkc.ir.values import ancestor, array_type, first_of, tile_type
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.pressure import together
 from tkc.passes.planning.rings import (
+    Ring,
     Stages,
     exchanged_bytes,
     fitted,
@@ -47,7 +48,7 @@ BARRIER_BYTES = 1024, 1280
 SUBTILE_COLUMNS = 64, 32, 16, 8
 PAIRED_THREADS = 2 * 2 * 128  # of two blocks, each of a producer's warpgroup and a consumers'
 
-Rings = list[list[tile.Load]]
+Rings = list[Ring]
 
 
 @dataclass(frozen=True)
