@@ -325,7 +325,9 @@ def test_warpgroups_together_read_no_operand_again(monkeypatch, again):
 def test_a_third_role_has_registers_and_reads_as_it_relays(monkeypatch, groups, others, has):
     monkeypatch.setattr(dots, "_is_read_by_others", lambda load: others)
     load = SimpleNamespace(result=tile.Constant(0, TileType((64, 64), f32)).result)
-    request = SimpleNamespace(has_third_role=True, relaid=[load], copied_by_threads=[])
+    request = SimpleNamespace(
+        has_third_role=True, relaid=[load], converted=[], copied_by_threads=[]
+    )
     if has:
         assert dots._third_role(request, groups)
         return

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import StringAttr, UnitAttr, i1, i32
+from xdsl.dialects.builtin import StringAttr, i1, i32
 from xdsl.ir import Block, Region
 
 import tkc
@@ -19,7 +19,7 @@ from tests.passes.kernels import aligned, context, through
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout, blocked
-from tkc.ir.plan import LoadPlan
+from tkc.ir.plan import LoadPlan, fill_ring
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, f32
@@ -203,7 +203,7 @@ def test_which_buffers_warpgroups_exchange(numbered, first, nested, can):
     write = shared.Write(alloc.result, acc)
     dot = tile.Dot(alloc.result, alloc.result, acc)
     if numbered:
-        write.attributes["number"] = UnitAttr()
+        fill_ring(write, 0)
     if nested:
         body.add_op(yes := constant(1, i1))
         inner = scf.IfOp(yes, [], Region(Block([dot, scf.YieldOp()])))

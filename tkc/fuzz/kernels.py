@@ -38,6 +38,27 @@ def matmul_nt(
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
+def by_cosines(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    D: tkc.constexpr,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 64,
+) -> None:
+    """Attention to normed keys; q, k, v, o: arrays [rows, D], rows of k and v a multiple of BN."""
+    m = tkc.program_id(0) * BM
+    x, total, acc = tkc.load(q, (m, 0), (BM, D)), tkc.zeros((BM,)), tkc.zeros((BM, D))
+    for n in tkc.range(0, k.shape[0], BN):
+        y = tkc.load(k, (n, 0), (BN, D)).to(tkc.float32)
+        y = y * tkc.rsqrt(tkc.sum(y * y, axis=1) + 1e-6)[:, None]
+        e = tkc.exp(tkc.dot(x, y.to(k.dtype).T))
+        total = total + tkc.sum(e, axis=1)
+        acc = tkc.dot(e.to(v.dtype), tkc.load(v, (n, 0), (BN, D)), acc)
+    tkc.store(o, (m, 0), (acc / total[:, None]).to(o.dtype))
+
+
 def attention(
     q: Any,
     k: Any,

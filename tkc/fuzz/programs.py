@@ -192,6 +192,25 @@ def attention_of(tile: int, d: int, causal: bool = False) -> Launcher:
     return launch
 
 
+def cosines_of(tile: int, d: int) -> Launcher:
+    """Of arrays [rows, d], with keys that are normed; shapes are (queries, keys)."""
+
+    def launch(shape: Sequence[int], seed: int) -> Launch:
+        (queries, keys), rng = shape, np.random.default_rng(seed)
+        q, k, v = (rng.normal(size=(n, d)).astype(BF16) for n in (queries, keys, keys))
+        o = np.full_like(q, np.nan)
+
+        def right() -> bool:
+            y = k.astype(F32)
+            y = (y / np.sqrt((y * y).sum(1, keepdims=True) + 1e-6)).astype(BF16)
+            scores = as_float64(q) @ as_float64(y).T
+            return near(o, softmaxed(scores)[0], as_float64(v))
+
+        return Launch([q, k, v, o], (-(-queries // tile), 1, 1), right)
+
+    return launch
+
+
 def golden_attention(shape: Sequence[int], seed: int) -> Launch:
     """Of arrays [batch, rows, heads, 128] with the logarithms of the sums; shapes are (batches,
     rows, heads).
@@ -404,6 +423,16 @@ def _attention(
     )
 
 
+def _by_cosines() -> Program:
+    """Keys are normed by a role of their own, between two rings."""
+    name, launch = "attention by cosines, sm_90a", cosines_of(128, 32)
+    shapes = ((128, 192), (768, 64), (384, 192), (512, 320), (128, 704), (512, 256))
+    source = compiled(
+        kernels.by_cosines, launch, shapes[0], "sm_90a", D=32, num_stages=4, dynamic_schedule=False
+    )
+    return Program(name, source, launch, shapes, shapes, equivalent=EQUIVALENT.get(name, {}))
+
+
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
     # Of two heads each, for which the kernel is made. Whole blocks, and with an iteration behind a
@@ -482,6 +511,7 @@ def pipelined() -> list[Program]:
         ),
         _attention("attention, sm_80", "sm_80", (32, 32), 32, False, few),
         _attention("attention, causal, sm_80", "sm_80", (32, 32), 32, True, few),
+        _by_cosines(),
         _attention("attention, sm_90a", "sm_90a", (128, 64), 64, False, many, loops, num_stages=2),
         _attention(
             "attention, causal, sm_90a",

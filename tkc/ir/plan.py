@@ -15,7 +15,7 @@ from ast import literal_eval
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
 from xdsl.ir import Operation
 
 C = TypeVar("C")  # what a plan chooses: DotPlan or LoadPlan
@@ -28,12 +28,15 @@ class DotPlan:
     instruction: "mma" (mma.sync), "wgmma", or "fma" (multiply-adds of one element). warps: warps
     (warpgroups for wgmma) along M and N. a, b: where the operands come from: "registers", "shared"
     (wgmma reads shared memory; for mma an operand that its loop does not change is read again in
-    every iteration) or "relaid" (wgmma reads it where the relayout role has written it). chunk: K
+    every iteration), "written" (wgmma reads what consumers have written there), "relaid" or
+    "converted" (it reads what the converter has written there: what was loaded, or what it has
+    computed). chunk: K
     elements in registers at once, of fma, and of mma where operands are computed. swap: computed as
     its transpose (bᵀ aᵀ)ᵀ, which puts a thin M on the side that has no minimum. parts: of a partial
     dot's columns: how many, and how many are in flight at once (split-sums). permuted: K of both
     operands is counted in the order of an accumulator's registers (tkc.passes.layouts.relayout).
-    paired: of 16 rows a thread has two neighbours (tkc.ir.fragments.paired).
+    paired: of 16 rows a thread has two neighbours (tkc.ir.fragments.paired). rings: of a and b, the
+    index of the ring that the converter fills, or -1.
     """
 
     instruction: str
@@ -45,6 +48,7 @@ class DotPlan:
     parts: tuple[int, int] = (1, 1)
     permuted: bool = False
     paired: bool = False
+    rings: tuple[int, int] = (-1, -1)
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,6 @@ class LoadPlan:
     among: tuple[int, ...] = (0,)
     # tma, broadcast: the index in Plan.rings; loads of one ring fill a stage together
     ring: int = -1
-    # relaid operands: the index of the ring that the relayout role fills
-    relayout_ring: int = -1
     # tma: the L2 hint for its lines: "evict_last", "evict_first" or none
     eviction: str = ""
     # in which a block's share of a multicast copy arrives: several where its rows are longer than
@@ -94,7 +96,7 @@ class Plan:
     loads: tuple[LoadPlan, ...] = ()
     # "one", "cooperative", "pingpong" or "co_resident"
     roles: str = "one"
-    # of a thread of the producer, of a consumer and of the relayout role
+    # of a thread of the producer, of a consumer and of the converter, or of the copier
     registers: tuple[int, ...] | None = None
     # of a block at once: in turn (2: ping-pong), or co-resident
     programs: int = 1
@@ -202,6 +204,16 @@ def written_on(kernel: Operation) -> Plan | None:
 def number_of(op: Operation) -> int | None:
     """The number of a dot or load, which the plan pass writes on it; None where none was."""
     return _integer(op, "number")
+
+
+def ring_filled(op: Operation) -> int | None:
+    """The ring whose stage an operation fills from registers; None where it fills none."""
+    return _integer(op, "ring")
+
+
+def fill_ring(op: Operation, ring: int) -> None:
+    """Says that an operation fills a stage of a ring, from registers."""
+    op.attributes["ring"] = IntegerAttr(ring, i64)
 
 
 def place_of(op: Operation) -> tuple[int | None, int]:

@@ -86,6 +86,7 @@ from tkc.ir.values import block_of, holds, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import may_run_ahead
 from tkc.passes.analysis.alias import kernel_around, unchanged
+from tkc.passes.planning.converting import STAYS
 from tkc.passes.planning.operands import MAX_BESIDE_BYTES
 from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads
 
@@ -145,6 +146,7 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
     return (
         plan.early_small_loads
         and "number" in op.attributes
+        and STAYS not in op.attributes
         and plan.load(op).path not in ("tma", "cp_async", "own", "held")
         and _bytes(op.result) <= MAX_BESIDE_BYTES
     )

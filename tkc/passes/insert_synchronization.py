@@ -44,6 +44,7 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.elementwise import Elementwise, PointerAdd
+from tkc.ir.plan import ring_filled
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
@@ -627,7 +628,7 @@ def _accesses(op: Operation) -> Iterator[Access]:
         case shared.Read():
             place = _buffer(op.buffer)
             yield Access(place, False, own=_filled(place))
-        case shared.Write() if "number" in op.attributes:
+        case shared.Write() if ring_filled(op) is not None:
             return  # a stage of a ring: mbarriers say when it is free
         case shared.Write():
             yield Access(_buffer(op.buffer), True)

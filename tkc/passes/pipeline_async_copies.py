@@ -51,7 +51,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.host_values import is_unbounded
-from tkc.ir.plan import Plan, place_of
+from tkc.ir.plan import Plan, place_of, ring_filled
 from tkc.ir.rewrite import (
     after,
     before,
@@ -457,8 +457,8 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
     for op in kernel.walk():
         if isinstance(op, shared.Copy) and op.engine is not None:
             fillers.setdefault(_plan_of(context).load(op).ring, []).append(op)
-        elif isinstance(op, shared.Write) and "number" in op.attributes:
-            fillers.setdefault(_plan_of(context).load(op).relayout_ring, []).append(op)
+        elif isinstance(op, shared.Write) and (ring := ring_filled(op)) is not None:
+            fillers.setdefault(ring, []).append(op)
     return [
         Ring(_plan_of(context).rings[n], found, _plan_of(context).copies_wait)
         for n, found in sorted(fillers.items())

@@ -72,11 +72,12 @@ from tkc.passes.analysis.remembered import remembered, unchanged
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed, feeding_dots
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
+from tkc.passes.planning.converting import STAYS, convert_operand, loads_behind
 from tkc.passes.planning.cost import Cost, Work, cost, is_cut
 from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.meetings import fewest_that_multiply
 from tkc.passes.planning.numbers import Sizes
-from tkc.passes.planning.operands import blocks_behind, partial
+from tkc.passes.planning.operands import blocks_behind, partial, untransposed
 from tkc.passes.planning.pressure import (
     demand,
     fits,
@@ -134,9 +135,23 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for roles, lack in context.lack.items()
     ]
     number(kernel)
+    mark_converted(kernel, context.plan)
     mark_stores(kernel)
     for op in operations_in(kernel, tile.Load):
         narrow_panel(op, context.plan.load(op).panel)
+
+
+def mark_converted(kernel: tile.Kernel, plan: Plan) -> None:
+    """Says of every operand that the converter computes that it does, and of what it is loaded from
+    that it stays where it is.
+    """
+    for dot in operations_in(kernel, tile.Dot):
+        chosen = plan.dot(dot)
+        for operand, path in ((dot.a, chosen.a), (dot.b, chosen.b)) if chosen else ():
+            if path == "converted":
+                convert_operand(value := untransposed(operand))
+                for load in loads_behind(value):
+                    load.attributes[STAYS] = UnitAttr()
 
 
 def mark_stores(kernel: tile.Kernel) -> None:

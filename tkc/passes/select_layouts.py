@@ -68,7 +68,7 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import DotPlan, LoadPlan, Plan, written_on
+from tkc.ir.plan import DotPlan, LoadPlan, Plan, fill_ring, written_on
 from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.text import location_of
@@ -100,9 +100,10 @@ from tkc.passes.layouts.movers import (
     reshape_layouts,
     slice_source,
 )
-from tkc.passes.layouts.relayout import permuted, relaid
+from tkc.passes.layouts.relayout import operand_memory, permuted, relaid
+from tkc.passes.planning.converting import base_layout, operand_layout, untransposed_axis
 from tkc.passes.planning.gathers import copier_layout
-from tkc.passes.planning.operands import leaves
+from tkc.passes.planning.operands import leaves, untransposed
 from tkc.passes.planning.operands import source as load_of
 
 
@@ -129,9 +130,9 @@ class Selection:
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
-        # indices of the role that copies by threads
+        # indices of the role that copies by threads, and what the converter computes
         self.reloaded: dict[tuple[SSAValue, Layout], SSAValue] = {}
-        # computed operands of dots, in shared memory
+        # computed operands of dots, in shared memory, by whether K is permuted
         self.written: dict[tuple[SSAValue, SharedLayout, bool], SSAValue] = {}
         # by operand, its side and whether K is permuted: dots that read one alike read one stage
         self.relaid: dict[tuple[SSAValue, int, bool], SSAValue] = {}
@@ -150,12 +151,24 @@ class Selection:
                 self._settle(argument)
         every = list(self.kernel.walk())
         copied = [op for op in every if self._is_copied_by_threads(op)]
-        for load in copied:  # first: what their indices are made of has no layouts yet
+        # first: what indices and operands of other roles are made of has no layouts yet
+        for load in copied:
             self._copied_by_threads(load)
+        if self._convert_operands():
+            erase_dead(self.kernel.body.block)  # what consumers would have made of them
         for op in every:
-            if op not in copied:
+            if op not in copied and op.parent is not None:
                 self._rewrite(op)
         erase_dead(self.kernel.body.block)
+
+    def _convert_operands(self) -> bool:
+        """Has dots read what the converter computes. True if it computes something."""
+        for dot, chosen in self.groups.dots.items():
+            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
+                if source == "converted":
+                    made = self._by_converter(dot, dot.operands[i], 1 - i, chosen.plan.rings[i])
+                    dot.operands[i] = made
+        return bool(self.written)
 
     # ---- types
     def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
@@ -335,9 +348,12 @@ class Selection:
                 )
         self._finish(op, self.groups.access(op))
 
-    def _recomputed(self, value: SSAValue, layout: Layout) -> Walk[SSAValue]:
+    def _recomputed(
+        self, value: SSAValue, layout: Layout, base: Layout | None = None
+    ) -> Walk[SSAValue]:
         """Indices of a role that copies, which loads what they are made of once more: each thread
-        has those of its own rows, and asks no other.
+        has those of its own rows, and asks no other. Or an operand that the converter computes;
+        base: the layout of that.
         """
         if not isinstance(value.type, TileType) or self.kinds.cheap(value):
             return self.operand(value, layout)
@@ -349,12 +365,11 @@ class Selection:
                 if not isinstance(v.type, TileType):
                     operands.append(v)
                     continue
-                wanted = layout
                 if isinstance(op, tile.Load):
                     wanted = self._of_operand(op, v, layout)
-                elif isinstance(op, VIEWS):
-                    wanted = backward(op, layout)
-                operands.append((yield self._recomputed(v, wanted)))
+                else:
+                    wanted = operand_layout(op, layout, base or layout)
+                operands.append((yield self._recomputed(v, wanted, base)))
             self.reloaded[key] = self._made_again(op, operands, layout)
         return self.reloaded[key]
 
@@ -478,27 +493,39 @@ class Selection:
                 at = op if is_beside else next_of(load)
                 way = op.operands[i], i, plan.permuted
                 if way not in self.relaid:
-                    self.relaid[way] = relaid(load, op.operands[i], 1 - i, plan.permuted, at)
+                    self.relaid[way] = relaid(
+                        load, op.operands[i], 1 - i, plan.permuted, at, plan.rings[i]
+                    )
                 op.operands[i] = self.relaid[way]
             elif source == "written":
                 op.operands[i] = self._in_memory(
                     op, op.operands[i], 1 - i, plan.permuted and i == 0
                 )
 
+    def _by_converter(self, op: Operation, operand: SSAValue, k: int, ring: int) -> SSAValue:
+        """An operand that the converter computes, in a stage of a ring; its transposes are views of
+        that. All that it is made of is done once more, in layouts of that role. k: its axis that is
+        K.
+        """
+        value, k = untransposed(operand), untransposed_axis(operand, k)
+        t = tile_type(value)
+        memory, layout = operand_memory(t, k), base_layout(value, k)
+        key = value, memory, False
+        if key not in self.written:
+            held = without_recursion(self._recomputed(value, layout, layout))
+            new = after(owner_op(held), shared.Convert(held, t.with_layout(memory)))
+            new.result.name_hint = value.name_hint
+            fill_ring(new, ring)
+            self.written[key] = new.result
+        return self._turned(op, operand, self.written[key])
+
     def _in_memory(self, op: tile.Dot, operand: SSAValue, k: int, is_permuted: bool) -> SSAValue:
         """A computed operand as a tile in shared memory, right behind where it is made; its
         transposes are views of that. k: its axis that is K; is_permuted: with K permuted.
         """
-        views: list[tile.Transpose] = []
-        value = operand
-        while (view := defining_op(value, tile.Transpose)) is not None:
-            views.insert(0, view)
-            value = view.arg
-            k = view.permutation.get_values()[k]
+        value = untransposed(operand)
         t = tile_type(value)
-        # 16 bits may stay in rows, which matrix stores write at once; others are read K-major only
-        fast = t.rank - 1 if bits(t.element) == 16 else k
-        memory = SharedLayout.widest(t.extents, bits(t.element), (fast, 1 - fast))
+        memory = operand_memory(t, untransposed_axis(operand, k))
         layout = self._layout(value)
         key = value, memory, is_permuted
         if key not in self.written:
@@ -513,14 +540,19 @@ class Selection:
             if is_permuted:
                 new.operands[0] = permuted(held, k, new)
             self.written[key] = new.result
-        result = self.written[key]
-        for view in views:
-            order = tuple(view.permutation.get_values())
-            memory = memory.transpose(order)
-            extents = tuple(extents_of(result)[a] for a in order)
-            turned = TileType(extents, t.element).with_layout(memory)
-            result = before(op, tile.Transpose(result, order, turned)).result
-        return result
+        return self._turned(op, operand, self.written[key])
+
+    def _turned(self, op: Operation, operand: SSAValue, result: SSAValue) -> SSAValue:
+        """The transposes of a dot's operand, of what it is without them, in shared memory."""
+        view = defining_op(operand, tile.Transpose)
+        if view is None:
+            return result
+        result = self._turned(op, view.arg, result)
+        t, order = tile_type(result), tuple(view.permutation.get_values())
+        assert t.shared_layout is not None
+        extents = tuple(t.extents[a] for a in order)
+        turned = TileType(extents, t.element).with_layout(t.shared_layout.transpose(order))
+        return before(op, tile.Transpose(result, order, turned)).result
 
     def _read_before(self, operand: SSAValue, op: tile.Dot) -> None:
         """An operand's conversion, and the views of it, right before the dot: it is read in every

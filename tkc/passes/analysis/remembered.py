@@ -47,6 +47,12 @@ def mark(op: Operation, name: str, attribute: Attribute) -> None:
         answers.clear()
 
 
+def unmark(op: Operation, name: str) -> None:
+    """Takes a mark away."""
+    if op.attributes.pop(name, None) is not None and (answers := _answers.get()) is not None:
+        answers.clear()
+
+
 def remembered(question: Callable[P, R]) -> Callable[P, R]:
     """A function of operations and values, whose answers are kept inside `unchanged`."""
 

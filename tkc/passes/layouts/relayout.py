@@ -30,9 +30,10 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.digits import Digit
+from tkc.ir.digits import Digit, LayoutError
 from tkc.ir.elementwise import Cast, Select
-from tkc.ir.layout import Layout
+from tkc.ir.layout import WARP, Layout, blocked
+from tkc.ir.plan import fill_ring
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
@@ -128,10 +129,10 @@ def _transposed(value: SSAValue, order: list[int], at: Operation) -> SSAValue:
 
 
 def relaid(
-    load: tile.Load, operand: SSAValue, k: int, is_permuted: bool, at: Operation
+    load: tile.Load, operand: SSAValue, k: int, is_permuted: bool, at: Operation, ring: int
 ) -> SSAValue:
     """The operand of a dot as a tile in shared memory with K dense, made of a load in registers;
-    is_permuted: with K permuted.
+    is_permuted: with K permuted; ring: whose stage it is.
     """
     views: list[tile.Transpose] = []
     value = operand
@@ -149,8 +150,7 @@ def relaid(
     memory = t.with_layout(SharedLayout.widest(t.extents, bits(t.element), (k, 1 - k)))
     value = before(at, shared.Convert(value, written)).result
     new = before(at, shared.Convert(value, memory))
-    if "number" in load.attributes:
-        new.attributes["number"] = load.attributes["number"]
+    fill_ring(new, ring)
     new.result.name_hint = load.result.name_hint
     return new.result
 
@@ -181,3 +181,37 @@ def _sources(value: SSAValue) -> list[SSAValue]:
                 if isinstance(v.type, TileType) and v.type.element == element
             ]
     return []
+
+
+# ---- operands that are computed
+def operand_memory(t: TileType, k: int) -> SharedLayout:
+    """Where threads write an operand of a dot that they compute. k: its axis that is K. 16 bits may
+    stay in rows, which matrix stores write at once; others are read K-major only.
+    """
+    fast = t.rank - 1 if bits(t.element) == 16 else k
+    return SharedLayout.widest(t.extents, bits(t.element), (fast, 1 - fast))
+
+
+def computed_layout(t: TileType, fast: int, reduced: frozenset[int]) -> Layout:
+    """The layout in which the role computes an operand: 16 bytes along the axis that is dense where
+    it is written to a lane, as long a piece of it to a warp as a matrix store takes, and warps
+    along an axis that nothing is reduced along. Raises LayoutError where threads have none.
+    """
+    across = 1 - fast
+    vector = gcd(8 * MATRIX_ROW_BYTES // bits(t.element), t.extents[fast])
+    wide = gcd(8, t.extents[fast] // vector)
+    lanes = {fast: wide, across: WARP // wide}
+    free = [axis for axis in (across, fast) if axis not in reduced]
+    if not free:
+        raise LayoutError("an operand is reduced along both of its axes")
+    warps = {axis: RELAYOUT_WARPS if axis == free[0] else 1 for axis in (0, 1)}
+    each = {fast: vector, across: 1}
+    if any(t.extents[axis] % (each[axis] * lanes[axis] * warps[axis]) for axis in (0, 1)):
+        raise LayoutError(f"{RELAYOUT_WARPS} warps do not share an operand so small")
+    return blocked(
+        t.extents,
+        vector,
+        (warps[0], warps[1]),
+        (fast, across),
+        (lanes[0], lanes[1]),
+    )

@@ -10,12 +10,13 @@ where they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.plan import Plan
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import (
@@ -27,11 +28,22 @@ from tkc.ir.values import (
     tile_type,
     yielded_by,
 )
+from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unchanged
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LEAVES, LOADS, VIEWS, is_computed_by
 from tkc.passes.planning import demands
-from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
+from tkc.passes.planning.operands import made_by_converter
+from tkc.passes.planning.program import Program
+from tkc.passes.planning.stages import (
+    MAX_SEARCH_STEPS,
+    Body,
+    Crossing,
+    Group,
+    Schedule,
+    ordered,
+    search,
+)
 
 
 @dataclass(frozen=True)
@@ -104,16 +116,17 @@ class LoopGraph:
 
     def _anew(self, overlaps) -> set[Operation]:
         """What each group computes for itself: cheap tiles, views, scalars, and unchanged loads, of
-        nothing else that the iteration computes.
+        nothing else that the iteration computes; and what it finds computed by the converter.
         """
         anew, cheap = set[Operation](), set[Operation]()
+        converted = made_by_converter(self.loop)
         for op in self.ops:
             reads = self.reads(op)
             if op.regions or not all(self._is_given(v, anew) for v in reads):
                 continue
             if _is_cheap(op, {v.owner for v in reads if isinstance(v.type, TileType)}, cheap):
                 cheap.add(op)
-            if self._is_anew(op, op in cheap, overlaps):
+            if op in converted or self._is_anew(op, op in cheap, overlaps):
                 anew.add(op)
         return anew
 
@@ -370,3 +383,42 @@ def best_stages(
 def _is_cheap(op: Operation, tiles: set, cheap: set[Operation]) -> bool:
     """Whether a tile is computed of no data. tiles: where those that it reads are computed."""
     return isinstance(op, LEAVES) or is_computed_by(op.__class__) and tiles <= cheap
+
+
+@dataclass(frozen=True)
+class IterationClocks:
+    """Of an iteration of a program's loops with dots: of a warpgroup alone, and of all warpgroups
+    the vector work and the dots. together: where warpgroups meet in it, so that they do the one and
+    the other at once, and none under another's dots.
+    """
+
+    alone: float
+    vector: float
+    tensor: float
+    together: float
+
+    @staticmethod
+    def of(program: Program, plan: Plan, context: PassContext) -> IterationClocks:
+        """By a plan with roles."""
+        late = [dot for i, dot in enumerate(program.dots) if i in plan.rotate]
+        alone = vector = tensor = together = 0.0
+        for loop in dict.fromkeys(dot.parent_op() for dot in program.dots):
+            if not isinstance(loop, scf.ForOp):
+                continue
+            graph = LoopGraph(loop, context.overlaps)
+            mine = graph.late([dot for dot in late if dot.parent_op() is loop])
+            # what one warpgroup would do that had all of the work
+            whole = graph.body(WarpCosts(context.target, 4, True))
+            part = graph.body(WarpCosts(context.target, plan.warps, True))
+            if whole is None or part is None:
+                continue
+            alone += _in_order(part, mine)
+            together += _in_order(whole, mine)
+            vector += sum(group.vector for group in whole.groups)
+            tensor += sum(group.tensor for group in whole.groups)
+        return IterationClocks(alone, vector, tensor, together)
+
+
+def _in_order(body: Body, late: frozenset[int]) -> float:
+    """Clocks of a loop's body where these groups are late."""
+    return ordered(replace(body, free=not late), late, [MAX_SEARCH_STEPS])[1]

@@ -429,6 +429,16 @@ def _loops(
     return Loops(clocks, exposed, copied, limit, ahead if plan.roles != "one" else 0.0)
 
 
+def step_clocks(work: Work, plan: Plan, target: Target) -> float:
+    """Clocks of an iteration of the loops with dots, by what is copied and multiplied alone."""
+    launch = Launch(work.grid, 0.0)
+    with_dots = [part for part in work.parts if part.dots]
+    steps = (
+        _step(part, plan, target, 1, launch, _multiplied(part, plan, target)) for part in with_dots
+    )
+    return sum(step.clocks for step in steps)
+
+
 def _filled(
     part: Part, plan: Plan, target: Target, launch: Launch, waves: float
 ) -> Iterator[tuple[Launch, float]]:

@@ -21,7 +21,8 @@ from shared memory. `roles(program, context, plan)` returns the plan, or says wh
                 run in launch order
 
 8-bit operands that wgmma cannot read as they lie are relaid by a role of its own
-(layouts/relayout.py), with a ring for what is copied and one for what the role writes. Loads of one
+(layouts/relayout.py), with a ring for what is copied and one for what the role writes; so are
+operands that are computed, where that pays (converting.py). Loads of one
 dot in one loop fill a ring together, as do those of all dots that add to one accumulator; an
 operand loaded outside its loop has a ring of its own. Small tiles beside such dots, like the scales
 of rows, come with them where a map can copy them; scalars are loaded by the producer and broadcast
@@ -42,14 +43,26 @@ Each decision is a file of planning/roles/, and each takes those before it:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 from typing import Any
 
 from tkc.ir.plan import Plan
+from tkc.ir.target import Target
+from tkc.ir.values import tile_type
 from tkc.passes import LaunchOptions, PassContext
+from tkc.passes.planning.bodies import IterationClocks
+from tkc.passes.planning.converting import (
+    Conversion,
+    conversions,
+    convert_operand,
+    converter_clocks,
+    keep_operand,
+)
+from tkc.passes.planning.cost import Work, step_clocks
 from tkc.passes.planning.gathers import Why, load_by_consumers
 from tkc.passes.planning.operands import Sides
+from tkc.passes.planning.order import acquiring_loops
 from tkc.passes.planning.pressure import results_of_dots
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.roles.decisions import Decided, decisions
@@ -61,11 +74,96 @@ from tkc.passes.planning.roles.programs import ProgramOrder
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing, together_by_registers
 
+# of an iteration's clocks, that a converter saves: it takes registers and stages of rings
+LEAST_CONVERTER_GAIN = 0.1
+
 
 def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """The plan with roles made of an ordinary one, or None and the reason. What is asked of
-    operands that no such plan can do is left out, and said.
+    operands that no such plan can do is left out, and said. The converter computes operands where
+    an iteration then takes less.
     """
+    made, why = _roles(program, context, plan)
+    could = _could_convert(program, context)
+    if not could:
+        return made, why
+    before = None if made is None else IterationClocks.of(program, made, context).together
+    for each in could:
+        convert_operand(each.value)
+    try:
+        other, why_not = _roles(program, context, plan)
+        left = None if other is None else IterationClocks.of(program, other, context)
+    finally:
+        for each in could:
+            keep_operand(each.value)
+    if other is None or left is None:
+        return _with(made, f"consumers compute operands: {why_not}"), why
+    work = Work.of(program.kernel)
+    after = max(
+        _beside_converter(program, other, left, could, context.target),
+        step_clocks(work, other, context.target),
+    )
+    if made is None or before is None:
+        return _with(other, f"the converter computes operands: {after:.0f} clocks an iteration"), ""
+    before = max(before, step_clocks(work, made, context.target))
+    if asked := _lost(made, other, context.options):
+        return _with(made, f"consumers compute operands: {asked} is asked for"), why
+    if after > before * (1 - LEAST_CONVERTER_GAIN):
+        said = f"consumers compute operands: {before:.0f} clocks an iteration"
+        return _with(made, f"{said}, {after:.0f} by a converter"), why
+    said = f"the converter computes operands: {after:.0f} clocks an iteration"
+    return _with(other, f"{said}, {before:.0f} by consumers"), ""
+
+
+def _beside_converter(
+    program: Program,
+    plan: Plan,
+    left: IterationClocks,
+    made: list[Conversion],
+    target: Target,
+) -> float:
+    """Clocks of an iteration in which the converter computes some operands. left: for consumers,
+    who do not meet, so that one warpgroup computes under another's dots.
+    """
+    late = [dot for i, dot in enumerate(program.dots) if i in plan.rotate]
+    computing, whole = converter_clocks(made, late, target)
+    return max(left.alone, left.vector + computing, left.tensor, whole)
+
+
+def _lost(made: Plan, other: Plan, options: LaunchOptions) -> str:
+    """What is asked for that a plan does and the other one does not, by name; empty where there is
+    no such thing.
+    """
+    names = {field.name for field in fields(Plan)} & {field.name for field in fields(LaunchOptions)}
+    asked = {name: getattr(options, name, None) for name in sorted(names)}
+    return next(
+        (
+            name
+            for name, value in asked.items()
+            if value is not None and getattr(made, name) == value != getattr(other, name)
+        ),
+        "",
+    )
+
+
+def _with(plan: Plan | None, said: str) -> Plan | None:
+    """A plan, where there is one, with one more decision."""
+    return plan and replace(plan, decisions=(*plan.decisions, f"plan: {said}"))
+
+
+def _could_convert(program: Program, context: PassContext) -> list[Conversion]:
+    """The operands that the converter could compute."""
+    options = context.options
+    matrices = all(tile_type(dot.acc).rank == 2 for dot in program.dots)
+    if not context.target.wgmma or options.roles == "one" or not matrices:
+        return []
+    if acquiring_loops(program.kernel):
+        return []  # such programs begin early, and carry what they have loaded
+    return conversions(program.dots, options, context.overlaps)
+
+
+def _roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
+    """`roles`, by which consumers or a converter compute operands, as is marked."""
     try:
         made = _decided(program, context, plan)
     except NoRoles as e:
@@ -181,6 +279,8 @@ def _decided(program: Program, context: PassContext, plan: Plan, single: str = "
         for load in request.copied_by_threads:
             load_by_consumers(load, Why.NO_ROLE)
         return _decided(program, context, plan, single)
+    if request.converted and request.copied_by_threads:
+        raise NoRoles("the role that would copy a block computes an operand")
     sharing = Sharing.of(request)
     execution = DotExecution.of(request, sharing)
     loads = RingLoads.of(request, sharing, execution)
@@ -198,7 +298,9 @@ def _plan(made: Decided) -> Plan:
         request.plan,
         warps=4 * sharing.groups,
         stages=max(memory.stages, default=request.options.num_stages or 1),
-        dots=made.execution.planned(request, sharing),
+        dots=made.execution.planned(
+            request, sharing, lambda dot: made.loads.converted_into(dot, request)
+        ),
         loads=made.loads.planned(request, made.multicast),
         early_small_loads=made.small_loads.early,
         roles=sharing.kind,

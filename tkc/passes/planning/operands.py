@@ -17,7 +17,8 @@ registers: the left one stays there. The blocks that it is computed from come th
 like any operand. Where only the right one is computed and the sum just goes round its loop, or a
 block has fewer rows than wgmma's 64 and its columns are a multiple of them, the dot is taken as its
 own transpose (`swap`). Any other computed right operand, and a left one that is the transpose of
-what other dots computed, is *written* to shared memory by the threads that have it.
+what other dots computed, is *written* to shared memory by the threads that have it, or by a role of
+its own that computes it (converting.py).
 
 `options` forces both: left_operand = "registers" has a loaded left operand read into registers, as
 one that is computed is; swap_dots takes a dot as its transpose, or does not.
@@ -82,6 +83,8 @@ def source(value: SSAValue) -> tile.Load | None:
 # of a load that a role copies, but whose block the consumers lay out for its dot, as if they had
 # computed it: the role that relays operands does that for one dot of a loop
 LAID_BY_CONSUMERS = "laid_by_consumers"
+# of an operation that makes an operand: the converter computes it (converting.py)
+CONVERTED = "converted"
 # of a thread that reads a block from which an operand is computed
 ADDRESS_REGISTERS = 16
 # of a small tile beside a dot: copied with its operands, or held by registers through an iteration
@@ -96,8 +99,9 @@ MAX_LIVE_REGISTERS = {1: 224, 2: 224, 3: 144, 4: 96}
 @dataclass(frozen=True)
 class Sides:
     """A dot as wgmma takes it: m x n, its left and right operand, and which axis of each is K.
-    swapped: (bᵀ aᵀ)ᵀ; held: the left operand is in registers; written: whether the left and the
-    right operand are computed, and written to shared memory.
+    swapped: (bᵀ aᵀ)ᵀ; held: the left operand is in registers; written: whether consumers compute
+    the left and the right operand, and write it to shared memory; converted: whether the converter
+    does.
     """
 
     left: SSAValue
@@ -109,6 +113,7 @@ class Sides:
     swapped: bool
     held: bool
     written: tuple[bool, bool]
+    converted: tuple[bool, bool]
 
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
@@ -122,11 +127,19 @@ def _sides(dot: tile.Dot, swap: bool | None, shared: bool, left_operand: str | N
     swapped = _is_swapped(dot) if swap is None else swap
     left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
     each_needs_all = shared or _is_turned_result(left)
-    written = source(left) is None and each_needs_all, source(right) is None
+    computed = source(left) is None and each_needs_all, source(right) is None
+    by_role = computed[0] and _is_converted(left), computed[1] and _is_converted(right)
+    written = computed[0] and not by_role[0], computed[1] and not by_role[1]
     left_k, right_k = (0, 1) if swapped else (1, 0)
-    held = not written[0] and _is_held(left, left_k, left_operand)
+    held = not computed[0] and _is_held(left, left_k, left_operand)
     m, n = (n, m) if swapped else (m, n)
-    return Sides(left, right, left_k, right_k, m, n, swapped, held, written)
+    return Sides(left, right, left_k, right_k, m, n, swapped, held, written, by_role)
+
+
+def _is_converted(operand: SSAValue) -> bool:
+    """Whether the converter computes an operand that is not loaded."""
+    made = untransposed(operand).owner
+    return isinstance(made, Operation) and CONVERTED in made.attributes
 
 
 def _is_swapped(dot: tile.Dot) -> bool:
@@ -210,6 +223,26 @@ def _is_turned_result(value: SSAValue) -> bool:
     return any(turned and isinstance(at.owner, (tile.Dot, Block)) for at, turned in ends)
 
 
+@remembered
+def made_by_converter(loop: scf.ForOp) -> frozenset[Operation]:
+    """What the converter computes of a loop: to the consumers it is as good as loaded."""
+    body = loop.body.block
+    ends = [op.results[0] for op in body.ops if CONVERTED in op.attributes]
+    made = (v.owner for v in reached(ends, lambda v: operands_here(v.owner, body)))
+    return frozenset(op for op in made if isinstance(op, Operation) and op.parent is body)
+
+
+def operands_here(owner: Operation | Block, body: Block) -> list[SSAValue]:
+    """What an operation of a loop's body takes that the loop makes or carries."""
+    if isinstance(owner, Block) or owner.parent is not body:
+        return []
+    return [
+        v
+        for v in owner.operands
+        if v.owner is body or isinstance(v.owner, Operation) and v.owner.parent is body
+    ]
+
+
 def computed_from(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
     """The blocks beside a dot of which its computed operands, or a left one in registers, are made,
     and that a role copies; in program order.
@@ -283,9 +316,14 @@ def untransposed(value: SSAValue) -> SSAValue:
 
 def is_read_again(load: tile.Load) -> bool:
     """Whether a block of a loop has more readers than one dot: other dots, or threads that compute
-    something of it. Threads that compute one operand of it read it once.
+    something of it. Threads that compute one operand of it read it once, and so does the converter,
+    whatever it computes of it.
     """
-    uses = [use for use, _ in leaves(load.result)]
+    uses, loop = [use for use, _ in leaves(load.result)], load.parent_op()
+    if len(uses) > 1 and isinstance(loop, scf.ForOp) and (own := made_by_converter(loop)):
+        others = [use for use in uses if use.operation not in own]
+        if len(others) < len(uses):
+            return bool(others)
     return len(uses) > 1 and not _makes_one_operand(uses)
 
 
@@ -608,7 +646,8 @@ def _why_not_along_n(both: Sides, groups: int) -> str:
         return "the left operand is in registers, and warpgroups share columns"
     # a descriptor begins at eight columns, or where a panel of those that are dense in memory does
     width = bits(tile_type(both.right).element)
-    is_dense = dense_of_operand(both.right) != both.right_k and (width == 16 or not both.written[1])
+    is_loaded = not (both.written[1] or both.converted[1])
+    is_dense = dense_of_operand(both.right) != both.right_k and (width == 16 or is_loaded)
     unit = PANEL_BITS // width if is_dense else 8
     if is_dense and source(both.right) is not None:
         unit = 8 * MIN_SWIZZLE_BYTES // width
@@ -676,6 +715,8 @@ def live_registers(
             if (load := source(operand)) is not None
             and not (Sides.of(dot, options).held and operand is Sides.of(dot, options).left)
         ]
+        loops = {loop for dot in dots if isinstance(loop := dot.parent_op(), scf.ForOp)}
+        read += [v for loop in loops for op in made_by_converter(loop) for v in op.results]
         return -(-demand(kernel, frozenset(read)) // (128 * groups))
 
 

@@ -1,5 +1,5 @@
-"""The rings of a loop's operands: which loads fill a stage together, what comes beside them, and
-how many stages each ring has.
+"""The rings of a loop's operands: which loads fill a stage together, what comes beside them, what
+the converter fills, and how many stages each ring has.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import counted_slice, following, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import ancestor, block_of, first_of, holds, tile_type
+from tkc.ir.values import ancestor, block_of, first_of, holds, owner_op, tile_type
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
+from tkc.passes.planning.converting import Conversion
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
@@ -40,6 +41,8 @@ AMPLE_STAGES = 4  # of a loop's ring: more gain little
 MIN_STAGES_BESIDE = 3  # of a loop's rings that hold blocks beside those of dots
 MAX_RINGS = 12  # each takes registers for its stage, its parity and its addresses
 
+# what fills a ring: loads, or the operation that makes what the converter writes
+Ring = list[Operation]
 # of each ring; none, and why
 Stages = tuple[tuple[int, ...], str]
 
@@ -47,15 +50,17 @@ Stages = tuple[tuple[int, ...], str]
 def rings_of(
     dots: Sequence[tile.Dot],
     relaid: Collection[tile.Load],
+    converted: Collection[Conversion],
     late: Collection[tile.Dot],
     options: LaunchOptions,
-) -> list[list[tile.Load]]:
+) -> list[Ring]:
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
-    them the rings of what is relaid, each of one load. A block that several dots read is in the
-    ring of the first. What a late dot's left operand is computed from is read an iteration before
-    its right one is, and comes in registers. Loads that are made one after the other, in loops and
-    behind them, share a ring where their blocks are alike (`_joined`)."""
-    rings: list[list[tile.Load]] = []
+    them the rings of what the converter writes, each of one load that it relays, or of what it
+    computes. A block that several dots read is in the ring of the first; what an operand is
+    converted from has a ring of its own. What a late dot's left operand is computed from is read an
+    iteration before its right one is, and comes in registers. Loads that are made one after the
+    other, in loops and behind them, share a ring where their blocks are alike (`_joined`)."""
+    rings = [list(loads) for loads in _converted_together(converted)]
     for group in _issued_together(dots):
         taken = {load for dot in group if dot in late for load in computed_from(dot, options)}
         taken.update(load for ring in rings for load in ring)
@@ -63,7 +68,20 @@ def rings_of(
         rings += _rings_of_group(loads, group[0].parent_op(), relaid)
     if not late:
         rings = _joined(rings, {block_of(dot) for dot in dots})
-    return rings + [[load] for load in relaid]
+    by_converter = [*relaid, *(owner_op(made.value) for made in converted)]
+    return [*(list[Operation](ring) for ring in rings), *([op] for op in by_converter)]
+
+
+def _converted_together(converted: Collection[Conversion]) -> list[list[tile.Load]]:
+    """The loads of which operands are computed by the converter, those together of which it
+    computes one, or several that have a load in common.
+    """
+    found: list[list[tile.Load]] = []
+    for made in converted:
+        same = [loads for loads in found if not set(loads).isdisjoint(made.loads)]
+        whole = dict.fromkeys(load for loads in (*same, made.loads) for load in loads)
+        found = [*(loads for loads in found if loads not in same), list(whole)]
+    return found
 
 
 def _issued_together(dots: Sequence[tile.Dot]) -> list[list[tile.Dot]]:
@@ -173,7 +191,7 @@ def _rings_of_group(
 
 def loads_beside(
     loop: scf.ForOp,
-    rings: list[list[tile.Load]],
+    rings: list[Ring],
     late: Sequence[tile.Dot],
     co_resident: bool,
     overlaps: Overlaps,
@@ -193,7 +211,7 @@ def loads_beside(
     inner = [i for i, ring in enumerate(rings) if any(load.parent_op() is loop for load in ring)]
     if not inner:
         own = _own_ring(_copied_ahead(loop, [], co_resident, overlaps), rings, room)
-        rings += [own] if own else []
+        rings += [list[Operation](own)] if own else []
         return {}
     places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
     loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
@@ -246,9 +264,7 @@ def _spread_registers(value: SSAValue, warpgroups: int) -> int:
     return 0
 
 
-def _own_ring(
-    loads: Sequence[tile.Load], rings: Sequence[list[tile.Load]], room: int
-) -> list[tile.Load]:
+def _own_ring(loads: Sequence[tile.Load], rings: Sequence[Ring], room: int) -> list[tile.Load]:
     """Of what a loop loads beside dots whose operands stay: the blocks that tensor maps copy, as
     far as stages have room for them; none where all are small, which registers hold early.
     """
@@ -262,9 +278,7 @@ def _own_ring(
     return own if any(tile_type(op.result).bytes > MAX_BESIDE_BYTES for op in own) else []
 
 
-def _may_be_copied(
-    op: tile.Load, rings: Sequence[list[tile.Load]], inner: Collection[int], room: int
-) -> bool:
+def _may_be_copied(op: tile.Load, rings: Sequence[Ring], inner: Collection[int], room: int) -> bool:
     """Whether a tensor map can copy what is loaded beside dots, and stages have room for it."""
     t = op.result.type
     if not isinstance(t, TileType) or unmapped(op):
@@ -272,9 +286,7 @@ def _may_be_copied(
     return t.bytes <= MAX_BESIDE_BYTES or _has_room(rings, inner, t.bytes, room)
 
 
-def _has_room(
-    rings: Sequence[list[tile.Load]], inner: Collection[int], more: int, room: int
-) -> bool:
+def _has_room(rings: Sequence[Ring], inner: Collection[int], more: int, room: int) -> bool:
     """Whether so many bytes of shared memory hold enough stages of a loop's rings with so many
     bytes more a stage. inner: the rings of the loop; others have two stages.
     """
@@ -288,7 +300,7 @@ def _is_number(op: tile.Load) -> bool:
 
 
 def _copied_ahead(
-    loop: scf.ForOp, operands: list[tile.Load], co_resident: bool, overlaps: Overlaps
+    loop: scf.ForOp, operands: Sequence[Operation], co_resident: bool, overlaps: Overlaps
 ) -> list[tile.Load]:
     """The loads of a loop, other than its operands, that a producer may copy iterations ahead."""
     body, kernel = loop.body.block, kernel_around(loop)
@@ -319,9 +331,7 @@ def _copied_ahead(
 class _RingOfDots:
     """Which ring of a loop arrives last before something in the loop is needed."""
 
-    def __init__(
-        self, loop: scf.ForOp, rings: dict[int, list[tile.Load]], late: Sequence[tile.Dot]
-    ):
+    def __init__(self, loop: scf.ForOp, rings: dict[int, Ring], late: Sequence[tile.Dot]):
         self.body, self.rings = loop.body.block, rings
         self.behind_late = {op for dot in late for op in following(dot, self.body.ops)}
         # what a late dot reads is of another iteration
@@ -350,7 +360,7 @@ class _RingOfDots:
 
 
 def operand_loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
-    """The loads that the operands of some dots show or are computed from, each once."""
+    """The loads that the operands of some dots show, or consumers compute them from, each once."""
     return list(
         dict.fromkeys(
             load
@@ -366,12 +376,14 @@ def _stage_of(t: TileType, layout: SharedLayout) -> SharedType:
     return SharedType(1, t.extents, t.element, layout)
 
 
-def stage_bytes(ring: list[tile.Load]) -> int:
+def stage_bytes(ring: Sequence[Operation]) -> int:
     """Of a stage."""
-    types = [_stage_of(tile_type(load.result), of_block(load)) for load in ring]
-    numbers = shared_places([({block_of(op)}, t) for op, t in zip(ring, types, strict=True)])
+    loads = [op for op in ring if isinstance(op, tile.Load)]
+    written = sum(tile_type(op.results[0]).bytes for op in ring if op not in loads)
+    types = [_stage_of(tile_type(load.result), of_block(load)) for load in loads]
+    numbers = shared_places([({block_of(op)}, t) for op, t in zip(loads, types, strict=True)])
     first = {number: t for number, t in reversed([*zip(numbers, types, strict=True)])}
-    return sum(t.bytes for t in first.values())
+    return written + sum(t.bytes for t in first.values())
 
 
 def run_ahead(rings: Sequence[Sequence[Operation]]) -> list[bool]:
@@ -384,9 +396,7 @@ def run_ahead(rings: Sequence[Sequence[Operation]]) -> list[bool]:
     ]
 
 
-def stages_of(
-    rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
-) -> Stages:
+def stages_of(rings: Sequence[Ring], room: int, asked: int | None, members: int = 1) -> Stages:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is
     there when it begins, one where that is too many, or where a loop that has few gets more by it
     and its program needs it behind that loop; as many as then fit for those of a loop, alike. Each
@@ -428,7 +438,7 @@ def stages_of(
     )
 
 
-def _is_behind_loops(ring: list[tile.Load]) -> bool:
+def _is_behind_loops(ring: Ring) -> bool:
     """Whether a ring is filled behind a loop with dots: while the next program's runs there is time
     for its copy.
     """
@@ -442,7 +452,7 @@ def _is_behind_loops(ring: list[tile.Load]) -> bool:
 
 def fitted(
     leaving: list[StoredResult],
-    rings: list[list[tile.Load]],
+    rings: Sequence[Ring],
     groups: int,
     widths: Sequence[int],
     copies: int,
@@ -469,7 +479,7 @@ def fitted(
 
 
 def least_stages(
-    rings: list[list[tile.Load]],
+    rings: Sequence[Ring],
     loops: Collection[Operation],
     fitting: dict[int, Stages],
 ) -> int:

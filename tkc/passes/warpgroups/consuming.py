@@ -50,9 +50,9 @@ from tkc.passes.warpgroups.rings import (
     RingBarriers,
     arrived,
     is_read_beside,
-    origin,
     relayouts,
     ring_of,
+    rings_converted,
     state_of,
 )
 
@@ -85,9 +85,12 @@ def consume(
 def _wait_for_stages(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
     """Waits where the block's tokens are waited for, and where it writes what is relaid out."""
     anew = [op for op in block.walk() if relayouts(op)]
-    raw = {ring_of(origin(write)) for write in anew}
-    raw = {ring for ring in raw if not is_read_beside(ring, block)}
-    arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
+    raw = rings_converted(anew, rings)
+    own = {barriers for ring, barriers in raw.items() if is_read_beside(ring, block)}
+    arrived(
+        block,
+        {ring: made for ring, made in rings.items() if ring not in raw or made in own},
+    )
     for write in anew:
         before(write, threads.MbarrierWait(rings[ring_of(write)].full, *state_of(write)))
         erase(write)

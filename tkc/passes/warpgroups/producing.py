@@ -33,7 +33,7 @@ from tkc.passes.warpgroups.rings import (
     bytes_of,
     group_of,
     is_by_threads,
-    origin,
+    origins,
     relayouts,
     ring_of,
     shared_along,
@@ -126,27 +126,25 @@ def erase_unread(block: Block) -> bool:
     return changed
 
 
-def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue]) -> None:
-    """The role that relays operands: it waits for what was copied and for room, reads and writes,
-    and says both.
+def convert(
+    block: Block, rings: dict[SSAValue, RingBarriers], raw: dict[SSAValue, RingBarriers]
+) -> None:
+    """The role that relays operands, or computes them: it waits for what was copied and for room,
+    reads and writes, and says both. raw: the rings that it reads.
     """
-    arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})
+    arrived(block, raw)
     last: dict[tuple[SSAValue, SSAValue], threads.MbarrierArrive] = {}
     for write in [op for op in block.walk() if relayouts(op)]:
-        read = origin(write)
-        source, target, (stage, parity) = (
-            rings[ring_of(read)],
-            rings[ring_of(write)],
-            state_of(write),
-        )
+        target, (stage, parity) = rings[ring_of(write)], state_of(write)
         await_free(write, target.empty, stage, parity)
         fence = after(write, threads.Fence("async_shared"))
-        written = after(fence, threads.MbarrierArrive(target.full, stage, each="warp"))
-        # an operand may be relaid in two ways, for two dots
-        copied = source.empty, stage_of(read.buffer).index[0]
-        if copied in last:
-            erase(last[copied])
-        last[copied] = after(written, threads.MbarrierArrive(*copied, each="warp"))
+        said = after(fence, threads.MbarrierArrive(target.full, stage, each="warp"))
+        for read in origins(write):
+            # of one block an operand may be made in two ways, or two operands, for two dots
+            copied = rings[ring_of(read)].empty, stage_of(read.buffer).index[0]
+            if copied in last:
+                erase(last[copied])
+            last[copied] = after(said, threads.MbarrierArrive(*copied, each="warp"))
     _strip(block)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
+from tkc.ir.plan import ring_filled
 from tkc.ir.rewrite import Builder, before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, bits
@@ -20,7 +21,7 @@ from tkc.ir.values import (
     is_side_effect_free,
     operations_in,
     owner_of,
-    owner_op,
+    reached,
     shared_type,
 )
 
@@ -91,15 +92,30 @@ def is_by_threads(copy: shared.CopyAsync) -> bool:
 
 def relayouts(op: Operation) -> TypeGuard[shared.Write]:
     """Whether an operation fills a stage of a ring from registers."""
-    return isinstance(op, shared.Write) and "number" in op.attributes
+    return isinstance(op, shared.Write) and ring_filled(op) is not None
 
 
-def origin(write: shared.Write) -> shared.Read:
-    """What an operand that is relaid was read from."""
-    value = write.value
-    while (read := defining_op(value, shared.Read)) is None:
-        value = owner_op(value).operands[0]
-    return read
+def origins(write: shared.Write) -> list[shared.Read]:
+    """What an operand that the converter writes was read from."""
+
+    def behind(value: SSAValue) -> list[SSAValue]:
+        owner = value.owner
+        if isinstance(owner, (Block, shared.Read)) or owner.parent is not write.parent:
+            return []
+        return list(owner.operands)
+
+    owners = dict.fromkeys(value.owner for value in reached([write.value], behind))
+    return [op for op in owners if isinstance(op, shared.Read)]
+
+
+def rings_converted(
+    writes: Iterable[shared.Write], rings: Mapping[SSAValue, RingBarriers]
+) -> dict[SSAValue, RingBarriers]:
+    """Of some rings those from which the converter makes what it writes, and those that are filled
+    together with them.
+    """
+    read = {rings[ring_of(op)] for write in writes for op in origins(write)}
+    return {ring: barriers for ring, barriers in rings.items() if barriers in read}
 
 
 def is_read_beside(ring: SSAValue, block: Block) -> bool:

@@ -19,8 +19,9 @@ those that share_claims it, and a stage is released to every block that writes t
 first iteration); where a loop may have no iterations, its result is the initial value.
 
 With the dynamic tile scheduler the producer claims programs for all roles
-(dynamic_tile_scheduler.py). An operand that is relaid (layouts/relayout.py) has two rings: the
-producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads,
+(dynamic_tile_scheduler.py). An operand that is relaid (layouts/relayout.py), or computed of what is
+copied (planning/converting.py), has two rings: the producer fills one, a third role, the converter,
+the other. Its copy of the loops keeps the reads,
 what lies between, and the writes:
 
     %x = tile.read %ring[%s]       converter:  mbarrier_wait %full[%s] %p;  %x = tile.read …;  …
@@ -88,9 +89,10 @@ from tkc.passes.warpgroups.rings import (
     group_of,
     is_by_threads,
     is_read_beside,
-    origin,
+    origins,
     relayouts,
     ring_of,
+    rings_converted,
     shared_along,
 )
 from tkc.passes.warpgroups.stored import order_stores
@@ -150,7 +152,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
 def _said(plan: Plan, group: _Group, rings: int) -> str:
     return (
         f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
-        f" {f'{RELAYOUT_WARPS} of relayout, ' if group.converters else ''}"
+        f" {f'{RELAYOUT_WARPS} of a converter, ' if group.converters else ''}"
         f"{f'{COPIER_WARPS} that copy by cp.async, ' if group.copiers else ''}"
         f"{rings} ring{'s' * (rings > 1)}"
     )
@@ -185,8 +187,8 @@ def _multicast(kernel: tile.Kernel, plan: Plan, first: Operation) -> Multicast |
 
 
 class _Rings:
-    """The mbarriers of each ring. raw: those whose stages the relayout role reads; by_threads:
-    whether a role of threads fills one.
+    """The mbarriers of each ring. raw: those whose stages the converter reads; by_threads: whether
+    a role of threads fills one.
     """
 
     def __init__(
@@ -201,11 +203,12 @@ class _Rings:
         self.block = kernel.body.block
         self.barriers: dict[SSAValue, RingBarriers] = {}
         self.relaid = [op for op in kernel.walk() if relayouts(op)]
-        self.raw = {ring_of(origin(write)) for write in self.relaid}
+        self.read = {ring_of(read) for write in self.relaid for read in origins(write)}
         self.by_threads = False
         waits = operations_in(kernel, shared.WaitCopies)
         for copies in _filling_together([group_of(wait) for wait in waits]):
             self._filled_by(copies, first)
+        self.raw = rings_converted(self.relaid, self.barriers)
         for write in self.relaid:
             if ring_of(write) not in self.barriers:
                 made = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
@@ -213,23 +216,25 @@ class _Rings:
 
     def _filled_by(self, copies: list[shared.CopyAsync], first: Operation) -> None:
         """The barriers of the rings that some copies fill together."""
-        ring = ring_of(copies[0])
+        rings = list(dict.fromkeys(map(ring_of, copies)))
         threads_copy = is_by_threads(copies[0])
         self.by_threads |= threads_copy
         filled = WARP * COPIER_WARPS if threads_copy else 1
-        single = self.instances.is_single(ring)
+        single = self.instances.is_single(rings[0])
         multicast = self.multicast if any(copy.cut is not None for copy in copies) else None
         peers = None if multicast is None else multicast.mask
-        readers = self._readers(ring, multicast)
+        readers = self._readers(rings, multicast)
         made = barriers_of(first, copies, filled, readers, single, peers)
-        self.barriers |= dict.fromkeys(map(ring_of, copies), made)
+        self.barriers |= dict.fromkeys(rings, made)
 
-    def _readers(self, ring: SSAValue, multicast: Multicast | None) -> int:
-        """The warps that release a stage, of all blocks that share copies to it."""
-        relaying = RELAYOUT_WARPS if ring in self.raw else 0
-        if relaying and not is_read_beside(ring, self.block):
+    def _readers(self, rings: list[SSAValue], multicast: Multicast | None) -> int:
+        """The warps that release a stage of rings that are filled together, of all blocks that
+        share copies to it.
+        """
+        relaying = 0 if self.read.isdisjoint(rings) else RELAYOUT_WARPS
+        if relaying and not any(is_read_beside(ring, self.block) for ring in rings):
             return relaying
-        blocks = multicast.size if multicast else self.instances.readers_of(ring)
+        blocks = multicast.size if multicast else self.instances.readers_of(rings[0])
         return relaying + self.plan.warps * blocks
 
 

@@ -30,7 +30,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.plan import Plan
+from tkc.ir.plan import Plan, ring_filled
 from tkc.ir.rewrite import after
 from tkc.ir.values import first_of
 from tkc.passes.warpgroups.carried import Handed, users_of
@@ -65,7 +65,7 @@ def can_exchange(alloc: shared.Alloc) -> bool:
         and bool(dots)
         and len(users) == 1 + len(dots)
         and writes[0].buffer is alloc.result
-        and "number" not in writes[0].attributes
+        and ring_filled(writes[0]) is None
         and all(op.parent is block and writes[0].is_before_in_block(op) for op in dots)
     )
 

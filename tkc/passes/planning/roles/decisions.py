@@ -100,17 +100,25 @@ def _of_dots(made: Decided) -> Iterator[str]:
         relaid = [right for _, right in relaid_loads(dot, made.request.options)]
         if relaid:
             yield _of_relaid(i, dot, relaid, made)
+        if computed := [right for right in (False, True) if both.converted[right]]:
+            which = _which(computed)
+            yield f"dot {i}: {which} computed by a warpgroup of {made.registers[2]} registers"
 
 
 def _of_relaid(i: int, dot: tile.Dot, sides: list[bool], made: Decided) -> str:
     """sides: of each operand that is relaid, whether it is the right one."""
-    which = " and the ".join("right" if right else "left" for right in sides)
     counted = ", and K is counted in the order of the left operand's registers"
     return (
-        f"dot {i}: the {which} operand{'s are' if len(sides) == 2 else ' is'} relaid by a warpgroup"
+        f"dot {i}: {_which(sides)} relaid by a warpgroup"
         f" of {made.registers[2]} registers: wgmma reads 8 bits K-major only"
         f"{counted * permuted(dot, made.request.options)}"
     )
+
+
+def _which(sides: list[bool]) -> str:
+    """The operands on some sides, and a verb."""
+    which = " and the ".join("right" if right else "left" for right in sides)
+    return f"the {which} operand{'s are' if len(sides) == 2 else ' is'}"
 
 
 def _extents(load: Operation) -> str:

@@ -4,6 +4,7 @@ and how many registers a thread needs for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
@@ -35,13 +36,17 @@ from tkc.passes.planning.operands import (
 from tkc.passes.planning.roles.registers import (
     LARGE_ACCUMULATOR_REGISTERS,
     LARGE_ROLE_REGISTERS,
+    MAX_CONVERTER_REGISTERS,
     MAX_OPERAND_REGISTERS,
     PAIRED_ROLE_REGISTERS,
     PAIRED_THIRD_ROLE_REGISTERS,
-    RELAYOUT_ROLE_REGISTERS,
+    RELAYOUT_REGISTERS,
     RELAYOUT_SMALL_REGISTERS,
     ROLE_REGISTERS,
     SCORE_REGISTER_SLACK,
+    SETMAXNREG_STEP,
+    THIRD_ROLE_ROOM,
+    beside_third_role,
     score_registers,
 )
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
@@ -169,8 +174,10 @@ class DotExecution:
             > ROLE_REGISTERS[consumers][1] + SCORE_REGISTER_SLACK
         )
 
-    def planned(self, request: RoleRequest, sharing: Sharing) -> tuple[DotPlan, ...]:
-        """Of each dot."""
+    def planned(
+        self, request: RoleRequest, sharing: Sharing, rings: Callable[[tile.Dot], tuple[int, int]]
+    ) -> tuple[DotPlan, ...]:
+        """Of each dot. rings: that the converter fills with its operands."""
         in_pairs = request.by_rows and paired(request.dots, request.options)
         return tuple(
             DotPlan(
@@ -181,6 +188,7 @@ class DotExecution:
                 parts=parts,
                 permuted=permuted(dot, request.options),
                 paired=in_pairs,
+                rings=rings(dot),
             )
             for dot, parts in zip(request.dots, self.parts, strict=True)
         )
@@ -197,10 +205,11 @@ def _third_role(request: RoleRequest, groups: int) -> tuple[int, int, int] | Non
     """
     if not request.has_third_role:
         return None
-    if groups not in RELAYOUT_ROLE_REGISTERS:
+    if groups not in THIRD_ROLE_ROOM:
         raise NoRoles(
             f"beside {groups} warpgroups there are no registers for one that relays 8-bit"
-            " operands, which wgmma reads K-major only, or copies what tensor maps do not"
+            " operands, which wgmma reads K-major only, computes some, or copies what tensor maps"
+            " do not"
         )
     if 4 * groups != RELAYOUT_WARPS and any(map(_is_read_by_others, request.relaid)):
         raise NoRoles(
@@ -209,7 +218,12 @@ def _third_role(request: RoleRequest, groups: int) -> tuple[int, int, int] | Non
     holds_much = any(
         tile_type(load.result).size > 512 * RELAYOUT_SMALL_REGISTERS for load in request.relaid
     )
-    return RELAYOUT_ROLE_REGISTERS[groups][bool(request.copied_by_threads) or holds_much]
+    third = RELAYOUT_REGISTERS[bool(request.copied_by_threads) or holds_much]
+    computing = max((made.registers for made in request.converted), default=0)
+    if computing > MAX_CONVERTER_REGISTERS:
+        raise NoRoles(f"the role that computes an operand would hold {computing} registers of it")
+    steps = -(-max(third, computing) // SETMAXNREG_STEP)
+    return beside_third_role(groups, SETMAXNREG_STEP * steps)
 
 
 def _is_read_by_others(load: tile.Load) -> bool:
@@ -257,7 +271,8 @@ def _parts(
 ) -> tuple[int, int]:
     """In how many parts a dot is added up, and how many are in flight at once."""
     whole = rotated or request.options.sum_parts == 1 or not request.by_rows
-    if whole or not partial(dot) or relaid_loads(dot, request.options):
+    by_role = relaid_loads(dot, request.options) or any(request.sides(dot).converted)
+    if whole or not partial(dot) or by_role:
         return 1, 1
     return parts_of(dot, sharing.groups, room)
 
@@ -303,7 +318,13 @@ def _sources(dot: tile.Dot, request: RoleRequest) -> tuple[str, str]:
     changed = [right for _, right in relaid_loads(dot, request.options)]
     both = request.sides(dot)
     left, right = (
-        "written" if is_written else "relaid" if side in changed else "shared"
-        for side, is_written in zip((False, True), both.written, strict=True)
+        "written"
+        if both.written[side]
+        else "converted"
+        if both.converted[side]
+        else "relaid"
+        if side in changed
+        else "shared"
+        for side in (False, True)
     )
     return "registers" if both.held else left, right

@@ -15,12 +15,19 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
 from tkc.ir.types import bits
-from tkc.ir.values import parents, tile_type, yielded_by
+from tkc.ir.values import owner_op, parents, tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block, narrowed_panel
 from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.values import LOADS, MAX_HELD, tiles_behind
+from tkc.passes.planning.converting import loads_behind
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
-from tkc.passes.planning.operands import ADDRESS_REGISTERS, partial, summed
+from tkc.passes.planning.operands import (
+    ADDRESS_REGISTERS,
+    partial,
+    relaid_loads,
+    summed,
+    untransposed,
+)
 from tkc.passes.planning.rings import (
     MAX_RINGS,
     loads_beside,
@@ -45,7 +52,9 @@ class RingLoads:
     @staticmethod
     def of(request: RoleRequest, sharing: Sharing, execution: DotExecution) -> RingLoads:
         """Raises NoRoles where there are too many rings."""
-        rings = rings_of(request.dots, request.relaid, execution.late, request.options)
+        rings = rings_of(
+            request.dots, request.relaid, request.converted, execution.late, request.options
+        )
         if len(rings) > MAX_RINGS:
             raise NoRoles(
                 f"the operands of its dots take {len(rings)} rings, of which threads would carry"
@@ -62,7 +71,7 @@ class RingLoads:
                     request.overlaps,
                     request.context.target.shared_bytes,
                 )
-        if take_several_warps([*(load for ring in rings for load in ring), *broadcast]):
+        if take_several_warps([*_loads_of(rings), *broadcast]):
             raise NoRoles(
                 "where an operand lies, or whether it is read, is computed of a tile through shared"
                 f" memory (a reduction of at most {MAX_HELD} elements is not)"
@@ -75,27 +84,37 @@ class RingLoads:
         numbered = reversed(list(enumerate(self.rings)))
         return {load: number for number, ring in numbered for load in ring}
 
+    def converted_into(self, dot: tile.Dot, request: RoleRequest) -> tuple[int, int]:
+        """Which ring the converter fills with a dot's left and right operand; -1: none."""
+        last = {op: number for number, ring in enumerate(self.rings) for op in ring}
+        both, found = request.sides(dot), [-1, -1]
+        for load, is_right in relaid_loads(dot, request.options):
+            found[is_right] = last[load]
+        for i, operand in enumerate((both.left, both.right)):
+            if both.converted[i]:
+                found[i] = last[owner_op(untransposed(operand))]
+        return found[0], found[1]
+
     def planned(self, request: RoleRequest, multicast: Multicast) -> tuple[LoadPlan, ...]:
         """Of each load of the program."""
         ring_of = self.ring_of
-        relaid_into = {
-            load: number
-            for number, ring in enumerate(self.rings)
-            for load in ring
-            if load in request.relaid
-        }
+        converted = {load for made in request.converted for load in loads_behind(made.value)}
 
         def planned(op: Operation, alone: LoadPlan) -> LoadPlan:
             if isinstance(op, tile.Load) and op in ring_of:
-                return _copied(op, ring_of[op], relaid_into.get(op, -1), request, multicast)
+                return _copied(op, ring_of[op], request, multicast)
             if isinstance(op, tile.Load) and op in self.broadcast:
                 return LoadPlan("broadcast", ring=self.broadcast[op])
-            if isinstance(op, LOADS) and loaded_by_consumers(op):
+            if isinstance(op, LOADS) and (loaded_by_consumers(op) or op in converted):
                 return replace(alone, path="registers")
             return alone
 
         pairs = zip(request.program.loads, request.plan.loads, strict=False)
         return tuple(planned(op, alone) for op, alone in pairs)
+
+
+def _loads_of(rings: Rings) -> list[tile.Load]:
+    return [op for ring in rings for op in ring if isinstance(op, tile.Load)]
 
 
 def take_several_warps(loads: Sequence[tile.Load]) -> bool:
@@ -128,9 +147,7 @@ def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
                 yield from yielded_by(around.before_region.block)
 
 
-def _copied(
-    op: tile.Load, ring: int, relaid_into: int, request: RoleRequest, multicast: Multicast
-) -> LoadPlan:
+def _copied(op: tile.Load, ring: int, request: RoleRequest, multicast: Multicast) -> LoadPlan:
     """Of a load whose block is copied into a ring."""
     by_threads = op in request.copied_by_threads
     copy = multicast.copies.get(op)
@@ -140,7 +157,6 @@ def _copied(
         copy.axis if copy else -1,
         copy.among if copy else (0,),
         ring,
-        relaid_into,
         _kept_in_cache(op, request),
         boxes=copy.boxes if copy else 1,
         fetch=0 if by_threads else _fetched_bytes(op),

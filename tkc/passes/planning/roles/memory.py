@@ -19,6 +19,7 @@ from tkc.ir.values import ancestor, array_type, first_of, tile_type
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.pressure import together
 from tkc.passes.planning.rings import (
+    Ring,
     Stages,
     exchanged_bytes,
     fitted,
@@ -50,7 +51,7 @@ BARRIER_BYTES = 1024, 1280
 SUBTILE_COLUMNS = 64, 32, 16, 8
 PAIRED_ROLE_THREADS = 2 * 128  # of a role's warpgroup in each of two blocks
 
-Rings = list[list[tile.Load]]
+Rings = list[Ring]
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class _Division:
         pays = waits and (execution.counts_live or makes)
         third = request.has_third_role
         live = PAIRED_THIRD_LIVE_REGISTERS if third else PAIRED_LIVE_REGISTERS
-        pays = pays and execution.registers <= live
+        pays = pays and execution.registers <= live and not request.converted
         if pays and sharing.consumers == 1 and self._is_paired():
             room = self._available(2) - self.taken
             for columns in (64, 32):

@@ -30,13 +30,36 @@ PAIRED_THIRD_ROLE_REGISTERS, PAIRED_THIRD_LIVE_REGISTERS = (24, 144, 72), 128
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
 # likewise, for a sum of parts of k and those that are on their way to it; at least two of them
 PART_REGISTERS = 128
-# of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
-# relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
-RELAYOUT_ROLE_REGISTERS = {
-    1: ((24, 240, 72), (24, 240, 88)),
-    2: ((24, 208, 72), (24, 200, 88)),
-}
+# of a thread of each warpgroup together, beside so many consumer warpgroups a producer and a third
+# role: what ptxas gives all of them
+THIRD_ROLE_ROOM = {1: 3 * 168, 2: 4 * 128}
+THIRD_ROLE_REGISTERS = (24, 240)  # of producer and, at most, consumer, where there is a third role
+SETMAXNREG_STEP = 8
+# of a thread of the converter that relays: the second where it holds more than
+# RELAYOUT_SMALL_REGISTERS of an operand
+RELAYOUT_REGISTERS = 72, 88
 RELAYOUT_SMALL_REGISTERS = 32
+# of a thread of the converter that computes, at most
+MAX_CONVERTER_REGISTERS = 168
+
+
+def beside_third_role(groups: int, third: int) -> tuple[int, int, int]:
+    """Registers of producer, consumer and a third role whose threads take so many, beside so many
+    consumer warpgroups.
+    """
+    producer, most = THIRD_ROLE_REGISTERS
+    left = (THIRD_ROLE_ROOM[groups] - producer - third) // groups
+    return producer, min(most, left // SETMAXNREG_STEP * SETMAXNREG_STEP), third
+
+
+# of producer, consumer and copier or relaying converter, by consumer warpgroups
+RELAYOUT_ROLE_REGISTERS = {
+    groups: (
+        beside_third_role(groups, RELAYOUT_REGISTERS[0]),
+        beside_third_role(groups, RELAYOUT_REGISTERS[1]),
+    )
+    for groups in THIRD_ROLE_ROOM
+}
 
 
 def parts_at_once(parts: Any, registers: Any) -> Any:

@@ -12,6 +12,7 @@ from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.alias import Overlaps
+from tkc.passes.planning.converting import Conversion, converted
 from tkc.passes.planning.gathers import copied_by_threads
 from tkc.passes.planning.operands import (
     Sides,
@@ -138,7 +139,14 @@ class RoleRequest:
 
     @cached_property
     def operand_loads(self) -> list[tile.Load]:
-        return operand_loads(self.dots, self.options)
+        loads = operand_loads(self.dots, self.options)
+        loads += [load for made in self.converted for load in made.loads]
+        return list(dict.fromkeys(loads))
+
+    @cached_property
+    def converted(self) -> list[Conversion]:
+        """What a role of its own computes for dots (planning/converting.py)."""
+        return converted(self.dots, self.options, self.overlaps)
 
     @cached_property
     def relaid(self) -> list[tile.Load]:
@@ -154,7 +162,7 @@ class RoleRequest:
     @property
     def has_third_role(self) -> bool:
         """Whether there is a role beside producer and consumers."""
-        return bool(self.relaid or self.copied_by_threads)
+        return bool(self.relaid or self.converted or self.copied_by_threads)
 
     def sides(self, dot: tile.Dot) -> Sides:
         """How wgmma takes a dot."""

@@ -4,7 +4,7 @@ subtiles of how many columns, and through which buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from xdsl.ir import Operation, SSAValue
 
@@ -116,7 +116,7 @@ def widest_columns(
 
 def reused_stages(
     results: list[StoredResult],
-    rings: list[list[tile.Load]],
+    rings: Sequence[Sequence[Operation]],
     loop: Operation | None,
     groups: int,
     columns: int,
@@ -136,8 +136,7 @@ def reused_stages(
         return [], "each warpgroup of a program stores its rows when it has them"
     if loop is None:
         return [], "dots are in several loops, or in none"
-    alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
-    found = reusable_loads(results, alone, loop, groups, columns)
+    found = reusable_loads(results, _loaded_alone(rings, loop), loop, groups, columns)
     if not found:
         return [], "no load's buffer has room for them when they are stored"
     counts, reason = stages
@@ -146,6 +145,12 @@ def reused_stages(
     if any(n < 2 * members for n, ring in zip(counts, rings, strict=True) if ring[0] in found):
         return [], "the next program's have no stage beside them"
     return found, ""
+
+
+def _loaded_alone(rings: Sequence[Sequence[Operation]], loop: Operation) -> list[tile.Load]:
+    """The loads outside of a loop that have a ring each."""
+    outside = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
+    return [op for op in outside if isinstance(op, tile.Load)]
 
 
 def why_not_in_turn(

@@ -223,8 +223,8 @@ def _stream_k(request: RoleRequest, split_k: int) -> tuple[int, str]:
         return 0, "a program has two parts or more" if asked else ""
     if split_k > 1:
         return 0, "programs have parts already: split_k"
-    if request.relaid:
-        return 0, "an operand is relaid"
+    if request.relaid or request.converted:
+        return 0, "a role of its own relays an operand, or computes it"
     if reason := undivided(request.kernel, request.dots):
         return 0, reason
     loop = request.loops[0]
@@ -264,7 +264,7 @@ def why_together(request: RoleRequest, in_parts: bool) -> str:
     if in_parts and request.options.roles != "pingpong":
         return "programs share an output tile"
     if request.has_third_role:
-        return "an operand is relaid, or copied by threads"
+        return "an operand is relaid, computed apart, or copied by threads"
     return ""
 
 
@@ -409,7 +409,7 @@ def _apart_by_operands(request: RoleRequest, in_parts: bool) -> str:
     if in_parts:
         return "programs share an output tile"
     if request.has_third_role:
-        return "an operand is relaid, or copied by threads"
+        return "an operand is relaid, computed apart, or copied by threads"
     if written_operands(request.dots, request.options):
         return "an operand is computed that dots read in shared memory"
     inner = [load for load in request.operand_loads if load.parent_op() is request.lone_loop]
