@@ -138,8 +138,12 @@ def test_a_block_of_one_row_for_all_has_no_pairs_of_rows(few, monkeypatch):
 
 
 @pytest.mark.parametrize("third", [False, True])
-def test_a_third_role_leaves_no_registers_for_four_warpgroups_that_make_operands(third):
-    assert sharing.make_operands(SimpleNamespace(has_third_role=third, dots=[])) != third
+def test_a_third_role_leaves_no_registers_for_four_warpgroups_that_make_operands(
+    third, monkeypatch
+):
+    monkeypatch.setattr(sharing, "_hold_operands", lambda request, groups: True)
+    request = SimpleNamespace(has_third_role=third, dots=[], rows=256)
+    assert sharing._of_many_rows(request) == (0 if third else 4)
 
 
 def beside_another(x, o, K, ADDED: tkc.constexpr):

@@ -130,8 +130,7 @@ def _merge(op: tile.Reduce) -> None:
 
 def reduce(op: tile.Reduce, context: PassContext) -> None:
     """A reduction along an axis that several warps, or blocks, share."""
-    args, axis, kind = list(op.args), op.axis.value.data, op.kind.data
-    t, layout = tile_type(args[0]), layout_of(args[0])
+    axis, kind, layout = op.axis.value.data, op.kind.data, layout_of(op.args[0])
     far = layout.blocks_along(axis) > 1
     if layout.warps_along(axis) * layout.blocks_along(axis) == 1:
         return
@@ -142,48 +141,63 @@ def reduce(op: tile.Reduce, context: PassContext) -> None:
     is_scalar = not isinstance(op.results[0].type, TileType)
     if kind in ("any", "all") and is_scalar and not far and not context.has_roles:
         return _vote(op)
-    own = layout.per_warp(axis)
-    if op.combine is not None:
-        held = own = _without_padding(own, layout, axis)
-    else:
-        # lanes that have no copies exchange half of what they have, not all of it, and write less
-        held = own if far or is_bool(t.element) else layout.per_lane(axis)
-    types = [TileType(own.shape, tile_type(a).element, held) for a in args]
-    partial = before(op, shared.ReducePartial(kind, args, axis, types, _combine(op)))
+    _reduce_parts(op, far, context)
+
+
+def _reduce_parts(op: tile.Reduce, far: bool, context: PassContext) -> None:
+    """Each warp reduces its own part, and each thread the parts that it needs. far: blocks of a
+    cluster have parts.
+    """
+    axis, kind, wanted = op.axis.value.data, op.kind.data, _wanted_elsewhere(op)
+    element = tile_type(op.args[0]).element
+    partial = _partial(op, far)
+    own = layout_of(op.args[0]).per_warp(axis)
+    own = altered(own, shape=tile_type(partial.results[0]).extents)
     parts: list[SSAValue] = list(partial.results)
     # to other blocks words are sent (st.async), and each narrow number is one
-    is_widened = far and bits(t.element) < 32 and not is_bool(t.element)
+    is_widened = far and bits(element) < 32 and not is_bool(element)
     if is_widened:
-        parts = [_cast(part, f32 if is_float(t.element) else i32, op) for part in parts]
-    wanted = _wanted_elsewhere(op)
+        parts = [_cast(part, f32 if is_float(element) else i32, op) for part in parts]
     read = _axis_in_registers(own, axis)
-    if wanted is not None and (there := wanted.register_layout) is not None:
-        read = _with_axis(there, axis, own)
+    if wanted is not None:
+        read = _with_axis(layout_of(wanted), axis, own)
     gathered = through_shared(parts, read, op, context, far)
     if is_widened:
-        gathered = [_cast(part, t.element, op) for part in gathered]
-    for user in [use.operation for use in op.results[0].uses] if wanted is not None else ():
-        replace(user, [op.results[0]])
-    results = [r.type for r in op.results] if wanted is None else [wanted]
+        gathered = [_cast(part, element, op) for part in gathered]
+    results = [r.type for r in op.results]
+    if wanted is not None:
+        results = [wanted.type]
+        for user in [use.operation for use in op.results[0].uses]:
+            replace(user, [op.results[0]])
     replace(op, tile.Reduce(kind, gathered, axis, results, _combine(op)))
 
 
-def _wanted_elsewhere(op: tile.Reduce) -> TileType | None:
-    """The other layout in which alone the result of a reduction is wanted: threads read what they
-    need in shared memory, and it need not move again.
+def _partial(op: tile.Reduce, far: bool) -> shared.ReducePartial:
+    """What each warp's part comes to. Lanes that have no copies of it exchange half of what they
+    have, not all of it, and write less; not of what other blocks get, or of truth values.
     """
-    if len(op.results) > 1:
+    axis, layout = op.axis.value.data, layout_of(op.args[0])
+    held = layout.per_warp(axis)
+    if op.combine is not None:
+        held = _without_padding(held, layout, axis)
+    elif not far and not is_bool(tile_type(op.args[0]).element):
+        held = layout.per_lane(axis)
+    types = [TileType(held.shape, tile_type(a).element, held) for a in op.args]
+    return before(op, shared.ReducePartial(op.kind.data, op.args, axis, types, _combine(op)))
+
+
+def _wanted_elsewhere(op: tile.Reduce) -> SSAValue | None:
+    """The result of a reduction in the other layout in which alone it is wanted: threads read what
+    they need in shared memory, and it need not move again.
+    """
+    result, users = op.results[0], [use.operation for use in op.results[0].uses]
+    wanted = [user.result for user in users if isinstance(user, shared.Convert)]
+    if len(op.results) > 1 or len(wanted) < len(users) or len({v.type for v in wanted}) != 1:
         return None
-    result = op.results[0]
-    users = {use.operation for use in result.uses}
-    types = {user.results[0].type for user in users if isinstance(user, shared.Convert)}
-    if len(types) != 1 or not all(isinstance(user, shared.Convert) for user in users):
+    if tile_type(wanted[0]).register_layout is None:
         return None
-    (wanted,) = types
-    if not isinstance(wanted, TileType) or wanted.register_layout is None:
-        return None
-    is_shared = max(wanted.register_layout.num_blocks, layout_of(result).num_blocks) > 1
-    return None if is_shared else wanted
+    is_shared = max(layout_of(v).num_blocks for v in (wanted[0], result)) > 1
+    return None if is_shared else wanted[0]
 
 
 def _with_axis(layout: Layout, axis: int, of: Layout) -> Layout:

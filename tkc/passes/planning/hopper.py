@@ -74,8 +74,8 @@ from tkc.passes.planning.roles.programs import ProgramOrder
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing, together_by_registers
 
-# of an iteration's clocks, that a converter saves: it takes registers and stages of rings
-LEAST_CONVERTER_GAIN = 0.1
+# of a hundred of the clocks of an iteration, that a converter saves: it takes registers and rings
+LEAST_CONVERTER_GAIN = 10.0
 
 
 def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -108,7 +108,7 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
     before = max(before, step_clocks(work, made, context.target))
     if asked := _lost(made, other, context.options):
         return _with(made, f"consumers compute operands: {asked} is asked for"), why
-    if after > before * (1 - LEAST_CONVERTER_GAIN):
+    if 100 * after > before * (100 - LEAST_CONVERTER_GAIN):
         said = f"consumers compute operands: {before:.0f} clocks an iteration"
         return _with(made, f"{said}, {after:.0f} by a converter"), why
     said = f"the converter computes operands: {after:.0f} clocks an iteration"

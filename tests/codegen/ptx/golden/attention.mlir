@@ -43,7 +43,7 @@ builtin.module {
       %37 = tile.dot %15, %36, %22 {precision = "ieee", instruction = "mma"} : (!tile.tile<4x64xbf16, "4x64: 2:1@1 2:8@0 8:8@1 | 4:2@1 8:1@0 | 4:*">, !tile.tile<64x32xbf16, "64x32: 2:1@0 8:8@0 | 4:2@0 8:1@1 | 4:8@1">, !tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">
       %38 = tile.broadcast %32 : (!tile.tile<1x32xi1, "1x32: 2:1@1 | 4:2@1 8:* | 4:8@1">) -> !tile.tile<4x32xi1, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">
       %39 = tile.select %38, %37, %23 : !tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">
-      %40 = tile.reduce_partial max %39 {axis = 1 : i64} : (!tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">
+      %40 = tile.reduce_partial max[%39] {axis = 1 : i64} : (!tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">
       %41 = tile.alloc 0 : !tile.shared<1, 4x4xf32, "4x4xb32">
       tile.block_barrier
       tile.write %41, %40 {conflicts = 1 : i64} : (!tile.shared<1, 4x4xf32, "4x4xb32">, !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">)
@@ -62,7 +62,7 @@ builtin.module {
       %53 = tile.sub %top, %47 : !tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">
       %54 = tile.exp2 %53 : !tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">
       %55 = tile.mul %total, %54 : !tile.tile<4xf32, "4: 2:8@0 | 4:* 8:1@0 | 4:*">
-      %56 = tile.reduce_partial sum %52 {axis = 1 : i64} : (!tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">
+      %56 = tile.reduce_partial sum[%52] {axis = 1 : i64} : (!tile.tile<4x32xf32, "4x32: 2:1@1 2:8@0 | 4:2@1 8:1@0 | 4:8@1">) -> !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">
       %57 = tile.alloc 0 : !tile.shared<1, 4x4xf32, "4x4xb32">
       tile.block_barrier
       tile.write %57, %56 {conflicts = 1 : i64} : (!tile.shared<1, 4x4xf32, "4x4xb32">, !tile.tile<4x4xf32, "4x4: 2:8@0 | 4:* 8:1@0 | 4:1@1">)
