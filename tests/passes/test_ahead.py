@@ -196,6 +196,24 @@ def test_rows_that_are_gathered_are_not_fetched_ahead(gathered):
     assert fetch_ahead._may_be_early(load, loop, ()) == (not gathered)
 
 
+def listed(x, rows, o, n):
+    total = tkc.zeros((1, 64))
+    for i in tkc.range(n):
+        at, scale = tkc.load(rows, (i, 0), (None, None)), tkc.load(rows, (i, 1), (None, None))
+        total = total + tkc.load(x, (at, 0), (1, 64)) * scale.to(tkc.float32)
+    tkc.store(o, (0, 0), total)
+
+
+def test_what_says_where_a_block_is_is_not_fetched_ahead():
+    """A copy of that block that runs farther ahead needs it as early."""
+    given = array(tkc.float32, 2), array(tkc.int32, 2), array(tkc.float32, 2), i32()
+    module = traced(listed, *given)
+    (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
+    place, scale, _ = (op for op in module.walk() if isinstance(op, tile.Load))
+    assert not fetch_ahead._may_be_early(place, loop, ())
+    assert fetch_ahead._may_be_early(scale, loop, ())
+
+
 def updated(x, rows, o, C: tkc.constexpr):
     sum_ = o.ptr
     for t in tkc.range(0, x.shape[0], C):

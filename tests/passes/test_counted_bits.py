@@ -80,6 +80,49 @@ def not_all(x, width):
     return (x * 0x010101) >> (width - 8)
 
 
+def summed(x, width):
+    """All fields of four bits."""
+    x = (x + (x >> 4)) & halves(4, width)
+    return (x * 0x01010101) >> (width - 8)
+
+
+def lower_of_others(x, width):
+    """The lower halves of another number."""
+    y = x ^ 0x12345678
+    x, y = (v - ((v >> 1) & halves(1, width)) for v in (x, y))
+    return summed((y & halves(2, width)) + ((x >> 2) & halves(2, width)), width)
+
+
+def not_all_lower(x, width):
+    """The lower halves but the first."""
+    x = x - ((x >> 1) & halves(1, width))
+    return summed((x & (halves(2, width) - 3)) + ((x >> 2) & halves(2, width)), width)
+
+
+def left_out(x, width):
+    """Fields of two bits are added as if they were of four."""
+    x = x - ((x >> 1) & halves(1, width))
+    x = (x & halves(4, width)) + ((x >> 4) & halves(4, width))
+    return (x * 0x01010101) >> (width - 8)
+
+
+def of_farther(x, width):
+    """To fields of four bits, those behind their neighbours."""
+    x = x - ((x >> 1) & halves(1, width))
+    x = (x & halves(2, width)) + ((x >> 2) & halves(2, width))
+    x = (x + (x >> 8)) & halves(4, width)
+    return (x * 0x01010101) >> (width - 8)
+
+
+def of_other_neighbours(x, width):
+    """To fields of four bits, neighbours in another number."""
+    y = x ^ 0x12345678
+    x = x - ((x >> 1) & halves(1, width))
+    x = (x & halves(2, width)) + ((x >> 2) & halves(2, width))
+    x = (x + (y >> 4)) & halves(4, width)
+    return (x * 0x01010101) >> (width - 8)
+
+
 def counted(how, dtype):
     """Level 0 before and after simplify, of random numbers; and the operations that are left."""
     width = 8 * np.dtype(TYPES[dtype]).itemsize
@@ -117,7 +160,19 @@ def test_masks_may_be_shorter(dtype):
     assert count(module, POPCOUNT) == count(module, *ew.OPERATIONS) == 1
 
 
-@pytest.mark.parametrize("how", [too_soon, of_others, not_all])
+@pytest.mark.parametrize(
+    "how",
+    [
+        too_soon,
+        of_others,
+        not_all,
+        lower_of_others,
+        not_all_lower,
+        left_out,
+        of_farther,
+        of_other_neighbours,
+    ],
+)
 def test_what_only_looks_like_it_stays(how):
     _, before, after, module = counted(how, tkc.uint32)
     np.testing.assert_array_equal(after, before)

@@ -113,6 +113,21 @@ def test_what_an_iteration_before_has_is_ordered(by, target):
 
 
 @tkc.jit
+def chosen_columns(columns, out):
+    """Which columns an iteration reads, and writes beside them, is looked up."""
+    for i in range(0, out.shape[0], N):
+        at = tkc.load(columns, (i,), (None,))
+        tkc.store(out, (i, at + N), tkc.load(out, (0, at), (N, N)))
+
+
+@TARGETS
+def test_columns_that_each_iteration_chooses_may_be_those_of_one_before(target):
+    """In one iteration those read and those written are apart."""
+    given = np.zeros(4 * N, np.int32), np.zeros((4 * N, 4 * N), np.float32)
+    assert barriers(chosen_columns, *given, target=target) == 1
+
+
+@tkc.jit
 def moving_pointers(x, y, out, SWAPPED: tkc.constexpr, IN_PLACE: tkc.constexpr):
     """Rows that a loop's pointers walk, added to those of a matrix."""
     k, rows = tkc.arange(N), tkc.load(x, (0, 0), (N, N))

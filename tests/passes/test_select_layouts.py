@@ -627,6 +627,26 @@ def test_a_row_that_all_warps_have_is_loaded_again_where_others_of_their_lanes_w
     assert not any(isinstance(op, shared.Write | shared.Convert) for op in module.walk())
 
 
+def turned_signals(x, y, w, p, q, N: tkc.constexpr, SEM: tkc.constexpr):
+    """The same of a row that other programs may write meanwhile."""
+    row = tkc.load(w.ptr + tkc.arange(N), sem=SEM)[None, :]
+    tkc.store(p, (0, 0), (tkc.load(x, (0, 0), (32, N)) * row).to(p.dtype))
+    tkc.store(q, (0, 0), (tkc.load(y, (0, 0), (8, N)) * row).to(q.dtype))
+
+
+@pytest.mark.parametrize("semantics, loads", [(None, 2), ("relaxed", 1), ("acquire", 1)])
+def test_what_others_write_meanwhile_is_loaded_once(semantics, loads):
+    """All lanes compute with the same numbers then."""
+    wide, row = aligned(tkc.bfloat16, 2), array(tkc.float32, 1, align=16)
+    module, given = (
+        traced(turned_signals, wide, wide, row, wide, wide, N=64, SEM=semantics),
+        context("sm_90a", num_warps=4),
+    )
+    through(module, LAST, given)
+    assert len(operations_in(module, tile.LoadPointers)) == loads
+    assert len(converts(kernel_of(module))) == 2 - loads
+
+
 def scaled_sums(a, b, s, o, N: tkc.constexpr):
     """Factors that are computed of 8 bits; what they come to is scaled before it is added."""
     total = tkc.zeros((N, N))

@@ -2,14 +2,19 @@
 
 from dataclasses import replace as replace_
 
+import numpy as np
+import pytest
+
 import tkc
-from tests.language.kernels import traced
-from tests.passes.kernels import aligned, context, through
+from tests.language.kernels import array, traced
+from tests.passes.kernels import BF16, aligned, context, through
 from tests.passes.stages import count
 from tkc.ir import shared, tile
 from tkc.ir.rewrite import after, replace, retype
 from tkc.ir.values import shared_type
 from tkc.passes import swizzle_shared
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level4
 
 B2 = aligned(tkc.bfloat16, 2)
 
@@ -108,6 +113,34 @@ def test_warps_meet_for_one_element_each_of_what_a_function_reduces():
         assert [r.type.extents for op in parts for r in op.results] == 2 * [(runs,)]
         reads = [op for op in module.walk() if isinstance(op, shared.Read)]
         assert [op.result.type.extents for op in reads] == 2 * [(runs,)]
+
+
+def composed(x, y, out, N: tkc.constexpr):
+    """Of each column the functions t -> v t + w, one after the other, which do not commute."""
+
+    def then(a, b, c, d):
+        return a * c, b * c + d
+
+    v = tkc.dot(tkc.load(x, (0, 0), (N, 32)), tkc.load(y, (0, 0), (32, N)))
+    a, b = tkc.reduce((v, v * 0.5), 0, then)
+    tkc.store(out, (0, 0), a[None, :])
+    tkc.store(out, (1, 0), b[None, :])
+
+
+@pytest.mark.parametrize("target, n", [("sm_80", 64), ("sm_90a", 128)])
+def test_warps_that_have_rows_in_pieces_reduce_them_in_order(target, n):
+    """Each of the dot's warps has rows here and there; a function reduces those of a run."""
+    out = array(tkc.float32, 2, shape=(2, n))
+    module, given = traced(composed, B2, B2, out, N=n), context(target, num_warps=4)
+    through(module, PIPELINE[-1], given)
+    rng = np.random.default_rng(0)
+    x, y = np.eye(32)[rng.integers(0, 32, n)], rng.choice([-1, 1], (32, n))
+    found, want = np.zeros((2, n), np.float32), np.zeros((2, n))
+    level4.run(module, [x.astype(BF16), y.astype(BF16), found], (1, 1, 1))
+    want[0] = 1
+    for row in x @ y:
+        want = np.stack([want[0] * row, want[1] * row + row / 2])
+    np.testing.assert_array_equal(found, want)
 
 
 def sums(a, out, N: tkc.constexpr):
