@@ -84,9 +84,17 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if (body := anatomy.body(machine)) is None:
                 continue  # the plan rotates no such loop
             order, _ = ordered(body, late, [MAX_SEARCH_STEPS])
-            schedule = _schedule(anatomy, late, order, context.plan)
-            if any(broken_rules(loop, schedule, context.overlaps)):
-                continue  # what others are told in an iteration comes behind what it loads late
+            schedules = (
+                _schedule(anatomy, late, order, context.plan, is_ahead)
+                for is_ahead in dict.fromkeys((context.plan.cross_tile_prologue, False))
+            )
+            # where a loop has no iteration, its first load may reach beyond memory that nothing
+            # bounds; or what others are told in an iteration comes behind what it loads late
+            schedule = next(
+                (s for s in schedules if not any(broken_rules(loop, s, context.overlaps))), None
+            )
+            if schedule is None:
+                continue
             expand(loop, schedule, context.overlaps).attributes[BEGUN] = UnitAttr()
             context.decisions += [
                 f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"
@@ -252,10 +260,11 @@ def _stand(ops: list[Operation]) -> None:
 
 
 def _schedule(
-    graph: LoopGraph, late: frozenset[int], order: tuple[int, ...], plan: Plan
+    graph: LoopGraph, late: frozenset[int], order: tuple[int, ...], plan: Plan, is_ahead: bool
 ) -> LoopSchedule:
     """That of a loop whose groups of these numbers are late, in this order; vector work of one
-    stage that nothing comes between stands in the order in which it stood.
+    stage that nothing comes between stands in the order in which it stood. is_ahead: whether its
+    first dot may run ahead with the program before.
     """
     groups: list[tuple[list[Operation], int, End]] = []
     for i in order:
@@ -265,7 +274,7 @@ def _schedule(
             groups[-1][0].extend(ops)
         else:
             groups.append((ops, early, End.GUARD))
-    if plan.cross_tile_prologue:
+    if is_ahead:
         # the program's first dot harms nobody where there is no iteration, and may run ahead with
         # the program before
         first = next(i for i, (_, early, _) in enumerate(groups) if early)

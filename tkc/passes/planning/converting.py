@@ -29,7 +29,7 @@ from tkc.ir.digits import LayoutError
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.target import Target
 from tkc.ir.types import TileType
-from tkc.ir.values import owner_op, reached, tile_type, tiles
+from tkc.ir.values import is_side_effect_free, owner_op, reached, tile_type, tiles
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import unmapped
@@ -223,7 +223,7 @@ def _computed(value: SSAValue, loop: scf.ForOp, overlaps: Overlaps) -> tuple[Ope
     ops = {v.owner for v in made if isinstance(v.owner, Operation)}
     if any(isinstance(v.owner, Block) and v is not body.args[0] for v in made):
         return None  # it is carried
-    outside = {v for op in ops for v in tiles(op.operands) if v.owner not in ops}
+    outside = {v for op in ops for v in op.operands if v.owner not in {*ops, body}}
     is_done = all(_is_done(op, loop, overlaps) for op in ops)
     if not is_done or not all(_is_small_and_given(v, kernel, overlaps) for v in outside):
         return None
@@ -239,21 +239,35 @@ def _is_done(op: Operation, loop: scf.ForOp, overlaps: Overlaps) -> bool:
     if op.regions:
         return False
     has_tiles = any(map(_is_tile, (*op.operands, *op.results)))
-    return not has_tiles or isinstance(op, (*POINTWISE, *VIEWS, *LEAVES))
+    return isinstance(op, (*POINTWISE, *VIEWS, *LEAVES)) if has_tiles else _is_of_numbers(op)
 
 
 def _is_small_and_given(value: SSAValue, kernel: Operation, overlaps: Overlaps) -> bool:
-    """Whether the converter can have a tile of outside of a loop: what is computed, element by
-    element, of small blocks that nothing changes.
+    """Whether the converter can have what an operand is computed of outside of its loop: numbers
+    that each warp can compute, none of them of a tile, whose elements others have; and what is
+    computed, element by element, of small blocks that nothing changes.
     """
 
     def is_given(v: SSAValue) -> bool:
         op = v.owner
+        if isinstance(op, Block):  # an argument, or what a loop counts
+            around = op.parent_op()
+            return around is kernel or isinstance(around, scf.ForOp) and v is op.args[0]
         if isinstance(op, tile.Load):
-            return _is_small(v) and unchanged(op, kernel, overlaps)
-        return isinstance(op, (*POINTWISE, *VIEWS, *LEAVES))
+            return (not _is_tile(v) or _is_small(v)) and unchanged(op, kernel, overlaps)
+        if _is_tile(v):
+            return isinstance(op, (*POINTWISE, *VIEWS, *LEAVES))
+        return not any(map(_is_tile, op.operands)) and _is_of_numbers(op)
 
-    return all(map(is_given, reached([value], _tiles_behind)))
+    def behind(v: SSAValue) -> Sequence[SSAValue]:
+        return v.owner.operands if isinstance(v.owner, Operation) and not v.owner.regions else ()
+
+    return all(map(is_given, reached([value], behind)))
+
+
+def _is_of_numbers(op: Operation) -> bool:
+    """Whether any thread can do an operation without tiles, as often as it likes."""
+    return is_side_effect_free(op) and not op.regions and not isinstance(op, tile.LoadPointers)
 
 
 def _tiles_behind(value: SSAValue) -> list[SSAValue]:

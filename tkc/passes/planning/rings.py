@@ -67,7 +67,8 @@ def rings_of(
         loads = [load for load in operand_loads(group, options) if load not in taken]
         rings += _rings_of_group(loads, group[0].parent_op(), relaid)
     if not late:
-        rings = _joined(rings, {block_of(dot) for dot in dots})
+        read = {*relaid, *(load for made in converted for load in made.loads)}
+        rings = _joined(rings, {block_of(dot) for dot in dots}, read)
     by_converter = [*relaid, *(owner_op(made.value) for made in converted)]
     return [*(list[Operation](ring) for ring in rings), *([op] for op in by_converter)]
 
@@ -93,17 +94,22 @@ def _issued_together(dots: Sequence[tile.Dot]) -> list[list[tile.Dot]]:
     ]
 
 
-def _joined(rings: list[list[tile.Load]], places: Set[Block]) -> list[list[tile.Load]]:
+def _joined(
+    rings: list[list[tile.Load]], places: Set[Block], by_converter: Collection[Operation]
+) -> list[list[tile.Load]]:
     """With one ring for several whose stages hold blocks of the same kinds, or fewer of them, and
     of which each is read before the next is filled. places: the blocks of operations that dots
-    are in; what is loaded round a dot's loop keeps a ring of its own.
+    are in; what is loaded round a dot's loop keeps a ring of its own. by_converter: the loads whose
+    blocks the converter reads: it releases every stage of a ring of its own, and none of others.
 
         for k:  x[m, k], w[k, n]      6 stages of x and w        for k:  x[m, k], w[k, n]
         b[0, n]                       2 stages of b          ->  b[0, n] in the place of w
     """
     found: list[list[tile.Load]] = []
     for ring in rings:
-        other = next((o for o in found if _may_join(o, ring, places)), None)
+        read = any(load in by_converter for load in ring)
+        alike = [o for o in found if any(load in by_converter for load in o) == read]
+        other = next((o for o in alike if _may_join(o, ring, places)), None)
         if other is None:
             found.append(list(ring))
         else:
