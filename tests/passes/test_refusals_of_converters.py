@@ -79,6 +79,13 @@ def twice(y, given, carried):
     return y * 2
 
 
+def by_thirds(y, given, carried):
+    """Of constants that threads would have in layouts that no layout of the operand gives."""
+    rows, columns = y.shape
+    thirds = tkc.broadcast_to(tkc.arange(3), (rows, columns // 3, 3))
+    return y * tkc.reshape(thirds, y.shape)
+
+
 def by_row(y, given, carried):
     return y * given[None, :]
 
@@ -104,6 +111,7 @@ COMPUTED = {
     "a masked tile": (by_row, masked_row, 64, False),
     "a tile that is written": (by_row, written_row, 64, False),
     "a number that is carried": (by_number, row, 64, False),
+    "reshaped constants": (by_thirds, row, 96, False),
     "few rows": (twice, row, 16, False),
     "many elements": (twice, row, 256, False),
 }

@@ -288,14 +288,13 @@ def _have_layouts(value: SSAValue, k: int) -> bool:
     """Whether threads of the converter have what they need of all that a tile is made of, and ask
     others but where a warp reduces rows. k: the tile's axis that is K.
     """
-    kinds = Kinds(RELAYOUT_WARPS)
     try:
         base = base_layout(value, k)
         seen, work = set[tuple[SSAValue, Layout]](), [(value, base)]
         while work:
             at = work.pop()
             v, layout = at
-            if at in seen or kinds.cheap(v):
+            if at in seen:
                 continue
             seen.add(at)
             op = owner_op(v)
