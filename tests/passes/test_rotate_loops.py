@@ -578,3 +578,39 @@ def test_matrices_of_floats_are_what_a_loop_holds(extra, dtype, more):
 
     without = registers(lambda s: tkc.zeros((128, 128)), tkc.float32)
     assert (registers(extra, dtype) > without) == more
+
+
+@tkc.jit
+def by_pointers(q: tkc.pointer, k: tkc.pointer, v: tkc.pointer, o: tkc.pointer, n):
+    """Attention whose loads nothing bounds."""
+    rows = tkc.program_id(0) * 128 + tkc.arange(128)[:, None]
+    d = tkc.arange(64)[None, :]
+    x = tkc.load(q + rows * 64 + d)
+    top, total, acc = tkc.full((128,), -1e30), tkc.zeros((128,)), tkc.zeros((128, 64))
+    for start in tkc.range(0, n, 64):
+        at = (start + tkc.arange(64)[:, None]) * 64 + d
+        s = tkc.dot(x, tkc.load(k + at).T)
+        new = tkc.maximum(top, tkc.max(s, axis=1))
+        p, r = tkc.exp(s - new[:, None]), tkc.exp(top - new)
+        total, top = total * r + tkc.sum(p, axis=1), new
+        acc = tkc.dot(p.to(tkc.bfloat16), tkc.load(v + at), acc * r[:, None])
+    tkc.store(o + rows * 64 + d, (acc / total[:, None]).to(tkc.bfloat16))
+
+
+@pytest.mark.parametrize("n", [64, 192, 256])
+def test_dots_are_late_whose_loads_nothing_bounds(n, monkeypatch):
+    """They do not run ahead with the program before, as they might reach beyond memory there."""
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    made = np.random.default_rng(n)
+    q, k, v = (made.standard_normal((256, 64)).astype(BF16) for _ in range(3))
+    o = np.zeros((256, 64), BF16)
+    given = *(x.reshape(-1) for x in (q, k, v, o)), n
+    decisions = by_pointers.compile(*given, target="sm_90a").decisions
+    assert any(d.startswith("rotate-loops: a dot of 128x64x64 runs beside") for d in decisions)
+    by_pointers[2](*given)
+    q, k, v = (x.astype(np.float64) for x in (q, k[:n], v[:n]))
+    s = q @ k.T
+    e = np.exp(s - s.max(1, keepdims=True))
+    want = e @ v / e.sum(1, keepdims=True)
+    np.testing.assert_allclose(o.astype(np.float64), want, atol=0.03)
