@@ -31,6 +31,8 @@ OF_A_TILE, TILES = 10, (8, 64, 256, 1024)
 HELD, NESTED = 10, 10
 # one of so many computes with the right operand beside its dot
 BESIDE = 10
+# one of so many multiplies its right operands by what it has computed before, in one loop of two
+SCALED = 10
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -223,6 +225,8 @@ class DotWriter(ValueWriter):
             self._dots_read_alike(loop, row)
         elif self.seed % HELD == HELD - 3:
             self._loop_of_held_operands(loop, row)
+        elif self.seed % SCALED == SCALED - 7:
+            self._loops_of_scaled_operands(loop, row)
         elif self.chance(0.25):
             self._loop_of_late_dots(loop, row)
         else:
@@ -306,6 +310,39 @@ class DotWriter(ValueWriter):
         self.leave(saved)
         self._results_of(loop, [acc], [x, other], 1)
         self.pool = [replace(v, bound=x.bound) if v.name == largest.name else v for v in self.pool]
+
+    def _loops_of_scaled_operands(self, loop: DotLoop, row: str) -> None:
+        """Right operands times a number that warps reduce, that the loop carries, or a column; then
+        others of the same extents, as they are loaded, in a loop behind.
+        """
+        if not loop.dtype.endswith("float16"):
+            loop = replace(loop, dtype="bfloat16", total="float32")
+        (m, n, k), dtype, by = loop.shape, loop.dtype, self.fresh("c")
+        form = ("reduced", "carried", "column", "places")[self.seed // SCALED % 4]
+        acc, whole = self.zeros((m, n), loop.total), self.operand(dtype, m, k, row, "0")
+        rows = f"tkc.max({whole.name}, axis=0)"
+        self.line(
+            f"{by} = tkc.arange({k})[:, None] % 3"
+            if form == "places"
+            else f"{by} = tkc.minimum({rows}, 2)[:, None]"
+            if form == "column"
+            else f"{by} = tkc.minimum(tkc.max({rows}, axis=0), 2)"
+        )
+        for is_scaled in (True, False):
+            self._head(loop)
+            saved = self.enter()
+            place = self.place_of(loop.index, k, row)
+            x = self.operand(dtype, m, k, place, loop.index)
+            y = self.operand(dtype, k, n, loop.index, loop.column)
+            if is_scaled:
+                text = f"{FEW.format(f'{y.name} * {by}')}.to(tkc.{dtype})"
+                y = self.let(text, dtype, (k, n), 3)
+            self.add_dot(acc, x, y)
+            if is_scaled and form == "carried":
+                self.line(f"{by} = -{by}")
+            self.end_of_iteration(loop)
+            self.leave(saved)
+        self._results_of(loop, [acc], [whole], 2)
 
     def _loop_of_late_dots(self, loop: DotLoop, row: str) -> None:
         m, n, k = loop.shape
