@@ -312,14 +312,17 @@ class DotWriter(ValueWriter):
         self.pool = [replace(v, bound=x.bound) if v.name == largest.name else v for v in self.pool]
 
     def _loops_of_scaled_operands(self, loop: DotLoop, row: str) -> None:
-        """Right operands times a number that warps reduce, that the loop carries, or a column; then
-        others of the same extents, as they are loaded, in a loop behind.
+        """Right operands times a number that warps reduce, or that the loop carries too, times a
+        column, or by places; then others of the same extents, as they are loaded, in a loop behind.
+        What the dots give is added up, or multiplied.
         """
         if not loop.dtype.endswith("float16"):
             loop = replace(loop, dtype="bfloat16", total="float32")
         (m, n, k), dtype, by = loop.shape, loop.dtype, self.fresh("c")
         form = ("reduced", "carried", "column", "places")[self.seed // SCALED % 4]
-        acc, whole = self.zeros((m, n), loop.total), self.operand(dtype, m, k, row, "0")
+        sums = self.seed // SCALED // 4 % 2  # of rows, or a product of them
+        acc = self.zeros((m,) if sums else (m, n), loop.total)
+        whole = self.operand(dtype, m, k, row, "0")
         rows = f"tkc.max({whole.name}, axis=0)"
         self.line(
             f"{by} = tkc.arange({k})[:, None] % 3"
@@ -331,13 +334,17 @@ class DotWriter(ValueWriter):
         for is_scaled in (True, False):
             self._head(loop)
             saved = self.enter()
-            place = self.place_of(loop.index, k, row)
-            x = self.operand(dtype, m, k, place, loop.index)
-            y = self.operand(dtype, k, n, loop.index, loop.column)
+            y = self.operand(dtype, k, k, "0", loop.index)
             if is_scaled:
                 text = f"{FEW.format(f'{y.name} * {by}')}.to(tkc.{dtype})"
-                y = self.let(text, dtype, (k, n), 3)
-            self.add_dot(acc, x, y)
+                y = self.let(text, dtype, (k, k), 3)
+            s = self.let(f"tkc.dot({whole.name}, {y.name})", loop.total, (m, k), MOST_PRODUCT * k)
+            p = self.let(FEW.format(s.name), loop.total, (m, k), 3)
+            if sums:
+                self.line(f"{acc.name} = {acc.name} + tkc.sum({p.name}, axis=1)")
+            else:
+                right = self.operand(dtype, k, n, loop.index, loop.column)
+                self.add_dot(acc, self.to(p, dtype), right)
             if is_scaled and form == "carried":
                 self.line(f"{by} = -{by}")
             self.end_of_iteration(loop)
