@@ -84,16 +84,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if (body := anatomy.body(machine)) is None:
                 continue  # the plan rotates no such loop
             order, _ = ordered(body, late, [MAX_SEARCH_STEPS])
-            schedules = (
-                _schedule(anatomy, late, order, context.plan, is_ahead)
-                for is_ahead in dict.fromkeys((context.plan.cross_tile_prologue, False))
-            )
-            # where a loop has no iteration, its first load may reach beyond memory that nothing
-            # bounds; or what others are told in an iteration comes behind what it loads late
-            schedule = next(
-                (s for s in schedules if not any(broken_rules(loop, s, context.overlaps))), None
-            )
-            if schedule is None:
+            if (schedule := _legal(anatomy, late, order, context)) is None:
                 continue
             expand(loop, schedule, context.overlaps).attributes[BEGUN] = UnitAttr()
             context.decisions += [
@@ -257,6 +248,22 @@ def _stand(ops: list[Operation]) -> None:
     for op in ops[:-1]:
         op.detach()
         before(end, op)
+
+
+def _legal(
+    graph: LoopGraph, late: frozenset[int], order: tuple[int, ...], context: PassContext
+) -> LoopSchedule | None:
+    """The schedule with the program's first dot ahead where the plan wants that, or without: where
+    a loop has no iteration, its first load may reach beyond memory that nothing bounds. None where
+    what others are told in an iteration comes behind what it loads late.
+    """
+    plan, loop = context.plan, graph.loop
+    assert plan is not None
+    for is_ahead in dict.fromkeys((plan.cross_tile_prologue, False)):
+        schedule = _schedule(graph, late, order, plan, is_ahead)
+        if not any(broken_rules(loop, schedule, context.overlaps)):
+            return schedule
+    return None
 
 
 def _schedule(

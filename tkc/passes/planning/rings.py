@@ -67,10 +67,18 @@ def rings_of(
         loads = [load for load in operand_loads(group, options) if load not in taken]
         rings += _rings_of_group(loads, group[0].parent_op(), relaid)
     if not late:
-        read = {*relaid, *(load for made in converted for load in made.loads)}
-        rings = _joined(rings, {block_of(dot) for dot in dots}, read)
+        rings = _joined(
+            rings, {block_of(dot) for dot in dots}, _read_by_converter(relaid, converted)
+        )
     by_converter = [*relaid, *(owner_op(made.value) for made in converted)]
     return [*(list[Operation](ring) for ring in rings), *([op] for op in by_converter)]
+
+
+def _read_by_converter(
+    relaid: Collection[tile.Load], converted: Collection[Conversion]
+) -> set[tile.Load]:
+    """The loads whose blocks the converter reads."""
+    return {*relaid, *(load for made in converted for load in made.loads)}
 
 
 def _converted_together(converted: Collection[Conversion]) -> list[list[tile.Load]]:
