@@ -3,7 +3,7 @@ tests of plans with roles share.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from xdsl.dialects.builtin import ModuleOp
@@ -190,6 +190,20 @@ def overwritten(module, machine: str = "sm_90a") -> list[str]:
             }:
                 found[f"{name} {operands}"] = None
     return list(found)
+
+
+def mutants_of_converter(module: ModuleOp) -> Iterator[tuple[str, ModuleOp]]:
+    """Labels and mutants of what the converter does, and of how often mbarriers are arrived at."""
+    ops = list(module.walk())
+    mine = {
+        op
+        for role in ops
+        if isinstance(role, threads.Role) and role.sym_name.data == "converter"
+        for op in role.walk()
+    }
+    for place in places(module):
+        if ops[place.number] in mine or "mbarrier_init" in place.label:
+            yield place.label, mutated(module, place)
 
 
 def survivors(

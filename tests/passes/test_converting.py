@@ -17,6 +17,7 @@ import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
+from tests.passes.stages import mutants_of_converter
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import threads
@@ -27,7 +28,6 @@ from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
 from tkc.passes.planning import hopper
 from tkc.sim import dataflow, level4
-from tkc.sim.mutants import mutated, places
 from tkc.sim.report import Violation
 
 BF16 = ml_dtypes.bfloat16
@@ -560,22 +560,13 @@ def test_mutants_of_the_converter_are_found(case):
     """
     case = replace(case, options=(("num_stages", 2), ("dynamic_schedule", False)))
     module, missed, tried = last(case), set(), 0
-    ops = list(module.walk())
-    mine = {
-        op
-        for role in ops
-        if isinstance(role, threads.Role) and role.sym_name.data == "converter"
-        for op in role.walk()
-    }
-    for place in places(module):
-        if ops[place.number] not in mine and "mbarrier_init" not in place.label:
-            continue
-        tried, mutant = tried + 1, mutated(module, place)
+    for label, mutant in mutants_of_converter(module):
+        tried += 1
         for rows, blocks, seed in (128, 3, 0), (384, 1, 0), (384, 3, 1), (512, 2, 2), (128, 7, 3):
             try:
                 check(mutant, case, rows, 64 * blocks, seed=seed)
             except (Violation, AssertionError):
                 break
         else:
-            missed.add(place.label)
+            missed.add(label)
     assert tried > 20 and missed <= IMPLIED, (tried, missed - IMPLIED)

@@ -15,11 +15,11 @@ import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import f32, traced
 from tests.passes.kernels import context, through
+from tests.passes.stages import mutants_of_converter
 from tests.passes.test_product_types import Case, check, compiled, last
 from tests.runtime.test_arrays_without_maps import failures
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import threads
 from tkc.ir.fragments import matrix_access, permuted_k, wgmma_a, wgmma_a_permuted
 from tkc.ir.layout import movement
 from tkc.ir.shared_layout import SharedLayout
@@ -30,7 +30,6 @@ from tkc.language.signature import ArrayArgument
 from tkc.passes.layouts import relayout
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
-from tkc.sim.mutants import mutated, places
 from tkc.sim.report import Violation
 
 E4, E5, LOG2E = tkc.float8_e4m3, tkc.float8_e5m2, log2(e)
@@ -182,24 +181,15 @@ IMPLIED = {
 def test_mutants_of_the_converter_are_found():
     case = Case(E4, E4, (64, 64, 32), "fast", options=(("num_stages", 2),))
     module, missed, tried = last(case), set(), 0
-    ops = list(module.walk())
-    mine = {
-        op
-        for role in ops
-        if isinstance(role, threads.Role) and role.sym_name.data == "converter"
-        for op in role.walk()
-    }
-    for place in places(module):
-        if ops[place.number] not in mine and "mbarrier_init" not in place.label:
-            continue
-        tried, mutant = tried + 1, mutated(module, place)
+    for label, mutant in mutants_of_converter(module):
+        tried += 1
         for shape, seed in [((128, 64, 128), 0), ((64, 64, 32), 0), ((64, 192, 64), 1)]:
             try:
                 check(mutant, case, *shape, seed=seed)
             except (Violation, AssertionError):
                 break
         else:
-            missed.add(place.label)
+            missed.add(label)
     assert tried > 35 and missed <= IMPLIED, missed - IMPLIED
 
 

@@ -49,6 +49,7 @@ from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
     arrived,
+    is_multiplied,
     is_read_beside,
     relayouts,
     ring_of,
@@ -144,7 +145,7 @@ class Overlap:
     def run(self) -> None:
         """Makes the block's dots asynchronous, in place."""
         for op in list(self.block.ops):
-            if isinstance(op, shared.Write) and _is_operand(op.buffer):
+            if isinstance(op, shared.Write) and is_multiplied(op.buffer):
                 after(op, threads.Fence("async_shared"))
         self._note_readers()
         for op in list(self.block.ops):
@@ -274,16 +275,6 @@ def _carried_results(block: Block) -> set[SSAValue]:
         return set()
     carried = zip(block.args[1:], yielded_by(block), strict=True)
     return {argument for argument, value in carried if isinstance(value.owner, tile.Dot)}
-
-
-def _is_operand(buffer: SSAValue) -> bool:
-    """Whether dots read a buffer, or views of it."""
-    return any(
-        isinstance(use.operation, tile.Dot)
-        or isinstance(use.operation, shared.VIEWS)
-        and _is_operand(use.operation.results[0])
-        for use in buffer.uses
-    )
 
 
 def _is_wgmma(op: Operation) -> bool:

@@ -155,19 +155,19 @@ def barriers_of(
         empty,
         stages,
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
-        any(_is_multiplied(c.buffer) for c in copies),
+        any(is_multiplied(c.buffer) for c in copies),
         isinstance(copies[0], shared.CopyAsync) and is_by_threads(copies[0]),
         peers,
         single,
     )
 
 
-def _is_multiplied(buffer: SSAValue) -> bool:
+def is_multiplied(buffer: SSAValue) -> bool:
     """Whether a dot reads a buffer, or a view of it."""
     return any(
         isinstance(use.operation, tile.Dot)
         or isinstance(use.operation, shared.VIEWS)
-        and any(map(_is_multiplied, use.operation.results))
+        and any(map(is_multiplied, use.operation.results))
         for use in buffer.uses
     )
 

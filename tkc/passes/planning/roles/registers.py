@@ -24,7 +24,8 @@ PAIRED_ROLE_REGISTERS, PAIRED_LIVE_REGISTERS = (24, 232), 216
 # by which scores, accumulators and left operands may exceed a consumer's registers: they are not
 # all live at once
 SCORE_REGISTER_SLACK = 12
-# where each has a third role: of producer, consumer and that
+# where each has a third role: of producer, consumer and that, 3 x 80 together, which is what a
+# thread of two blocks of 384 has at entry; and for a consumer's tiles, with 16 left beside them
 PAIRED_THIRD_ROLE_REGISTERS, PAIRED_THIRD_LIVE_REGISTERS = (24, 144, 72), 128
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
