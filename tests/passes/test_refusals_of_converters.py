@@ -75,6 +75,15 @@ def written_row(w, n):
     return row(w, n)
 
 
+def highest_of_row(w, n):
+    return tkc.max(row(w, n))
+
+
+def counted(w, n):
+    """Nobody has this number twice."""
+    return tkc.atomic_add(w.ptr, 1.0)
+
+
 def twice(y, given, carried):
     return y * 2
 
@@ -88,6 +97,10 @@ def by_thirds(y, given, carried):
 
 def by_row(y, given, carried):
     return y * given[None, :]
+
+
+def by_given(y, given, carried):
+    return y * given
 
 
 def by_number(y, given, carried):
@@ -106,7 +119,9 @@ COMPUTED = {
     "a row's sum": (by_own_sums, row, 64, True),
     "another row's sum": (by_other_sums, row, 64, False),
     "a small tile": (by_row, row, 64, True),
-    "a large tile": (lambda y, given, carried: y * given, matrix, 64, False),
+    "a large tile": (by_given, matrix, 64, False),
+    "a number that warps reduce": (by_given, highest_of_row, 64, False),
+    "an atomic's number": (by_given, counted, 64, False),
     "a sum before the loop": (by_row, summed_row, 64, False),
     "a masked tile": (by_row, masked_row, 64, False),
     "a tile that is written": (by_row, written_row, 64, False),

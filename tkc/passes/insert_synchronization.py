@@ -539,7 +539,7 @@ def _box_before(box: Box | None, loop: Loop) -> Box | None:
         return None
     counter, step = loop.body.block.args[0], defining_op(loop.step, tile.Constant)
     others = [v for v in box.values if v is not None and v is not counter]
-    if step is None or step.number <= 0 or any(is_inside(v, loop) for v in others):
+    if step is None or any(is_inside(v, loop) for v in others):
         return None
 
     def before_now(base: SSAValue | None, at: int, n: int) -> tuple[SSAValue | None, int, int]:

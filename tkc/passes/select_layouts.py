@@ -230,19 +230,28 @@ class Selection:
 
     def _is_loaded_again(self, value: SSAValue, have: Layout, wanted: Layout) -> bool:
         """Whether threads that want a loaded tile in another layout load it once more, at once,
-        rather than wait for one another: every warp has all of it in both, and it is in the cache.
+        rather than wait for one another.
         """
-        op, width = value.owner, bits(tile_type(value).element)
+        op = value.owner
+        if not isinstance(op, tile.Load | tile.LoadPointers) or tile.watches(op):
+            return False
+        return self._pays_to_load_again(op, have, wanted)
+
+    def _pays_to_load_again(
+        self, op: tile.Load | tile.LoadPointers, have: Layout, wanted: Layout
+    ) -> bool:
+        """Whether threads would have to wait for what they have in the caches: every warp has all
+        of it in both layouts, and each thread loads what it wants at once.
+        """
+        width = bits(tile_type(op.results[0]).element)
         if movement(have, wanted) == "registers" or is_handed_on(have, wanted, width):
             return False
         run = max(map(wanted.vector, range(wanted.rank)))
         return (
-            isinstance(op, tile.Load | tile.LoadPointers)
-            and all(digit.axis < 0 for layout in (have, wanted) for digit in layout.warps)
+            all(digit.axis < 0 for layout in (have, wanted) for digit in layout.warps)
             and self.plan.roles == "one"
             and self.plan.load(op).path == LoadPlan().path
             and wanted.num_registers <= min(run, self.plan.load(op).vector * 8 // width)
-            and not tile.watches(op)
             and all(self.kinds.cheap(v) for v in tiles(op.operands))
         )
 

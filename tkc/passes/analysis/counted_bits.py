@@ -61,7 +61,7 @@ def _of_masked(even: SSAValue, odd: SSAValue) -> tuple[SSAValue, int] | None:
     f, by, mask = high
     width = bits(element_of(f.type))
     found = (f, 1) if by == 1 else _fields(f)
-    if found is None or found[1] != by or 2 * by > width:
+    if found is None or found[1] != by:
         return None
     return (found[0], 2 * by) if mask == _repeated((1 << by) - 1, 2 * by, width) else None
 

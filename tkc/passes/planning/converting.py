@@ -196,7 +196,7 @@ def _written(dot: tile.Dot, options: LaunchOptions) -> list[tuple[SSAValue, int]
 def _conversion(operand: SSAValue, k: int, dot: tile.Dot, overlaps: Overlaps) -> Conversion | None:
     """How the converter could compute a dot's operand; None where it cannot."""
     value, loop = untransposed(operand), dot.parent_op()
-    if not isinstance(loop, scf.ForOp) or not _is_matrix_beside(value, dot):
+    if not isinstance(loop, scf.ForOp) or tile_type(value).size > MAX_OPERAND_ELEMENTS:
         return None
     ops = _computed(value, loop, overlaps)
     if ops is None or not _have_layouts(value, untransposed_axis(operand, k)):
@@ -205,13 +205,6 @@ def _conversion(operand: SSAValue, k: int, dot: tile.Dot, overlaps: Overlaps) ->
     if not loads or any(unmapped(op) or loaded_by_consumers(op) for op in loads):
         return None
     return Conversion(value, ops, tuple(loads))
-
-
-def _is_matrix_beside(value: SSAValue, dot: tile.Dot) -> bool:
-    """Whether a tile is a matrix that the converter's threads hold, and made in a dot's block."""
-    made, t = value.owner, tile_type(value)
-    is_beside = isinstance(made, Operation) and made.parent is dot.parent
-    return is_beside and t.rank == 2 and t.size <= MAX_OPERAND_ELEMENTS
 
 
 def _computed(value: SSAValue, loop: scf.ForOp, overlaps: Overlaps) -> tuple[Operation, ...] | None:
