@@ -20,7 +20,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.ir.values import operations_in
+from tkc.ir.values import layout_of, operations_in
 from tkc.language.signature import ArrayArgument, Options
 from tkc.passes import match_heights
 from tkc.passes import plan as planning
@@ -173,7 +173,8 @@ def test_bytes_of_an_asynchronous_copy(fn, strides, read, width):
     wanted = after(load, shared.Convert(load.result, t.with_layout(blocked(t.extents, 1, 4))))
     if not read:
         load.result.replace_uses_with_if(wanted.result, lambda use: use.operation is not wanted)
-    assert conversions._copy_width(load, context("sm_90a")) == width
+    threads = layout_of(load.result)
+    assert conversions._copy_width(load, threads, context("sm_90a")) == width
 
 
 # ---- dots

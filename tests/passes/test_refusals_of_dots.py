@@ -13,6 +13,7 @@ from tests.language.kernels import i32 as number
 from tests.passes.arrays import f1, f2, h2, n1
 from tests.passes.kernels import aligned, context
 from tkc.ir import tile
+from tkc.ir.layout import blocked
 from tkc.ir.types import TileType, f32
 from tkc.ir.values import operations_in
 from tkc.passes import match_heights, plan, split_sums
@@ -566,5 +567,5 @@ def test_columns_that_are_listed_are_not_copied(monkeypatch, listed):
     monkeypatch.setattr(conversions, "dense_of_block", lambda load: asked.append(load) or 1)
     module = traced(columns_listed, f2, n1, f2, LISTED=listed)
     load = next(op for op in operations_in(module, tile.Load) if len(op.offsets) == 2)
-    assert conversions._copy_width(load, context("sm_80")) == 0
+    assert conversions._copy_width(load, blocked((64, 64), 4, 4), context("sm_80")) == 0
     assert bool(asked) != listed

@@ -11,12 +11,13 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.lanes import warp_conversion
 from tkc.ir.layout import Layout, movement
-from tkc.ir.ranges import divisor
+from tkc.ir.ranges import Ranges, divisor
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import array_type, defining_op, layout_of, tile_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import Access
 from tkc.passes.analysis.mapped import dense_axis, dense_of_block
 from tkc.passes.layouts.buffers import (
     allocated,
@@ -62,9 +63,11 @@ def convert(op: shared.Convert, context: PassContext) -> None:
     check_room(tile_type(op.arg), op, context)
     load = defining_op(op.arg, tile.Load)
     is_wanted_so = load is None or not all(isinstance(u, shared.Convert) for u in _users(load))
-    if load is not None and not is_wanted_so and (width := _copy_width(load, context)):
-        _copy(load, width, context)
-        return
+    if load is not None and not is_wanted_so:
+        threads = layout_of(load.result)
+        if width := _copy_width(load, threads, context):
+            _copy(load, threads, width, context)
+            return
     if is_exchanged(op):
         return
     t, parts = tile_type(op.result), _parts(op)
@@ -76,18 +79,26 @@ def convert(op: shared.Convert, context: PassContext) -> None:
 
 def copy_ahead(load: tile.Load, vector: int, context: PassContext) -> None:
     """A copy for a load in a loop that is to run ahead, `vector` bytes at a time; threads may want
-    it in the layout in which it is loaded, too.
+    it in the layout in which it is loaded, too. Where each would copy less in that, they copy in
+    one of their own.
     """
-    width = _copy_width(load, context)
-    if load.result.first_use is not None and width >= vector:
-        _copy(load, width, context)
+    if load.result.first_use is None:
+        return
+    loaded = layout_of(load.result)
+    own = Access.of(load, Ranges()).layout(loaded.num_warps, share=False)
+    for threads in loaded, own:
+        if (width := _copy_width(load, threads, context)) >= vector:
+            _copy(load, threads, width, context)
+            return
 
 
-def _copy(load: tile.Load, width: int, context: PassContext) -> None:
-    """One copy of a block for all the layouts in which it is wanted, `width` bytes at a time."""
+def _copy(load: tile.Load, threads: Layout, width: int, context: PassContext) -> None:
+    """One copy of a block for all the layouts in which it is wanted, `width` bytes at a time.
+    threads: which copies what.
+    """
     readers = {op: _parts(op) for op in _converted(load)}
-    t, source = tile_type(load.result), layout_of(load.result)
-    copied = source, dense_of_block(load)
+    t = tile_type(load.result)
+    copied = threads, dense_of_block(load)
     memory = best_layout(t, _wanted(load), copied, sliced=any(readers.values()))
     buffer = allocated(t, memory, load)
     before(
@@ -100,7 +111,7 @@ def _copy(load: tile.Load, width: int, context: PassContext) -> None:
             load.mask,
             load.other,
             vector=width,
-            threads=source,
+            threads=threads,
         ),
     )
     for op, parts in readers.items():
@@ -158,11 +169,11 @@ def _parts(op: shared.Convert) -> list[tile.Slice]:
     return parts if len(parts) == len(users) else []
 
 
-def _copy_width(load: tile.Load, context: PassContext) -> int:
-    """Bytes of each thread's asynchronous copies of a load; 0 where it must pass through registers:
-    it fills with something else than zero, gathers along the axis that is dense in memory, drops
-    that, is better read along another, or moves less than 4 bytes at a time; and in a role, whose
-    copies are its producer's.
+def _copy_width(load: tile.Load, threads: Layout, context: PassContext) -> int:
+    """Bytes of each thread's asynchronous copies of a load in a layout; 0 where it must pass
+    through registers: it fills with something else than zero, gathers along the axis that is dense
+    in memory, drops that, is better read along another, or moves less than 4 bytes at a time; and
+    in a role, whose copies are its producer's.
     """
     if load.other is not None or context.has_roles:
         return 0
@@ -174,7 +185,7 @@ def _copy_width(load: tile.Load, context: PassContext) -> int:
     if not is_read_as_well(tile_type(load.result), _wanted(load), dense_of_block(load)):
         return 0
     itemsize = bits(element_of(load.result.type)) // 8
-    run = layout_of(load.result).vector(dense_of_block(load)) * itemsize
+    run = threads.vector(dense_of_block(load)) * itemsize
     strides = [s.divisor if s.exact is None else s.exact for s in facts.strides]
     offset = divisor(load.offsets[axis]) * itemsize  # 0 where the offset is zero
     ragged = (facts.shape[axis].exact or facts.shape[axis].divisor) * itemsize
