@@ -200,7 +200,7 @@ def moved(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
 
 
 def in_place(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
-    tkc.store(a, (1, 0), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))))
+    tkc.store(a, (1, 0), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(a, (0, 0), (K, N))))
 
 
 def spread(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
@@ -225,6 +225,30 @@ def test_what_cannot_be_cut_is_refused(fn):
     assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1
     with pytest.raises(CompileError, match="accumulators take 512 registers of each thread"):
         through(module, "plan", context("sm_80", num_warps=4))
+
+
+def gradients(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Three results live at once; rows of all are summed in other dots, columns are not."""
+    acc, left, right = tkc.zeros((N, K)), tkc.load(b, (0, 0), (N, K)), tkc.load(c, (0, 0), (N, K))
+    for i in tkc.range(0, a.shape[0], M):
+        x = tkc.load(a, (i, 0), (M, K))
+        p, q, r = tkc.dot(x, left.T), tkc.dot(x, right.T), tkc.dot(x + x, left.T)
+        made = tkc.minimum(p * q, 3) - tkc.maximum(r, p)
+        acc = tkc.dot(made.to(a.dtype).T, x, acc)
+    tkc.store(o, (0, 0), acc)
+
+
+def test_results_that_do_not_fit_together_are_cut_where_they_can_be():
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.integers(-2, 3, (n, 16)).astype(np.float16) for n in (256, 128, 128))
+    module = traced(
+        gradients, *(array(tkc.float16, 2),) * 3, array(tkc.float32, 2), M=128, N=128, K=16
+    )
+    level0.run(module, [a, b, c, want := np.zeros((128, 16), np.float32)], (1,))
+    found = through(module, PIPELINE[-1], context("sm_90a", num_warps=4, roles="one"))
+    assert any("axis 1 in parts of 64" in line for line in found.decisions)
+    level4.run(module, [a, b, c, o := np.zeros((128, 16), np.float32)], (1, 1, 1), 1)
+    np.testing.assert_array_equal(o, want)
 
 
 def centred(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):

@@ -25,6 +25,9 @@ store may change what a later part loads, or has stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
+
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
@@ -48,23 +51,27 @@ def run(module: ModuleOp, context: PassContext) -> None:
     """Cuts the dots that `crowded` names, one after the other, as far as they can be cut."""
     for kernel in module.body.block.ops:
         tried: set[tile.Dot] = set()
-        while (dot := _next(module, context, tried)) is not None:
+        while (found := _next(module, context, tried)) is not None:
+            dot, share = found
             tried.add(dot)
-            if _fit(dot, context):
+            if _fit(dot, share, context):
                 sweep(kernel)
 
 
-def _next(module: ModuleOp, context: PassContext, tried: set[tile.Dot]) -> tile.Dot | None:
-    return next((dot for dot in crowded(module, context) if dot not in tried), None)
+def _next(
+    module: ModuleOp, context: PassContext, tried: set[tile.Dot]
+) -> tuple[tile.Dot, float] | None:
+    return next((found for found in crowded(module, context) if found[0] not in tried), None)
 
 
-def _fit(dot: tile.Dot, context: PassContext) -> bool:
-    """Cuts a dot along its first axis that is too long and can be cut. Whether there is one."""
+def _fit(dot: tile.Dot, share: float, context: PassContext) -> bool:
+    """Cuts a dot along the first axis along which it can be cut. Whether there is one. share: of
+    the results of its loop, for which there are registers.
+    """
     t = tile_type(dot.result)
-    parts = part_extents(t.extents, _elements_of_part(dot, context))
-    for axis, (extent, size) in enumerate(zip(t.extents, parts, strict=True)):
-        if extent == size:
-            continue
+    room = min(_elements_of_part(dot, context), int(t.size * share))
+    for axis, size in ways_to_cut(t.extents, room):
+        extent = t.extents[axis]
         try:
             cut = Cut.of_result(dot, axis, context.overlaps)
         except NotCut:
@@ -85,6 +92,21 @@ def _elements_of_part(dot: tile.Dot, context: PassContext) -> int:
         registers //= 4  # layouts of such tiles have more elements than the tile
     threads = THREADS_PER_WARP * (context.options.num_warps or DEFAULT_WARPS)
     return registers * REGISTER_BYTES * threads * t.size // t.bytes
+
+
+def ways_to_cut(extents: tuple[int, ...], room: int) -> Iterator[tuple[int, int]]:
+    """The axes along which a result can be cut so that a part has at most `room` elements, each
+    with the extent of a part: those of the parts that fit best, then rows or columns alone.
+    """
+    best = part_extents(extents, room)
+    yield from (
+        (axis, size)
+        for axis, (extent, size) in enumerate(zip(extents, best, strict=True))
+        if size < extent
+    )
+    for axis in (len(extents) - 2, len(extents) - 1):
+        if (left := room * extents[axis] // prod(extents)) and best[axis] == extents[axis]:
+            yield axis, part_extents((1, extents[axis]), left)[-1]
 
 
 def part_extents(extents: tuple[int, ...], room: int) -> tuple[int, ...]:

@@ -861,8 +861,10 @@ def _ragged(program: Program, context: PassContext) -> bool:
     )
 
 
-def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
-    """Dots of one role whose results are stored no registers to compute with, the largest first."""
+def crowded(module: ModuleOp, context: PassContext) -> list[tuple[tile.Dot, float]]:
+    """Dots of one role whose results are stored no registers to compute with, the largest first;
+    with each the share of the results of its loop for which there are.
+    """
     program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
     most = min(
         MAX_REGISTERS_PER_THREAD,
@@ -880,15 +882,15 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     by_loop: dict[Operation | None, list[tile.Dot]] = defaultdict(list)
     for d in program.dots:
         by_loop[loop_of(d)].append(d)
-    crowds = {
-        loop
+    taken = {
+        loop: _accumulators(replace(program, dots=tuple(dots)), warps)
         for loop, dots in by_loop.items()
-        if _accumulators(replace(program, dots=tuple(dots)), warps) > limit
     }
-    full = [d for d in program.dots if loop_of(d) in crowds]
+    shares = [(d, limit / max(1, taken[loop_of(d)])) for d in program.dots]
+    full = [(d, share) for d, share in shares if share < 1]
     if not full or _plan(program, context).roles != "one":
         return []
-    return sorted(full, key=lambda d: -tile_type(d.result).bytes)
+    return sorted(full, key=lambda found: -tile_type(found[0].result).bytes)
 
 
 def overfull(module: ModuleOp, context: PassContext) -> str:

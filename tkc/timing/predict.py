@@ -74,7 +74,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     kernel = next(tile.kernels_of(module))
     plan = written_on(kernel) or Plan()
     persistent = "persistent" in kernel.attributes
-    resident = 1 if persistent else occupancy(kernel, target)
+    resident = max(1, plan.blocks) if persistent else occupancy(kernel, target)
     simulation = MultiprocessorSimulation(
         kernel, target, sizes, resident, PROGRAMS_PER_CONSUMER if persistent else 1
     )
