@@ -80,6 +80,7 @@ from tkc.ir.values import (
     terminator_of,
 )
 from tkc.passes import PassContext
+from tkc.passes.allocate_shared import lifetimes
 from tkc.passes.analysis.alias import source_unchanged, unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.own import own_layout, users
@@ -210,7 +211,7 @@ def _issue_ahead(loop: Loop, kernel: tile.Kernel, context: PassContext) -> Loop:
         for op in body_of(loop).ops
         if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)
     ]
-    stages = _stages(copies, kernel, context)
+    stages = _stages(loop, copies, kernel, context)
     if stages > 1 or copies and _are_own(copies):
         return _CopiesAhead(loop, copies, stages, context).run()
     return loop
@@ -258,15 +259,17 @@ def _plan_of(context: PassContext) -> Plan:
     return context.plan
 
 
-def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext) -> int:
-    """The planned stages, fewer where shared memory does not hold them."""
+def _stages(
+    loop: Loop, copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
+) -> int:
+    """The planned stages of a loop's copies, fewer where shared memory does not hold them beside
+    what else is there while the loop runs.
+    """
     if not copies:
         return 1
     wanted = context.plan.stages if context.plan else DEFAULT_STAGES
     bytes_ = sum(shared_type(copy.buffer).bytes for copy in copies)
-    buffers = operations_in(kernel, shared.Alloc)
-    others = sum(shared_type(op.result).bytes for op in buffers) - bytes_
-    others += scratch_of(kernel)
+    others = _beside(loop, {copy.buffer for copy in copies}, kernel) + scratch_of(kernel)
     fit = max(1, (context.target.shared_bytes - others - 1024) // bytes_)
     if fit < wanted:
         context.decisions.append(
@@ -274,6 +277,18 @@ def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
             " shared memory"
         )
     return min(wanted, fit)
+
+
+def _beside(loop: Loop, own: set[SSAValue], kernel: tile.Kernel) -> int:
+    """Bytes of the buffers that are there while a loop runs, but for its own."""
+    position = {op: i for i, op in enumerate(kernel.walk())}
+    inside = [position[op] for op in loop.walk()]
+    first, last = min(inside), max(inside)
+    return sum(
+        buffer.bytes
+        for buffer in lifetimes(kernel)
+        if own.isdisjoint(buffer.op.results) and buffer.start <= last and first <= buffer.end
+    )
 
 
 def _number(anchor: Operation, value: int, like: SSAValue) -> SSAValue:
