@@ -373,6 +373,33 @@ def test_inputs_and_gradients_in_any_memory_order(name):
         same(torch.autograd.grad(found, inputs, given), wanted)
 
 
+def poisoned(new_empty):
+    """Memory that nobody wrote is NaN, or a number that no test expects."""
+
+    def made(*args, **kwargs):
+        x = new_empty(*args, **kwargs)
+        return x.fill_(torch.nan if x.is_floating_point() else 99)
+
+    return made
+
+
+@each
+def test_extents_of_nothing(name, monkeypatch):
+    """Each extent as 0: what is computed is a number, or the call is refused."""
+    call = CALLS[name]
+    new_empty = poisoned(torch.Tensor.new_empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    for extent in sorted({n for x in call.inputs for n in x.shape}):
+        shapes = [[0 if n == extent else n for n in x.shape] for x in call.inputs]
+        inputs = leaves([random(*shape, seed=i) for i, shape in enumerate(shapes)])
+        try:
+            found = differentiable(call.function(*inputs))
+            found += torch.autograd.grad(found, inputs, [torch.ones_like(r) for r in found])
+        except tkc.Error:
+            continue
+        assert not any(x.isnan().any() for x in found), (extent, shapes)
+
+
 @each
 def test_a_gradient_with_strides_of_nothing(name):
     call = CALLS[name]

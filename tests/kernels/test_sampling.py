@@ -49,6 +49,18 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(dtype):
         assert np.abs(share - want).max() < 5 * np.sqrt(0.25 / count), options
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("columns", [6, 700, 40000])
+def test_the_two_zeros_are_equal(dtype, columns):
+    """The first is the largest, whichever has a sign; a top_k of 1 keeps one of them."""
+    x = -1 - abs(numbers((64, columns), dtype))
+    at = columns // 2
+    x[:, at : at + 3] = -0.0, 0.0, -0.0
+    assert (kernels.argmax(x) == at).all()
+    assert (kernels.sample(x, 1, 0.0) == at).all()
+    assert (kernels.sample(x, 1, 1.0, 1) == at).all()
+
+
 def test_numbers_of_rows_and_seeds():
     logits = numbers((6, 5000), scale=3)
     assert np.array_equal(kernels.sample(logits, 1, 0.0), logits.argmax(1))

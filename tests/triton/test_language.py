@@ -732,3 +732,32 @@ def test_ptx_runs_on_the_cpu():
     assert found.view(np.uint32).tolist() == expected
     assert run(unary, packed_bytes, [("uint8", [255, 3, 77])], "uint8").tolist() == [248, 24, 104]
     assert run(unary, selected, [("fp32", [0.5, 2.0])], "int32").tolist() == [6, 5]
+
+
+# ---- conditions
+@triton.jit
+def joined_with_known(out, n, KNOWN: tl.constexpr):
+    found = 0
+    if n > 3 and KNOWN:
+        found += 1
+    if n > 3 or KNOWN:
+        found += 2
+    if KNOWN and n > 3:
+        found += 4
+    if KNOWN or n > 3:
+        found += 8
+    if n > 3 and n < 9 and KNOWN:
+        found += 16
+    both = n > 3 and KNOWN
+    if not both:
+        found += 32
+    tl.store(out, found)
+
+
+@pytest.mark.parametrize("known", [False, True, 0, 2, None])
+@pytest.mark.parametrize("n", [2, 5])
+def test_conditions_joined_with_what_is_known(n, known):
+    out = np.zeros(1, np.int32)
+    joined_with_known[(1,)](out, n, known)
+    both, one = n > 3 and bool(known), n > 3 or bool(known)
+    assert out[0] == 21 * both + 10 * one + 32 * (not both)

@@ -43,6 +43,11 @@ def check(q: Array, k: Array, v: Array, mixed: bool = False) -> None:
             f"attention: rows of q have {q.shape[-1]} elements, those of k {k.shape[-1]}; they must"
             " have as many"
         )
+    if not (q.shape[-1] and v.shape[-1]):
+        raise tkc.LaunchError(
+            f"attention: rows of q have {q.shape[-1]} elements and those of v {v.shape[-1]}; it"
+            " takes one or more"
+        )
     if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
         raise tkc.LaunchError(
             f"attention: k is {list(k.shape)} and v {list(v.shape)}; they must have the same keys"

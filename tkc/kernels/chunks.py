@@ -30,6 +30,11 @@ def sequence(array: Any, starts: Any, z: Any) -> Any:
     return array[z] if starts is None else array[0, starts[z] : starts[z + 1]]
 
 
+def is_shared(heads: int, *groups: int) -> bool:
+    """Whether there are heads, and each of `groups` divides them."""
+    return heads > 0 and all(n > 0 and heads % n == 0 for n in groups)
+
+
 def sequences_of(x: Array, starts: Array | None, name: str) -> int:
     """How many sequences x, [batch, positions, …], has: of a batch, or of one ragged row. Raises
     LaunchError where `starts` is given and the batch is not one row; name: the function's."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import tkc
 from tkc.kernels.arrays import Array, all_contiguous, dtype_of, empty, expect, floats, power
-from tkc.kernels.chunks import WIDEST, decayed_step, sequences_of
+from tkc.kernels.chunks import WIDEST, decayed_step, is_shared, sequences_of
 from tkc.kernels.operator import operator
 from tkc.kernels.recurrences import Gradients, Recurrence, backward, forward
 
@@ -56,7 +56,7 @@ def _step(
 def _check(q: Array, k: Array, v: Array, beta: Array, g: Array | None, row: tuple) -> None:
     """Raises LaunchError for what does not fit; row: all axes of v but its last."""
     floats(q, k, v, beta, g)
-    if len(v.shape) != len(row) + 1 or len(q.shape) != len(v.shape) or not q.shape[-2]:
+    if len(v.shape) != len(row) + 1 or len(q.shape) != len(v.shape):
         raise tkc.LaunchError(
             f"delta rule: q, k and v are [batch, positions, heads, width], got {list(q.shape)} and"
             f" {list(v.shape)}"
@@ -66,7 +66,7 @@ def _check(q: Array, k: Array, v: Array, beta: Array, g: Array | None, row: tupl
     expect(beta, row, "beta")
     if g is not None:
         expect(g, row if len(g.shape) == len(row) else (*row, q.shape[-1]), "g")
-    if row[-1] % q.shape[-2] or row[-1] % max(k.shape[-2], 1):
+    if not is_shared(row[-1], q.shape[-2], k.shape[-2]):
         raise tkc.LaunchError(
             f"delta rule: v's {row[-1]} heads are not a multiple of q's {q.shape[-2]} and k's"
             f" {k.shape[-2]}"

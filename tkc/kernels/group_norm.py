@@ -200,8 +200,9 @@ def group_norm_backward(
     kind = dtype_of(x if weight is None else weight)
     out, of_weight, of_bias = empty(x, x.shape), *(empty(x, (channels,), kind) for _ in range(2))
     yield out, of_weight, of_bias
-    weights, biases = (empty(x, (x.shape[0], channels), "float32") for _ in range(2))
-    if 0 not in x.shape:
+    images = 0 if 0 in x.shape else x.shape[0]
+    weights, biases = (empty(x, (images, channels), "float32") for _ in range(2))
+    if images:
         source, g, result = (
             _groups(v, groups, channels_last) for v in (contiguous(x), contiguous(grad), out)
         )

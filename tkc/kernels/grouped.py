@@ -23,7 +23,7 @@ from typing import Any
 
 import tkc
 from tkc.kernels.activations import FUNCTIONS
-from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
+from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.copies import BYTES, aligned, strides_of
 from tkc.kernels.matmul import MAX_REMEMBERED_SHAPES, result_dtype, summed
 from tkc.kernels.operator import operator
@@ -391,7 +391,7 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     """
     _checked(a, b, ends)
     m, n = a.shape[0], b.shape[2]
-    out = (zeros if 0 in b.shape else empty)(a, (m, n), result_dtype(a, dtype))
+    out = empty(a, (m, n), result_dtype(a, dtype))
     yield out
     if 0 in out.shape or 0 in b.shape:
         return
@@ -430,7 +430,7 @@ def grouped_outer(a: Array, b: Array, ends: Array) -> Iterator[Array]:
     """For each group of rows a[rows].T @ b[rows], [G, K, N]: the gradient of grouped_matmul for its
     matrices. a: [M, K]; b: [M, N]; ends: [G], as there.
     """
-    out = (zeros if 0 in a.shape else empty)(a, (ends.shape[0], a.shape[1], b.shape[1]))
+    out = empty(a, (ends.shape[0], a.shape[1], b.shape[1]))
     yield out
     if 0 in out.shape or 0 in a.shape:
         return

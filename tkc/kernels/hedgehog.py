@@ -133,9 +133,9 @@ def hedgehog_features_backward(grad: Array, x: Array, w: Array) -> Iterator[tupl
 def _of_features(grad: Array, x: Array, w: Array, more: Array | None, dx: Array, dw: Array) -> None:
     """Launches the gradients of x, to which more is added, and of w."""
     batch, length, heads, _ = x.shape
-    parts = min(PARTS, max(1, tkc.cdiv(length, BLOCK)))
+    parts = 0 if 0 in grad.shape else min(PARTS, tkc.cdiv(length, BLOCK))
     sums = empty(x, (batch * parts, prod(w.shape)), "float32")
-    if 0 not in grad.shape:
+    if parts:
         _features_backward[parts, heads, batch](
             *all_contiguous(grad, x, w, more),
             dx,
@@ -408,7 +408,8 @@ def _check(q: Array, k: Array, v: Array, maps: tuple, numbers: tuple) -> None:
         expect(w, (*q.shape[2:], maps[0].shape[-1]), name)
     for name, x in zip(("alpha", "beta"), numbers, strict=True):
         expect(x, q.shape[2:3], name)
-    if len({dtype_of(x) for x in (q, k, v, *maps)}) > 1 or max(q.shape[3], v.shape[3]) > 128:
+    fits = 1 <= q.shape[3] <= 128 and v.shape[3] <= 128
+    if len({dtype_of(x) for x in (q, k, v, *maps)}) > 1 or not fits:
         raise tkc.LaunchError(
             "hedgehog: q, k, v and the maps have one element type, and widths up to 128; got"
             f" {dtype_of(q)} {list(q.shape)} and {dtype_of(v)} {list(v.shape)}"

@@ -40,6 +40,7 @@ from tkc.kernels.chunks import (
     decayed_step,
     extent,
     first_slot,
+    is_shared,
     rows_of,
     scaled,
     seen_scores,
@@ -222,7 +223,7 @@ def _check_operands(q: Array, k: Array, v: Array) -> None:
     heads = v.shape[2]
     expect(k, (batch, length, k.shape[2] if len(k.shape) == 4 else shared, width), "k")
     expect(v, (batch, length, *v.shape[2:]), "v")
-    if heads % max(shared, 1) or heads % max(k.shape[2], 1):
+    if not is_shared(heads, shared, k.shape[2]):
         raise tkc.LaunchError(
             f"linear attention: v's {heads} heads are not a multiple of q's {shared} and k's"
             f" {k.shape[2]}"
@@ -349,7 +350,7 @@ def linear_attention_step(
     expect(state, (batch, heads, width, columns), "state")
     for name, x in ("q", q), ("k", k):
         expect(x, (batch, x.shape[1], width), name)
-        if heads % x.shape[1]:
+        if not is_shared(heads, x.shape[1]):
             raise tkc.LaunchError(f"{name}: its {x.shape[1]} heads do not divide v's {heads}")
     if g is not None:
         expect(g, (batch, heads, width) if len(g.shape) == 3 else (batch, heads), "g")

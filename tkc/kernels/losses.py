@@ -95,6 +95,8 @@ def _cross_entropy_backward(
 def _shapes(logits: Array, target: Array) -> None:
     if not len(logits.shape):
         raise tkc.LaunchError("cross_entropy: logits are [..., classes], got a scalar")
+    if not logits.shape[-1]:
+        raise tkc.LaunchError(f"cross_entropy: logits of {list(logits.shape)} have no classes")
     expect(target, logits.shape[:-1], "target")
 
 

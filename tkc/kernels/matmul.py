@@ -23,7 +23,7 @@ from typing import Any
 
 import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
-from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
+from tkc.kernels.arrays import Array, dtype_of, empty, library, matrix, power, written_out
 from tkc.kernels.copies import (
     BYTES,
     MIN_WEIGHED_WORK,
@@ -905,10 +905,8 @@ def _(saved, grad):
     if not saved.needs["b"]:
         db = None
     elif len(right.shape) == 2 and len(left.shape) > 2:
-        db = _new(left.reshape(-1, left.shape[-1]).T, full.reshape(-1, full.shape[-1])).reshape(
-            b.shape
-        )
+        db = _new(matrix(left).T, matrix(full)).reshape(b.shape)
     else:
         db = _summed(_new(turn(left), full), right.shape).reshape(b.shape)
-    dbias = grad.reshape(-1, grad.shape[-1]).sum(0) if saved.needs["bias"] else None
+    dbias = matrix(grad).sum(0) if saved.needs["bias"] else None
     return da, db, dbias

@@ -67,7 +67,6 @@ def _mlp(
     held = empty(x, (m, hidden))
     yield out, kept, held
     if 0 in (*rows.shape, *down.shape):
-        out[...] = 0
         return
     ends = full(x, (1,), m, "int32")
     w = gate_up.reshape((1, *gate_up.shape)).swapaxes(1, 2)
@@ -103,7 +102,7 @@ def _(saved, grad, *_):
     x, gate_up, down, (_, kept, held) = saved.x, saved.gate_up, saved.down, saved.result
     if not kept.shape[0] and x.numel():
         raise tkc.LaunchError("gated_mlp: pass with_grad=True where a gradient is wanted")
-    rows, g = x.reshape(-1, x.shape[-1]), grad.to(x.dtype).reshape(-1, grad.shape[-1])
+    rows, g = matrix(x), matrix(grad.to(x.dtype))
     of_gates: Any = None
     g, dx = g.contiguous(), None
     if saved.needs["x"] or saved.needs["gate_up"]:
@@ -200,9 +199,9 @@ def lora_linear(
     low = empty(x, (*x.shape[:-1], a.shape[0]))
     yield out, low
     rows, result, held = matrix(contiguous(x)), matrix(out), matrix(low)
+    matmul(rows, a.T, out=held)
     if 0 in result.shape:
         return
-    matmul(rows, a.T, out=held)
     _low_rank[_grid](rows, weight.T, held, b.T, bias, result, float(scale))
 
 
@@ -216,8 +215,8 @@ def _(saved, grad, of_low):
         saved.scale,
         saved.needs,
     )
-    rows, g = x.reshape(-1, x.shape[-1]), grad.to(x.dtype).reshape(-1, w.shape[0]).contiguous()
-    low = saved.result[1].reshape(-1, a.shape[0])
+    rows, g = matrix(x), matrix(grad.to(x.dtype)).contiguous()
+    low = matrix(saved.result[1])
     dx, back = lora_linear(g, w.T, b.T, a.T, scale)  # back: dy B
     more = of_low.reshape(low.shape).to(x.dtype)
     if wanted["x"]:
@@ -274,14 +273,14 @@ def linear_gate_add(
 @linear_gate_add.backward(saves="x weight gate bias")
 def _(saved, grad):
     x, w, gate, bias, wanted = saved.x, saved.weight, saved.gate, saved.bias, saved.needs
-    rows = x.reshape(-1, x.shape[-1])
+    rows = matrix(x)
     each = gate if len(gate.shape) == 1 else gate[..., None, :]
-    g = (grad * each).to(x.dtype).reshape(-1, w.shape[0]).contiguous()
+    g = matrix((grad * each).to(x.dtype)).contiguous()
     of_gate = None
     if wanted["gate"]:
         branch = matmul(rows, w.T, bias).reshape(grad.shape)
         of_gate = (grad.float() * branch).sum(-2)
-        of_gate = of_gate.reshape(-1, w.shape[0]).sum(0) if len(gate.shape) == 1 else of_gate
+        of_gate = matrix(of_gate).sum(0) if len(gate.shape) == 1 else of_gate
     return (
         matmul(g, w).reshape(x.shape) if wanted["x"] else None,
         matmul(g.T, rows) if wanted["weight"] else None,

@@ -93,6 +93,19 @@ def first_order_only(name: str, *of_derivatives: Any) -> None:
         )
 
 
+def _has_no_elements(value: Any) -> bool:
+    return 0 in getattr(value, "shape", ())
+
+
+def _clear(result: Any) -> None:
+    """Sets results to 0, which is what no elements add up to: where there is nothing to read the
+    function need not launch anything. Those of jax are zeros from the start.
+    """
+    for x in result if isinstance(result, tuple) else (result,):
+        if x is not None:
+            x[...] = 0
+
+
 def _is_of_jax(value: Any) -> bool:
     return type(value).__module__.startswith("jax")
 
@@ -160,6 +173,8 @@ class Operator:
                 kwargs[name] = float(kwargs[name])
         steps = self.fn(*args, **kwargs)
         result = next(steps)
+        if not foreign and any(map(_has_no_elements, (*args, *kwargs.values()))):
+            _clear(result)
         for _ in steps:
             raise RuntimeError(f"{self.name} yields more than once")
         if self.on_mutation is not None:

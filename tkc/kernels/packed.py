@@ -518,5 +518,5 @@ def _(saved, grad):
         )
         dx = matmul(grad.to(x.dtype), weights)
     if saved.needs["bias"]:
-        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        of_bias = matrix(grad).sum(0)
     return dict(x=dx, bias=of_bias)

@@ -343,7 +343,8 @@ def _check(operands: tuple, axes: int) -> None:
     """Raises LaunchError for what does not fit; axes: that v has."""
     q, g, k, v, a, b = operands
     floats(q, g, k, v, a, b)
-    if len(q.shape) != axes or len(v.shape) != axes or not 1 <= q.shape[-1] <= WIDEST_KEYS:
+    shaped = len(q.shape) == len(v.shape) == axes and q.shape[-2] > 0
+    if not shaped or not 1 <= q.shape[-1] <= WIDEST_KEYS:
         raise tkc.LaunchError(
             "rwkv7: q and v are [batch, positions, heads, width] (a step has no positions), and q's"
             f" width is 1 to {WIDEST_KEYS}; got {list(q.shape)} and {list(v.shape)}"

@@ -86,8 +86,13 @@ def _extents(chunks, CHUNK, N):
 
 def _without_nan(values):
     """As float32, NaN as the least."""
-    values = values.to(tkc.float32)
+    values = _with_one_zero(values)
     return tkc.where(values == values, values, -inf)
+
+
+def _with_one_zero(values):
+    """Floats as float32, -0 as the 0 that it equals: their ordered bits differ."""
+    return values.to(tkc.float32) + 0.0 if values.dtype.is_float else values
 
 
 def _ordered(values, ZERO):
@@ -397,7 +402,7 @@ def _argmax(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
     best, place = tkc.full((ROWS, N), LOWEST, tkc.int32), tkc.zeros((ROWS, N), tkc.int32)
     for at in tkc.range(0, x.shape[1], N):
         here = (at + tkc.arange(N) < x.shape[1])[None, :]
-        bits = tkc.where(here, ordered(tkc.load(x, (row, at), (ROWS, N))), LOWEST)
+        bits = tkc.where(here, ordered(_with_one_zero(tkc.load(x, (row, at), (ROWS, N)))), LOWEST)
         better = (bits > best) | here & (at == 0)
         best = tkc.where(better, bits, best)
         place = tkc.where(better, (at + tkc.arange(N))[None, :], place)
@@ -507,7 +512,8 @@ def _merge(
 @operator
 def sort(x: Array, axis: int = -1, descending: bool = False) -> Iterator[tuple[Array, Array]]:
     """The elements along an axis in order, and their indices (int64): a stable sort, NaN last
-    (descending: first). Numbers of 32 bits or fewer. Raises LaunchError for others.
+    (descending: first), -0 before 0 (behind it). Numbers of 32 bits or fewer. Raises LaunchError
+    for others.
     """
     turned = last(x, axis)
     _check_sorted(x, "sort")

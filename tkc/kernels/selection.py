@@ -34,7 +34,7 @@ SHORT_TYPES = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
 
 def ordered(x: Any) -> Any:
-    """Numbers as integers of the same order, NaN as the largest."""
+    """Numbers as integers of the same order, -0 below 0, NaN as the largest."""
     if not x.dtype.is_float:
         return x.to(tkc.int32)
     bits = x.to(tkc.float32).to(tkc.int32, bitcast=True)
@@ -204,8 +204,8 @@ def _histogram(x, out, low, scale, BINS: tkc.constexpr, N: tkc.constexpr):
 @operator
 def topk(x: Array, k: int, axis: int = -1) -> Iterator[tuple[Array, Array]]:
     """The k largest elements along an axis in descending order, and their indices (int64); of
-    equals the first. Floats and integers of 32 bits or fewer. Raises LaunchError where k is not 1 …
-    min(1024, the axis's length), or for other types."""
+    equals the first, of which -0 is not 0, but below. Floats and integers of 32 bits or fewer.
+    Raises LaunchError where k is not 1 … min(1024, the axis's length), or for other types."""
     turned, kind = last(x, axis), dtype_of(x)
     columns = turned.shape[-1]
     if not 1 <= k <= min(MAX_K, columns):

@@ -28,7 +28,7 @@ from tkc.kernels.arrays import (
     floats,
     power,
 )
-from tkc.kernels.chunks import LOG2E, WIDEST
+from tkc.kernels.chunks import LOG2E, WIDEST, is_shared
 from tkc.kernels.linear_attention import linear_attention, linear_attention_backward
 from tkc.kernels.operator import operator
 
@@ -363,7 +363,7 @@ def ssd_step(
     expect(b, (batch, b.shape[1], width), "b")
     expect(c, b.shape, "c")
     expect(state, (batch, heads, width, columns), "state")
-    if heads % b.shape[1]:
+    if not is_shared(heads, b.shape[1]):
         raise tkc.LaunchError(f"ssd_step: b's {b.shape[1]} groups do not divide x's {heads} heads")
     out = empty(x)
     yield out

@@ -28,6 +28,7 @@ from tkc.kernels.arrays import (
     empty,
     expect,
     floats,
+    matrix,
     power,
     zeros,
 )
@@ -714,11 +715,16 @@ def _conv(
     rank = len(x.shape) - 2
     y = empty(x, (x.shape[0], *found.out[AXES - rank :], weight.shape[0]))
     yield y
-    if 0 in y.shape or not x.shape[-1]:
+    if 0 in y.shape:
+        return
+    if not x.shape[-1]:  # no tap reads anything: the result is the bias
+        rows = matrix(y)
+        sources, w = (empty(x, (n, 0)) for n in rows.shape)
+        matmul(sources, w.T, bias, activation, rows)
         return
     if found.is_pointwise and not _is_each(x, weight):
         w = weight.reshape((weight.shape[0], weight.shape[-1]))
-        matmul(_rows(x), w.T, bias, activation, y.reshape((prod(y.shape[:-1]), y.shape[-1])))
+        matmul(_rows(x), w.T, bias, activation, matrix(y))
         return
     sizes = found.out, found.size, found.out
     _launch(x, weight, bias, y, (found.forward(),), sizes, activation, False)
@@ -748,12 +754,10 @@ def conv_backward(
     floats(grad, x, weight)
     found = _described(x, weight, (s0, s1, s2, p0, p1, p2, d0, d1, d2), "conv_backward")
     expect(grad, (x.shape[0], *found.out[3 - (len(x.shape) - 2) :], weight.shape[0]), "grad")
-    nothing = 0 in grad.shape or 0 in x.shape
-    make = zeros if nothing or _has_gaps(found) else empty
-    dx = make(x, x.shape if of_x else (0,))
-    dw = (zeros if nothing else empty)(weight, weight.shape if of_weight else (0,))
+    dx = (zeros if _has_gaps(found) else empty)(x, x.shape if of_x else (0,))
+    dw = empty(weight, weight.shape if of_weight else (0,))
     yield dx, dw
-    if nothing:
+    if 0 in grad.shape or 0 in x.shape:
         return
     if of_x:
         phases = sorted(found.phases(), key=lambda phase: -prod(phase[1].count))
@@ -882,7 +886,7 @@ def _(saved, grad):
         grad, saved.activation, saved.result, lambda: _conv(x, w, bias, *s, *p, *d, None)
     ).to(x.dtype)
     dx, dw = conv_backward(grad, x, w, *s, *p, *d, bool(wanted["x"]), bool(wanted["weight"]))
-    return dx, dw, grad.reshape(-1, grad.shape[-1]).sum(0) if wanted["bias"] else None
+    return dx, dw, matrix(grad).sum(0) if wanted["bias"] else None
 
 
 def _of_axes(value: int | Sequence[int], rank: int, one: int) -> tuple[int, ...]:

@@ -109,8 +109,8 @@ def _joined(name: str, x: tensor, thunk: Callable[[], Any]) -> Any:
     """`x and y`, or with `or`: both sides are evaluated."""
     y = unwrap(thunk())
     if not isinstance(y, tensor):
-        decided = bool(y) is (name == "or")
-        return to_tensor(decided) if decided and not x.value.shape else _with_number(name, x, y)
+        decides = bool(y) is (name == "or")
+        return to_tensor(bool(y)) if decides and not x.value.shape else _with_number(name, x, y)
     operator = truth(x).__and__ if name == "and" else truth(x).__or__
     return operator(truth(y))
 
