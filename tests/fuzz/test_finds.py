@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from xdsl.dialects import scf
 
 from tkc.codegen.ptx import register_coalescing
 from tkc.codegen.ptx.emitter import Emitter
@@ -26,7 +27,13 @@ from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
 from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
-from tkc.passes.warpgroups import epilogue_stores, in_flight
+from tkc.passes.warpgroups import (
+    epilogue_stores,
+    in_flight,
+    numbers_of_tiles,
+    producing,
+    tails,
+)
 
 MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
@@ -135,6 +142,33 @@ def test_places_that_warps_compute_together(monkeypatch):
     assert found("roles", seeds) is None
     monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
     failure = found("roles", seeds)
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_tiles_that_a_role_holds(monkeypatch):
+    """A producer read what warps of the consumers hand one another."""
+    assert found("roles", [58]) is None
+    monkeypatch.setattr(numbers_of_tiles, "_handed_on", lambda value: value)
+    failure = found("roles", [58])
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_branches_that_ask_what_consumers_hand_on(monkeypatch):
+    """What they ask was read before it was written."""
+    assert found("roles", [122]) is None
+    monkeypatch.setattr(tails, "_is_known", lambda condition, begun: True)
+    failure = found("roles", [122])
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_loops_that_ask_what_consumers_hand_on(monkeypatch):
+    """A producer ran them, too, and read what nobody had written."""
+    assert found("roles", [52]) is None
+    computes = producing._computes
+    monkeypatch.setattr(
+        producing, "_computes", lambda op: not isinstance(op, scf.WhileOp) and computes(op)
+    )
+    failure = found("roles", [52])
     assert failure is not None and failure.kind == "Violation"
 
 
