@@ -15,6 +15,7 @@ from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
+from tkc.ir.types import ArrayFacts
 from tkc.language import control
 from tkc.passes import (
     fit_dots,
@@ -142,6 +143,14 @@ def test_places_that_warps_compute_together(monkeypatch):
     assert found("roles", seeds) is None
     monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
     failure = found("roles", seeds)
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_windows_that_slide(monkeypatch):
+    """Other elements of an array were taken for other memory."""
+    assert found("in_place", [21]) is None
+    monkeypatch.setattr(ArrayFacts, "overlaps_itself", False)
+    failure = found("in_place", [21])
     assert failure is not None and failure.kind == "Violation"
 
 
