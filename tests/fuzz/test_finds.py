@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from xdsl.dialects import scf
 
 from tkc.codegen.ptx import register_coalescing
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
+from tkc.ir.types import ArrayFacts
 from tkc.language import control
 from tkc.passes import (
     fit_dots,
@@ -26,7 +28,13 @@ from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
 from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
-from tkc.passes.warpgroups import epilogue_stores, in_flight
+from tkc.passes.warpgroups import (
+    epilogue_stores,
+    in_flight,
+    numbers_of_tiles,
+    producing,
+    tails,
+)
 
 MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
@@ -135,6 +143,41 @@ def test_places_that_warps_compute_together(monkeypatch):
     assert found("roles", seeds) is None
     monkeypatch.setattr(loads, "take_several_warps", lambda places: False)
     failure = found("roles", seeds)
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_windows_that_slide(monkeypatch):
+    """Other elements of an array were taken for other memory."""
+    assert found("in_place", [21]) is None
+    monkeypatch.setattr(ArrayFacts, "overlaps_itself", False)
+    failure = found("in_place", [21])
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_tiles_that_a_role_holds(monkeypatch):
+    """A producer read what warps of the consumers hand one another."""
+    assert found("roles", [58]) is None
+    monkeypatch.setattr(numbers_of_tiles, "_handed_on", lambda value: value)
+    failure = found("roles", [58])
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_branches_that_ask_what_consumers_hand_on(monkeypatch):
+    """What they ask was read before it was written."""
+    assert found("roles", [122]) is None
+    monkeypatch.setattr(tails, "_is_known", lambda condition, begun: True)
+    failure = found("roles", [122])
+    assert failure is not None and failure.kind == "Violation"
+
+
+def test_loops_that_ask_what_consumers_hand_on(monkeypatch):
+    """A producer ran them, too, and read what nobody had written."""
+    assert found("roles", [52]) is None
+    computes = producing._computes
+    monkeypatch.setattr(
+        producing, "_computes", lambda op: not isinstance(op, scf.WhileOp) and computes(op)
+    )
+    failure = found("roles", [52])
     assert failure is not None and failure.kind == "Violation"
 
 

@@ -70,6 +70,16 @@ def branch(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.co
 
 
 @tkc.jit
+def place_in_loop(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
+    """Each step asks for the number: what the table holds of it is loaded in the loop."""
+    m, total = tkc.program_id(0), tkc.zeros((N, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        left = tkc.load(a, (NUMBER(table, m, SIZE) * N, k), (N, 64))
+        total = tkc.dot(left, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (m * N, 0), total.to(c.dtype))
+
+
+@tkc.jit
 def result(table, a, b, c, NUMBER: tkc.constexpr, SIZE: tkc.constexpr, N: tkc.constexpr):
     """The consumers alone need it."""
     m = tkc.program_id(0)
@@ -109,8 +119,46 @@ def sorted_first(table, m, size):
     return tkc.sort(tkc.load(table, (0,), (size,)), descending=True)[size - 1] + m - 1
 
 
+def nearest(table, m, size):
+    """Where the table has the number."""
+    return tkc.argmin(tkc.abs(tkc.load(table, (0,), (size,)) - 1 - m), axis=0)
+
+
+@tkc.jit
+def first_largest(a, i, b, j):
+    is_first = (a > b) | (a == b) & (i < j)
+    return tkc.where(is_first, a, b), tkc.where(is_first, i, j)
+
+
+def by_a_function(table, m, size):
+    """The same by a function of the user's, of values and their places."""
+    distance = tkc.abs(tkc.load(table, (0,), (size,)) - 1 - m)
+    return tkc.reduce((-distance, tkc.arange(size)), 0, first_largest)[1]
+
+
+@tkc.jit
+def composed(a, b, c, d):
+    return a * c, b * c + d
+
+
+def by_steps(table, m, size):
+    """What steps x -> f x + g come to, one after the other: the last one's g, for its f is 0."""
+    at = tkc.load(table, (0,), (size,))
+    return tkc.reduce((tkc.where(at == size, 0, 3), at + m - size), 0, composed)[1]
+
+
+def cut(table, m, size):
+    """Of half of a tile, which is no tile that warps hold as they hold the whole."""
+    return tkc.max(tkc.load(table, (0,), (size,))[size // 4 : size // 2]) - size // 2 + m
+
+
+def backwards(table, m, size):
+    return tkc.min(tkc.flip(tkc.load(table, (0,), (size,))) * tkc.arange(size)) + m
+
+
 KERNELS = (place, steps, uneven, branch, result)
 NUMBERS = (searched, largest, alike, of_a_matrix, taken, counted, sorted_first)
+EXCHANGED = (nearest, by_a_function, by_steps, cut, backwards)
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic_schedule": True}, {"num_warps": 8}], ids=str)
@@ -128,14 +176,33 @@ def test_products(kernel, number, size, options):
     assert (c == (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16)).all()
 
 
+@pytest.mark.parametrize("size", [32, 256])
+@pytest.mark.parametrize(
+    "kernel, number",
+    [
+        *((kernel, number) for number in EXCHANGED for kernel in (place, uneven, place_in_loop)),
+        *((place_in_loop, number) for number in NUMBERS),
+    ],
+    ids=lambda f: getattr(f, "fn", f).__name__,
+)
+def test_numbers_that_warps_exchange_elements_for(kernel, number, size):
+    test_products(kernel, number, size, {})
+
+
 def read(table, m, size):
     return tkc.load(table, (m,), (1,))[0] - 1
 
 
 @pytest.mark.parametrize("warps", [None, 8])
 @pytest.mark.parametrize("size", [8, 32, 256])
-@pytest.mark.parametrize("number", [searched, largest, read], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kernel", [place, uneven, branch], ids=lambda k: k.fn.__name__)
+@pytest.mark.parametrize(
+    "number",
+    [searched, largest, read, nearest, by_a_function, by_steps],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize(
+    "kernel", [place, uneven, branch, place_in_loop], ids=lambda k: k.fn.__name__
+)
 def test_one_thread_of_a_producer_knows_the_number(kernel, number, size, warps):
     """In PTX, whose shuffles take elements from lanes that a producer does not have."""
     n, r = 64, np.random.default_rng(size)

@@ -26,6 +26,16 @@ FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # of a dot's results, numbers to m
 READ_ALIKE = 10  # one kernel of so many has dots whose results are read alike
 # one of so many computes the program's number of a tile, of so many elements
 OF_A_TILE, TILES = 10, (8, 64, 256, 1024)
+# how the program's number is computed of a tile, of so many elements
+NUMBERS_OF_TILES = (
+    "tkc.max(tkc.arange({0}) - {1} + p0, axis=0)",
+    "tkc.argmax((tkc.arange({0}) == p0 % {0}).to(tkc.int32), axis=0)",
+    "tkc.reduce(tkc.arange({0}) - {1} + p0, 0, lambda a, b: tkc.where(a > b, a, b))",
+    "tkc.max((tkc.arange(2 * {0}) - {1} + p0)[:{0}], axis=0)",
+)
+# one of so many has consumers hand on elements between two dots: for where a block lies, a branch,
+# or a loop without a count
+HANDED_ON = 10
 # one of so many goes on using an operand that its dots take from registers; one of so many has its
 # loop in another
 HELD, NESTED = 10, 10
@@ -227,7 +237,7 @@ class DotWriter(ValueWriter):
             self._loop_of_held_operands(loop, row)
         elif self.seed % SCALED == SCALED - 7:
             self._loops_of_scaled_operands(loop, row)
-        elif self.chance(0.25):
+        elif self.seed % HANDED_ON == HANDED_ON - 8 or self.chance(0.25):
             self._loop_of_late_dots(loop, row)
         else:
             self._loop_of_early_dots(loop, row, form)
@@ -239,7 +249,8 @@ class DotWriter(ValueWriter):
         if self.seed % OF_A_TILE != OF_A_TILE - 2:  # no draw: others stay what they were
             return "p0"
         name, size = self.fresh("p"), TILES[self.seed // OF_A_TILE % len(TILES)]
-        self.line(f"{name} = tkc.max(tkc.arange({size}) - {size - 1} + p0, axis=0)")
+        form = NUMBERS_OF_TILES[self.seed // OF_A_TILE // len(TILES) % len(NUMBERS_OF_TILES)]
+        self.line(f"{name} = {form.format(size, size - 1)}")
         return name
 
     def _head(self, loop: DotLoop) -> None:
@@ -445,6 +456,28 @@ class DotWriter(ValueWriter):
         few = self.let(text.format(product().name), total, (m, k), 4)
         if count:
             self.line(f"{count.name} = {count.name} + tkc.sum({few.name}, axis=1)")
+        place = self._handed_on(few, i, k)
         p = self.to(few, loop.dtype)
-        self.add_dot(acc, p, self.operand(loop.dtype, k, n, i, loop.column))
+        self.add_dot(acc, p, self.operand(loop.dtype, k, n, place, loop.column))
         return rights[0]
+
+    def _handed_on(self, few: Tile, i: str, k: int) -> str:
+        """Between two dots, what consumers hand on through shared memory: the largest element,
+        which a branch or a loop asks for, or where the next block lies, of what a table has from
+        the counter on. Gives where that is.
+        """
+        if self.seed % HANDED_ON != HANDED_ON - 8:  # no draw: others stay what they were
+            return i
+        form = self.seed // HANDED_ON % 4
+        if form > 1:
+            size = (32, 256)[form - 2]
+            loaded = f"tkc.load({self.input(1, 'int32').name}, ({i},), ({size},))"
+            place = self.fresh("p")
+            self.line(f"{place} = tkc.minimum(tkc.max({loaded}, axis=0), 2) * {k}")
+            return f"tkc.maximum({place}, 0)"
+        asks = f"tkc.max(tkc.max({few.name}, axis=1), axis=0) > 1"
+        self.line(f"{('if', 'while')[form]} {asks}:")
+        saved = self.enter()
+        self.line(f"{few.name} = tkc.where({few.name} > 1, {few.name} - 1, {few.name})")
+        self.leave(saved)
+        return i

@@ -21,6 +21,7 @@ MOST_ARRAYS = 12  # of a kernel, before a production makes no more
 MOST_OWN = 8  # the greatest number in an array w
 MOST_ADDED = 1 << 14  # the greatest number in an array x
 ALIGNED = 16  # bytes at multiples of which NumPy's arrays begin
+SLIDING = 10  # one of so many copies windows that slide over an array, one to the next
 ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
 
 
@@ -261,6 +262,8 @@ class MemoryWriter(DotWriter):
         a = self.own_array(2, self.pick(OPERAND_TYPES))
         if extents is None or a is None:
             return
+        if self.seed % SLIDING == SLIDING - 9:  # no draw: others stay what they were
+            self._slide()
         m, n, k = extents
         total = self.zeros((m, n), "int32" if a.dtype == "int8" else "float32")
         i, (text, most, _) = self.fresh("i"), self.trips()
@@ -283,6 +286,23 @@ class MemoryWriter(DotWriter):
         # at most so many iterations of products of such numbers
         bound = MOST_OWN * 8 * k * 8
         self.pool = [replace(v, bound=bound) if v.name == total.name else v for v in self.pool]
+
+    def _slide(self) -> None:
+        """A loop over windows of an array, each of which shares all but one element with the next,
+        to which it writes.
+        """
+        a = self.own_array(1, "int32")
+        if a is None or a.order != "C" or a.shape[1] < 3:
+            return
+        columns, (w, i, x) = a.shape[1] // 2, map(self.fresh, "wix")
+        rows = a.shape[1] - columns + 1
+        array = f"{self.other_name(a).name}p"
+        self.line(f"{w} = tkc.array({array}.ptr, tkc.{a.dtype}, ({rows}, {columns}), (1, 1))")
+        self.line(f"for {i} in tkc.range(0, {min(rows - 1, 3)}):")
+        saved = self.enter()
+        self.line(f"{x} = tkc.load({w}, ({i}, 0), (1, {columns}))")
+        self.line(f"tkc.store({w}, ({i} + 1, 0), {x})")
+        self.leave(saved)
 
     def _gathered(self, i: str, a: ArraySpec, shape: tuple[int, int]) -> Tile | None:
         """Now and then: rows of an array by numbers that the loop itself changes."""

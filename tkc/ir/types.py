@@ -27,6 +27,7 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
@@ -385,6 +386,20 @@ class ArrayFacts:
             for mine, theirs in ((self.shape, other.shape), (self.strides, other.strides))
         )
         return ArrayFacts(shape, strides, gcd(self.align, other.align))
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether elements are known to share memory, as those of windows that slide do."""
+        axes = [
+            (abs(stride.exact), n.exact)
+            for stride, n in zip(self.strides, self.shape, strict=True)
+            if stride.exact is not None and n.exact != 1
+        ]
+        known = sorted(axes, key=lambda axis: axis[0])
+        return any(stride == 0 for stride, _ in known) or any(
+            stride == next_stride if n is None else (n - 1) * stride >= next_stride
+            for (stride, n), (next_stride, _) in pairwise(known)
+        )
 
     def __str__(self):
         return (

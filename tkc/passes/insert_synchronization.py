@@ -51,6 +51,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.ir.values import (
     ancestor,
+    array_type,
     block_of,
     defining_op,
     first_of,
@@ -107,8 +108,10 @@ class Box:
     axes: tuple[tuple[SSAValue | None, int, int], ...]
 
     @staticmethod
-    def of(op: tile.Load | tile.Store | tile.AtomicBlock) -> Box:
-        """What a block access touches."""
+    def of(op: tile.Load | tile.Store | tile.AtomicBlock) -> Box | None:
+        """What a block access touches; None where other elements are the same memory."""
+        if array_type(op.array).facts.overlaps_itself:
+            return None
         extents = (abs(n) for n in op.extents.get_values())
         starts = map(_start_of, op.offsets)
         return Box(op.array, tuple((*at, n) for at, n in zip(starts, extents, strict=True)))
@@ -707,6 +710,8 @@ def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
     if isinstance(op, tile.Store) and not isinstance(t, TileType):
         return ALONE
     if not isinstance(t, TileType) or not _is_private(t):
+        return None
+    if array_type(op.array).facts.overlaps_itself:
         return None
     return (op.array, *op.offsets, t.layout)
 

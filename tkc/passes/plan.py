@@ -89,6 +89,7 @@ from tkc.passes.planning.pressure import (
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
 from tkc.passes.planning.rings import run_ahead
+from tkc.passes.planning.roles.loads import sources_of_places
 from tkc.passes.planning.roles.multicast import has_small_accumulators
 from tkc.passes.planning.splits import (
     bound_to_rows,
@@ -136,6 +137,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     ]
     number(kernel)
     mark_converted(kernel, context.plan)
+    mark_places(kernel, context.plan)
     mark_stores(kernel)
     for op in operations_in(kernel, tile.Load):
         narrow_panel(op, context.plan.load(op).panel)
@@ -152,6 +154,17 @@ def mark_converted(kernel: tile.Kernel, plan: Plan) -> None:
                 convert_operand(value := untransposed(operand))
                 for load in loads_behind(value):
                     load.attributes[STAYS] = UnitAttr()
+
+
+def mark_places(kernel: tile.Kernel, plan: Plan) -> None:
+    """Says of every tile of which a role computes where its copies lie that it stays where it is:
+    each thread of that role holds it, and no loop carries it.
+    """
+    loads = operations_in(kernel, tile.Load)
+    copied = [op for op in loads if plan.load(op).path in ("tma", "cp_async", "broadcast")]
+    for op in sources_of_places(copied) if plan.roles != "one" else ():
+        if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType):
+            op.attributes[STAYS] = UnitAttr()
 
 
 def mark_stores(kernel: tile.Kernel) -> None:

@@ -53,7 +53,7 @@ from tkc.passes.planning.operands import (
     untransposed,
 )
 
-# of a load that no loop may carry for the next iteration: the converter makes it, too
+# of a load that no loop may carry for the next iteration: another role makes it, too
 STAYS = "stays"
 # of a thread of the converter, for addresses, stages and what a chain of operations has under way
 CONVERTER_REGISTERS = 40

@@ -14,6 +14,9 @@ A dot runs until something needs it (`Overlap`); sums of loops run on into the n
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import takewhile
+
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -157,7 +160,7 @@ class Overlap:
             if isinstance(op, tile.Dot) and _is_wgmma(op):
                 self._issue(op)
         if self.turns:
-            _take_turns(self.block)
+            _take_turns(self.block, self.rings)
         if self.flights and self.block.last_op is not None:
             self._end(self.block.last_op)
         _release_stages(self.block, self.rings, self.late)
@@ -294,16 +297,29 @@ def is_plain(op: Operation) -> bool:
     )
 
 
-def _take_turns(block: Block) -> None:
+def _take_turns(block: Block, rings: Container[SSAValue]) -> None:
     """Where several groups of dots are issued one after the other, the warpgroups do so in turn:
-    one's vector work runs under the other's dots.
+    one's vector work runs under the other's dots. Not where all of them meet in between.
     """
     fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
     commits = [op for op in block.ops if isinstance(op, threads.DotCommit)]
     if len(fences) < 2 or any(op.regions and not is_plain(op) for op in block.ops):
         return
+    turn = (op for op in block.ops if fences[0].is_before_in_block(op))
+    if any(_is_handed_on(op, rings) for op in takewhile(lambda op: op is not commits[-1], turn)):
+        return
     before(fences[0], threads.Turn("begin"))
     after(commits[-1], threads.Turn("end"))
+
+
+def _is_handed_on(op: Operation, rings: Container[SSAValue]) -> bool:
+    """Whether consumers hand one another what an operation writes or reads in shared memory: no
+    operand of dots, and in no ring.
+    """
+    if not isinstance(op, (shared.Read, shared.Write)) or is_multiplied(op.buffer):
+        return False
+    stage = stage_shown(op.buffer)
+    return stage is None or stage.ring not in rings
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> Operation:

@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import WARP, Layout
-from tkc.ir.rewrite import before, erase, retype
+from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, tile_type
 from tkc.passes.analysis.values import tiles_behind
@@ -22,7 +22,7 @@ from tkc.passes.analysis.values import tiles_behind
 def reduce_alone(role: threads.Role) -> None:
     """Has a role other than the consumers reduce tiles to numbers without other warps."""
     for op in list(role.walk()):
-        if isinstance(op, tile.Reduce):
+        if isinstance(op, tile.Reduce) and not isinstance(op.results[0].type, TileType):
             _reduce_alone(op)
 
 
@@ -50,25 +50,39 @@ def hold_whole(role: threads.Role) -> None:
 
 
 def _reduce_alone(op: tile.Reduce) -> None:
-    """A number to which each warp of the consumers adds what it has, as one of the whole tile,
-    where that is one that a thread holds:
+    """A number of what warps of the consumers hand one another, as one of what each of them had,
+    where that is a tile that a thread holds:
 
         %p = tile.reduce_partial max %x      tile.write %s, %p
         %y = tile.read %s                    tile.reduce max[%y]     ->     tile.reduce max[%x]
     """
-    read = defining_op(op.args[0], shared.Read)
-    if read is None or isinstance(op.results[0].type, TileType):
-        return
-    writes = [u.operation for u in read.buffer.uses if isinstance(u.operation, shared.Write)]
-    writes = [write for write in writes if write.parent is op.parent]
-    if len(writes) != 1 or not isinstance(part := writes[0].value.owner, shared.ReducePartial):
-        return
-    op.operands = [part.args[0]]
+    as_it_was: dict[Operation, list[SSAValue]] = {}
+    work: list[Operation] = [op]
+    while work:
+        user = work.pop()
+        if user in as_it_was:
+            continue
+        as_it_was[user] = list(user.operands)
+        user.operands = list(map(_handed_on, user.operands))
+        part = user.operands[0].owner if isinstance(user, tile.Reduce) else None
+        if isinstance(part, shared.ReducePartial):
+            user.operands = list(map(_handed_on, part.args))
+        of_tiles = [v.owner for v in user.operands if isinstance(v.type, TileType)]
+        work += [owner for owner in of_tiles if isinstance(owner, Operation)]
     if tiles_behind(op) is None:
-        op.operands = [read.result]
-        return
-    for unread in (read, writes[0], part):
-        erase(unread)
+        for user, operands in as_it_was.items():
+            user.operands = operands
+
+
+def _handed_on(value: SSAValue) -> SSAValue:
+    """A tile that is read in shared memory as the one that was written there for that."""
+    while (read := defining_op(value, shared.Read)) is not None:
+        writes = [u.operation for u in read.buffer.uses if isinstance(u.operation, shared.Write)]
+        writes = [write for write in writes if write.parent is read.parent]
+        if len(writes) != 1:
+            break
+        value = writes[0].value
+    return value
 
 
 def _whole(t: TileType, warps: int) -> Layout:

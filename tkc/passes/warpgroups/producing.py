@@ -23,6 +23,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import index_of, operations_in, shared_type, terminator_of
+from tkc.passes.analysis.values import WRITES
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -102,7 +103,7 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
             case _ if (
                 not op.regions
                 and not op.results
-                and not isinstance(op, (scf.YieldOp, scf.ConditionOp))
+                and not isinstance(op, (scf.YieldOp, scf.ConditionOp, tile.Yield))
                 and not relayouts(op)
             ):
                 erase(op)
@@ -112,18 +113,25 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
 
 
 def erase_unread(block: Block) -> bool:
-    """Erases buffers, what is read of them, and tiles, that nothing uses. True if some went."""
+    """Erases buffers, what is read of them, tiles, and loops that compute such until a condition
+    holds, that nothing uses. True if some went.
+    """
     changed = False
-    for op in [
-        op
-        for op in block.walk()
-        if isinstance(op, (shared.Alloc, shared.Read, *shared.VIEWS))
-        or any(isinstance(r.type, TileType) for r in op.results)
-    ][::-1]:
-        if not op.regions and not any(r.first_use for r in op.results):
+    for op in [op for op in block.walk() if _computes(op)][::-1]:
+        if not any(r.first_use for r in op.results):
             erase(op)
             changed = True
     return changed
+
+
+def _computes(op: Operation) -> bool:
+    """Whether an operation does nothing for other roles or programs but give its results."""
+    if isinstance(op, scf.WhileOp):
+        inside = [inner for inner in op.walk() if inner is not op]
+        acts = (*PRODUCER_OPERATIONS, *WRITES)
+        return not any(isinstance(inner, acts) or tile.watches(inner) for inner in inside)
+    of_memory = isinstance(op, (shared.Alloc, shared.Read, *shared.VIEWS))
+    return not op.regions and (of_memory or any(isinstance(r.type, TileType) for r in op.results))
 
 
 def convert(

@@ -24,12 +24,12 @@ ways, where these join.
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import threads
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import PendingType, TileType
-from tkc.ir.values import block_of, operations_in, terminator_of
+from tkc.ir.values import block_of, is_side_effect_free, operations_in, terminator_of
 
 
 def straighten(role: threads.Role) -> None:
@@ -40,7 +40,8 @@ def straighten(role: threads.Role) -> None:
 
 def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
     """A branch that leaves a tile as it is or computes another, while dots of the iteration are
-    still under way, and where those begin.
+    still under way, and where those begin. What it asks is known by then: it does not follow from
+    these dots, or from what warps hand one another behind them.
     """
     begun, in_flight = None, False
     if any(isinstance(v.type, PendingType) for v in loop.iter_args):
@@ -58,8 +59,16 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
                 and isinstance(op.results[0].type, TileType)
                 and any(len(region.block.ops) == 1 for region in op.regions)
             ):
-                return begun, op
+                return (begun, op) if _is_known(op.cond, begun) else None
     return None
+
+
+def _is_known(condition: SSAValue, begun: Operation) -> bool:
+    """Whether what a condition follows from behind an operation may stay where it is, while what
+    else stands there comes later.
+    """
+    needed = defining_slice([condition], block_of(begun))
+    return all(is_side_effect_free(op) for op in needed if begun.is_before_in_block(op))
 
 
 def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:

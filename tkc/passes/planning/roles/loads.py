@@ -18,7 +18,14 @@ from tkc.ir.types import bits
 from tkc.ir.values import owner_op, parents, tile_type, yielded_by
 from tkc.passes.analysis.mapped import dense_of_block, narrowed_panel
 from tkc.passes.analysis.program_axes import program_axes, sources
-from tkc.passes.analysis.values import LOADS, MAX_HELD, tiles_behind
+from tkc.passes.analysis.values import (
+    LEAVES,
+    LOADS,
+    MAX_HELD,
+    POINTWISE,
+    VIEWS,
+    tiles_behind,
+)
 from tkc.passes.planning.converting import loads_behind
 from tkc.passes.planning.gathers import copied_bytes, loaded_by_consumers
 from tkc.passes.planning.operands import (
@@ -121,18 +128,31 @@ def take_several_warps(loads: Sequence[tile.Load]) -> bool:
     """Whether the places of blocks, or the loops and branches round their loads, depend on a scalar
     that warps compute together: then no warp alone knows what to copy.
     """
-    places = [v for load in loads for v in (*load.operands, *_ways_to(load))]
-    return any(map(_takes_several_warps, sources(places)))
+    return any(map(_takes_several_warps, sources_of_places(loads)))
+
+
+def sources_of_places(loads: Sequence[tile.Load]) -> set[Operation]:
+    """On what the places of blocks depend, and the loops and branches round their loads."""
+    return sources(v for load in loads for v in (*load.operands, *_ways_to(load)))
 
 
 def _takes_several_warps(op: Operation) -> bool:
     """Whether warps exchange elements for an operation. What a thread can hold, each has."""
     match op:
         case tile.Reduce():
-            return tile_type(op.args[0]).rank > 1 or tiles_behind(op) is None
+            behind = tiles_behind(op) if tile_type(op.args[0]).rank == 1 else None
+            return behind is None or not all(map(_is_held, behind))
         case tile.Extract():
             return tile_type(op.arg).size > 1
     return isinstance(op, (tile.Scan, tile.Sort, tile.Histogram, tile.Gather))
+
+
+def _is_held(value: SSAValue) -> bool:
+    """Whether threads make each element of a tile of what they hold of others at its place."""
+    op, t = value.owner, tile_type(value)
+    if isinstance(op, VIEWS):
+        return max(t.extents) == t.size
+    return isinstance(op, (*POINTWISE, *LEAVES, *LOADS))
 
 
 def _ways_to(load: tile.Load) -> Iterator[SSAValue]:

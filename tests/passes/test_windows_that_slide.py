@@ -1,0 +1,61 @@
+"""Arrays of which several elements are one in memory: a step reads what the step before wrote at
+another place of the array. Threads meet between the two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tkc
+
+
+@pytest.fixture(autouse=True)
+def in_simulator(monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+
+
+@tkc.jit
+def of_an_array(windows, STEPS: tkc.constexpr):
+    for i in tkc.range(0, STEPS, 1):
+        x = tkc.load(windows, (i, 0), (1, 64))
+        tkc.store(windows, (i + 1, 0), x * 2)
+
+
+@tkc.jit
+def of_a_pointer(memory: tkc.pointer, STEPS: tkc.constexpr):
+    windows = tkc.array(memory, tkc.float32, (STEPS + 1, 64), (1, 1))
+    for i in tkc.range(0, STEPS, 1):
+        x = tkc.load(windows, (i, 0), (1, 64))
+        tkc.store(windows, (i + 1, 0), x * 2)
+
+
+@tkc.jit
+def of_one_row(memory: tkc.pointer, STEPS: tkc.constexpr):
+    rows = tkc.array(memory, tkc.float32, (STEPS, 64), (0, 1))
+    for i in tkc.range(0, STEPS, 1):
+        x = tkc.load(rows, (i, 0), (1, 64))
+        tkc.store(rows, (i, 0), x + tkc.max(x, axis=1)[:, None])
+
+
+KERNELS = (of_an_array, of_a_pointer, of_one_row)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("warps", [2, 4])
+@pytest.mark.parametrize(
+    "kernel", [of_an_array, of_a_pointer, of_one_row], ids=lambda k: k.fn.__name__
+)
+def test_steps_see_what_steps_before_wrote(kernel, warps, target, monkeypatch):
+    monkeypatch.setenv("TKC_TARGET", target)
+    steps = 6
+    memory = np.random.default_rng(0).integers(-2, 3, steps + 64).astype(np.float32)
+    want = memory.copy()
+    for i in range(steps):
+        if kernel is of_one_row:
+            want[:64] += want[:64].max()
+        else:
+            want[i + 1 : i + 65] = want[i : i + 64] * 2
+    windows = np.lib.stride_tricks.as_strided(memory, (steps + 1, 64), (4, 4))
+    kernel[1](windows if kernel is of_an_array else memory, STEPS=steps, num_warps=warps)
+    np.testing.assert_array_equal(memory, want)
