@@ -116,7 +116,7 @@ def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) 
         return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
     program = cpu.compile(
         module,
-        overlapping=bool(dict(signature.options.extra).get("overlaps")),
+        overlapping=any(a != b for a, b in dict(signature.options.extra).get("overlaps", ())),
         checks=signature.options.debug > 0,
     )
     steps.done("machine code")

@@ -15,7 +15,7 @@ from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
-from tkc.ir.types import ArrayFacts
+from tkc.ir.values import array_type
 from tkc.language import control
 from tkc.passes import (
     fit_dots,
@@ -146,11 +146,17 @@ def test_places_that_warps_compute_together(monkeypatch):
     assert failure is not None and failure.kind == "Violation"
 
 
-def test_windows_that_slide(monkeypatch):
-    """Other elements of an array were taken for other memory."""
-    assert found("in_place", [21]) is None
-    monkeypatch.setattr(ArrayFacts, "overlaps_itself", False)
-    failure = found("in_place", [21])
+@pytest.mark.parametrize(
+    "seed, known",
+    [(21, lambda array: False), (31, lambda array: array_type(array).facts.overlaps_itself)],
+)
+def test_windows_that_slide(seed, known, monkeypatch):
+    """Other elements of an array were taken for other memory: of one that the kernel makes, and of
+    an argument of which the launch alone tells.
+    """
+    assert found("in_place", [seed]) is None
+    monkeypatch.setattr(insert_synchronization, "_is_folded", known)
+    failure = found("in_place", [seed])
     assert failure is not None and failure.kind == "Violation"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tkc.runtime.specialize import argument, overlaps
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +39,6 @@ def of_one_row(memory: tkc.pointer, STEPS: tkc.constexpr):
         tkc.store(rows, (i, 0), x + tkc.max(x, axis=1)[:, None])
 
 
-KERNELS = (of_an_array, of_a_pointer, of_one_row)
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("warps", [2, 4])
 @pytest.mark.parametrize(
@@ -59,3 +57,36 @@ def test_steps_see_what_steps_before_wrote(kernel, warps, target, monkeypatch):
     windows = np.lib.stride_tricks.as_strided(memory, (steps + 1, 64), (4, 4))
     kernel[1](windows if kernel is of_an_array else memory, STEPS=steps, num_warps=warps)
     np.testing.assert_array_equal(memory, want)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("step", [4, 64])
+def test_launches_tell_of_steps_that_are_shorter_than_rows(step, target, monkeypatch):
+    """Of windows whose strides the compiler does not know."""
+    monkeypatch.setenv("TKC_TARGET", target)
+    memory = np.random.default_rng(0).integers(-2, 3, 6 * step + 64).astype(np.float32)
+    want = memory.copy()
+    for i in range(0, 6 * step, step):
+        want[i + step : i + step + 64] = want[i : i + 64] * 2
+    windows = np.lib.stride_tricks.as_strided(memory, (7, 64), (4 * step, 4))
+    of_an_array[1](windows, STEPS=6, num_warps=2)
+    np.testing.assert_array_equal(memory, want)
+
+
+@pytest.mark.parametrize(
+    "shape, strides, folded",
+    [
+        ((4, 8), (8, 1), False),
+        ((4, 8), (7, 1), True),
+        ((8, 4), (1, 8), False),
+        ((4, 1), (0, 0), True),
+        ((1, 8), (0, 1), False),
+        ((2, 3, 4), (4, 8, 1), False),
+        ((3, 3, 4), (4, 8, 1), True),
+        ((4, 8), (-8, 1), False),
+    ],
+)
+def test_which_arrays_share_memory_with_themselves(shape, strides, folded):
+    memory = np.zeros(256, np.float32)[64:]
+    array = np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
+    assert overlaps([argument(array, "x", False)]) == (((0, 0),) if folded else ())

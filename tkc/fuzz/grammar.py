@@ -73,6 +73,7 @@ class ArraySpec:
 
     order: C, T (last two axes exchanged), P (rows of a larger array), B (every row the same), F
     (the rows backwards), "view" (the part `window` of the array `base`, in the same memory),
+    "windows" (over each row of `base`, in the same memory, each `window[0][0]` behind the last),
     "addresses" (int64: addresses of rows of `base`, in an order of their own), "own addresses"
     (int64: the address of each program's part of `base`), "far" (FAR_STRIDE
     elements from row to row), "rows" (int32: numbers of rows of `base`). window: the first element
@@ -144,6 +145,10 @@ def _array(spec: ArraySpec, values: np.random.Generator, base: np.ndarray | None
     match spec.order:
         case "view" if base is not None:
             return base[tuple(slice(start, stop) for start, stop in spec.window)]
+        case "windows" if base is not None:
+            row, each = base.strides
+            strides = row, spec.window[0][0] * each, each
+            return np.lib.stride_tricks.as_strided(base, spec.shape, strides)
         case "addresses" if base is not None:
             rows = values.permutation(np.resize(np.arange(base.shape[0]), spec.shape))
             return (base.ctypes.data + rows * base.strides[0]).astype(np.int64)

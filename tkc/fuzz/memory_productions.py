@@ -288,16 +288,25 @@ class MemoryWriter(DotWriter):
         self.pool = [replace(v, bound=bound) if v.name == total.name else v for v in self.pool]
 
     def _slide(self) -> None:
-        """A loop over windows of an array, each of which shares all but one element with the next,
-        to which it writes.
+        """A loop over windows of an array, each of which shares all but one or two elements with
+        the next, to which it writes: as the kernel makes them, or as an argument of the launch.
         """
         a = self.own_array(1, "int32")
-        if a is None or a.order != "C" or a.shape[1] < 3:
+        if a is None or a.order != "C" or a.shape[1] < 4:
             return
+        is_argument = self.seed // SLIDING % 2
         columns, (w, i, x) = a.shape[1] // 2, map(self.fresh, "wix")
-        rows = a.shape[1] - columns + 1
-        array = f"{self.other_name(a).name}p"
-        self.line(f"{w} = tkc.array({array}.ptr, tkc.{a.dtype}, ({rows}, {columns}), (1, 1))")
+        rows = (a.shape[1] - columns) // (1 + is_argument) + 1
+        if is_argument:
+            shape = a.shape[0], rows, columns
+            view = ArraySpec(
+                f"w{len(self.arrays)}", a.dtype, shape, "windows", a.bound, a.name, ((2, 0),)
+            )
+            self.add_own(view)
+            w = f"{view.name}p"
+        else:
+            array = f"{self.other_name(a).name}p"
+            self.line(f"{w} = tkc.array({array}.ptr, tkc.{a.dtype}, ({rows}, {columns}), (1, 1))")
         self.line(f"for {i} in tkc.range(0, {min(rows - 1, 3)}):")
         saved = self.enter()
         self.line(f"{x} = tkc.load({w}, ({i}, 0), (1, {columns}))")

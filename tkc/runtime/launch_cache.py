@@ -471,7 +471,7 @@ def repeated(
 def _share_bytes(given: Sequence, kinds: Sequence[tuple[type, int]]) -> bool:
     """Whether any two of the tensors do."""
     tensors = [describe(x) for x, (_, k) in zip(given, kinds, strict=True) if k == PLACE]
-    return bool(overlaps(tensors))
+    return any(a != b for a, b in overlaps(tensors))
 
 
 def _watched_again(kernel: Kernel) -> tuple[Watch, ...] | None:

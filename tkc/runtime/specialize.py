@@ -287,7 +287,9 @@ def who_is_lost(infos: Sequence[Any]) -> Callable[[], str | None] | None:
 
 
 def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
-    """Pairs of argument numbers whose bytes meet, smaller first."""
+    """Pairs of argument numbers whose bytes meet, smaller first; an argument's number twice where
+    several of its own elements do.
+    """
     spans = sorted(
         (a.pointer + a.span[0], a.pointer + a.span[1], i)
         for i, a in enumerate(infos)
@@ -300,7 +302,24 @@ def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
         if high > low:
             found += [(min(i, j), max(i, j)) for _, j in open_]
             open_.append((high, i))
+    found += [
+        (i, i)
+        for i, a in enumerate(infos)
+        if isinstance(a, ArrayInfo) and a.pointer and _overlaps_itself(a)
+    ]
     return tuple(sorted(found))
+
+
+def _overlaps_itself(array: ArrayInfo) -> bool:
+    """Whether elements of an array may share memory, as those of windows that slide do: where an
+    axis does not step over all that those with shorter steps reach.
+    """
+    reach = 0
+    for stride, n in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True)):
+        if n > 1 and stride <= reach:
+            return True
+        reach += (n - 1) * stride
+    return False
 
 
 def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...]:
