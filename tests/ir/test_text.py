@@ -50,6 +50,14 @@ def test_types_round_trip(t):
         assert f"%x: {t}" in text
 
 
+def test_what_is_wrong_in_a_type_is_found_where_it_stands():
+    """A type is read once for all that have its text; one that cannot be read, each time."""
+    text = around("", '%x: !tile.tile<64x64xf32>, %y: !tile.tile<64x64xf32, "no layout">')
+    for before in ("", "\n\n"):
+        with pytest.raises(VerifyError, match=rf"<ir>:{1 + len(before)}:\d+: .*no layout"):
+            parse(before + text)
+
+
 OPERATIONS = """
   %c0 = tile.constant 0 : i32
   %c1 = tile.constant -1.500000e+00 : f32
@@ -112,6 +120,16 @@ def test_operations_round_trip():
     body = [line.strip() for line in printed.splitlines()]
     for line in OPERATIONS.splitlines():
         assert any(line.strip().split(" {\n")[0][:60] in other for other in body), line
+
+
+def test_a_copy_is_what_it_is_a_copy_of():
+    module = parse(around(OPERATIONS, "%arr: !tile.array<?x?xf32>"))
+    copy = module.clone()
+    assert copy.is_structurally_equivalent(module)
+    assert show(copy, locations=True) == show(module, locations=True)
+    for old, new in zip(module.walk(), copy.walk(), strict=True):
+        assert [len(list(r.uses)) for r in old.results] == [len(list(r.uses)) for r in new.results]
+        assert not {id(v) for v in old.results} & {id(v) for v in new.operands}
 
 
 def test_locations_survive_the_text():

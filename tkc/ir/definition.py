@@ -230,17 +230,95 @@ def _defaults(operation: type[IRDLOperation]) -> tuple[dict[str, Attribute], dic
 
 
 def _fill_in(op: IRDLOperation) -> None:
-    for defaults, given in zip(_defaults(type(op)), (op.properties, op.attributes), strict=True):
-        for name, value in defaults.items():
-            given.setdefault(name, value)
+    properties, attributes = _defaults(type(op))
+    for name, value in properties.items():
+        op.properties.setdefault(name, value)
+    for name, value in attributes.items():
+        op.attributes.setdefault(name, value)
     Operation.__post_init__(op)  # which xDSL's ImplicitBuilder changes
 
 
+class _Copying:
+    """Of one call of `clone`: the copies of values and blocks, and of operations, each with what it
+    is a copy of, as `walk` meets them.
+    """
+
+    def __init__(
+        self, values: dict[SSAValue, SSAValue], blocks: dict[Block, Block], hints: bool
+    ) -> None:
+        self.values, self.blocks, self.hints = values, blocks, hints
+        self.copies: list[tuple[Operation, Operation]] = []
+
+    def _note(self, value: SSAValue, copy: SSAValue) -> None:
+        self.values[value] = copy
+        if self.hints:
+            copy._name = value._name  # it is valid: it need not be looked at again
+
+    def operation(self, op: Operation) -> Operation:
+        """A copy that has no operands yet."""
+        copy: Operation = object.__new__(type(op))
+        self.copies.append((op, copy))
+        copy.results = SSAValues([OpResult(r._type, copy, r.index) for r in op.results])
+        copy.properties, copy.attributes = op.properties.copy(), op.attributes.copy()
+        copy.location = op.location
+        for value, result in zip(op.results, copy.results, strict=True):
+            self._note(value, result)
+        if op._successors:
+            copy.successors = [self.blocks.get(block, block) for block in op._successors]
+        for region in op.regions:
+            copy.add_region(self._region(region))
+        return copy
+
+    def _region(self, region: Region) -> Region:
+        copy = Region()
+        blocks = list(region.blocks)
+        for block in blocks:  # all of them first: an operation may name one that follows
+            self.blocks[block] = Block(arg_types=[a._type for a in block._args])
+            copy.add_block(self.blocks[block])
+        for block in blocks:
+            self._fill(self.blocks[block], block)
+        return copy
+
+    def _fill(self, into: Block, block: Block) -> None:
+        for argument, copy in zip(block._args, into._args, strict=True):
+            copy.location = argument.location
+            self._note(argument, copy)
+        last: Operation | None = None
+        for op in block.ops:
+            inner = self.operation(op)
+            inner.parent, inner._prev_op = into, last
+            if last is None:
+                into._first_op = inner
+            else:
+                last._next_op = inner
+            last = inner
+        into._last_op = last
+
+
+def _clone(
+    self: Operation,
+    value_mapper: dict[SSAValue, SSAValue] | None = None,
+    block_mapper: dict[Block, Block] | None = None,
+    *,
+    clone_name_hints: bool = True,
+    clone_operands: bool = True,
+) -> Operation:
+    values: dict[SSAValue, SSAValue] = {} if value_mapper is None else value_mapper
+    copying = _Copying(values, {} if block_mapper is None else block_mapper, clone_name_hints)
+    made = copying.operation(self)
+    if clone_operands:
+        for op, copy in copying.copies:
+            _set_operands(copy, [values.get(v, v) for v in op._operands])
+    Operation.__post_init__(made)
+    return made
+
+
 def made_at_once() -> None:
-    """Has xDSL make an operation in fewer calls: it asks each time for what its class defines, and
-    adds uses one by one."""
+    """Has xDSL make an operation, and copies of one, in fewer calls: it asks each time for what its
+    class defines, adds uses one by one, and looks at the names of values again."""
     Operation.operands = property(_operands_of, _set_operands)  # type: ignore[method-assign,assignment]
     Operation.__init__ = _make  # type: ignore[method-assign,assignment]
+    Operation.clone = _clone  # type: ignore[method-assign,assignment]
     IRDLOperation.__post_init__ = _fill_in  # type: ignore[method-assign]
 
 

@@ -7,6 +7,7 @@ numbers) and turns every failure into one located VerifyError.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache, lru_cache
 from io import StringIO
 
@@ -34,6 +35,8 @@ Tile = Dialect(
     [*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS],
     list(TYPES),
 )
+
+_TYPE_NAMES = {t.name for t in TYPES}
 
 MAX_BYTES, MAX_NESTING, MAX_DIGITS = 16 << 20, 100, 19
 
@@ -92,6 +95,30 @@ def _scalar(parser: AttrParser) -> Attribute | None:
 
 
 AttrParser._parse_optional_integer_or_float_type = _scalar  # type: ignore[method-assign,assignment]
+
+# what follows the name of a type of ours that has no other such type, nor an attribute, inside
+_PARAMETERS = re.compile(r'<(?:[^<>"!#]|"[^"\\\n]*")*+>')
+_extended_of_xdsl = AttrParser._parse_extended_type_or_attribute
+
+
+@lru_cache(maxsize=1 << 12)
+def _type_of(name: str, parameters: str) -> Attribute:
+    """The type of this text: most values of a program have one of a few."""
+    return _extended_of_xdsl(Parser(context(), parameters), name, True)
+
+
+def _extended(parser: AttrParser, name: str, is_type: bool = True) -> Attribute:
+    found = _PARAMETERS.match(parser.lexer.input.content, parser.pos)
+    if is_type and found is not None and name in _TYPE_NAMES:
+        # what is wrong there is found again below, with its place
+        with suppress(ParseError, VerifyException):
+            read = _type_of(name, found[0])
+            parser._resume_from(found.end())
+            return read
+    return _extended_of_xdsl(parser, name, is_type)  # type: ignore[call-overload]
+
+
+AttrParser._parse_extended_type_or_attribute = _extended  # type: ignore[method-assign,assignment]
 
 
 @cache
@@ -156,7 +183,21 @@ def _first_line(e: BaseException) -> str:
     return (str(e).strip().split("\n") or [""])[0] or type(e).__name__
 
 
+@lru_cache(maxsize=1 << 12)
+def _text_of(t: Attribute) -> str:
+    out = StringIO()
+    Printer(stream=out).print_attribute(t)
+    return out.getvalue()
+
+
 class _Printer(Printer):
+    def print_attribute(self, attribute: Attribute) -> None:
+        """The text of a type of ours is made once: most values of a program have one of a few."""
+        if type(attribute) in TYPES:
+            self.print_string(_text_of(attribute))
+        else:
+            super().print_attribute(attribute)
+
     def print_operation_type(self, op: Operation) -> None:
         """Without the location, which scf.while would print here and again at its end (and parses
         at its end only).
