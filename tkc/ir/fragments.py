@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -57,9 +57,10 @@ from tkc.ir.digits import Digit, LayoutError, copies, parse_shape
 from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
-# ---- fragments of whole tiles
+# ---- fragments of whole tiles: a layout has tables of its own, so that each is made once
 
 
+@lru_cache(maxsize=1 << 10)
 def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layout:
     """C and D of mma.m16n8kX."""
     return Layout(
@@ -70,6 +71,7 @@ def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layou
     )
 
 
+@lru_cache(maxsize=1 << 10)
 def mma_a(m: int, k: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
     """A of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along n hold copies."""
     p = pack(bits)
@@ -87,6 +89,7 @@ def mma_a(m: int, k: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) ->
     )
 
 
+@lru_cache(maxsize=1 << 10)
 def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
     """B of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along m hold copies."""
     p = pack(bits)
@@ -98,6 +101,7 @@ def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) ->
     )
 
 
+@lru_cache(maxsize=1 << 10)
 def wgmma_accumulator(m: int, n: int, groups: int = 1, along_n: int = 1) -> Layout:
     """D of wgmma.m64nN: warpgroup i of `groups` has rows 64 i, and every 64 * groups further; of
     `along_n` each has so many columns next to one another.
@@ -124,6 +128,7 @@ def wgmma_a(m: int, k: int, groups: int = 1, bits: int = 16) -> Layout:
     return mma_a(m, k, 4 * groups, bits=bits)
 
 
+@lru_cache(maxsize=1 << 10)
 def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
     """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's
     registers, no shuffle.
@@ -146,6 +151,7 @@ def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
     )
 
 
+@lru_cache(maxsize=1 << 10)
 def paired(layout: Layout) -> Layout:
     """The fragment of an accumulator or a left operand with its rows in another order: a lane has
     rows 2g and 2g + 1 of 16 where it had g and g + 8. What is computed of row-wise neighbours then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -78,6 +79,8 @@ class ClusterMachine:
         self.launch, self.program, self.code = launch, launch.program, launch.program.code
         self.each, self.blocks = interface.threads, across * down
         self.n = self.each * self.blocks
+        self.everyone = np.ones(self.n, bool)
+        self.everyone.flags.writeable = False
         self.threads = np.arange(self.n)
         self.rank, self.lane = self.threads // self.each, self.threads % WARP
         self.front, self.counters = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
@@ -169,7 +172,9 @@ class ClusterMachine:
         front = self.front
         at = int(front[0])
         active = front == at
-        if not self.is_all(active):
+        if self.is_all(active):
+            active = self.everyone
+        else:
             at = int(front.min())
             active = front == at
         if at == WAITS:
@@ -207,7 +212,7 @@ class ClusterMachine:
 
     def is_all(self, mask: np.ndarray) -> bool:
         """Whether a mask has all threads."""
-        return int(np.count_nonzero(mask)) == self.n
+        return mask is self.everyone or int(np.count_nonzero(mask)) == self.n
 
     def _drift(self, at: int, active: np.ndarray) -> tuple[int, np.ndarray]:
         """A copy lands now and then; for a while a warp goes on alone, or a block is held back."""
@@ -352,6 +357,7 @@ class ClusterMachine:
         ).astype(np.int64) + int(offset or 0)
 
 
+@lru_cache(maxsize=1 << 12)
 def literal(text: str, kind: str) -> np.generic:
     """A number as an instruction spells it. Raises Unknown for what is none."""
     t, size = KIND_TYPES[kind], KIND_BYTES[kind]
