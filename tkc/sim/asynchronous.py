@@ -28,7 +28,7 @@ from tkc.ir.values import defining_op, tile_type, type_of
 from tkc.sim import level0
 from tkc.sim.blocks import Agent, BlockState, Buffer, Dot, Groups
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, Event
-from tkc.sim.engine import Copy, Steps, Wait
+from tkc.sim.engine import Copy, Steps, Wait, all_done
 from tkc.sim.errors import SimulationError
 from tkc.sim.global_order import READS, RELEASES, UPDATES, WRITES, GlobalAccess, semantics_of
 from tkc.sim.instance import Instance
@@ -291,7 +291,7 @@ def bulk_wait(m: Instance, op: threads.BulkWait) -> Steps:
 
     def action(agent: Agent) -> Steps:
         waited = agent.bulk.beyond(pending)
-        yield Wait(lambda: all(copy.done for copy, _, _ in waited), lambda: "its bulk stores", op)
+        yield Wait(all_done(copy for copy, _, _ in waited), lambda: "its bulk stores", op)
         clocks = m.block.cluster.clocks
         for _, event, _ in waited:
             agent.learn(clocks.end(event))
@@ -343,7 +343,7 @@ def cp_wait(m: Instance, op: threads.CpWait) -> Steps:
 
     def action(agent: Agent) -> Steps:
         waited = agent.copies.beyond(pending)
-        yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its copies", op)
+        yield Wait(all_done(copy for copy, _ in waited), lambda: "its copies", op)
         for _, event in waited:
             agent.knows[GENERIC] = np.maximum(
                 agent.knows[GENERIC], m.block.cluster.clocks.end(event)[GENERIC]
@@ -688,7 +688,7 @@ def dot_wait(m: Instance, op: threads.DotWait) -> Steps:
 
     def action(agent: Agent) -> Steps:
         waited = agent.dots.beyond(pending)
-        yield Wait(lambda: all(d.done for d in waited), lambda: "its dots", op)
+        yield Wait(all_done(waited), lambda: "its dots", op)
         for d in waited:
             agent.learn(d.knows[agent.group])
             d.waited = d.waited or agent is m.leader

@@ -86,15 +86,16 @@ class Clocks:
         self.slots[slot] = epoch = self.slots.get(slot, 0) + 1
         self.names[slot] = f"'{op.name}' of {who}"
         self.note(slot, epoch, op)
-        lenient = np.maximum(view, knows[GENERIC]) if not self.strict_reads else view
         fenced = np.maximum(view, knows[GENERIC])
+        lenient = view if self.strict_reads else fenced
         return Event(slot, epoch, view, fenced, self.names[slot], lenient, row)
 
     def end(self, event: Event) -> np.ndarray:
         """What whoever learns of the end of an asynchronous operation knows."""
         known = self.matrix()
-        known[[GENERIC, event.row]] = event.view
-        known[:INIT, event.index] = np.maximum(known[:INIT, event.index], event.epoch)
+        known[GENERIC] = known[event.row] = event.view
+        own = known[:INIT, event.index]
+        np.maximum(own, event.epoch, out=own)
         return known
 
 

@@ -10,9 +10,9 @@ and one as early.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from xdsl.ir import Operation
 
@@ -45,6 +45,27 @@ class Copy:
     op: Operation
     ready: Callable[[], bool] | None = None
     done: bool = False
+
+
+class HasEnd(Protocol):
+    """What is done at some moment, and stays so."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+def all_done(what: Iterable[HasEnd]) -> Callable[[], bool]:
+    """Asks whether all are done: at every step of the scheduler, so that what is done is asked
+    once.
+    """
+    left = list(what)
+
+    def ready() -> bool:
+        while left and left[-1].done:
+            left.pop()
+        return not left
+
+    return ready
 
 
 @dataclass(eq=False)

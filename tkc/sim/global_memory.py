@@ -47,8 +47,14 @@ def numbers_of(pointers: np.ndarray) -> list[int]:
     """The buffers that pointers point into (what is none has a number too)."""
     if not pointers.size:
         return []
-    low, high = int(pointers.min()) >> SHIFT, int(pointers.max()) >> SHIFT
-    return [low] if low == high else np.unique(pointers >> SHIFT).tolist()
+    return numbers_between(int(pointers.min()), int(pointers.max()), pointers)
+
+
+def numbers_between(low: int, high: int, pointers: np.ndarray) -> list[int]:
+    """The same, of pointers of which the lowest and the highest are known."""
+    if low >> SHIFT == high >> SHIFT:
+        return [low >> SHIFT]
+    return np.unique(pointers >> SHIFT).tolist()
 
 
 def _mapping(address: int) -> tuple[int, int, bool]:
@@ -187,7 +193,10 @@ class GlobalMemory:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         """The buffers touched: (elements of the buffer, indices, which of the pointers)."""
         touched = pointers if (everything := bool(live.all())) else pointers[live]
-        numbers = numbers_of(touched)
+        if not touched.size:
+            return
+        low, high = int(touched.min()), int(touched.max())
+        numbers = numbers_between(low, high, touched)
         for number in numbers:
             if number == WRAPPED >> SHIFT:
                 raise OffsetOverflow(
@@ -202,10 +211,12 @@ class GlobalMemory:
                     f"address {int(pointers[which].flat[0]):#x} belongs to no argument"
                 )
             b = self.buffers[number - 1]
-            at = (touched if len(numbers) == 1 else pointers[which]) - (
-                (number << SHIFT) + MIDDLE + b.low
-            )
-            if at.min() < 0 or at.max() + dtype.itemsize > b.data.size:
+            own, start = touched, (number << SHIFT) + MIDDLE + b.low
+            if len(numbers) > 1:
+                own = pointers[which]
+                low, high = int(own.min()), int(own.max())
+            at = own - start
+            if low < start or high + dtype.itemsize > start + b.data.size:
                 bad = np.asarray(at)[(at < 0) | (at + dtype.itemsize > b.data.size)][0] + b.low
                 raise OutOfBounds(
                     f"{'write' if write else 'read'} of {dtype.itemsize} bytes at byte {int(bad)}"

@@ -95,6 +95,11 @@ class Instance(dataflow.DataflowInterpreter):
         """Whether the followers have done all that the leader has."""
         return not any(f.queue or f.busy for f in self.followers)
 
+    @property
+    def done(self) -> bool:
+        """Whether none of its agents has anything left to do."""
+        return self.finished and self.idle
+
     def share(self, agent: Agent, held: Layout | None) -> np.ndarray | None:
         """The elements of a tile whose values the first of a warpgroup writes for it; None: all."""
         part = ALL_WARPS if self.groups == 1 else self._warps_of(agent.group)
@@ -165,7 +170,7 @@ class Instance(dataflow.DataflowInterpreter):
         """Executes a block's operations; gives the operands of its terminator."""
         for op in block.ops:
             if type(op) in level0.TERMINATORS:
-                return tuple([self.values[v] for v in op.operands])
+                return tuple([self.values[v] for v in op._operands])
             if self.adding:
                 self._check_not_in_flight(op)
             step = self.steps.get(type(op))
@@ -199,9 +204,11 @@ class Instance(dataflow.DataflowInterpreter):
                 )
 
     def assign(self, targets: Iterable[SSAValue], values: Iterable[Any]) -> None:
+        if not self.adding:
+            return super().assign(targets, values)
         targets = tuple(targets)
         super().assign(targets, values)
-        for value in targets if self.adding else ():
+        for value in targets:
             self.adding.pop(value, None)  # the next iteration's
 
     def enter(self, region: Region, arguments: Sequence[Any]) -> Steps:

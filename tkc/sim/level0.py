@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
@@ -55,6 +55,7 @@ from tkc.ir.types import (
     ArrayType,
     PointerType,
     TileType,
+    bits,
     element_of,
     f8e4m3,
     f8e5m2,
@@ -115,9 +116,10 @@ def widened(x: Number) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind in "fV" else x
 
 
+@cache
 def rounding_to(t: Attribute) -> Callable[[Number], np.ndarray]:
-    """What rounds values to elements of type t: floats to nearest even, integers wrap."""
-    dtype, largest = dtype_of(t), LARGEST_FLOAT8.get(element_of(t))
+    """What rounds values to an element type: floats to nearest even, integers wrap."""
+    dtype, largest = dtype_of(t), LARGEST_FLOAT8.get(t)
 
     def to(x: Number) -> np.ndarray:
         x = np.asarray(x)
@@ -130,7 +132,7 @@ def rounding_to(t: Attribute) -> Callable[[Number], np.ndarray]:
 
 def rounded(x: Number, t: Attribute) -> np.ndarray:
     """Values as elements of type t: floats to nearest even, integers wrap."""
-    return rounding_to(t)(x)
+    return rounding_to(element_of(t))(x)
 
 
 def to_integer(x: Number, t: Attribute) -> np.ndarray:
@@ -286,8 +288,10 @@ FOLLOWED = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", 
 
 
 def elementwise(op: ew.Elementwise) -> Rule:
-    function, to_type = FUNCTIONS[op.fn.name], rounding_to(op.result.type)
-    return lambda m, op, *x: to_type(function(*map(widened, x)))
+    function, to_type = FUNCTIONS[op.fn.name], rounding_to(element_of(op.result.type))
+    if any(is_float(t := element_of(v.type)) and bits(t) <= 16 for v in op.operands):
+        return lambda m, op, *x: to_type(function(*map(widened, x)))
+    return lambda m, op, *x: to_type(function(*x))
 
 
 def inline(m: ProgramInterpreter, op: ew.InlinePtx, *x: np.ndarray) -> Results:
@@ -474,7 +478,7 @@ def view(m: ProgramInterpreter, op: tile.View, array: Array, *_: np.ndarray) -> 
         if kind.data != "index":
             shape.append(extent)
             strides.append(stride)
-    return replace(array, pointer=pointer, shape=tuple(shape), strides=tuple(strides), fault=fault)
+    return Array(pointer, tuple(shape), tuple(strides), array.dtype, fault)
 
 
 def _missing(kind: str, start: int, extent: int) -> str:
@@ -513,10 +517,31 @@ class BlockAccess(Protocol):
 Places = tuple[np.ndarray, np.ndarray]  # pointers, and which of them are accessed
 
 
+def spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Values in a shape, those along axes of one again and again."""
+    return x if x.shape == shape else np.broadcast_to(x, shape)
+
+
+@lru_cache(1024)
+def everywhere(shape: tuple[int, ...]) -> np.ndarray:
+    """That every element of a shape is accessed."""
+    live = np.ones(shape, bool)
+    live.flags.writeable = False
+    return live
+
+
+@lru_cache(1024)
+def counted(extent: int, axis: int, rank: int) -> np.ndarray:
+    """0, 1, 2, … along an axis of a block."""
+    numbers = np.arange(extent).reshape([extent if a == axis else 1 for a in range(rank)])
+    numbers.flags.writeable = False
+    return numbers
+
+
 def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
     """Pointers of a block of an array, and which elements of it exist and are not masked."""
     array, extents = m[op.array], op.extents.get_values()
-    shape = [n for n in extents if n >= 0]
+    shape = tuple([n for n in extents if n >= 0])
     at: np.ndarray | np.int64 = np.int64(array.pointer)
     live: np.ndarray | bool = True if op.mask is None else m[op.mask]
     lost: np.ndarray | bool = False
@@ -527,19 +552,20 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
         index, wrapped = m.offsets(offset)
         within = not index.ndim and 0 <= index <= bound - max(extent, 1)
         if extent >= 0:
-            along = [1] * axis + [-1] + [1] * (len(shape) - axis - 1)
+            along = counted(extent, axis, len(shape))
             axis += 1
-            index = (index if index.ndim else index + np.arange(extent)).reshape(along)
-            wrapped = wrapped if wrapped is NOWHERE else wrapped.reshape(along)
+            index = index.reshape(along.shape) if index.ndim else index + along
+            wrapped = wrapped.reshape(along.shape) if wrapped.ndim else wrapped
         at = at + index * (stride * array.dtype.itemsize)
         if not within:
             live = live & (index >= 0) & (index < bound)
         if wrapped is not NOWHERE and wrapped.any():
             lost = lost | wrapped
-    live = np.broadcast_to(live, shape)
+    live = everywhere(shape) if live is True else spread(np.asarray(live), shape)
     if array.fault and live.any():
         raise SimulationError(f"an access through a view that does not exist: {array.fault}")
-    return np.broadcast_to(at if lost is False else np.where(lost, WRAPPED, at), shape), live
+    places = np.asarray(at if lost is False else np.where(lost, WRAPPED, at))
+    return spread(places, shape), live
 
 
 class PointerAccess(Protocol):
@@ -579,7 +605,7 @@ def stored(m: ProgramInterpreter, value: SSAValue) -> np.ndarray:
 
 def store(m: ProgramInterpreter, op: tile.Store | tile.StorePointers, *_: np.ndarray) -> None:
     pointers, live = places_of(m, op)
-    m.memory.store(pointers, live, np.broadcast_to(stored(m, op.value), live.shape))
+    m.memory.store(pointers, live, spread(stored(m, op.value), live.shape))
 
 
 UPDATES: dict[str, Function] = {
@@ -603,7 +629,7 @@ def update(
 ) -> np.ndarray:
     """Read-modify-write, element after element where two share an address; gives the old values."""
     pointers, live = places
-    value, expected = (np.broadcast_to(v, pointers.shape) for v in (value, expected))
+    value, expected = (spread(np.asarray(v), pointers.shape) for v in (value, expected))
     old = np.zeros(pointers.shape, dtype_of(t))
     distinct = len(set(pointers[live].tolist())) == live.sum()
     at_once: Iterable[Any] = [...] if distinct else np.ndindex(pointers.shape)
@@ -823,7 +849,7 @@ class Decoded(NamedTuple):
 
     @staticmethod
     def of(op: Operation, rules: Rules) -> Decoded:
-        given, operands, results = rules.get(type(op)), tuple(op.operands), tuple(op.results)
+        given, operands, results = rules.get(type(op)), tuple(op._operands), tuple(op.results)
         rule = given.of(op) if isinstance(given, Prepared) else given
         t = element_of(results[0].type) if results else None
         if t is None or not is_integer(t) or is_unsigned(t):
@@ -881,7 +907,7 @@ class ProgramInterpreter:
         """Executes a block's operations; gives the operands of its terminator."""
         for op in block.ops:
             if type(op) in TERMINATORS:
-                return tuple([self.values[v] for v in op.operands])
+                return tuple([self.values[v] for v in op._operands])
             self.execute(op)
         return ()
 
@@ -915,16 +941,16 @@ class ProgramInterpreter:
             exact = FUNCTIONS[op.fn.name](*x)
         else:
             exact = x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
-        if np.array_equal(exact, self.values[result]):
-            self.exact.pop(result, None)
+        if np.equal(exact, held[result]).all():
+            known.pop(result, None)
         else:
-            self.exact[result] = exact
+            known[result] = exact
 
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""
         number = np.asarray(self.values[value])
         wrapped = self.exact[value] != number if value in self.exact else NOWHERE
-        return number.astype(np.int64), wrapped
+        return number.astype(np.int64)[()], wrapped
 
     def offset(self, value: SSAValue) -> int:
         """A scalar used as an offset, an extent or a bound."""

@@ -120,28 +120,28 @@ class Areas:
         known = self.known.get(key)
         if known is not None and known[2] == len(self.sizes):
             return known[1]
-        at = start + cells
-        if known is None:
-            self._split(at)
-        areas = np.flatnonzero(np.bincount(self.of[at]))
+        areas = self._split(start + cells)
         self.known[key] = cells, areas, len(self.sizes)
         return areas
 
-    def _split(self, at: np.ndarray) -> None:
-        """Splits the areas of which `at` has a part."""
-        within = np.bincount(self.of[at], minlength=len(self.sizes))
-        old = np.flatnonzero((within > 0) & (within < self.sizes))
+    def _split(self, at: np.ndarray) -> np.ndarray:
+        """The areas that `at` is made of: those of which it has a part are split."""
+        of = self.of[at]
+        within = np.bincount(of, minlength=len(self.sizes))
+        areas = np.flatnonzero(within)
+        old = areas[within[areas] < self.sizes[areas]]
         if not old.size:
-            return
+            return areas
         new = np.arange(len(self.sizes))
         new[old] = len(self.sizes) + np.arange(old.size)
-        self.of[at] = new[self.of[at]]
+        self.of[at] = new[of]
         self.sizes = np.concatenate([self.sizes, within[old]])
         self.sizes[old] -= within[old]
         self.writer, self.written, self.guarded = (
             np.concatenate([x, x[old]]) for x in (self.writer, self.written, self.guarded)
         )
         self.read = np.concatenate([self.read, self.read[:, old]], 1)
+        return np.sort(new[areas])
 
     def row(self, reader: int) -> np.ndarray:
         """The epochs of a reader's last reads, by area."""

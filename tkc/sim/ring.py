@@ -28,7 +28,7 @@ from xdsl.ir import Attribute, Operation, ParametrizedAttribute
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import ArrayType, PointerType, bits, is_float
+from tkc.ir.types import ArrayType, PointerType, bits, element_of, is_float
 from tkc.sim import dataflow, level0
 
 WORD_MASK = (1 << 64) - 1  # of 64 bits
@@ -191,7 +191,7 @@ FUNCTIONS |= dict.fromkeys(("div", "div_rn"), lambda x, y: x * reciprocal(y))
 
 
 def elementwise(op: ew.Elementwise) -> level0.Rule:
-    function, to_type = FUNCTIONS[op.fn.name], level0.rounding_to(op.result.type)
+    function, to_type = FUNCTIONS[op.fn.name], level0.rounding_to(element_of(op.result.type))
     return lambda m, op, *x: to_type(function(*x))
 
 

@@ -18,7 +18,7 @@ from tkc.ir.values import holds, parent_of
 from tkc.sim.barriers import Mbarrier, ThreadBarrier
 from tkc.sim.blocks import WARP, Agent
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, INIT
-from tkc.sim.engine import Copy, Steps, Wait
+from tkc.sim.engine import Copy, Steps, Wait, all_done
 from tkc.sim.instance import Instance
 from tkc.sim.level0 import repeats, rounded, trips
 from tkc.sim.report import Violation
@@ -81,12 +81,7 @@ def roles(m: Instance, op: threads.Roles) -> Steps:
             instances[-1].start(role.body.block)
 
     def join(agent: Agent) -> Steps:
-        yield Wait(
-            lambda: all(i.finished and i.idle for i in instances),
-            lambda: "the roles to end",
-            op,
-            idle=True,
-        )
+        yield Wait(all_done(instances), lambda: "the roles to end", op, idle=True)
         for one in instances:
             for other in one.agents:
                 agent.learn(other.knows)
@@ -351,7 +346,7 @@ def _arrive_of_copies(
             np.maximum(knows[GENERIC], clocks.end(event)[GENERIC], out=knows[GENERIC])
         found.arrive(knows, WARP * agent.warps, op, agent.name)
 
-    m.launch.scheduler.start(Copy(land, op, lambda: all(copy.done for copy, _ in copies)))
+    m.launch.scheduler.start(Copy(land, op, all_done(copy for copy, _ in copies)))
     agent.copies.closed.clear()
     agent.copies.open = []
     agent.tick()
