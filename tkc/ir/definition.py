@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ from xdsl.ir import (
     SSAValue,
     Use,
 )
-from xdsl.ir.core import BlockOps, OpOperands, SSAValues
+from xdsl.ir.core import BlockOps, OpOperands, RegionBlocks, SSAValues
 from xdsl.irdl import IRDLOperation, OptionalDef, irdl_op_definition
 from xdsl.irdl.operations import (
     AfterVariadicSingleAccessor,
@@ -134,6 +135,13 @@ def _ops_of(ops: BlockOps) -> Iterator[Operation]:
         op = following
 
 
+def _blocks_of(blocks: RegionBlocks) -> Iterator[Block]:
+    block = blocks._region._first_block
+    while block is not None:
+        yield block
+        block = block._next_block
+
+
 def _parent_op(op: Operation) -> Operation | None:
     region = None if op.parent is None else op.parent.parent
     return None if region is None else region.parent
@@ -148,6 +156,54 @@ def _walk(
 
 
 _walk_of_xdsl = Operation.walk
+
+
+Known = dict[Any, Any]  # blocks and values of one program, and those in their place in another
+
+
+def _is_equivalent(self: Operation, other: Any, context: Known | None = None) -> bool:
+    known: Known = {} if context is None else context
+    if not isinstance(other, Operation) or self.name != other.name:
+        return False
+    if (
+        len(self._operands) != len(other._operands)
+        or len(self.results) != len(other.results)
+        or len(self.regions) != len(other.regions)
+        or len(self._successors) != len(other._successors)
+        or self.attributes != other.attributes
+        or self.properties != other.properties
+    ):
+        return False
+    both_are_placed = self.parent is not None and other.parent is not None
+    if both_are_placed and known.get(self.parent) is not other.parent:
+        return False
+    named = chain(
+        zip(self._operands, other._operands, strict=True),
+        zip(self._successors, other._successors, strict=True),
+    )
+    if any([known.get(x, x) is not y for x, y in named]):
+        return False
+    for region, in_its_place in zip(self.regions, other.regions, strict=True):
+        if not region.is_structurally_equivalent(in_its_place, known):
+            return False
+    known.update(zip(self.results, other.results, strict=True))
+    return True
+
+
+def _are_equivalent(self: Block, other: Any, context: Known | None = None) -> bool:
+    known: Known = {} if context is None else context
+    if not isinstance(other, Block) or len(self._args) != len(other._args):
+        return False
+    if any([a._type != b._type for a, b in zip(self._args, other._args, strict=True)]):
+        return False
+    known.update(zip(self._args, other._args, strict=True))
+    known[self] = other
+    op, in_its_place = self._first_op, other._first_op
+    while op is not None and in_its_place is not None:
+        if not op.is_structurally_equivalent(in_its_place, known):
+            return False
+        op, in_its_place = op._next_op, in_its_place._next_op
+    return op is in_its_place  # both have ended
 
 
 def read_at_once() -> None:
@@ -175,6 +231,11 @@ def read_at_once() -> None:
     Operation.walk = _walk  # type: ignore[method-assign]
     Operation.parent_op = _parent_op  # type: ignore[method-assign,assignment]
     BlockOps.__iter__ = _ops_of  # type: ignore[method-assign]
+    RegionBlocks.__iter__ = _blocks_of  # type: ignore[method-assign]
+    Operation.is_structurally_equivalent = _is_equivalent  # type: ignore[method-assign]
+    Block.is_structurally_equivalent = _are_equivalent  # type: ignore[method-assign]
+    # an attribute is what it consists of: equal ones keep the same rules
+    ParametrizedAttribute._verify = lru_cache(1 << 14)(ParametrizedAttribute._verify)  # type: ignore[method-assign]
 
 
 def _set_operands(op: Operation, new: Sequence[SSAValue]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -121,6 +121,11 @@ def _types(values: Iterable[SSAValue]) -> tuple[Attribute, ...]:
     return tuple(v._type for v in values)
 
 
+def _count(region: Region) -> int:
+    """How many blocks a region has; most have one."""
+    return 1 if region._first_block is region._last_block else len(region.blocks)
+
+
 def _regions(op: Operation) -> tuple[Any, ...]:
     """What the rules of an operation ask of its regions: arguments and ends of their blocks."""
     return tuple(
@@ -144,7 +149,7 @@ def _description(op: Operation, block: Block | None) -> tuple[Any, ...]:
         tuple(op.attributes.items()),
         _regions(op) if op.regions else (),
         op._next_op is None,
-        None if region is None else (type(region.parent), len(region.blocks)),
+        None if region is None else (type(region.parent), _count(region)),
     )
 
 
