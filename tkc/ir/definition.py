@@ -121,6 +121,10 @@ def _starts(sizes: bytes) -> Sequence[int]:
     return starts
 
 
+def _value_at(values: SSAValues, at: Any) -> Any:
+    return _item(values, at) if type(at) is int else SSAValues(_item(values, at))
+
+
 def _operands_of(op: Operation) -> OpOperands:
     found = object.__new__(OpOperands)
     found._op = op
@@ -229,6 +233,7 @@ def read_at_once() -> None:
     ):
         setattr(owner, name, property(attrgetter(at)))
     Operation.walk = _walk  # type: ignore[method-assign]
+    SSAValues.__getitem__ = _value_at  # type: ignore[method-assign,assignment]
     Operation.parent_op = _parent_op  # type: ignore[method-assign,assignment]
     BlockOps.__iter__ = _ops_of  # type: ignore[method-assign]
     RegionBlocks.__iter__ = _blocks_of  # type: ignore[method-assign]

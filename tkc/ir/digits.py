@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -74,8 +75,11 @@ def canonical(digits: Iterable[Digit], rank: int) -> tuple[Digit, ...]:
     return tuple(merged)
 
 
-def offset_table(digits: Iterable[Digit], rank: int) -> np.ndarray:
-    """[count, rank]: how far each value moves the coordinates."""
+@lru_cache(1 << 12)
+def offset_table(digits: tuple[Digit, ...], rank: int) -> np.ndarray:
+    """[count, rank]: how far each value moves the coordinates; read-only, as many layouts have the
+    same lanes and warps.
+    """
     table = np.zeros((1, rank), int)
     for digit in digits:
         step = np.zeros((digit.extent, 1, rank), int)

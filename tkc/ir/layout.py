@@ -664,6 +664,7 @@ class Layout:
         )
 
 
+@lru_cache(1024)
 def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:
     """Offset of a register -> the first register with that offset."""
     return {
