@@ -299,6 +299,8 @@ class Validator:
         self, what: Run, number: int, x: np.ndarray, y: np.ndarray
     ) -> tuple[int, ...] | None:
         """The first place where two results differ by more than they may."""
+        if x.tobytes() == y.tobytes():
+            return None
         a, b = bounds.wide(x), bounds.wide(y)
         with np.errstate(all="ignore"):
             wrong = x != y if x.dtype.kind in "iub" else ~((a == b) | np.isnan(a) & np.isnan(b))

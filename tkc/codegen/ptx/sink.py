@@ -34,7 +34,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 PURE = frozenset(
     ["abs", "add", "and", "bfe", "bfi", "clz", "cvt", "fma", "lop3", "mad", "max", "min", "mov"]
@@ -62,12 +62,15 @@ class Instruction:
     operands: str
 
     @staticmethod
+    @lru_cache(maxsize=1 << 14)
     def parse(line: str) -> Instruction | None:
-        """None of labels, directives, comments and what is in braces."""
+        """None of labels, directives, comments and what is in braces. Texts that keep less alive
+        are made of the lines of one.
+        """
         m = _INSTRUCTION.match(line)
         return m and Instruction(m[1] or "", m[2], m[3], m[4])
 
-    @property
+    @cached_property
     def is_pure(self) -> bool:
         """Whether it only writes the first of its registers, always the same from the same."""
         return (
