@@ -165,18 +165,23 @@ _walk_of_xdsl = Operation.walk
 Known = dict[Any, Any]  # blocks and values of one program, and those in their place in another
 
 
+def _is_alike(op: Operation, other: Any) -> bool:
+    """Whether two operations have the same name and attributes, and as much of all else."""
+    return (
+        isinstance(other, Operation)
+        and op.name == other.name
+        and len(op._operands) == len(other._operands)
+        and len(op.results) == len(other.results)
+        and len(op.regions) == len(other.regions)
+        and len(op._successors) == len(other._successors)
+        and op.attributes == other.attributes
+        and op.properties == other.properties
+    )
+
+
 def _is_equivalent(self: Operation, other: Any, context: Known | None = None) -> bool:
     known: Known = {} if context is None else context
-    if not isinstance(other, Operation) or self.name != other.name:
-        return False
-    if (
-        len(self._operands) != len(other._operands)
-        or len(self.results) != len(other.results)
-        or len(self.regions) != len(other.regions)
-        or len(self._successors) != len(other._successors)
-        or self.attributes != other.attributes
-        or self.properties != other.properties
-    ):
+    if not _is_alike(self, other):
         return False
     both_are_placed = self.parent is not None and other.parent is not None
     if both_are_placed and known.get(self.parent) is not other.parent:

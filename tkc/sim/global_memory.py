@@ -47,14 +47,27 @@ def numbers_of(pointers: np.ndarray) -> list[int]:
     """The buffers that pointers point into (what is none has a number too)."""
     if not pointers.size:
         return []
-    return numbers_between(int(pointers.min()), int(pointers.max()), pointers)
+    low, high = int(pointers.min()) >> SHIFT, int(pointers.max()) >> SHIFT
+    return [low] if low == high else np.unique(pointers >> SHIFT).tolist()
 
 
-def numbers_between(low: int, high: int, pointers: np.ndarray) -> list[int]:
-    """The same, of pointers of which the lowest and the highest are known."""
+def _by_buffer(
+    pointers: np.ndarray, live: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, Any, int, int]]:
+    """Of each buffer that live pointers point into: its number, those pointers, which they are,
+    and the lowest and the highest of them.
+    """
+    touched = pointers if (everything := bool(live.all())) else pointers[live]
+    if not touched.size:
+        return
+    low, high = int(touched.min()), int(touched.max())
     if low >> SHIFT == high >> SHIFT:
-        return [low >> SHIFT]
-    return np.unique(pointers >> SHIFT).tolist()
+        yield low >> SHIFT, touched, ... if everything else live, low, high
+        return
+    for number in numbers_of(touched):
+        which = live & (pointers >> SHIFT == number)
+        own = pointers[which]
+        yield number, own, which, int(own.min()), int(own.max())
 
 
 def _mapping(address: int) -> tuple[int, int, bool]:
@@ -192,29 +205,16 @@ class GlobalMemory:
         self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, write: bool
     ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         """The buffers touched: (elements of the buffer, indices, which of the pointers)."""
-        touched = pointers if (everything := bool(live.all())) else pointers[live]
-        if not touched.size:
-            return
-        low, high = int(touched.min()), int(touched.max())
-        numbers = numbers_between(low, high, touched)
-        for number in numbers:
+        for number, own, which, low, high in _by_buffer(pointers, live):
             if number == WRAPPED >> SHIFT:
                 raise OffsetOverflow(
                     "an offset of an element that is accessed wraps in the integer type of the"
                     " program"
                 )
-            which: Any = ... if everything else live
-            if len(numbers) > 1:
-                which = live & (pointers >> SHIFT == number)
             if not 0 < number <= len(self.buffers):
-                raise OutOfBounds(
-                    f"address {int(pointers[which].flat[0]):#x} belongs to no argument"
-                )
+                raise OutOfBounds(f"address {int(own.flat[0]):#x} belongs to no argument")
             b = self.buffers[number - 1]
-            own, start = touched, (number << SHIFT) + MIDDLE + b.low
-            if len(numbers) > 1:
-                own = pointers[which]
-                low, high = int(own.min()), int(own.max())
+            start = (number << SHIFT) + MIDDLE + b.low
             at = own - start
             if low < start or high + dtype.itemsize > start + b.data.size:
                 bad = np.asarray(at)[(at < 0) | (at + dtype.itemsize > b.data.size)][0] + b.low

@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
@@ -72,6 +72,7 @@ from tkc.sim import ptx
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 from tkc.sim.meeting import cluster_sum, run_blocks
+from tkc.sim.places import counted, spread
 from tkc.sim.products import matmul, tf32
 
 NUMPY: dict[Attribute, np.dtype] = {
@@ -517,27 +518,6 @@ class BlockAccess(Protocol):
 Places = tuple[np.ndarray, np.ndarray]  # pointers, and which of them are accessed
 
 
-def spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Values in a shape, those along axes of one again and again."""
-    return x if x.shape == shape else np.broadcast_to(x, shape)
-
-
-@lru_cache(1024)
-def everywhere(shape: tuple[int, ...]) -> np.ndarray:
-    """That every element of a shape is accessed."""
-    live = np.ones(shape, bool)
-    live.flags.writeable = False
-    return live
-
-
-@lru_cache(1024)
-def counted(extent: int, axis: int, rank: int) -> np.ndarray:
-    """0, 1, 2, … along an axis of a block."""
-    numbers = np.arange(extent).reshape([extent if a == axis else 1 for a in range(rank)])
-    numbers.flags.writeable = False
-    return numbers
-
-
 def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
     """Pointers of a block of an array, and which elements of it exist and are not masked."""
     array, extents = m[op.array], op.extents.get_values()
@@ -561,11 +541,10 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
             live = live & (index >= 0) & (index < bound)
         if wrapped is not NOWHERE and wrapped.any():
             lost = lost | wrapped
-    live = everywhere(shape) if live is True else spread(np.asarray(live), shape)
+    live = spread(live, shape)
     if array.fault and live.any():
         raise SimulationError(f"an access through a view that does not exist: {array.fault}")
-    places = np.asarray(at if lost is False else np.where(lost, WRAPPED, at))
-    return spread(places, shape), live
+    return spread(at if lost is False else np.where(lost, WRAPPED, at), shape), live
 
 
 class PointerAccess(Protocol):
@@ -629,7 +608,7 @@ def update(
 ) -> np.ndarray:
     """Read-modify-write, element after element where two share an address; gives the old values."""
     pointers, live = places
-    value, expected = (spread(np.asarray(v), pointers.shape) for v in (value, expected))
+    value, expected = (spread(v, pointers.shape) for v in (value, expected))
     old = np.zeros(pointers.shape, dtype_of(t))
     distinct = len(set(pointers[live].tolist())) == live.sum()
     at_once: Iterable[Any] = [...] if distinct else np.ndindex(pointers.shape)
