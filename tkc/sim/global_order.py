@@ -63,7 +63,7 @@ class Places:
             mine = np.zeros_like(self.live)
             mine[self.own] = which[self.own]
             which = mine
-        cells = (self.pointers[which] - self.start) // self.itemsize
+        cells = self.pointers[which] - self.start >> self.itemsize.bit_length() - 1
         return cells[(cells >= 0) & (cells < self.size)]
 
 
@@ -204,7 +204,7 @@ class GlobalOrder:
     ) -> Access | None:
         """An earlier access of one of the cells that is not ordered before a new one."""
         if traffic.last is not None:
-            for i in np.unique(traffic.last[cells]).tolist():
+            for i in np.flatnonzero(np.bincount(traffic.last[cells])).tolist():
                 if not i:
                     continue  # nobody wrote it
                 a = traffic.writes[i - 1]
