@@ -88,6 +88,46 @@ CHANGED = {
         "w().v",
         "a.v = 2.0",
     ),
+    "what a property reads": (
+        "q = 1.0\nclass A:\n    @property\n    def v(self): return q\na = A()",
+        "a.v",
+        "q = 2.0",
+    ),
+    "what a cached property reads": (
+        "q = 1.0\nclass A:\n    @functools.cached_property\n    def v(self): return q\na = A()",
+        "a.v",
+        "q = 2.0; del a.v",
+    ),
+    "what a descriptor reads": (
+        "q = 1.0\n"
+        "class D:\n    def __get__(self, of, kind=None): return q\n"
+        "class A: v = D()\n"
+        "a = A()",
+        "a.v",
+        "q = 2.0",
+    ),
+    "what an operator reads": (
+        "q = {'w': 1.0}\nclass A:\n    def __add__(self, other): return other + q['w']\na = A()",
+        "a + 0.0",
+        "q['w'] = 2.0",
+    ),
+    "what a call reads": (
+        "q = 1.0\nclass A:\n    def __call__(self): return q\na = A()",
+        "a()",
+        "q = 2.0",
+    ),
+    "what finds an element reads": (
+        "q = 1.0\nclass A:\n    def __getitem__(self, i): return q\na = A()",
+        "a[0]",
+        "q = 2.0",
+    ),
+    "function of tkc": ("f = tkc.exp2", "f(4.0)", "f = tkc.log2"),
+    "element type of tkc": ("d = tkc.int8", "d.bits * 1.0", "d = tkc.int32"),
+    "function of tkc in a module": (
+        "m = types.ModuleType('of_a_test'); m.f = tkc.exp2",
+        "m.f(4.0)",
+        "m.f = tkc.log2",
+    ),
     "number of C": ("c = ctypes.c_double(1.0)", "c.value", "c.value = 2.0"),
 }
 # what gives another number each time
@@ -102,7 +142,7 @@ CONSUMED = {
     "cycle": ("it = itertools.cycle([1.0, 2.0])", "next(it)"),
     "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
 }
-HEAD = """import array, collections, contextvars, ctypes, itertools, random
+HEAD = """import array, collections, contextvars, ctypes, functools, itertools, random
 import sys, threading, types, weakref
 import numpy as np
 import tkc

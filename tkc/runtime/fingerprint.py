@@ -59,6 +59,13 @@ CONSTANTS = (
     *(type(None), type(Ellipsis), type(NotImplemented)),
 )
 TORCH_CONSTANTS = ("dtype", "device", "layout", "memory_format", "Size")
+# methods that Python calls where objects are made, copied and shown
+NOT_OF_OPERATORS = (
+    *("__new__", "__init__", "__post_init__", "__init_subclass__", "__set_name__", "__del__"),
+    *("__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__class_getitem__"),
+    *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__"),
+    *("__copy__", "__deepcopy__", "__replace__", "__getnewargs_ex__"),
+)
 DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 
 
@@ -80,6 +87,7 @@ class Fingerprint:
         self.watched: list[tuple[dict, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
         self.mutable: list[tuple[object, bytes]] = []
+        self.joined: list[Fingerprint] = []  # with values that can change in place
         self.unstable: Unstable | None = None
         # functions that were read, by code, cells and defaults: closures of one factory differ in
         # their cells alone; the number of each stands for it where a value holds it
@@ -113,7 +121,7 @@ class Fingerprint:
                 self.cells.append((cells[name], value))
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
-                if not _is_ours(value):
+                if not _is_module_of_ours(value):
                     self.watched.append((fn.__globals__, name, value))
             else:
                 if name in DYNAMIC:
@@ -164,9 +172,24 @@ class Fingerprint:
                     self.watched.append((space, attribute, value))
                 elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
                     self._value(f"object {label}", owner)
+                    self._finder(label, owner, attribute)
                 if not _has_attributes(value) or isinstance(value, types.ModuleType):
                     break
             self._value(f"value {label}.{'.'.join(chain[1:])}", value)
+
+    def _finder(self, label: str, owner: object, attribute: str) -> None:
+        """What an object's attribute is computed by, where something of its class computes it."""
+        member = inspect.getattr_static(type(owner), attribute, None)
+        if (getter := _getter(member)) is not None:
+            self._function("", getter)
+        elif hasattr(type(member), "__get__") and not _of_library(type(member).__module__):
+            self._value(f"finder {label}.{attribute}", member)
+
+    def argument(self, function: Callable[..., Any], name: str, value: object) -> None:
+        """Records what a function reads of a value that is passed to it under a name."""
+        _, chains, bare, _ = _reading(function.__code__)
+        read = {c for c in chains if c[0] == name}
+        self._outside("", name, value, read, name not in bare)
 
     def _value(self, label: str, value) -> None:
         try:
@@ -183,9 +206,30 @@ class Fingerprint:
     def changed(self) -> bool:
         """Whether a value has changed in place since."""
         try:
-            return any(self.spell(value) != text for value, text in self.mutable)
+            if any(self.spell(value) != text for value, text in self.mutable):
+                return True
         except Unstable:
             return True
+        return any(other.changed() for other in self.joined)
+
+    def join(self, other: Fingerprint) -> bool:
+        """Watches what another one does, too; whether that is more than this one did. (Values that
+        change in place stay with the other one, whose numbers of functions their texts hold.)
+        """
+        known = {(id(space), name) for space, name, _ in self.watched}
+        new = [w for w in other.watched if (id(w[0]), w[1]) not in known]
+        if not (new or other.cells or other.mutable):
+            return False
+        self.watched += new
+        self.cells += other.cells
+        if other.mutable:
+            self.joined.append(other)
+        return True
+
+    @property
+    def careful(self) -> bool:
+        """Whether what was read may change without a name being rebound."""
+        return bool(self.cells or self.mutable or self.joined)
 
     def _module(self, name: str, module, chains) -> None:
         """Of a module only the attributes that are read count (of tkc none: the whole package is in
@@ -200,11 +244,11 @@ class Fingerprint:
             value = module
             for attribute in chain[1:]:
                 space, value = vars(value), getattr(value, attribute, None)
-                if space.get(attribute) is value and not _is_ours(value):
+                if space.get(attribute) is value and not _is_module_of_ours(value):
                     self.watched.append((space, attribute, value))
                 if not isinstance(value, types.ModuleType):
                     break
-            if not isinstance(value, types.ModuleType) and not _is_ours(value):
+            if not isinstance(value, types.ModuleType):
                 self._value(f"value {'.'.join(chain)}", value)
 
     def spell(self, value: object) -> bytes:
@@ -260,7 +304,8 @@ class Fingerprint:
         if _is_function_of_library(value):
             return f"function {value.__module__}.{value.__name__}".encode()
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
-            return f"builtin {value.__module__}.{value.__qualname__}".encode()
+            module = getattr(value, "__module__", None)  # methods have none
+            return f"builtin {module}.{value.__qualname__}".encode()
         return None
 
     def _library_data(self, value: Any, kind: type) -> bytes | None:
@@ -332,11 +377,28 @@ class Fingerprint:
             if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
         }
         # methods may be bound anew: their code, not all they read, which counts where a kernel
-        # calls them
+        # calls them; those of operators Python calls, and no name says where
         methods = [f for f in map(_method, vars(cls).values()) if f]
         codes = [_reading(f.__code__)[-1] + self.spell(_numbers_of(f)) for f in methods]
+        for f in methods:
+            if _is_of_operator(f):
+                self._function("", f)
         bases = [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
+
+
+def _getter(member: object) -> types.FunctionType | None:
+    """The function that computes what a property gives, None of what is none."""
+    function = getattr(member, "fget", None) or (
+        member.func if isinstance(member, functools.cached_property) else None
+    )
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def _is_of_operator(method: types.FunctionType) -> bool:
+    """Whether Python calls a method for an operator, a call, an element, a missing attribute."""
+    name = method.__name__
+    return name.startswith("__") and name.endswith("__") and name not in NOT_OF_OPERATORS
 
 
 def _method(member: object) -> types.FunctionType | None:
@@ -372,7 +434,9 @@ def _lasting(value) -> bool:
         return not _is_bound(value)
     if isinstance(value, types.ModuleType):
         return _is_ours(value) or _of_library(value.__name__)
-    if isinstance(value, (type, types.MethodType)):
+    if isinstance(value, type):  # of those of libraries only the name counts
+        return value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
+    if isinstance(value, types.MethodType):
         return False
     return _is_constant(value)
 
@@ -496,6 +560,10 @@ def _is_ours(value) -> bool:
     if module == "tkc" or not isinstance(module, str):
         return module == "tkc"
     return _is_ours_by_name(module) and "fn" not in _held(value)
+
+
+def _is_module_of_ours(value: object) -> bool:
+    return isinstance(value, types.ModuleType) and _is_ours(value)
 
 
 def _is_ours_by_name(module: str) -> bool:

@@ -353,6 +353,15 @@ class JitFunction(Launchable):
             disk.put(name, compiled.pack())
         return compiled
 
+    def _watch_constants(self, s: Specialization) -> fingerprint.Fingerprint:
+        """What the kernel reads of compile-time values counts as what it reads of globals does."""
+        found = fingerprint.Fingerprint()
+        for name, known in s.arguments:
+            if known[0] == "constant":
+                found.argument(self.fn, name, known[1])
+        self._watch(found)
+        return found
+
     def adopt(self, s: Specialization, target: str, parts: dict[str, bytes]) -> Compiled:
         """Takes what another process compiled (the parts of `Compiled.pack`, and "image", a cubin)
         instead of compiling. Raises CompileError where it is of another make.
@@ -376,12 +385,11 @@ class JitFunction(Launchable):
             if own is None:
                 own = fingerprint.Fingerprint(self.fn)
                 self._watch(own)
-            more = fingerprint.Fingerprint()  # of functions among the constants
+            more = self._watch_constants(s)
             special = [
                 ("specialization", more.spell([s.arguments, s.overlaps, s.options])),
                 *more.fields,
             ]
-            self._watch(more)
             if own.unstable or more.unstable:
                 return None
         except fingerprint.Unstable:
@@ -414,16 +422,10 @@ class JitFunction(Launchable):
         if own is None:
             own = self._fingerprint = found
             own.watched += watches(_READ_BY_PASSES)
-        else:
-            known = {(id(space), name) for space, name, _ in self._watched}
-            new = [w for w in found.watched if (id(w[0]), w[1]) not in known]
-            if not (new or found.cells or found.mutable):
-                return
-            own.watched += new
-            own.cells += found.cells
-            own.mutable += found.mutable
+        elif not own.join(found):
+            return
         self._watched = tuple(own.watched)
-        self.careful = bool(own.cells or own.mutable)
+        self.careful = own.careful
         self.epoch = object()
 
     def forget_caches(self) -> None:

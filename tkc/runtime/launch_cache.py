@@ -39,6 +39,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
 from types import FunctionType
@@ -311,7 +312,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
     for i, (name, v) in enumerate(named):
         x = f"x{i}"
         if name not in runtime:
-            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset, float)) else [])
+            parts += [x] + ([] if _is_simple(v) else [f"_kinds({x})"])
         elif hasattr(v, "data_ptr"):
             parts += [f"{x}.{part}" for part in ("data_ptr()", "shape", "stride()", "dtype")]
             parts.append(f"{x}.is_cuda")
@@ -363,9 +364,21 @@ def _written_in_python(
 
 def types_of(value: Any) -> Any:
     """What equal constants may still differ in: their types, and of floats the sign of zero."""
+    kind = type(value)
     if isinstance(value, (tuple, frozenset)):
-        return tuple(map(types_of, value))
-    return value.hex() if type(value) is float else type(value)
+        return kind, *map(types_of, value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return kind, *(types_of(getattr(value, f.name)) for f in fields(value))
+    if isinstance(value, complex):
+        return kind, value.real.hex(), value.imag.hex()
+    if kind.__module__ in SCALAR_MODULES and hasattr(value, "tobytes"):
+        return kind, value.tobytes()
+    return (kind, value.hex()) if isinstance(value, float) else kind
+
+
+def _is_simple(value: object) -> bool:
+    """Whether a constant differs from all that are equal to it and of its type in nothing."""
+    return type(value) in (bool, int, str, type(None), FunctionType)
 
 
 def prepared(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:
