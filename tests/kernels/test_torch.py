@@ -348,6 +348,32 @@ def test_a_gradient_of_a_gradient_that_has_none_is_an_error():
         torch.autograd.grad(kernels.softmax(x).square().sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("times", range(3))
+def test_a_derivative_that_is_carried_forward_is_an_error(times):
+    """torch's dispatcher would drop it. (The third call of a kind is one that was recorded.)"""
+    x = torch.randn(4, 8)
+    for _ in range(times):
+        kernels.softmax(x)
+    for function in kernels.softmax, kernels.argmax:
+        with pytest.raises(tkc.LaunchError, match="carried forward"):
+            torch.func.jvp(function, (x,), (x,))
+        with (
+            torch.autograd.forward_ad.dual_level(),
+            pytest.raises(tkc.LaunchError, match="carried forward"),
+        ):
+            function(torch.autograd.forward_ad.make_dual(x, x))
+    product, slope = torch.func.jvp(lambda a: kernels.softmax(x) * a, (x,), (x,))
+    assert torch.equal(product, slope) and product.any()
+
+
+def test_transforms_of_functions():
+    x = torch.randn(4, 8, requires_grad=True)
+    assert torch.allclose(torch.func.vmap(kernels.softmax)(x), x.softmax(-1))
+    for transform in torch.func.grad, torch.func.jacrev, torch.func.hessian:
+        with pytest.raises(tkc.LaunchError, match="torch.func"):
+            transform(lambda a: kernels.softmax(a).sum())(x.detach())
+
+
 def test_the_gradient_of_a_log_sum_exp():
     def ours(x):
         loss, lse = kernels.cross_entropy(x, TARGET)

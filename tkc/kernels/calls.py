@@ -456,9 +456,10 @@ class Calls:
         torch: ModuleType,
         watchers: Sequence[Callable],
         alone: Callable,
+        watched: Callable,
         record: Callable,
     ):
-        self.op, self.alone, self.record = op, alone, record
+        self.op, self.alone, self.watched, self.record = op, alone, watched, record
         # by the types of a call's values: the functions that were recorded, by `tkc.launch_key`
         self.kinds: dict[tuple[type, ...], Any] = {}
         self.seen: set[tuple[int, bytes]] = set()  # keys that came once
@@ -554,10 +555,8 @@ class Calls:
         return space["__call__"]
 
     def _first(self, *values):
-        """A call that is not known: it goes through the dispatcher where something watches it
-        there, else it is done here.
-        """
-        return self._behind(*values) if self.alone(values, {}) else self.op.torch(*values)
+        """A call that is not known: it goes where something watches it, else it is done here."""
+        return self._behind(*values) if self.alone(values, {}) else self.watched(*values)
 
     def _behind(self, *values):
         """A call that is not known: the first of its kind is only made, the second written down."""

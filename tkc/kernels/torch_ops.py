@@ -12,6 +12,8 @@ itself (operator.py):
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it can
                  be compiled too; an error where there is none and one is required
 
+    forward AD   an error, where the dispatcher would drop what is carried forward
+
 The dispatcher takes longer than a launch. A call that it would pass on unchanged (plain tensors, no
 gradient wanted, nothing compiles, traces, transforms or watches) does not go through it: `alone`.
 """
@@ -23,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,7 +44,7 @@ def register(op: Operator) -> None:
     LIBRARY.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
     if op.mutates:
         op.on_mutation = _on_mutation(op)
-    calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _recorded)
+    calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _watched(op), _recorded)
     for device in "CPU", "CUDA":
         LIBRARY.impl(op.name, calls.behind, device)
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
@@ -59,6 +62,11 @@ def register(op: Operator) -> None:
     )
 
 
+def _forward_level() -> bool:
+    """Whether tensors may carry derivatives forward."""
+    return forward_ad._current_level >= 0
+
+
 _WATCHERS: tuple[Callable[[], Any], ...] | None
 try:
     _WATCHERS = (
@@ -67,6 +75,7 @@ try:
         torch._C._functorch.peek_interpreter_stack,
         torch._C._get_tracing_state,
         torch.autograd._profiler_enabled,
+        _forward_level,
     )
 except AttributeError:
     _WATCHERS = None  # another torch: everything through the dispatcher
@@ -155,6 +164,39 @@ class _Writing(TorchDispatchMode):
             self.script.nested = nested
         self.script.operation(func, args, kwargs or {}, result)
         return result
+
+
+def _watched(op: Operator) -> Callable:
+    """A call that something watches: through the dispatcher. Raises LaunchError where an argument
+    has a tangent, which the dispatcher would drop, or torch.func differentiates by one, which
+    ends in an error of torch's own.
+    """
+
+    def call(*args: Any) -> Any:
+        if _forward_level() and any(map(_has_tangent, args)):
+            raise tkc.LaunchError(
+                f"{op.name} has no derivative that is carried forward (torch.func.jvp, dual"
+                " tensors); differentiate backward, or pass x.detach()"
+            )
+        if op.gradient is not None and any(map(_is_differentiated, args)):
+            raise tkc.LaunchError(
+                f"{op.name} is differentiated by torch.autograd, and not by torch.func (grad, vjp,"
+                " jacrev); call backward() or torch.autograd.grad, or pass x.detach()"
+            )
+        return op.torch(*args)
+
+    return call
+
+
+def _has_tangent(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _is_differentiated(x: Any) -> bool:
+    """Whether a transform of torch.func differentiates by a tensor."""
+    if not isinstance(x, torch.Tensor) or not _grad() or _WATCHERS is None:
+        return False
+    return torch._C._functorch.is_gradtrackingtensor(x) and x.requires_grad
 
 
 def _recorded(
