@@ -119,3 +119,54 @@ def test_what_is_not_there_is_refused_by_name():
         libdevice.j0  # noqa: B018
     with pytest.raises(CompileError, match="libdevice.sin takes fp32 or fp64, got fp16"):
         unary[(1,)](np.zeros(N, np.float16), np.zeros(N, np.float16), F=libdevice.sin, N=N)
+
+
+# by name: arguments at the ends of what a function takes, and what it gives of them
+EXTREMES = {
+    "acosh": {-1e10: math.nan, -3.4e38: math.nan, 0.5: math.nan, 3e38: math.acosh(3e38)},
+    "atanh": {-0.9999999: math.atanh(np.float32(-0.9999999)), -0.0: -0.0, 1.0: math.inf},
+    "sinpi": {100.0: 0.0, -100.5: -1.0, 1e10: 0.0, 3.4e38: 0.0, -0.0: -0.0, 0.25: 0.5**0.5},
+    "cospi": {0.5: 0.0, 101.0: -1.0, 2.5: 0.0, 3.4e38: 1.0, -0.75: -(0.5**0.5)},
+    "normcdf": {x: math.erfc(-x / math.sqrt(2)) / 2 for x in (-13.0, -7.25, -1.0, 0.0, 3.0)},
+    "logb": {0.0: -math.inf, -math.inf: math.inf, math.nan: math.nan, 1e-45: -149.0, -8.5: 3.0},
+    "ilogb": {0.0: -(2.0**31), math.inf: 2.0**31, 1e-45: -149.0, 1e-38: -127.0, 6.0: 2.0},
+    "lgamma": {-1e-30: 69.0775528, 1e-30: 69.0775528, -0.5: math.lgamma(-0.5)},
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_functions_at_their_ends(name):
+    x, exact = (np.array([*y], np.float32) for y in (EXTREMES[name], EXTREMES[name].values()))
+    x, exact = np.resize(x, 8), np.resize(exact, 8)
+    out = np.zeros(8, np.float32)
+    unary[(1,)](x, out, F=getattr(libdevice, name), N=8)
+    np.testing.assert_allclose(out, exact, rtol=2e-6, atol=0)
+    zeros = exact == 0
+    if name not in ("sinpi", "cospi"):
+        assert (np.signbit(out) == np.signbit(exact))[zeros].all()
+
+
+def remainder(x, y):
+    try:
+        return math.remainder(x, y)
+    except ValueError:
+        return math.nan
+
+
+EXTREMES_OF_TWO = {
+    "remainder": np.vectorize(remainder, otypes=[float]),
+    "fdim": lambda x, y: np.where(x <= y, 0.0, x - y),
+    "hypot": np.hypot,
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES_OF_TWO)
+def test_functions_of_two_at_their_ends(name):
+    ends = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1, -1, 2, 3, -3, 0.5, 5e9, 3e38, 7, 9]
+    x, y = (v.ravel().astype(np.float32) for v in np.meshgrid(ends, ends))
+    out = np.zeros(256, np.float32)
+    binary[(1,)](x, y, out, F=getattr(libdevice, name), N=256)
+    with np.errstate(all="ignore"):
+        exact = EXTREMES_OF_TWO[name](x.astype(np.float64), y.astype(np.float64))
+        exact = exact.astype(np.float32)
+    np.testing.assert_allclose(out, exact, rtol=2e-6, atol=0)

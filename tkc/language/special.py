@@ -301,7 +301,8 @@ def lgamma(x: Any) -> Any:
     fraction = lift(minimum(above_whole, 1 - above_whole))
     wave = where((x < 0) & (fraction > 0), size * sin(fraction * PI), 1.0)
     reflected = log(div_rn(PI, wave)) - above
-    below = where(fraction == 0, inf, reflected)
+    # the product of two tiny numbers is 0; there it is -log |x| on both sides
+    below = where(fraction == 0, inf, where(size < 1e-18, above, reflected))
     return where(isinf(x), inf, where(x < 0, below, above))
 
 

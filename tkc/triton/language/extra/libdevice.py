@@ -1,7 +1,7 @@
 """`libdevice`: functions of float32 and float64, element by element, as a table.
 
-What stands in no table is refused by name: Bessel functions, gamma functions, the inverse error
-functions, and operations of other roundings than to nearest.
+What stands in no table is refused by name: Bessel functions, the gamma function itself, and
+operations of other roundings than to nearest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tkc.language import operations, values
+import numpy as np
+
+from tkc.language import operations, special, values
 from tkc.language.tracer import fail
 from tkc.triton.language import types
 from tkc.triton.language.creation import where
@@ -20,7 +22,6 @@ from tkc.triton.language.types import dtype
 from tkc.triton.language.values import cast, promoted, tensor, to_tensor
 
 FLOATS = ("fp32", "fp64")
-LN2 = math.log(2)
 
 
 def _core(name: str, *args: Any) -> tensor:
@@ -46,55 +47,65 @@ def _round_away(x: tensor) -> tensor:
     return where(_core("abs", x - whole) >= 0.5, whole + step, whole)
 
 
-def _tan(x: tensor) -> tensor:
-    return _core("sin", x) / _core("cos", x)
+def _of_tkc(name: str, *args: tensor) -> tensor:
+    """A function of tkc's own table."""
+    return tensor(values.lift(getattr(special, name)(*(x.value for x in args))))
 
 
-def _leg(x: tensor) -> tensor:
-    return _core("sqrt", (1 - x) * (1 + x))
+def _quarter_turns(x: tensor) -> tuple[tensor, tensor, tensor]:
+    """The sine and the cosine of pi times what x is beyond a number of halves, at most a quarter;
+    and that number, modulo 4.
+    """
+    turn = x - 2 * _core("round", x * 0.5)  # exact, from -1 to 1
+    halves = _core("round", 2 * turn)
+    angle = (turn - 0.5 * halves) * math.pi
+    return _core("sin", angle), _core("cos", angle), cast(halves, types.int32) & 3
 
 
-def _sinh(x: tensor) -> tensor:
-    size = _core("abs", x)
-    e = _core("expm1", size)
-    small = (e + e / (e + 1)) * 0.5
-    large = _core("exp", size - LN2)
-    return _with_sign(where(size < 20.0, small, large), x)
+def _sinpi(x: tensor) -> tensor:
+    sine, cosine, halves = _quarter_turns(x)
+    found = where((halves & 1) == 0, sine, cosine)
+    found = where(halves >= 2, -1.0 * found, found)
+    return where(found == 0.0, _with_sign(found, x), found)
 
 
-def _cosh(x: tensor) -> tensor:
-    e = _core("exp", _core("abs", x) - LN2)
-    return e + 0.25 / e
+def _cospi(x: tensor) -> tensor:
+    sine, cosine, halves = _quarter_turns(x)
+    found = where((halves & 1) == 0, cosine, sine)
+    return where((halves == 1) | (halves == 2), -1.0 * found, found) + 0.0
 
 
-def _asinh(x: tensor) -> tensor:
-    size = _core("abs", x)
-    square = size * size
-    small = _core("log1p", size + square / (1 + _core("sqrt", square + 1)))
-    return _with_sign(where(size > 1e9, _core("log", size) + LN2, small), x)
-
-
-def _acosh(x: tensor) -> tensor:
-    t = x - 1
-    small = _core("log1p", t + _core("sqrt", 2 * t + t * t))
-    return where(x > 1e9, _core("log", x) + LN2, small)
-
-
-def _cbrt(x: tensor) -> tensor:
-    size = _core("abs", x)
-    near = _core("pow", size, _number(x, 1 / 3))
-    better = near - (near * near * near - size) / (3 * near * near)
-    plain = (size == 0.0) | (size == math.inf)
-    return _with_sign(where(plain, size, better), x)
+def _normcdf(x: tensor) -> tensor:
+    """erfc(a) / 2 for a = -x / sqrt(2); what rounding a leaves counts where erfc is steep."""
+    root = math.sqrt(0.5)
+    upper = float(np.float32(root)) if x.dtype.primitive_bitwidth == 32 else root
+    a = x * -upper
+    left = _core("fma", -1.0 * x, _number(x, upper), -1.0 * a) - x * (root - upper)
+    found = 0.5 * _of_tkc("erfc", a)
+    return where((a > 1.0) & (found > 0.0), found * (1 - 2 * a * left), found)
 
 
 def _exponent(x: tensor) -> tensor:
-    """floor(log2 |x|) of a normal number."""
+    """floor(log2 |x|) of what is finite and not 0."""
     bits = x.dtype.primitive_bitwidth
     word = types.get_int_dtype(bits, True)
     width = x.dtype.fp_mantissa_width
-    field = (cast(x, word, bitcast=True) >> width) & ((1 << (bits - 1 - width)) - 1)
-    return cast(field - x.dtype.exponent_bias, types.int32)
+    is_subnormal = _core("abs", x) < 2.0 ** (1 - x.dtype.exponent_bias)
+    scaled = where(is_subnormal, x * 2.0 ** (width + 1), x)
+    field = (cast(scaled, word, bitcast=True) >> width) & ((1 << (bits - 1 - width)) - 1)
+    least = where(is_subnormal, x.dtype.exponent_bias + width + 1, x.dtype.exponent_bias)
+    return cast(field, types.int32) - least
+
+
+def _ilogb(x: tensor) -> tensor:
+    least, most = -(1 << 31), (1 << 31) - 1
+    found = where((x == 0.0) | _core("isnan", x), least, _exponent(x))
+    return where(_core("isinf", x), most, found)
+
+
+def _logb(x: tensor) -> tensor:
+    found = where(x == 0.0, -math.inf, cast(_exponent(x), x.dtype))
+    return where(_finite(x), found, x * x)
 
 
 def _finite(x: tensor) -> tensor:
@@ -120,38 +131,32 @@ _RENAMED = {n: n for n in (*_SAME, "erf", "floor", "ceil", "trunc")} | {
     "fast_cosf": "cos",
     "fast_tanhf": "tanh",
 }
+_SPECIAL = (
+    *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+    *("cbrt", "log10", "erfc", "erfinv", "lgamma"),
+)
 _UNARY: dict[str, Callable[[tensor], tensor]] = {
     **{name: partial(_core, own) for name, own in _RENAMED.items()},
     "round": _round_away,
     "exp10": lambda x: _core("exp2", x * math.log2(10)),
-    "log10": lambda x: _core("log", x) * (1 / math.log(10)),
     "fast_exp10f": lambda x: _core("exp2", x * math.log2(10)),
     "fast_log10f": lambda x: _core("log", x) * (1 / math.log(10)),
-    "tan": _tan,
-    "fast_tanf": _tan,
-    "sinpi": lambda x: _core("sin", x * math.pi),
-    "cospi": lambda x: _core("cos", x * math.pi),
-    "asin": lambda x: _core("atan2", x, _leg(x)),
-    "acos": lambda x: _core("atan2", _leg(x), x),
-    "atan": lambda x: _core("atan2", x, _number(x, 1.0)),
-    "sinh": _sinh,
-    "cosh": _cosh,
-    "asinh": _asinh,
-    "acosh": _acosh,
-    "atanh": lambda x: 0.5 * _core("log1p", 2 * x / (1 - x)),
-    "cbrt": _cbrt,
-    "rcbrt": lambda x: 1 / _cbrt(x),
+    **{name: partial(_of_tkc, name) for name in _SPECIAL},
+    "fast_tanf": lambda x: _core("sin", x) / _core("cos", x),
+    "sinpi": _sinpi,
+    "cospi": _cospi,
+    "rcbrt": lambda x: 1 / _of_tkc("cbrt", x),
     "rcp_rn": lambda x: _core("div_rn", _number(x, 1.0), x),
     "saturatef": lambda x: where(x > 0.0, where(x < 1.0, x, 1.0), 0.0),
-    "normcdf": lambda x: 0.5 + 0.5 * _core("erf", x * math.sqrt(0.5)),
+    "normcdf": _normcdf,
     "isnan": lambda x: cast(_core("isnan", x), types.int32),
     "isinf": lambda x: cast(_core("isinf", x), types.int32),
     "isinff": lambda x: cast(_core("isinf", x), types.int32),
     "finitef": lambda x: cast(_finite(x), types.int32),
     "isfinited": lambda x: cast(_finite(x), types.int32),
     "signbit": lambda x: cast(_sign_bit(x), types.int32),
-    "ilogb": _exponent,
-    "logb": lambda x: cast(_exponent(x), x.dtype),
+    "ilogb": _ilogb,
+    "logb": _logb,
     "llrint": lambda x: cast(_core("round", x), types.int64),
     "llround": lambda x: cast(_round_away(x), types.int64),
 }
@@ -166,13 +171,15 @@ def _div_rz(x: tensor, y: tensor) -> tensor:
     return cast(cast(near, word, bitcast=True) - cast(beyond, word), x.dtype, bitcast=True)
 
 
-def _hypot(x: tensor, y: tensor) -> tensor:
-    """Scaled, so that squares do not overflow."""
-    a, b = _core("abs", x), _core("abs", y)
-    large = _core("max", a, b)
-    small = _core("min", a, b)
-    ratio = where(large == 0.0, 0.0, small / large)
-    return where(large == math.inf, large, large * _core("sqrt", 1 + ratio * ratio))
+def _remainder(x: tensor, y: tensor) -> tensor:
+    """x less y times the nearest integer to x / y, exactly: of the remainder of 2 y."""
+    size = _core("abs", y)
+    rest = _core("abs", where(size < 2.0**x.dtype.exponent_bias, _of_tkc("fmod", x, 2 * size), x))
+    less = rest - size
+    found = where(rest + rest > size, where(less + less >= size, less - size, less), rest)
+    found = where(_sign_bit(x), -1.0 * found, found)
+    defined = _finite(x) & (size > 0.0)  # y may be infinite, and no NaN
+    return where(defined, where(size == math.inf, x, found), math.nan)
 
 
 _BINARY: dict[str, Callable[[tensor, tensor], tensor]] = {
@@ -186,11 +193,11 @@ _BINARY: dict[str, Callable[[tensor, tensor], tensor]] = {
     "fast_powf": lambda x, y: _core("pow", x, y),
     "atan2": lambda x, y: _core("atan2", x, y),
     "fmod": lambda x, y: x % y,
-    "remainder": lambda x, y: x - _core("round", x / y) * y,
-    "hypot": _hypot,
-    "rhypot": lambda x, y: 1 / _hypot(x, y),
+    "remainder": _remainder,
+    "hypot": partial(_of_tkc, "hypot"),
+    "rhypot": lambda x, y: 1 / _of_tkc("hypot", x, y),
     "copysign": lambda x, y: _with_sign(x, y),
-    "fdim": lambda x, y: where(x > y, x - y, 0.0),
+    "fdim": lambda x, y: where(x <= y, 0.0, x - y),
     "fmax": lambda x, y: _core("fmax", x, y),
     "fmin": lambda x, y: _core("fmin", x, y),
 }
