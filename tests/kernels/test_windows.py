@@ -17,6 +17,9 @@ BF16 = numbers((), "bfloat16").dtype
 
 # images, positions, channels, outputs, taps, stride, padding, dilation
 CASES = {
+    "one channel": ((2, (7, 5), 1, 6), (3, 3), 1, 1, 1),
+    "one channel, strides": ((1, (9,), 1, 9), (1,), 2, 4, 2),
+    "nothing is seen": ((1, (1,), 4, 3), (1,), 2, 1, 1),
     "three by three": ((2, (9, 7), 20, 24), (3, 3), 1, 1, 1),
     "strides": ((1, (10, 11), 16, 33), (3, 2), (2, 3), (1, 0), 1),
     "dilated": ((2, (12, 9), 8, 5), (3, 3), 2, 2, (2, 3)),

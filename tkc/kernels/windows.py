@@ -643,11 +643,14 @@ def _launch(
     sizes: tuple[tuple[int, ...], ...],
     activation: str | None,
     back: bool,
+    each: bool,
 ) -> None:
-    """Grids of positions. sizes: of the largest, of what they see and of the results."""
+    """Grids of positions. sizes: of the largest, of what they see and of the results; each: of
+    every channel by itself.
+    """
     images, (grid, source, out) = y.shape[0], sizes
     rows, results = _rows(x), y.reshape((prod(y.shape[:-1]), y.shape[-1]))
-    if _is_each(x, weight):
+    if each:
         taps = contiguous(weight.reshape((weight.shape[0], prod(phases[0].taps))).T)
         m, n = STRIP[0], min(STRIP[1], power(y.shape[-1]))
         blocks = tkc.cdiv(images * prod(grid), m), tkc.cdiv(y.shape[-1], n), len(phases)
@@ -727,7 +730,8 @@ def _conv(
         matmul(_rows(x), w.T, bias, activation, matrix(y))
         return
     sizes = found.out, found.size, found.out
-    _launch(x, weight, bias, y, (found.forward(),), sizes, activation, False)
+    each = _is_each(x, weight)
+    _launch(x, weight, bias, y, (found.forward(),), sizes, activation, False, each)
 
 
 @operator
@@ -759,13 +763,14 @@ def conv_backward(
     yield dx, dw
     if 0 in grad.shape or 0 in x.shape:
         return
-    if of_x:
-        phases = sorted(found.phases(), key=lambda phase: -prod(phase[1].count))
-        grids, steps = zip(*(p for p in phases if prod(p[1].count)), strict=True)
+    each = _is_each(x, weight)
+    phases = sorted(found.phases(), key=lambda phase: -prod(phase[1].count))
+    if of_x and (seen := [p for p in phases if prod(p[1].count)]):
+        grids, steps = zip(*seen, strict=True)
         sizes = tuple(map(max, zip(*grids, strict=True))), found.out, found.size
-        _launch(grad, weight, None, dx, steps, sizes, None, True)
+        _launch(grad, weight, None, dx, steps, sizes, None, True, each)
     if of_weight:
-        _weights_gradient(grad, x, dw, found, _is_each(x, weight))
+        _weights_gradient(grad, x, dw, found, each)
 
 
 def _has_gaps(found: Convolution) -> bool:
