@@ -100,6 +100,23 @@ def test_nothing_but_infinities():
     assert kernels.sample(logits, 1).tolist() == [4, 4]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("tokens", [1, 9, 5000])
+def test_rows_of_infinities(tokens, dtype):
+    """A token of a row is one that it has; of the largest ones, where these are infinite."""
+    logits = np.full((4, tokens), -np.inf, dtype)
+    logits[1] = np.nan
+    logits[2, tokens // 2 :] = np.inf
+    logits[3, -1] = 3
+    wanted = {}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.5}
+    for given in (*wanted, *({"temperature": 0.0} | w for w in wanted)):
+        first, second, third, fourth = kernels.sample(logits, 1, **given).tolist()
+        assert 0 <= first < tokens and 0 <= second < tokens, given
+        assert tokens // 2 <= third < tokens and fourth == tokens - 1, given
+        if given.get("temperature") == 0:
+            assert (first, second, third) == (0, 0, tokens // 2)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int32"])
 @pytest.mark.parametrize("shape", [(1, 1), (7, 31), (3, 513), (2, 4099)])
 def test_sorts_and_largest(shape, dtype):

@@ -42,7 +42,7 @@ DRAWN = 2048  # of a row from which a token is drawn
 # of a row, at most; elements of one, at least; of a program that finds their largest
 MAX_CHUNKS, MIN_CHUNK, CHUNKS = 4096, 16, 128
 BEYOND = 1 << 30  # a token that no row has
-LOWEST = -(1 << 31)
+LOWEST, LARGEST = -(1 << 31), 2.0**128 - 2.0**104  # the largest float32
 # of the bits of a short float's float32 the last ones are zeros
 ZEROS = {"bfloat16": 16, "float16": 13, "float32": 0}
 SORTED, MERGED = 512, 1024  # elements of a program that sorts, and of one that merges
@@ -85,9 +85,13 @@ def _extents(chunks, CHUNK, N):
 
 
 def _without_nan(values):
-    """As float32, NaN as the least."""
-    values = _with_one_zero(values)
-    return tkc.where(values == values, values, -inf)
+    """As finite float32, NaN as the least: a difference of halves of two is a number."""
+    return tkc.minimum(tkc.fmax(_with_one_zero(values), -LARGEST), LARGEST)
+
+
+def _exponent(values, top, rate):
+    """Of two, of the share of values beside the largest."""
+    return (values * 0.5 - top * 0.5) * (2 * rate)
 
 
 def _with_one_zero(values):
@@ -119,7 +123,7 @@ def _measure(x, chunks, least, top, rate, ZERO, CHUNK, N):
         values, bits, tokens = _part(x, chunks, at, ZERO, CHUNK, N)
         here = (bits >= least) & (tokens < x.shape[0])
         count = count + tkc.where(here, 1, 0)
-        mass = mass + tkc.where(here, tkc.exp2((values - top) * rate), 0.0)
+        mass = mass + tkc.where(here, tkc.exp2(_exponent(values, top, rate)), 0.0)
     return tkc.sum(count), tkc.sum(mass)
 
 
@@ -170,7 +174,8 @@ def _drawn(x, chunks, row, seed, least, ties, floor, top, rate, ZERO, CHUNK, N):
         first = seen + tkc.cumsum(equal) - equal < ties
         kept = here & (values >= floor) & ((bits > least) | (equal > 0) & first)
         if tkc.any(kept):
-            score = (values - top) * (rate / log2(e)) + _noise(seed, row, chunks, at, CHUNK, N)
+            score = _exponent(values, top, rate / log2(e))
+            score = score + _noise(seed, row, chunks, at, CHUNK, N)
             score = tkc.where(kept, score, -inf)
             token = tkc.where(score > best, tokens, token)
             best = tkc.maximum(best, score)
@@ -196,7 +201,7 @@ def _largest_of_chunks(
     values = _without_nan(tkc.load(logits[row], (at,), (CHUNKS * CHUNK,), other=-inf))
     largest = tkc.max(values.reshape(CHUNKS, CHUNK), axis=1)
     top = tkc.max(largest)
-    shares = tkc.where(values > -inf, tkc.exp2((values - top) * rate), 0.0)
+    shares = tkc.exp2(_exponent(values, top, rate))
     tkc.store(maxima[row], (part * CHUNKS,), largest)
     tkc.store(masses[row].ptr + part, tkc.sum(shares))
 
@@ -232,14 +237,14 @@ def _candidates(
     _, rate, k, p = _wanted(row, tokens, given, of_rows)
     values = tkc.load(maxima[row], (0,), (N,), other=-inf)
     bits, here, top = _ordered(values, ZERO), tkc.arange(N) < maxima.shape[1], tkc.max(values)
-    each = tkc.where(values > -inf, tkc.exp2((values - top) * rate), 0.0)
+    each = tkc.exp2(_exponent(values, top, rate))
 
     def measure(least):
         there = here & (bits >= least)
         return tkc.sum(tkc.where(there, 1, 0)), tkc.sum(tkc.where(there, each, 0.0))
 
     of_parts = tkc.max(values.reshape(N // CHUNKS, CHUNKS), axis=1)
-    scales = tkc.where(of_parts > -inf, tkc.exp2((of_parts - top) * rate), 0.0)
+    scales = tkc.where(of_parts > -inf, tkc.exp2(_exponent(of_parts, top, rate)), 0.0)
     mass = tkc.sum(tkc.load(masses[row], (0,), (N // CHUNKS,)) * scales)
     lowest, least = _bits(-inf, ZERO), _bits(_floor(row, top, given, of_rows), ZERO)
     low = tkc.min(tkc.where(here, bits, 0x7FFFFFFF))
