@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tkc.errors import CompileError
 from tkc.runtime.specialize import argument, overlaps
 
 
@@ -90,3 +91,29 @@ def test_which_arrays_share_memory_with_themselves(shape, strides, folded):
     memory = np.zeros(256, np.float32)[64:]
     array = np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
     assert overlaps([argument(array, "x", False)]) == (((0, 0),) if folded else ())
+
+
+@tkc.jit
+def of_parts(a, b, windows, steps):
+    d = tkc.dot(tkc.load(a, (0, 0), (128, 64)), tkc.load(b, (0, 0), (64, 512)))
+    for i in tkc.range(0, steps):
+        tkc.store(windows, (0, i * 512), d + i)
+
+
+@pytest.mark.parametrize("step", [512, 1536])
+def test_no_part_of_a_result_overwrites_what_a_later_step_stored(step, monkeypatch):
+    """A result that registers do not hold is stored by parts of its rows, each in all steps: not
+    where the rows of one part are the memory of another's.
+    """
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float16) for shape in ((128, 64), (64, 512)))
+    memory = np.zeros(127 * step + 1536, np.float32)
+    windows = np.lib.stride_tricks.as_strided(memory, (128, 1536), (4 * step, 4))
+    if step < 1536:
+        with pytest.raises(CompileError, match="registers"):
+            of_parts[1](a, b, windows, 3, num_warps=4)
+        return
+    of_parts[1](a, b, windows, 3, num_warps=4)
+    d = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(windows, np.concatenate([d, d + 1, d + 2], axis=1))

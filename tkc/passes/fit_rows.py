@@ -381,7 +381,7 @@ def _may_delay(stores: Sequence[tile.Store], cut: Cut, extent: int, overlaps: Ov
         for op in (*cut.loads, *stores):
             if op is store or apart(op, store, overlaps):
                 continue
-            if not _is_same_block(op, store, extent, cut):
+            if not _is_same_block(op, store, extent, cut, overlaps):
                 return False
     return True
 
@@ -398,9 +398,11 @@ def _between(first: Operation, last: Operation | None) -> list[Operation]:
     return found
 
 
-def _is_same_block(op: Operation, store: tile.Store, extent: int, cut: Cut) -> bool:
+def _is_same_block(
+    op: Operation, store: tile.Store, extent: int, cut: Cut, overlaps: Overlaps
+) -> bool:
     """Whether two blocks are one, cut alike."""
-    if not isinstance(op, (tile.Load, tile.Store)) or not is_block_of(op, store):
+    if not isinstance(op, (tile.Load, tile.Store)) or not is_block_of(op, store, overlaps):
         return False
     if list(op.extents.get_values()).count(extent) == 1:
         return True

@@ -44,7 +44,6 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.elementwise import Elementwise, PointerAdd
-from tkc.ir.origin import origin
 from tkc.ir.plan import ring_filled
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
@@ -52,7 +51,6 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.ir.values import (
     ancestor,
-    array_type,
     block_of,
     defining_op,
     first_of,
@@ -63,7 +61,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import Overlaps, is_of_programs
+from tkc.passes.analysis.alias import Overlaps, is_folded, is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
 # of a scalar: the first thread of the block, or of a role's instance, stores and updates it
@@ -73,8 +71,7 @@ LOWEST_START = -(1 << 62)  # of a block of an array
 MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
 # Of arguments that share memory, the one that stands for all; set while a kernel is looked at
 _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
-# Arguments of which several elements are one in memory
-_FOLDED: ContextVar[frozenset[SSAValue]] = ContextVar("_FOLDED")
+_OVERLAPS: ContextVar[Overlaps] = ContextVar("_OVERLAPS")
 # What the operations of that kernel access: each is looked at again for every barrier that is put
 _FOUND: ContextVar[dict[Operation, tuple[Access, ...]]] = ContextVar("_FOUND")
 
@@ -113,7 +110,7 @@ class Box:
     @staticmethod
     def of(op: tile.Load | tile.Store | tile.AtomicBlock) -> Box | None:
         """What a block access touches; None where other elements are the same memory."""
-        if _is_folded(op.array):
+        if is_folded(op.array, _OVERLAPS.get()):
             return None
         extents = (abs(n) for n in op.extents.get_values())
         starts = map(_start_of, op.offsets)
@@ -176,8 +173,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         roles = [op.body.block for op in operations_in(kernel, threads.Role) if op.single is None]
         blocks = roles or [kernel.body.block]
         _STAND_IN.set(_stand_ins(kernel, context.overlaps))
-        arguments = list(kernel.arguments)
-        _FOLDED.set(frozenset(arguments[i] for i, j in context.overlaps if i == j))
+        _OVERLAPS.set(context.overlaps)
         _FOUND.set({})
         barriers = sum(len(_with_barriers(block)) for block in blocks)
         far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
@@ -194,11 +190,6 @@ def _stand_ins(kernel: tile.Kernel, overlaps: Overlaps) -> dict[SSAValue, SSAVal
         met = [g for g in groups if not g.isdisjoint(pair)]
         groups = [g for g in groups if g not in met] + [set(pair).union(*met)]
     return {arguments[i]: arguments[min(group)] for group in groups for i in group}
-
-
-def _is_folded(array: SSAValue) -> bool:
-    """Whether several elements of an array may be one in memory."""
-    return array_type(array).facts.overlaps_itself or origin(array) in _FOLDED.get()
 
 
 def _with_barriers(block: Block) -> list[Operation]:
@@ -721,7 +712,7 @@ def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
         return ALONE
     if not isinstance(t, TileType) or not _is_private(t):
         return None
-    if _is_folded(op.array):
+    if is_folded(op.array, _OVERLAPS.get()):
         return None
     return (op.array, *op.offsets, t.layout)
 

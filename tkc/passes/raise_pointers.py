@@ -25,8 +25,8 @@ affine (analysis/pointers.py) and
   mask      bounds axes by what the host can compute: these bounds are the array's extents. What
             else it says stays a mask of the block
   remainder %x - %x // %n * %n of scalars is %x % %n, a place along one axis
-  modulo    of indices is left out where what lies beyond is stored nowhere (`is_dead_beyond`): it
-            reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
+  modulo    of indices that are never negative is left out where what lies beyond is stored nowhere
+            (`is_dead_beyond`): it reads as zeros then. So is `where(%m + i < %M, %m + i, 0)`
   indices   of rows that nothing is known of gather them, -1 where the mask leaves a row out. They
             may be negative: the array begins so many rows before that none is
   quotients `(%k + i) // 8` of a number %k that 8 divides read each row eight times: the block has
@@ -60,7 +60,7 @@ from tkc.ir import tile
 from tkc.ir.host_values import argument_number
 from tkc.ir.interface import UNBOUNDED
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import Builder, loop_of, replace
+from tkc.ir.rewrite import Builder, is_inside, loop_of, replace
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import (
     PointerType,
@@ -284,13 +284,14 @@ class Mask:
         if own not in condition.axes:  # of extent 1
             return False
         included = Polynomial.number(COMPARISONS[op.fn.name])
+        each = Polynomial.number(dict(difference.repeated).get(own, 1))
         bounds = self.bounds.setdefault(condition.axes[own], Bounds())
-        match stride.exact:  # stride * i + offset < 0, or <= 0 where the bound is included
+        match stride.exact:  # stride * (i // each) + offset < 0, or <= 0 with the bound included
             case 1:
-                bounds.high.append((included - difference.offset, condition))
+                bounds.high.append(((included - difference.offset) * each, condition))
             case -1:
                 first = difference.offset + Polynomial.number(1) - included
-                bounds.low.append((first, condition))
+                bounds.low.append((first * each, condition))
             case _:
                 return False
         return True
@@ -348,6 +349,7 @@ class _Recognition:
         self.bounds, self.left = mask.bounds, mask.left
         self.ranges = Ranges()
         self.covered: list[Covered] = []
+        self.assumed: set[SSAValue] = set()
 
     def _is_known(self, polynomial: Polynomial) -> bool:
         """Whether it can be computed where the array is made."""
@@ -395,6 +397,7 @@ class _Recognition:
             self.left,
             dict(form.repeated),
             self.covered,
+            self.assumed,
         )
         if not all(map(self._counts_in_32_bits, block.axes)):
             raise NotABlock("where it begins may take more than 32 bits to count")
@@ -482,10 +485,12 @@ class _Recognition:
         return MEMORY_BYTES // max(1, self.scalars.divisor(stride) * self._size)
 
     def _unwrap(self, form: Affine) -> None:
-        """Indices modulo something are those indices up to there; what lies beyond must not matter,
-        and is not read.
+        """Indices modulo something are those indices from 0 up to there; what lies beyond must not
+        matter, and is not read.
         """
         for axis, wrapped in form.wrapped:
+            if not self.scalars.is_never_negative(wrapped.start, self.assumed):
+                raise NotABlock("its indices are taken modulo something, and may be negative")
             end = wrapped.modulus - wrapped.start
             loaded = self._loaded
             if loaded is None or not is_dead_beyond(loaded, axis, end, self.forms):
@@ -719,7 +724,7 @@ def _carried_to(
             mask = Mask(op.mask, tile_type(op.value).rank, forms)
             return [] if mask.ends_at(axis, end) else None
         case scf.YieldOp():
-            return _yielded(op, use.index, axis)
+            return None if _changes_around(op, end, forms) else _yielded(op, use.index, axis)
         case scf.ForOp():
             number = use.index - 3  # behind its bounds and step
             return [(op.body.block.args[1 + number], axis), (op.results[number], axis)]
@@ -746,6 +751,14 @@ def _shown(op: tile.Reshape | tile.Broadcast, axis: int) -> list[tuple[SSAValue,
 def use_value(use: Use) -> SSAValue:
     """The value of a use."""
     return use.operation.operands[use.index]
+
+
+def _changes_around(op: scf.YieldOp, end: Polynomial, forms: Forms) -> bool:
+    """Whether a number is another one in the iteration that what a loop yields goes to."""
+    loop = op.parent_op()
+    return isinstance(loop, scf.ForOp) and any(
+        is_inside(forms.scalars.atoms[a], loop) for a in end.atoms
+    )
 
 
 def _yielded(op: scf.YieldOp, number: int, axis: int) -> list[tuple[SSAValue, int]] | None:

@@ -25,7 +25,14 @@ from tkc.ir.elementwise import Elementwise
 from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.values import ancestor, block_of, defining_op, enclosing, is_side_effect_free
+from tkc.ir.values import (
+    ancestor,
+    array_type,
+    block_of,
+    defining_op,
+    enclosing,
+    is_side_effect_free,
+)
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import WRITES
 
@@ -51,6 +58,14 @@ def accessed(op: Operation) -> BlockArgument | None:
             return origin(op.pointers)
         case _:
             return None
+
+
+def is_folded(array: SSAValue, overlaps: Overlaps) -> bool:
+    """Whether several elements of an array may be one in memory."""
+    argument = origin(array)
+    if argument is not None and (argument.index, argument.index) in overlaps:
+        return True
+    return array_type(array).facts.overlaps_itself
 
 
 def apart(access: Operation, other: Operation, overlaps: Overlaps) -> bool:

@@ -103,12 +103,14 @@ class Affine:
         strides = {
             a: mine.get(a, Polynomial()) + one * its.get(a, Polynomial()) for a in {*mine, *its}
         }
+        strides = {a: s for a, s in strides.items() if s.terms}
+        repeated |= dict(other.repeated)
         return Affine(
             self.offset + one * other.offset,
-            tuple(sorted((a, s) for a, s in strides.items() if s.terms)),
+            tuple(sorted(strides.items())),
             self.base if self.base is not None else other.base,
             (*self.wrapped, *other.wrapped),
-            tuple(sorted((repeated | dict(other.repeated)).items())),
+            tuple(sorted((a, count) for a, count in repeated.items() if a in strides)),
             (*self.gathered, *other.times(one).gathered),
         )
 
@@ -237,13 +239,14 @@ class Forms:
                 return Affine(Polynomial.number(int(op.number)))
             case tile.Arange():
                 start = Polynomial.number(op.start.value.data)
-                return Affine(start, ((0, Polynomial.number(1)),))
+                several = tile_type(op.result).extents[0] > 1
+                return Affine(start, ((0, Polynomial.number(1)),) if several else ())
             case tile.Pointer() if argument_number(op.arg) is not None:
                 return Affine(base=op.arg)
             case tile.Splat() | tile.Multiple() | tile.Broadcast():
                 return self.get(op.arg)
-            case ew.Cast() if element_of(op.arg.type) in (i32, i64):
-                return self.get(op.arg) if element_of(op.result.type) in (i32, i64) else None
+            case ew.Cast():
+                return self.get(op.arg) if self.scalars.keeps_number(op) else None
             case tile.Reshape():
                 return self._reshaped(op)
             case tile.Transpose():

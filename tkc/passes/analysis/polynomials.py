@@ -20,8 +20,9 @@ from xdsl.ir import BlockArgument, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
-from tkc.ir.ranges import Ranges
+from tkc.ir.ranges import Ranges, bounds
 from tkc.ir.rewrite import is_inside
+from tkc.ir.types import element_of
 from tkc.ir.values import ancestor, block_of, owner_op
 from tkc.passes.analysis.folding import FLOORS, constant
 
@@ -169,7 +170,7 @@ class Scalars:
         pending = [value]
         while pending:  # chains of thousands of sums: no recursion
             current = pending[-1]
-            missing = [v for v in _parts(current) if v not in self._known]
+            missing = [v for v in self._parts(current) if v not in self._known]
             if current in self._known or not missing:
                 pending.pop()
                 if current not in self._known:
@@ -184,7 +185,7 @@ class Scalars:
             match op:
                 case tile.Constant() if isinstance(op.number, int):
                     return Polynomial.number(int(op.number))
-                case tile.Multiple() | Cast() if _parts(value):
+                case tile.Multiple() | Cast() if self._parts(value):
                     found = self._known[op.arg]
                     if isinstance(op, tile.Multiple) and isinstance(op.arg, BlockArgument):
                         self._promised.setdefault(op.arg, value)
@@ -193,7 +194,7 @@ class Scalars:
                     quotient, rest = self._known[op.args[0]].divided(Polynomial.number(count))
                     if not rest.terms:
                         return quotient
-                case Elementwise() if _parts(value):
+                case Elementwise() if self._parts(value):
                     a, b = (self._known[x] for x in (op.args[0], op.args[-1]))
                     match op.fn.name:
                         case "add":
@@ -223,6 +224,30 @@ class Scalars:
         earlier = owner_op(first)
         here = ancestor(op, block_of(earlier))
         return first if here is not None and earlier.is_before_in_block(here) else value
+
+    def _parts(self, value: SSAValue) -> list[SSAValue]:
+        """The scalars that a rule takes a value apart into."""
+        op = value.owner
+        match op:
+            case tile.Multiple():
+                return [op.arg]
+            case Cast() if self.keeps_number(op):
+                return [op.arg]
+            case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
+                return list(op.args) if value.type in (i32, i64) else []
+            case Elementwise() if _is_of_two(op):
+                return list(op.args)
+        return []
+
+    def keeps_number(self, op: Cast) -> bool:
+        """Whether a conversion of an index, or of a tile of them, gives the same numbers."""
+        source, t = element_of(op.arg.type), element_of(op.result.type)
+        if source not in (i32, i64) or t not in (i32, i64):
+            return False
+        if t == i64 or source == i32:
+            return True
+        known, most = self._ranges.known(op.arg), bounds(i32)
+        return most is not None and most.lo <= known.lo and known.hi <= most.hi
 
     def is_host(self, polynomial: Polynomial) -> bool:
         """Whether the host can compute it."""
@@ -382,21 +407,6 @@ class Scalars:
                 low, high = min(corners), max(corners)
             total += low
         return total
-
-
-def _parts(value: SSAValue) -> list[SSAValue]:
-    """The scalars that a rule takes a value apart into."""
-    op = value.owner
-    match op:
-        case tile.Multiple():
-            return [op.arg]
-        case Cast() if op.arg.type in (i32, i64) and value.type in (i32, i64):
-            return [op.arg]
-        case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
-            return list(op.args) if value.type in (i32, i64) else []
-        case Elementwise() if _is_of_two(op):
-            return list(op.args)
-    return []
 
 
 def _is_of_two(op: Elementwise) -> bool:

@@ -23,7 +23,7 @@ from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import is_inside, loops_of
 from tkc.ir.types import TileType
 from tkc.ir.values import block_of, index_of, is_side_effect_free, owner_op, tile_type, yielded_by
-from tkc.passes.analysis.alias import Overlaps, apart, reads, unseen, writes
+from tkc.passes.analysis.alias import Overlaps, apart, is_folded, reads, unseen, writes
 from tkc.passes.analysis.mapped import through
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
 
@@ -280,7 +280,7 @@ class Cut:
         for load, store in product(self.loads | set(filter(reads, self.inside)), stores):
             if apart(load, store, overlaps):
                 continue
-            if not self._same_block(load, store):
+            if not self._same_block(load, store, overlaps):
                 raise NotCut
             self.loads_first = True
         outside = self.loads - self.inside
@@ -301,6 +301,8 @@ class Cut:
             return False
         a, b = self._place(first), self._place(second)
         if a.array is None or (a.array, a.axis) != (b.array, b.axis):
+            return False
+        if is_folded(a.array, overlaps):
             return False
         starts = [*a.starts, *b.starts]
         if any(isinstance(v.type, TileType) for v in starts):
@@ -331,7 +333,7 @@ class Cut:
             array = view.array
         return Place(array if is_whole(array) else None, axis, starts)
 
-    def _same_block(self, load: Operation, store: Operation) -> bool:
+    def _same_block(self, load: Operation, store: Operation, overlaps: Overlaps) -> bool:
         """Whether a part's store changes only what the part itself has loaded: the same block, cut
         alike.
         """
@@ -339,7 +341,7 @@ class Cut:
             return False
         if load.parent is not self.block or store.parent is not self.block or load in self.inside:
             return False
-        return is_block_of(load, store) and all(
+        return is_block_of(load, store, overlaps) and all(
             axis == self.frames[store] for value, axis in self.needs if value.owner is load
         )
 
@@ -354,10 +356,13 @@ class Place(NamedTuple):
     starts: list[SSAValue]
 
 
-def is_block_of(op: tile.Load | tile.Store, store: tile.Store) -> bool:
-    """Whether an access is of the very block that a store writes, without indices as tiles."""
+def is_block_of(op: tile.Load | tile.Store, store: tile.Store, overlaps: Overlaps) -> bool:
+    """Whether an access is of the very block that a store writes, without indices as tiles, and
+    no part of it shares memory with another.
+    """
     return (
         op.array is store.array
+        and not is_folded(op.array, overlaps)
         and list(op.offsets) == list(store.offsets)
         and op.extents == store.extents
         and not any(isinstance(offset.type, TileType) for offset in op.offsets)

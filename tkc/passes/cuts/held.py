@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.rewrite import counted_slice, is_inside
 from tkc.ir.values import block_of
-from tkc.passes.analysis.alias import Overlaps, accessed, overlapping
+from tkc.passes.analysis.alias import Overlaps, accessed, is_folded, overlapping
 from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.values import WRITES
@@ -102,7 +102,9 @@ def _may_be_held(members: list[Access], first: scf.ForOp, overlaps: Overlaps) ->
         if not isinstance(op, WRITES):
             return False
         written = accessed(op)
-        return (written is None or written in meeting) and not _is_in_its_place(op, members[-1])
+        return (written is None or written in meeting) and not _is_in_its_place(
+            op, members[-1], overlaps
+        )
 
     ops = list(block_of(first).ops)
     between = ops[ops.index(first) : ops.index(last) + 1]
@@ -121,10 +123,11 @@ def _addressed_before(op: Access, first: scf.ForOp) -> bool:
     return all(is_inside(v, loop) or _is_there(v, first) for v in every)
 
 
-def _is_in_its_place(store: Operation, access: Access) -> bool:
+def _is_in_its_place(store: Operation, access: Access, overlaps: Overlaps) -> bool:
     """Whether a store of a loop writes the very part that an access has read in the iteration."""
     return (
         isinstance(store, tile.Store)
+        and not is_folded(store.array, overlaps)
         and store.parent is access.parent
         and access.is_before_in_block(store)
         and store.extents == access.extents

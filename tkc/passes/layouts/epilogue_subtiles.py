@@ -31,7 +31,7 @@ from tkc.ir import tile
 from tkc.ir.rewrite import Builder, before, retype
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import block_of, extents_of, is_side_effect_free, layout_of, owner_op, tile_type
-from tkc.passes.analysis.alias import Overlaps, may_meet
+from tkc.passes.analysis.alias import Overlaps, is_folded, may_meet
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
@@ -401,7 +401,7 @@ class Parts:
         """Whether an operation may write to another part of what a load reads."""
         if isinstance(op, tile.Store):
             if op.array is load.array and list(op.offsets) == list(load.offsets):
-                return op.extents != load.extents
+                return op.extents != load.extents or is_folded(op.array, self.overlaps)
             return may_meet(op, load, self.overlaps)
         return isinstance(op, (tile.StorePointers, tile.Atomic, tile.AtomicBlock))
 

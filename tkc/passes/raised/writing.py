@@ -193,12 +193,13 @@ class Writer:
         """
         found: list[SSAValue | None] = []
         kept = [axis for axis in block.axes if axis.extent >= 0]
+        numbered = [a for a, n in enumerate(_extents_once(block)) if n > 1]
         for axis in block.axes:
             numbers = axis.gathered
             if numbers is None:
                 found.append(None)
                 continue
-            at = kept.index(axis)
+            at = numbered[kept.index(axis)]
             numbers = _reshaped(self.loaded.get(numbers, numbers), [axis.extent], build)
             if before := axis.start.exact:
                 if before > ROWS_BEFORE:
@@ -232,8 +233,7 @@ class Writer:
 
     def _mask(self, block: Block, extents: list[int], build: Builder) -> SSAValue | None:
         """What is left of the mask, for a block of these extents."""
-        each = block.repeated  # no condition is about such an axis
-        whole = [n // each.get(a, 1) for a, n in enumerate(tile_type(block.op.pointers).extents)]
+        whole = _extents_once(block)  # no condition is about an axis that is repeated
         mask: SSAValue | None = None
         for condition in block.conditions:
             value = self._condition(condition, whole, build)
@@ -415,6 +415,12 @@ class Writer:
 def _kept(block: Block) -> list[int]:
     """The extents of the block along the axes that it has."""
     return [axis.extent for axis in block.axes if axis.extent >= 0]
+
+
+def _extents_once(block: Block) -> list[int]:
+    """The extents of the tile of pointers, with what is repeated once."""
+    extents = tile_type(block.op.pointers).extents
+    return [n // block.repeated.get(a, 1) for a, n in enumerate(extents)]
 
 
 def _is_by_columns(block: Block) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -91,8 +92,9 @@ class Memory:
 
 def _base(array: np.ndarray) -> np.ndarray:
     """The bytes that an array lies in."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
+    found: Any = array
+    while (found := getattr(found, "base", None)) is not None:  # NumPy's own objects between views
+        array = found if isinstance(found, np.ndarray) else array
     return array
 
 

@@ -1,0 +1,158 @@
+"""Indices and masks of which a block is not what it seems: each of these kernels once gave
+something else by blocks than by pointers, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import array, i32, traced
+from tests.passes.kernels import aligned
+from tkc.fuzz.check import Comparison, Variant
+
+N, K = 16, 64
+ROWS = 80  # of x
+
+
+def compared(kernel: Callable[..., None], programs: int = 1, **numbers: int) -> None:
+    """The kernel at every level, on the CPU and in PTX beside what pointers give."""
+    rng = np.random.default_rng(0)
+    given = {
+        "x": rng.integers(-4, 5, (ROWS, K)).astype(np.float32),
+        "rows": rng.integers(0, ROWS, N).astype(np.int32),
+        "o": np.zeros((ROWS, N), np.float32),
+        "depth": K,
+    } | numbers
+    kinds = (aligned(tkc.float32, 2), array(tkc.int32), aligned(tkc.float32, 2))
+    module = traced(kernel, *kinds, i32(), *(i32() for _ in numbers))
+
+    def make() -> dict:
+        return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in given.items()}
+
+    comparison = Comparison(module, make, (programs,))
+    assert comparison.want["o"].any()
+    found = [comparison.cpu()]
+    for target in ("sm_80", "sm_90a"):
+        found += comparison.passes(Variant(target, 4, 3))
+    assert not [f for f in found if f is not None]
+
+
+def rolled(x, rows, o, depth, m, back):
+    """Rows in a circle, the first ones from the end."""
+    r, acc = tkc.program_id(0) * N - back + tkc.arange(N), tkc.zeros((N, N))
+    for k in range(0, depth, N):
+        c = k + tkc.arange(N)
+        acc += tkc.load(x.ptr + (r % m)[:, None] * x.strides[0] + c[None, :])
+    to = o.ptr + (r + back)[:, None] * o.strides[0] + tkc.arange(N)[None, :]
+    tkc.store(to, acc, mask=(r < m)[:, None])
+
+
+def test_a_remainder_of_what_is_negative_comes_from_the_end():
+    compared(rolled, 3, m=40, back=5)
+
+
+def handed_on(x, rows, o, depth, m, end):
+    """A block is stored an iteration later, when more of its rows are inside."""
+    j, before = tkc.arange(N), tkc.zeros((N, N))
+    for i in range(0, end, 3):
+        to = o.ptr + (i + j)[:, None] * o.strides[0] + j[None, :]
+        tkc.store(to, before, mask=(j < m + i)[:, None])
+        before = tkc.load(x.ptr + (j % (m + i))[:, None] * x.strides[0] + j[None, :])
+
+
+def test_what_a_later_iteration_stores_is_not_what_this_one_leaves_out():
+    compared(handed_on, m=2, end=64)
+
+
+def summed(x, rows, o, depth, place: tkc.constexpr, inside: tkc.constexpr):
+    """Blocks of rows at some places, with what some mask leaves in, added up."""
+    j, acc = tkc.arange(N), tkc.zeros((N, N))
+    for k in range(0, depth, N):
+        c = k + tkc.arange(N)
+        block = x.ptr + place(j)[:, None] * x.strides[0] + c[None, :]
+        acc += tkc.load(block, mask=inside(j)[:, None], other=0)
+    tkc.store(o.ptr + j[:, None] * o.strides[0] + j[None, :], acc)
+
+
+def every(j):
+    return j >= 0
+
+
+def beside_one(j):
+    return tkc.arange(1) + j
+
+
+def without_quotients(j):
+    return (j // 8) * 3 + j // 8 * (-3) + j
+
+
+def quotients(j):
+    return j // 4
+
+
+def quotient_below(j):
+    return j // 4 < 3
+
+
+def quotient_from(j):
+    return j // 4 >= 1
+
+
+def quotient_of_others(j):
+    return 7 - j // 2 > 3
+
+
+PLACES = {
+    "an arange of one element": (beside_one, every),
+    "quotients that cancel out": (without_quotients, every),
+    "a bound of quotients": (quotients, quotient_below),
+    "a bound of quotients below": (quotients, quotient_from),
+    "a bound of quotients, of rows one by one": (every_row := (lambda j: j), quotient_below),
+    "a lower bound of quotients, of rows one by one": (every_row, quotient_from),
+    "a bound of quotients that are taken off": (every_row, quotient_of_others),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_rows_and_what_bounds_them(name):
+    place, inside = PLACES[name]
+
+    def kernel(x, rows, o, depth):
+        summed(x, rows, o, depth, place, inside)
+
+    compared(kernel)
+
+
+def gathered(x, rows, o, depth):
+    """What leaves out columns is no condition of the rows, though the tile has a unit axis."""
+    r, acc = tkc.load(rows, (0,), (N,)), tkc.zeros((1, N, N))
+    kept = (r % 3 > 0)[None, :, None]
+    for k in range(0, depth, N):
+        c = k + tkc.arange(N)
+        block = x.ptr + r[None, None, :] * x.strides[0] + c[None, :, None]
+        acc += tkc.load(block, mask=kept)
+    j = tkc.arange(N)
+    tkc.store(o.ptr + j[None, None, :] * o.strides[0] + j[None, :, None], acc)
+
+
+def test_a_condition_beside_rows_that_are_gathered():
+    compared(gathered)
+
+
+def narrowed(x, rows, o, depth, many):
+    """Numbers of 64 bits of which 32 are taken."""
+    j, acc = tkc.arange(N), tkc.zeros((N, N))
+    far = many.to(tkc.int64) * (1 << 32)
+    for k in range(0, depth, N):
+        c = k + tkc.arange(N)
+        r = (far + j).to(tkc.int32) + (far + 3).to(tkc.int32)
+        acc += tkc.load(x.ptr + r[:, None] * x.strides[0] + c[None, :])
+    tkc.store(o.ptr + j[:, None] * o.strides[0] + j[None, :], acc)
+
+
+def test_numbers_that_are_cut_off():
+    compared(narrowed, many=3)
