@@ -9,7 +9,7 @@ split_k.py and stream_k.py.
     scf.if %last { tile.atomic exchange %count[%program], 0 }
 
 The result does not depend on which turn is last: the same bits every time. A counter is zero again
-when its program is done.
+when its program is done. What a sum begins with, the first part alone has (`begin_once`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import terminator_of, tile_type
+from tkc.passes.analysis.folding import constant
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,14 @@ class Parts:
             stop.operands = [reduce(inside.add, pieces, sum_)]
             total = loop.results[0]
         return reduce(build.add, [load(build, self.row_of(build, i)) for i in rest], total)
+
+
+def begin_once(loop: scf.ForOp, is_first: Callable[[Builder], SSAValue]) -> None:
+    """Lets the first part of a program's sum alone begin with what the sum begins with."""
+    start, build = loop.iter_args[0], Builder(loop)
+    if constant(start) != 0:
+        zero = build(tile.Constant(0, start.type))
+        loop.operands[3] = build.select(is_first(build), start, zero)
 
 
 def kept(build: Builder, workspace: Workspace, columns: int) -> SSAValue:

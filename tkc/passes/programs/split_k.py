@@ -45,7 +45,7 @@ from tkc.passes.cuts.cut import Cut
 from tkc.passes.cuts.parts import Part as PartOfTile
 from tkc.passes.planning.operands import simple
 from tkc.passes.planning.roles.registers import PART_REGISTERS, parts_at_once
-from tkc.passes.programs.parts import Parts, after_loop, go_on, kept
+from tkc.passes.programs.parts import Parts, after_loop, begin_once, go_on, kept
 
 WHOLE_SHARE = 8  # columns of a sum that each thread has some of
 
@@ -171,6 +171,7 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int, threads: int) -
 
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
+    begin_once(loop, lambda build, part=part: build.eq(part, 0))
     build, t = Builder(loop), loop.lb.type
     if part.type != t:
         part = build(Cast(part, t))

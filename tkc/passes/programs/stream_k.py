@@ -43,7 +43,7 @@ from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.values import terminator_of, tile_type
-from tkc.passes.programs.parts import Parts, after_loop, go_on, kept
+from tkc.passes.programs.parts import Parts, after_loop, begin_once, go_on, kept
 
 MAX_BLOCKS = 144  # that share programs: multiprocessors of the largest device with roles
 # numerator and denominator of the blocks: with more programs in the last wave, sharing gains less
@@ -230,6 +230,7 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
 
 def _narrow(loop: scf.ForOp, turn: Turn) -> None:
     """Its bounds become the turn's."""
+    begin_once(loop, lambda build: build.eq(turn.first, 0))
     n, t = Counts(loop), loop.lb.type
 
     def as_index(v):
