@@ -175,6 +175,7 @@ class Variant:
     warps: int | None
     stages: int
     programs: int | None = None
+    split: int | None = None
     each: bool = True
     seeds: Iterable[int] = (0,)
     ptx: bool = True
@@ -182,20 +183,24 @@ class Variant:
     def label(self, step: str) -> str:
         """The name of a stage, from which `reduced` reads the variant back."""
         programs = f" programs {self.programs}" if self.programs else ""
-        return f"{self.target} warps {self.warps} stages {self.stages}{programs}: {step}"
+        split = f" split {self.split}" if self.split else ""
+        return f"{self.target} warps {self.warps} stages {self.stages}{programs}{split}: {step}"
 
     @staticmethod
     def of(stage: str) -> Variant | None:
         """The variant that such a name tells of."""
-        found = re.match(r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?", stage)
+        found = re.match(
+            r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?(?: split (\d))?", stage
+        )
         if found is None:
             return None
-        target, warps, stages, programs = found.groups()
+        target, warps, stages, programs, split = found.groups()
         return Variant(
             target,
             None if warps == "None" else int(warps),
             int(stages),
             int(programs) if programs else None,
+            int(split) if split else None,
         )
 
     def context(self, overlaps: Overlaps) -> PassContext:
@@ -205,6 +210,7 @@ class Variant:
             num_stages=self.stages,
             rotate=self.stages % 2 > 0 or None,
             programs=self.programs,
+            split_k=self.split,
             extra=(("overlaps", overlaps),) if overlaps else (),
         )
         return PassContext(TARGETS[self.target], options)
@@ -410,8 +416,9 @@ def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> I
             target,
             kernel.warps,
             kernel.stages,
-            # programs that run beside each other
+            # programs that run beside each other, or that share a sum
             kernel.stages if kernel.policy == "roles" and kernel.stages in (3, 4) else None,
+            2 + kernel.seed % 2 if kernel.policy == "roles" and kernel.stages == 5 else None,
             each=turn != 2,
             seeds=range(4) if thorough else (kernel.seed,),
         )

@@ -43,6 +43,7 @@ HELD, NESTED = 10, 10
 BESIDE = 10
 # one of so many multiplies its right operands by what it has computed before, in one loop of two
 SCALED = 10
+BEGUN = 0.2  # of sums, those that begin with other numbers than zeros
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -102,6 +103,14 @@ class DotWriter(ValueWriter):
         """A tile of zeros under a name."""
         return self.let(f"tkc.zeros({shape}, tkc.{dtype})", dtype, shape, 0, name)
 
+    def begun(self, shape: tuple[int, int], dtype: str) -> Tile:
+        """What a sum begins with: zeros, or now and then other numbers."""
+        if self.apart.random() > BEGUN:
+            return self.zeros(shape, dtype)
+        m, n = shape
+        text = f"(tkc.arange({m})[:, None] + tkc.arange({n})[None, :]) % 4"
+        return self.let(f"({text}).to(tkc.{dtype})", dtype, shape, 3)
+
     def _dot(self, depth: int) -> None:
         extents = self.extents()
         if extents is None:
@@ -139,7 +148,7 @@ class DotWriter(ValueWriter):
         m, n, k = extents
         i, (text, most, trips) = self.fresh("k"), self.trips()
         of_integers = self.chance(0.15)
-        acc = self.zeros((m, n), "int32" if of_integers else "float32")
+        acc = self.begun((m, n), "int32" if of_integers else "float32")
         self.line(f"for {i} in tkc.range({text}{self.stages()}):")
         saved = self.enter()
         self.pool = [v for v in self.pool if v.name != acc.name]
@@ -160,7 +169,7 @@ class DotWriter(ValueWriter):
             x = self.let(text, dtype, (m, k), x.bound * 4)
         self.add_dot(acc, x, y, partial=self.chance(0.2))
         self.leave(saved)
-        bound = 64 * k * max(trips, 1)
+        bound = 64 * k * max(trips, 1) + acc.bound
         self.pool = [replace(v, bound=bound) if v.name == acc.name else v for v in self.pool]
 
     def _right_operand(self, i: str, dtype: str, k: int, n: int) -> Tile:
@@ -271,11 +280,11 @@ class DotWriter(ValueWriter):
         bound = MOST_PRODUCT * loop.shape[2] * 5 * 2 * times
         names = {t.name for t in (*results, *hidden)}
         kept = [v for v in self.pool if v.name not in names]
-        self.pool = kept + [replace(t, bound=bound) for t in results]
+        self.pool = kept + [replace(t, bound=bound + t.bound) for t in results]
 
     def _loop_of_early_dots(self, loop: DotLoop, row: str, form: str) -> None:
         (m, n, k), dtype = loop.shape, loop.dtype
-        sums = [self.zeros((m, n), loop.total) for _ in range(1 + (form in ("several", "chain")))]
+        sums = [self.begun((m, n), loop.total) for _ in range(1 + (form in ("several", "chain")))]
         before = [self.operand(dtype, m, k, row, "0")] if form == "before" else []
         beside = self._beside(loop, n)
         outer, turns = None, 1
@@ -301,7 +310,7 @@ class DotWriter(ValueWriter):
         """
         (m, n, k), dtype = loop.shape, loop.dtype
         form = ("read", "computed", "loaded", "exchanged")[self.seed // HELD % 4]
-        acc, x = self.zeros((m, n), loop.total), self.changed(self.operand(dtype, m, k, row, "0"))
+        acc, x = self.begun((m, n), loop.total), self.changed(self.operand(dtype, m, k, row, "0"))
         other = self.changed(self.operand(dtype, m, k, row, "0")) if form == "exchanged" else x
         largest = self.zeros((m, k), dtype)
         self._head(loop)

@@ -21,6 +21,7 @@ MOST_ARRAYS = 12  # of a kernel, before a production makes no more
 MOST_OWN = 8  # the greatest number in an array w
 MOST_ADDED = 1 << 14  # the greatest number in an array x
 ALIGNED = 16  # bytes at multiples of which NumPy's arrays begin
+BY_COLUMNS = 0.2  # of rows by their numbers, those that become columns
 SLIDING = 10  # one of so many copies windows that slide over an array, one to the next
 ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
 
@@ -56,10 +57,49 @@ class MemoryWriter(DotWriter):
         if self.chance(0.4):
             self.block_at(a, [rows, self.index()], (m, n))
             return
+        if self.apart.random() < BY_COLUMNS:
+            self._gathered_columns(a, rows, m, n)
+            return
         row, column = f"{rows}[:, None]", f"tkc.arange({n})[None, :]"
         pointers = f"{a.name}.ptr + {row} * {a.name}.strides[0] + {column} * {a.name}.strides[1]"
         mask = f"({row} >= 0) & ({column} < {a.name}.shape[1])"
         self.let(f"tkc.load({pointers}, mask={mask})", a.dtype, (m, n), a.bound)
+
+    def _gathered_columns(self, a: ArraySpec, rows: str, m: int, n: int) -> None:
+        """Rows by their numbers as the columns of a tile with a unit axis; some of what each has
+        is left out.
+        """
+        row, column = f"{rows}[None, None, :]", f"tkc.arange({n})[None, :, None]"
+        pointers = f"{a.name}.ptr + {row} * {a.name}.strides[0] + {column} * {a.name}.strides[1]"
+        mask = f"({row} >= 0) & ({column} < {a.name}.shape[1]) & ({column} * {column} % 3 > 0)"
+        found = self.let(f"tkc.load({pointers}, mask={mask})", a.dtype, (1, n, m), a.bound)
+        self.let(f"tkc.reshape({found.name}, ({n}, {m})).T", a.dtype, (m, n), a.bound)
+
+    def rolled(self) -> None:
+        """Rows in a circle, of which the first may come from the end; or what one iteration loads
+        the next one stores, when more of it is inside.
+        """
+        r, n, name = self.apart, self.apart.choice((8, 16)), f"a{len(self.arrays)}"
+        most = r.randint(3, 40)
+        self.arrays.append(ArraySpec(name, "float32", (most + 64, 32)))
+        o = f"{self.own('o', 'float32', (n + 64, 16)).name}p"
+        i, acc, j, c = (self.fresh(letter) for letter in "ivjc")
+        block = f"{name}.ptr + {{}}[:, None] * {name}.strides[0] + {c}[None, :]"
+        to = f"{o}.ptr + {{}}[:, None] * {o}.strides[0] + {c}[None, :]"
+        self.line(f"{c}, {acc} = tkc.arange(16), tkc.zeros(({n}, 16))")
+        if r.random() < 0.5:
+            back = r.choice((0, 0, 1, 5))
+            self.line(f"{i} = p0 * {n} - {back} + tkc.arange({n})")
+            self.line(f"for {j} in tkc.range(0, n0):")
+            self.line(f"    {acc} += tkc.load({block.format(f'({i} % {most})')} + {j})")
+            place = to.format(f"({i} + {back} - p0 * {n})")
+            self.line(f"tkc.store({place}, {acc}, mask=({i} < {most})[:, None])")
+            return
+        self.line(f"{i} = tkc.arange({n})")
+        self.line(f"for {j} in tkc.range(0, n0 * 3, 3):")
+        place, inside = to.format(f"({i} + {j})"), f"({i} < {j} + 2)[:, None]"
+        self.line(f"    tkc.store({place}, {acc}, mask={inside})")
+        self.line(f"    {acc} = tkc.load({block.format(f'({i} % ({j} + 2))')})")
 
     def _table(self, depth: int) -> None:
         """An array made of an address that is loaded from a table."""
@@ -178,7 +218,7 @@ class MemoryWriter(DotWriter):
         """Reads a block of a program's part of an array, or the same by pointers."""
         bound = MOST_OWN if a.name[0] == "w" else MOST_ADDED
         if self.chance(0.15) and len(shape) <= 2:
-            pointers, inside = self.pointers(f"{a.name}p", shape)
+            pointers, inside = self.pointers(f"{a.name}p", shape, True)
             return self.let(f"tkc.load({pointers}, mask={inside})", a.dtype, shape, bound)
         text = f"tkc.load({a.name}p, ({', '.join(offsets)},), {shape})"
         return self.let(text, a.dtype, shape, bound)

@@ -12,6 +12,7 @@ from tkc.fuzz.value_productions import COMPARE
 MOST_CARRIED = 24  # the greatest number that a loop carries into its first iteration
 MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
+ROLLED_SHARE = 0.06  # of those that read rows in a circle
 
 
 class KernelWriter(CountingWriter):
@@ -176,6 +177,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         w.step()
     if Random(f"far {seed}").random() < FAR_SHARE:  # apart: other kernels stay what they were
         w.far()
+    if Random(f"rolled {seed}").random() < ROLLED_SHARE:
+        w.rolled()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)

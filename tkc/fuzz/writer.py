@@ -24,6 +24,7 @@ T = TypeVar("T")
 # What is in scope: tiles, names that may be bound again, and indices with their bounds.
 Scope = tuple[list[Tile], set[str], dict[str, tuple[int, int]]]
 MOST_ELEMENTS = 4096  # of a tile
+UNEVEN = 0.2  # of loads by pointers, indices that are no range
 MOST_INPUTS = 6  # arrays that are only read, before one of any type is taken again
 
 
@@ -39,6 +40,8 @@ class SourceWriter:
 
     def __init__(self, seed: int, policy: str | None = None, steps: int | None = None) -> None:
         self.random, self.seed = random.Random(seed), seed
+        # what was added later draws from numbers of its own: kernels of a seed stay what they were
+        self.apart = random.Random(f"apart {seed}")
         self.policy = policy or self.random.choice(list(POLICIES))
         changes, self.sizes = POLICIES[self.policy]
         self.weights = WEIGHTS | changes
@@ -262,23 +265,42 @@ class SourceWriter:
         text = f"tkc.load({a.name}, {place}{masked}{other})"
         return self.let(text, a.dtype, shape, max(a.bound, bound))
 
-    def pointers(self, array: str, shape: Sequence[int]) -> tuple[str, str]:
-        """Addresses of a block of an array, and which of them exist."""
+    def pointers(self, array: str, shape: Sequence[int], is_read: bool = False) -> tuple[str, str]:
+        """Addresses of a block of an array, and which of them exist. is_read: some may be alike."""
         rank, names = len(shape), []
         for n in shape:
             names.append(self.fresh("r"))
-            self.line(f"{names[-1]} = {self.index()} + tkc.arange({n})")
+            start, numbers = self.index(), f"tkc.arange({n})"
+            places = self._places(start, n) if is_read else f"{start} + {numbers}"
+            self.line(f"{names[-1]} = {places}")
         spread = [f"{r}[{along(i, rank)}]" if rank > 1 else r for i, r in enumerate(names)]
         steps = [f"{r} * {array}.strides[{i}]" for i, r in enumerate(spread)]
         inside = [f"({r} >= 0) & ({r} < {array}.shape[{i}])" for i, r in enumerate(spread)]
         return " + ".join([f"{array}.ptr", *steps]), " & ".join(inside)
+
+    def _places(self, start: str, n: int) -> str:
+        """Indices from one on; of a few loads quotients, remainders, or what only looks alike."""
+        numbers, count = f"tkc.arange({n})", self.apart.choice((2, 3, 4, 8))
+        if self.apart.random() > UNEVEN:
+            return f"{start} + {numbers}"
+        quotients = f"{numbers} // {count}"
+        return self.apart.choice(
+            (
+                f"{start} + {quotients}",
+                f"({start} + {numbers}) // {count}",
+                f"({start} + {numbers}) % {n + count - 1}",
+                f"{start} + tkc.arange(1) + {numbers}",
+                f"{start} + {quotients} * 3 - {quotients} * 3 + {numbers}",
+                f"({numbers}.to(tkc.int64) + {1 << 32} + {start}).to(tkc.int32)",
+            )
+        )
 
     def addresses(self, shape: Sequence[int], dtype: str) -> Tile:
         """A load by pointers."""
         a, (other, bound) = self.input(len(shape), dtype), self._other(dtype)
         if a.dtype.startswith("u"):
             other, bound = "", 0
-        pointers, inside = self.pointers(a.name, shape)
+        pointers, inside = self.pointers(a.name, shape, True)
         text = f"tkc.load({pointers}, mask={inside}{other})"
         return self.let(text, a.dtype, shape, max(a.bound, bound))
 
