@@ -12,7 +12,7 @@ from xdsl.dialects import scf
 
 from tkc.codegen.ptx import register_coalescing
 from tkc.codegen.ptx.emitter import Emitter
-from tkc.fuzz.check import Failure, check, default_target, variants
+from tkc.fuzz.check import Failure, Variant, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
 from tkc.fuzz.productions import kernel
 from tkc.ir.values import array_type
@@ -26,6 +26,7 @@ from tkc.passes import (
 from tkc.passes.analysis import alias
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
+from tkc.passes.programs import split_k
 from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
 from tkc.passes.warpgroups import (
@@ -92,7 +93,7 @@ def test_copies_ahead_of_stores_are_refused(unchanged, seeds, monkeypatch):
 FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, None, 7000469),
     "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
-    "numbers that producers look up": (request, "keep_in_order", False, "roles", 272),
+    "numbers that producers look up": (request, "keep_in_order", False, "roles", 211),
     "arrays that programs at once write": (sharing, "_apart_by_loop", "", "roles", 884),
     "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
     "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
@@ -106,6 +107,22 @@ def test_an_order_of_memory_that_campaigns_found(name, monkeypatch):
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(policy, [seed])
     assert failure is not None and failure.kind in ("Violation", "VerifyError")
+
+
+def test_parts_that_all_begin_with_what_a_sum_begins_with(monkeypatch):
+    """Of a sum that programs share, each began with a bias."""
+    split = Variant("sm_90a", None, 5, split=2, each=False, ptx=False)
+    assert not check(kernel(11, "roles"), chosen=[split])
+    monkeypatch.setattr(split_k, "begin_once", lambda *given: None)
+    assert [f.kind for f in check(kernel(11, "roles"), chosen=[split])] == ["wrong"]
+
+
+def test_a_block_that_a_later_iteration_stores(monkeypatch):
+    """What it leaves out was compared with what the later one does."""
+    assert found(None, [48]) is None
+    monkeypatch.setattr(raise_pointers, "_changes_around", lambda *given: False)
+    failure = found(None, [48])
+    assert failure is not None and failure.kind == "wrong"
 
 
 def test_copies_by_threads_behind_a_loop_wait_for_their_own_stage():
@@ -148,14 +165,17 @@ def test_places_that_warps_compute_together(monkeypatch):
 
 @pytest.mark.parametrize(
     "seed, known",
-    [(21, lambda array: False), (31, lambda array: array_type(array).facts.overlaps_itself)],
+    [
+        (21, lambda array, overlaps: False),
+        (31, lambda array, overlaps: array_type(array).facts.overlaps_itself),
+    ],
 )
 def test_windows_that_slide(seed, known, monkeypatch):
     """Other elements of an array were taken for other memory: of one that the kernel makes, and of
     an argument of which the launch alone tells.
     """
     assert found("in_place", [seed]) is None
-    monkeypatch.setattr(insert_synchronization, "_is_folded", known)
+    monkeypatch.setattr(insert_synchronization, "is_folded", known)
     failure = found("in_place", [seed])
     assert failure is not None and failure.kind == "Violation"
 

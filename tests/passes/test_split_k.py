@@ -321,14 +321,15 @@ def test_programs_of_different_lengths_take_turns():
 
 
 def added_to(a, b, c, o):
-    """a b is added to what c has."""
+    """a bᵀ is added to what c has."""
     m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 64
     acc = tkc.load(c, (m, n), (64, 64))
     for k in tkc.range(0, a.shape[1], 64):
-        acc = tkc.dot(tkc.load(a, (m, k), (64, 64)), tkc.load(b, (k, n), (64, 64)), acc)
+        acc = tkc.dot(tkc.load(a, (m, k), (64, 64)), tkc.load(b, (n, k), (64, 64)).T, acc)
     tkc.store(o, (m, n), acc)
 
 
+@pytest.mark.parametrize("operand, sum_", [("float16", "float32"), ("int8", "int32")])
 @pytest.mark.parametrize(
     "options",
     [
@@ -340,17 +341,18 @@ def added_to(a, b, c, o):
     ],
     ids=str,
 )
-def test_only_one_part_begins_with_what_the_sum_begins_with(options):
-    f16, f32 = aligned(tkc.float16, 2), aligned(tkc.float32, 2)
-    module = traced(added_to, f16, f16, f32, f32)
+def test_what_parts_add_up_to(options, operand, sum_):
+    """What the sum begins with is in it once; whole numbers are added as such."""
+    narrow, wide = (aligned(getattr(tkc, name), 2) for name in (operand, sum_))
+    module = traced(added_to, narrow, narrow, wide, wide)
     through(module, LAST, given := context("sm_90a", num_stages=3, **options))
     assert given.plan.split_k > 1 or given.plan.stream_k
     rng = np.random.default_rng(0)
     a, b, c = (
         rng.integers(-2, 3, shape).astype(t)
-        for shape, t in (((192, 448), np.float16), ((448, 128), np.float16), ((192, 128), "f4"))
+        for shape, t in (((192, 448), operand), ((128, 448), operand), ((192, 128), sum_))
     )
     for resident in (3, 4):
         o = np.zeros_like(c)
         level4.run(module, [a, b, c, o], (3, 2, 1), seed=resident, resident=resident)
-        np.testing.assert_array_equal(o, c + a.astype(np.float32) @ b.astype(np.float32))
+        np.testing.assert_array_equal(o, c + a.astype(sum_) @ b.astype(sum_).T)

@@ -43,7 +43,7 @@ HELD, NESTED = 10, 10
 BESIDE = 10
 # one of so many multiplies its right operands by what it has computed before, in one loop of two
 SCALED = 10
-BEGUN = 0.2  # of sums, those that begin with other numbers than zeros
+BEGUN = 0.8  # of sums, those that begin with other numbers than zeros
 MOST_RESULTS = 8192  # elements of the accumulator of a loop of dots
 
 
@@ -105,7 +105,7 @@ class DotWriter(ValueWriter):
 
     def begun(self, shape: tuple[int, int], dtype: str) -> Tile:
         """What a sum begins with: zeros, or now and then other numbers."""
-        if self.apart.random() > BEGUN:
+        if not self.begins or self.apart.random() > BEGUN:
             return self.zeros(shape, dtype)
         m, n = shape
         text = f"(tkc.arange({m})[:, None] + tkc.arange({n})[None, :]) % 4"

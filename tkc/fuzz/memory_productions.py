@@ -21,7 +21,7 @@ MOST_ARRAYS = 12  # of a kernel, before a production makes no more
 MOST_OWN = 8  # the greatest number in an array w
 MOST_ADDED = 1 << 14  # the greatest number in an array x
 ALIGNED = 16  # bytes at multiples of which NumPy's arrays begin
-BY_COLUMNS = 0.2  # of rows by their numbers, those that become columns
+BY_COLUMNS = 0.6  # of rows by their numbers, those that become columns
 SLIDING = 10  # one of so many copies windows that slide over an array, one to the next
 ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
 
@@ -57,7 +57,7 @@ class MemoryWriter(DotWriter):
         if self.chance(0.4):
             self.block_at(a, [rows, self.index()], (m, n))
             return
-        if self.apart.random() < BY_COLUMNS:
+        if self.is_uneven and self.apart.random() < BY_COLUMNS:
             self._gathered_columns(a, rows, m, n)
             return
         row, column = f"{rows}[:, None]", f"tkc.arange({n})[None, :]"

@@ -24,7 +24,8 @@ T = TypeVar("T")
 # What is in scope: tiles, names that may be bound again, and indices with their bounds.
 Scope = tuple[list[Tile], set[str], dict[str, tuple[int, int]]]
 MOST_ELEMENTS = 4096  # of a tile
-UNEVEN = 0.2  # of loads by pointers, indices that are no range
+SHARE_APART = 0.2  # of kernels that have one of the forms below
+UNEVEN = 0.6  # of loads by pointers, indices that are no range
 MOST_INPUTS = 6  # arrays that are only read, before one of any type is taken again
 
 
@@ -42,6 +43,7 @@ class SourceWriter:
         self.random, self.seed = random.Random(seed), seed
         # what was added later draws from numbers of its own: kernels of a seed stay what they were
         self.apart = random.Random(f"apart {seed}")
+        self.is_uneven, self.begins = (self.apart.random() < SHARE_APART for _ in range(2))
         self.policy = policy or self.random.choice(list(POLICIES))
         changes, self.sizes = POLICIES[self.policy]
         self.weights = WEIGHTS | changes
@@ -281,7 +283,7 @@ class SourceWriter:
     def _places(self, start: str, n: int) -> str:
         """Indices from one on; of a few loads quotients, remainders, or what only looks alike."""
         numbers, count = f"tkc.arange({n})", self.apart.choice((2, 3, 4, 8))
-        if self.apart.random() > UNEVEN:
+        if not self.is_uneven or self.apart.random() > UNEVEN:
             return f"{start} + {numbers}"
         quotients = f"{numbers} // {count}"
         return self.apart.choice(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import StringAttr, f32, i32
+from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
@@ -49,6 +49,9 @@ class Parts:
         rows, columns = tile_type(self.sum).extents
         return rows, columns
 
+    def _tile(self, *extents: int) -> TileType:
+        return TileType(extents, tile_type(self.sum).element)
+
     def corners(self) -> list[tuple[int, int]]:
         (rows, columns), (height, width) = self.shape, self.piece
         return [(row, at) for row in range(0, rows, height) for at in range(0, columns, width)]
@@ -58,7 +61,7 @@ class Parts:
         for at in self.corners():
             piece = self.sum
             if self.piece != self.shape:
-                piece = build(tile.Slice(self.sum, at, TileType(self.piece, f32)))
+                piece = build(tile.Slice(self.sum, at, self._tile(*self.piece)))
             place = [build.add(row, at[0]), build.of(at[1])]
             build.do(tile.Store(self.kept, place, piece, self.piece))
 
@@ -71,7 +74,7 @@ class Parts:
         """All parts, added up in their order, piece by piece."""
 
         def join(tiles: list[SSAValue], axis: int, *shape: int) -> SSAValue:
-            t = TileType(shape, f32)
+            t = self._tile(*shape)
             return tiles[0] if len(tiles) == 1 else build(tile.Concat(tiles, axis, t))
 
         # one loop after the other: nothing of the next piece is there before this one is whole
@@ -84,7 +87,7 @@ class Parts:
 
     def _added(self, build: Builder, first: SSAValue, at: tuple[int, int]) -> SSAValue:
         """The pieces of all parts at a corner; first: the row of the first one."""
-        n, t = max(self.at_once, 1), TileType(self.piece, f32)
+        n, t = max(self.at_once, 1), self._tile(*self.piece)
 
         def load(build: Builder, row: SSAValue) -> SSAValue:
             place = [build.add(row, at[0]), build.of(at[1])]
@@ -116,12 +119,15 @@ def begin_once(loop: scf.ForOp, is_first: Callable[[Builder], SSAValue]) -> None
         loop.operands[3] = build.select(is_first(build), start, zero)
 
 
-def kept(build: Builder, workspace: Workspace, columns: int) -> SSAValue:
-    """The array of the parts: rows of so many columns."""
+def kept(build: Builder, sum_: SSAValue, count: int, whole: bool = False) -> SSAValue:
+    """The array of so many parts of a sum for each program (or in all: `whole`), by their rows."""
+    t = tile_type(sum_)
+    columns = t.extents[1]
+    workspace = Workspace(t.element, t.bytes * count, whole)
     dense = ArrayFacts((Fact(), Fact(exact=columns)), (Fact(exact=columns), Fact(exact=1)), 16)
     extents = [build.number(1 << 30), build.number(columns)]
     strides = [build.number(columns), build.number(1)]
-    array = ArrayType(2, f32, dense)
+    array = ArrayType(2, t.element, dense)
     return build(tile.MakeArray(build(workspace), extents, strides, array))
 
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import f32, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
@@ -153,7 +153,7 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int, threads: int) -
     _narrow(loop, part, parts)
     sum_, rest, build = loop.results[0], after_loop(loop), Builder(terminator_of(body))
     m, n = tile_type(sum_).extents
-    array = kept(build, Workspace(f32, 4 * m * n * parts), n)
+    array = kept(build, sum_, parts)
     first = build.mul(program, m * parts)
 
     def row_of(build: Builder, part: SSAValue | int) -> SSAValue:

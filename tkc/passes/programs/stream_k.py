@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import f32, i1, i32
+from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
@@ -188,7 +188,7 @@ def share(
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))
-    array = kept(n, Workspace(f32, 4 * m * width * 2 * MAX_BLOCKS, whole=True), width)
+    array = kept(n, sum_, 2 * MAX_BLOCKS, whole=True)
 
     def own(n: Builder, tile_group: SSAValue) -> SSAValue:
         # of what a cluster has of each kind, this block's
