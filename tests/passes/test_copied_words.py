@@ -9,9 +9,11 @@ import pytest
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.language.kernels import array, traced
+from tests.language.kernels import array, i32, traced
 from tests.passes import stages
+from tests.passes.kernels import aligned
 from tests.passes.stages import LAST, assembler, assembles_clean, compiled, without_threads
+from tkc.fuzz.check import Comparison, Variant
 from tkc.ir import threads
 from tkc.ir.values import operations_in
 
@@ -79,3 +81,27 @@ def test_all_of_them_are_copied_ahead(target):
 @assembler
 def test_it_assembles_clean(target):
     assembles_clean(lowered(target)[0][LAST])
+
+
+def masked(x, w, o, steps, kept):
+    """Two dots read a block of few columns of which a mask leaves rows out."""
+    total, p = tkc.zeros((16, 8), tkc.int32), tkc.program_id(0)
+    left = tkc.load(w, (0, 0), (16, 16))
+    for i in tkc.range(0, steps):
+        y = tkc.load(x, (i, 0), (16, 8), mask=(tkc.arange(16) < kept)[:, None])
+        total = tkc.dot(left, y, total)
+        tkc.store(o, (16 * i + 16, 0), tkc.dot(left, y))
+    tkc.store(o, (0, 0), total)
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4])
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_a_mask_stands_where_threads_copy(name, warps):
+    """It was taken for that of other rows, which the simulators of levels do not see."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-4, 5, shape).astype(np.int8) for shape in ((48, 32), (16, 16)))
+    given = {"x": x, "w": w, "o": np.zeros((96, 8), np.int32), "steps": 4, "kept": 2}
+    kinds = (aligned(tkc.int8, 2), aligned(tkc.int8, 2), array(tkc.int32, 2))
+    module = traced(masked, *kinds, i32(), i32())
+    comparison = Comparison(module, lambda: dict(given), (1,))
+    assert not list(comparison.passes(Variant(name, warps, 4)))

@@ -341,6 +341,12 @@ class CopyIn(TileOperation):
             threads=LayoutAttr(threads) if threads else None,
         )
 
+    def verify_(self) -> None:
+        t = None if self.mask is None else self.mask.type
+        known = None not in (self.threads, getattr(t, "layout", None))
+        if known and t.register_layout != self.threads.data:
+            raise VerifyException(f"the mask of '{self.name}' is in other threads than copy")
+
 
 @op_definition
 class Copy(CopyIn):

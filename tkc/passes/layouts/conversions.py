@@ -80,13 +80,15 @@ def convert(op: shared.Convert, context: PassContext) -> None:
 def copy_ahead(load: tile.Load, vector: int, context: PassContext) -> None:
     """A copy for a load in a loop that is to run ahead, `vector` bytes at a time; threads may want
     it in the layout in which it is loaded, too. Where each would copy less in that, they copy in
-    one of their own.
+    one of their own, if they need no tile (a mask, numbers of rows) that is in the former.
     """
     if load.result.first_use is None:
         return
     loaded = layout_of(load.result)
-    own = Access.of(load, Ranges()).layout(loaded.num_warps, share=False)
-    for threads in loaded, own:
+    layouts = [loaded]
+    if not any(isinstance(v.type, TileType) for v in load.operands):
+        layouts.append(Access.of(load, Ranges()).layout(loaded.num_warps, share=False))
+    for threads in layouts:
         if (width := _copy_width(load, threads, context)) >= vector:
             _copy(load, threads, width, context)
             return
