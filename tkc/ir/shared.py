@@ -343,9 +343,12 @@ class CopyIn(TileOperation):
 
     def verify_(self) -> None:
         t = None if self.mask is None else self.mask.type
-        known = None not in (self.threads, getattr(t, "layout", None))
-        if known and t.register_layout != self.threads.data:
-            raise VerifyException(f"the mask of '{self.name}' is in other threads than copy")
+        if self.threads is None or not isinstance(t, TileType) or t.layout is None:
+            return
+        if t.register_layout != self.threads.data:
+            raise VerifyException(
+                f"the mask of '{self.name}' is in other threads than those that copy"
+            )
 
 
 @op_definition

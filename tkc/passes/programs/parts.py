@@ -111,12 +111,12 @@ class Parts:
         return reduce(build.add, [load(build, self.row_of(build, i)) for i in rest], total)
 
 
-def begin_once(loop: scf.ForOp, is_first: Callable[[Builder], SSAValue]) -> None:
-    """Lets the first part of a program's sum alone begin with what the sum begins with."""
+def begin_once(loop: scf.ForOp, part: SSAValue) -> None:
+    """Lets part 0 of a program's sum alone begin with what the sum begins with."""
     start, build = loop.iter_args[0], Builder(loop)
     if constant(start) != 0:
         zero = build(tile.Constant(0, start.type))
-        loop.operands[3] = build.select(is_first(build), start, zero)
+        loop.operands[3] = build.select(build.eq(part, 0), start, zero)
 
 
 def kept(build: Builder, sum_: SSAValue, count: int, whole: bool = False) -> SSAValue:

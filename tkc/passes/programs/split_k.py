@@ -171,7 +171,7 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int, threads: int) -
 
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
-    begin_once(loop, lambda build, part=part: build.eq(part, 0))
+    begin_once(loop, part)
     build, t = Builder(loop), loop.lb.type
     if part.type != t:
         part = build(Cast(part, t))

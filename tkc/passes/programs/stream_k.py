@@ -230,7 +230,7 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
 
 def _narrow(loop: scf.ForOp, turn: Turn) -> None:
     """Its bounds become the turn's."""
-    begin_once(loop, lambda build: build.eq(turn.first, 0))
+    begin_once(loop, turn.first)
     n, t = Counts(loop), loop.lb.type
 
     def as_index(v):
