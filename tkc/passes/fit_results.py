@@ -96,17 +96,19 @@ def _elements_of_part(dot: tile.Dot, context: PassContext) -> int:
 
 def ways_to_cut(extents: tuple[int, ...], room: int) -> Iterator[tuple[int, int]]:
     """The axes along which a result can be cut so that a part has at most `room` elements, each
-    with the extent of a part: those of the parts that fit best, then rows or columns alone.
+    with the extent of a part: those of the parts that fit best; columns, or rows, alone where the
+    others cannot be cut.
     """
-    best = part_extents(extents, room)
-    yield from (
-        (axis, size)
-        for axis, (extent, size) in enumerate(zip(extents, best, strict=True))
-        if size < extent
-    )
-    for axis in (len(extents) - 2, len(extents) - 1):
-        if (left := room * extents[axis] // prod(extents)) and best[axis] == extents[axis]:
-            yield axis, part_extents((1, extents[axis]), left)[-1]
+    best, rows, columns = part_extents(extents, room), len(extents) - 2, len(extents) - 1
+
+    def alone(axis: int) -> int:
+        left = max(1, room * extents[axis] // prod(extents))
+        return part_extents((1, extents[axis]), left)[-1]
+
+    sizes = [*enumerate(best[:columns]), (columns, alone(columns))]
+    if best[rows] == extents[rows]:
+        sizes.append((rows, alone(rows)))
+    yield from ((axis, size) for axis, size in sizes if size < extents[axis])
 
 
 def part_extents(extents: tuple[int, ...], room: int) -> tuple[int, ...]:

@@ -89,11 +89,7 @@ class Affine:
         """The sum or difference; None of two bases, and where both are wrapped along an axis,
         change along it at different elements, or one is gathered along it and the other changes.
         """
-        if self.base is not None and other.base is not None:
-            return None
-        if self._is_gathered_where_changes(other) or other._is_gathered_where_changes(self):
-            return None
-        if {a for a, _ in self.wrapped} & {a for a, _ in other.wrapped}:
+        if self._is_apart_from(other):
             return None
         one = Polynomial.number(sign)
         mine, its = self.by_axis, other.by_axis
@@ -112,6 +108,15 @@ class Affine:
             (*self.wrapped, *other.wrapped),
             tuple(sorted((a, count) for a, count in repeated.items() if a in strides)),
             (*self.gathered, *other.times(one).gathered),
+        )
+
+    def _is_apart_from(self, other: Affine) -> bool:
+        """Whether both have a base, or what each is along an axis has no sum."""
+        return (
+            (self.base is not None and other.base is not None)
+            or self._is_gathered_where_changes(other)
+            or other._is_gathered_where_changes(self)
+            or not {a for a, _ in self.wrapped}.isdisjoint(a for a, _ in other.wrapped)
         )
 
     def _is_gathered_where_changes(self, other: Affine) -> bool:
@@ -246,7 +251,7 @@ class Forms:
             case tile.Splat() | tile.Multiple() | tile.Broadcast():
                 return self.get(op.arg)
             case ew.Cast():
-                return self.get(op.arg) if self.scalars.keeps_number(op) else None
+                return self._cast(op)
             case tile.Reshape():
                 return self._reshaped(op)
             case tile.Transpose():
@@ -262,6 +267,9 @@ class Forms:
             case ew.Elementwise() if isinstance(op.result.type, TileType):
                 return self._function(op)
         return None
+
+    def _cast(self, op: ew.Cast) -> Affine | None:
+        return self.get(op.arg) if self.scalars.keeps_number(op) else None
 
     def _sum(self, a: SSAValue, b: SSAValue, sign: int) -> Affine | None:
         left, right = self.get(a), self.get(b)
