@@ -335,18 +335,20 @@ class MemoryWriter(DotWriter):
         if a is None or a.order != "C" or a.shape[1] < 4:
             return
         is_argument = self.seed // SLIDING % 2
-        columns, (w, i, x) = a.shape[1] // 2, map(self.fresh, "wix")
-        rows = (a.shape[1] - columns) // (1 + is_argument) + 1
-        if is_argument:
+        shown = a if is_argument else self.other_name(a)
+        columns, (w, i, x) = max(1, shown.shape[1] // 2), map(self.fresh, "wix")
+        rows = (shown.shape[1] - columns) // (1 + is_argument) + 1
+        if is_argument:  # s: no other production stores several rows there, which have one place
             shape = a.shape[0], rows, columns
             view = ArraySpec(
-                f"w{len(self.arrays)}", a.dtype, shape, "windows", a.bound, a.name, ((2, 0),)
+                f"s{len(self.arrays)}", a.dtype, shape, "windows", a.bound, a.name, ((2, 0),)
             )
             self.add_own(view)
             w = f"{view.name}p"
         else:
-            array = f"{self.other_name(a).name}p"
-            self.line(f"{w} = tkc.array({array}.ptr, tkc.{a.dtype}, ({rows}, {columns}), (1, 1))")
+            self.line(
+                f"{w} = tkc.array({shown.name}p.ptr, tkc.{a.dtype}, ({rows}, {columns}), (1, 1))"
+            )
         self.line(f"for {i} in tkc.range(0, {min(rows - 1, 3)}):")
         saved = self.enter()
         self.line(f"{x} = tkc.load({w}, ({i}, 0), (1, {columns}))")

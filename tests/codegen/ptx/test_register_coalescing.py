@@ -5,12 +5,15 @@ results where it does not.
 import re
 
 import numpy as np
+import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.codegen.ptx.test_operations import check, emitted
-from tests.language.kernels import array, i32
+from tests.language.kernels import array, i32, traced
 from tests.long_kernels import ARGUMENTS, elementwise
 from tests.passes.kernels import CASES, PIPELINE, Case, context, through
+from tests.passes.stages import LAST, compiled
 from tkc.codegen.ptx import equal_readers, register_coalescing
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.target import target
@@ -219,3 +222,20 @@ def test_a_chain_asks_each_value_once_whether_a_dot_wrote_it(monkeypatch):
     monkeypatch.setenv("TKC_CACHE", "0")
     assert elementwise.compile(*ARGUMENTS[elementwise], STEPS, target="sm_90a").ptx
     assert STEPS < asked[0] < 8 * STEPS
+
+
+def counted(y, N: tkc.constexpr):
+    """A loop carries a tile that is counted as integers, each of which several elements share."""
+    acc = ((tkc.arange(1)[:, None] + tkc.arange(N)[None, :]) % 4).to(tkc.float32)
+    for _ in tkc.range(0, y.shape[0]):
+        acc += tkc.dot(tkc.full((1, 32), 1.0, tkc.float16), tkc.full((32, N), 1.0, tkc.float16))
+    tkc.store(y, (0, 0), acc)
+
+
+@pytest.mark.parametrize("n", [3, 16])
+def test_a_conversion_that_elements_share_keeps_its_register(n):
+    """It was written to where the first of them belongs, and the others read what nobody wrote."""
+    modules, _ = compiled(traced(counted, array(tkc.float32, 2), n), "sm_80", num_warps=4)
+    y = np.zeros((1, n), np.float32)
+    machine.run(modules[LAST], [y], (1, 1, 1))
+    np.testing.assert_array_equal(y[0], np.arange(n) % 4 + 32)

@@ -68,6 +68,15 @@ def braced(registers: Iterable[str]) -> str:
     return f"{{{', '.join(registers)}}}"
 
 
+def _registers_in(value: object) -> Iterator[str]:
+    """A register, or those of several values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _registers_in(one)
+
+
 def _fit(x: float) -> float:
     try:
         struct.pack("<f", x)
@@ -92,6 +101,7 @@ class Writer:
         self._labels = 0
         self._sections = [Section()]
         self._scopes: list[dict[Hashable, Any]] = [{}]
+        self._remembered: set[str] = set()  # registers that are read again for what they hold
         self._section_scopes = [0]  # the index of each section's outermost scope
         self._lines = self._sections[0].body
         self._place: tuple[str, int] | None = None
@@ -158,8 +168,8 @@ class Writer:
         self.emit(f"mov.{kind} {into}, {immediate(operand, read_as)}")
 
     def deliver(self, into: str, operand: Operand, since: int) -> None:
-        """A move; but if the operand is newer than `since` registers and the last instruction made
-        it, that writes to `into` instead.
+        """A move; but if the operand is newer than `since` registers, the last instruction made it
+        and nothing will ask for it again, that writes to `into` instead.
         """
         last = self._lines[-1] if self._lines else ""
         name, _, rest = last.partition(" ")
@@ -167,6 +177,7 @@ class Writer:
             isinstance(operand, str)
             and rest.startswith(operand + ",")
             and int(operand[2:]) >= since
+            and operand not in self._remembered
             and not self._guard
             and last.count(operand + ",") == 1
         ):
@@ -274,6 +285,7 @@ class Writer:
             if key in scope:
                 return scope[key]
         self._scopes[-1][key] = value = make()
+        self._remembered.update(_registers_in(value))
         return value
 
     def hoist(self, key: Hashable, make: Callable[[], T], root: bool = False) -> T:

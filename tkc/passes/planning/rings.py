@@ -150,11 +150,23 @@ def _are_apart(ring: list[tile.Load], a: Block, other: list[tile.Load], b: Block
         if isinstance(outer.parent_op(), (scf.ForOp, scf.WhileOp)):
             return False
         mine = [load for load in loads if load.parent is outer]
-        ends = {op for load in mine for op in _readers(load, outer)}
         behind = all(around.is_before_in_block(load) for load in mine)
-        if not (behind or all(op.is_before_in_block(around) for op in ends)):
+        if not (behind or all(_is_over_before(load, around) for load in mine)):
             return False
     return True
+
+
+def _is_over_before(load: tile.Load, later: Operation) -> bool:
+    """Whether a stage is free again before a later operation of its block: dots beside the load
+    read it, and nothing else does, which would keep it until the block ends.
+    """
+    block = block_of(load)
+    ends = _readers(load, block)
+    by_dots = all(
+        isinstance(use.operation, tile.Dot) and use.operation.parent is block
+        for use, _ in leaves(load.result)
+    )
+    return by_dots and all(op.is_before_in_block(later) for op in ends)
 
 
 def _readers(load: tile.Load, block: Block) -> Iterator[Operation]:

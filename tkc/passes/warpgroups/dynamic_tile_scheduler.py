@@ -254,6 +254,8 @@ def _before_last_copy(block: Block) -> Operation:
 
 
 def _behind_dots(body: Block) -> Operation:
-    """What follows a program's last dots: its epilogue, in which nothing waits for a number."""
-    last = holding(body.ops, tile.Dot)
+    """What follows a program's last dots: its epilogue, in which nothing waits for a number; and
+    what other roles wait for before they come to say the number.
+    """
+    last = holding(body.ops, tile.Dot, threads.MbarrierArrive)
     return next_of(last[-1]) if last else terminator_of(body)
