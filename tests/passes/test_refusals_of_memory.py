@@ -272,7 +272,7 @@ def test_rows_stay_until_each_part_of_them_is_written(store, stay):
     assert held._may_be_held(loads, loops[0], ()) == stay
     (written,) = (op for op in loops[1].walk() if isinstance(op, tile.Store))
     if store != "another":
-        assert held._is_in_its_place(written, loads[1]) == stay
+        assert held._is_in_its_place(written, loads[1], ()) == stay
 
 
 # ---- buffers
