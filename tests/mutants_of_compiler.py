@@ -121,11 +121,16 @@ CHOOSING_FUNCTIONS = (
 )
 # of what was asked for, planned or is the target's: both answers give right programs
 ASKED = {"options", "plan", "asked", "roles", "fp8", "wgmma"}
-SEEN = {"seen", "known", "found", "done", "alive", "made", "search", "wanted", "ops", "axes"}
+SEEN = {
+    *("seen", "known", "found", "done", "alive", "made"),
+    *("search", "wanted", "ops", "axes", "as_it_was"),
+}
 # predicates that say what must not be: there True refuses, and one that is never True is the mutant
 DANGERS = (
     "_bound",
+    "_changes_around",
     "_is_far",
+    "_is_handed_on",
     "_is_part",
     "_is_passed",
     "_is_written",

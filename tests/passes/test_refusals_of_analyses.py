@@ -22,6 +22,7 @@ from tkc.passes import raise_pointers, simplify, split_masked_loops
 from tkc.passes.analysis import alias, folding, mapped
 from tkc.passes.analysis.pointers import Affine, Forms, Gathered, Wrapped
 from tkc.passes.analysis.polynomials import Polynomial, Scalars
+from tkc.passes.cuts.cut import is_block_of
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, reusable_loads
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning import operands, rings
@@ -491,3 +492,46 @@ def test_an_axis_of_one_element_that_goes_is_no_wrapped_one():
     module = traced(of_one, array(tkc.float32), f2)
     forms = Forms.of(kernel_of(module), {})
     assert [forms.get(op.result) for op in operations_in(module, tile.Reshape)] == [None]
+
+
+def narrowed_numbers(o, SOURCE: tkc.constexpr, TARGET: tkc.constexpr, FIRST: tkc.constexpr):
+    v = tkc.arange(4).to(SOURCE) + FIRST
+    tkc.store(o, (0,), v.to(TARGET).to(o.dtype))
+
+
+@pytest.mark.parametrize(
+    "source, target, first, kept",
+    [
+        ("int64", "int32", 0, True),
+        ("int64", "int32", (1 << 31) - 4, True),
+        ("int64", "int32", (1 << 31) - 3, False),
+        ("int64", "int32", -(1 << 31) - 1, False),
+        ("int32", "int64", 0, True),
+        ("float32", "int32", 0, False),
+        ("int32", "float32", 0, False),
+    ],
+)
+def test_which_conversions_give_the_same_numbers(source, target, first, kept):
+    o = array(tkc.float64, 1)
+    kinds = (getattr(tkc, name) for name in (source, target))
+    module = traced(narrowed_numbers, o, *kinds, first)
+    wanted = {i32: "int32", i64: "int64", f32: "float32"}
+    casts = [
+        op
+        for op in operations_in(module, ew.Cast)
+        if (wanted.get(element_of(op.arg.type)), wanted.get(element_of(op.result.type)))
+        == (source, target)
+    ]
+    assert [Scalars().keeps_number(op) for op in casts[-1:]] == [kept]
+
+
+def added_in_place(x):
+    i = tkc.program_id(0)
+    tkc.store(x, (i, i), tkc.load(x, (i, i), (4, 16)) + 1)
+
+
+def test_a_block_of_an_array_that_is_folded_is_no_block_of_its_own():
+    module = traced(added_in_place, array(tkc.float32, 2))
+    (load,), (store,) = (operations_in(module, kind) for kind in (tile.Load, tile.Store))
+    assert is_block_of(load, store, ())
+    assert not is_block_of(load, store, ((0, 0),))

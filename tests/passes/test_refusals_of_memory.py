@@ -13,6 +13,7 @@ from tests.language.kernels import i32 as number
 from tests.passes.kernels import aligned
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import blocked
+from tkc.ir.origin import origin
 from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import before
 from tkc.ir.text import parse
@@ -273,6 +274,8 @@ def test_rows_stay_until_each_part_of_them_is_written(store, stay):
     (written,) = (op for op in loops[1].walk() if isinstance(op, tile.Store))
     if store != "another":
         assert held._is_in_its_place(written, loads[1], ()) == stay
+        number = origin(written.array).index
+        assert not held._is_in_its_place(written, loads[1], ((number, number),))
 
 
 # ---- buffers
