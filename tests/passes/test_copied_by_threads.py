@@ -29,7 +29,7 @@ from tests.passes.stages import (
     survivors,
     without_threads,
 )
-from tkc.ir import threads
+from tkc.ir import threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 
@@ -117,6 +117,23 @@ def dequantized(a, b, y):
         shift = ((k + tkc.arange(BK)) % 2 * 4).to(tkc.int32)[:, None]
         w = (tkc.load(b, (rows, n), (BK, BN)).to(tkc.int32) >> shift) & 15
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), (w - 8).to(a.dtype), acc)
+    tkc.store(y, (m, n), acc.to(y.dtype))
+
+
+def scaled(a, b, by_map, by_threads, y, columns, BY_THREADS: tkc.constexpr):
+    """Rows beside the dot that tensor maps copy and do not, the latter by a mask of its columns.
+    BY_THREADS: those of the right operand are reversed.
+    """
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    rows, last = (m + tkc.arange(BM)) // 2, b.shape[0] - 1
+    inside = n + tkc.arange(BN) < columns
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        scale = tkc.load(by_map, (k // BK, n), (None, BN))
+        more = tkc.load(by_threads, (k // BK, n), (None, BN), mask=inside)
+        place = last - k - tkc.arange(BK) if BY_THREADS else k
+        x, w = tkc.load(a, (rows, k), (BM, BK)), tkc.load(b, (place, n), (BK, BN))
+        acc = acc + tkc.dot(x, w) * scale[None, :] + more[None, :]
     tkc.store(y, (m, n), acc.to(y.dtype))
 
 
@@ -220,7 +237,25 @@ def of_nibbles(m: int, n: int, k: int):
     return [a, b, y], grid_of(y), a.astype(np.float64) @ (q - 8)
 
 
+def of_scaled(m: int, n: int, k: int, by_threads: bool = False):
+    a, b, y = numbers(0, -(-m // 2), k), numbers(1, k, n), np.full((m, n), 9, np.float16)
+    steps, columns = -(-k // BK), n - n // 3
+    scale, more = numbers(2, steps, n), numbers(3, steps, n)
+    each, expected = np.repeat(a, 2, 0)[:m].astype(np.float64), np.zeros((m, n))
+    for step in range(steps):
+        here = slice(step * BK, step * BK + BK)
+        product = each[:, here] @ (b[::-1] if by_threads else b)[here]
+        expected += product * scale[step] + np.where(np.arange(n) < columns, more[step], 0)
+    return [a, b, scale, more, y, columns], grid_of(y), expected
+
+
+def of_scaled_by_threads(m: int, n: int, k: int):
+    return of_scaled(m, n, k, by_threads=True)
+
+
 HALVES = known()
+# a, b, two rows beside their dot, the result, columns
+BESIDE = (HALVES, HALVES, HALVES, known(divisor=4, align=8), HALVES, i32())
 # whose rows begin at multiples of 16 bytes, and end anywhere
 ROWS = ArrayArgument(tkc.float16, ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), align=16))
 CASES = {
@@ -233,6 +268,8 @@ CASES = {
     "ends anywhere": Case(listed, (ROWS, integers(), ROWS, ROWS), of_ends),
     "chained": Case(chained, (HALVES, HALVES, i32()), of_chain),
     "before": Case(before, (HALVES, HALVES, HALVES), of_before),
+    "beside": Case(scaled, BESIDE, of_scaled, (False,)),
+    "beside threads": Case(scaled, BESIDE, of_scaled_by_threads, (True,)),
     "dequantized": Case(dequantized, (HALVES, known(tkc.uint8, divisor=16), HALVES), of_nibbles),
 }
 NAMES = pytest.mark.parametrize("name", CASES)
@@ -259,6 +296,20 @@ def test_roles(name):
     assert count(role(modules[LAST], "consumer"), threads.DotAsync) > 0
     assert any("because tensor maps do not" in line for line in given.decisions)
     parses_back(modules[LAST])
+
+
+@pytest.mark.parametrize(
+    "name, maps, by_threads", [("beside", 1, 1), ("beside threads", 0, 2), ("listed", 0, 0)]
+)
+def test_what_stands_beside_dots(name, maps, by_threads):
+    """Each row comes through the ring of those who can copy it."""
+    modules, given = lowered(name)
+    said = [line for line in given.decisions if "beside the dots" in line]
+    copied = count(role(modules[LAST], "copier"), threads.CpAsync)
+    assert copied == by_threads + (1 if maps else 2)
+    assert bool(said) == bool(maps + by_threads)
+    assert all(f"tensor maps copy {maps}, threads {by_threads}, " in line for line in said)
+    assert count(role(modules[LAST], "consumer"), tile.Load) == 0
 
 
 @NAMES

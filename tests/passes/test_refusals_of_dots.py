@@ -473,7 +473,7 @@ def test_a_ring_of_what_a_late_dot_s_result_is_scaled_by(late, ring):
 )
 def test_which_blocks_threads_copy(monkeypatch, mapped, unreachable, by_threads):
     monkeypatch.setattr(gathers, "unmapped", lambda load: mapped)
-    monkeypatch.setattr(gathers, "_unreachable", lambda load: unreachable)
+    monkeypatch.setattr(gathers, "unreachable", lambda load: unreachable)
     assert gathers.copied_by_threads(None) == by_threads
 
 

@@ -42,14 +42,14 @@ VECTOR_BYTES = 16, 8, 4  # of one thread's copy by cp.async
 def uncopied(load: tile.Load) -> str:
     """Why neither tensor maps nor threads copy an operand's block; empty if one of them can."""
     mapped = unmapped(load)
-    if not mapped or not (reason := _unreachable(load)):
+    if not mapped or not (reason := unreachable(load)):
         return ""
     return f"{mapped}, and {reason}"
 
 
 def copied_by_threads(load: tile.Load) -> bool:
     """Whether threads copy a block, because no tensor map can."""
-    return bool(unmapped(load)) and not _unreachable(load)
+    return bool(unmapped(load)) and not unreachable(load)
 
 
 def loaded_by_consumers(load: tile.Load | tile.LoadPointers) -> bool:
@@ -86,7 +86,7 @@ def copier_layout(memory: SharedLayout) -> Layout:
 
 
 @remembered
-def _unreachable(load: tile.Load) -> str:
+def unreachable(load: tile.Load) -> str:
     """Why threads of another role cannot copy a block."""
     t, kinds = tile_type(load.result), Kinds()
     indices = [v for v in (*load.offsets, load.mask) if v is not None]
@@ -98,8 +98,8 @@ def _unreachable(load: tile.Load) -> str:
     stride = array_type(load.array).facts.strides[dense].exact
     if extents[dense] < 0 or stride != 1 or isinstance(load.offsets[dense].type, TileType):
         return "neither rows nor columns are dense"
-    if t.rank != 2:
-        return "it has more or fewer axes than two"
+    if t.rank > 2:
+        return "it has more axes than two"
     if extents[dense] * bits(t.element) // 8 % MIN_SWIZZLE_BYTES:
         return "its rows are narrower than a swizzle"
     if not copied_bytes(load):

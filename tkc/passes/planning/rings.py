@@ -23,7 +23,7 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.converting import Conversion
-from tkc.passes.planning.gathers import copied_by_threads
+from tkc.passes.planning.gathers import copied_by_threads, unreachable
 from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
     by_block,
@@ -223,13 +223,13 @@ def loads_beside(
     overlaps: Overlaps,
     room: int,
 ) -> dict[tile.Load, int]:
-    """Adds to the rings of a loop's operands what stands beside their dots, where a tensor map can
-    copy it: to the ring of the last dot that is issued before the block is needed. What is not
-    small, the biases of scores for one, only where `room` bytes of shared memory still hold
-    MIN_STAGES_BESIDE stages. The numbers that the producer can broadcast there, and which ring it
-    is: those that say where an operand lies it needs itself, an iteration earlier. What co-resident
-    programs share is what does not depend on axis 0. Where no operand is loaded in the loop, its
-    blocks have a ring of their own.
+    """Adds to the rings of a loop's operands what stands beside their dots, where those who fill
+    one, tensor maps or threads, can copy it: to the ring of the last dot that is issued before the
+    block is needed. What is not small, the biases of scores for one, only where `room` bytes of
+    shared memory still hold MIN_STAGES_BESIDE stages. The numbers that the producer can broadcast
+    there, and which ring it is: those that say where an operand lies it needs itself, an iteration
+    earlier. What co-resident programs share is what does not depend on axis 0. Where no operand is
+    loaded in the loop, its blocks have a ring of their own.
 
     Otherwise registers would wait for memory, and the computation of an address would stand between
     the dots.
@@ -239,17 +239,25 @@ def loads_beside(
         own = _own_ring(_copied_ahead(loop, [], co_resident, overlaps), rings, room)
         rings += [list[Operation](own)] if own else []
         return {}
-    places = _RingOfDots(loop, {i: list(rings[i]) for i in inner}, late)
     loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
+    by_threads = {i: list(rings[i]) for i in inner if is_filled_by_threads(rings[i])}
+    by_maps = {i: list(rings[i]) for i in inner if i not in by_threads}
+    places = [_RingOfDots(loop, found, late) for found in (by_maps, by_threads) if found]
     for op in loads:
-        if not _may_be_copied(op, rings, inner, room):
+        found = next((at for at in places if not at.why_not_copied(op)), None)
+        if found is None or not _has_room_beside(op, rings, inner, room):
             continue
-        if (number := places.before_use(op)) is not None:
+        if (number := found.before_use(op)) is not None:
             rings[number].append(op)
-    if len(inner) != 1:
+    if len(inner) != 1 or by_threads:
         return {}
     numbers = [op for op in loads if _is_number(op)]
     return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
+
+
+def is_filled_by_threads(ring: Sequence[Operation]) -> bool:
+    """Whether a role of threads fills a ring, not tensor maps."""
+    return isinstance(ring[0], tile.Load) and copied_by_threads(ring[0])
 
 
 def small_load_registers(
@@ -304,12 +312,12 @@ def _own_ring(loads: Sequence[tile.Load], rings: Sequence[Ring], room: int) -> l
     return own if any(tile_type(op.result).bytes > MAX_BESIDE_BYTES for op in own) else []
 
 
-def _may_be_copied(op: tile.Load, rings: Sequence[Ring], inner: Collection[int], room: int) -> bool:
-    """Whether a tensor map can copy what is loaded beside dots, and stages have room for it."""
-    t = op.result.type
-    if not isinstance(t, TileType) or unmapped(op):
-        return False
-    return t.bytes <= MAX_BESIDE_BYTES or _has_room(rings, inner, t.bytes, room)
+def _has_room_beside(
+    op: tile.Load, rings: Sequence[Ring], inner: Collection[int], room: int
+) -> bool:
+    """Whether stages have room for what is loaded beside dots."""
+    more = tile_type(op.result).bytes
+    return more <= MAX_BESIDE_BYTES or _has_room(rings, inner, more, room)
 
 
 def _has_room(rings: Sequence[Ring], inner: Collection[int], more: int, room: int) -> bool:
@@ -346,7 +354,7 @@ def _copied_ahead(
         for op in body.ops
         if isinstance(op, tile.Load)
         and op not in operands
-        and (op.mask is None or _is_number(op))
+        and (op.mask is None or _is_number(op) or copied_by_threads(op))
         and unchanged(op, kernel, overlaps)
         and counted_slice(op.operands, loop, is_number_there) is not None
         and not is_apart(op)
@@ -368,6 +376,13 @@ class _RingOfDots:
             for number, ring in rings.items()
             if any(source(operand) in ring for operand in (op.a, op.b))
         ]
+
+    def why_not_copied(self, load: tile.Load) -> str:
+        """Why those who fill these rings cannot copy what a load reads; empty if they can."""
+        if not isinstance(load.result.type, TileType):
+            return "it is a number"
+        by_threads = is_filled_by_threads(next(iter(self.rings.values())))
+        return unreachable(load) if by_threads else unmapped(load)
 
     def before_use(self, load: tile.Load) -> int | None:
         """The ring of the last dot before the first use of what a load of the loop reads; None

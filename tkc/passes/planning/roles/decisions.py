@@ -19,7 +19,7 @@ from tkc.passes.planning.operands import (
     permuted,
     relaid_loads,
 )
-from tkc.passes.planning.rings import run_ahead, stage_bytes
+from tkc.passes.planning.rings import is_filled_by_threads, run_ahead, stage_bytes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
 from tkc.passes.planning.roles.memory import REDUCED_SHARED_BYTES, BlockMemory
@@ -178,11 +178,14 @@ def _of_room(made: Decided) -> Iterator[str]:
 
 
 def _of_small_loads(made: Decided) -> Iterator[str]:
-    copied = len(made.loads.ring_of.keys() - made.request.operand_loads)
+    rings = made.loads.ring_of
+    beside = [rings[op] for op in rings.keys() - made.request.operand_loads]
+    by_threads = sum(is_filled_by_threads(made.loads.rings[ring]) for ring in beside)
     broadcast = len(made.loads.broadcast)
-    if broadcast or copied:
+    if broadcast or beside:
         yield (
-            f"of {copied + broadcast} loads beside the dots tensor maps copy {copied}, and the"
+            f"of {len(beside) + broadcast} loads beside the dots tensor maps copy"
+            f" {len(beside) - by_threads}, {f'threads {by_threads}, ' * bool(by_threads)}and the"
             f" producer broadcasts {broadcast}"
         )
     if not made.small_loads.early:

@@ -37,6 +37,7 @@ from tkc.passes.planning.operands import (
 )
 from tkc.passes.planning.rings import (
     MAX_RINGS,
+    is_filled_by_threads,
     loads_beside,
     rings_of,
     small_load_registers,
@@ -68,7 +69,7 @@ class RingLoads:
                 f" more than {MAX_RINGS} stages and parities (a loop by tkc.range has one)"
             )
         broadcast: dict[tile.Load, int] = {}
-        if not request.has_third_role:
+        if not (request.relaid or request.converted):
             for loop in request.loops:
                 broadcast |= loads_beside(
                     loop,
@@ -109,7 +110,9 @@ class RingLoads:
 
         def planned(op: Operation, alone: LoadPlan) -> LoadPlan:
             if isinstance(op, tile.Load) and op in ring_of:
-                return _copied(op, ring_of[op], request, multicast)
+                number = ring_of[op]
+                by_threads = is_filled_by_threads(self.rings[number])
+                return _copied(op, number, by_threads, request, multicast)
             if isinstance(op, tile.Load) and op in self.broadcast:
                 return LoadPlan("broadcast", ring=self.broadcast[op])
             if isinstance(op, LOADS) and (loaded_by_consumers(op) or op in converted):
@@ -167,9 +170,10 @@ def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
                 yield from yielded_by(around.before_region.block)
 
 
-def _copied(op: tile.Load, ring: int, request: RoleRequest, multicast: Multicast) -> LoadPlan:
+def _copied(
+    op: tile.Load, ring: int, by_threads: bool, request: RoleRequest, multicast: Multicast
+) -> LoadPlan:
     """Of a load whose block is copied into a ring."""
-    by_threads = op in request.copied_by_threads
     copy = multicast.copies.get(op)
     return LoadPlan(
         "cp_async" if by_threads else "tma",
