@@ -87,8 +87,10 @@ def copier_layout(memory: SharedLayout) -> Layout:
 
 @remembered
 def unreachable(load: tile.Load) -> str:
-    """Why threads of another role cannot copy a block."""
-    t, kinds = tile_type(load.result), Kinds()
+    """Why threads of another role cannot copy a block; empty if they can."""
+    if not isinstance(t := load.result.type, TileType):
+        return "it is a number"
+    kinds = Kinds()
     indices = [v for v in (*load.offsets, load.mask) if v is not None]
     if load.other is not None:
         return "what it is filled with is not zero"

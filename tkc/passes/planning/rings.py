@@ -379,10 +379,9 @@ class _RingOfDots:
 
     def why_not_copied(self, load: tile.Load) -> str:
         """Why those who fill these rings cannot copy what a load reads; empty if they can."""
-        if not isinstance(load.result.type, TileType):
-            return "it is a number"
-        by_threads = is_filled_by_threads(next(iter(self.rings.values())))
-        return unreachable(load) if by_threads else unmapped(load)
+        if is_filled_by_threads(next(iter(self.rings.values()))):
+            return unreachable(load)
+        return unmapped(load) if isinstance(load.result.type, TileType) else "it is a number"
 
     def before_use(self, load: tile.Load) -> int | None:
         """The ring of the last dot before the first use of what a load of the loop reads; None

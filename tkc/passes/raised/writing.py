@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import gcd, lcm
 
 from xdsl.dialects.builtin import UnitAttr, i1, i32, i64
@@ -206,11 +206,11 @@ class Writer:
                     numbers = build(ew.Cast(numbers, TileType([axis.extent], i64)))
                 numbers = build.add(numbers, before)
             own = [c for c in block.conditions if _is_about(c, at)]
-            for condition in own:
-                here = self.loaded.get(condition.value, condition.value)
-                here = _reshaped(here, [axis.extent], build)
+            if own:
+                values = (self.loaded.get(c.value, c.value) for c in own)
+                here = [_reshaped(value, [axis.extent], build) for value in values]
                 nowhere = build(tile.Constant(-1, numbers.type))
-                numbers = build(ew.Select(here, numbers, nowhere))
+                numbers = build(ew.Select(reduce(build.and_, here), numbers, nowhere))
             block.conditions = [c for c in block.conditions if c not in own]
             found.append(numbers)
         return found
