@@ -40,6 +40,7 @@ from typing import Any
 
 import benchmarks.triton_packages  # noqa: F401
 import benchmarks.triton_written  # noqa: F401  # these add cases
+import benchmarks.triton_written_eighth  # noqa: F401
 import benchmarks.triton_written_fields  # noqa: F401
 import benchmarks.triton_written_grids  # noqa: F401
 import benchmarks.triton_written_layers  # noqa: F401

@@ -4,11 +4,6 @@ CPU: against torch in float64, or exactly. Skipped where torch is not installed.
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,27 +12,12 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from benchmarks import triton_written_scenes, triton_written_seventh  # noqa: E402, F401
-from benchmarks.triton_cases import CASES, Operands  # noqa: E402
-from tkc.triton.installation import install, uninstall  # noqa: E402
+from benchmarks.triton_cases import CASES  # noqa: E402
+from tests.triton.written import References, check, tkc_as_triton, wide  # noqa: E402
 
 SEVENTH = {c.name: c for c in CASES if c.suite == "seventh"}
 KERNELS = [f"benchmarks.triton_{name}" for name in ("heads", "weights", "scenes", "updates")]
-REFERENCES: dict[str, Callable] = {}
-
-
-def reference(word: str) -> Callable:
-    """What the case whose name begins so should give, from what its run has (`v`)."""
-
-    def add(function: Callable) -> Callable:
-        REFERENCES[word] = function
-        return function
-
-    return add
-
-
-def wide(*tensors: Any) -> Any:
-    """In float64."""
-    return tuple(t.double() for t in tensors) if len(tensors) > 1 else tensors[0].double()
+reference = References()
 
 
 def causal(s: Any) -> Any:
@@ -357,37 +337,11 @@ TOLERANCES |= {"heads normed": 4e-2}  # float8 has 4 bits
 
 
 @pytest.fixture(scope="module")
-def tkc_as_triton():
-    """tkc in Triton's place, for modules that are imported while it is there."""
-    before = {
-        name: module
-        for name, module in sys.modules.items()
-        if name in KERNELS or name.partition(".")[0] == "triton"
-    }
-    for name in before:
-        del sys.modules[name]
-    install()
-    yield
-    uninstall()
-    for name in KERNELS:
-        sys.modules.pop(name, None)
-    sys.modules.update(before)
-
-
-def relative(got: Any, wanted: Any) -> float:
-    assert got.shape == wanted.shape
-    got, wanted = wide(got, wanted)
-    return ((got - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
+def in_place():
+    with tkc_as_triton(KERNELS):
+        yield
 
 
 @pytest.mark.parametrize("name", SEVENTH)
-def test_as_torch_on_the_cpu(name, tkc_as_triton):
-    word = next(word for word in REFERENCES if name.startswith(word))
-    run = SEVENTH[name].make(Operands(Path(), "cpu", scale=1000))
-    got = run()
-    v = SimpleNamespace(**inspect.getclosurevars(run).nonlocals)
-    wanted = REFERENCES[word](v)
-    assert got is not None
-    got, wanted = (t if isinstance(t, tuple) else (t,) for t in (got, wanted))
-    for a, b in zip(got, wanted, strict=True):
-        assert relative(a, b) <= TOLERANCES.get(word, 1e-2)
+def test_as_torch_on_the_cpu(name, in_place):
+    check(SEVENTH[name], reference, TOLERANCES)
