@@ -281,7 +281,8 @@ def neighbourhood_attention(
         own = (((batch * Y + r) * X + c).to(tl.int64) * H + h) * D
         keys = tl.load(k + own[None, :] + d[:, None], mask=inside[None, :], other=0.0)
         down, right = r[None, :] - first_i[:, None], c[None, :] - first_j[:, None]
-        seen = (down >= 0) & (down < WINDOW) & (right >= 0) & (right < WINDOW) & inside[None, :]
+        seen = (down >= 0) & (down < WINDOW) & (right >= 0) & (right < WINDOW)
+        seen = seen & here[:, None] & inside[None, :]
         by = r[None, :] - i[:, None] + WINDOW - 1
         by = by * (2 * WINDOW - 1) + c[None, :] - j[:, None] + WINDOW - 1
         s = tl.dot(x, keys) * scale

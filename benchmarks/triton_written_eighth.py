@@ -157,7 +157,7 @@ def _(o: Operands) -> Run:
 
 @case(SUITE, "gradients of weights of a convolution 3 x 3, 32 x 56 x 56 x 128 to 128")
 def _(o: Operands) -> Run:
-    b, tall, wide, c, f, parts = o.of(32, 2), o.of(56, 9), o.of(56, 11), 128, 128, 32
+    b, tall, wide, c, f, parts = o.of(32, 2), o.of(56, 9), o.of(56, 11), 128, 128, o.of(32, 3)
     x, dy = o.normal(b, tall, wide, c), o.normal(b, tall, wide, f)
     dw, kernel = o.zeros(9, c, f, dtype="float32"), _taps().gradients_of_taps
 
