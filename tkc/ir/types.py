@@ -27,7 +27,6 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import pairwise
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
@@ -64,6 +63,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 from tkc.ir.fragments import parse_layout as layout_from_text
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.strides import share_elements
 
 
 def _keep_hash(attribute: type[Attribute]) -> None:
@@ -390,15 +390,10 @@ class ArrayFacts:
     @property
     def overlaps_itself(self) -> bool:
         """Whether elements are known to share memory, as those of windows that slide do."""
-        axes = [
-            (abs(stride.exact), n.exact)
+        return share_elements(
+            (stride.exact, n.exact)
             for stride, n in zip(self.strides, self.shape, strict=True)
-            if stride.exact is not None and n.exact != 1
-        ]
-        known = sorted(axes, key=lambda axis: axis[0])
-        return any(stride == 0 for stride, _ in known) or any(
-            stride == next_stride if n is None else (n - 1) * stride >= next_stride
-            for (stride, n), (next_stride, _) in pairwise(known)
+            if stride.exact is not None
         )
 
     def __str__(self):

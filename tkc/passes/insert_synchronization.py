@@ -712,8 +712,6 @@ def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
         return ALONE
     if not isinstance(t, TileType) or not _is_private(t):
         return None
-    if is_folded(op.array, _OVERLAPS.get()):
-        return None
     return (op.array, *op.offsets, t.layout)
 
 

@@ -22,6 +22,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from tkc.errors import LaunchError
+from tkc.ir.strides import share_elements
 from tkc.runtime.arrays import (
     ITEMSIZE,
     SHORT_NAMES,
@@ -305,21 +306,11 @@ def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
     found += [
         (i, i)
         for i, a in enumerate(infos)
-        if isinstance(a, ArrayInfo) and a.pointer and _overlaps_itself(a)
+        if isinstance(a, ArrayInfo)
+        and a.pointer
+        and share_elements(zip(a.strides, a.shape, strict=True))
     ]
     return tuple(sorted(found))
-
-
-def _overlaps_itself(array: ArrayInfo) -> bool:
-    """Whether elements of an array may share memory, as those of windows that slide do: where an
-    axis does not step over all that those with shorter steps reach.
-    """
-    reach = 0
-    for stride, n in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True)):
-        if n > 1 and stride <= reach:
-            return True
-        reach += (n - 1) * stride
-    return False
 
 
 def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...]:

@@ -235,24 +235,31 @@ def loads_beside(
     the dots.
     """
     inner = [i for i, ring in enumerate(rings) if any(load.parent_op() is loop for load in ring)]
+    operands = [load for i in inner for load in rings[i]]
+    loads = _copied_ahead(loop, operands, co_resident, overlaps)
     if not inner:
-        own = _own_ring(_copied_ahead(loop, [], co_resident, overlaps), rings, room)
+        own = _own_ring(loads, rings, room)
         rings += [list[Operation](own)] if own else []
         return {}
-    loads = _copied_ahead(loop, [load for i in inner for load in rings[i]], co_resident, overlaps)
-    by_threads = {i: list(rings[i]) for i in inner if is_filled_by_threads(rings[i])}
-    by_maps = {i: list(rings[i]) for i in inner if i not in by_threads}
-    places = [_RingOfDots(loop, found, late) for found in (by_maps, by_threads) if found]
+    places = _rings_by_kind(rings, inner, loop, late)
     for op in loads:
-        found = next((at for at in places if not at.why_not_copied(op)), None)
-        if found is None or not _has_room_beside(op, rings, inner, room):
-            continue
-        if (number := found.before_use(op)) is not None:
+        number = next((at.before_use(op) for at in places if not at.why_not_copied(op)), None)
+        if number is not None and _has_room_beside(op, rings, inner, room):
             rings[number].append(op)
-    if len(inner) != 1 or by_threads:
+    if len(inner) != 1 or is_filled_by_threads(rings[inner[0]]):
         return {}
     numbers = [op for op in loads if _is_number(op)]
     return dict.fromkeys(numbers[:MAX_BROADCASTS], inner[0])
+
+
+def _rings_by_kind(
+    rings: Sequence[Ring], inner: Sequence[int], loop: scf.ForOp, late: Sequence[tile.Dot]
+) -> list[_RingOfDots]:
+    """The rings of a loop that tensor maps fill, and those that threads do, where there are any."""
+    threads = [i for i in inner if is_filled_by_threads(rings[i])]
+    maps = [i for i in inner if i not in threads]
+    alike = [{i: list(rings[i]) for i in found} for found in (maps, threads) if found]
+    return [_RingOfDots(loop, found, late) for found in alike]
 
 
 def is_filled_by_threads(ring: Sequence[Operation]) -> bool:

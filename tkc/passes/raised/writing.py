@@ -206,14 +206,18 @@ class Writer:
                     numbers = build(ew.Cast(numbers, TileType([axis.extent], i64)))
                 numbers = build.add(numbers, before)
             own = [c for c in block.conditions if _is_about(c, at)]
-            if own:
-                values = (self.loaded.get(c.value, c.value) for c in own)
-                here = [_reshaped(value, [axis.extent], build) for value in values]
-                nowhere = build(tile.Constant(-1, numbers.type))
-                numbers = build(ew.Select(reduce(build.and_, here), numbers, nowhere))
             block.conditions = [c for c in block.conditions if c not in own]
-            found.append(numbers)
+            found.append(self._where(own, numbers, build) if own else numbers)
         return found
+
+    def _where(
+        self, conditions: Sequence[Condition], numbers: SSAValue, build: Builder
+    ) -> SSAValue:
+        """Numbers of rows where all of these conditions hold, -1 elsewhere."""
+        extents = list(tile_type(numbers).extents)
+        values = (self.loaded.get(c.value, c.value) for c in conditions)
+        here = reduce(build.and_, (_reshaped(value, extents, build) for value in values))
+        return build(ew.Select(here, numbers, build(tile.Constant(-1, numbers.type))))
 
     def _cut_off(self, block: Block, loaded: SSAValue, build: Builder) -> SSAValue:
         """A loaded tile with zeros where conditions of `covered` do not hold."""
