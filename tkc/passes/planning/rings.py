@@ -243,7 +243,7 @@ def loads_beside(
         return {}
     places = _rings_by_kind(rings, inner, loop, late)
     for op in loads:
-        number = next((at.before_use(op) for at in places if not at.why_not_copied(op)), None)
+        number = _ring_beside(op, places)
         if number is not None and _has_room_beside(op, rings, inner, room):
             rings[number].append(op)
     if len(inner) != 1 or is_filled_by_threads(rings[inner[0]]):
@@ -260,6 +260,11 @@ def _rings_by_kind(
     maps = [i for i in inner if i not in threads]
     alike = [{i: list(rings[i]) for i in found} for found in (maps, threads) if found]
     return [_RingOfDots(loop, found, late) for found in alike]
+
+
+def _ring_beside(op: tile.Load, places: Sequence[_RingOfDots]) -> int | None:
+    """The ring into which those who fill it can copy what stands beside dots, in time."""
+    return next((at.before_use(op) for at in places if not at.why_not_copied(op)), None)
 
 
 def is_filled_by_threads(ring: Sequence[Operation]) -> bool:
