@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
-from tkc.ir.values import ancestor, holds, only_user, owner_op, tile_type, yielded_by
+from tkc.ir.values import ancestor, holds, owner_op, tile_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -199,20 +199,27 @@ class Meetings:
 
 
 def _passing(value: SSAValue, meetings: Meetings) -> bool:
-    """Whether a value goes straight into the one operation that uses it, with nothing between for
-    which threads meet.
+    """Whether a value goes straight into the one operation that uses it, once or several times,
+    with nothing between for which threads meet.
     """
-    if not isinstance(value, OpResult) or not value.has_one_use():
+    if not isinstance(value, OpResult):
         return False
-    op = value.op
-    user = only_user(value)
-    while isinstance(user, VIEWS) and user.result.has_one_use():
-        user = only_user(user.result)
-    if user.parent is not op.parent or not isinstance(
-        user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers)
+    op, user = value.op, _single_user(value)
+    while isinstance(user, VIEWS):
+        user = _single_user(user.result)
+    if (
+        user is None
+        or user.parent is not op.parent
+        or not isinstance(user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers))
     ):
         return False
     return not meetings.between(op, user)
+
+
+def _single_user(value: SSAValue) -> Operation | None:
+    """The operation that has all uses of a value, if one has."""
+    users = {use.operation for use in value.uses}
+    return users.pop() if len(users) == 1 else None
 
 
 def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
