@@ -22,6 +22,7 @@ from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
+from tkc.ir.target import SECTOR
 from tkc.ir.types import Fact, TileType, bits, element_of
 from tkc.ir.values import array_type
 from tkc.passes.analysis.values import (
@@ -132,7 +133,9 @@ class Access:
         if share:
             per_thread = self.bytes * 8 // self.bits // (32 * warps)
             vector = min(vector, max(32 // self.bits, _floor_power(per_thread)))
-        return coalesced(self.shape, vector, warps, self.order, reduced)
+        # warps that read parts of the same sectors take turns in the L1 cache
+        of_lanes = 8 * SECTOR // self.bits if self.bytes > CACHED_TILE_BYTES else 1
+        return coalesced(self.shape, vector, warps, self.order, reduced, of_lanes)
 
     def fits(self, layout: Layout, warps: int, cached: bool = False) -> bool:
         """Whether the access is as good as it need be in a layout chosen for something else.
@@ -162,14 +165,17 @@ def coalesced(
     warps: int,
     order: tuple[int, ...],
     reduced: tuple[int, ...] = (),
+    of_lanes: int = 1,
 ) -> Layout:
-    """`blocked`, with the warps on axes that are not reduced as far as those have room for them."""
+    """`blocked`, with the warps on axes that are not reduced as far as those have room for them.
+    of_lanes: neighbours along the fastest axis that the lanes of a warp keep together.
+    """
     if not shape or not reduced:
         return blocked(shape, vector, warps, order)
     units, left = [1] * len(shape), warps
     kept = [a for a in range(len(shape)) if a not in reduced]
     for axis in sorted(kept, key=lambda a: -shape[a]):
-        room = -(-shape[axis] // (vector if axis == order[0] else 1))
+        room = -(-shape[axis] // (max(vector, of_lanes) if axis == order[0] else 1))
         while left % 2 == 0 and room % (2 * units[axis]) == 0:
             units[axis] *= 2
             left //= 2
