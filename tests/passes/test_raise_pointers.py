@@ -235,6 +235,20 @@ def in_words(a, b, c, M, N, K):
     tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
 
 
+def in_words_by_place(a, b, c, M, N, K):
+    """The same from the number of each element, which is added up before it has two axes."""
+    rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, K, BK):
+        rk = k + tkc.arange(BK)
+        ap = a.ptr + rm[:, None] * a.strides[0] + rk[None, :]
+        av = tkc.load(ap, mask=(rm[:, None] < M) & (rk[None, :] < K))
+        bp = b.ptr + rk[:, None] // 8 * b.strides[0] + rn[None, :]
+        acc = tkc.dot(av, tkc.load(bp, mask=(rn < N)[None, :]), acc)
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
 def scaled(a, b, c, M, N, K, BELOW: tkc.constexpr):
     """A scale for each block of columns lies behind the rows of b: all threads ask for one number,
     where their columns are inside. BELOW: whether what lies outside is used.
@@ -485,16 +499,19 @@ FORMS = {
         nonnegative=True,
         mapped=(ROWS + 8, 136, BM),
     ),
-    "in_words": Form(
-        in_words,
-        lambda m, n, k: [
-            numbers(m, k, pad=8),
-            numbers(-(-k // BK) * BK // 8, n, seed=1, pad=8),
-            *product_data(m, n, k)[2:],
-        ],
-        lambda m, n, k: blocks(m, n),
-        of_words,
-    ),
+    **{
+        kernel.__name__: Form(
+            kernel,
+            lambda m, n, k: [
+                numbers(m, k, pad=8),
+                numbers(-(-k // BK) * BK // 8, n, seed=1, pad=8),
+                *product_data(m, n, k)[2:],
+            ],
+            lambda m, n, k: blocks(m, n),
+            of_words,
+        )
+        for kernel in (in_words, in_words_by_place)
+    },
     **{
         name: Form(
             scaled,

@@ -179,12 +179,16 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> bool:
 
 
 def _divide_apart(kernel: tile.Kernel) -> None:
-    """(%k + i) // 8 becomes %k // 8 + i // 8 where 8 divides the scalar %k."""
+    """(%k + i) // 8 becomes %k // 8 + i // 8 where 8 divides the scalar %k, also in another shape
+    than where the two are added.
+    """
     ranges = Ranges()
     for op in list(kernel.walk()):
         if not isinstance(op, ew.Elementwise) or op.fn.name != "floordiv":
             continue
-        whole, count = op.args[0].owner, constant(op.args[1])
+        (shown, divisors), count = op.args, constant(op.args[1])
+        view = defining_op(shown, tile.Reshape)
+        whole = shown.owner if view is None else view.arg.owner
         if not isinstance(whole, ew.Elementwise) or whole.fn.name != "add" or not count:
             continue
         for scalar, rest in (whole.args, tuple(reversed(whole.args))):
@@ -193,8 +197,10 @@ def _divide_apart(kernel: tile.Kernel) -> None:
                 continue
             if count > 1 and ranges.known(number).divisor % count == 0:
                 build = Builder(op)
+                if view is not None:
+                    rest = build(tile.Reshape(rest, tile_type(shown)))
                 first = build(tile.Splat(build.floordiv(number, int(count)), tile_type(op.result)))
-                behind = build(ew.CLASSES["floordiv"](rest, op.args[1]))
+                behind = build(ew.CLASSES["floordiv"](rest, divisors))
                 replace(op, [build.add(first, behind)])
                 break
 
