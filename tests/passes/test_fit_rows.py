@@ -16,6 +16,8 @@ from tkc.ir.target import target
 from tkc.language.signature import Options
 from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.plan import kernel_of
+from tkc.passes.planning.pressure import demand
 from tkc.sim import level0, level4
 
 N = 2500  # two parts of 1024, and 452
@@ -188,3 +190,28 @@ def test_what_is_left_whole(fn, overlaps):
         for op in module.walk()
         if isinstance(op, tile.Load) and hasattr(op.result.type, "extents")
     )
+
+
+def squares(x, o, COUNT: tkc.constexpr, N: tkc.constexpr):
+    """What one operation reads twice stands between three rows that a loop reads, and one that it
+    carries.
+    """
+    rows = [tkc.load(x, (i, 0), (None, N)) for i in range(3)]
+    far = tkc.full((N,), 1e10)
+    for i in tkc.range(COUNT):
+        apart = tkc.zeros((N,))
+        for axis in tkc.static_range(3):
+            step = rows[axis] - x[axis, i]
+            apart += step * step
+        far = tkc.minimum(far, apart)
+    tkc.store(o, (0,), far)
+
+
+def test_what_one_operation_reads_twice_is_never_there_as_a_whole():
+    """Four rows of 16 elements a thread, and no fifth: nothing is cut."""
+    signature = array(tkc.float32, 2), array(tkc.float32)
+    module = traced(squares, *signature, COUNT=4, N=8192)
+    given = context("sm_90a", num_warps=16)
+    through(module, "fit-rows", given)
+    assert not any("fit-rows" in line for line in given.decisions)
+    assert -(-demand(kernel_of(module)) // 512) == 64

@@ -1,6 +1,7 @@
 """select-layouts: demands kept, values kept, conversions counted, text that reads back."""
 
 import dataclasses
+from math import prod
 
 import numpy as np
 import pytest
@@ -564,6 +565,34 @@ def check_lanes(kernel, first, second, step, lanes):
         outputs.append(blank(64))
         run(made, [normal(*first), normal(*second, seed=1), outputs[-1]], (1, 1, 1))
     same(outputs[:1], outputs[1:], 1e-6)
+
+
+def channels_first(x, out, C: tkc.constexpr, N: tkc.constexpr):
+    """Each position less the mean of its channels, which lie apart in memory."""
+    v = tkc.load(x, (0, 0), (C, N)).to(tkc.float32)
+    tkc.store(out, (0, 0), (v - tkc.sum(v, axis=0)[None, :] / C).to(out.dtype))
+
+
+@pytest.mark.parametrize(
+    "columns, lanes, warps", [(64, 2, 4), (128, 2, 8), (256, 4, 8), (32, 2, 2), (16, 1, 2)]
+)
+def test_lanes_read_whole_sectors_of_a_narrow_axis(columns, lanes, warps):
+    """What warps that keep off the reduced axis leave to lanes of the other: 32 bytes, but of 4096
+    bytes, which the cache holds.
+    """
+    halves = array(tkc.float16, 2, shape=(None, columns), strides=(columns, 1), align=16)
+    module = traced(channels_first, halves, halves, C=128, N=columns)
+    given = context("sm_90a", num_warps=8)
+    through(module, LAST, given)
+    (load,) = operations_in(module, tile.Load)
+    layout = layout_of(load.result)
+    assert layout.vector(1, 8) == 8
+    assert prod(d.extent for d in layout.digits(1, ["lanes"])) == lanes
+    assert layout.warps_along(1) == warps
+    x, out = normal(128, columns).astype(np.float16), blank(128, columns, dtype=np.float16)
+    through(module, PIPELINE[-1], given)
+    level4.run(module, [x, out], (1, 1, 1))
+    same([out], [(x - x.astype(np.float32).mean(0)).astype(np.float16)], 2e-3)
 
 
 # ---- blocks that dots read in shared memory, and threads in registers ----------------------------
