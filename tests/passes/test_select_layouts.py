@@ -595,6 +595,28 @@ def test_lanes_read_whole_sectors_of_a_narrow_axis(columns, lanes, warps):
     same([out], [(x - x.astype(np.float32).mean(0)).astype(np.float16)], 2e-3)
 
 
+def turned(x, turns, out, R: tkc.constexpr, N: tkc.constexpr):
+    """Complex numbers of rows, times one of each column: pairs of a small load."""
+    re, im = (tkc.load(x, (axis, 0, 0), (None, R, N)) for axis in (0, 1))
+    cos, sin = tkc.split(tkc.load(turns, (0,), (2 * N,)).reshape(N, 2))
+    tkc.store(out, (0, 0, 0), re * cos - im * sin)
+    tkc.store(out, (1, 0, 0), re * sin + im * cos)
+
+
+@pytest.mark.parametrize("rows, columns", [(16, 128), (16, 32), (1, 512)])
+def test_parts_of_a_small_load_are_loaded_where_they_are_wanted(rows, columns):
+    planes = array(tkc.float32, 3)
+    module = traced(turned, planes, f1, planes, R=rows, N=columns)
+    given = context("sm_90a", num_warps=4)
+    through(module, LAST, given)
+    assert not operations_in(module, shared.Convert)
+    x, turns, out = normal(2, rows, columns), normal(2 * columns, seed=1), blank(2, rows, columns)
+    through(module, PIPELINE[-1], given)
+    level4.run(module, [x, turns, out], (1, 1, 1))
+    want = (x[0] + 1j * x[1]) * (turns[0::2] + 1j * turns[1::2])
+    same([out], [np.stack([want.real, want.imag])], 1e-6)
+
+
 # ---- blocks that dots read in shared memory, and threads in registers ----------------------------
 def kept_and_stored(x, y, c, d, N: tkc.constexpr):
     """A block is the left operand in every step, and threads change it."""

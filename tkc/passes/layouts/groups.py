@@ -378,14 +378,15 @@ class Groups:
         alone is computed, each with how its layout follows from the tile's: what is broadcast into
         a dot's operand is loaded in the layout that it needs.
         """
-        left: list[tuple[SSAValue, tuple[View, ...]]] = [(value, ())]
+        left: list[tuple[SSAValue, tuple[View | tile.Slice, ...]]] = [(value, ())]
         while left:
             found, views = left.pop()
             op, t = found.owner, found.type
             if not isinstance(t, TileType) or self.kinds.cheap(found):
                 continue
-            if self.kinds.view(found):
-                left.append((view_of(found).arg, (*views, view_of(found))))
+            if self.kinds.view(found) or isinstance(op, tile.Slice) and _is_one_of_equal_parts(op):
+                assert isinstance(op, (*VIEWS, tile.Slice))
+                left.append((op.arg, (*views, op)))
             elif isinstance(op, Operation) and self.kinds.sunk(found):
                 left += [(v, views) for v in reversed(op.operands)]
                 continue
@@ -915,8 +916,14 @@ def _is_spilled(op: tile.Slice) -> bool:
     )
 
 
-def through_views(views: Sequence[View], layout: Layout) -> Layout:
-    """The layout of what views are of, from that of the last one, which comes first."""
+def _is_one_of_equal_parts(op: tile.Slice) -> bool:
+    """Whether a slice is one of some parts alike side by side, along one axis or several."""
+    sizes = zip(op.offsets.get_values(), extents_of(op.arg), extents_of(op.result), strict=True)
+    return set(op.steps) <= {1} and all(at % n == 0 and whole % n == 0 for at, whole, n in sizes)
+
+
+def through_views(views: Sequence[View | tile.Slice], layout: Layout) -> Layout:
+    """The layout of what views, or parts, are of, from that of the last one, which comes first."""
     for view in views:
         layout = backward(view, layout)
     return layout
@@ -934,9 +941,17 @@ def _through_part(part: Derive, views: Sequence[View], layout: Layout) -> Layout
     return through_views(views, part(layout))
 
 
-def backward(op: View, layout: Layout) -> Layout:
-    """The operand's layout from which a view's result in `layout` is free."""
+def backward(op: View | tile.Slice, layout: Layout) -> Layout:
+    """The operand's layout from which the result of a view, or of one of equal parts, in `layout`
+    is free.
+    """
     match op:
+        case tile.Slice():
+            for axis, (n, m) in enumerate(
+                zip(extents_of(op.result), extents_of(op.arg), strict=True)
+            ):
+                layout = Layout.concat([layout] * (m // n), axis)[0] if n != m else layout
+            return layout
         case tile.Broadcast():
             return layout.operand_of_broadcast(extents_of(op.arg))
         case tile.Transpose():
