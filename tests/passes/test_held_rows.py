@@ -53,6 +53,15 @@ def ending_early(x, r, o, s, N: tkc.constexpr):
     tkc.store(o, (i, 0), d * g + tkc.sum(tkc.where(d > -50, d * g, 0), axis=1)[:, None])
 
 
+def ending_in_zeros(x, r, o, s, N: tkc.constexpr):
+    """What lies outside reads as -0.0, which is not what a copy fills with."""
+    i = tkc.program_id(0)
+    v = tkc.load(x, (i, 0), (1, N), other=-0.0)
+    d = v - tkc.max(v, axis=1)[:, None]
+    tkc.store(s, (i,), tkc.min(1 / v, axis=1))
+    tkc.store(o, (i, 0), d)
+
+
 def adding_rows(x, r, o, s, N: tkc.constexpr):
     """A loop over rows, with sums of columns."""
     total = tkc.zeros((N,))
@@ -94,7 +103,13 @@ def checked(fn, n, columns, rows, grid, name, **options):
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
     "fn, n, rows",
-    [(normalized, N, 2), (in_place, N, 1), (shifted, N, 0), (ending_early, N - 64, 2)],
+    [
+        (normalized, N, 2),
+        (in_place, N, 1),
+        (shifted, N, 0),
+        (ending_early, N - 64, 2),
+        (ending_in_zeros, N - 64, 1),
+    ],
 )
 def test_rows_stay_through_loops_over_their_parts(fn, n, rows, name):
     said = checked(fn, n, N, 3, (3, 1, 1), name, **CRAMPED)

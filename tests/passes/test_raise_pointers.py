@@ -28,6 +28,12 @@ from tkc.sim.errors import AssertionFailed
 BM, BN, BK = 64, 64, 32
 
 
+def store_block(c, acc, rm, rn, M, N):
+    """Results to their places in c, as far as it goes."""
+    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
+    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
 def grouped(a, b, c, M, N, K, GROUP: tkc.constexpr):
     """Pointers that the loop moves, programs in groups: the form of Triton's tutorial."""
     pid = tkc.program_id(0)
@@ -121,8 +127,7 @@ def first_row_beyond(a, b, c, M, N, K):
         bp = b.ptr + ((k + rk)[:, None] * b.strides[0] + wn[None, :])
         av = tkc.load(ap, mask=(k + rk < K)[None, :])
         acc = tkc.dot(av, tkc.load(bp, mask=(k + rk < K)[:, None]), acc)
-    cp = c.ptr + (rm[:, None] * c.strides[0] + rn[None, :])
-    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+    store_block(c, acc, rm, rn, M, N)
 
 
 def twice_counted(a, b, c, M, N, K, PROGRAMS: tkc.constexpr):
@@ -219,34 +224,21 @@ def triangle(a, b, c, M, N, K):
     tkc.store(cp, acc.to(c.dtype), mask=(rm < M)[:, None] & (rn < N)[None, :])
 
 
-def in_words(a, b, c, M, N, K):
-    """A row of b serves eight steps of k: its pointers move by an eighth of the step."""
+def in_words(a, b, c, M, N, K, BY_PLACE: tkc.constexpr):
+    """A row of b serves eight steps of k: its pointers move by an eighth of the step. BY_PLACE:
+    what is divided is the number of each element, added up before it has two axes.
+    """
     rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
-    rk = tkc.arange(BK)
-    ap = a.ptr + rm[:, None] * a.strides[0] + rk[None, :]
-    bp = b.ptr + (rk // 8)[:, None] * b.strides[0] + rn[None, :]
-    acc = tkc.zeros((BM, BN))
-    for k in range(0, K, BK):
-        av = tkc.load(ap, mask=(rm[:, None] < M) & (k + rk[None, :] < K))
-        acc = tkc.dot(av, tkc.load(bp, mask=(rn < N)[None, :]), acc)
-        ap += BK
-        bp += BK // 8 * b.strides[0]
-    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
-    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
-
-
-def in_words_by_place(a, b, c, M, N, K):
-    """The same from the number of each element, which is added up before it has two axes."""
-    rm, rn = (tkc.program_id(i) * n + tkc.arange(n) for i, n in enumerate((BM, BN)))
-    acc = tkc.zeros((BM, BN))
+    acc, row = tkc.zeros((BM, BN)), b.strides[0]
+    bp = b.ptr + (tkc.arange(BK) // 8)[:, None] * row + rn[None, :]
     for k in range(0, K, BK):
         rk = k + tkc.arange(BK)
         ap = a.ptr + rm[:, None] * a.strides[0] + rk[None, :]
         av = tkc.load(ap, mask=(rm[:, None] < M) & (rk[None, :] < K))
-        bp = b.ptr + rk[:, None] // 8 * b.strides[0] + rn[None, :]
-        acc = tkc.dot(av, tkc.load(bp, mask=(rn < N)[None, :]), acc)
-    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
-    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+        at = b.ptr + rk[:, None] // 8 * row + rn[None, :] if BY_PLACE else bp
+        acc = tkc.dot(av, tkc.load(at, mask=(rn < N)[None, :]), acc)
+        bp += BK // 8 * row
+    store_block(c, acc, rm, rn, M, N)
 
 
 def scaled(a, b, c, M, N, K, BELOW: tkc.constexpr):
@@ -263,8 +255,7 @@ def scaled(a, b, c, M, N, K, BELOW: tkc.constexpr):
         scale = tkc.load(b.ptr + K * b.strides[0] + rn // BN, mask=rn < N)
         more = tkc.max(scale, 0) - scale if BELOW else 0.0
         acc += tkc.dot(av, bv) * (scale + more)[None, :].to(tkc.float32)
-    cp = c.ptr + rm[:, None] * c.strides[0] + rn[None, :]
-    tkc.store(cp, acc.to(c.dtype), mask=(rm[:, None] < M) & (rn[None, :] < N))
+    store_block(c, acc, rm, rn, M, N)
 
 
 def of_words(given: list) -> np.ndarray:
@@ -500,8 +491,8 @@ FORMS = {
         mapped=(ROWS + 8, 136, BM),
     ),
     **{
-        kernel.__name__: Form(
-            kernel,
+        name: Form(
+            in_words,
             lambda m, n, k: [
                 numbers(m, k, pad=8),
                 numbers(-(-k // BK) * BK // 8, n, seed=1, pad=8),
@@ -509,8 +500,9 @@ FORMS = {
             ],
             lambda m, n, k: blocks(m, n),
             of_words,
+            constants={"BY_PLACE": by_place},
         )
-        for kernel in (in_words, in_words_by_place)
+        for name, by_place in (("in_words", False), ("in_words, by place", True))
     },
     **{
         name: Form(

@@ -5,6 +5,7 @@ pointers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import copysign
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
@@ -167,9 +168,14 @@ def load(
     return wrap(t.emit(_order(op, sem, scope, ("relaxed", "acquire"))).result)
 
 
+def _is_positive_zero(number: bool | int | float, dtype: DType) -> bool:
+    """Whether a number is what a load without `other` reads where it is masked."""
+    return number == 0 and not (dtype.is_float and copysign(1.0, number) < 0)
+
+
 def _other(other, dtype: DType, shape: tuple[int, ...]) -> SSAValue | None:
     """The fill value, of the block's shape (None: zero)."""
-    if other is None or not isinstance(other, Value) and other == 0:
+    if other is None or not isinstance(other, Value) and _is_positive_zero(other, dtype):
         return None
     if isinstance(other, Value):
         fill = converted(other, dtype, "the fill value of a load")

@@ -20,6 +20,7 @@ PIPELINE = (
     "order-launches",
     "simplify",
     "unroll-loops",
+    "merge-loads",
     "raise-pointers",
     "widen-float8",
     "fit-results",

@@ -35,7 +35,7 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
     layout = op.layout_among(e.instance.warps, view.memory)
     block = Block(e, op, layout)
     width, place = plain_groups(e, layout, view)
-    fills_with_zeros = op.other is None or e.constant(op.other) == 0
+    fills_with_zeros = op.other is None  # simplify drops zeros, but not -0.0
     v = min(block.vector(most, op.mask, cut=fills_with_zeros), width)
     if v * size < 4:
         e.notes.append(

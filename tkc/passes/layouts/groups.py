@@ -15,7 +15,7 @@ from math import gcd, prod
 from typing import TypeVar
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
@@ -236,8 +236,15 @@ class Groups:
                     self.wanted.append((load, derive(layout)))
 
     def _enter_slice(self, op: tile.Slice) -> None:
-        """A part of a tile stays with the threads that have it."""
+        """A part of a tile stays with the threads that have it; and where equal parts are wanted,
+        there the whole is best, each thread with all of them.
+        """
         self._show(op.arg, op.result, lambda layout: slice_source(op, layout, self.plan.warps)[1])
+        if _is_one_of_equal_parts(op):
+            views, shown = self._views_of(op.arg)
+            if self.kinds.data(shown) and self.kinds.data(op.result):
+                derive = partial(through_views, (op, *views))
+                self.relations.append(Relation(op.result, shown, derive))
 
     def _enter_parts(self, op: tile.Concat) -> None:
         """What is joined has the layout in which the whole is a choice of its registers; and the
@@ -384,7 +391,7 @@ class Groups:
             op, t = found.owner, found.type
             if not isinstance(t, TileType) or self.kinds.cheap(found):
                 continue
-            if self.kinds.view(found) or isinstance(op, tile.Slice) and _is_one_of_equal_parts(op):
+            if self.kinds.view(found) or _is_one_of_equal_parts(op):
                 assert isinstance(op, (*VIEWS, tile.Slice))
                 left.append((op.arg, (*views, op)))
             elif isinstance(op, Operation) and self.kinds.sunk(found):
@@ -916,8 +923,10 @@ def _is_spilled(op: tile.Slice) -> bool:
     )
 
 
-def _is_one_of_equal_parts(op: tile.Slice) -> bool:
-    """Whether a slice is one of some parts alike side by side, along one axis or several."""
+def _is_one_of_equal_parts(op: Operation | Block) -> bool:
+    """Whether an operation takes one of equal parts side by side, along one axis or several."""
+    if not isinstance(op, tile.Slice):
+        return False
     sizes = zip(op.offsets.get_values(), extents_of(op.arg), extents_of(op.result), strict=True)
     return set(op.steps) <= {1} and all(at % n == 0 and whole % n == 0 for at, whole, n in sizes)
 
