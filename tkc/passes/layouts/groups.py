@@ -687,7 +687,8 @@ class Groups:
             op = found.owner
             if isinstance(found, BlockArgument) and isinstance(found.owner.parent_op(), scf.ForOp):
                 return [yielded_by(found.owner)[found.index - 1]]
-            return tiles(op.operands) if isinstance(op, (*POINTWISE, *VIEWS)) else ()
+            passed = (*POINTWISE, *VIEWS, tile.Slice)
+            return tiles(op.operands) if isinstance(op, passed) else ()
 
         ends = [v for v in reached([value], behind) if not tuple(behind(v))]
         data = [v.owner for v in ends if not self.kinds.cheap(v)]
@@ -959,7 +960,9 @@ def backward(op: View | tile.Slice, layout: Layout) -> Layout:
             for axis, (n, m) in enumerate(
                 zip(extents_of(op.result), extents_of(op.arg), strict=True)
             ):
-                layout = Layout.concat([layout] * (m // n), axis)[0] if n != m else layout
+                if n != m:
+                    layout = Layout.concat([layout] * (m // n), axis)[0]
+                    layout = vectors_first(layout, axis)
             return layout
         case tile.Broadcast():
             return layout.operand_of_broadcast(extents_of(op.arg))
