@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
+from random import Random
 
 import pytest
 from xdsl.dialects import scf
@@ -14,12 +16,13 @@ from tkc.codegen.ptx import register_coalescing
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, Variant, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
-from tkc.fuzz.productions import kernel
+from tkc.fuzz.productions import RECORDS_SHARE, kernel
 from tkc.ir.values import array_type
 from tkc.language import control
 from tkc.passes import (
     fit_dots,
     insert_synchronization,
+    merge_loads,
     pipeline_async_copies,
     raise_pointers,
 )
@@ -245,3 +248,16 @@ def test_elements_of_registers_that_were_written_again(monkeypatch):
     monkeypatch.setattr(Emitter, "remember", remember)
     failure = found(None, [23001379], ptx=True)
     assert failure is not None and failure.kind == "wrong"
+
+
+def test_parts_of_records_under_other_masks_that_are_read_together(monkeypatch):
+    of = merge_loads.Place.of
+
+    def unmasked(op, form):
+        place = of(op, form)
+        return place and (replace(place[0], mask=None, other=None), place[1])
+
+    monkeypatch.setattr(merge_loads.Place, "of", unmasked)
+    seeds = (s for s in range(10**6) if Random(f"records {s}").random() < RECORDS_SHARE)
+    failure = found(None, islice(seeds, MOST_KERNELS))
+    assert failure is not None and failure.kind in ("wrong", "Violation")

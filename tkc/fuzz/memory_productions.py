@@ -101,6 +101,27 @@ class MemoryWriter(DotWriter):
         self.line(f"    tkc.store({place}, {acc}, mask={inside})")
         self.line(f"    {acc} = tkc.load({block.format(f'({i} % ({j} + 2))')})")
 
+    def records(self) -> None:
+        """Parts of records that lie side by side, read each by itself, some of them under another
+        mask, or with another number in place of what is masked.
+        """
+        r, n = self.apart, self.apart.choice((16, 32, 64))
+        size, dtype = r.choice((2, 3, 4, 4, 8)), r.choice(("float32", "int32", "float16", "uint8"))
+        name, most = f"a{len(self.arrays)}", r.randint(1, 80)
+        self.arrays.append(ArraySpec(name, dtype, (most, size)))
+        o = f"{self.own('o', 'float32', (n,)).name}p"
+        i, at, v = (self.fresh(letter) for letter in "iav")
+        numbers = r.choice(("tkc.arange({n})", "tkc.arange({n}) * 5 % 7", "{n} - tkc.arange({n})"))
+        self.line(f"{i} = p0 * {r.choice((0, n, 3))} + {numbers.format(n=n)}")
+        self.line(f"{at}, {v} = {name}.ptr + {i} * {size}, tkc.zeros(({n},))")
+        for part in r.sample(range(size), r.randint(2, size)):
+            inside = r.choice((most, most, most, max(most - 2, 0)))
+            mask = f"({i} >= 0) & ({i} < {inside})"
+            other = r.choice(("", "", f", other={r.randint(0, 2)}"))
+            load = f"tkc.load({at} + {part}, mask={mask}{other})"
+            self.line(f"{v} = {v} * 3 + {load}.to(tkc.float32)")
+        self.line(f"tkc.store({o}.ptr + tkc.arange({n}), {v})")
+
     def _table(self, depth: int) -> None:
         """An array made of an address that is loaded from a table."""
         tables = [a for a in self.arrays if a.order == "addresses"]

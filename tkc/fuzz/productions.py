@@ -13,6 +13,7 @@ MOST_CARRIED = 24  # the greatest number that a loop carries into its first iter
 MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 ROLLED_SHARE = 0.06  # of those that read rows in a circle
+RECORDS_SHARE = 0.06  # of those that read records by their parts
 
 
 class KernelWriter(CountingWriter):
@@ -179,6 +180,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         w.far()
     if Random(f"rolled {seed}").random() < ROLLED_SHARE:
         w.rolled()
+    if Random(f"records {seed}").random() < RECORDS_SHARE:
+        w.records()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)
