@@ -138,6 +138,57 @@ def lowered(kernel, name):
     return made
 
 
+def rows_of_corners(x, o, M, FIRST: tkc.constexpr):
+    """Areas of boxes, as blocks of an array of four or more columns."""
+    n = tkc.program_id(0) * N
+    x0, y0, x1, y1 = (tkc.load(x, (n, FIRST + i), (N, None), other=-1) for i in range(4))
+    there = n + tkc.arange(N) < M
+    more = tkc.load(x, (n, FIRST), (N, None), mask=there)
+    tkc.store(o, (n,), (x1 - x0) * (y1 - y0) + x1 + 3 * more)
+
+
+def steps_of_pairs(x, o, M, FIRST: tkc.constexpr):
+    """Pairs of columns in turn, the second part first."""
+    n, total = tkc.program_id(0) * N, tkc.zeros((N,))
+    for k in tkc.range(FIRST, FIRST + 6, 2):
+        second = tkc.load(x, (n, k + 1), (N, None))
+        total = total * 2 + second * 3 - tkc.load(x, (n, k), (N, None))
+    tkc.store(o, (n,), total)
+
+
+@pytest.mark.parametrize(
+    "kernel, columns, first, left",
+    [
+        (rows_of_corners, 8, 0, 2),
+        (rows_of_corners, 8, 4, 2),
+        (rows_of_corners, 8, 2, 3),
+        (rows_of_corners, 6, 0, 3),
+        (rows_of_corners, 7, 0, 5),
+        (rows_of_corners, None, 0, 5),
+        (steps_of_pairs, 8, 0, 1),
+        (steps_of_pairs, 8, 1, 2),
+    ],
+)
+def test_merged_blocks(kernel, columns, first, left):
+    rows = array(tkc.float32, 2, shape=(None, columns), strides=(columns, 1))
+    made = traced(kernel, rows, array(tkc.float32), i32(), FIRST=first)
+    whole, given = made.clone(), context("sm_90a")
+    through(made, "merge-loads", given)
+    assert count(made, tile.Load) == left
+    lowered = whole.clone()
+    through(lowered, PIPELINE[-1], context("sm_90a"))
+
+    def arguments(m):
+        x = np.random.default_rng(0).integers(-9, 10, (m, columns or 8)).astype(np.float32)
+        return [x, np.zeros(m, np.float32), m - 3]
+
+    for m in (3 * N, 2 * N + 5):
+        level0.run(whole, wanted := arguments(m), GRID)
+        for run, module_ in ((level0.run, made), (level4.run, lowered)):
+            run(module_, found := arguments(m), GRID)
+            np.testing.assert_array_equal(found[1], wanted[1])
+
+
 def test_a_thread_reads_a_record_at_once():
     made = module(corners)
     given = context("sm_90a")
