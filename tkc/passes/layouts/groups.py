@@ -90,6 +90,7 @@ class Relation:
     """The layout of group `source` suggests one for the group of `target`; suits: only where the
     target's loads and stores can be made so. reduced: the target is what a reduction leaves: where
     it is broadcast along the same axis again, each step of a recurrence would move it twice.
+    loaded: only where the target is loaded: what is computed has a layout of its own.
     """
 
     source: SSAValue
@@ -97,6 +98,7 @@ class Relation:
     derive: Derive
     suits: bool = False
     reduced: bool = False
+    loaded: bool = False
 
 
 Members = dict[SSAValue, list[int]]
@@ -122,6 +124,7 @@ class Groups:
         self.reductions: Members = {}
         self.scans: Members = {}
         self.depths: Members = {}  # of the loops round each reduction or scan
+        self.mixed: Members = {}  # axes that reshapes mix
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
@@ -180,8 +183,8 @@ class Groups:
             case tile.Concat():
                 self.concats.append(op)
                 self._enter_parts(op)
-            case tile.Slice() if _is_spilled(op):
-                self.spilled_parts.append(op)
+            case tile.Reshape():
+                self._enter_reshape(op)
             case tile.Slice():
                 self._enter_slice(op)
             case tile.Reduce():
@@ -235,16 +238,33 @@ class Groups:
                 with suppress(LayoutError):
                     self.wanted.append((load, derive(layout)))
 
+    def _enter_reshape(self, op: tile.Reshape) -> None:
+        """Elements along axes that a reshape mixes meet others of them. Beside dots, these say
+        where elements are.
+        """
+        views, shown = self._views_of(op.arg)
+        transposed = all(isinstance(view, tile.Transpose) for view in views)
+        if self.plan.dots or not self.kinds.data(shown) or not transposed:
+            return
+        for axis in _mixed_axes(extents_of(op.arg), extents_of(op.result)):
+            for view in views:
+                assert isinstance(view, tile.Transpose)
+                axis = view.permutation.get_values()[axis]
+            self.mixed.setdefault(shown, []).append(axis)
+
     def _enter_slice(self, op: tile.Slice) -> None:
         """A part of a tile stays with the threads that have it; and where equal parts are wanted,
         there the whole is best, each thread with all of them.
         """
+        if _is_spilled(op):
+            self.spilled_parts.append(op)
+            return
         self._show(op.arg, op.result, lambda layout: slice_source(op, layout, self.plan.warps)[1])
         if _is_one_of_equal_parts(op):
             views, shown = self._views_of(op.arg)
             if self.kinds.data(shown) and self.kinds.data(op.result):
                 derive = partial(through_views, (op, *views))
-                self.relations.append(Relation(op.result, shown, derive))
+                self.relations.append(Relation(op.result, shown, derive, loaded=True))
 
     def _enter_parts(self, op: tile.Concat) -> None:
         """What is joined has the layout in which the whole is a choice of its registers; and the
@@ -419,7 +439,7 @@ class Groups:
         """Decides the layout of every group: those of dots first, then what follows from them, then
         the others, the largest first.
         """
-        for found in self.reductions, self.scans, self.depths:
+        for found in self.reductions, self.scans, self.depths, self.mixed:
             self._gather(found)
         self._gather(self.anchors)
         self.relations.sort(key=lambda r: (-tile_type(r.source).size, not r.reduced))
@@ -537,7 +557,10 @@ class Groups:
     def _follows(self, relation: Relation) -> bool:
         """Chooses the layout of a relation's target, if it has none and the relation gives one."""
         source, target = self.find(relation.source), self.find(relation.target)
+        anchors = self.anchors.get(target, ())
         if target in self.chosen:
+            return False
+        if relation.loaded and not any(isinstance(op, LOADS) for op in anchors):
             return False
         try:
             derived = relation.derive(self.chosen[source])
@@ -546,8 +569,7 @@ class Groups:
         # a group that is no smaller, and has loads or stores, chooses for itself
         smaller = tile_type(target).size < tile_type(source).size and not relation.suits
         follows = smaller or all(
-            relation.suits and self._is_copied(op) or self._fits(op, derived)
-            for op in self.anchors.get(target, ())
+            relation.suits and self._is_copied(op) or self._fits(op, derived) for op in anchors
         )
         if follows:
             self.chosen[target] = derived
@@ -715,10 +737,10 @@ class Groups:
         return None
 
     def _reduced(self, root: SSAValue) -> tuple[int, ...]:
-        """The reduced axes that warps stay off: all, or where that leaves none, the one that is
-        reduced most often.
+        """The reduced, or mixed, axes that warps stay off: all, or where that leaves none, the one
+        that is so most often.
         """
-        axes = self.reductions.get(root, [])
+        axes = [*self.reductions.get(root, ()), *self.mixed.get(root, ())]
         if len(set(axes)) < tile_type(root).rank:
             return tuple(sorted(set(axes), key=axes.count))
         return (max(axes, key=axes.count),) if axes else ()
@@ -922,6 +944,22 @@ def _is_spilled(op: tile.Slice) -> bool:
         and in_workspace(user)
         for use in op.result.uses
     )
+
+
+def _mixed_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[int]:
+    """The axes of a tile that are not axes of its other shape, but part of some, or several."""
+    a = b = 0
+    while a < len(before):
+        first, others, size, other = a, b, before[a], after[b] if b < len(after) else 1
+        a, b = a + 1, b + 1
+        while size != other:
+            if size < other:
+                size, a = size * before[a], a + 1
+            else:
+                other, b = other * after[b], b + 1
+        axes = [axis for axis in range(first, a) if before[axis] > 1]
+        if len(axes) > 1 or sum(n > 1 for n in after[others:b]) > 1:
+            yield from axes
 
 
 def _is_one_of_equal_parts(op: Operation | Block) -> bool:
