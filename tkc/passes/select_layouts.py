@@ -90,7 +90,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.mapped import layouts_of_operand, of_block
 from tkc.passes.analysis.values import POINTWISE, VIEWS, BlockAccess
 from tkc.passes.layouts.conversions import is_handed_on
-from tkc.passes.layouts.groups import Groups, backward
+from tkc.passes.layouts.groups import Groups
 from tkc.passes.layouts.movers import (
     check_sort,
     factor_flip,
@@ -101,6 +101,7 @@ from tkc.passes.layouts.movers import (
     slice_source,
 )
 from tkc.passes.layouts.relayout import operand_memory, permuted, relaid
+from tkc.passes.layouts.views import backward
 from tkc.passes.planning.converting import base_layout, operand_layout, untransposed_axis
 from tkc.passes.planning.gathers import copier_layout
 from tkc.passes.planning.operands import leaves, untransposed

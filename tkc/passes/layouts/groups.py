@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from math import gcd, prod
 from typing import TypeVar
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
@@ -66,6 +66,18 @@ from tkc.passes.layouts.movers import (
     stretched,
 )
 from tkc.passes.layouts.relayout import casts_behind, read_layout
+from tkc.passes.layouts.views import (
+    Derive,
+    View,
+    backward,
+    forward,
+    is_one_of_equal_parts,
+    mixed_axes,
+    part_of,
+    through_part,
+    through_views,
+    view_of,
+)
 from tkc.passes.planning.operands import dense_of_operand, untransposed
 
 # of a thread, for a tile that loops broadcast to another
@@ -74,7 +86,6 @@ MAX_BROADCAST_REGISTERS = 16
 MAX_LANES_OF_SUMS = 4
 
 T = TypeVar("T")
-Derive = Callable[[Layout], Layout]
 
 
 @dataclass(frozen=True)
@@ -246,7 +257,7 @@ class Groups:
         transposed = all(isinstance(view, tile.Transpose) for view in views)
         if self.plan.dots or not self.kinds.data(shown) or not transposed:
             return
-        for axis in _mixed_axes(extents_of(op.arg), extents_of(op.result)):
+        for axis in mixed_axes(extents_of(op.arg), extents_of(op.result)):
             for view in views:
                 assert isinstance(view, tile.Transpose)
                 axis = view.permutation.get_values()[axis]
@@ -260,7 +271,7 @@ class Groups:
             self.spilled_parts.append(op)
             return
         self._show(op.arg, op.result, lambda layout: slice_source(op, layout, self.plan.warps)[1])
-        if _is_one_of_equal_parts(op):
+        if is_one_of_equal_parts(op):
             views, shown = self._views_of(op.arg)
             if self.kinds.data(shown) and self.kinds.data(op.result):
                 derive = partial(through_views, (op, *views))
@@ -278,10 +289,10 @@ class Groups:
         for value in op.args:
             extents = extents_of(value)
             steps, shown = self._views_of(value)
-            part = partial(_part_of, axis, offset, extents)
+            part = partial(part_of, axis, offset, extents)
             offset += extents[axis]
             if self.kinds.data(shown):
-                derive = partial(_through_part, part, steps)
+                derive = partial(through_part, part, steps)
                 self.relations.append(Relation(op.result, shown, derive, suits=True))
 
     def _enter_reduction(self, op: tile.Reduce) -> None:
@@ -411,7 +422,7 @@ class Groups:
             op, t = found.owner, found.type
             if not isinstance(t, TileType) or self.kinds.cheap(found):
                 continue
-            if self.kinds.view(found) or _is_one_of_equal_parts(op):
+            if self.kinds.view(found) or is_one_of_equal_parts(op):
                 assert isinstance(op, (*VIEWS, tile.Slice))
                 left.append((op.arg, (*views, op)))
             elif isinstance(op, Operation) and self.kinds.sunk(found):
@@ -893,18 +904,7 @@ class Groups:
         return None
 
 
-# ---- views
-
-
-View = tile.Broadcast | tile.Transpose | tile.Reshape
-
-
-def view_of(value: SSAValue) -> View:
-    """The broadcast, transpose or reshape that makes a view."""
-    assert isinstance(value.owner, VIEWS)
-    return value.owner
-
-
+# ---- questions about operations
 def _is_stored(value: SSAValue) -> bool:
     """Whether a tile, and all that is computed of it element by element, goes nowhere but to
     memory.
@@ -944,86 +944,6 @@ def _is_spilled(op: tile.Slice) -> bool:
         and in_workspace(user)
         for use in op.result.uses
     )
-
-
-def _mixed_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[int]:
-    """The axes of a tile that are not axes of its other shape, but part of some, or several."""
-    a = b = 0
-    while a < len(before):
-        first, others, size, other = a, b, before[a], after[b] if b < len(after) else 1
-        a, b = a + 1, b + 1
-        while size != other:
-            if size < other:
-                size, a = size * before[a], a + 1
-            else:
-                other, b = other * after[b], b + 1
-        axes = [axis for axis in range(first, a) if before[axis] > 1]
-        if len(axes) > 1 or sum(n > 1 for n in after[others:b]) > 1:
-            yield from axes
-
-
-def _is_one_of_equal_parts(op: Operation | Block) -> bool:
-    """Whether an operation takes one of equal parts side by side, along one axis or several."""
-    if not isinstance(op, tile.Slice):
-        return False
-    sizes = zip(op.offsets.get_values(), extents_of(op.arg), extents_of(op.result), strict=True)
-    return set(op.steps) <= {1} and all(at % n == 0 and whole % n == 0 for at, whole, n in sizes)
-
-
-def through_views(views: Sequence[View | tile.Slice], layout: Layout) -> Layout:
-    """The layout of what views, or parts, are of, from that of the last one, which comes first."""
-    for view in views:
-        layout = backward(view, layout)
-    return layout
-
-
-def _part_of(axis: int, offset: int, extents: Sequence[int], layout: Layout) -> Layout:
-    """The layout of a part of a tile along an axis, as threads have it of the whole."""
-    offsets = [0] * len(extents)
-    offsets[axis] = offset
-    return layout.slice(offsets, extents)[0]
-
-
-def _through_part(part: Derive, views: Sequence[View], layout: Layout) -> Layout:
-    """The layout of what is shown as a part of a tile, from that of the tile."""
-    return through_views(views, part(layout))
-
-
-def backward(op: View | tile.Slice, layout: Layout) -> Layout:
-    """The operand's layout from which the result of a view, or of one of equal parts, in `layout`
-    is free.
-    """
-    match op:
-        case tile.Slice():
-            for axis, (n, m) in enumerate(
-                zip(extents_of(op.result), extents_of(op.arg), strict=True)
-            ):
-                if n != m:
-                    layout = Layout.concat([layout] * (m // n), axis)[0]
-                    layout = vectors_first(layout, axis)
-            return layout
-        case tile.Broadcast():
-            return layout.operand_of_broadcast(extents_of(op.arg))
-        case tile.Transpose():
-            permutation = op.permutation.get_values()
-            return layout.transpose([permutation.index(i) for i in range(len(permutation))])
-        case tile.Reshape():
-            return layout.reshape(extents_of(op.arg))
-
-
-def forward(op: View, layout: Layout) -> Layout:
-    """The layout of a view's result where its operand is in `layout`."""
-    new = extents_of(op.result)
-    match op:
-        case tile.Broadcast():
-            for axis, (n, m) in enumerate(zip(extents_of(op.arg), new, strict=True)):
-                if n != m:
-                    layout = layout.broadcast(axis, m)
-            return layout
-        case tile.Transpose():
-            return layout.transpose(op.permutation.get_values())
-        case tile.Reshape():
-            return layout.reshape(new)
 
 
 def _memory_of(op: Operation) -> SSAValue:

@@ -35,13 +35,13 @@ from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import unmapped
 from tkc.passes.analysis.remembered import mark, remembered, unmark
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, Kinds
-from tkc.passes.layouts.groups import backward
 from tkc.passes.layouts.relayout import (
     MAX_OPERAND_ELEMENTS,
     RELAYOUT_WARPS,
     computed_layout,
     operand_memory,
 )
+from tkc.passes.layouts.views import backward
 from tkc.passes.planning import demands
 from tkc.passes.planning.gathers import loaded_by_consumers
 from tkc.passes.planning.operands import (
