@@ -58,6 +58,13 @@ def windows(x, index, out, M):
     tkc.store(out.ptr + n, parts[0] * 2 + parts[1], mask=n < M)
 
 
+def in_a_circle(x, index, out, M):
+    """Pairs by their numbers modulo another number."""
+    n = tkc.program_id(0) * N + tkc.arange(N)
+    at = x.ptr + (n % (M // 2 + 1)) * 2
+    tkc.store(out.ptr + n, tkc.load(at) * 2 + tkc.load(at + 1), mask=n < M)
+
+
 def odd(x, index, out, M):
     """Records of three."""
     n = tkc.program_id(0) * N + tkc.arange(N)
@@ -92,6 +99,7 @@ KERNELS = {
     five: (3, 2),
     in_a_loop: (1, 2),
     windows: (2, 1),
+    in_a_circle: (1, 2),
     odd: (2, 1),
     between: (2, 1),
     other_masks: (2, 1),
@@ -156,6 +164,14 @@ def steps_of_pairs(x, o, M, FIRST: tkc.constexpr):
     tkc.store(o, (n,), total)
 
 
+def windows_of_rows(x, o, M, FIRST: tkc.constexpr):
+    """Blocks that begin at neighbouring columns."""
+    n, total = tkc.program_id(0) * N, tkc.zeros((N, 4))
+    for i in tkc.static_range(4):
+        total = total * 2 + tkc.load(x, (n, FIRST + i), (N, 4))
+    tkc.store(o, (n,), tkc.sum(total, axis=1))
+
+
 @pytest.mark.parametrize(
     "kernel, columns, first, left",
     [
@@ -167,6 +183,7 @@ def steps_of_pairs(x, o, M, FIRST: tkc.constexpr):
         (rows_of_corners, None, 0, 5),
         (steps_of_pairs, 8, 0, 1),
         (steps_of_pairs, 8, 1, 2),
+        (windows_of_rows, 8, 0, 4),
     ],
 )
 def test_merged_blocks(kernel, columns, first, left):

@@ -83,14 +83,14 @@ def _apart(offset: Polynomial) -> tuple[Polynomial, int]:
 
 def _by_pointers(op: tile.LoadPointers, forms: Forms) -> Found | None:
     form = forms.get(op.pointers)
-    if op.semantics is not None or form is None or form.base is None or form.wrapped:
+    if op.semantics is not None or form is None or form.base is None:
         return None
     if argument_number(form.base) is None:  # nothing is known of where it begins
         return None
     rest, number = _apart(form.offset)
     steps = [rest, *(s for _, s in form.strides), *(g.stride for _, g in form.gathered)]
     t = tile_type(op.pointers)
-    where = t, form.base, rest, form.strides, form.repeated, form.gathered
+    where = t, form.base, rest, form.strides, form.wrapped, form.repeated, form.gathered
     divisors = [forms.scalars.divisor(step) for step in steps]
     return (where, t.rank, array_type(form.base).facts, divisors), number
 
@@ -128,17 +128,20 @@ Loads = dict[int, Load]  # of a place, by the constant
 def run(module: ModuleOp, context: PassContext) -> None:
     """Merges the loads of each kernel, and says how many."""
     for kernel in module.body.block.ops:
-        if not isinstance(kernel, tile.Kernel) or not _may_gain(kernel):
-            continue
-        forms = Forms.of(kernel)
-        found = [run for block in _blocks(kernel) for run in _runs(block, forms)]
-        for place, loads in found:
-            _merge(loads, place.axis)
-        if found:
-            context.decisions.append(
-                f"merge-loads: {sum(len(loads) for _, loads in found)} loads of neighbours are"
-                f" {len(found)}"
-            )
+        if isinstance(kernel, tile.Kernel) and _may_gain(kernel):
+            _merge_all(kernel, context)
+
+
+def _merge_all(kernel: tile.Kernel, context: PassContext) -> None:
+    forms = Forms.of(kernel)
+    found = [run for block in _blocks(kernel) for run in _runs(block, forms)]
+    for place, loads in found:
+        _merge(loads, place.axis)
+    if found:
+        context.decisions.append(
+            f"merge-loads: {sum(len(loads) for _, loads in found)} loads of neighbours are"
+            f" {len(found)}"
+        )
 
 
 def _blocks(kernel: tile.Kernel) -> list[Block]:
