@@ -3,16 +3,18 @@ thread computes them alone. A step of roles.py.
 
 A tile is laid out over the lanes and warps of the consumers. Of a producer one thread runs, and
 other roles have another number of warps: in their copies each thread holds the whole tile, which
-has few elements (`tiles_behind`).
+has few elements (`tiles_behind`), or each warp, where its lanes reduce together what is one line.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.layout import WARP, Layout
+from tkc.ir.layout import WARP, Layout, blocked
 from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, tile_type
@@ -27,7 +29,9 @@ def reduce_alone(role: threads.Role) -> None:
 
 
 def hold_whole(role: threads.Role) -> None:
-    """Gives each thread of a role the whole of the tiles of which it computes numbers."""
+    """Gives each thread of a role, or each warp, the whole of the tiles of which it computes
+    numbers.
+    """
     behind: dict[Operation, list[SSAValue] | None] = {
         op: tiles_behind(op)
         for op in role.walk()
@@ -35,6 +39,7 @@ def hold_whole(role: threads.Role) -> None:
         and not isinstance(op.results[0].type, TileType)
     }
     wanted: set[Operation | Block] = {v.owner for tiles in behind.values() for v in tiles or ()}
+    by_thread = {v for op, tiles in behind.items() if not _by_lanes(op, role) for v in tiles or ()}
     held: dict[SSAValue, SSAValue] = {}
     for op in list(role.walk()):
         if behind.get(op) is not None:
@@ -44,8 +49,8 @@ def hold_whole(role: threads.Role) -> None:
         elif op in wanted:
             copy = before(op, op.clone(dict(held)))
             for old, new in zip(op.results, copy.results, strict=True):
-                t = tile_type(new)
-                retype(new, t.with_layout(_whole(t, role.warps.value.data)))
+                t, lay = tile_type(new), _whole if old in by_thread else _in_lanes
+                retype(new, t.with_layout(lay(t, role.warps.value.data)))
                 held[old] = new
 
 
@@ -83,6 +88,18 @@ def _handed_on(value: SSAValue) -> SSAValue:
             break
         value = writes[0].value
     return value
+
+
+def _by_lanes(op: Operation, role: threads.Role) -> bool:
+    """Whether the lanes of each warp of a role reduce one line together."""
+    several = role.single is None and isinstance(op, tile.Reduce) and op.combine is None
+    return several and all(tile_type(v).rank == 1 for v in tiles_behind(op) or ())
+
+
+def _in_lanes(t: TileType, warps: int) -> Layout:
+    """The elements of a line over the lanes of each warp, a few beside one another in each."""
+    one = blocked(t.extents, max(1, t.extents[0] // WARP), 1)
+    return replace(one, warps=(copies(warps),))
 
 
 def _whole(t: TileType, warps: int) -> Layout:
