@@ -10,9 +10,10 @@ Records in memory (coordinates, corners of boxes, pairs of sine and cosine) are 
 in such programs. Each load of a part asks for lines of its own in every row; together they ask
 once, and a thread reads them in one access of up to 16 bytes.
 
-Merged are loads of one block of operations, under one mask, with nothing written between them,
-whose places differ by constants (pointers that are affine: analysis/pointers.py), where every row
-begins at a multiple of what is read together: so are rows apart from one another.
+Merged are loads of one block of operations in a program without dots, under one mask, with nothing
+written between them, whose places differ by constants (pointers that are affine:
+analysis/pointers.py), where every row begins at a multiple of what is read together: so are rows
+apart from one another. Less than 8 bytes gain nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.pointers import Forms
 from tkc.passes.analysis.polynomials import ONE, Polynomial, TooLarge
 
-VECTOR_BYTES = 16  # that one access of a thread moves
+MIN_BYTES, MAX_BYTES = 8, 16  # of an access that is worth it, and that a thread can make
 
 
 @dataclass(frozen=True)
 class Place:
     """What loads that may be merged have in common: all that says where they read but a constant,
     and what is read where their mask does not hold. axis: of the tile that is read together, along
-    which they are neighbours. most: elements, a power of two, that one access may read.
+    which they are neighbours. most: elements, a power of two, that one access may read; size: of
+    one, in bytes.
     """
 
     where: tuple[Hashable, ...]
@@ -50,6 +52,7 @@ class Place:
     other: SSAValue | str | None  # a number as Python writes it: 0.0 is not -0.0
     axis: int
     most: int
+    size: int
 
     @staticmethod
     def of(op: tile.Load | tile.LoadPointers, forms: Forms) -> tuple[Place, int] | None:
@@ -61,13 +64,13 @@ class Place:
             return None
         (where, axis, facts, steps), number = found
         size = bits(op.result.type.element) // 8
-        count = max(VECTOR_BYTES // size, 1)
+        count = max(MAX_BYTES // size, 1)
         while count > 1 and (any(n % count for n in steps) or facts.align % (count * size)):
             count //= 2
         other: SSAValue | str | None = op.other
         if op.other is not None and (same := constant(op.other)) is not None:
             other = repr(same)
-        return Place(where, op.mask, other, axis, count), number
+        return Place(where, op.mask, other, axis, count, size), number
 
 
 # what says where loads read, the axis along which they are neighbours, what is known of the array,
@@ -150,7 +153,11 @@ def _blocks(kernel: tile.Kernel) -> list[Block]:
 
 
 def _may_gain(kernel: tile.Kernel) -> bool:
-    """Whether some loads are alike, so that their addresses are worth being looked at."""
+    """Whether some loads are alike, so that their addresses are worth being looked at; beside dots
+    roles may have to compute them again, each in its own threads.
+    """
+    if any(isinstance(op, tile.Dot) for op in kernel.walk()):
+        return False
     alike = Counter(
         (op.parent, op.result.type, op.mask)
         for op in kernel.walk()
@@ -181,7 +188,7 @@ def _is_plain_load(op: Operation) -> bool:
 def _neighbours(places: dict[Place, Loads]) -> Iterator[tuple[Place, list[Load]]]:
     for place, loads in places.items():
         count, left = place.most, dict(loads)
-        while count > 1:
+        while count > 1 and count * place.size >= MIN_BYTES:
             for start in [n for n in left if n % count == 0]:
                 numbers = range(start, start + count)
                 if all(n in left for n in numbers):

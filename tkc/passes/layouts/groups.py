@@ -43,6 +43,7 @@ from tkc.passes.analysis.access import (
     tile_of,
     vectors_first,
 )
+from tkc.passes.analysis.parts import is_one_of_equal_parts, size_of_parts
 from tkc.passes.analysis.values import (
     LOADS,
     POINTWISE,
@@ -71,7 +72,6 @@ from tkc.passes.layouts.views import (
     View,
     backward,
     forward,
-    is_one_of_equal_parts,
     mixed_axes,
     part_of,
     through_part,
@@ -499,10 +499,10 @@ class Groups:
 
     def _urgency(self, value: SSAValue, depths: dict[SSAValue, int]) -> tuple[int, bool, int]:
         """The order in which groups choose: by size, those of loads and stores first, in the
-        deepest loops first.
+        deepest loops first. What is loaded to be taken apart counts as its parts.
         """
         root = self.find(value)
-        return -tile_type(value).size, not self.anchors.get(root), -depths[root]
+        return -size_of_parts(value), not self.anchors.get(root), -depths[root]
 
     def _suggest_relayout(self, operand: SSAValue, k: int, permuted: bool) -> None:
         """An operand that is relaid out is loaded in the layout in which that role reads it."""

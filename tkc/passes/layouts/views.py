@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.layout import Layout
@@ -38,14 +38,6 @@ def mixed_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[int]:
         axes = [axis for axis in range(first, a) if before[axis] > 1]
         if len(axes) > 1 or sum(n > 1 for n in after[others:b]) > 1:
             yield from axes
-
-
-def is_one_of_equal_parts(op: Operation | Block) -> bool:
-    """Whether an operation takes one of equal parts side by side, along one axis or several."""
-    if not isinstance(op, tile.Slice):
-        return False
-    sizes = zip(op.offsets.get_values(), extents_of(op.arg), extents_of(op.result), strict=True)
-    return set(op.steps) <= {1} and all(at % n == 0 and whole % n == 0 for at, whole, n in sizes)
 
 
 def through_views(views: Sequence[View | tile.Slice], layout: Layout) -> Layout:

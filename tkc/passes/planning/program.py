@@ -10,10 +10,10 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import TileType
-from tkc.ir.values import tile_type
-from tkc.passes.analysis.access import tile_of
+from tkc.passes.analysis.access import moved_value
+from tkc.passes.analysis.parts import size_of_parts
 from tkc.passes.analysis.stabilizers import is_running_maximum
-from tkc.passes.analysis.values import LOADS
+from tkc.passes.analysis.values import LOADS, WRITES
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,9 @@ class Program:
     @property
     def largest(self) -> int:
         """Elements of the largest tile that is loaded, stored or reduced."""
-        accesses = (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
-        moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, accesses)]
-        moved += [
-            tile_type(op.args[0])
+        moved = [
+            moved_value(op) if isinstance(op, (*LOADS, *WRITES)) else op.args[0]
             for op in self.kernel.walk()
-            if isinstance(op, (tile.Reduce, tile.Scan))
+            if isinstance(op, (*LOADS, *WRITES, tile.Reduce, tile.Scan))
         ]
-        return max((t.size for t in moved if t is not None), default=1)
+        return max((size_of_parts(v) for v in moved if isinstance(v.type, TileType)), default=1)

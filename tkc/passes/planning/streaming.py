@@ -48,10 +48,11 @@ from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import ancestor, block_of, holds, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import Access, bytes_of, tile_of
+from tkc.passes.analysis.access import Access, moved_value, tile_of
 from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
 from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.parts import size_of_parts
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS, WRITES, BlockAccess
 from tkc.passes.layouts.movers import crosses
@@ -131,7 +132,7 @@ class _Sizes:
         else:
             elements = MAX_TILE_ELEMENTS // 2
         registers = MAX_LOOP_REGISTERS if looped else MAX_TILE_REGISTERS
-        moved = max((bytes_of(op) for op in ops if _moves_tile(op)), default=0)
+        moved = max((_moved_bytes(op) for op in ops if _moves_tile(op)), default=0)
         sorts = [tile_type(op.arg).extents for op in ops if isinstance(op, tile.Sort)]
         lines = min((prod(extents[:-1]) for extents in sorts), default=FEW_WARPS[-1] + 1)
         return _Sizes(pressure(kernel), largest, moved, lines, looped, registers, elements)
@@ -170,6 +171,12 @@ class _Sizes:
     def has_room(self, warps: int) -> bool:
         """Whether the registers of so many warps hold all tiles."""
         return self.registers(warps) <= self.max_registers
+
+
+def _moved_bytes(op: Operation) -> int:
+    """Of a tile that is loaded or stored, or of one of the parts for which alone it is loaded."""
+    value = moved_value(op)
+    return size_of_parts(value) * bits(tile_type(value).element) // 8
 
 
 def _moves_tile(op: Operation) -> bool:

@@ -8,6 +8,7 @@ has few elements (`tiles_behind`), or each warp, where its lanes reduce together
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -32,12 +33,7 @@ def hold_whole(role: threads.Role) -> None:
     """Gives each thread of a role, or each warp, the whole of the tiles of which it computes
     numbers.
     """
-    behind: dict[Operation, list[SSAValue] | None] = {
-        op: tiles_behind(op)
-        for op in role.walk()
-        if isinstance(op, (tile.Reduce, tile.Extract))
-        and not isinstance(op.results[0].type, TileType)
-    }
+    behind = _behind_numbers(role)
     wanted: set[Operation | Block] = {v.owner for tiles in behind.values() for v in tiles or ()}
     by_thread = {v for op, tiles in behind.items() if not _by_lanes(op, role) for v in tiles or ()}
     held: dict[SSAValue, SSAValue] = {}
@@ -47,11 +43,33 @@ def hold_whole(role: threads.Role) -> None:
         elif op in wanted and isinstance(op, shared.Convert):
             held[op.result] = held[op.arg]
         elif op in wanted:
-            copy = before(op, op.clone(dict(held)))
-            for old, new in zip(op.results, copy.results, strict=True):
-                t, lay = tile_type(new), _whole if old in by_thread else _in_lanes
-                retype(new, t.with_layout(lay(t, role.warps.value.data)))
-                held[old] = new
+            warps = role.warps.value.data
+            held |= _copied(op, held, lambda v: _whole if v in by_thread else _in_lanes, warps)
+
+
+def _copied(
+    op: Operation,
+    held: Mapping[SSAValue, SSAValue],
+    lay: Callable[[SSAValue], Callable[[TileType, int], Layout]],
+    warps: int,
+) -> dict[SSAValue, SSAValue]:
+    """The results of a copy of an operation, by its own. held: what stands for its operands; lay:
+    how each result lies in so many warps.
+    """
+    copy = before(op, op.clone(dict(held)))
+    for old, new in zip(op.results, copy.results, strict=True):
+        retype(new, tile_type(new).with_layout(lay(old)(tile_type(new), warps)))
+    return dict(zip(op.results, copy.results, strict=True))
+
+
+def _behind_numbers(role: threads.Role) -> dict[Operation, list[SSAValue] | None]:
+    """The tiles of which each number that a role computes of tiles is made; None: too large."""
+    return {
+        op: tiles_behind(op)
+        for op in role.walk()
+        if isinstance(op, (tile.Reduce, tile.Extract))
+        and not isinstance(op.results[0].type, TileType)
+    }
 
 
 def _reduce_alone(op: tile.Reduce) -> None:
