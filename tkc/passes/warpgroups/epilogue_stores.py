@@ -56,7 +56,6 @@ from tkc.passes.analysis.alias import (
     is_alternative,
     is_before,
     is_folded,
-    is_of_programs,
     may_meet,
     reads,
     releases,
@@ -242,8 +241,12 @@ def _may_precede(access: Operation, store: shared.CopyOut) -> bool:
 
 
 def _own_loops(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
-    """The loops of a program round an operation."""
-    return [loop for loop in loops_of(op) if not is_of_programs(loop)]
+    """The loops round an operation whose iterations are in order: not the outermost one, over
+    programs, but where these wait for one another.
+    """
+    loops = loops_of(op)
+    are_ordered = any(map(tile.watches, loops[-1].walk())) if loops else False
+    return loops if are_ordered else loops[:-1]
 
 
 def _of_workspace(access: Operation) -> bool:
