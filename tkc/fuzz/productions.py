@@ -14,6 +14,7 @@ MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 ROLLED_SHARE = 0.06  # of those that read rows in a circle
 RECORDS_SHARE = 0.06  # of those that read records by their parts
+STORED_SHARE = 0.05  # of those that store where they have stored, or read
 
 
 class KernelWriter(CountingWriter):
@@ -182,6 +183,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         w.rolled()
     if Random(f"records {seed}").random() < RECORDS_SHARE:
         w.records()
+    if Random(f"stored {seed}").random() < STORED_SHARE:
+        w.stored_again()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)
