@@ -245,8 +245,8 @@ def _own_loops(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
     programs, but where these wait for one another.
     """
     loops = loops_of(op)
-    are_ordered = any(map(tile.watches, loops[-1].walk())) if loops else False
-    return loops if are_ordered else loops[:-1]
+    watching = filter(tile.watches, loops[-1].walk()) if loops else ()
+    return loops[:-1] if all(map(_of_workspace, watching)) else loops
 
 
 def _of_workspace(access: Operation) -> bool:
@@ -289,6 +289,8 @@ def _may_overwrite(
     """
     if outs.index(other) < outs.index(out) and _meet(out, other, overlaps):
         return True
+    if out.reduce is not None and out.reduce == other.reduce:
+        return False  # what they add comes to the same in any order
     common = [loop for loop in _own_loops(out) if loop.is_ancestor(other)]
     return any(_meet_again(out, other, loop, overlaps) for loop in common)
 
