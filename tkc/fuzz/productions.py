@@ -177,14 +177,15 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
             w.epilogue()
     for _ in range(w.steps // (4 if has_roles or w.policy == "large" else 1)):
         w.step()
-    if Random(f"far {seed}").random() < FAR_SHARE:  # apart: other kernels stay what they were
-        w.far()
-    if Random(f"rolled {seed}").random() < ROLLED_SHARE:
-        w.rolled()
-    if Random(f"records {seed}").random() < RECORDS_SHARE:
-        w.records()
-    if Random(f"stored {seed}").random() < STORED_SHARE:
-        w.stored_again()
+    rare = (
+        ("far", FAR_SHARE, w.far),
+        ("rolled", ROLLED_SHARE, w.rolled),
+        ("records", RECORDS_SHARE, w.records),
+        ("stored", STORED_SHARE, w.stored_again),
+    )
+    for name, share, write in rare:
+        if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were
+            write()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)
