@@ -21,6 +21,7 @@ from tkc.ir.values import array_type
 from tkc.language import control
 from tkc.passes import (
     fit_dots,
+    fit_rows,
     insert_synchronization,
     merge_loads,
     pipeline_async_copies,
@@ -118,6 +119,29 @@ def test_parts_that_all_begin_with_what_a_sum_begins_with(monkeypatch):
     assert not check(kernel(11, "roles"), chosen=[split])
     monkeypatch.setattr(split_k, "begin_once", lambda *given: None)
     assert [f.kind for f in check(kernel(11, "roles"), chosen=[split])] == ["wrong"]
+
+
+STORED_AGAIN = {
+    "rows that are read again behind stores": (fit_rows, "loops_of", [], None, 1088),
+    "copies of two iterations": (epilogue_stores, "_own_loops", [], "roles", 147),
+    "what a branch of an earlier iteration stored": (
+        epilogue_stores,
+        "_own_loops",
+        [],
+        "roles",
+        225,
+    ),
+    "copies behind stores of threads": (epilogue_stores, "_is_behind_stores", False, "roles", 147),
+}
+
+
+@pytest.mark.parametrize("name", STORED_AGAIN)
+def test_loops_that_store_where_they_have_stored(name, monkeypatch):
+    module, check_, answer, policy, seed = STORED_AGAIN[name]
+    assert found(policy, [seed]) is None
+    monkeypatch.setattr(module, check_, lambda *given: answer)
+    failure = found(policy, [seed])
+    assert failure is not None and failure.kind in ("Violation", "wrong")
 
 
 def test_a_block_that_a_later_iteration_stores(monkeypatch):

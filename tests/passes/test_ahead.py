@@ -18,6 +18,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.target import target
 from tkc.passes import fetch_ahead
 from tkc.passes.programs import order
+from tkc.sim import level4
 
 
 def loop_of(module) -> scf.ForOp:
@@ -230,3 +231,26 @@ def test_an_update_of_what_is_fetched_keeps_its_place():
     (loop,) = (op for op in module.walk() if isinstance(op, scf.ForOp))
     (load,) = (op for op in module.walk() if isinstance(op, tile.Load))
     assert not fetch_ahead._used_early(loop.body.block, {load.result})
+
+
+def scaled_in_place(x):
+    """A row is scaled by its sum, in place."""
+    row = tkc.load(x, (tkc.program_id(0), 0), (1, 512))
+    tkc.store(x, (tkc.program_id(0), 0), row * tkc.sum(row, axis=1)[:, None])
+
+
+@pytest.mark.parametrize("clusters", [1, 2])
+def test_no_program_reads_behind_the_last_one_what_another_writes(clusters):
+    """Its place would be that of an earlier program, which another block may have under way."""
+    modules, given = compiled(
+        traced(scaled_in_place, array(tkc.float32, 2)),
+        persistent=True,
+        prefetch=True,
+        num_ctas=clusters,
+    )
+    assert given.plan.prefetch
+    x = np.random.default_rng(0).integers(-2, 3, (3, 512)).astype(np.float32)
+    for seed in range(3):
+        got = x.copy()
+        level4.run(modules[LAST], [got], (3, 1, 1), seed=seed, resident=2)
+        np.testing.assert_array_equal(got, x * x.sum(1, keepdims=True))

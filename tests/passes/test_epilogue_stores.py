@@ -1,6 +1,8 @@
 """epilogue_stores: what of a result each warpgroup stores itself, which accesses are of another way
-through a branch, and how long a buffer is in use.
+through a branch, how long a buffer is in use, and what copies wait for that write to one place.
 """
+
+import re
 
 import ml_dtypes
 import numpy as np
@@ -102,3 +104,156 @@ def test_subtiles_of_8_bits_have_a_whole_swizzle(dtype):
     a, b, c = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16), np.zeros((128, 64))
     made = narrowed.compile(a, b, c.astype(dtype), 64, 64, target="sm_90a", store_columns=16)
     assert any("16 columns at a time" in d or "32 columns" in d for d in made.decisions)
+
+
+def product_of(a, b, m, N):
+    """Rows of a product from m on."""
+    total = tkc.zeros((128, N))
+    for k in tkc.range(0, a.shape[1], 64):
+        total = tkc.dot(tkc.load(a, (m, k), (128, 64)), tkc.load(b, (k, 0), (64, N)), total)
+    return total
+
+
+@tkc.jit
+def again(a, b, c, steps, N: tkc.constexpr):
+    """A loop stores one result after the other to one place."""
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        tkc.store(c, (m, 0), (total + i).to(c.dtype))
+
+
+@tkc.jit
+def over_one_another(a, b, c, steps, N: tkc.constexpr):
+    """Each step stores over a part of what the one before has stored; branches, too."""
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        if i % 3 != 1:
+            tkc.store(c, (m, 8 * i), (total + i).to(c.dtype))
+        else:
+            tkc.store(c, (m, 8), (total - i).to(c.dtype))
+
+
+@tkc.jit
+def read_in_a_branch(a, b, c, steps, N: tkc.constexpr):
+    """What a step stores in a branch, a later one reads there."""
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        if i % 3 != 1:
+            old = tkc.load(c, (m, 0), (128, N)).to(tkc.float32)
+            tkc.store(c, (m, 0), tkc.minimum(total + old + i, 7).to(c.dtype))
+
+
+@tkc.jit
+def behind_threads(a, b, c, steps, N: tkc.constexpr):
+    """Threads store where copies write then: no tensor map begins at column 1."""
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    tkc.store(c, (m, 0), (total * 2).to(c.dtype))
+    tkc.store(c, (m, 1), (total * 0 + steps).to(c.dtype))
+    tkc.store(c, (m, 0), total.to(c.dtype))
+
+
+@tkc.jit
+def of_two_arrays(a, b, c, steps, N: tkc.constexpr):
+    """Of two results one is stored where its program has read at another place, so that warpgroups
+    wait for one another, and the other one is not.
+    """
+    m = tkc.program_id(0) * 128
+    some = tkc.load(c, (m + 16, 0), (16, 16)).to(tkc.float32)
+    total = product_of(a, b, m, N) + tkc.sum(tkc.sum(some, axis=1), axis=0)
+    tkc.store(c, (m, 0), total.to(c.dtype))
+    tkc.store(a, (m, 0), (total * 2).to(a.dtype))
+
+
+RESULTS = [
+    (again, {}),
+    (over_one_another, {}),
+    (read_in_a_branch, dict(split_k=2)),
+    (behind_threads, {}),
+    *((of_two_arrays, dict(subtiles=n, store_columns=16)) for n in (1, 2)),
+]
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("kernel, options", RESULTS, ids=lambda x: getattr(x, "__name__", None))
+def test_copies_of_results_that_meet_are_in_order(kernel, options, warps, monkeypatch):
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for s in ((256, 128), (128, 64)))
+    c = random.integers(-1, 2, (256, 256)).astype(a.dtype)
+    want, got = ([x.copy() for x in (a, b, c)] for _ in range(2))
+    kernel[2](*want, 4, 64)
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    kernel[2](*got, 4, 64, num_warps=warps, roles="cooperative", num_stages=2, **options)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@tkc.jit
+def of_windows(a, b, windows, out, WHAT: tkc.constexpr):
+    """Columns behind those of a row are the next row's."""
+    total = product_of(a, b, 0, 64)
+    if WHAT == "read":
+        old = tkc.load(windows, (0, 64), (128, 64))
+        tkc.store(windows, (0, 0), (total + old.to(tkc.float32)).to(out.dtype))
+        tkc.store(out, (0, 0), old)
+    elif WHAT == "loop":
+        for i in tkc.range(0, 3):
+            tkc.store(windows, (0, 64 * i), (total + i).to(out.dtype))
+    else:
+        tkc.store(windows, (0, 0), total.to(out.dtype))
+        tkc.store(windows, (0, 64), (total + 1).to(out.dtype))
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("what", ["stored", "read", "loop"])
+def test_copies_to_windows_that_slide_are_in_order(what, warps, monkeypatch):
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for s in ((128, 128), (128, 64)))
+    memory = random.integers(-1, 2, 127 * 64 + 192).astype(a.dtype)
+    results = []
+    for simulated in (False, True):
+        if simulated:
+            monkeypatch.setenv("TKC_SIM", "1")
+            monkeypatch.setenv("TKC_TARGET", "sm_90a")
+        mine, out = memory.copy(), np.zeros((128, 64), a.dtype)
+        windows = np.lib.stride_tricks.as_strided(mine, (128, 192), (128, 2))
+        of_windows[1](a, b, windows, out, what, num_warps=warps, roles="cooperative")
+        results.append((mine, out))
+    for want, got in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@tkc.jit
+def side_by_side(a, b, c, steps, N: tkc.constexpr):
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        tkc.store(c, (m, i * N), (total + i).to(c.dtype))
+
+
+@tkc.jit
+def by_numbers(a, b, c, steps, N: tkc.constexpr):
+    m = tkc.program_id(0) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        tkc.store(c[i], (m, 0), (total + i).to(c.dtype))
+
+
+@pytest.mark.parametrize(
+    "kernel, c, waits",
+    [
+        (side_by_side, "bf16[256, 1024]", False),
+        (by_numbers, "bf16[8, 256, 64]", False),
+        (again, "bf16[256, 1024]", True),
+    ],
+    ids=lambda x: getattr(getattr(x, "fn", None), "__name__", None),
+)
+def test_steps_that_store_elsewhere_do_not_wait(kernel, c, waits):
+    made = kernel.compile("bf16[256, 128]", "bf16[128, 64]", c, "i32", 64, target="sm_90a")
+    text = made.ir("insert-synchronization")
+    assert "tile.tma_store" in text
+    assert bool(re.search(r"tile.bulk_wait 0( \{each|\n)", text)) == waits

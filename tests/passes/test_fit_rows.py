@@ -141,7 +141,24 @@ def read_between(x, r, w, o, s, N: tkc.constexpr):
     tkc.store(r, (0, 0), v * tkc.sum(v, axis=1)[:, None])
 
 
-@pytest.mark.parametrize("fn", (stored_too, read_back, read_between))
+def overwritten_in_turn(x, r, w, o, s, N: tkc.constexpr):
+    """What is loaded once stays what it was, whatever an iteration stores there."""
+    v = tkc.load(x, (0, 0), (1, N))
+    for _ in tkc.range(0, r.shape[0]):
+        tkc.store(x, (0, 0), v + tkc.sum(v, axis=1)[:, None])
+
+
+def overwritten_again(x, r, w, o, s, N: tkc.constexpr):
+    """The same of rows that are not reduced, in a `while`."""
+    v, i = tkc.load(x, (0, 0), (1, N)), 0
+    while i < r.shape[0]:
+        tkc.store(x, (0, 0), v * 2 + i)
+        i = i + 1
+
+
+@pytest.mark.parametrize(
+    "fn", (stored_too, read_back, read_between, overwritten_in_turn, overwritten_again)
+)
 def test_what_is_read_before_and_behind_stores(fn):
     module = module_of(fn)
     level0.run(module, want := arrays(), (1, 1, 1))

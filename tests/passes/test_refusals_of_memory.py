@@ -330,6 +330,19 @@ def test_which_buffers_one_instance_has_for_itself(copies, posted, own):
     assert allocate_shared._is_of_one_instance(alloc) == own
 
 
+@pytest.mark.parametrize("roles, bytes_", [(1, 8192), (2, 16384)])
+def test_buffers_of_roles_that_run_at_once_share_no_bytes(roles, bytes_):
+    """One after the other in the program they do."""
+    (kernel,) = parse("tile.kernel @k() {level = 4 : i64, warps = 8 : i64} {\n  tile.return\n}").ops
+    made = [threads.Role(name, 4) for name in ("consumer", "converter")[:roles]]
+    before(kernel.body.block.first_op, threads.Roles(made))
+    for i in range(2):
+        block = made[i % roles].body.block
+        block.add_op(alloc := shared.Alloc(buffer().result.type))
+        block.add_op(shared.Read(alloc.result, TileType((32, 64), f32)))
+    assert allocate_shared._place(allocate_shared.lifetimes(kernel, within_roles=True)) == bytes_
+
+
 # ---- barriers
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_no_barrier_of_a_block_orders_what_other_blocks_write(everywhere):

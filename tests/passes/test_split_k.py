@@ -356,3 +356,58 @@ def test_what_parts_add_up_to(options, operand, sum_):
         o = np.zeros_like(c)
         level4.run(module, [a, b, c, o], (3, 2, 1), seed=resident, resident=resident)
         np.testing.assert_array_equal(o, c + a.astype(sum_) @ b.astype(sum_).T)
+
+
+def added_in_place(a, b, o):
+    """a bᵀ is added to what o has, by rows that a program has for itself."""
+    m = tkc.program_id(0) * 64
+    acc = tkc.load(o, (m, 0), (64, 64))
+    for k in tkc.range(0, a.shape[1], 64):
+        acc = tkc.dot(tkc.load(a, (m, k), (64, 64)), tkc.load(b, (0, k), (64, 64)).T, acc)
+    tkc.store(o, (m, 0), acc)
+
+
+def added_to_rows(a, b, o):
+    """What is added to a row is what its first column, and all of it, held before."""
+    m, acc = tkc.program_id(0) * 64, tkc.zeros((64, 64))
+    for k in tkc.range(0, a.shape[1], 64):
+        acc = tkc.dot(tkc.load(a, (m, k), (64, 64)), tkc.load(b, (0, k), (64, 64)).T, acc)
+    twice = acc * 2
+    of_row = tkc.load(o, (m, 0), (64, None)) + tkc.sum(tkc.load(o, (m, 0), (64, 64)), axis=1)
+    tkc.store(o, (m, 0), twice + of_row[:, None])
+
+
+@pytest.mark.parametrize(
+    "fn, options",
+    [
+        # with blocks that have turns without a part
+        (added_in_place, dict(stream_k=3)),
+        (added_in_place, dict(stream_k=2, cluster=(2, 1))),
+        # every block of a cluster reads what others store a share of
+        (added_to_rows, dict(split_k=2)),
+    ],
+    ids=str,
+)
+def test_what_is_read_before_others_store(fn, options):
+    arrays = aligned(tkc.float16, 2), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+    module = traced(fn, *arrays)
+    through(module, LAST, given := context("sm_90a", num_stages=3, **options))
+    assert given.plan.parts_in_cluster or given.plan.stream_k
+    rng = np.random.default_rng(0)
+    for programs in (3, 5):
+        a, b, o = (
+            rng.integers(-2, 3, shape).astype(t)
+            for shape, t in (
+                ((64 * programs, 448), np.float16),
+                ((64, 448), np.float16),
+                ((64 * programs, 64), np.float32),
+            )
+        )
+        total = a.astype(np.float32) @ b.astype(np.float32).T
+        want = o + total
+        if fn is added_to_rows:
+            want = 2 * total + (o[:, 0] + o.sum(1))[:, None]
+        for resident in (1, 2, 5):
+            got = o.copy()
+            level4.run(module, [a, b, got], (programs, 1, 1), seed=resident, resident=resident)
+            np.testing.assert_array_equal(got, want)

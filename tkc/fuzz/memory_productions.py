@@ -122,6 +122,41 @@ class MemoryWriter(DotWriter):
             self.line(f"{v} = {v} * 3 + {load}.to(tkc.float32)")
         self.line(f"tkc.store({o}.ptr + tkc.arange({n}), {v})")
 
+    def stored_again(self) -> None:
+        """A loop stores where its steps before have stored: a row that was loaded once and is
+        reduced, or a product, in blocks that lie over one another, beside what threads store.
+        """
+        r, i = self.apart, self.fresh("i")
+        if r.random() < 0.3:
+            n, x = r.choice((4096, 8192)), self.fresh("v")
+            w = f"{self.own('w', 'float32', (1, n)).name}p"
+            self.line(f"{x} = tkc.load({w}, (0, 0), (1, {n}))")
+            self.line(f"for {i} in tkc.range(0, n0):")
+            made = f"({x} + tkc.sum({x}, axis=1)[:, None] + {i}) % 8"
+            self.line(f"    tkc.store({w}, (0, 0), {made})")
+            return
+        m, n, k, dtype = r.choice((64, 128)), r.choice((32, 64)), 32, r.choice(OPERAND_TYPES[:4])
+        names = []
+        for shape in ((m, 2 * k), (2 * k, n)):
+            names.append(f"a{len(self.arrays)}")
+            self.arrays.append(ArraySpec(names[-1], dtype, shape, bound=1))
+        o = f"{self.own('o', dtype, (m + 32, n + 96)).name}p"
+        acc, j = self.fresh("v"), self.fresh("j")
+        self.line(f"{acc} = tkc.zeros(({m}, {n}))")
+        self.line(f"for {j} in tkc.range(0, {2 * k}, {k}):")
+        left, right = f"tkc.load({names[0]}, (0, {j}), ({m}, {k}))", f"({j}, 0), ({k}, {n})"
+        self.line(f"    {acc} = tkc.dot({left}, tkc.load({names[1]}, {right}), {acc})")
+        self.line(f"for {i} in tkc.range(0, n0):")
+        around = r.choice(("", "", f"if {i} % 3 != 1: "))
+        forms = r.choice((("0", "0"), ("0", f"8 * {i}"), (f"{i}", "8"), ("0", f"{n} * {i}")))
+        if r.random() < 0.4:
+            few = f"tkc.load({o}, (0, 8), ({m}, {n})) % 8"
+            self.line(f"    {acc} = {acc} % 8 + {few}")
+        if r.random() < 0.3:
+            self.line(f"    tkc.store({o}, (0, 1), ({acc} * 0 + 1).to(tkc.{dtype}))")
+        value = f"({acc} + {i} % 4).to(tkc.{dtype})"
+        self.line(f"    {around}tkc.store({o}, ({', '.join(forms)}), {value})")
+
     def _table(self, depth: int) -> None:
         """An array made of an address that is loaded from a table."""
         tables = [a for a in self.arrays if a.order == "addresses"]

@@ -14,6 +14,7 @@ MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 ROLLED_SHARE = 0.06  # of those that read rows in a circle
 RECORDS_SHARE = 0.06  # of those that read records by their parts
+STORED_SHARE = 0.05  # of those that store where they have stored, or read
 
 
 class KernelWriter(CountingWriter):
@@ -176,12 +177,15 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
             w.epilogue()
     for _ in range(w.steps // (4 if has_roles or w.policy == "large" else 1)):
         w.step()
-    if Random(f"far {seed}").random() < FAR_SHARE:  # apart: other kernels stay what they were
-        w.far()
-    if Random(f"rolled {seed}").random() < ROLLED_SHARE:
-        w.rolled()
-    if Random(f"records {seed}").random() < RECORDS_SHARE:
-        w.records()
+    rare = (
+        ("far", FAR_SHARE, w.far),
+        ("rolled", ROLLED_SHARE, w.rolled),
+        ("records", RECORDS_SHARE, w.records),
+        ("stored", STORED_SHARE, w.stored_again),
+    )
+    for name, share, write in rare:
+        if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were
+            write()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)

@@ -59,7 +59,9 @@ class Buffer:
     offset: int = -1
 
     def meets(self, other: Buffer) -> bool:
-        """Whether both are live at once."""
+        """Whether both are live at once: roles run at the same time."""
+        if enclosing(self.op, threads.Role) is not enclosing(other.op, threads.Role):
+            return True
         return self.start <= other.end and other.start <= self.end
 
 

@@ -85,10 +85,10 @@ from tkc.ir.types import ArrayType, TileType, bits
 from tkc.ir.values import block_of, holds, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import may_run_ahead
-from tkc.passes.analysis.alias import kernel_around, unchanged
+from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged, unwritten
 from tkc.passes.planning.converting import STAYS
 from tkc.passes.planning.operands import MAX_BESIDE_BYTES
-from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads
+from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads, surely_runs
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -106,7 +106,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
 def _in_loops(op: Operation, plan: Plan, context: PassContext) -> None:
     """Makes loads of loops early, outer loops first."""
     if isinstance(op, scf.ForOp) and (loads := _early_loads(op, plan, context)):
-        op = expand(op, _schedule(op, loads), context.overlaps)
+        op = expand(op, _schedule(op, loads, context.overlaps), context.overlaps)
         context.decisions.append(
             f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration early"
         )
@@ -159,13 +159,13 @@ def _bytes(value: SSAValue) -> int:
     return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
-def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
+def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps: Overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
     if not may_run_ahead(op):
         return False
     if any(map(tile.watches, loop.walk())) and not unchanged(op, loop, overlaps):
         return False  # by programs of other blocks, too, that one waits for
-    return not any(broken_rules(loop, _schedule(loop, [op]), overlaps))
+    return not any(broken_rules(loop, _schedule(loop, [op], overlaps), overlaps))
 
 
 # ---- before dots
@@ -202,17 +202,19 @@ def _move_before(anchor: Operation, load: tile.Load) -> bool:
 
 # ---- one iteration early
 # -----------------------------------------------------------------------------------------------
-def _schedule(loop: scf.ForOp, loads: list[tile.Load]) -> LoopSchedule:
+def _schedule(loop: scf.ForOp, loads: list[tile.Load], overlaps: Overlaps) -> LoopSchedule:
     """Loads one iteration early, behind the last dot of a loop, or at the start where there is none
     or its operands are made of them. What is made of the old ones comes first, where their
-    registers are then free for the next ones.
+    registers are then free for the next ones. Behind the last program is the place of another one,
+    which may write there.
     """
     dots, fetched = _dots_of(loop), [op.results[0] for op in loads]
     used = _used_early(loop.body.block, set(fetched)) if dots else _widened(loop, fetched)
     others = [op for op in list(loop.body.block.ops)[:-1] if op not in {*loads, *used}]
     start = others.index(dots[-1]) + 1 if dots and not _feeds(loads, dots, loop) else 0
     bounded = not any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads)
-    end = End.ANY if bounded and not dots else End.CLAMP
+    meets = surely_runs(loop) and not all(unwritten(op, overlaps) for op in loads)
+    end = End.ANY if bounded and not dots and not meets else End.CLAMP
     groups = (used, 0, end), (others[:start], 0, end), (loads, 1, end), (others[start:], 0, end)
     return LoopSchedule.of(loop, groups)
 

@@ -41,7 +41,15 @@ from xdsl.ir import Operation, SSAValue, Use
 
 from tkc.ir import tile
 from tkc.ir.reductions import FUNCTION
-from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, is_inside, replace
+from tkc.ir.rewrite import (
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    is_inside,
+    loops_of,
+    replace,
+)
 from tkc.ir.types import TileType
 from tkc.ir.values import (
     ancestor,
@@ -294,7 +302,9 @@ class Phase:
 
     def _may_load(self, load: Operation, overlaps: Overlaps, later: Sequence[Operation]) -> bool:
         """Whether a load gives at the anchor what it gives where it stands."""
-        if not unseen(load, self.anchor, overlaps, later):
+        # of a load before a loop, another iteration reads what this one stores
+        is_once = loops_of(load) == loops_of(self.anchor)
+        if not unseen(load, self.anchor, overlaps, later if is_once else ()):
             return False
         here = ancestor(load, block_of(self.anchor))
         # a store that it comes behind, also one of those that are made later, it must see

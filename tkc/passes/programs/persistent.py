@@ -17,13 +17,14 @@ from tkc.ir.rewrite import Builder, before, holding, stamp
 from tkc.ir.threads import Identity
 from tkc.ir.values import first_of, terminator_of
 from tkc.passes import PassContext
+from tkc.passes.analysis.values import LOADS
 from tkc.passes.programs import co_resident
 from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import Order, order_of, uneven
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import Part, divide, divide_in_cluster
 from tkc.passes.programs.stream_k import StreamKSchedule, Turn, share
-from tkc.passes.programs.tile_groups import Grid, TileGroups
+from tkc.passes.programs.tile_groups import Grid, TileGroups, read_only_if
 
 
 @dataclass
@@ -160,6 +161,7 @@ class Programs:
         if self.deal and loop.turn:
             size = plan.cluster[0] * plan.cluster[1]
             share(body, _the(self.sums), self.deal, loop.turn, plan.warps // 4, size, self.rank)
+            self._read_for_steps(body, loop.turn, context)
         if plan.serpentine:
             # of the steps that are left to a loop that is shared
             build = Builder(first_of(body))
@@ -168,6 +170,14 @@ class Programs:
             divide_in_cluster(_the(self.sums), loop.part.part, plan.split_k, context.overlaps)
         elif plan.split_k > 1 and loop.part:
             divide(body, _the(self.sums), loop.part, plan.split_k, 32 * plan.warps)
+
+    def _read_for_steps(self, body: Block, turn: Turn, context: PassContext) -> None:
+        """A turn without steps reads nothing that the program may write whose place it has."""
+        sums = _the(self.sums)
+        loads = [op for op in body.ops if isinstance(op, LOADS) and op.is_before_in_block(sums)]
+        if loads:
+            has_steps = Builder(loads[0]).or_(turn.alone, turn.divided)
+            read_only_if(has_steps, loads, context)
 
 
 def _counted(

@@ -130,7 +130,8 @@ def divide_in_cluster(loop: scf.ForOp, rank: SSAValue, parts: int, overlaps: Ove
     t, last = tile_type(sum_), cut.ops[-1]
     _narrow(loop, rank, parts)
     m, width = t.extents[0], t.extents[1] // parts
-    build = Builder(cut.ops[0])
+    # behind all loads that each block makes: when a block has its sum, others may have stored
+    build = Builder(last)
     shares = [
         build(tile.Slice(sum_, (0, i * width), TileType((m, width), t.element)))
         for i in range(parts)

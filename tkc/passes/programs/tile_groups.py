@@ -14,7 +14,7 @@ grid ends inside a group, a padding tile computes and stores nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -136,10 +136,7 @@ def guard_effects(
     it reads nothing into registers where a program of the grid writes it meanwhile.
     """
     reads = [*_loads_of_the_first(body, real, padded), *_loads_by_all(body, padded)]
-    for read in dict.fromkeys(reads):
-        in_registers = context.plan is None or context.plan.load(read).path == "registers"
-        if in_registers and not unwritten(read, context.overlaps):
-            _masked(read, real)
+    read_only_if(real, dict.fromkeys(reads), context)
     for op in [
         op
         for op in body.walk()
@@ -152,6 +149,18 @@ def guard_effects(
         true = before(assume, tile.Constant(1, i1)).result
         # nothing was promised of a padding tile
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
+
+
+def read_only_if(
+    condition: SSAValue, loads: Iterable[tile.LoadPointers | tile.Load], context: PassContext
+) -> None:
+    """Where a condition does not hold, loads into registers read nothing that some program may
+    write: that program may be under way.
+    """
+    for load in loads:
+        in_registers = context.plan is None or context.plan.load(load).path == "registers"
+        if in_registers and not unwritten(load, context.overlaps):
+            _masked(load, condition)
 
 
 def _loads_of_the_first(

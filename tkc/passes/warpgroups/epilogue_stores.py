@@ -25,7 +25,7 @@ stage it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,16 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
 from tkc.ir.origin import root
-from tkc.ir.rewrite import before, erase, holding, rebuild_for, rebuild_while
+from tkc.ir.rewrite import (
+    before,
+    body_of,
+    erase,
+    holding,
+    is_inside,
+    loops_of,
+    rebuild_for,
+    rebuild_while,
+)
 from tkc.ir.types import MapType
 from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
 from tkc.passes.analysis.alias import (
@@ -46,12 +55,14 @@ from tkc.passes.analysis.alias import (
     ancestor,
     is_alternative,
     is_before,
-    is_of_programs,
+    is_folded,
     may_meet,
     reads,
     releases,
 )
 from tkc.passes.analysis.alias import apart as are_apart
+from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.polynomials import Scalars, TooLarge
 from tkc.passes.warpgroups.maps import Maps
 
 
@@ -70,17 +81,20 @@ def store_results(outs: list[shared.CopyOut], maps: Maps, block: Block, overlaps
     """
     accesses = _accesses(outs, block)
     together = _may_go_together(outs, accesses, overlaps)
-    sent: list[tuple[shared.CopyOut, str | None]] = []
-    met = {out: [b for b in outs[:i] if _meet(out, b, overlaps)] for i, out in enumerate(outs)}
-    for group in [outs] if together else [[out] for out in outs]:
-        share = _common_share(group, accesses, overlaps)
-        each = "warpgroup" if share else None
+    groups = [outs] if together else [[out] for out in outs]
+    shares = [_common_share(group, accesses, overlaps) for group in groups]
+    # who waits for copies counts all that are made: threads that make some would count too few
+    each = "warpgroup" if all(shares) else None
+    for group, share in zip(groups, shares, strict=True):
         in_flight = 0 if together else group[0].slots.value.data - 1
         # nothing else orders what two copies write
-        earlier = {by for out, by in sent if out in met[group[0]]}
-        _await_earlier(group, in_flight, each, earlier)
-        _store_group(group, maps, share, _is_awaited(group, accesses, overlaps))
-        sent += [(out, each) for out in group]
+        follows = any(_may_overwrite(out, b, outs, overlaps) for out in group for b in outs)
+        _await_earlier(group, in_flight, each, follows)
+        is_awaited = _is_awaited(group, accesses, overlaps)
+        fences = ["async_shared"]
+        if _is_behind_stores(group, accesses, overlaps):
+            fences.append("async_global")
+        _store_group(group, maps, share if each else None, is_awaited, fences)
     for out in outs:
         erase(out)
 
@@ -98,13 +112,17 @@ def _accesses(outs: Sequence[shared.CopyOut], block: Block) -> list[Operation]:
 
 
 def _store_group(
-    group: list[shared.CopyOut], maps: Maps, share: Part | None, is_awaited: bool
+    group: list[shared.CopyOut],
+    maps: Maps,
+    share: Part | None,
+    is_awaited: bool,
+    fences: Sequence[str],
 ) -> None:
     """Buffers to global memory when they are written; is_awaited: the role goes on when they have
-    arrived.
+    arrived; fences: behind what threads have written where copies read, or write.
     """
     end, each = group[-1], "warpgroup" if share else None
-    before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
+    before(end, *map(threads.Fence, fences), threads.BlockBarrier(each))
     for out in group:
         _store(out, maps, share, end)
     before(end, threads.BulkCommit(each))
@@ -130,18 +148,17 @@ def _may_go_together(
 
 
 def _await_earlier(
-    group: list[shared.CopyOut], in_flight: int, each: str | None, earlier: set[str | None]
+    group: list[shared.CopyOut], in_flight: int, each: str | None, follows: bool
 ) -> None:
     """Before a group's buffers are written: copies that still read them, but for so many that read
-    others; and by whom copies are made of which nothing else orders what they write.
+    others; and all copies, where nothing else orders what they write.
     """
     write = _write_of(group[0])
     if not all(stage_of(out) for out in group):
         before(write, threads.BulkWait(in_flight, each=each))
     before(write, threads.BlockBarrier(each))
-    if earlier:
-        waits = (threads.BulkWait(0, read=False, each=by) for by in earlier)
-        before(write, *waits, threads.BlockBarrier())
+    if follows:
+        before(write, threads.BulkWait(0, read=False, each=each), threads.BlockBarrier())
 
 
 def _common_share(
@@ -185,6 +202,17 @@ def _is_awaited(group: list[shared.CopyOut], accesses: list[Operation], overlaps
     )
 
 
+def _is_behind_stores(
+    group: list[shared.CopyOut], accesses: list[Operation], overlaps: Overlaps
+) -> bool:
+    """Whether threads may have stored before where a group of copies writes."""
+    return any(
+        isinstance(op, WRITES) and may_meet(out, op, overlaps) and _may_precede(op, out)
+        for out in group
+        for op in accesses
+    )
+
+
 def _is_passed(access: Operation, outs: Sequence[shared.CopyOut], overlaps: Overlaps) -> bool:
     """Whether copies that wait for the last of them would pass an access between them that meets
     one, or that says which accesses it orders.
@@ -200,12 +228,25 @@ def _may_follow(access: Operation, store: shared.CopyOut) -> bool:
     again.
     """
     block = block_of(store)
-    around = block.parent_op()
     place = ancestor(access, block)
-    if around is None or place is None:
+    if block.parent_op() is None or place is None:
         return True
-    is_own = isinstance(around, (scf.ForOp, scf.WhileOp)) and not is_of_programs(around)
-    return is_own or not is_before(place, store)
+    return bool(_own_loops(store)) or not is_before(place, store)
+
+
+def _may_precede(access: Operation, store: shared.CopyOut) -> bool:
+    """Whether a program may have accessed memory before it stores."""
+    place = ancestor(access, block_of(store))
+    return place is None or bool(_own_loops(store)) or is_before(place, store)
+
+
+def _own_loops(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
+    """The loops round an operation whose iterations are in order: not the outermost one, over
+    programs, but where these wait for one another.
+    """
+    loops = loops_of(op)
+    watching = filter(tile.watches, loops[-1].walk()) if loops else ()
+    return loops[:-1] if all(map(_of_workspace, watching)) else loops
 
 
 def _of_workspace(access: Operation) -> bool:
@@ -233,18 +274,34 @@ def _of_others(out: shared.CopyOut, load: Operation, share: Part, overlaps: Over
         return False
     if not isinstance(load, tile.Load) or load.array is not out.array:
         return True
+    if is_folded(out.array, overlaps):
+        return True
     axis = _axis_of(out.extents.get_values(), share)
     own = own_part(tile_type(load.result).register_layout)
     return own != share or _place(load.offsets[axis]) != _place(out.offsets[axis])
 
 
+def _may_overwrite(
+    out: shared.CopyOut, other: shared.CopyOut, outs: Sequence[shared.CopyOut], overlaps: Overlaps
+) -> bool:
+    """Whether a copy may write what another one of a program, before it, has written: in the same
+    iteration of the loops round both, or in an earlier one.
+    """
+    if outs.index(other) < outs.index(out) and _meet(out, other, overlaps):
+        return True
+    if out.reduce is not None and out.reduce == other.reduce:
+        return False  # what they add comes to the same in any order
+    common = [loop for loop in _own_loops(out) if loop.is_ancestor(other)]
+    return any(_meet_again(out, other, loop, overlaps) for loop in common)
+
+
 def _meet(a: shared.CopyOut, b: shared.CopyOut, overlaps: Overlaps) -> bool:
-    """Whether two copies of a program may write the same element: to one argument, or to two that
-    share memory, unless they are so many elements apart along one axis of one view.
+    """Whether two copies of an iteration may write the same element: to one argument, or to two
+    that share memory, unless they are so many elements apart along one axis of one view.
     """
     if not may_meet(a, b, overlaps):
         return False
-    if a.array is not b.array:
+    if a.array is not b.array or is_folded(a.array, overlaps):
         return True
 
     def apart(x, y, n, m):
@@ -256,6 +313,57 @@ def _meet(a: shared.CopyOut, b: shared.CopyOut, overlaps: Overlaps) -> bool:
             a.offsets, b.offsets, a.extents.get_values(), b.extents.get_values(), strict=False
         )
     )
+
+
+def _meet_again(
+    a: shared.CopyOut, b: shared.CopyOut, loop: scf.ForOp | scf.WhileOp, overlaps: Overlaps
+) -> bool:
+    """Whether copies of two iterations of a loop may write the same element: not where each step
+    of the loop moves them by as much as they have along an axis.
+    """
+    if not may_meet(a, b, overlaps):
+        return False
+    indices = _indices_inside(a.array, loop)
+    if a.array is not b.array or is_folded(a.array, overlaps) or indices is None:
+        return True
+    extents = zip(a.extents.get_values(), b.extents.get_values(), strict=True)
+    blocks = zip(a.offsets, b.offsets, starmap(max, extents), strict=True)
+    axes = [*blocks, *((index, index, 1) for index in indices)]
+    return not any(_least_distance(x, y, loop) >= max(n, 1) for x, y, n in axes)
+
+
+def _indices_inside(array: SSAValue, loop: Operation) -> list[SSAValue] | None:
+    """What chooses an array in a loop, by an index along some axes; None where it does so in
+    another way.
+    """
+    found: list[SSAValue] = []
+    while is_inside(array, loop):
+        view = array.owner
+        if not isinstance(view, tile.View) or any(kind.data == "slice" for kind in view.kinds):
+            return None
+        found += view.offsets
+        array = view.array
+    return found
+
+
+def _least_distance(x: SSAValue, y: SSAValue, loop: scf.ForOp | scf.WhileOp) -> int:
+    """How far apart an offset of an iteration of a loop and another one of another iteration are,
+    at least; 0 where that is not known.
+    """
+    step = constant(loop.step) if isinstance(loop, scf.ForOp) else None
+    if not isinstance(step, int):
+        return 0
+    scalars = Scalars()
+    try:
+        first, apart = scalars.of(x), (scalars.of(x) - scalars.of(y)).exact
+    except TooLarge:
+        return 0
+    counter = scalars.number_of(body_of(loop).args[0])
+    changing = {n for n in first.atoms if is_inside(scalars.atoms[n], loop)}
+    moving = [(m, c) for m, c in first.terms if counter in m]
+    if apart is None or changing != {counter} or [m for m, _ in moving] != [(counter,)]:
+        return 0
+    return max(0, abs(moving[0][1] * step) - abs(apart))
 
 
 def _place(offset: SSAValue) -> tuple[SSAValue | None, int | float]:
