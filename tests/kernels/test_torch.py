@@ -362,6 +362,16 @@ def test_a_derivative_that_is_carried_forward_is_an_error(times):
             pytest.raises(tkc.LaunchError, match="carried forward"),
         ):
             function(torch.autograd.forward_ad.make_dual(x, x))
+        named = getattr(torch.ops.tkc, function.name)
+        for how in torch.enable_grad, torch.no_grad:
+            with how(), pytest.raises(tkc.LaunchError, match="carried forward"):
+                torch.func.jvp(named, (x,), (x,))
+            with (
+                how(),
+                torch.autograd.forward_ad.dual_level(),
+                pytest.raises(tkc.LaunchError, match="carried forward"),
+            ):
+                named(torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), x))
     product, slope = torch.func.jvp(lambda a: kernels.softmax(x) * a, (x,), (x,))
     assert torch.equal(product, slope) and product.any()
 

@@ -10,9 +10,8 @@ itself (operator.py):
                  call (calls.py)
     fake         Operator.shapes: the generator up to its `yield`
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it can
-                 be compiled too; an error where there is none and one is required
-
-    forward AD   an error, where the dispatcher would drop what is carried forward
+                 be compiled too; an error where there is none and one is required, or where a
+                 derivative is carried forward, which would be lost
 
 The dispatcher takes longer than a launch. A call that it would pass on unchanged (plain tensors, no
 gradient wanted, nothing compiles, traces, transforms or watches) does not go through it: `alone`.
@@ -50,7 +49,7 @@ def register(op: Operator) -> None:
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
     if op.gradient is not None:
         torch.library.register_autograd(
-            qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY
+            qualified, _backward(op), setup_context=_setup(op), lib=_Guarded(op)
         )
     else:
         LIBRARY.impl(op.name, _without_gradient(op), "Autograd", with_keyset=True)
@@ -167,17 +166,11 @@ class _Writing(TorchDispatchMode):
 
 
 def _watched(op: Operator) -> Callable:
-    """A call that something watches: through the dispatcher. Raises LaunchError where an argument
-    has a tangent, which the dispatcher would drop, or torch.func differentiates by one, which
-    ends in an error of torch's own.
+    """A call that something watches: through the dispatcher. Raises LaunchError where torch.func
+    differentiates by an argument, which ends in an error of torch's own.
     """
 
     def call(*args: Any) -> Any:
-        if _forward_level() and any(map(_has_tangent, args)):
-            raise tkc.LaunchError(
-                f"{op.name} has no derivative that is carried forward (torch.func.jvp, dual"
-                " tensors); differentiate backward, or pass x.detach()"
-            )
         if op.gradient is not None and any(map(_is_differentiated, args)):
             raise tkc.LaunchError(
                 f"{op.name} is differentiated by torch.autograd, and not by torch.func (grad, vjp,"
@@ -186,6 +179,29 @@ def _watched(op: Operator) -> Callable:
         return op.torch(*args)
 
     return call
+
+
+def _check_tangents(op: Operator, args: Sequence[Any]) -> None:
+    """Raises LaunchError where an argument has a tangent, which would be lost."""
+    if _forward_level() and any(map(_has_tangent, args)):
+        raise tkc.LaunchError(
+            f"{op.name} has no derivative that is carried forward (torch.func.jvp, dual"
+            " tensors); differentiate backward, or pass x.detach()"
+        )
+
+
+class _Guarded:
+    """What torch takes for a library while it registers autograd: its function refuses tangents."""
+
+    def __init__(self, op: Operator):
+        self.op = op
+
+    def impl(self, name: str, fn: Callable, key: str, **how: Any) -> None:
+        def guarded(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_tangents(self.op, (*args, *kwargs.values()))
+            return fn(keys, *args, **kwargs)
+
+        LIBRARY.impl(name, guarded, key, **how)
 
 
 def _has_tangent(x: Any) -> bool:
@@ -250,6 +266,7 @@ def _without_gradient(op: Operator) -> Callable:
     below = getattr(torch.ops.tkc, op.name).default.redispatch
 
     def forward(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_tangents(op, (*args, *kwargs.values()))
         if _grad():
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             op.check_gradients([n for n, v in given.items() if _requires_gradient(v)])
