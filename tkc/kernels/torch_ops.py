@@ -49,7 +49,7 @@ def register(op: Operator) -> None:
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
     if op.gradient is not None:
         torch.library.register_autograd(
-            qualified, _backward(op), setup_context=_setup(op), lib=_Guarded(op)
+            qualified, _backward(op), setup_context=_setup(op), lib=Refusing(op.name, LIBRARY)
         )
     else:
         LIBRARY.impl(op.name, _without_gradient(op), "Autograd", with_keyset=True)
@@ -181,27 +181,27 @@ def _watched(op: Operator) -> Callable:
     return call
 
 
-def _check_tangents(op: Operator, args: Sequence[Any]) -> None:
+def _check_tangents(name: str, args: Sequence[Any]) -> None:
     """Raises LaunchError where an argument has a tangent, which would be lost."""
     if _forward_level() and any(map(_has_tangent, args)):
         raise tkc.LaunchError(
-            f"{op.name} has no derivative that is carried forward (torch.func.jvp, dual"
+            f"{name} has no derivative that is carried forward (torch.func.jvp, dual"
             " tensors); differentiate backward, or pass x.detach()"
         )
 
 
-class _Guarded:
-    """What torch takes for a library while it registers autograd: its function refuses tangents."""
+class Refusing:
+    """A library in which torch registers the autograd of one op, so that it refuses tangents."""
 
-    def __init__(self, op: Operator):
-        self.op = op
+    def __init__(self, name: str, of: torch.library.Library):
+        self.name, self.of = name, of
 
     def impl(self, name: str, fn: Callable, key: str, **how: Any) -> None:
-        def guarded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            _check_tangents(self.op, (*args, *kwargs.values()))
+        def refusing(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_tangents(self.name, (*args, *kwargs.values()))
             return fn(keys, *args, **kwargs)
 
-        LIBRARY.impl(name, guarded, key, **how)
+        self.of.impl(name, refusing, key, **how)
 
 
 def _has_tangent(x: Any) -> bool:
@@ -266,7 +266,7 @@ def _without_gradient(op: Operator) -> Callable:
     below = getattr(torch.ops.tkc, op.name).default.redispatch
 
     def forward(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_tangents(op, (*args, *kwargs.values()))
+        _check_tangents(op.name, (*args, *kwargs.values()))
         if _grad():
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             op.check_gradients([n for n, v in given.items() if _requires_gradient(v)])
