@@ -44,7 +44,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import tkc
-from tkc.kernels.arrays import Array, is_traced, zeros
+from tkc.kernels.arrays import Array, is_traced, overlaps_itself, share_memory, zeros
 
 TYPES = {
     "Array": "Tensor",
@@ -173,6 +173,7 @@ class Operator:
                 kwargs[name] = float(kwargs[name])
         steps = self.fn(*args, **kwargs)
         result = next(steps)
+        self._check_shared(args, kwargs)
         if not foreign and any(map(_has_no_elements, (*args, *kwargs.values()))):
             _clear(result)
         for _ in steps:
@@ -193,6 +194,27 @@ class Operator:
                 f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
                 " change; pass an array of another library"
             )
+
+    def _check_shared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raises LaunchError where an array that the function writes to shares memory with itself
+        or another argument, which would change while it is read.
+        """
+        if not self.mutates:
+            return
+        passed = dict(zip((p.name for p in self.parameters), args, strict=False)) | kwargs
+        arrays = {name: x for name, x in passed.items() if hasattr(x, "shape")}
+        for name in (n for n in self.mutates if n in arrays):
+            if overlaps_itself(arrays[name]):
+                raise tkc.LaunchError(
+                    f"{self.name} writes to {name}, of which several elements are one in memory;"
+                    " pass a copy"
+                )
+            for other, x in arrays.items():
+                if other != name and share_memory(arrays[name], x):
+                    raise tkc.LaunchError(
+                        f"{self.name} writes to {name}, which shares memory with {other}; pass a"
+                        " copy of one"
+                    )
 
     def shapes(self, *args: Any, **kwargs: Any) -> Any:
         """What `run` would return, not computed: its arrays have the right shapes and element
