@@ -89,7 +89,8 @@ def first_order_only(name: str, *of_derivatives: Any) -> None:
     """Raises LaunchError where a gradient reaches what a function returns for its own gradient."""
     if any(g is not None for g in of_derivatives):
         raise tkc.LaunchError(
-            f"{name} has no gradient of its gradients; detach them, or pass create_graph=False"
+            f"{name} has no gradient of its gradients, nor of what else it gives for them; detach"
+            " them, or pass create_graph=False"
         )
 
 
@@ -269,6 +270,8 @@ class Operator:
             kept.append("result")
 
         def gradient(saved: Any, *given: Array | None) -> dict[str, Array]:
+            if like:
+                first_order_only(self.name, *given[len(named_grads) :])
             values = dict(vars(saved), **dict(zip(named_grads, given, strict=False)))
             if "result" in kept:
                 result = saved.result if isinstance(saved.result, tuple) else (saved.result,)
