@@ -46,7 +46,7 @@ def register(op: Operator) -> None:
     calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _watched(op), _recorded)
     for device in "CPU", "CUDA":
         LIBRARY.impl(op.name, calls.behind, device)
-    torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
+    torch.library.register_fake(qualified, _fake(op), lib=LIBRARY)
     if op.gradient is not None:
         torch.library.register_autograd(
             qualified, _backward(op), setup_context=_setup(op), lib=Refusing(op.name, LIBRARY)
@@ -59,6 +59,25 @@ def register(op: Operator) -> None:
     op.__class__ = type(
         "Operator", (Operator,), {"__call__": calls.called(), "__doc__": Operator.__doc__}
     )
+
+
+def _fake(op: Operator) -> Callable:
+    """Operator.shapes, which torch also calls where one of several tensors is on the device meta.
+    Raises LaunchError then: the result would be memory that nobody writes.
+    """
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip((p.name for p in op.parameters), args, strict=False)), **kwargs}
+        on_meta = {n: x.is_meta for n, x in given.items() if isinstance(x, torch.Tensor)}
+        if len(set(on_meta.values())) > 1:
+            which = ", ".join(name for name, there in on_meta.items() if there)
+            raise tkc.LaunchError(
+                f"{op.name}: {which} on the device meta, without elements, beside tensors that have"
+                " some; move all to one device"
+            )
+        return op.shapes(*args, **kwargs)
+
+    return fake
 
 
 def _forward_level() -> bool:
