@@ -71,6 +71,9 @@ class Array:
     def astype(self, dtype):
         return type(self)(self._values.astype(dtype))
 
+    def view(self, dtype):
+        return type(self)(self._values.view(dtype))
+
     def devices(self):
         return [SimpleNamespace(platform="cpu")]
 
@@ -276,6 +279,61 @@ def test_axes_and_views(call, asarray):
     x = numbers((3, 5, 16), "float32")
     for got, want in zip(flat(call(kernels, asarray(x))), flat(call(kernels, x)), strict=True):
         assert got.shape == want.shape and np.array_equal(host(got), want)
+
+
+def of_32_bits(kind):
+    return np.dtype(str(np.dtype(kind)).replace("64", "32"))
+
+
+@pytest.fixture
+def without_64_bits(asarray, monkeypatch):
+    """jax as it is where nobody sets jax_enable_x64."""
+    jax = sys.modules["jax"]
+    if asarray is not Array:
+        jax.config.update("jax_enable_x64", False)
+        yield asarray
+        jax.config.update("jax_enable_x64", True)
+        return
+    monkeypatch.setattr(
+        jax, "dtypes", SimpleNamespace(canonicalize_dtype=of_32_bits), raising=False
+    )
+    monkeypatch.setattr(
+        sys.modules["jax.numpy"],
+        "zeros",
+        lambda shape, dtype, device=None: Array(np.zeros(shape, of_32_bits(dtype))),
+    )
+    yield asarray
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: kernels.topk(x, 3),
+        lambda x: kernels.topk(x, 3, 0),
+        lambda x: kernels.sort(x, 0),
+        lambda x: kernels.sort(x),
+        lambda x: kernels.argmax(x),
+        lambda x: kernels.cumsum(x),
+        lambda x: kernels.cumsum(x.reshape(-1)),
+        lambda x: kernels.sum((x * 8).astype("int32")),
+    ],
+)
+def test_where_jax_has_no_types_of_64_bits(call, without_64_bits):
+    """Memory of kernels has them, results have what jax has for them."""
+    x = numbers((5, 9001), "float32")
+    for got, want in zip(flat(call(without_64_bits(x))), flat(call(x)), strict=True):
+        assert got.shape == want.shape and got.dtype == of_32_bits(want.dtype)
+        assert np.array_equal(host(got), want.astype(got.dtype))
+
+
+def test_a_compiled_call_without_types_of_64_bits(jax):
+    x = numbers((5, 31), "float32")
+    jax.config.update("jax_enable_x64", False)
+    try:
+        for function in (lambda x: kernels.topk(x, 3)[1]), kernels.argmax:
+            assert np.array_equal(jax.jit(function)(jax.numpy.asarray(x)), function(x))
+    finally:
+        jax.config.update("jax_enable_x64", True)
 
 
 @pytest.mark.parametrize("name", sorted(IN_PLACE))

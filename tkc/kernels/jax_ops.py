@@ -21,6 +21,7 @@ import numpy as np
 
 import tkc
 from tkc.kernels.arrays import is_traced
+from tkc.kernels.views import of_jax
 
 if TYPE_CHECKING:
     from tkc.kernels.operator import Operator
@@ -149,9 +150,10 @@ def _run(op: Operator, f: Callable, blank: Any, arguments: tuple) -> Any:
         )
 
     def on_host(*values: Any) -> Any:
-        return f(*jax.tree_util.tree_map(np.asarray, values))
+        found = f(*jax.tree_util.tree_map(np.asarray, values))
+        return jax.tree_util.tree_map(lambda x: x.astype(of_jax(x.dtype), copy=False), found)
 
-    shapes = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), blank)
+    shapes = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, of_jax(x.dtype)), blank)
     return jax.pure_callback(on_host, shapes, *arguments, vmap_method="sequential")
 
 
