@@ -195,6 +195,15 @@ def test_quantizing_zeros():
         kernels.quantize(np.zeros(3, np.float32), "int4")
 
 
+def test_a_step_may_be_a_number_of_numpy():
+    made = []
+    for t, lr in (3, 0.01), (np.int64(3), np.float64(0.01)):
+        arrays = [np.ones(33, np.float32) for _ in range(4)]
+        kernels.adam_(*arrays, t, lr)
+        made.append(arrays[0])
+    assert np.array_equal(*made)
+
+
 def test_integers_are_refused_where_floats_are_meant():
     x, w, rows = np.zeros((4, 8), np.int32), np.ones(8, np.float32), np.zeros(4, np.int64)
     angles = np.zeros((4, 2), np.float32)

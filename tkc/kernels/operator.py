@@ -203,7 +203,8 @@ class Operator:
         if not self.mutates:
             return
         passed = dict(zip((p.name for p in self.parameters), args, strict=False)) | kwargs
-        arrays = {name: x for name, x in passed.items() if hasattr(x, "shape")}
+        of_arrays = (p.name for p in self.parameters if str(p.annotation).startswith("Array"))
+        arrays = {name: passed[name] for name in of_arrays if passed.get(name) is not None}
         for name in (n for n in self.mutates if n in arrays):
             if overlaps_itself(arrays[name]):
                 raise tkc.LaunchError(
