@@ -244,7 +244,7 @@ def test_on_gpus():
     )
     assembles(
         lambda: (
-            kernels.adam_(x, x, p, p, 3, master=p),
+            kernels.adam_(x, x.copy(), p, p.copy(), 3, master=p.copy()),
             kernels.quantize(x),
             kernels.quantize_rows(x, "int8"),
             kernels.dequantize(x.astype(np.int8), np.ones(1, np.float32)),

@@ -234,6 +234,21 @@ def test_what_has_no_gradient_says_so(jax):
         jax.jit(kernels.adam_)(*[x] * 4, 1)
 
 
+def test_numbers_are_not_traced(jax):
+    x, w = (jax.numpy.asarray(numbers(shape)) for shape in ((4, 8), 8))
+    for call, number in ((kernels.topk, 2), (kernels.softmax, 0)):
+        with pytest.raises(tkc.LaunchError, match="jax traces it"):
+            jax.jit(call)(x, number)
+        found = jax.jit(lambda x, c=call, n=number: c(x, jax.numpy.asarray(n)))
+        with pytest.raises(tkc.LaunchError, match="jax traces it"):
+            found(x)
+    with pytest.raises(tkc.LaunchError, match="eps is a number .* jax traces it"):
+        jax.jit(kernels.rms_norm)(x, w, 1e-6)
+    same = jax.jit(kernels.rms_norm, static_argnums=2)(x, w, 1e-6)
+    number = jax.numpy.asarray(1e-6)
+    assert np.array_equal(same, jax.jit(lambda x: kernels.rms_norm(x, w, number))(x))
+
+
 @pytest.mark.parametrize("name", [name for name in library() if name not in IN_PLACE])
 def test_the_library(name, asarray):
     found, want = (

@@ -335,12 +335,13 @@ class Script:
         otherwise: Callable,
     ) -> Callable | None:
         """All of it, as a function of the operator's parameters that gives the result anew; None
-        where something else is needed than they, or what changes may be read as well. on_mutation:
-        called with an array that was changed in place. pairs: of its tensors, and whether they are
-        one; where they are not as here, `otherwise` is called.
+        where something else is needed than they. on_mutation: called with an array that was changed
+        in place. pairs: of its tensors, and whether they are one; where they are not as here,
+        `otherwise` is called.
         """
-        if not self.whole or self._writes_where_others_are(pairs):
+        if not self.whole:
             return None
+        self._ask_how_far_apart(pairs)
         try:
             end = self._text(result)
         except Unknown:
@@ -378,12 +379,15 @@ class Script:
             guards.append(f"if not ({conditions}): return _run({parameters})")
         return guards
 
-    def _writes_where_others_are(self, pairs: Sequence[tuple[str, str, bool]]) -> bool:
-        """Whether an array that changes lies among the bytes of another one: how far apart they are
-        is not in the key, and the operator looks at it in each call.
+    def _ask_how_far_apart(self, pairs: Sequence[tuple[str, str, bool]]) -> None:
+        """Makes it a condition where an array that changes lies among the bytes of another one: it
+        is not in the key, and the operator has looked whether they share any.
         """
         changed = set(self.op.mutates)
-        return any(changed & {x, y} and (one or self._meet(x, y)) for x, y, one in pairs)
+        for x, y, _ in pairs:
+            if changed & {x, y} and self._meet(x, y):
+                far = self.values[y].data_ptr() - self.values[x].data_ptr()
+                self.conditions.append(f"{y}.data_ptr() - {x}.data_ptr() == {far}")
 
     def _meet(self, *names: str) -> bool:
         """Whether two tensors may share bytes: where they do not, they are not one. (They lie as in
