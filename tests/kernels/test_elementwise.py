@@ -195,6 +195,21 @@ def test_quantizing_zeros():
         kernels.quantize(np.zeros(3, np.float32), "int4")
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("top", [1e-45, 1e-42, 1e-38, 1e-36, 1e-30, 1e38, 3.4e38])
+def test_quantizing_numbers_at_the_ends_of_float32(top, dtype):
+    """No scale is 0 or infinite, and no 0 becomes NaN."""
+    x = np.array([[top, 0, -top / 2, 0]], np.float32)
+    for q, scale in (
+        kernels.quantize(x, dtype),
+        kernels.quantize_rows(x, dtype),
+        kernels.quantize_blocks(x, 1, 4, dtype),
+    ):
+        assert 0 < scale.item() < np.inf
+        error = np.abs(double(q) * double(scale) - double(x)).max()
+        assert error <= top / 8 + 2.0**-107
+
+
 def test_a_step_may_be_a_number_of_numpy():
     made = []
     for t, lr in (3, 0.01), (np.int64(3), np.float64(0.01)):
