@@ -446,6 +446,18 @@ def test_each_result_alone(name):
     same(found, wanted, 1e-4)
 
 
+def test_results_that_gradients_need_have_none_of_their_own():
+    """An error, where the loss depends on them, and not 0."""
+    inputs = leaves(CALLS["hedgehog"].inputs)
+    _, *kept = K.hedgehog(*inputs[:5], inputs[5].exp(), inputs[6].exp())
+    layer, experts = (leaves(CALLS[n].inputs) for n in ("gated_mlp", "mixture_of_experts"))
+    kept += torch.ops.tkc.gated_mlp(*layer, True)[1:]
+    kept.append(torch.ops.tkc.mixture_of_experts(*experts, EXPERTS)[-1])
+    for result in kept:
+        with pytest.raises(tkc.LaunchError, match="no gradient of its gradients"):
+            torch.autograd.grad(result.sum(), [*inputs, *layer, *experts], allow_unused=True)
+
+
 @each
 def test_derivatives_are_those_of_differences(name):
     call = CALLS[name]

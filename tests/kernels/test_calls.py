@@ -668,12 +668,32 @@ def test_of_several_devices_the_array_s_own_gets_the_result(monkeypatch):
     assert made(op)
 
 
+def test_what_changes_may_lie_beside_what_is_read_and_not_on_it():
+    """How far apart they are is not in the key of a call."""
+    rows = randn(8, 24)
+    for first in (8, 16, 8, 8, 16):
+        want = rows[:, :8] @ rows[:, :8]
+        kernels.matmul(rows[:, :8], rows[:, :8], out=rows[:, first : first + 8])
+        torch.testing.assert_close(rows[:, first : first + 8], want)
+    with pytest.raises(tkc.LaunchError, match="shares memory with a"):
+        kernels.matmul(rows[:, :8], rows[:, :8], out=rows[:, 4:12])
+
+
+def test_a_state_is_not_one_of_several():
+    """States that an expanded tensor only seems to have are refused, recorded or not."""
+    x, g = randn(4, 32), randn(4, 32, seed=1)
+    for _ in range(3):
+        kernels.hgrn_step(x, g, X().new_zeros(4, 32))
+        with pytest.raises(tkc.LaunchError, match="state, of which several elements"):
+            kernels.hgrn_step(x, g, X().new_zeros(1, 32).expand(4, 32))
+
+
 def test_errors_are_the_same():
     """Of a bad call beside a good one that is remembered."""
     a, b, out = randn(8, 8), randn(8, 8), X()
     for _ in range(3):
         kernels.matmul(a, b, out=out)
-    with pytest.raises(tkc.LaunchError, match="one of the operands"):
+    with pytest.raises(tkc.LaunchError, match="shares memory with a"):
         kernels.matmul(a, b, out=a)
     with pytest.raises(tkc.LaunchError, match="expected out of"):
         kernels.matmul(a, b, out=out[:4])

@@ -195,6 +195,30 @@ def test_quantizing_zeros():
         kernels.quantize(np.zeros(3, np.float32), "int4")
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("top", [1e-45, 1e-42, 1e-38, 1e-36, 1e-30, 1e38, 3.4e38])
+def test_quantizing_numbers_at_the_ends_of_float32(top, dtype):
+    """No scale is 0 or infinite, and no 0 becomes NaN."""
+    x = np.array([[top, 0, -top / 2, 0]], np.float32)
+    for q, scale in (
+        kernels.quantize(x, dtype),
+        kernels.quantize_rows(x, dtype),
+        kernels.quantize_blocks(x, 1, 4, dtype),
+    ):
+        assert 0 < scale.item() < np.inf
+        error = np.abs(double(q) * double(scale) - double(x)).max()
+        assert error <= top / 8 + 2.0**-107
+
+
+def test_a_step_may_be_a_number_of_numpy():
+    made = []
+    for t, lr in (3, 0.01), (np.int64(3), np.float64(0.01)):
+        arrays = [np.ones(33, np.float32) for _ in range(4)]
+        kernels.adam_(*arrays, t, lr)
+        made.append(arrays[0])
+    assert np.array_equal(*made)
+
+
 def test_integers_are_refused_where_floats_are_meant():
     x, w, rows = np.zeros((4, 8), np.int32), np.ones(8, np.float32), np.zeros(4, np.int64)
     angles = np.zeros((4, 2), np.float32)
@@ -235,7 +259,7 @@ def test_on_gpus():
     )
     assembles(
         lambda: (
-            kernels.adam_(x, x, p, p, 3, master=p),
+            kernels.adam_(x, x.copy(), p, p.copy(), 3, master=p.copy()),
             kernels.quantize(x),
             kernels.quantize_rows(x, "int8"),
             kernels.dequantize(x.astype(np.int8), np.ones(1, np.float32)),

@@ -71,6 +71,9 @@ class Array:
     def astype(self, dtype):
         return type(self)(self._values.astype(dtype))
 
+    def view(self, dtype):
+        return type(self)(self._values.view(dtype))
+
     def devices(self):
         return [SimpleNamespace(platform="cpu")]
 
@@ -231,6 +234,21 @@ def test_what_has_no_gradient_says_so(jax):
         jax.jit(kernels.adam_)(*[x] * 4, 1)
 
 
+def test_numbers_are_not_traced(jax):
+    x, w = (jax.numpy.asarray(numbers(shape)) for shape in ((4, 8), 8))
+    for call, number in ((kernels.topk, 2), (kernels.softmax, 0)):
+        with pytest.raises(tkc.LaunchError, match="jax traces it"):
+            jax.jit(call)(x, number)
+        found = jax.jit(lambda x, c=call, n=number: c(x, jax.numpy.asarray(n)))
+        with pytest.raises(tkc.LaunchError, match="jax traces it"):
+            found(x)
+    with pytest.raises(tkc.LaunchError, match="eps is a number .* jax traces it"):
+        jax.jit(kernels.rms_norm)(x, w, 1e-6)
+    same = jax.jit(kernels.rms_norm, static_argnums=2)(x, w, 1e-6)
+    number = jax.numpy.asarray(1e-6)
+    assert np.array_equal(same, jax.jit(lambda x: kernels.rms_norm(x, w, number))(x))
+
+
 @pytest.mark.parametrize("name", [name for name in library() if name not in IN_PLACE])
 def test_the_library(name, asarray):
     found, want = (
@@ -276,6 +294,61 @@ def test_axes_and_views(call, asarray):
     x = numbers((3, 5, 16), "float32")
     for got, want in zip(flat(call(kernels, asarray(x))), flat(call(kernels, x)), strict=True):
         assert got.shape == want.shape and np.array_equal(host(got), want)
+
+
+def of_32_bits(kind):
+    return np.dtype(str(np.dtype(kind)).replace("64", "32"))
+
+
+@pytest.fixture
+def without_64_bits(asarray, monkeypatch):
+    """jax as it is where nobody sets jax_enable_x64."""
+    jax = sys.modules["jax"]
+    if asarray is not Array:
+        jax.config.update("jax_enable_x64", False)
+        yield asarray
+        jax.config.update("jax_enable_x64", True)
+        return
+    monkeypatch.setattr(
+        jax, "dtypes", SimpleNamespace(canonicalize_dtype=of_32_bits), raising=False
+    )
+    monkeypatch.setattr(
+        sys.modules["jax.numpy"],
+        "zeros",
+        lambda shape, dtype, device=None: Array(np.zeros(shape, of_32_bits(dtype))),
+    )
+    yield asarray
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: kernels.topk(x, 3),
+        lambda x: kernels.topk(x, 3, 0),
+        lambda x: kernels.sort(x, 0),
+        lambda x: kernels.sort(x),
+        lambda x: kernels.argmax(x),
+        lambda x: kernels.cumsum(x),
+        lambda x: kernels.cumsum(x.reshape(-1)),
+        lambda x: kernels.sum((x * 8).astype("int32")),
+    ],
+)
+def test_where_jax_has_no_types_of_64_bits(call, without_64_bits):
+    """Memory of kernels has them, results have what jax has for them."""
+    x = numbers((5, 9001), "float32")
+    for got, want in zip(flat(call(without_64_bits(x))), flat(call(x)), strict=True):
+        assert got.shape == want.shape and got.dtype == of_32_bits(want.dtype)
+        assert np.array_equal(host(got), want.astype(got.dtype))
+
+
+def test_a_compiled_call_without_types_of_64_bits(jax):
+    x = numbers((5, 31), "float32")
+    jax.config.update("jax_enable_x64", False)
+    try:
+        for function in (lambda x: kernels.topk(x, 3)[1]), kernels.argmax:
+            assert np.array_equal(jax.jit(function)(jax.numpy.asarray(x)), function(x))
+    finally:
+        jax.config.update("jax_enable_x64", True)
 
 
 @pytest.mark.parametrize("name", sorted(IN_PLACE))

@@ -102,6 +102,22 @@ def test_epilogues(activation):
     close(kernels.matmul(x, y, bias, activation), want, ulps=64)
 
 
+def test_a_result_may_not_lie_where_operands_do():
+    """Nor on itself; beside them in one array it may."""
+    a, b = numbers((9, 9)), numbers((9, 9), seed=1)
+    both = np.concatenate([a, np.zeros((9, 9), np.float32)], 1)
+    kernels.matmul(both[:, :9], b, out=both[:, 9:])
+    close(both[:, 9:], double(a) @ double(b), ulps=8)
+    with pytest.raises(tkc.LaunchError, match="out, which shares memory with a"):
+        kernels.matmul(both[:, :9], b, out=both[:, 8:17])
+    c = numbers((9, 9), seed=2)
+    with pytest.raises(tkc.LaunchError, match="out, which shares memory with bias"):
+        kernels.matmul(a, b, c[0], out=c)
+    row = np.lib.stride_tricks.as_strided(np.zeros(9, np.float32), (9, 9), (0, 4))
+    with pytest.raises(tkc.LaunchError, match="several elements are one in memory"):
+        kernels.matmul(a, b, out=row)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -116,7 +132,7 @@ def test_epilogues(activation):
         (lambda x: kernels.matmul(numbers((2, 3, 4)), numbers((3, 4, 4))), "cannot be broadcast"),
         (
             lambda x: kernels.matmul(x[:, :3], (y := numbers((3, 3))), out=y),
-            "out is one of the operands",
+            "out, which shares memory with b",
         ),
     ],
 )

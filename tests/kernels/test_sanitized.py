@@ -11,7 +11,9 @@ import pytest
 
 from tests.gpu import recurrences, sanitize
 from tests.gpu.sanitized import cases, examples, flat, library, numbers, unset
+from tests.kernels.checks import launches
 from tkc import kernels
+from tkc.runtime import jit, specialize
 
 
 def test_every_function_is_in_the_list():
@@ -151,3 +153,18 @@ def test_a_case_that_hangs_or_dies_loses_itself_alone(monkeypatch, tmp_path, cap
     assert "memcheck: 1 of 2 are not clean" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["sanitize", "--tool", "memcheck", "--jobs", "3", names[0]])
     assert sanitize.main() == 0
+
+
+@pytest.mark.parametrize("name", library())
+def test_kernels_of_arrays_beyond_2_gib(name, monkeypatch):
+    """They compile where extents and offsets have 64 bits, as those of small ones do."""
+
+    def of_large(info):
+        known = specialize.facts(info)
+        return (*known[:5], True, *known[6:]) if known[0] == "array" else known
+
+    with launches() as found:
+        library()[name](numbers)
+    monkeypatch.setattr(jit, "facts", of_large)
+    for kernel, args, kwargs in found:
+        kernel.compile(*args, target="cpu", **kwargs)

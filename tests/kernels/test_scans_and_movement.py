@@ -164,6 +164,22 @@ def test_histogram(n):
         kernels.histogram(x, 3, 1.0, 1.0)
 
 
+def test_the_ends_of_a_histogram_are_in_it_and_nothing_beyond():
+    """However the places of the ends are rounded."""
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        low, width = np.float32(random.normal(size=2) * 10.0 ** random.integers(-3, 4, 2))
+        high, bins = low + abs(width), int(random.integers(1, 300))
+        around = [
+            np.nextafter(end, np.float32(way * np.inf)) for end, way in ((low, -1), (high, 1))
+        ]
+        counts = kernels.histogram(np.array([low, high, *around]), bins, float(low), float(high))
+        wanted = np.zeros(bins)
+        wanted[0] += 1
+        wanted[-1] += 1
+        np.testing.assert_array_equal(counts, wanted)
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (65, 131), (3, 64, 63), (2, 2, 5, 200)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_transpose(shape, dtype):

@@ -266,6 +266,14 @@ def test_plain_calls_go_past_the_dispatcher(monkeypatch):
     assert not any(seen)
 
 
+def test_tensors_without_elements_beside_others_are_an_error():
+    x, w = tensors((5, 64), grad=False), torch.empty(64, device="meta")
+    for function in kernels.rms_norm, torch.ops.tkc.rms_norm:
+        with pytest.raises(tkc.LaunchError, match="rms_norm: weight on the device meta"):
+            function(x, w, 1e-6)
+        assert function(x.to("meta"), w, 1e-6).is_meta
+
+
 def test_whole_numbers_are_taken_for_floats():
     x = tensors((4, 64), grad=False)
     torch.testing.assert_close(kernels.dropout(x, 0, 7), x)
@@ -362,6 +370,16 @@ def test_a_derivative_that_is_carried_forward_is_an_error(times):
             pytest.raises(tkc.LaunchError, match="carried forward"),
         ):
             function(torch.autograd.forward_ad.make_dual(x, x))
+        named = getattr(torch.ops.tkc, function.name)
+        for how in torch.enable_grad, torch.no_grad:
+            with how(), pytest.raises(tkc.LaunchError, match="carried forward"):
+                torch.func.jvp(named, (x,), (x,))
+            with (
+                how(),
+                torch.autograd.forward_ad.dual_level(),
+                pytest.raises(tkc.LaunchError, match="carried forward"),
+            ):
+                named(torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), x))
     product, slope = torch.func.jvp(lambda a: kernels.softmax(x) * a, (x,), (x,))
     assert torch.equal(product, slope) and product.any()
 

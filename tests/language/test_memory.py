@@ -1,5 +1,8 @@
 """Arrays, views, loads, stores and atomics in the simulator against NumPy."""
 
+import mmap
+import sys
+
 import numpy as np
 import pytest
 
@@ -204,3 +207,36 @@ def test_debugging():
     assert printed and "num_stages = 3" in show(module)
     with pytest.raises(Exception, match="n is positive"):
         run(module, [np.zeros(8, np.int32), -2], (1, 1, 1))
+
+
+@tkc.jit
+def _far(x, out, first, B: tkc.constexpr, N: tkc.constexpr):
+    at = (tkc.program_id(0) + first) * B
+    found = tkc.load(x, (at,), (N,))
+    tkc.store(out, (0, 0), found[None, :])
+    tkc.store(out, (1, 0), tkc.load(x, (at + tkc.arange(N),), (N,))[None, :])
+    tkc.store(out, (2, 0), tkc.load(x[at : at + N], (0,), (N,))[None, :])
+    tkc.store(out, (3, 0), x[at + 1])
+    tkc.store(x, (at + N,), found + 1)
+    tkc.atomic_add(x, (at + 2 * N,), found)
+
+
+@tkc.jit
+def _far_columns(x, out, first, B: tkc.constexpr, N: tkc.constexpr):
+    tkc.store(out, (0, 0), tkc.load(x, (0, (tkc.program_id(0) + first) * B), (1, N)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory that is not there until it is used")
+@pytest.mark.parametrize("first", [5, (1 << 21) + 3, (1 << 22) + 7])
+def test_places_that_32_bits_do_not_hold(first):
+    """Numbers of programs, int32, times a block lie behind 2³¹ and 2³² elements of a row."""
+    lazily = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    x = np.frombuffer(mmap.mmap(-1, 4 * ((1 << 32) + (1 << 14)), flags=lazily), np.int32)
+    at, out, numbers = first * 1024, np.zeros((4, 8), np.int32), np.arange(1, 9)
+    x[at : at + 8] = numbers
+    _far[1](x, out, first, B=1024, N=8)
+    assert (out[:3] == numbers).all() and out[3, 0] == 2
+    assert (x[at + 8 : at + 16] == numbers + 1).all()
+    assert (x[at + 16 : at + 24] == numbers).all()
+    _far_columns[1](x.reshape(1, -1), out[3:], first, B=1024, N=8)
+    assert (out[3] == numbers).all()

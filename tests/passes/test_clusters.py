@@ -465,3 +465,11 @@ def test_every_mutant_is_found(form):
         known=known.__contains__,
     )
     assert number > 50 and not missed, missed
+
+
+def test_places_of_64_bits_in_a_cluster():
+    """Of an array beyond 2 GiB: blocks share copies along k, where loops count in 64 bits."""
+    a, b, c = "bf16[1048576, 2048]", "bf16[2048, 1024]", "bf16[1048576, 1024]"
+    how = {"BM": 16, "BN": 64, "BK": 128, "cluster": (2, 2), "programs": 1, "target": "sm_90a"}
+    compiled = tkc.jit(plain).compile(a, b, None, c, None, **how)
+    assert "plan: cluster 2 x 2: 2 of 2 copies serve 2 blocks" in compiled.decisions

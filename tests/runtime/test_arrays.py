@@ -145,6 +145,10 @@ def test_the_buffer_protocol():
     [
         (np.zeros(3, np.complex64), "complex64"),
         (np.zeros(3, ">f4"), "big-endian"),
+        (memoryview(np.zeros(3, ">f4")), "big-endian"),
+        (CudaArray((4,), ">f4"), "big-endian"),
+        (np.zeros(3, ml_dtypes.float8_e4m3), "float8_e4m3fn"),
+        (np.ma.masked_array(np.zeros(3), [0, 1, 0]), "filled"),
         (np.zeros(3, "U4"), "not supported"),
         (object(), "expected an array"),
         (CudaArray((4,), "<f4", (6,)), "no multiple"),
@@ -154,6 +158,14 @@ def test_the_buffer_protocol():
 def test_what_has_no_meaning_is_refused(bad, message):
     with pytest.raises(LaunchError, match=message):
         describe(bad, "argument x of k")
+
+
+def test_a_view_of_numbers_of_the_other_sign_is_refused():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(4, dtype=torch.complex64)
+    with pytest.raises(LaunchError, match="resolve_neg"):
+        describe(x.conj().imag)
+    assert describe(x.conj().imag.resolve_neg()).shape == describe(x.imag).shape
 
 
 def test_other_devices_are_refused():

@@ -66,7 +66,9 @@ def arguments(kernel: Kernel) -> Arguments:
 
 
 def traced(kernel: Kernel, arguments: Arguments) -> ModuleOp:
-    """The kernel at level 0, specialized for these arguments as a launch would."""
+    """The kernel at level 0, specialized for these arguments as a launch would; by some seeds as
+    for arrays beyond 2 GiB, whose extents have 64 bits.
+    """
     from tkc.language.trace import trace
     from tkc.runtime.specialize import (
         Constant,
@@ -82,9 +84,15 @@ def traced(kernel: Kernel, arguments: Arguments) -> ModuleOp:
         n: argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32")
         for n, v in arguments.items()
     } | {n: Constant(eval(text, names)) for n, text in kernel.constants.items()}
+
+    def known(info: Any) -> tuple:
+        found = facts(info)
+        is_large = kernel.seed % LARGE_EVERY == LARGE_EVERY - 1 and found[0] == "array"
+        return (*found[:5], True, *found[6:]) if is_large else found
+
     return trace(
         names["kernel"],
-        signature(Specialization(tuple((n, facts(i)) for n, i in infos.items()))),
+        signature(Specialization(tuple((n, known(i)) for n, i in infos.items()))),
     )
 
 
@@ -359,6 +367,7 @@ def _copied(arguments: Arguments) -> Arguments:
 
 
 # --------------------------------------------------------------------------------------------------
+LARGE_EVERY = 16  # kernels of which one is traced as for arrays beyond 2 GiB
 BRIEF_TURNS = (
     3  # of a brief check: one does the CPU alone, one every pass, one both numbers of stages
 )

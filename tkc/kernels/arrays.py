@@ -7,6 +7,7 @@ its own device. Element types have tkc's names ("bfloat16", "float8_e4m3").
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 
 import tkc
 
+MAX_WORK = 100_000  # of NumPy's search for an element that two arrays share
 Array = Any  # a tensor or array of torch, cupy, jax or NumPy
 
 THEIRS = {
@@ -214,6 +216,59 @@ def expect(x: Array, shape: Sequence[int], name: str) -> None:
     """Raises LaunchError unless an array (or None) has this shape."""
     if x is not None and tuple(x.shape) != tuple(shape):
         raise tkc.LaunchError(f"{name}: expected the shape {list(shape)}, got {list(x.shape)}")
+
+
+def _bytes(x: Array) -> Any:
+    """The bytes of an array as NumPy's of the same extents and strides, never looked at: they may
+    be a GPU's.
+    """
+    import numpy as np
+
+    if isinstance(x, np.ndarray):
+        return x
+    if library(x) == "torch":
+        size, start, strides = x.element_size(), x.data_ptr(), tuple(x.stride())
+    else:
+        size, start, strides = (
+            x.dtype.itemsize,
+            x.data.ptr,
+            tuple(s // x.itemsize for s in x.strides),
+        )
+    reach = [(n - 1) * s * size for n, s in zip(x.shape, strides, strict=True)]
+    before, behind = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + size
+    memory: Any = (ctypes.c_char * (behind - before)).from_address(start + before)
+    steps = tuple(s * size for s in strides)
+    return np.ndarray(tuple(x.shape), f"V{size}", memory, -before, steps)
+
+
+def _is_of_jax(x: Array) -> bool:
+    """Whether jax alone knows where an array lies."""
+    return library(x) == "jax" and not hasattr(x, "ctypes")
+
+
+def share_memory(x: Array, y: Array) -> bool:
+    """Whether an element of one array and an element of another share memory."""
+    if 0 in x.shape or 0 in y.shape or _is_of_jax(x) or _is_of_jax(y):
+        return False
+    import numpy as np
+
+    try:
+        find: Any = np.shares_memory  # its annotations know max_work of two values alone
+        return find(_bytes(x), _bytes(y), max_work=MAX_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(x: Array) -> bool:
+    """Whether elements of an array may share memory: an axis does not step over all that those with
+    shorter steps reach.
+    """
+    strides, reach = x.stride() if library(x) == "torch" else x.strides, 0
+    for stride, n in sorted((abs(s), n) for s, n in zip(strides, x.shape, strict=True)):
+        if n > 1 and stride <= reach:
+            return 0 not in x.shape
+        reach += (n - 1) * stride
+    return False
 
 
 def power(n: int) -> int:

@@ -341,6 +341,7 @@ class Script:
         """
         if not self.whole:
             return None
+        self._ask_how_far_apart(pairs)
         try:
             end = self._text(result)
         except Unknown:
@@ -377,6 +378,16 @@ class Script:
             conditions = " and ".join(dict.fromkeys(self.conditions))
             guards.append(f"if not ({conditions}): return _run({parameters})")
         return guards
+
+    def _ask_how_far_apart(self, pairs: Sequence[tuple[str, str, bool]]) -> None:
+        """Makes it a condition where an array that changes lies among the bytes of another one: it
+        is not in the key, and the operator has looked whether they share any.
+        """
+        changed = set(self.op.mutates)
+        for x, y, _ in pairs:
+            if changed & {x, y} and self._meet(x, y):
+                far = self.values[y].data_ptr() - self.values[x].data_ptr()
+                self.conditions.append(f"{y}.data_ptr() - {x}.data_ptr() == {far}")
 
     def _meet(self, *names: str) -> bool:
         """Whether two tensors may share bytes: where they do not, they are not one. (They lie as in

@@ -35,7 +35,7 @@ from tkc.kernels.arrays import (
 )
 from tkc.kernels.blocks import row_block
 from tkc.kernels.grouped import SCALED, multiply, multiply_gated, outer
-from tkc.kernels.operator import operator
+from tkc.kernels.operator import first_order_only, operator
 from tkc.kernels.packed import check_kind, dequantize_packed, words_of
 from tkc.kernels.quantize import quantize_blocks
 
@@ -588,8 +588,10 @@ def mixture_of_experts_backward(
 @_layer.backward(
     saves="x gate_up down weights gate_up_scale down_scale kind group result",
     without="gate_up_scale down_scale",
+    zeros=False,
 )
-def _(saved, grad, *_):
+def _(saved, grad, *of_kept):
+    first_order_only("mixture_of_experts", *of_kept)
     x, up, down = saved.x, saved.gate_up, saved.down
     if _is_packed(up):
         form = saved.kind, saved.group, x

@@ -21,6 +21,7 @@ import numpy as np
 
 import tkc
 from tkc.kernels.arrays import is_traced
+from tkc.kernels.views import of_jax
 
 if TYPE_CHECKING:
     from tkc.kernels.operator import Operator
@@ -28,9 +29,18 @@ if TYPE_CHECKING:
 
 def call(op: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of a call in which jax traces some argument. Raises LaunchError where there is no
-    gradient for what jax differentiates.
+    gradient for what jax differentiates, or it traces a number.
     """
     given = dict(zip((p.name for p in op.parameters), args, strict=False)) | kwargs
+    for p in op.parameters:
+        x: Any = given.get(p.name)
+        if _is_array(x) and not str(p.annotation).startswith("Array"):
+            if is_traced(x):
+                raise tkc.LaunchError(
+                    f"{op.name}: {p.name} is a number that the call depends on, and jax traces it;"
+                    " name it in static_argnames, or bind it by functools.partial"
+                )
+            given[p.name] = x.item()
     names = tuple(name for name, x in given.items() if _is_array(x))
     others = {name: x for name, x in given.items() if name not in names}
     made = _Call(op, names, others)
@@ -149,9 +159,10 @@ def _run(op: Operator, f: Callable, blank: Any, arguments: tuple) -> Any:
         )
 
     def on_host(*values: Any) -> Any:
-        return f(*jax.tree_util.tree_map(np.asarray, values))
+        found = f(*jax.tree_util.tree_map(np.asarray, values))
+        return jax.tree_util.tree_map(lambda x: x.astype(of_jax(x.dtype), copy=False), found)
 
-    shapes = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), blank)
+    shapes = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, of_jax(x.dtype)), blank)
     return jax.pure_callback(on_host, shapes, *arguments, vmap_method="sequential")
 
 

@@ -33,7 +33,7 @@ from tkc.kernels.blocks import grid_of
 from tkc.kernels.experts import gate_backward
 from tkc.kernels.grouped import multiply_gated
 from tkc.kernels.matmul import gated_product, matmul
-from tkc.kernels.operator import operator
+from tkc.kernels.operator import first_order_only, operator
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (64, 64))
 
@@ -97,8 +97,9 @@ def gated_mlp_backward(grad: Array, kept: Array) -> Iterator[tuple[Array, Array]
         )
 
 
-@_mlp.backward(saves="x gate_up down result")
-def _(saved, grad, *_):
+@_mlp.backward(saves="x gate_up down result", zeros=False)
+def _(saved, grad, *of_kept):
+    first_order_only("gated_mlp", *of_kept)
     x, gate_up, down, (_, kept, held) = saved.x, saved.gate_up, saved.down, saved.result
     if not kept.shape[0] and x.numel():
         raise tkc.LaunchError("gated_mlp: pass with_grad=True where a gradient is wanted")

@@ -44,7 +44,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import tkc
-from tkc.kernels.arrays import Array, is_traced, zeros
+from tkc.kernels.arrays import Array, is_traced, overlaps_itself, share_memory, zeros
 
 TYPES = {
     "Array": "Tensor",
@@ -89,7 +89,8 @@ def first_order_only(name: str, *of_derivatives: Any) -> None:
     """Raises LaunchError where a gradient reaches what a function returns for its own gradient."""
     if any(g is not None for g in of_derivatives):
         raise tkc.LaunchError(
-            f"{name} has no gradient of its gradients; detach them, or pass create_graph=False"
+            f"{name} has no gradient of its gradients, nor of what else it gives for them; detach"
+            " them, or pass create_graph=False"
         )
 
 
@@ -173,6 +174,7 @@ class Operator:
                 kwargs[name] = float(kwargs[name])
         steps = self.fn(*args, **kwargs)
         result = next(steps)
+        self._check_shared(args, kwargs)
         if not foreign and any(map(_has_no_elements, (*args, *kwargs.values()))):
             _clear(result)
         for _ in steps:
@@ -193,6 +195,28 @@ class Operator:
                 f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
                 " change; pass an array of another library"
             )
+
+    def _check_shared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raises LaunchError where an array that the function writes to shares memory with itself
+        or another argument, which would change while it is read.
+        """
+        if not self.mutates:
+            return
+        passed = dict(zip((p.name for p in self.parameters), args, strict=False)) | kwargs
+        of_arrays = (p.name for p in self.parameters if str(p.annotation).startswith("Array"))
+        arrays = {name: passed[name] for name in of_arrays if passed.get(name) is not None}
+        for name in (n for n in self.mutates if n in arrays):
+            if overlaps_itself(arrays[name]):
+                raise tkc.LaunchError(
+                    f"{self.name} writes to {name}, of which several elements are one in memory;"
+                    " pass a copy"
+                )
+            for other, x in arrays.items():
+                if other != name and share_memory(arrays[name], x):
+                    raise tkc.LaunchError(
+                        f"{self.name} writes to {name}, which shares memory with {other}; pass a"
+                        " copy of one"
+                    )
 
     def shapes(self, *args: Any, **kwargs: Any) -> Any:
         """What `run` would return, not computed: its arrays have the right shapes and element
@@ -247,6 +271,8 @@ class Operator:
             kept.append("result")
 
         def gradient(saved: Any, *given: Array | None) -> dict[str, Array]:
+            if like:
+                first_order_only(self.name, *given[len(named_grads) :])
             values = dict(vars(saved), **dict(zip(named_grads, given, strict=False)))
             if "result" in kept:
                 result = saved.result if isinstance(saved.result, tuple) else (saved.result,)

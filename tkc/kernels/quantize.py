@@ -4,7 +4,8 @@
                               127 for int8
     dequantized = q scale
 
-Where everything is 0 the scale is 1, so that nothing is divided by 0. Rounding is to the nearest,
+Where everything is 0 the scale is 1, so that nothing is divided by 0, and where the largest number
+is below 2⁻¹⁰⁰ it counts as that, so that no quotient is infinite. Rounding is to the nearest,
 ties to even; int8 is symmetric: -128 does not occur.
 """
 
@@ -31,6 +32,7 @@ from tkc.kernels.operator import operator
 
 ROWS_OF_X = rows_grid("x")
 LARGEST_VALUES = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+LEAST = 2.0**-100
 MAX_SCALED_BLOCK = (
     1 << 14
 )  # elements of a block with a scale of its own: they stay in a program's registers
@@ -45,6 +47,12 @@ def _rounded(values, out):
     ).to(out.dtype)
 
 
+def _scaling(top, most):
+    """The scale of numbers up to `top`, and what they are multiplied by."""
+    some = tkc.maximum(top, LEAST)
+    return tkc.where(top > 0, some * (1 / most), 1), tkc.where(top > 0, most / some, 1)
+
+
 @tkc.autotune(row_configs("x"), measure=False)
 @tkc.jit
 def _quantize_rows(
@@ -53,8 +61,9 @@ def _quantize_rows(
     row = tkc.program_id(0) * ROWS
     values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
     top = tkc.max(tkc.abs(values), axis=1)
-    tkc.store(scales, (row,), tkc.where(top > 0, top * (1 / MOST), 1))
-    tkc.store(out, (row, 0), _rounded(values * tkc.where(top > 0, MOST / top, 1)[:, None], out))
+    scale, factor = _scaling(top, MOST)
+    tkc.store(scales, (row,), scale)
+    tkc.store(out, (row, 0), _rounded(values * factor[:, None], out))
 
 
 @tkc.jit
@@ -73,10 +82,9 @@ def _quantize_blocks(
     top = tkc.max(tkc.abs(values), axis=1)[:, None]
     if WHOLE:
         top = tkc.max(top, axis=0)[None, :]
-    tkc.store(scales, (i if WHOLE else i * ROWS, j), tkc.where(top > 0, top * (1 / MOST), 1))
-    tkc.store(
-        out, (i * ROWS, j * COLUMNS), _rounded(values * tkc.where(top > 0, MOST / top, 1), out)
-    )
+    scale, factor = _scaling(top, MOST)
+    tkc.store(scales, (i if WHOLE else i * ROWS, j), scale)
+    tkc.store(out, (i * ROWS, j * COLUMNS), _rounded(values * factor, out))
 
 
 @tkc.jit
@@ -90,16 +98,11 @@ def _largest(x, out, N: tkc.constexpr):
 
 @tkc.jit
 def _quantize(x, top, out, scale, MOST: tkc.constexpr, N: tkc.constexpr):
-    i, most = tkc.program_id(0) * N, top[0].to(tkc.float32, bitcast=True)
+    i = tkc.program_id(0) * N
+    found, factor = _scaling(top[0].to(tkc.float32, bitcast=True), MOST)
     if tkc.program_id(0) == 0:
-        tkc.store(scale, (0,), tkc.where(most > 0, most * (1 / MOST), 1))
-    tkc.store(
-        out,
-        (i,),
-        _rounded(
-            tkc.load(x, (i,), (N,)).to(tkc.float32) * tkc.where(most > 0, MOST / most, 1), out
-        ),
-    )
+        tkc.store(scale, (0,), found)
+    tkc.store(out, (i,), _rounded(tkc.load(x, (i,), (N,)).to(tkc.float32) * factor, out))
 
 
 @tkc.jit

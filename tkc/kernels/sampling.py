@@ -177,7 +177,7 @@ def _drawn(x, chunks, row, seed, least, ties, floor, top, rate, ZERO, CHUNK, N):
             score = _exponent(values, top, rate / log2(e))
             score = score + _noise(seed, row, chunks, at, CHUNK, N)
             score = tkc.where(kept, score, -inf)
-            token = tkc.where(score > best, tokens, token)
+            token = tkc.where(score > best, tokens.to(tkc.int32), token)
             best = tkc.maximum(best, score)
         seen = seen + tkc.sum(equal)
     return tkc.min(tkc.where(best == tkc.max(best), token, 0x7FFFFFFF))
@@ -410,7 +410,7 @@ def _argmax(x, out, ROWS: tkc.constexpr, N: tkc.constexpr):
         bits = tkc.where(here, ordered(_with_one_zero(tkc.load(x, (row, at), (ROWS, N)))), LOWEST)
         better = (bits > best) | here & (at == 0)
         best = tkc.where(better, bits, best)
-        place = tkc.where(better, (at + tkc.arange(N))[None, :], place)
+        place = tkc.where(better, (at + tkc.arange(N)).to(tkc.int32)[None, :], place)
     top = tkc.max(best, axis=1)[:, None]
     inside = (tkc.arange(N) < x.shape[1])[None, :]
     first = tkc.min(tkc.where((best == top) & inside, place, 0x7FFFFFFF), axis=1)
@@ -494,7 +494,7 @@ def _merge(
     length, mine = words.shape[1], i // part
     here, start = i < length, (mine ^ 1) * part
     held = tkc.load(words[row].ptr + i, mask=here)
-    count = tkc.maximum(tkc.minimum(length - start, part), 0)
+    count = tkc.maximum(tkc.minimum(length - start, part), 0).to(tkc.int32)
     low, high = tkc.zeros((N,), tkc.int32), count
     for _ in tkc.range(STEPS):
         middle = (low + high) // 2

@@ -189,14 +189,16 @@ def _unpack(words, values, indices, ROWS: tkc.constexpr, K: tkc.constexpr):
 
 
 @tkc.jit
-def _histogram(x, out, low, scale, BINS: tkc.constexpr, N: tkc.constexpr):
+def _histogram(x, out, low, high, scale, BINS: tkc.constexpr, N: tkc.constexpr):
     counts = tkc.zeros((BINS,), tkc.int32)
     for start in tkc.range(tkc.program_id(0) * N, x.shape[0], tkc.num_programs(0) * N):
         values, inside = tkc.load(x, (start,), (N,)), start + tkc.arange(N) < x.shape[0]
         if x.dtype.is_float:
-            place = (values.to(tkc.float32) - low) * scale
-            inside = inside & (place >= 0) & (place <= BINS)
-            values = tkc.minimum(tkc.where(inside, place, 0).to(tkc.int32), BINS - 1)
+            values = values.to(tkc.float32)
+            # of numbers, not of places: these are rounded beyond the ends
+            inside = inside & (values >= low) & (values <= high)
+            place = tkc.where(inside, (values - low) * scale, 0)
+            values = tkc.minimum(place.to(tkc.int32), BINS - 1)
         counts = counts + tkc.histogram(values, BINS, mask=inside)
     tkc.atomic_add(out, (0,), counts, sem="relaxed")
 
@@ -282,7 +284,7 @@ def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Itera
     yield out
     values = flat(contiguous(x))
     _histogram[max(1, min(tkc.cdiv(values.shape[0], 4096), 4 * PROGRAMS))](
-        values, out, float(low), bins / (high - low), BINS=bins, N=4096
+        values, out, float(low), float(high), bins / (high - low), BINS=bins, N=4096
     )
 
 

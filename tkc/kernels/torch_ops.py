@@ -10,9 +10,8 @@ itself (operator.py):
                  call (calls.py)
     fake         Operator.shapes: the generator up to its `yield`
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it can
-                 be compiled too; an error where there is none and one is required
-
-    forward AD   an error, where the dispatcher would drop what is carried forward
+                 be compiled too; an error where there is none and one is required, or where a
+                 derivative is carried forward, which would be lost
 
 The dispatcher takes longer than a launch. A call that it would pass on unchanged (plain tensors, no
 gradient wanted, nothing compiles, traces, transforms or watches) does not go through it: `alone`.
@@ -47,10 +46,10 @@ def register(op: Operator) -> None:
     calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _watched(op), _recorded)
     for device in "CPU", "CUDA":
         LIBRARY.impl(op.name, calls.behind, device)
-    torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
+    torch.library.register_fake(qualified, _fake(op), lib=LIBRARY)
     if op.gradient is not None:
         torch.library.register_autograd(
-            qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY
+            qualified, _backward(op), setup_context=_setup(op), lib=Refusing(op.name, LIBRARY)
         )
     else:
         LIBRARY.impl(op.name, _without_gradient(op), "Autograd", with_keyset=True)
@@ -60,6 +59,25 @@ def register(op: Operator) -> None:
     op.__class__ = type(
         "Operator", (Operator,), {"__call__": calls.called(), "__doc__": Operator.__doc__}
     )
+
+
+def _fake(op: Operator) -> Callable:
+    """Operator.shapes, which torch also calls where one of several tensors is on the device meta.
+    Raises LaunchError then: the result would be memory that nobody writes.
+    """
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip((p.name for p in op.parameters), args, strict=False)), **kwargs}
+        on_meta = {n: x.is_meta for n, x in given.items() if isinstance(x, torch.Tensor)}
+        if len(set(on_meta.values())) > 1:
+            which = ", ".join(name for name, there in on_meta.items() if there)
+            raise tkc.LaunchError(
+                f"{op.name}: {which} on the device meta, without elements, beside tensors that have"
+                " some; move all to one device"
+            )
+        return op.shapes(*args, **kwargs)
+
+    return fake
 
 
 def _forward_level() -> bool:
@@ -167,17 +185,11 @@ class _Writing(TorchDispatchMode):
 
 
 def _watched(op: Operator) -> Callable:
-    """A call that something watches: through the dispatcher. Raises LaunchError where an argument
-    has a tangent, which the dispatcher would drop, or torch.func differentiates by one, which
-    ends in an error of torch's own.
+    """A call that something watches: through the dispatcher. Raises LaunchError where torch.func
+    differentiates by an argument, which ends in an error of torch's own.
     """
 
     def call(*args: Any) -> Any:
-        if _forward_level() and any(map(_has_tangent, args)):
-            raise tkc.LaunchError(
-                f"{op.name} has no derivative that is carried forward (torch.func.jvp, dual"
-                " tensors); differentiate backward, or pass x.detach()"
-            )
         if op.gradient is not None and any(map(_is_differentiated, args)):
             raise tkc.LaunchError(
                 f"{op.name} is differentiated by torch.autograd, and not by torch.func (grad, vjp,"
@@ -186,6 +198,29 @@ def _watched(op: Operator) -> Callable:
         return op.torch(*args)
 
     return call
+
+
+def _check_tangents(name: str, args: Sequence[Any]) -> None:
+    """Raises LaunchError where an argument has a tangent, which would be lost."""
+    if _forward_level() and any(map(_has_tangent, args)):
+        raise tkc.LaunchError(
+            f"{name} has no derivative that is carried forward (torch.func.jvp, dual"
+            " tensors); differentiate backward, or pass x.detach()"
+        )
+
+
+class Refusing:
+    """A library in which torch registers the autograd of one op, so that it refuses tangents."""
+
+    def __init__(self, name: str, of: torch.library.Library):
+        self.name, self.of = name, of
+
+    def impl(self, name: str, fn: Callable, key: str, **how: Any) -> None:
+        def refusing(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_tangents(self.name, (*args, *kwargs.values()))
+            return fn(keys, *args, **kwargs)
+
+        self.of.impl(name, refusing, key, **how)
 
 
 def _has_tangent(x: Any) -> bool:
@@ -250,6 +285,7 @@ def _without_gradient(op: Operator) -> Callable:
     below = getattr(torch.ops.tkc, op.name).default.redispatch
 
     def forward(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_tangents(op.name, (*args, *kwargs.values()))
         if _grad():
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             op.check_gradients([n for n, v in given.items() if _requires_gradient(v)])

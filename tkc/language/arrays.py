@@ -11,10 +11,17 @@ from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import Bitcast, PointerAdd, Select
+from tkc.ir.elementwise import Bitcast, Elementwise, PointerAdd, Select
 from tkc.ir.ranges import Ranges, divisor
-from tkc.ir.types import MOST_DIVISOR, ArrayFacts, ArrayType, Fact, is_integer
-from tkc.ir.values import array_type
+from tkc.ir.types import (
+    MOST_DIVISOR,
+    ArrayFacts,
+    ArrayType,
+    Fact,
+    element_of,
+    is_integer,
+)
+from tkc.ir.values import array_type, operands_first, tile_type
 from tkc.language import operations
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.names import suggestion
@@ -26,13 +33,16 @@ from tkc.language.values import (
     Scalar,
     Tile,
     Value,
+    cast,
     describe,
     every_axis,
+    spread,
     unpack,
     wrap,
 )
 
 Extent: TypeAlias = int | Value
+_SUMS = "add", "sub", "mul"
 OF_ARRAYS = "shape", "strides", "dtype", "ndim", "ptr"
 
 
@@ -200,6 +210,12 @@ class Array:
         offsets = [self._place(i, axis) for axis, i in enumerate(indices)]
         return wrap(tracer().emit(tile.Load(self.use(), offsets, [-1] * self.ndim)).result)
 
+    def place(self, offset: SSAValue, axis: int) -> SSAValue:
+        """An offset along an axis, in as many bits as it needs: an axis of several is shorter."""
+        others = (fact for i, fact in enumerate(self.facts.shape) if i != axis)
+        is_row = self.wide and all(fact.exact == 1 for fact in others)
+        return in_64_bits(offset) if is_row else offset
+
     def _place(self, i: Any, axis: int, is_bound: bool = False) -> SSAValue:
         """Where an index along an axis lies; a negative one counts from the end. A bound of a slice
         is at least 0.
@@ -209,7 +225,7 @@ class Array:
                 "an array is indexed by scalars; to gather, give the integer tile as an offset:"
                 " tkc.load(array, (tile, …), shape)"
             )
-        place = integer(i, "an index")
+        place = self.place(integer(i, "an index"), axis)
         known = tracer().range_of(place)
         if known.lo >= 0:
             return place
@@ -286,6 +302,33 @@ def integer(x: object, what: str) -> SSAValue:
     if x.dtype.ir in (i32, i64):
         return x.use()
     return x.to(int64 if x.dtype.bits >= 32 else BY_IR[i32]).use()
+
+
+def in_64_bits(place: SSAValue) -> SSAValue:
+    """An offset whose sums and products are 64 bits wide: a program's number times a block is more
+    than 32 bits hold behind the first 2³¹ elements of a row.
+    """
+    found: dict[SSAValue, SSAValue] = {}
+    for at in operands_first(place, _terms, found):
+        terms = [found[term] for term in _terms(at)]
+        if not terms:
+            found[at] = cast(wrap(at), int64).use()
+        elif isinstance(at.owner, Elementwise):
+            found[at] = tracer().emit(type(at.owner)(*terms)).result
+        else:
+            found[at] = spread(wrap(terms[0]), tile_type(at).extents).use()
+    return found[place]
+
+
+def _terms(place: SSAValue) -> Sequence[SSAValue]:
+    """What a sum, a product or a tile of it in 32 bits is made of."""
+    if element_of(place.type) == i32:
+        match place.owner:
+            case tile.Splat() as op:
+                return op.operands
+            case Elementwise() as op if op.fn.name in _SUMS:
+                return op.operands
+    return ()
 
 
 def as_tuple(x: Any) -> tuple:

@@ -37,9 +37,9 @@ Extents: TypeAlias = int | None | Sequence[int | None]
 SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("block", "gpu", "system")
 
 
-def _offsets(offsets, extents: list[int]) -> list[SSAValue]:
-    """Offsets as SSA values; a rank-1 integer tile (a gather) must be as long as the extent on its
-    axis.
+def _offsets(array: Array, offsets, extents: list[int]) -> list[SSAValue]:
+    """Offsets into an array as SSA values; a rank-1 integer tile (a gather) must be as long as the
+    extent on its axis.
     """
     result = []
     for axis, (o, n) in enumerate(zip(offsets, extents, strict=False)):
@@ -52,9 +52,9 @@ def _offsets(offsets, extents: list[int]) -> list[SSAValue]:
                     f"offset {axis} is a tile of {o.shape[0]} integers; the extent there must be"
                     f" {o.shape[0]}, got {'None' if n < 0 else n}"
                 )
-            result.append(o.use())
+            result.append(array.place(o.use(), axis))
         else:
-            result.append(integer(o, f"offset {axis}"))
+            result.append(array.place(integer(o, f"offset {axis}"), axis))
     return result
 
 
@@ -153,7 +153,11 @@ def load(
         return wrap(
             t.emit(
                 tile.Load(
-                    source.use(), _offsets(offsets, extents), extents, mask_of(mask, kept), fill
+                    source.use(),
+                    _offsets(source, offsets, extents),
+                    extents,
+                    mask_of(mask, kept),
+                    fill,
                 )
             ).result
         )
@@ -209,7 +213,7 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
             " lies; write tile[:, None] for a column or tile[None, :] for a row"
         )
     extents = [-1] * (array.ndim - len(value.shape)) + list(value.shape)
-    return _offsets(offsets, extents), value, extents
+    return _offsets(array, offsets, extents), value, extents
 
 
 def store(

@@ -309,7 +309,7 @@ def where(condition: Operand, x: Operand, y: Operand) -> Operand:
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """The quotient of two integers, rounded up."""
+    """The quotient of two integers, rounded up: (a + b - 1) // b, for b > 0 and sums that fit."""
     return (a + (b - 1)) // b
 
 

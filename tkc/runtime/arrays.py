@@ -33,6 +33,8 @@ FOREIGN = {
     "bool": "bool_",
     "float8_e4m3fn": "float8_e4m3",
 }  # other libraries' names of our element types
+# names of our element types that are another one's in other libraries, and theirs of ours
+OWN_NAMES = {ours: theirs for theirs, ours in FOREIGN.items() if theirs != "bool"}
 SHORT_NAMES = {
     "i1": "bool_",
     **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
@@ -162,6 +164,11 @@ def _torch(t, name: str) -> ArrayInfo:
         raise LaunchError(f"{name}: the tensor is on {device}; move it to cuda or cpu")
     if getattr(t, "is_sparse", False):
         raise LaunchError(f"{name}: expected a strided tensor, got a sparse one; use .to_dense()")
+    if hasattr(t, "is_neg") and t.is_neg():
+        raise LaunchError(
+            f"{name}: a view of numbers of the other sign (of a conjugate's imaginary part); use"
+            " .resolve_neg()"
+        )
     return ArrayInfo(
         t.data_ptr(),
         tuple(t.shape),
@@ -173,6 +180,11 @@ def _torch(t, name: str) -> ArrayInfo:
 
 
 def _from_interface(value, interface: dict, name: str, device: int) -> ArrayInfo:
+    if interface.get("mask") is not None or hasattr(value, "mask") and hasattr(value, "filled"):
+        raise LaunchError(
+            f"{name}: an array with a mask, which kernels do not read; pass .filled(…) of it, or"
+            " its data and its mask"
+        )
     kind = dtype_name(_element(value, interface, name), name)
     pointer, readonly = interface["data"]
     shape, size = tuple(interface["shape"]), ITEMSIZE[kind]
@@ -192,15 +204,21 @@ def _from_interface(value, interface: dict, name: str, device: int) -> ArrayInfo
 def _element(value, interface: dict, name: str) -> str:
     dtype = getattr(value, "dtype", None)
     text = getattr(dtype, "name", None) or str(dtype or "")
-    if text and not text.startswith("void"):
-        if getattr(dtype, "byteorder", "=") == ">":
-            raise LaunchError(
-                f"{name}: big-endian elements; use .astype(value.dtype.newbyteorder('='))"
-            )
-        return text
-    import numpy as np
+    if not text or text.startswith("void"):
+        import numpy as np
 
-    return np.dtype(interface["typestr"]).name
+        dtype = np.dtype(interface["typestr"])
+        text = dtype.name
+    if getattr(dtype, "byteorder", "=") == ">":
+        raise LaunchError(
+            f"{name}: big-endian elements; use .astype(value.dtype.newbyteorder('='))"
+        )
+    if text in OWN_NAMES and hasattr(dtype, "type"):
+        raise LaunchError(
+            f"{name}: elements of ml_dtypes.{text}, which has infinities; convert it to"
+            f" {OWN_NAMES[text]}"
+        )
+    return text
 
 
 def _cuda_device(value, pointer: int) -> int:

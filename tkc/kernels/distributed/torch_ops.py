@@ -23,6 +23,7 @@ import tkc
 from tkc.kernels import distributed
 from tkc.kernels.distributed.groups import Group
 from tkc.kernels.distributed.torch_group import group_of
+from tkc.kernels.torch_ops import Refusing
 
 LIBRARY = torch.library.Library("tkc", "FRAGMENT")
 OPS: list[str] = []  # names
@@ -101,10 +102,12 @@ def _define(
     for device in "CPU", "CUDA":
         LIBRARY.impl(name, call, device)
     torch.library.register_fake(f"tkc::{name}", fake, lib=LIBRARY)
-    if gradient is not None:
-        torch.library.register_autograd(
-            f"tkc::{name}", _backward(gradient), setup_context=_setup, lib=LIBRARY
-        )
+    torch.library.register_autograd(
+        f"tkc::{name}",
+        _backward(gradient or _no_gradient(name)),
+        setup_context=_setup,
+        lib=Refusing(name, LIBRARY),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -124,6 +127,13 @@ def _backward(gradient: Callable[..., tuple]) -> Callable:
         return *gradient(kept, whole, ctx.needs_input_grad, ctx.group), None
 
     return backward
+
+
+def _no_gradient(name: str) -> Callable[..., tuple]:
+    def gradient(*_: Any) -> tuple:
+        raise tkc.LaunchError(f"{name} has no gradient; detach its results from the loss")
+
+    return gradient
 
 
 def _call(name: str) -> Callable:

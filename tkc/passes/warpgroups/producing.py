@@ -19,7 +19,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import index_of, operations_in, shared_type, terminator_of
@@ -222,7 +222,7 @@ def _share_of(
         place = [share if a == axis else start if a == fast else zero for a in range(t.rank)]
         view = before(copy, shared.SharedSlice(copy.buffer, place, kind)).result
         offsets = [
-            o if p is zero else before(copy, CLASSES["add"](o, p)).result
+            o if p is zero else build.add(o, p if p.type == o.type else build(Cast(p, o.type)))
             for o, p in zip(copy.offsets, place, strict=False)
         ]
         parts.append((view, offsets))
