@@ -45,13 +45,13 @@ def scanned_inside(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
 
 @tkc.jit
 def scaled(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """A tile of scales for each step, read as it lies in memory, used as the sum lies."""
+    """A tile of scales for each step, turned round as it lies in memory, used as the sum lies."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
         acc = acc + tkc.dot(
             tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))
-        ) * tkc.load(s, (m, n), (BM, BN))
+        ) * tkc.flip(tkc.load(s, (m, n), (BM, BN)), 1)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
@@ -89,7 +89,7 @@ def data(kernel, m, n, k):
     whole = np.float64(a) @ np.float64(b)
     if kernel is scaled:
         s = rng.integers(-2, 3, (m, n)).astype(np.float32)
-        return [a, b, s, np.zeros((m, n), np.float32)], whole * s
+        return [a, b, s, np.zeros((m, n), np.float32)], whole * s[:, ::-1]
     if kernel is scanned:
         return [a, b, np.zeros((m, n), np.float32)], np.cumsum(whole, 0)
     return [a, b, np.zeros((n, m), np.float32)], np.cumsum(whole, 0).T
@@ -110,7 +110,7 @@ CASES = {  # kernel, target, block, steps of k, roles of the plan in the end
     "fewer stages in turn": (scanned, "sm_90a", (64, 192, 64), 2, "pingpong"),
     "one program at a time": (scanned, "sm_90a", (128, 128, 64), 2, "cooperative"),
     "fewer stages": (scaled, "sm_90a", (128, 128, 64), 2, "cooperative"),
-    "one role": (scaled, "sm_90a", (128, 256, 64), 2, "one"),
+    "one role": (scaled, "sm_90a", (128, 256, 128), 2, "one"),
     "operands in parts of a step": (scanned_inside, "sm_89", (128, 128, 128), 1, "one"),
     "operands in parts": (once, "sm_89", (128, 128, 192), 1, "one"),
     "more operands in parts": (once, "sm_80", (128, 256, 128), 1, "one"),
