@@ -110,7 +110,7 @@ class MemoryWriter(DotWriter):
         name, most = f"a{len(self.arrays)}", r.randint(1, 80)
         self.arrays.append(ArraySpec(name, dtype, (most, size)))
         o = f"{self.own('o', 'float32', (n,)).name}p"
-        i, at, v = (self.fresh(letter) for letter in "iav")
+        i, at, v = (self.fresh(letter) for letter in "iqv")
         numbers = r.choice(("tkc.arange({n})", "tkc.arange({n}) * 5 % 7", "{n} - tkc.arange({n})"))
         self.line(f"{i} = p0 * {r.choice((0, n, 3))} + {numbers.format(n=n)}")
         self.line(f"{at}, {v} = {name}.ptr + {i} * {size}, tkc.zeros(({n},))")
