@@ -283,5 +283,6 @@ def test_parts_of_records_under_other_masks_that_are_read_together(monkeypatch):
 
     monkeypatch.setattr(merge_loads.Place, "of", unmasked)
     seeds = (s for s in range(10**6) if Random(f"records {s}").random() < RECORDS_SHARE)
-    failure = found(None, islice(seeds, MOST_KERNELS))
+    alone = (s for s in seeds if "tkc.dot(" not in kernel(s).source)
+    failure = found(None, islice(alone, MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")

@@ -22,6 +22,7 @@ MOST_OWN = 8  # the greatest number in an array w
 MOST_ADDED = 1 << 14  # the greatest number in an array x
 ALIGNED = 16  # bytes at multiples of which NumPy's arrays begin
 BY_COLUMNS = 0.6  # of rows by their numbers, those that become columns
+BESIDE_DOTS = 0.1  # of records, those beside dots
 SLIDING = 10  # one of so many copies windows that slide over an array, one to the next
 ROWS = (16, 32, 64)  # of blocks that go through memory from iteration to iteration
 
@@ -103,10 +104,13 @@ class MemoryWriter(DotWriter):
 
     def records(self) -> None:
         """Parts of records that lie side by side, read each by itself, some of them under another
-        mask, or with another number in place of what is masked.
+        mask, or with another number in place of what is masked; beside dots seldom.
         """
+        if any("tkc.dot(" in line for line in self.lines) and self.apart.random() > BESIDE_DOTS:
+            return
         r, n = self.apart, self.apart.choice((16, 32, 64))
-        size, dtype = r.choice((2, 3, 4, 4, 8)), r.choice(("float32", "int32", "float16", "uint8"))
+        size, kinds = r.choice((2, 3, 4, 4, 8)), ("float32", "float32", "int32", "float16", "uint8")
+        count, dtype = r.choice((size, size, r.randint(2, size))), r.choice(kinds)
         name, most = f"a{len(self.arrays)}", r.randint(1, 80)
         self.arrays.append(ArraySpec(name, dtype, (most, size)))
         o = f"{self.own('o', 'float32', (n,)).name}p"
@@ -114,7 +118,7 @@ class MemoryWriter(DotWriter):
         numbers = r.choice(("tkc.arange({n})", "tkc.arange({n}) * 5 % 7", "{n} - tkc.arange({n})"))
         self.line(f"{i} = p0 * {r.choice((0, n, 3))} + {numbers.format(n=n)}")
         self.line(f"{at}, {v} = {name}.ptr + {i} * {size}, tkc.zeros(({n},))")
-        for part in r.sample(range(size), r.randint(2, size)):
+        for part in r.sample(range(size), count):
             inside = r.choice((most, most, most, max(most - 2, 0)))
             mask = f"({i} >= 0) & ({i} < {inside})"
             other = r.choice(("", "", f", other={r.randint(0, 2)}"))

@@ -13,7 +13,7 @@ MOST_CARRIED = 24  # the greatest number that a loop carries into its first iter
 MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 ROLLED_SHARE = 0.06  # of those that read rows in a circle
-RECORDS_SHARE = 0.06  # of those that read records by their parts
+RECORDS_SHARE = 0.2  # of those that may read records by their parts
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
 
 
@@ -180,8 +180,8 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
     rare = (
         ("far", FAR_SHARE, w.far),
         ("rolled", ROLLED_SHARE, w.rolled),
-        ("records", RECORDS_SHARE, w.records),
         ("stored", STORED_SHARE, w.stored_again),
+        ("records", RECORDS_SHARE, w.records),
     )
     for name, share, write in rare:
         if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were
