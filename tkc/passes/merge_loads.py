@@ -33,10 +33,11 @@ from tkc.ir.types import ArrayFacts, TileType, bits
 from tkc.ir.values import array_type, is_side_effect_free, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.parts import MAX_BYTES
 from tkc.passes.analysis.pointers import Forms
 from tkc.passes.analysis.polynomials import ONE, Polynomial, TooLarge
 
-MIN_BYTES, MAX_BYTES = 8, 16  # of an access that is worth it, and that a thread can make
+MIN_BYTES = 8  # of an access that is worth it
 
 
 @dataclass(frozen=True)

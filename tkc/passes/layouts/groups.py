@@ -43,7 +43,7 @@ from tkc.passes.analysis.access import (
     tile_of,
     vectors_first,
 )
-from tkc.passes.analysis.parts import is_one_of_equal_parts, size_of_parts
+from tkc.passes.analysis.parts import is_one_of_equal_parts, is_part_of_record, size_of_parts
 from tkc.passes.analysis.values import (
     LOADS,
     POINTWISE,
@@ -264,14 +264,14 @@ class Groups:
             self.mixed.setdefault(shown, []).append(axis)
 
     def _enter_slice(self, op: tile.Slice) -> None:
-        """A part of a tile stays with the threads that have it; and where equal parts are wanted,
-        there the whole is best, each thread with all of them.
+        """A part of a tile stays with the threads that have it; and where the parts of a record are
+        wanted, that one access reads, there the whole is best.
         """
         if _is_spilled(op):
             self.spilled_parts.append(op)
             return
         self._show(op.arg, op.result, lambda layout: slice_source(op, layout, self.plan.warps)[1])
-        if is_one_of_equal_parts(op):
+        if is_part_of_record(op):
             views, shown = self._views_of(op.arg)
             if self.kinds.data(shown) and self.kinds.data(op.result):
                 derive = partial(through_views, (op, *views))
@@ -571,11 +571,11 @@ class Groups:
         anchors = self.anchors.get(target, ())
         if target in self.chosen:
             return False
-        if relation.loaded and not any(isinstance(op, LOADS) for op in anchors):
-            return False
         try:
             derived = relation.derive(self.chosen[source])
         except LayoutError:
+            return False
+        if relation.loaded and not self._are_read_whole(anchors, derived):
             return False
         # a group that is no smaller, and has loads or stores, chooses for itself
         smaller = tile_type(target).size < tile_type(source).size and not relation.suits
@@ -585,6 +585,13 @@ class Groups:
         if follows:
             self.chosen[target] = derived
         return follows
+
+    def _are_read_whole(self, anchors: Sequence[Operation], layout: Layout) -> bool:
+        """Whether there are loads among these, and each reads as many neighbours at once in a
+        layout as it could.
+        """
+        loads = [self.accesses[op] for op in anchors if isinstance(op, LOADS)]
+        return bool(loads) and all(layout.vector(a.order[0], a.vector) >= a.vector for a in loads)
 
     def _depth(self, root: SSAValue) -> int:
         """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""
