@@ -544,7 +544,7 @@ def test_adam_counts_and_nothing_fills():
             way(p, randn(33, seed=t), m, v, t, 1e-3 / t, 0.9, 0.999, 1e-8, 0.1, None)
         kept.append((p, m, v))
         # 1, multiples of 16 and others are three kinds of numbers, as for kernels
-        assert len(made(op)) <= before + 2
+        assert len(made(op)) <= before + 3
     for one, other in zip(*kept, strict=False):
         assert torch.equal(one, other)
     with pytest.raises(tkc.LaunchError, match="counts steps from 1"):
