@@ -386,7 +386,7 @@ def added_to_rows(a, b, o):
         # every block of a cluster reads what others store a share of
         (added_to_rows, dict(split_k=2)),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_what_is_read_before_others_store(fn, options):
     arrays = aligned(tkc.float16, 2), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
