@@ -72,7 +72,6 @@ from tkc.passes.layouts.views import (
     View,
     backward,
     forward,
-    mixed_axes,
     part_of,
     through_part,
     through_views,
@@ -135,7 +134,6 @@ class Groups:
         self.reductions: Members = {}
         self.scans: Members = {}
         self.depths: Members = {}  # of the loops round each reduction or scan
-        self.mixed: Members = {}  # axes that reshapes mix
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
@@ -194,8 +192,6 @@ class Groups:
             case tile.Concat():
                 self.concats.append(op)
                 self._enter_parts(op)
-            case tile.Reshape():
-                self._enter_reshape(op)
             case tile.Slice():
                 self._enter_slice(op)
             case tile.Reduce():
@@ -248,20 +244,6 @@ class Groups:
             for load, derive in self._small_loads(operand, tile_type(operand).size):
                 with suppress(LayoutError):
                     self.wanted.append((load, derive(layout)))
-
-    def _enter_reshape(self, op: tile.Reshape) -> None:
-        """Elements along axes that a reshape mixes meet others of them. Beside dots, these say
-        where elements are.
-        """
-        views, shown = self._views_of(op.arg)
-        transposed = all(isinstance(view, tile.Transpose) for view in views)
-        if self.plan.dots or not self.kinds.data(shown) or not transposed:
-            return
-        for axis in mixed_axes(extents_of(op.arg), extents_of(op.result)):
-            for view in views:
-                assert isinstance(view, tile.Transpose)
-                axis = view.permutation.get_values()[axis]
-            self.mixed.setdefault(shown, []).append(axis)
 
     def _enter_slice(self, op: tile.Slice) -> None:
         """A part of a tile stays with the threads that have it; and where the parts of a record are
@@ -450,7 +432,7 @@ class Groups:
         """Decides the layout of every group: those of dots first, then what follows from them, then
         the others, the largest first.
         """
-        for found in self.reductions, self.scans, self.depths, self.mixed:
+        for found in self.reductions, self.scans, self.depths:
             self._gather(found)
         self._gather(self.anchors)
         self.relations.sort(key=lambda r: (-tile_type(r.source).size, not r.reduced))
@@ -755,10 +737,10 @@ class Groups:
         return None
 
     def _reduced(self, root: SSAValue) -> tuple[int, ...]:
-        """The reduced, or mixed, axes that warps stay off: all, or where that leaves none, the one
-        that is so most often.
+        """The reduced axes that warps stay off: all, or where that leaves none, the one that is
+        reduced most often.
         """
-        axes = [*self.reductions.get(root, ()), *self.mixed.get(root, ())]
+        axes = self.reductions.get(root, [])
         if len(set(axes)) < tile_type(root).rank:
             return tuple(sorted(set(axes), key=axes.count))
         return (max(axes, key=axes.count),) if axes else ()

@@ -4,7 +4,7 @@ from that of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from xdsl.ir import SSAValue
 
@@ -22,22 +22,6 @@ def view_of(value: SSAValue) -> View:
     """The broadcast, transpose or reshape that makes a view."""
     assert isinstance(value.owner, VIEWS)
     return value.owner
-
-
-def mixed_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[int]:
-    """The axes of a tile that are not axes of its other shape, but part of some, or several."""
-    a = b = 0
-    while a < len(before):
-        first, others, size, other = a, b, before[a], after[b] if b < len(after) else 1
-        a, b = a + 1, b + 1
-        while size != other:
-            if size < other:
-                size, a = size * before[a], a + 1
-            else:
-                other, b = other * after[b], b + 1
-        axes = [axis for axis in range(first, a) if before[axis] > 1]
-        if len(axes) > 1 or sum(n > 1 for n in after[others:b]) > 1:
-            yield from axes
 
 
 def through_views(views: Sequence[View | tile.Slice], layout: Layout) -> Layout:
