@@ -137,6 +137,18 @@ def scaled(a, b, by_map, by_threads, y, columns, BY_THREADS: tkc.constexpr):
     tkc.store(y, (m, n), acc.to(y.dtype))
 
 
+def numbered(a, b, flags, y):
+    """A number beside a dot whose operands both are gathered: no tensor map fills a ring."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    rows, last = (m + tkc.arange(BM)) // 2, b.shape[0] - 1
+    acc = tkc.zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        x = tkc.load(a, (rows, k), (BM, BK))
+        w = tkc.load(b, (last - k - tkc.arange(BK), n), (BK, BN))
+        acc = acc + tkc.dot(x, w) * flags[k // BK]
+    tkc.store(y, (m, n), acc.to(y.dtype))
+
+
 @dataclass(frozen=True)
 class Case:
     """A kernel, what is known of its arrays, and data for a size: arguments (the result the last
@@ -249,6 +261,13 @@ def of_scaled(m: int, n: int, k: int, by_threads: bool = False):
     return [a, b, scale, more, y, columns], grid_of(y), expected
 
 
+def of_numbers(m: int, n: int, k: int):
+    a, b, y = numbers(0, -(-m // 2), k), numbers(1, k, n), np.full((m, n), 9, np.float16)
+    flags = np.arange(-(-k // BK)).astype(np.int32) % 3 - 1
+    each = np.repeat(a, 2, 0)[:m].astype(np.float64) * np.repeat(flags, BK)[:k]
+    return [a, b, flags, y], grid_of(y), each @ b[::-1]
+
+
 def of_scaled_by_threads(m: int, n: int, k: int):
     return of_scaled(m, n, k, by_threads=True)
 
@@ -270,6 +289,7 @@ CASES = {
     "before": Case(before, (HALVES, HALVES, HALVES), of_before),
     "beside": Case(scaled, BESIDE, of_scaled, (False,)),
     "beside threads": Case(scaled, BESIDE, of_scaled_by_threads, (True,)),
+    "numbered": Case(numbered, (HALVES, HALVES, integers(), HALVES), of_numbers),
     "dequantized": Case(dequantized, (HALVES, known(tkc.uint8, divisor=16), HALVES), of_nibbles),
 }
 NAMES = pytest.mark.parametrize("name", CASES)
