@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
@@ -12,7 +14,7 @@ from tkc.passes.analysis.values import LOADS
 MAX_BYTES = 16  # that one access of a thread moves
 
 
-def is_one_of_equal_parts(op: Operation | Block) -> bool:
+def is_one_of_equal_parts(op: Operation | Block) -> TypeGuard[tile.Slice]:
     """Whether an operation takes one of equal parts side by side, along one axis or several."""
     if not isinstance(op, tile.Slice):
         return False
@@ -24,7 +26,7 @@ def is_part_of_record(op: Operation | Block) -> bool:
     """Whether an operation takes one of equal parts, of which each thread reads all at once that
     are beside one another.
     """
-    if not isinstance(op, tile.Slice) or not is_one_of_equal_parts(op):
+    if not is_one_of_equal_parts(op):
         return False
     whole, part = tile_type(op.arg), tile_type(op.result)
     return whole.size // part.size * bits(whole.element) <= 8 * MAX_BYTES
