@@ -16,7 +16,6 @@ from math import prod
 from typing import Any
 
 import tkc
-from tkc.ir.strides import share_elements
 
 MAX_WORK = 100_000  # of NumPy's search for an element that two arrays share
 Array = Any  # a tensor or array of torch, cupy, jax or NumPy
@@ -261,9 +260,15 @@ def share_memory(x: Array, y: Array) -> bool:
 
 
 def overlaps_itself(x: Array) -> bool:
-    """Whether elements of an array may share memory (ir/strides.py)."""
-    strides = x.stride() if library(x) == "torch" else x.strides
-    return 0 not in x.shape and share_elements(zip(strides, x.shape, strict=True))
+    """Whether elements of an array may share memory: an axis does not step over all that those with
+    shorter steps reach.
+    """
+    strides, reach = x.stride() if library(x) == "torch" else x.strides, 0
+    for stride, n in sorted((abs(s), n) for s, n in zip(strides, x.shape, strict=True)):
+        if n > 1 and stride <= reach:
+            return 0 not in x.shape
+        reach += (n - 1) * stride
+    return False
 
 
 def power(n: int) -> int:
