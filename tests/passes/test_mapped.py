@@ -292,7 +292,7 @@ def test_an_array_that_the_program_makes_has_no_map():
         (masked, 8, described(16, 8), "narrower than a swizzle"),
         (masked, 64, described(2, 8), "multiples of 4 bytes"),
         (masked, 64, described(16, 1), "multiples of 4 bytes"),
-        (panels, 64, described(16, 8), "more or fewer axes"),
+        (panels, 64, described(16, 8), "more axes than two"),
     ],
 )
 def test_what_threads_of_another_role_copy(fn, columns, array, why):
