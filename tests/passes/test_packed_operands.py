@@ -283,8 +283,8 @@ def test_a_block_of_one_warpgroup_leaves_room_for_another(name):
 
 
 def test_weights_that_threads_copy_leave_room_for_another_block(monkeypatch):
-    """Rows of words begin at multiples of 8 bytes, which a role of threads copies. Dots do not read
-    what it writes: nothing makes warps wait for what they asked memory for.
+    """Rows of words begin at multiples of 8 bytes, which a role of threads copies. Scales come by
+    the other ring: consumers ask memory for nothing that a fence could make them wait for.
     """
     monkeypatch.setenv("TKC_SIM", "1")
     rng = np.random.default_rng(3)
@@ -298,6 +298,6 @@ def test_weights_that_threads_copy_leave_room_for_another_block(monkeypatch):
     assert any("copies a block of 32x64" in said for said in compiled.decisions)
     assert not compiled.resources.spill_stores
     loops = compiled.ptx[: compiled.ptx.rindex("wgmma.mma_async")]
-    assert "fence.proxy.async" not in loops
+    assert "ld.global" not in loops
     scaled[(1, 3)](*given, 16, 64, 64)
     np.testing.assert_array_equal(given[-1], product(a, (four - 8) * np.repeat(scales, 64, axis=0)))
