@@ -235,7 +235,7 @@ def test_on_gpus():
         kernels.dropout_add_layer_norm(rows, rows, vector, vector)
         kernels.lora_linear(rows, w, low, low.T.copy())
         kernels.linear_gate_add(rows, w, vector, rows, vector)
-        kernels.adam_variant_(f, f, f.copy(), f.copy(), 3, "adamax")
+        kernels.adam_variant_(f, f.copy(), f.copy(), f.copy(), 3, "adamax")
         kernels.lion_(f, f.copy(), f.copy())
 
     assembles(calls)

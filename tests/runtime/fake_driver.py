@@ -273,5 +273,11 @@ class FakeTensor:
     def data_ptr(self):
         return self._pointer
 
+    def element_size(self):
+        from tkc.runtime.arrays import FOREIGN, ITEMSIZE
+
+        name = self.dtype.removeprefix("torch.")
+        return ITEMSIZE[FOREIGN.get(name, name)]
+
     def stride(self):
         return self._strides
