@@ -116,6 +116,7 @@ CHOOSING = (
 # functions whose answers do so in modules of which others refuse
 CHOOSING_FUNCTIONS = (
     "fetch_ahead.py _feeds",
+    "merge_loads.py _may_gain",
     "planning/meetings.py multiplies_in_turn",
     "select_layouts.py _pays_to_load_again",
 )

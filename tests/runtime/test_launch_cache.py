@@ -90,6 +90,10 @@ NAME = b"dlpack_exchange_api"
 
 class Tensor(FakeTensor):
     __dlpack_c_exchange_api__ = capsule(ctypes.addressof(NEXT), NAME, None)
+    negated = False
+
+    def is_neg(self):
+        return self.negated
 
 
 @pytest.fixture
@@ -231,6 +235,23 @@ def test_arrays_elsewhere_are_the_same_launch(machine, general):
         machine.launched[-1][:3] == machine.launched[0][:3]
         and machine.launched[-1][3] != machine.launched[0][3]
     )
+
+
+def test_numbers_of_the_other_sign_are_refused_behind_others(machine, general):
+    """torch's tensors say so of views of a conjugate's imaginary part: no two of their elements are
+    neighbours. DLPack says nothing of it.
+    """
+    k = JitFunction(add.fn)
+    x, y, out = three(strides=(2,))
+    for _ in range(3):
+        k[4](x, y, out, 256)
+    assert len(general) == 1 and is_native(k[4])
+    x.negated = True
+    with pytest.raises(LaunchError, match="resolve_neg"):
+        k[4](x, y, out, 256)
+    x.negated = False
+    k[4](x, y, out, 256)
+    assert len(machine.launched) == 4
 
 
 def test_numbers_elsewhere_are_the_same_launch(machine, general):

@@ -136,6 +136,7 @@ out:
 ; Writes the key of a call, and the values that do not matter to that: addresses and numbers. The number of words; 0 where the call is not of the cache's kind.
 define private i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values) {
   %tensor = alloca [6 x i64], align 16
+  %asked = alloca ptr
   %ends = alloca [{MAX_SPAN_ENDS} x i64], align 16
   %over = alloca i32
   %stream = alloca ptr
@@ -145,6 +146,9 @@ define private i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %wo
   %describe = call ptr @pointer(ptr %cache, i64 {describe})
   %home = call i64 @field(ptr %cache, i64 {device})
   %ask = call ptr @pointer(ptr %cache, i64 {stream})
+  %is_negated = call ptr @pointer(ptr %cache, i64 {is_negated})
+  %false = call ptr @pointer(ptr %cache, i64 {false})
+  %may_ask = icmp ne ptr %is_negated, null
   %total = add i64 %positional, %named
   %place = getelementptr i64, ptr %tensor, i64 1
   %kind_at = getelementptr i64, ptr %tensor, i64 2
@@ -280,8 +284,9 @@ axis:
   %low = phi i64 [ 0, %rest ], [ %low1, %extent ]
   %high = phi i64 [ 0, %rest ], [ %high1, %extent ]
   %full = phi i1 [ 1, %rest ], [ %full1, %extent ]
+  %dense = phi i1 [ 0, %rest ], [ %dense1, %extent ]
   %further = icmp ult i64 %a, %rank
-  br i1 %further, label %extent, label %whole
+  br i1 %further, label %extent, label %signs
 extent:
   %extent_of = call i64 @field(ptr %shape, i64 %a)
   %stride_of = call i64 @field(ptr %strides, i64 %a)
@@ -301,8 +306,29 @@ extent:
   %high1 = add i64 %high, %up
   %any = icmp ne i64 %extent_of, 0
   %full1 = and i1 %full, %any
+  %several = icmp sgt i64 %extent_of, 1
+  %next_to = icmp eq i64 %stride_of, 1
+  %neighbours = and i1 %several, %next_to
+  %dense1 = or i1 %dense, %neighbours
   %a1 = add i64 %a, 1
   br label %axis
+signs:                                            ; parts of complex numbers, which are no neighbours, may be of the other sign
+  %code_ = lshr i64 %element, 32
+  %code = and i64 %code_, 255
+  %is_float = icmp eq i64 %code, {KDLFLOAT}
+  %apart = xor i1 %dense, 1
+  %part = and i1 %is_float, %apart
+  %doubted = and i1 %part, %may_ask
+  br i1 %doubted, label %doubt, label %whole
+doubt:
+  store ptr %arg, ptr %asked
+  %answer = call ptr @PyObject_Vectorcall(ptr %is_negated, ptr %asked, i64 1, ptr null)
+  %silent = icmp eq ptr %answer, null
+  br i1 %silent, label %raised, label %answer_
+answer_:
+  call void @Py_DecRef(ptr %answer)
+  %plain = icmp eq ptr %answer, %false
+  br i1 %plain, label %whole, label %no
 whole:
   %lanes = lshr i64 %element, 48
   %bits_ = lshr i64 %element, 40

@@ -8,7 +8,8 @@ function, `call`, that takes the place of `kernel[grid]`: it writes the key, loo
 launches.
 
     key      in words of 8 bytes, all that code and parameters may depend on:
-             of a tensor     its address modulo 16, device, rank and element type, extents, strides
+             of a tensor     its address modulo 16, device, rank and element type, extents, strides;
+                             a view of numbers of the other sign has no key, and is refused
              of a number     whether it is 0, 1, a multiple of 16, negative, needs 64 bits; of a
                              constexpr, or where a configuration is chosen by it: its value; of
                              None, a bool, a str or a tuple: its identity
@@ -43,7 +44,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tkc.errors import Error
 from tkc.ir.interface import Parameter
@@ -56,7 +57,7 @@ from tkc.runtime.peers import Peers
 from tkc.runtime.specialize import overlaps
 from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
-API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
+API, MAJOR, KDLCUDA, KDLFLOAT = "__dlpack_c_exchange_api__", 1, 2, 2
 # limits of one call
 MAX_KEY_WORDS = 1024
 MAX_ARGUMENTS = 96
@@ -88,6 +89,8 @@ FIELDS = (
     "none",
     "describe",
     "stream",
+    "is_negated",
+    "false",
     "generation",
     "kinds",
     "names",
@@ -175,6 +178,7 @@ def _object() -> bytes:
             "BYTES_4",
             "AS_FLOAT32",
             "PLACE",
+            "KDLFLOAT",
             "MAX_LAST_KEY_WORDS",
             "IN_PYTHON",
         )
@@ -210,10 +214,23 @@ def _object() -> bytes:
     return made
 
 
-def _exchange(kind: type) -> tuple[int, int] | None:
-    """The two C functions of a tensor type, what describes a tensor and what gives the stream; None
-    where it has none. (A type derived from one may answer otherwise in Python; torch's Parameter
-    does not.)
+class Exchange(NamedTuple):
+    """Addresses: of the two C functions of a tensor type, what describes a tensor and what gives
+    the stream, and of the tensor's method that says whether its numbers are of the other sign. 0:
+    there is none.
+    """
+
+    describe: int = 0
+    stream: int = 0
+    is_negated: int = 0
+
+
+NO_EXCHANGE = Exchange()
+
+
+def _exchange(kind: type) -> Exchange | None:
+    """Of a tensor type; None where it has none. (A type derived from one may answer otherwise in
+    Python; torch's Parameter does not.)
     """
     torch: Any = sys.modules.get("torch")
     if kind is getattr(getattr(torch, "nn", None), "Parameter", None):
@@ -227,7 +244,10 @@ def _exchange(kind: type) -> tuple[int, int] | None:
     if not address:
         return None
     describing, streaming = (ctypes.c_void_p.from_address(address + at).value for at in (40, 48))
-    return (describing, streaming) if describing and streaming else None
+    if not (describing and streaming):
+        return None
+    is_negated = getattr(kind, "is_neg", None)
+    return Exchange(describing, streaming, 0 if is_negated is None else id(is_negated))
 
 
 def kind(args: Sequence, kwargs: dict[str, Any]) -> tuple:
@@ -267,9 +287,7 @@ def _kind_of(value: Any, given: bool, tensor: bool) -> int | None:
     return TENSOR if tensor and _exchange(type(value)) else None
 
 
-def _one_exchange(
-    kinds: Sequence[tuple[type, int]], tensor: int = TENSOR
-) -> tuple[int, int] | None:
+def _one_exchange(kinds: Sequence[tuple[type, int]], tensor: int = TENSOR) -> Exchange | None:
     """The C functions that all tensors of these kinds share; None where they do not, there is no
     tensor, or there are too many arguments for a key.
     """
@@ -316,6 +334,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
         elif hasattr(v, "data_ptr"):
             parts += [f"{x}.{part}" for part in ("data_ptr()", "shape", "stride()", "dtype")]
             parts.append(f"{x}.is_cuda")
+            parts += [f"{x}.is_neg()"] if hasattr(v, "is_neg") else []
         elif hasattr(v, "__cuda_array_interface__"):
             parts.append(f"tuple({x}.__cuda_array_interface__.items())")
         elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
@@ -415,7 +434,7 @@ def launch_key(values: Sequence, varying: Sequence[bool] | None = None) -> Launc
     if exchange is None or not methods:
         return None
     # no function for the stream: its word is 0
-    return LaunchCache(kinds, len(kinds), (), watched, (exchange[0], 0), methods)
+    return LaunchCache(kinds, len(kinds), (), watched, exchange._replace(stream=0), methods)
 
 
 def _kinds_of_given(
@@ -536,7 +555,7 @@ class LaunchCache:
         positional: int,
         names: tuple[str, ...],
         watched: tuple[Watch, ...],
-        exchange: tuple[int, int] = (0, 0),
+        exchange: Exchange = NO_EXCHANGE,
         methods: tuple[_Method, ...] = (),
         device: int = 0,
         python: Sequence[str] = (),
@@ -558,7 +577,7 @@ class LaunchCache:
             self.call = self._call
 
     def _data(
-        self, positional: int, names: tuple[str, ...], exchange: tuple[int, int], device: int
+        self, positional: int, names: tuple[str, ...], exchange: Exchange, device: int
     ) -> tuple:
         """The fields as machine code reads them, then all that their addresses are of."""
         on_miss = self.on_miss
@@ -579,8 +598,10 @@ class LaunchCache:
             "entries": id(self.entries),
             "on_miss": id(on_miss),
             "none": id(None),
-            "describe": exchange[0],
-            "stream": exchange[1],
+            "describe": exchange.describe,
+            "stream": exchange.stream,
+            "is_negated": exchange.is_negated,
+            "false": id(False),
             "generation": ctypes.addressof(driver.generation),
             **dict(zip(("kinds", "names", "watches"), map(_content, tables), strict=True)),
             "last": ctypes.addressof(vars(self.entries)["last"]),
@@ -761,7 +782,7 @@ class Prepared(LaunchCache):
         self,
         launch: Launch,
         values: Sequence,
-        exchange: tuple[int, int],
+        exchange: Exchange,
         methods: tuple[_Method, ...],
     ):
         super().__init__((), 0, (), (), exchange, methods, launch.function.device)
@@ -787,7 +808,7 @@ class Repeated(LaunchCache):
         values: tuple[tuple, dict],
         places: Sequence[tuple[int, tuple | None] | None],
         kinds: Sequence[tuple[type, int]],
-        exchange: tuple[int, int],
+        exchange: Exchange,
         watched: tuple[tuple[dict, Any, Any], ...],
         methods: tuple[_Method, ...],
     ):
