@@ -164,6 +164,12 @@ def test_histogram(n):
         kernels.histogram(x, 3, 1.0, 1.0)
 
 
+def test_a_histogram_of_more_than_a_bin_holds_is_refused():
+    x = np.broadcast_to(np.int32(1), (1 << 31,))
+    with pytest.raises(tkc.LaunchError, match="add up the histograms"):
+        kernels.histogram(x, 4)
+
+
 def test_the_ends_of_a_histogram_are_in_it_and_nothing_beyond():
     """However the places of the ends are rounded."""
     random = np.random.default_rng(0)

@@ -19,7 +19,7 @@ block, until one block is left.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import tkc
@@ -29,6 +29,7 @@ from tkc.kernels.operator import operator
 
 # k at most; elements of a row that is one block; of what a warp sorts, at least
 MAX_K, MAX_BLOCK_ROW, MIN_SORTED_PART = 1024, 2048, 512
+MAX_COUNT = (1 << 31) - 1  # that a bin holds
 LOWEST_WORDS = -(1 << 63), -(1 << 31)  # a word below all others, of 64 bits and of 32
 SHORT_TYPES = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
@@ -274,8 +275,14 @@ def _tournament(source: Array, kernel, k: int) -> Array:
 def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Iterator[Array]:
     """How often (int32) each of 0 … bins - 1 occurs among integers; of floats, how many lie in each
     of `bins` equal parts of [low, high], high itself in the last. What lies outside is not counted.
-    Raises LaunchError unless 1 <= bins <= 16384 and low < high.
+    Raises LaunchError unless 1 <= bins <= 16384 and low < high, and of more elements than int32
+    counts.
     """
+    if prod(x.shape) > MAX_COUNT:
+        raise tkc.LaunchError(
+            f"histogram counts up to {MAX_COUNT} elements, got {prod(x.shape)}; add up the histograms"
+            " of parts of x"
+        )
     if not 1 <= bins <= 1 << 14:
         raise tkc.LaunchError(f"histogram: bins are 1 to {1 << 14}, got {bins}")
     if not low < high:
