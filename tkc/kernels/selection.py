@@ -280,8 +280,8 @@ def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Itera
     """
     if prod(x.shape) > MAX_COUNT:
         raise tkc.LaunchError(
-            f"histogram counts up to {MAX_COUNT} elements, got {prod(x.shape)}; add up the histograms"
-            " of parts of x"
+            f"histogram counts up to {MAX_COUNT} elements, got {prod(x.shape)}; add up the"
+            " histograms of parts of x"
         )
     if not 1 <= bins <= 1 << 14:
         raise tkc.LaunchError(f"histogram: bins are 1 to {1 << 14}, got {bins}")
