@@ -116,6 +116,51 @@ def test_lanes_that_share_a_reduction_deal_its_results_out(kind, dtype, shape):
     check(columns, [numbers(shape, dtype), result], SHAPE=shape, AXIS=axis)
 
 
+ODD_FLOATS = [-np.inf, np.inf, -0.0, 0.0, 2.0**-14, -(2.0**-14), 1.5, -1.5]
+
+
+@pytest.mark.parametrize("kind", ["max", "min", "nanmax", "nanmin"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("columns", [32, 100, 2048])
+def test_a_warp_orders_floats_by_one_instruction(kind, dtype, columns):
+    """NaN of either sign wins or is passed over; of zeros the sign counts."""
+    random, function = np.random.default_rng(columns), getattr(tkc, kind)
+    x = random.choice(ODD_FLOATS, (8, columns)).astype(dtype)
+    x[0] = np.nan
+    x[1], x[1, 7] = -np.inf, -np.nan
+    x[2, 5], x[2, 30] = np.nan, -np.nan
+    x[3] = random.choice([-0.0, 0.0], columns)
+    x[4], x[4, 31] = np.nan, -2.0
+    x[5] = np.abs(x[5])
+    x[6] = -np.abs(x[6])
+
+    def rows(x, o, N: tkc.constexpr):
+        i = tkc.program_id(0)
+        tkc.store(o, (i,), function(tkc.load(x, (i, 0), (1, N)), axis=1))
+
+    check(rows, [x, np.zeros(8, dtype)], grid=(8,), N=columns)
+    case = Case(
+        rows, [array(BY_NUMPY[np.dtype(dtype)], n) for n in (2, 1)], {"N": columns}, list, (8,)
+    )
+    assert emitted(case.module()).text.count("redux.sync") == 1
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "xor"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_a_warp_reduces_integers_by_one_instruction(kind, dtype):
+    random, limits = np.random.default_rng(0), np.iinfo(dtype)
+    x = random.integers(limits.min, limits.max, (4, 256), dtype, endpoint=True)
+    x[1], x[2] = limits.min, limits.max
+
+    def rows(x, o):
+        i = tkc.program_id(0)
+        tkc.store(o, (i,), KINDS[kind](tkc.load(x, (i, 0), (1, 256)), axis=1))
+
+    check(rows, [x, np.zeros(4, dtype)], grid=(4,))
+    case = Case(rows, [array(BY_NUMPY[np.dtype(dtype)], n) for n in (2, 1)], {}, list, (4,))
+    assert emitted(case.module()).text.count("redux.sync") == 1
+
+
 @pytest.mark.parametrize("m, n", [(64, 8), (128, 64), (256, 16)])
 def test_sums_of_a_products_columns(m, n):
     def sums(a, b, o, M: tkc.constexpr, N: tkc.constexpr):

@@ -1,4 +1,6 @@
-"""Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes.
+"""Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes; or
+one instruction (`redux.sync`), where a whole warp reduces integers of 32 bits, or floats of which
+the order alone counts: their bits are integers of that order.
 
 Where lanes need not all have the result they deal it out: each step halves what they exchange.
 
@@ -33,10 +35,13 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.digits import bits_of
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.reductions import FUNCTION, neutral, only_place
-from tkc.ir.types import TileType, is_bool, is_float
+from tkc.ir.types import TileType, bits, is_bool, is_float
 from tkc.ir.values import holds, tile_type, yielded_by
 
 Values = tuple[Operand, ...]
+XOR_OF_AND = 0x78  # of lop3: a ^ (b & c)
+# of reductions of integers, that of a whole warp
+WARP_INSTRUCTION = {"sum": "add", "xor": "xor", "max": "max", "min": "min"}
 LaneBit = tuple[int, int]  # lane mask, stride along the axis
 Stretch = tuple[tuple[int, ...], int, int]
 
@@ -94,6 +99,12 @@ def _shifted(e: Emitter, x: Integer, mask: int, distance: int) -> Integer:
     if not distance:
         return x
     return e.w.op("shl.b32" if distance > 0 else "shr.u32", "b32", x, abs(distance))
+
+
+def _sortable(e: Emitter, x: str) -> str:
+    """The bits of a float32 as an integer that orders as it does, and back."""
+    sign = e.w.op("shr.s32", "b32", x, 31)
+    return e.w.op("lop3.b32", "b32", x, sign, (1 << 31) - 1, XOR_OF_AND)
 
 
 class Folder:
@@ -221,6 +232,36 @@ class Folder:
         second = self.e.lane_bit(mask)
         return self(self.pick(second, other, x), self.pick(second, x, other))
 
+    def over_lanes(self, x: Values, masks: Sequence[int]) -> Values:
+        """With all lanes whose numbers differ from this one's in some bits."""
+        if sum(masks) == WARP - 1 and isinstance(x[0], str) and self._has_instruction():
+            return (self._by_instruction(x[0]),)
+        for mask in masks:
+            x = self.across(x, mask)
+        return x
+
+    def _has_instruction(self) -> bool:
+        """Whether one instruction reduces what all lanes of a warp have: of integers of 32 bits,
+        which floats are where their order alone counts.
+        """
+        size = bits(self.elements[0])
+        if is_float(self.elements[0]):
+            return self.kind in ("max", "min", "fmax", "fmin") and size <= 32
+        return self.kind in WARP_INSTRUCTION and size == 32
+
+    def _by_instruction(self, x: str) -> str:
+        w, t = self.e.w, self.elements[0]
+        if not is_float(t):
+            number = "b32" if self.kind == "xor" else compute_type(t)
+            return w.op(f"redux.sync.{WARP_INSTRUCTION[self.kind]}.{number}", "b32", x, -1)
+        low = self.kind.endswith("min")
+        # NaN is beyond all numbers where it wins, and behind them where any number replaces it
+        beyond = (1 << 31) - 1 if low == (self.kind[0] == "f") else -(1 << 31)
+        is_number = w.op("setp.num.f32", "pred", x, x)
+        key = w.op("selp.b32", "b32", _sortable(self.e, x), beyond, is_number)
+        found = w.op(f"redux.sync.{'min' if low else 'max'}.s32", "b32", key, -1)
+        return _sortable(self.e, found)
+
 
 def lines(layout: Layout, axis: int) -> list[list[int]]:
     """The registers of each line along the axis, each coordinate once, without copies."""
@@ -259,9 +300,7 @@ def in_warp(
             return folder.voted(x)
         if holder is not None:
             return folder.of_lane(x, holder)
-        for mask, _ in lanes:
-            x = folder.across(x, mask)
-        return x
+        return folder.over_lanes(x, [mask for mask, _ in lanes])
 
     return [folded(group) for group in lines(layout, axis)]
 
@@ -400,9 +439,8 @@ def _deal_out(
         if before.axis == axis and after.axis >= 0:
             along = after.axis - (after.axis > axis)
             held = _halved(e, folder, held, (along, after.stride), 1 << i)
-    for i, (before, after) in pairs:
-        if before.axis == axis and after.axis < 0:
-            held = {at: folder.across(x, 1 << i) for at, x in held.items()}
+    both_have = [1 << i for i, (before, after) in pairs if before.axis == axis and after.axis < 0]
+    held = {at: folder.over_lanes(x, both_have) for at, x in held.items()}
     wanted = [(*at[:axis], *at[axis + 1 :]) for at in result.offsets("registers").tolist()]
     e.set(op.results[0], e.build(t, [held[at][0] for at in wanted]))
 

@@ -26,6 +26,7 @@ WARP_WIDE = (
     "bar.",
     "shfl",
     "vote",
+    "redux",
     "ldmatrix",
     "stmatrix",
     "mma",

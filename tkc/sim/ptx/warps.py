@@ -32,6 +32,16 @@ def vote(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     m.write(i.operands[0], np.repeat(together, WARP), mask)
 
 
+@rule("redux.sync")
+def reduction(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
+    """Of integers of 32 bits, all lanes' together."""
+    kind = i.parts[3] if i.parts[3] != "b32" else "u32"
+    function = {"add": np.add, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum}
+    values = m.read(i.operands[1], kind).reshape(-1, WARP)
+    together = function[i.parts[2]].reduce(values, axis=1, dtype=values.dtype)
+    m.write(i.operands[0], np.repeat(together, WARP), mask)
+
+
 @rule("elect.sync")
 def elect(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     """One lane of each warp: with a seed any, because the hardware does not say which."""
