@@ -4,18 +4,20 @@ for it, and lists those of which ptxas puts registers into local memory, with an
 warps or stages that does not, where there is one.
 
     --only TEXT     kernels of the calls, examples and cases whose names contain it
-    --seconds N     begin no kernel after so long
+    --jobs N        processes beside each other
     --out FILE      the list as a table of Markdown (benchmarks/results/spills.md)
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from tkc.errors import Error
@@ -80,26 +82,34 @@ def _of_passes(case) -> Assemble:  # noqa: ANN001
     return assemble
 
 
-def kernels(target: str, only: str) -> Iterator[tuple[str, Assemble]]:
-    """The kernels of a GPU by name, of what has a text in its name."""
+def names(only: str) -> list[str]:
+    """Of the calls, the examples and the cases of the passes: those that have a text in theirs."""
+    from tests.gpu.sanitized import examples, library
+    from tests.passes.kernels import CASES
+
+    every = [f"kernels.{name}" for name in library()]
+    every += [f"examples/{name}" for name in examples("cpu")]
+    every += [f"tests/passes {name}" for name in CASES]
+    return [name for name in every if only in name]
+
+
+def kernels(name: str, target: str) -> Iterator[tuple[str, Assemble]]:
+    """The kernels of a GPU, by name, of a call, an example or a case."""
     import numpy as np
 
     from benchmarks.harness import example
-    from tests.gpu.sanitized import examples, library, numbers
-    from tests.passes import kernels as pass_kernels
+    from tests.gpu.sanitized import library, numbers
+    from tests.passes.kernels import CASES
 
     np.random.seed(0)
-    for name, call in library().items():
-        if only in f"kernels.{name}":
-            for i, assemble in _launched(lambda c=call: c(numbers), target):
-                yield f"kernels.{name} {i}", assemble
-    for name in examples("cpu"):
-        if only in f"examples/{name}":
-            for i, (kernel, arguments, _) in enumerate(example(name).kernels()):
-                yield f"examples/{name} {i}", _compiling(kernel, (), arguments)
-    for name, case in pass_kernels.CASES.items():
-        if only in f"tests/passes {name}":
-            yield f"tests/passes {name}", _of_passes(case)
+    if call := library().get(name.removeprefix("kernels.")):
+        for i, assemble in _launched(lambda: call(numbers), target):
+            yield f"{name} {i}", assemble
+    elif name.startswith("examples/"):
+        for i, (kernel, args, _) in enumerate(example(name.removeprefix("examples/")).kernels()):
+            yield f"{name} {i}", _compiling(kernel, (), args)
+    else:
+        yield name, _of_passes(CASES[name.removeprefix("tests/passes ")])
 
 
 def _tried(assemble: Assemble, target: str, options: dict[str, int]) -> tuple[int, int] | None:
@@ -120,27 +130,38 @@ def instead(assemble: Assemble, target: str) -> str:
     return ""
 
 
+def spills(name: str, target: str) -> tuple[int, list[Spill]]:
+    """How many kernels of a call, an example or a case a GPU has, and which of them spill."""
+    os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp()
+    count, found = 0, list[Spill]()
+    for kernel, assemble in kernels(name, target):
+        if (made := _tried(assemble, target, {})) is None:
+            continue
+        count += 1
+        registers, stored = made
+        if stored:
+            found.append(Spill(kernel, target, registers, stored, instead(assemble, target)))
+    return count, found
+
+
 def main() -> None:
     """Prints each kernel that spills, and how many there were."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spills", description=__doc__)
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp()
-    began, count, found = time.monotonic(), 0, list[Spill]()
-    for target in TARGETS:
-        for name, assemble in kernels(target, given.only):
-            if time.monotonic() - began > given.seconds:
-                break
-            if (made := _tried(assemble, target, {})) is None:
-                continue
-            count += 1
-            registers, stored = made
-            if stored:
-                spill = Spill(name, target, registers, stored, instead(assemble, target))
-                found.append(spill)
+    count, found = 0, list[Spill]()
+    every = [*product(TARGETS, names(given.only))]
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(spills, name, target) for target, name in every]
+        for future in as_completed(waiting):
+            kernels_of_it, spilling = future.result()
+            count += kernels_of_it
+            found += spilling
+            for spill in spilling:
                 print(spill.row(), flush=True)
+    found.sort(key=lambda spill: (TARGETS.index(spill.target), spill.name))
     print(f"{count} kernels assembled, {len(found)} spill")
     if given.out:
         given.out.write_text(
