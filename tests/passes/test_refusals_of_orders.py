@@ -61,20 +61,24 @@ def claimed(flags, count, o, WAITS: tkc.constexpr, CLAIMS: tkc.constexpr, SEM: t
         while tkc.load(flags.ptr, sem="acquire") == 0:
             pass
     tkc.store(o, (at * 4,), tkc.zeros((4,)))
+    if CLAIMS == "and locks":
+        tkc.store(o, (0,), tkc.full((1,), tkc.atomic_cas(flags.ptr, 0, 1), tkc.float32))
 
 
 @pytest.mark.parametrize(
-    "waits, claims, semantics, observes",
+    "waits, claims, semantics, observes, seen",
     [
-        (False, True, "relaxed", False),
-        (True, False, "relaxed", False),
-        (True, True, "relaxed", True),
-        (False, True, "acquire", True),
-        (False, "behind a store", "relaxed", True),
+        (False, True, "relaxed", False, 0),
+        (True, False, "relaxed", False, 0),
+        (True, True, "relaxed", True, 0),
+        (False, True, "acquire", False, 1),
+        (False, "behind a store", "relaxed", False, 1),
+        (False, "and locks", "relaxed", True, 1),
     ],
 )
-def test_which_programs_may_observe_their_order(waits, claims, semantics, observes):
+def test_which_programs_may_observe_their_order(waits, claims, semantics, observes, seen):
     module = traced(claimed, n1, n1, f1, WAITS=waits, CLAIMS=claims, SEM=semantics)
+    assert len(order.seen_by_consumers(kernel_of(module))) == seen
     why = order.why_not_claimed(kernel_of(module), ())
     assert bool(why) == observes
     assert ("they wait" in why) == (waits and bool(claims))

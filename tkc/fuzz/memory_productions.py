@@ -161,6 +161,48 @@ class MemoryWriter(DotWriter):
         value = f"({acc} + {i} % 4).to(tkc.{dtype})"
         self.line(f"    {around}tkc.store({o}, ({', '.join(forms)}), {value})")
 
+    def one_result(self) -> None:
+        """All programs have a part of one product, which they add to it behind a lock or in turns,
+        or the last of them adds them all: each sees what others have stored behind its dots.
+        """
+        r, i, acc, at = self.apart, self.fresh("i"), self.fresh("v"), self.fresh("n")
+        m, n, k, dtype = r.choice((64, 128)), r.choice((32, 64)), 32, r.choice(OPERAND_TYPES[:2])
+        steps = self.programs + r.randint(0, 3)
+        names = []
+        for shape in ((m, steps * k), (steps * k, n)):
+            names.append(f"a{len(self.arrays)}")
+            self.arrays.append(ArraySpec(names[-1], dtype, shape, bound=1))
+        c, own = f"c{len(self.arrays)}", f"({m}, {n})"
+        self.arrays.append(ArraySpec(c, "float32", (m, n), bound=2))
+        number = f"c{len(self.arrays)}"
+        self.arrays.append(ArraySpec(number, "int32", (2,), bound=0))
+        self.line(f"{acc} = tkc.zeros({own})")
+        self.line(f"for {i} in tkc.range(p * {k}, {steps * k}, {self.programs * k}):")
+        left, right = f"tkc.load({names[0]}, (0, {i}), ({m}, {k}))", f"({i}, 0), ({k}, {n})"
+        self.line(f"    {acc} = tkc.dot({left}, tkc.load({names[1]}, {right}), {acc})")
+        add = f"tkc.store({c}, (0, 0), {acc} + tkc.load({c}, (0, 0), {own}))"
+        match r.choice(("lock", "turns", "signals", "last")):
+            case "lock":
+                taken = f'tkc.atomic_cas({number}.ptr, 0, 1, sem="acquire")'
+                self.line(f"while {taken} == 1:", "    pass", add)
+                self.line(f'tkc.atomic_xchg({number}.ptr, 0, sem="release")')
+            case "turns":
+                seen = f'tkc.load({number}.ptr, sem="relaxed")'
+                self.line(f"{at} = 0", f"while {seen} != p:", f"    {at} = {at} + 1")
+                self.line(f'tkc.atomic_add({number}.ptr, 0, sem="acquire")', add)
+                self.line(f'tkc.atomic_xchg({number}.ptr, p + 1, sem="release")')
+            case "signals":
+                self.line(f'while tkc.load({number}.ptr, sem="acquire") != p:', "    pass", add)
+                self.line(f'tkc.atomic_xchg({number}.ptr, p + 1, sem="release")')
+            case "last":
+                w = self.own("w", "float32", (m, n)).name
+                self.line(f"tkc.store({w}p, (0, 0), {acc})")
+                self.line(f"if tkc.atomic_add({number}.ptr, 1) == {self.programs - 1}:")
+                self.line(f"    for {i} in tkc.range(0, {self.programs}):")
+                self.line(f"        {acc} = tkc.load({c}, (0, 0), {own})")
+                self.line(f"        {acc} += tkc.load({w}[{i}], (0, 0), {own})")
+                self.line(f"        tkc.store({c}, (0, 0), {acc})")
+
     def _table(self, depth: int) -> None:
         """An array made of an address that is loaded from a table."""
         tables = [a for a in self.arrays if a.order == "addresses"]

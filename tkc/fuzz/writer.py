@@ -104,9 +104,9 @@ class SourceWriter:
         now = {v.name: v for v in self.pool}
         self.pool = [now.get(v.name, v) for v in pool]
 
-    def line(self, text: str) -> None:
-        """A line of source at the block's indentation."""
-        self.lines.append("    " * self.indent + text)
+    def line(self, *texts: str) -> None:
+        """Lines of source at the block's indentation."""
+        self.lines += ["    " * self.indent + text for text in texts]
 
     def let(
         self, text: str, dtype: str, shape: Sequence[int], bound: int, name: str | None = None

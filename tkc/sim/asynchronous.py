@@ -30,7 +30,15 @@ from tkc.sim.blocks import Agent, BlockState, Buffer, Dot, Groups
 from tkc.sim.clocks import ASYNC, GENERIC, GLOBAL, Event
 from tkc.sim.engine import Copy, Steps, Wait, all_done
 from tkc.sim.errors import SimulationError
-from tkc.sim.global_order import READS, RELEASES, UPDATES, WRITES, GlobalAccess, semantics_of
+from tkc.sim.global_order import (
+    ACQUIRES,
+    READS,
+    RELEASES,
+    UPDATES,
+    WRITES,
+    GlobalAccess,
+    semantics_of,
+)
 from tkc.sim.instance import Instance
 from tkc.sim.level0 import Array, dtype_of, rounded
 from tkc.sim.memory import ALL_WARPS, cells_of, elements_of
@@ -394,12 +402,15 @@ def global_access(
     held = t.register_layout if isinstance(t, TileType) else None
     how = UPDATES if op.properties.get("semantics") is not None else kind
     alone = how == UPDATES and not isinstance(t, TileType)  # one thread does it
-    # its result, which all then have
+    # its result, which all then have, or what it acquires
     given = alone and (
         isinstance(op, tile.LoadPointers)
         or isinstance(op, tile.Atomic)
-        and op.result is not None
-        and op.result.first_use is not None
+        and (
+            op.result is not None
+            and op.result.first_use is not None
+            or semantics_of(op) in ACQUIRES
+        )
     )
     out: list[Any] = []
     told: list[np.ndarray] = []  # what the leader knew when it had its result

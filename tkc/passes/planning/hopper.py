@@ -18,7 +18,8 @@ from shared memory. `roles(program, context, plan)` returns the plan, or says wh
                 it (gathers.py)
   programs      may run in any order: they may take their work from counters (`why_not_claimed`) and
                 add to memory what they have. Or they wait for signals, each role for itself, and
-                run in launch order
+                run in launch order; so do programs that see one another by other means (locks, who
+                came last), which the consumers do alone, where operands do not depend on it
 
 8-bit operands that wgmma cannot read as they lie are relaid by a role of its own
 (layouts/relayout.py), with a ring for what is copied and one for what the role writes; so are

@@ -1,6 +1,7 @@
 """What programs see of one another, and how roles live with it: numbers that programs take from
-counters, which the producer takes for all roles, and signals that they wait for, each role for
-itself. And what a program sees of itself: loads of what it has stored.
+counters, which the producer takes for all roles, signals that they wait for, each role for itself,
+and all else (locks, say), which the consumers see alone where nothing that other roles copy depends
+on it. And what a program sees of itself: loads of what it has stored.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, defining_op, is_side_effect_free, operations_in
+from tkc.ir.values import block_of, defining_op, is_side_effect_free, operations_in, parents
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
 from tkc.passes.analysis.program_axes import program_axes, sources
-from tkc.passes.analysis.values import LOADS, WRITES
+from tkc.passes.analysis.values import LOADS, WRITES, feeding_dots
 from tkc.passes.planning.gathers import (
     BY_CONSUMERS,
     Why,
@@ -28,6 +29,8 @@ from tkc.passes.planning.gathers import (
     loaded_by_consumers,
 )
 from tkc.passes.warpgroups.stored import STORES
+
+OBSERVED = "programs can observe the order in which they run"
 
 
 def work_claims(kernel: Operation) -> list[tile.Atomic]:
@@ -73,23 +76,57 @@ def _acquires(op: Operation) -> bool:
 
 
 def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
-    """Why programs may observe the order in which they run; empty if they cannot: all that they see
-    of one another is signals that they wait for (`acquiring_loops`), or numbers that they take from
-    counters, before their first loop or once in each iteration of an outermost loop without a
-    count. A producer may take numbers early: nothing that another program has written is read.
+    """Why other roles may not run ahead of a program's consumers; empty if they may: all that
+    programs see of one another is signals that they wait for (`acquiring_loops`), or numbers that
+    they take from counters, before their first loop or once in each iteration of an outermost loop
+    without a count, or what the consumers alone see (`seen_by_consumers`). A producer may take
+    numbers early: nothing that another program has written is read.
     """
-    observed = "programs can observe the order in which they run"
-    waits = {op for loop in acquiring_loops(kernel) for op in loop.before_region.walk()}
-    watching = [
-        op for op in kernel.walk() if tile.watches(op) and op not in waits and not is_signal(op)
-    ]
-    if waits and watching:
-        return f"{observed}: they wait, and take numbers from counters"
-    if any(not _is_claim(op, kernel) for op in watching):
-        return observed
-    if watching and _reads_what_it_writes(kernel, overlaps):
-        return f"{observed}: they read what they write"
+    claims = _claims(kernel)
+    if not claims:
+        return ""
+    if acquiring_loops(kernel):
+        return f"{OBSERVED}: they wait, and take numbers from counters"
+    if seen_by_consumers(kernel):
+        return OBSERVED
+    if _reads_what_it_writes(kernel, overlaps):
+        return f"{OBSERVED}: they read what they write"
     return ""
+
+
+def _claims(kernel: Operation) -> list[Operation]:
+    return [op for op in kernel.walk() if tile.watches(op) and _is_claim(op, kernel)]
+
+
+def seen_by_consumers(kernel: Operation) -> list[Operation]:
+    """What reads memory that other programs may be writing meanwhile, besides signals, numbers that
+    are taken from counters, and loops that wait for signals.
+    """
+    waits = {op for loop in acquiring_loops(kernel) for op in loop.before_region.walk()}
+    return [
+        op
+        for op in kernel.walk()
+        if tile.watches(op) and op not in waits and not is_signal(op) and not _is_claim(op, kernel)
+    ]
+
+
+def depends_on_seen(loads: Sequence[Operation], kernel: tile.Kernel, overlaps: Overlaps) -> bool:
+    """Whether the consumers alone can make some of the loads that dots multiply, since these
+    read what other programs may have written before they let this one on, or depend on it.
+    """
+    feeding, seen = feeding_dots(kernel), set(seen_by_consumers(kernel))
+    return bool(seen) and any(
+        not feeding.isdisjoint(load.results) and _follows(load, seen, overlaps) for load in loads
+    )
+
+
+def _follows(load: Operation, seen: set[Operation], overlaps: Overlaps) -> bool:
+    """Whether a load, what it reads, or whether it is made at all may be as other programs say."""
+    around = [v for op in parents(load) if not isinstance(op, tile.Kernel) for v in op.operands]
+    found = {load, *sources([*load.operands, *around])}
+    return not found.isdisjoint(seen) or any(
+        isinstance(op, LOADS) and not unwritten(op, overlaps) for op in found
+    )
 
 
 def _reads_what_it_writes(kernel: tile.Kernel, overlaps: Overlaps) -> bool:
@@ -98,7 +135,7 @@ def _reads_what_it_writes(kernel: tile.Kernel, overlaps: Overlaps) -> bool:
     return any(may_meet(load, write, overlaps) for load in loads for write in writes)
 
 
-def _is_claim(op: Operation, kernel: tile.Kernel) -> bool:
+def _is_claim(op: Operation, kernel: Operation) -> bool:
     """Whether an operation is an atomic whose result the roles can share. One that says which
     accesses it orders, or whose result is not used, is a signal: it stays behind them.
     """

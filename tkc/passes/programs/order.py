@@ -150,8 +150,10 @@ def in_groups(
 # --------------------------------------------------------------------------------------------------
 def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
     """The loop by which programs differ in length along axis 0: one that grows, or, where programs
-    with dots are claimed, one that slides.
+    with dots are claimed, one that slides. None where programs wait for those before them.
     """
+    if tile.waits_for_programs(kernel):
+        return None
     loops = operations_in(kernel, scf.ForOp)
     grown = next((op for op in loops if _grows(op)), None)
     return (

@@ -19,6 +19,7 @@ from tkc.passes.planning.operands import (
     permuted,
     relaid_loads,
 )
+from tkc.passes.planning.order import acquiring_loops, seen_by_consumers
 from tkc.passes.planning.rings import is_filled_by_threads, run_ahead, stage_bytes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
@@ -219,8 +220,10 @@ def _of_programs(made: Decided) -> Iterator[str]:
         yield "a program takes its work from counters: its producer does, ahead of its consumers"
     else:
         yield "persistent: blocks take programs in turn, so that copies run ahead across programs"
-    if made.request.waits:
+    if acquiring_loops(made.request.kernel):
         yield "producer and consumers wait for other programs, each for itself"
+    if seen_by_consumers(made.request.kernel):
+        yield "what programs see of one another the consumers see alone"
 
 
 def _of_parts(made: Decided) -> Iterator[str]:

@@ -24,7 +24,15 @@ from tkc.passes.planning.operands import (
     relaid_loads,
     why_not_wgmma,
 )
-from tkc.passes.planning.order import acquiring_loops, keep_in_order, why_not_claimed, work_claims
+from tkc.passes.planning.order import (
+    OBSERVED,
+    acquiring_loops,
+    depends_on_seen,
+    keep_in_order,
+    seen_by_consumers,
+    why_not_claimed,
+    work_claims,
+)
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.rings import operand_loads
 
@@ -39,7 +47,7 @@ class RoleRequest:
 
     plan: the one without roles. single: why a block has one program at a time, where that is known.
     copies_wait: producers wait for what consumers store. claims: programs take numbers from
-    counters. waits: programs wait for signals.
+    counters. waits: programs wait for signals, or see more of one another.
     """
 
     program: Program
@@ -60,12 +68,15 @@ class RoleRequest:
         if not context.target.wgmma:
             raise NoRoles(f"{context.target.name} has no wgmma")
         copies_wait = keep_in_order(kernel, program.loads, options, context.overlaps)
+        seen = bool(seen_by_consumers(kernel))
         if copies_wait and options.epilogue != "direct":
             # a store by a tensor map would have to be over before its threads say so
             options = replace(options, epilogue="shared")
         _check_options(options)
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)
+        if depends_on_seen(program.loads, kernel, context.overlaps):
+            raise NoRoles(OBSERVED)
         lay_by_consumers(program.dots, options)
         narrow_panels(program.dots, options)
         for dot in program.dots:
@@ -78,8 +89,8 @@ class RoleRequest:
             options,
             single,
             copies_wait,
-            claims=bool(work_claims(kernel)),
-            waits=bool(acquiring_loops(kernel)),
+            claims=bool(work_claims(kernel)) and not seen,
+            waits=bool(acquiring_loops(kernel)) or seen,
         )
 
     @property
