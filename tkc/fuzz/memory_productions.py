@@ -161,6 +161,28 @@ class MemoryWriter(DotWriter):
         value = f"({acc} + {i} % 4).to(tkc.{dtype})"
         self.line(f"    {around}tkc.store({o}, ({', '.join(forms)}), {value})")
 
+    def old_values(self) -> None:
+        """Updates of a program's own memory by pointers, whose old values count, in order."""
+        r, n = self.apart, self.apart.choice((8, 32, 64, 200))
+        dtype = r.choice(("int32", "int32", "uint32", "float32", "int64"))
+        w, o = (f"{self.own(kind, dtype, (n,)).name}p" for kind in "wo")
+        at, v = self.fresh("q"), self.fresh("v")
+        self.line(f"{at} = tkc.arange({n})", f"{v} = ({at} % 5).to(tkc.{dtype})")
+        for _ in range(r.randint(1, 3)):
+            sem = r.choice(("", "", ', sem="relaxed"', ', sem="acquire"', ', sem="release"'))
+            if r.random() < 0.3:
+                old = f"tkc.atomic_add({w}.ptr + {r.randrange(n)}, 1{sem})"
+                self.line(f"{v} = {v} + {old}")
+                continue
+            function = r.choice(("add", "add", "max", "min", "xchg"))
+            mask = r.choice(("", "", f", mask={at} < {r.randint(1, n)}"))
+            old, kept = f"tkc.atomic_{function}({w}.ptr + {at}, {v}{mask}{sem})", self.fresh("v")
+            self.line(f"{kept} = {old}")
+            if mask:
+                kept = f"tkc.where({mask.removeprefix(', mask=')}, {kept}, 0)"
+            self.line(f"{v} = ({v} + {kept}) % 8")
+        self.line(f"tkc.store({o}, (0,), {v})")
+
     def one_result(self) -> None:
         """All programs have a part of one product, which they add to it behind a lock or in turns,
         or the last of them adds them all: each sees what others have stored behind its dots.

@@ -14,6 +14,7 @@ MOST_TRIPS = 5
 FAR_SHARE = 0.03  # of kernels that read far from an array's beginning
 ROLLED_SHARE = 0.06  # of those that read rows in a circle
 RECORDS_SHARE = 0.2  # of those that may read records by their parts
+OLD_SHARE = 0.04  # of those that use what atomics have found
 SHARED_SHARE = 0.03  # of those whose programs have one result together
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
 
@@ -183,6 +184,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("rolled", ROLLED_SHARE, w.rolled),
         ("stored", STORED_SHARE, w.stored_again),
         ("records", RECORDS_SHARE, w.records),
+        ("old", OLD_SHARE, w.old_values),
         ("one result", SHARED_SHARE, w.one_result),
     )
     for name, share, write in rare:
