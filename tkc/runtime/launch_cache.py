@@ -322,6 +322,12 @@ def kernel_cache(
     return None if parts is None else KernelCache(launcher, *call, python=parts)
 
 
+def _tensor_parts(tensor: Any) -> list[str]:
+    """What a launch depends on of a tensor."""
+    parts = ["data_ptr()", "shape", "stride()", "dtype", "is_cuda"]
+    return [*parts, "is_neg()"] if hasattr(tensor, "is_neg") else parts
+
+
 def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str] | None:
     """The key in Python: expressions of what a launch depends on, for values of these types, named
     x0, x1, …. None where a value cannot be looked up.
@@ -332,9 +338,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
         if name not in runtime:
             parts += [x] + ([] if _is_simple(v) else [f"_kinds({x})"])
         elif hasattr(v, "data_ptr"):
-            parts += [f"{x}.{part}" for part in ("data_ptr()", "shape", "stride()", "dtype")]
-            parts.append(f"{x}.is_cuda")
-            parts += [f"{x}.is_neg()"] if hasattr(v, "is_neg") else []
+            parts += [f"{x}.{part}" for part in _tensor_parts(v)]
         elif hasattr(v, "__cuda_array_interface__"):
             parts.append(f"tuple({x}.__cuda_array_interface__.items())")
         elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
