@@ -96,7 +96,7 @@ def test_copies_ahead_of_stores_are_refused(unchanged, seeds, monkeypatch):
 # the same, found by campaigns: the policy, None where seeds choose it, and the seed
 FOUND_LATER = {
     "rows that blocks of a cluster share": (streaming, "_keeps_parts_apart", True, "large", 456),
-    "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 344),
+    "rows that another warpgroup reads": (epilogue_stores, "_of_others", False, "roles", 446),
     "numbers that producers look up": (request, "keep_in_order", False, "roles", 211),
     "arrays that programs at once write": (sharing, "_apart_by_loop", "", "roles", 884),
     "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
