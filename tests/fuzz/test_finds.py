@@ -30,6 +30,7 @@ from tkc.passes import (
 from tkc.passes.analysis import alias
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
+from tkc.passes.programs import order as program_order
 from tkc.passes.programs import split_k
 from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
@@ -213,6 +214,14 @@ def test_tiles_that_a_role_holds(monkeypatch):
     monkeypatch.setattr(numbers_of_tiles, "_handed_on", lambda value: value)
     failure = found("roles", [58])
     assert failure is not None and failure.kind == "Violation"
+
+
+def test_programs_that_wait_for_shorter_ones(monkeypatch):
+    """The longest ran first, and waited for ever where there were fewer blocks."""
+    assert found("roles", [433]) is None
+    monkeypatch.setattr(program_order, "_keeps_launch_order", lambda kernel: False)
+    failure = found("roles", [433])
+    assert failure is not None and "waits for what no program" in failure.message
 
 
 def test_branches_that_ask_what_consumers_hand_on(monkeypatch):

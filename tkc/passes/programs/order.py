@@ -152,7 +152,7 @@ def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
     """The loop by which programs differ in length along axis 0: one that grows, or, where programs
     with dots are claimed, one that slides. None where programs wait for those before them.
     """
-    if tile.waits_for_programs(kernel):
+    if _keeps_launch_order(kernel):
         return None
     loops = operations_in(kernel, scf.ForOp)
     grown = next((op for op in loops if _grows(op)), None)
@@ -161,6 +161,13 @@ def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
         if grown is None and plan.dynamic_schedule and plan.dots
         else grown
     )
+
+
+def _keeps_launch_order(kernel: tile.Kernel) -> bool:
+    """Whether programs may wait for those before them: with fewer blocks, which take programs in
+    another order, they would wait for ever.
+    """
+    return tile.waits_for_programs(kernel)
 
 
 def _grows(loop: scf.ForOp) -> bool:
