@@ -24,6 +24,7 @@ from tkc.codegen.ptx.integers import (
     add,
     bitwise,
     displaced,
+    is_narrow,
     is_power_of_two,
     narrowed,
     quotient_by_constant,
@@ -221,7 +222,7 @@ def integer(
         case "popcount" | "clz":
             return _bit_count(e, name, t, a)
         case "shl" | "shr":
-            b = narrowed(e, b)  # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
+            b = _amount(e, b, value)
             return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
         case "floordiv" | "mod":
             return _floor_division(e, name, t, a, b, value)
@@ -229,6 +230,19 @@ def integer(
             return _truncating_division(e, name, t, a, b, value)
         case _:
             e.fail(f"'{name}' of {t} has no PTX form")
+
+
+def _amount(e: Emitter, b: Integer, value: Sequence[SSAValue]) -> Integer:
+    """How far an integer is shifted: 32 bits, which PTX clamps to the width; of 64 bits without a
+    sign, as many as count.
+    """
+    if not isinstance(b, str):
+        return min(b, 64) if b >= 0 else 64
+    if is_narrow(b):
+        return b
+    known = e.ranges.of(value[1]) if len(value) > 1 else None
+    fits = known is not None and known.lo >= 0 and known.hi < 1 << 32
+    return narrowed(e, b if fits else e.w.op("min.u64", "b64", b, 64))
 
 
 def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer) -> Integer:
