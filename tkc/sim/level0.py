@@ -615,8 +615,8 @@ def update(
     for i in at_once:
         at, on = np.asarray(pointers[i]), np.asarray(live[i])
         old[i] = before = m.memory.load(at, on, dtype_of(t))
-        if kind == "compare":
-            on, new = on & (before == expected[i]), value[i]
+        if kind == "compare":  # by bits, of floats too
+            on, new = on & (unsigned(before) == unsigned(expected[i])), value[i]
         else:
             new = rounded(UPDATES[kind](widened(before), widened(value[i])), t)
         m.memory.store(at, on, np.asarray(new))
