@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 import tkc
-from tests.operations.case import F32, F64, FLOATS, Case, Near, rubbish, special
+from tests.operations.case import E5M2, F32, F64, FLOATS, Case, Near, rubbish, special
 from tests.operations.elementwise import OPERATORS
 
 # name -> NumPy's function of float64 of one or two, errors in ulp of float32 and of float64
@@ -98,4 +98,75 @@ def case(dtype: np.dtype, names: tuple[str, ...]) -> Case:
     return Case(f"ends of {dtype} {group}", ends, arguments, want)
 
 
-CASES = [case(t, tuple(names)) for t in FLOATS for names in (UNARY, BINARY)]
+# --------------------------------------------------------------------------------------------------
+def larger(p, q):
+    return tkc.where(p >= q, p, q)
+
+
+def moves(x, o, M: tkc.constexpr, N: tkc.constexpr):
+    """What moves elements, or chooses among them, rounds none."""
+    a, i = tkc.load(x, (0, 0), (M, N)), tkc.arange(N)[None, :]
+    places = tkc.broadcast_to(i * 5 % N, (M, N))
+    one, other = x[0, 0], x[0, 1]
+    for k, found in enumerate(
+        (
+            tkc.where(i % 2 == 0, a, tkc.flip(a, 0)),
+            tkc.gather(a, places, 1),
+            tkc.sort(a),
+            tkc.sort(a, descending=True),
+            tkc.broadcast_to(tkc.reduce(a, 1, larger, keep_dims=True), (M, N)),
+            tkc.scan(a, 1, larger),
+            tkc.broadcast_to(tkc.where(one > other, one, other), (M, N)),
+            tkc.broadcast_to(tkc.topk(a, 1), (M, N)),
+        )
+    ):
+        tkc.store(o, (k, 0, 0), found[None])
+
+
+def infinities(m: int, n: int) -> Case:
+    def arguments(r):
+        x = r.uniform(-3, 3, (m, n)).astype(E5M2)
+        x[::2, ::3], x[1::2, 1::4] = np.inf, -np.inf
+        return dict(x=x, o=rubbish((8, m, n), E5M2), M=m, N=n)
+
+    def want(a):
+        x = a["x"].astype(F32)
+        most, down = x.max(1, keepdims=True), -np.sort(-x, 1)
+        found = (
+            np.where(np.arange(n) % 2 == 0, x, x[::-1]),
+            x[:, np.arange(n) * 5 % n],
+            np.sort(x, 1),
+            down,
+            np.broadcast_to(most, x.shape),
+            np.maximum.accumulate(x, 1),
+            np.full(x.shape, x[0, :2].max()),
+            np.broadcast_to(most, x.shape),
+        )
+        return dict(o=np.stack(found).astype(E5M2))
+
+    return Case(f"infinities moved {m}x{n}", moves, arguments, want)
+
+
+def rounded_infinities(x, o, N: tkc.constexpr):
+    """What computes rounds: float8 has none."""
+    a = tkc.load(x, (0,), (N,))
+    less = -a
+    for k, found in enumerate((a * 1.0, -less, a - 0.0, a.to(tkc.float16).to(x.dtype))):
+        tkc.store(o, (k, 0), found[None, :])
+
+
+def saturated(n: int) -> Case:
+    def want(a):
+        return dict(o=np.tile(a["x"].astype(F32).clip(-57344, 57344), (4, 1)).astype(E5M2))
+
+    def arguments(r):
+        x = np.resize([np.inf, -np.inf, 1.0, -57344.0, 0.25], n).astype(E5M2)
+        return dict(x=x, o=rubbish((4, n), E5M2), N=n)
+
+    return Case(f"infinities rounded {n}", rounded_infinities, arguments, want)
+
+
+CASES = [case(t, tuple(names)) for t in FLOATS for names in (UNARY, BINARY)] + [
+    *(infinities(m, n) for m, n in ((1, 7), (16, 32), (7, 100))),
+    *map(saturated, (7, 96)),
+]

@@ -424,7 +424,8 @@ def running(op: tile.Scan | shared.ScanTotal, x: np.ndarray) -> np.ndarray:
 def sort(m: ProgramInterpreter, op: tile.Sort | shared.SortFirst, x: np.ndarray) -> np.ndarray:
     x, down = widened(x), op.descending is not None
     if x.dtype.kind == "f":
-        return rounded(-np.sort(-x) if down else np.sort(x), op.result.type)  # NaN last both ways
+        # NaN last both ways; none is rounded: an infinity of float8 stays one
+        return (-np.sort(-x) if down else np.sort(x)).astype(dtype_of(op.result.type))
     return np.flip(np.sort(x), -1) if down else np.sort(x)
 
 

@@ -373,7 +373,8 @@ def elementwise(e: Emitter, op: Fusable) -> None:
     if isinstance(op.result.type, TileType):
         return emit_run(e, [op])
     found = compute(e, op, [e.operand(v) for v in op.operands])
-    e.set(op.result, normal(e, found, element_of(op.result.type)))
+    is_choice = isinstance(op, ew.Select)  # which is as its type has it
+    e.set(op.result, found if is_choice else normal(e, found, element_of(op.result.type)))
 
 
 # ---- tiles
@@ -503,16 +504,17 @@ class Run:
         if (found := self._halves(op, first, p, into)) is not None:
             return found
         elements = [self._compute(op, i) for i in range(first, first + p)]
+        is_choice = isinstance(op, ew.Select)
         if isinstance(op, ew.Elementwise) and op.fn.name == "sub" and element == i32:
             self._record_differences(op, first, elements)
         if into is None:
-            raw = e.owned(e.packed(elements, element))
+            raw = e.owned(e.packed(elements, element, exact=is_choice))
             if p > 1 and not is_float(element) and _stays_in_range(e, op):
                 e.remember(raw, elements, element)
             return raw
         if p > 1:
-            return e.packed(elements, element, into)
-        e.w.deliver(into, e.packed(elements, element), since)
+            return e.packed(elements, element, into, is_choice)
+        e.w.deliver(into, e.packed(elements, element, exact=is_choice), since)
         return into
 
     def _compute(self, op: Fusable, i: int) -> Operand:
