@@ -6,10 +6,24 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 import tkc
-from tests.operations.case import E5M2, F32, F64, FLOATS, Case, Near, rubbish, special
+from tests.operations.case import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    F64,
+    FLOATS,
+    LARGEST,
+    Case,
+    Near,
+    rubbish,
+    special,
+)
 from tests.operations.elementwise import OPERATORS
 
 # name -> NumPy's function of float64 of one or two, errors in ulp of float32 and of float64
@@ -166,7 +180,53 @@ def saturated(n: int) -> Case:
     return Case(f"infinities rounded {n}", rounded_infinities, arguments, want)
 
 
+# --------------------------------------------------------------------------------------------------
+def shortened(x, loaded, known, singles, N: tkc.constexpr, NUMBERS: tkc.constexpr):
+    tkc.store(loaded, (0,), tkc.load(x, (0,), (N,)).to(loaded.dtype))
+    for i, number in enumerate(NUMBERS):
+        tkc.store(known, (i,), tkc.full((1,), number, tkc.float64).to(known.dtype))
+        tkc.store(singles, (i,), tkc.full((1,), number, tkc.float32).to(known.dtype))
+
+
+def nearest(x: np.ndarray, t: np.dtype) -> np.ndarray:
+    """The nearest number of a type of few bits, the even one of two: among them all. What is beyond
+    the largest by half a unit is infinite; float8 saturates.
+    """
+    words = np.arange(1 << 8 * t.itemsize - 1, dtype=f"u{t.itemsize}").view(t).astype(F64)
+    words = words[np.isfinite(words)]
+    size = np.abs(x)
+    above = np.searchsorted(words, size).clip(1, len(words) - 1)
+    low, high = size - words[above - 1], words[above] - size
+    found = words[np.where((low < high) | (low == high) & (above % 2 == 1), above - 1, above)]
+    if t not in LARGEST:
+        found = np.where(size >= words[-1] + (words[-1] - words[-2]) / 2, np.inf, found)
+    return np.copysign(np.where(np.isnan(size), np.nan, found), x).astype(t)
+
+
+def conversions(t: np.dtype) -> Case:
+    """Of ties, of what is a little more and less, which float32 does not tell apart, and of what is
+    too large.
+    """
+    digits = ml_dtypes.finfo(t).nmant + 1
+    ties = (1 + np.arange(1, 8, 2) * 2.0**-digits)[:, None] * (1 + 2.0**-40 * np.arange(-1, 2))
+    x = np.concatenate([ties.ravel(), -(2.0**-3) * ties.ravel()])
+    most = float(ml_dtypes.finfo(t).max)
+    x = np.concatenate([x, most * np.array([1.01, -1.2, 1e6]), [np.inf, -np.inf, np.nan, -0.0]])
+    n = len(x)
+
+    def want(a):
+        singles = nearest(x.astype(F32).astype(F64), t)
+        return dict(loaded=nearest(x, t), known=nearest(x, t), singles=singles)
+
+    def arguments(r):
+        outputs = {k: rubbish(n, t) for k in ("loaded", "known", "singles")}
+        return dict(x=x.copy(), **outputs, N=n, NUMBERS=tuple(x.tolist()))
+
+    return Case(f"conversions of float64 to {t} {n}", shortened, arguments, want)
+
+
 CASES = [case(t, tuple(names)) for t in FLOATS for names in (UNARY, BINARY)] + [
     *(infinities(m, n) for m, n in ((1, 7), (16, 32), (7, 100))),
     *map(saturated, (7, 96)),
+    *map(conversions, (F16, BF16, E4M3, E5M2)),
 ]

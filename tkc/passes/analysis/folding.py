@@ -465,6 +465,8 @@ def _cast_number(n: int | float, t: Attribute) -> int | float | None:
         if t not in FLOATS or isinstance(n, int) and abs(n) > largest:
             return None
         with np.errstate(all="ignore"):
+            if t in (f16, bf16) and float(np.float32(n)) != n:
+                return None  # so would a float64
             return float(np.float32(n).astype(FLOATS[t])) if t != f64 else float(n)
     if isinstance(n, int):
         return wrapped(n, t)
