@@ -16,7 +16,8 @@ from tkc.codegen.ptx import register_coalescing
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.fuzz.check import Failure, Variant, check, default_target, variants
 from tkc.fuzz.dot_productions import HELD, OF_A_TILE, READ_ALIKE
-from tkc.fuzz.productions import RECORDS_SHARE, kernel
+from tkc.fuzz.productions import HASHED_SHARE, RECORDS_SHARE, kernel
+from tkc.ir import ranges
 from tkc.ir.values import array_type
 from tkc.language import control
 from tkc.passes import (
@@ -75,6 +76,13 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
     monkeypatch.setattr(module, check_, lambda *given, **options: answer)
     failure = found(policy, range(MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")
+
+
+def test_hashes_that_are_taken_for_offsets(monkeypatch):
+    monkeypatch.setattr(ranges, "_is_in_offset", lambda value: True)
+    seeds = (n for n in range(2000) if Random(f"hashes {n}").random() < HASHED_SHARE)
+    failure = found("mixed", islice(seeds, MOST_KERNELS))
+    assert failure is not None and failure.kind == "wrong"
 
 
 def _only_unknown(copy, loop, overlaps):

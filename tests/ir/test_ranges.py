@@ -269,7 +269,9 @@ def loop(body, *inits, trips=5, step=8):
 
 
 def test_loops():
-    """A counter, a value that grows by 16, one that is multiplied, one that two others feed."""
+    """A counter, a value that grows by 16, one that is multiplied and bounds a loop, one that two
+    others feed.
+    """
     with ImplicitBuilder(Block()):
         op = loop(
             lambda k, a, b, c: (
@@ -281,6 +283,9 @@ def test_loops():
             integer(6),
             integer(0),
         )
+        with ImplicitBuilder(end := Block(arg_types=[i32])):
+            scf.YieldOp()
+        scf.ForOp(integer(0), op.results[1], integer(1), [], Region(end))
     r = Ranges()
     k, a, b, c = op.body.block.args
     assert (r.of(k).lo, r.of(k).hi, r.of(k).divisor) == (0, 39, 8)

@@ -251,6 +251,8 @@ def integer_case(dtype: np.dtype, n: int) -> Case:
                 np.array([np.iinfo(dtype).min] * 2 + [np.iinfo(dtype).max] * 2, dtype),
                 np.array([-1 if dtype.kind == "i" else 1, 0, 0, 1]).astype(dtype),
             )
+            if dtype.itemsize == 8:  # of counts of shifts, half of the bits are none that count
+                y[4:7] = np.array([1 << 32, (1 << 32) + 5, 1 << 63], np.uint64).astype(dtype)
         return dict(
             x=x,
             y=y,

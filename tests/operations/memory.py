@@ -21,6 +21,7 @@ from tests.operations.case import (
     Case,
     is_float,
     rubbish,
+    special,
     values,
 )
 
@@ -281,6 +282,38 @@ def exchanges(dtype: np.dtype, n: int) -> Case:
     return Case(f"exchanges of {dtype} {n}", exchanging, arguments, want, (max(-(-n // 64), 1),))
 
 
+def swapping(x, expected, memory, old, N: tkc.constexpr):
+    k = tkc.program_id(0) * N + tkc.arange(N)
+    inside = k < x.shape[0]
+    a, wanted = (tkc.load(v, (tkc.program_id(0) * N,), (N,)) for v in (x, expected))
+    tkc.store(old.ptr + k, tkc.atomic_cas(memory.ptr + k, wanted, a, mask=inside), mask=inside)
+
+
+def swaps(dtype: np.dtype) -> Case:
+    """By bits: zeros of two signs differ, NaN is what it is."""
+    ends = special(dtype)
+    expected, memory = (v.ravel() for v in np.meshgrid(ends, ends))
+    n, word = len(memory), f"u{dtype.itemsize}"
+
+    def want(a):
+        equal = a["memory"].view(word) == a["expected"].view(word)
+        return dict(memory=np.where(equal, a["x"], a["memory"]), old=a["memory"].copy())
+
+    return Case(
+        f"swaps of {dtype} {n}",
+        swapping,
+        lambda r: dict(
+            x=values(r, dtype, n),
+            expected=expected.copy(),
+            memory=memory.copy(),
+            old=rubbish(n, dtype),
+            N=64,
+        ),
+        want,
+        (-(-n // 64),),
+    )
+
+
 FEW = {
     (t, strides, s)
     for t in DTYPES
@@ -297,6 +330,7 @@ EVERY = [(t, strides, s) for t in DTYPES for strides in STRIDES for s in SHAPES]
 CASES = [
     *(copies(*c) for c in EVERY if c in FEW),
     *(gathers(t, k, n) for t in DTYPES for k, n in ((1, 7), (7, 16), (16, 100))),
+    *(swaps(t) for t in (F16, BF16, F32, F64)),
     *(masks(t, n) for t in DTYPES for n in (1, 7, 96, 1000)),
     *(additions(t, n) for t in NUMBERS for n in (1, 7, 1000)),
     *(additions(t, 100, s, c) for t in (I32, F32) for s in SEMANTICS for c in SCOPES),

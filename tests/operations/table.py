@@ -2,10 +2,11 @@
 shapes is asked for; one in twelve of them at level 0 and on the CPU too.
 """
 
-from tests.operations import collective, elementwise, memory, products, shapes, special
+from tests.operations import collective, edges, elementwise, memory, products, shapes, special
 
 CASES = [
     *elementwise.CASES,
+    *edges.CASES,
     *special.CASES,
     *shapes.CASES,
     *collective.CASES,

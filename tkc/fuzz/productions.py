@@ -17,6 +17,7 @@ RECORDS_SHARE = 0.2  # of those that may read records by their parts
 OLD_SHARE = 0.04  # of those that use what atomics have found
 SHARED_SHARE = 0.03  # of those whose programs have one result together
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
+HASHED_SHARE = 0.1  # of those that compute numbers that wrap
 
 
 class KernelWriter(CountingWriter):
@@ -186,6 +187,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("records", RECORDS_SHARE, w.records),
         ("old", OLD_SHARE, w.old_values),
         ("one result", SHARED_SHARE, w.one_result),
+        ("hashes", HASHED_SHARE, w.hashes),
     )
     for name, share, write in rare:
         if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were

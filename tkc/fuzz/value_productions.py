@@ -86,6 +86,18 @@ class ValueWriter(SourceWriter):
                 most = t.bound * 8
         self.let(text, t.dtype, t.shape, most)
 
+    def hashes(self) -> None:
+        """A number of the program that wraps, though each of its factors is small: its sign and its
+        remainder go to a tile.
+        """
+        text, h = "p0", self.fresh("h")
+        for _ in range(8):
+            text = f"({text}) * {self.pick((29, 31, 37))} + p0"
+        self.line(f"{h} = {text}")
+        t = self.tile(None, "int32")
+        text = f"{t.name} + {h} % 97 - tkc.where({h} < 0, 1, 0)"
+        self.let(text, t.dtype, t.shape, t.bound + 97)
+
     def _divisor(self, dtype: str) -> int:
         above_zero = dtype.startswith(("u", "float8"))
         return self.pick((1, 2, 3, 4, 7, 8) if above_zero else (1, 2, 3, 4, 7, -2, -3))

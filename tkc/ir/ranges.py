@@ -12,10 +12,10 @@ Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a r
 fit has no known range. Signed sums and products of indices (programs, extents, loop counters,
 known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program
 in which they overflow. So a result beyond the type is cut off at the type's bounds instead of
-forgotten, unless numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is
-given or loads is data, and may be any number (within bounds, where the launch or the program gives
-some): an offset that it is part of does not overflow (`Ranges.offset`), another sum may
-(`Ranges.overflow`).
+forgotten, unless numbers known to be small (up to 2²⁴) have it, or no offset is computed of the
+product that it is: those are hashed. What a kernel is given or loads is data, and may be any number
+(within bounds, where the launch or the program gives some): an offset that it is part of does not
+overflow (`Ranges.offset`), another sum may (`Ranges.overflow`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from math import gcd, inf, lcm
 from typing import Any
 
 from xdsl.dialects import scf
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
@@ -448,7 +448,8 @@ class Ranges:
             return replace(whole, divisor=divisor, is_data=_of_data(args))
         match _overflow(found, args, op, whole):
             case Overflow.WRAPS:
-                return Range(whole.lo, whole.hi, _power(found.divisor), True)
+                is_data = _is_hash(found, args, op, whole) or _of_data(args)
+                return Range(whole.lo, whole.hi, _power(found.divisor), is_data)
             case Overflow.UNLESS_OFFSET:
                 return Range(whole.lo, whole.hi, found.divisor, _of_data(args))
             case _:
@@ -591,16 +592,82 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
     """Of an operation whose result is mathematically `found`."""
     if whole.holds(found):
         return Overflow.NEVER
-    t = element_of(op.result.type)
-    # a result beyond the type of numbers this small is no range of an index that is too large
-    are_small = all(r.is_small for r in args)
-    always_outside = found.lo > whole.hi or found.hi < whole.lo
-    if is_unsigned(t) or bits(t) < 32 or _hashes(op.fn.name, args) or are_small or always_outside:
+    if _is_hash(found, args, op, whole):
         return Overflow.WRAPS
     types = [bounds(v.type) for v in op.args]
     if any(_is_anything(r, known) for r, known in zip(args, types, strict=True)):
         return Overflow.UNLESS_OFFSET
+    if op.fn.name == "mul" and not _is_in_offset(op.result):
+        return Overflow.WRAPS
     return Overflow.NEVER
+
+
+def _is_hash(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> bool:
+    """Whether an operation whose result, mathematically `found`, does not fit makes no index."""
+    t = element_of(op.result.type)
+    # a result beyond the type of numbers this small is no range of an index that is too large
+    are_small = all(r.is_small for r in args)
+    always_outside = found.lo > whole.hi or found.hi < whole.lo
+    short = is_unsigned(t) or bits(t) < 32
+    return short or _hashes(op.fn.name, args) or are_small or always_outside
+
+
+# of integers: what a wrapped operand would show in
+_FOLLOWED = {
+    *("add", "sub", "mul", "neg", "abs", "min", "max", "shl"),
+    *("floordiv", "mod", "div_trunc", "rem_trunc"),
+}
+# what reads integers and makes no offset of them
+_ENDS = (
+    *(tile.Reduce, tile.Scan, tile.Histogram, tile.Assert, tile.Print, tile.StorePointers),
+    *(tile.Atomic, shared.ReducePartial, shared.ScanTotal, shared.ScanCarry, shared.Write),
+)
+
+
+def _is_in_offset(value: SSAValue) -> bool:
+    """Whether an offset, an extent or a bound of a loop may be computed of a number: level 0 would
+    refuse that it wraps. What nothing uses is still being built.
+    """
+    left, seen = [value], {value}
+    while left:
+        at = left.pop()
+        if at.first_use is None:
+            return True
+        for use in at.uses:
+            found = _carried_on(at, use)
+            if found is None:
+                return True
+            left += [v for v in found if v not in seen]
+            seen.update(found)
+    return False
+
+
+def _carried_on(value: SSAValue, use: Use) -> Sequence[SSAValue] | None:
+    """The integers that a use of a number makes of it; None where it is an offset, or may be."""
+    match op := use.operation:
+        case ew.Elementwise():
+            return op.results if op.fn.name in _FOLLOWED else ()
+        case ew.Cast():
+            return () if is_bool(t := element_of(op.result.type)) or is_float(t) else op.results
+        case tile.Store() | tile.AtomicBlock():
+            return None if value in op.offsets else ()
+        case scf.YieldOp():
+            return _results_of_yield(op, use.index)
+        case _ if isinstance(op, _ENDS):
+            return ()
+        case _ if isinstance(op, (ew.Select, tile.Multiple, tile.Concat, *_MOVES)):
+            return op.results
+    return None
+
+
+def _results_of_yield(op: scf.YieldOp, index: int) -> Sequence[SSAValue] | None:
+    """What a loop or a branch gives on of what it yields; None of other operations."""
+    match around := op.parent_op():
+        case scf.ForOp():
+            return around.results[index], around.body.block.args[1 + index]
+        case scf.IfOp():
+            return (around.results[index],)
+    return None
 
 
 def _hashes(name: str, args: list[Range]) -> bool:

@@ -337,7 +337,7 @@ def atomic_cas(
     sem: str | None = None,
     scope: str | None = None,
 ) -> Value:
-    """Atomic compare and swap: where memory holds `expected`, `value` is written; gives the old
-    values.
+    """Atomic compare and swap: where memory holds the bits of `expected`, `value` is written;
+    gives the old values.
     """
     return _atomic("compare", "atomic_cas", pointers, (expected, value), mask, sem, scope)

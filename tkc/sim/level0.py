@@ -73,7 +73,7 @@ from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, Simulat
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 from tkc.sim.meeting import cluster_sum, run_blocks
 from tkc.sim.places import counted, spread
-from tkc.sim.products import matmul, tf32
+from tkc.sim.products import matmul, tf32, to_odd
 
 NUMPY: dict[Attribute, np.dtype] = {
     i1: np.dtype(np.bool_),
@@ -123,7 +123,7 @@ def rounding_to(t: Attribute) -> Callable[[Number], np.ndarray]:
     dtype, largest = dtype_of(t), LARGEST_FLOAT8.get(t)
 
     def to(x: Number) -> np.ndarray:
-        x = np.asarray(x)
+        x = to_odd(np.asarray(x), dtype)
         if x.dtype == dtype:
             return x
         return (x if largest is None else np.clip(x, -largest, largest)).astype(dtype)
@@ -422,9 +422,9 @@ def running(op: tile.Scan | shared.ScanTotal, x: np.ndarray) -> np.ndarray:
 
 
 def sort(m: ProgramInterpreter, op: tile.Sort | shared.SortFirst, x: np.ndarray) -> np.ndarray:
-    x, down = widened(x), op.descending is not None
-    if x.dtype.kind == "f":
-        return rounded(-np.sort(-x) if down else np.sort(x), op.result.type)  # NaN last both ways
+    wide, down = widened(x), op.descending is not None
+    if wide.dtype.kind == "f":  # NaN last both ways
+        return (-np.sort(-wide) if down else np.sort(wide)).astype(x.dtype)
     return np.flip(np.sort(x), -1) if down else np.sort(x)
 
 
@@ -615,8 +615,8 @@ def update(
     for i in at_once:
         at, on = np.asarray(pointers[i]), np.asarray(live[i])
         old[i] = before = m.memory.load(at, on, dtype_of(t))
-        if kind == "compare":
-            on, new = on & (before == expected[i]), value[i]
+        if kind == "compare":  # by bits
+            on, new = on & (unsigned(before) == unsigned(expected[i])), value[i]
         else:
             new = rounded(UPDATES[kind](widened(before), widened(value[i])), t)
         m.memory.store(at, on, np.asarray(new))

@@ -136,7 +136,8 @@ def _wave(m: Floats, x: str, shift: int) -> str:
 
 
 def sin(m: Floats, x: str) -> str:
-    return _far(m, "sin", x, _wave(m, x, 0))
+    near = _wave(m, x, 0)
+    return _far(m, "sin", x, m.pick(m.test("oeq", x, 0.0), x, near))  # -0 stays
 
 
 def cos(m: Floats, x: str) -> str:

@@ -222,14 +222,8 @@ class Update:
         return self.f.emit(f"atomicrmw {name} ptr {pointer}, {t} {value} {self.order}")
 
     def _compare(self, pointer: str, value: str, expected: str) -> str:
-        """Of floats by value (0 equals −0, NaN nothing), as arithmetic does."""
-        f, word = self.f, self.word
-        if is_float(self.element):
-            t = numbers.held(self.element)
-            return self._until_unchanged(
-                pointer,
-                lambda old: f.select(f.emit(f"fcmp oeq {t} {old}, {expected}"), t, value, old),
-            )
+        """By bits, of floats too, as the GPU's instruction does."""
+        word = self.word
         return word.value(self._swap(pointer, word.of(expected), word.of(value))[0])
 
     def _swap(self, pointer: str, expected: str, new: str) -> tuple[str, str]:

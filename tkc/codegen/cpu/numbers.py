@@ -181,7 +181,7 @@ def _to_float(f: Function, a: Attribute, x: str, b: Attribute, w: int) -> str:
     source, target = held(a), held(b)
     if not is_float(a):
         opcode = "uitofp" if is_unsigned(a) or is_bool(a) else "sitofp"
-    elif source == "double" and isinstance(b, (Float16Type, *FLOAT8)):
+    elif source == "double" and is_short(b):
         return rounded(f, b, _to_odd(f, x, w), w)
     else:
         opcode = "fptrunc" if source == "double" else "fpext"

@@ -125,7 +125,7 @@ class Update:
         w.emit(f"ld.relaxed.{scope}.global.{word} {old}, [{address}]")
         w.place(again)
         part = w.op("bfe.u32", "b32", old, shift, width) if shift else old
-        after = self._updated(e, e.unpacked(part, t), x, expected)
+        after = self._updated(e, part, x, expected)
         raw = w.register(e.packed([after], t), word)
         if shift:
             raw = w.op("bfi.b32", "b32", raw, old, shift, width)
@@ -138,15 +138,15 @@ class Update:
         rejoin(e)
         return e.unpacked(answer, t)
 
-    def _updated(
-        self, e: Emitter, before: Operand, x: Operand, expected: Operand | None
-    ) -> Operand:
-        """What an element becomes."""
-        t = self.element
+    def _updated(self, e: Emitter, part: str, x: Operand, expected: Operand | None) -> Operand:
+        """What an element becomes whose bits are in the lower part of a register."""
+        w, t, width = e.w, self.element, bits(self.element)
         if self.kind == "exchange":
             return x
+        before = e.unpacked(part, t)
         if self.kind == "compare" and expected is not None:
-            return select(e, t, function(e, "eq", t, (before, expected)), x, before)
+            wanted = w.op("bfe.u32", "b32", w.register(e.packed([expected], t)), 0, width)
+            return select(e, t, w.op("setp.eq.b32", "pred", part, wanted), x, before)
         return function(e, self.kind, t, (before, x))
 
 

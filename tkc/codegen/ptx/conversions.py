@@ -6,10 +6,14 @@ cast     a widened element of one type -> of another (narrow results not yet rou
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.elements import narrow, widen
 from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.float8 import FORMS
 from tkc.codegen.ptx.values import (
     Tile,
     compute_class,
@@ -69,7 +73,30 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
         case _:
             if a == b:
                 return x
+            if bits(target) < 32:
+                return _to_odd(e, x)
             return w.op("cvt.rn.f32.f64" if b == "f32" else "cvt.f64.f32", kind, x)
+
+
+def _to_odd(e: Emitter, x: str) -> str:
+    """A float64 as a float32 whose last bit says whether others were cut off: a shorter type is
+    rounded to from it as from the float64.
+    """
+    w = e.w
+    cut = w.op("cvt.rz.f32.f64", "b32", x)
+    rest = w.op("setp.neu.f64", "pred", w.op("cvt.f64.f32", "b64", cut), x)
+    return w.op("or.b32", "b32", cut, w.op("selp.b32", "b32", 1, 0, rest))
+
+
+def _short(x: float, target: Attribute) -> float:
+    """A number as a float of few bits holds it, rounded once; float8 saturates."""
+    with np.errstate(over="ignore"):
+        near = np.float32(x)
+    cut = np.nextafter(near, np.float32(0)) if abs(float(near)) > abs(x) else near
+    odd = np.uint32(math.isfinite(x) and float(cut) != x)
+    found = float((cut.view(np.uint32) | odd).view(np.float32))
+    most = FORMS[target].largest if target in FORMS else math.inf
+    return rounded(max(-most, min(most, found)) if found == found else found, target)
 
 
 def _float_to_integer(e: Emitter, x: str, a: str, b: str, target: Attribute) -> str:
@@ -91,7 +118,7 @@ def _cast_constant(x: int | float, target: Attribute) -> Operand:
     if is_bool(target):
         return bool(x)
     if is_float(target):
-        return rounded(float(x), target)
+        return rounded(float(x), target) if bits(target) >= 32 else _short(float(x), target)
     if isinstance(x, float):
         low, high = limits(target)
         return 0 if x != x else int(max(low, min(high, x)))

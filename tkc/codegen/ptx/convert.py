@@ -62,7 +62,8 @@ def _between_lanes(e: Emitter, value: Tile, t: TileType, found: WarpConversion) 
     fetched = [_fetch(e, kind, words, row) for row in rows]
     if together:
         return Tile.of(t, [as_integer(x) for x in fetched])
-    return Tile.of(t, e.build(TileType(t.shape, value.element, t.layout), fetched).registers)
+    as_moved = TileType(t.shape, value.element, t.layout)
+    return Tile.of(t, e.build(as_moved, fetched, exact=True).registers)
 
 
 def pick(e: Emitter, kind: str, upper: str, yes: Operand, no: Operand) -> Operand:

@@ -69,9 +69,15 @@ def widen_pair(e: Context, raw: str, element: Attribute, part: int, into: str | 
 
 
 def narrow(
-    e: Context, elements: Sequence[Operand], element: Attribute, into: str | None = None
+    e: Context,
+    elements: Sequence[Operand],
+    element: Attribute,
+    into: str | None = None,
+    exact: bool = False,
 ) -> Integer:
-    """One register of a tile from its widened elements: one, two or four of them."""
+    """One register of a tile from its widened elements: one, two or four of them. exact: they are
+    numbers of their type, so that an infinity of float8 stays one.
+    """
     w = e.w
     raw: Integer | None = None
     if not any(isinstance(x, str) for x in elements):
@@ -79,24 +85,35 @@ def narrow(
     elif len(elements) == 1 and (bits(element) >= 32 or not is_float(element)):
         raw = as_integer(elements[0])
     if raw is None:
-        return _narrow_registers(e, elements, element, into)
+        return _narrow_registers(e, elements, element, into, exact)
     if into:
         w.move(into, raw)
     return into or raw
 
 
 def _narrow_registers(
-    e: Context, elements: Sequence[Operand], element: Attribute, into: str | None
+    e: Context, elements: Sequence[Operand], element: Attribute, into: str | None, exact: bool
 ) -> str:
     """Elements of less than 32 bits, of which at least one is in a register."""
     w = e.w
     if is_float(element):
         held = [w.register(x if isinstance(x, str) else float(x)) for x in elements]
+        if exact and element == f8e5m2:
+            return _upper_bytes(w, held, into)
         return _narrow_floats(e, held, element, into)
     if len(elements) == 2:
         return w.op("prmt.b32", "b32", *elements, 0x5410, into=into)
     low, high = (w.op("prmt.b32", "b32", *elements[i : i + 2], 0x0040) for i in (0, 2))
     return w.op("prmt.b32", "b32", low, high, 0x5410, into=into)
+
+
+def _upper_bytes(w: Writer, held: list[str], into: str | None) -> str:
+    """Those of float16, as which numbers of float8_e5m2 begin."""
+    upper = held[1::2] or [w.register(0.0)]
+    pairs = [
+        w.op("cvt.rn.f16x2.f32", "b32", hi, lo) for lo, hi in zip(held[::2], upper, strict=True)
+    ]
+    return w.op("prmt.b32", "b32", pairs[0], pairs[-1], 0x7531, into=into)
 
 
 def _packed_constant(elements: Sequence[int | float], element: Attribute) -> int:

@@ -24,6 +24,7 @@ from tkc.codegen.ptx.integers import (
     add,
     bitwise,
     displaced,
+    is_narrow,
     is_power_of_two,
     narrowed,
     quotient_by_constant,
@@ -221,7 +222,7 @@ def integer(
         case "popcount" | "clz":
             return _bit_count(e, name, t, a)
         case "shl" | "shr":
-            b = narrowed(e, b)  # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
+            b = _amount(e, b, value)
             return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
         case "floordiv" | "mod":
             return _floor_division(e, name, t, a, b, value)
@@ -229,6 +230,19 @@ def integer(
             return _truncating_division(e, name, t, a, b, value)
         case _:
             e.fail(f"'{name}' of {t} has no PTX form")
+
+
+def _amount(e: Emitter, b: Integer, value: Sequence[SSAValue]) -> Integer:
+    """How far an integer is shifted: 32 bits, which PTX clamps to the width; of 64 bits without a
+    sign, as many as count.
+    """
+    if not isinstance(b, str):
+        return min(b, 64) if b >= 0 else 64
+    if is_narrow(b):
+        return b
+    known = e.ranges.of(value[1]) if len(value) > 1 else None
+    fits = known is not None and known.lo >= 0 and known.hi < 1 << 32
+    return narrowed(e, b if fits else e.w.op("min.u64", "b64", b, 64))
 
 
 def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer) -> Integer:
@@ -359,7 +373,8 @@ def elementwise(e: Emitter, op: Fusable) -> None:
     if isinstance(op.result.type, TileType):
         return emit_run(e, [op])
     found = compute(e, op, [e.operand(v) for v in op.operands])
-    e.set(op.result, normal(e, found, element_of(op.result.type)))
+    is_choice = isinstance(op, ew.Select)  # which is as its type has it
+    e.set(op.result, found if is_choice else normal(e, found, element_of(op.result.type)))
 
 
 # ---- tiles
@@ -489,16 +504,17 @@ class Run:
         if (found := self._halves(op, first, p, into)) is not None:
             return found
         elements = [self._compute(op, i) for i in range(first, first + p)]
+        is_choice = isinstance(op, ew.Select)
         if isinstance(op, ew.Elementwise) and op.fn.name == "sub" and element == i32:
             self._record_differences(op, first, elements)
         if into is None:
-            raw = e.owned(e.packed(elements, element))
+            raw = e.owned(e.packed(elements, element, exact=is_choice))
             if p > 1 and not is_float(element) and _stays_in_range(e, op):
                 e.remember(raw, elements, element)
             return raw
         if p > 1:
-            return e.packed(elements, element, into)
-        e.w.deliver(into, e.packed(elements, element), since)
+            return e.packed(elements, element, into, is_choice)
+        e.w.deliver(into, e.packed(elements, element, exact=is_choice), since)
         return into
 
     def _compute(self, op: Fusable, i: int) -> Operand:

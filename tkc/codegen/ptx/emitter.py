@@ -276,10 +276,16 @@ class Emitter:
             self.widened[raw, element] = list(values)
 
     def packed(
-        self, values: Sequence[Operand], element: Attribute, into: str | None = None
+        self,
+        values: Sequence[Operand],
+        element: Attribute,
+        into: str | None = None,
+        exact: bool = False,
     ) -> Integer:
-        """One register of a tile from its widened elements (one, two or four of them)."""
-        return elements.narrow(self, values, element, into)
+        """One register of a tile from its widened elements (one, two or four of them); exact: they
+        are numbers of their type.
+        """
+        return elements.narrow(self, values, element, into, exact)
 
     def build(
         self,
@@ -288,10 +294,12 @@ class Emitter:
         into: Sequence[str] | None = None,
         exact: bool = False,
     ) -> Tile:
-        """A tile from widened elements; exact: they are extended as their type has them."""
+        """A tile from widened elements; exact: they are numbers of their type, extended as it has
+        them.
+        """
         p = packing(t.element, len(values))
         registers = [
-            self.packed(values[i : i + p], t.element, into[i // p] if into else None)
+            self.packed(values[i : i + p], t.element, into[i // p] if into else None, exact)
             for i in range(0, len(values), p)
         ]
         if exact and not into:

@@ -38,7 +38,7 @@ def gather(e: Emitter, op: tile.Gather) -> None:
     held = {r: e.w.register(x, kind) if isinstance(x, float) else x for r, x in elements.items()}
     lanes = _Lanes(e, found, kind, held)
     answers = [lanes.fetched(row, e.element(places, r)) for r, row in enumerate(found.rows)]
-    e.set(op.result, e.build(t, answers))
+    e.set(op.result, e.build(t, answers, exact=True))
 
 
 @dataclass(frozen=True)

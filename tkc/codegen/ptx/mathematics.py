@@ -252,6 +252,7 @@ def expm1(e: Emitter, t: Attribute, x: Operand) -> Operand:
         F.polynomial(_EXPM1 if bits(t) <= 32 else _EXPM1_64, x),
         x,
     )
+    small = F.signed_as(small, x)  # -0 stays
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
 
 
@@ -374,7 +375,8 @@ def _sine(shift: int) -> Function:
         swap = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 1), 0)
         turn = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 2), 0)
         found = F.select(swap, cosine, sine)
-        return F.select(turn, F.op("neg", found), found)
+        found = F.select(turn, F.op("neg", found), found)
+        return found if shift else F.select(F.test("eq", x, 0.0), x, found)  # -0 stays
 
     return apply
 
@@ -440,7 +442,7 @@ def _reduce_far(e: Emitter, x: Operand, r: Operand, quadrant: str) -> None:
 
 def power(e: Emitter, t: Attribute, x: Operand, y: Operand) -> Operand:
     """2**(y log2 |x|), in float64 for float32; a negative base takes whole exponents, odd ones keep
-    its sign.
+    its sign, that of a zero too. Infinite exponents are even, and -1 to such a power is 1.
     """
     F, w, narrow = Floats(e, 64), e.w, bits(t) < 64
     x, y = (
@@ -459,12 +461,16 @@ def power(e: Emitter, t: Attribute, x: Operand, y: Operand) -> Operand:
     whole = F.test("eq", F.op("cvt.rzi.f64", y), y)
     half = F.mul(y, 0.5)
     odd = w.op("and.pred", "pred", whole, F.test("ne", F.op("cvt.rzi.f64", half), half))
-    negative = F.test("lt", x, 0.0)
-    found = F.select(w.op("and.pred", "pred", negative, odd), F.op("neg", found), found)
+    found = F.select(odd, F.signed_as(found, x), found)
+    # no power of an infinity, or of a zero, is NaN
+    number = w.op("setp.lt.and.f64", "pred", x, 0.0, F.test("gt", x, float("-inf")), type="f64")
     found = F.select(
-        w.op("and.pred", "pred", negative, w.op("not.pred", "pred", whole)), float("nan"), found
+        w.op("and.pred", "pred", number, w.op("not.pred", "pred", whole)), float("nan"), found
     )
+    endless = F.test("eq", F.abs(y), float("inf"))
+    unit = w.op("setp.eq.and.f64", "pred", F.abs(x), 1.0, endless, type="f64")
     one = w.op("or.pred", "pred", F.test("eq", y, 0.0), F.test("eq", x, 1.0))
+    one = w.op("or.pred", "pred", one, unit)
     found = F.select(one, 1.0, found)
     return w.op("cvt.rn.f32.f64", "b32", found) if narrow else found
 
@@ -486,21 +492,38 @@ def atan2(e: Emitter, t: Attribute, y: Operand, x: Operand) -> Operand:
     return F.select(F.test("nan", x, y), F.add(x, y), F.signed_as(angle, y))
 
 
-def floor_division(name: str) -> Function:
-    """Quotient rounded down; a remainder with the divisor's sign."""
+def _remainder_of_floor(e: Emitter, t: Attribute, a: str, b: str) -> tuple[str, str, str]:
+    """The remainder with the sign of the divisor, the one with that of the dividend, and whether
+    they differ. From a rounded quotient neither would be right.
+    """
+    F = Floats(e, max(bits(t), 32))
+    rest = e.w.register(remainder(e, t, a, b), F.cls)
+    opposite = F.test("lt", F.mul(F.signed_as(1.0, rest), F.signed_as(1.0, b)), 0.0)
+    off = e.w.op(f"setp.ne.and.{F.type}", "pred", rest, 0.0, opposite, type=F.type)
+    found = F.select(off, F.add(rest, b), rest)
+    return F.select(F.test("eq", rest, 0.0), F.signed_as(0.0, b), found), rest, off
 
-    def apply(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
-        F = Floats(e, max(bits(t), 32))
-        a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
-        q = F.op(f"cvt.rmi.{F.type}", F.op("div.rn", a, b))
-        rest = F.fma(F.op("neg", q), b, a)
-        # the quotient was rounded up to a whole number
-        wrong = F.test("lt", F.mul(rest, F.signed_as(1.0, b)), 0.0)
-        if name == "floordiv":
-            return F.select(wrong, F.sub(q, 1.0), q)
-        return F.select(wrong, F.add(rest, b), rest)
 
-    return apply
+def floor_remainder(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
+    """The exact remainder of a quotient rounded down."""
+    F = Floats(e, max(bits(t), 32))
+    a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
+    return _remainder_of_floor(e, t, a, b)[0]
+
+
+def floor_quotient(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
+    """The quotient rounded down, as NumPy has it: what is left without the remainder is divided,
+    and is a whole number but for the rounding.
+    """
+    F = Floats(e, max(bits(t), 32))
+    a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
+    _, rest, off = _remainder_of_floor(e, t, a, b)
+    near = F.op("div.rn", F.sub(a, rest), b)
+    near = F.select(off, F.sub(near, 1.0), near)
+    low, quotient = F.op(f"cvt.rmi.{F.type}", near), F.op("div.rn", a, b)
+    whole = F.select(F.test("gt", F.sub(near, low), 0.5), F.add(low, 1.0), low)
+    whole = F.select(F.test("eq", near, 0.0), F.signed_as(0.0, quotient), whole)
+    return F.select(F.test("eq", b, 0.0), quotient, whole)
 
 
 def isnan(e: Emitter, t: Attribute, x: Operand) -> Operand:
@@ -631,8 +654,8 @@ FUNCTIONS: dict[str, Function] = {
     "sin": _sine(0),
     "cos": _sine(1),
     "atan2": atan2,
-    "floordiv": floor_division("floordiv"),
-    "mod": floor_division("mod"),
+    "floordiv": floor_quotient,
+    "mod": floor_remainder,
     "rem_trunc": remainder,
     "isnan": isnan,
     "isinf": isinf,

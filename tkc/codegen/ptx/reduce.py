@@ -388,21 +388,26 @@ def reduce(e: Emitter, op: tile.Reduce) -> None:
     answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind), place)
     for position, result in enumerate(op.results):
         which = 1 if finds_index else position
-        deliver(e, result, layout.drop(axis), [x[which] for x in answers])
+        found = [x[which] for x in answers]
+        deliver(e, result, layout.drop(axis), found, exact=kind == "combine")
 
 
-def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Operand]) -> None:
-    """The values of the registers of `layout` as a result in its own layout (the same threads)."""
+def deliver(
+    e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Operand], exact: bool = False
+) -> None:
+    """The values of the registers of `layout` as a result in its own layout (the same threads).
+    exact: they are numbers of their type.
+    """
     t = result.type
     if not isinstance(t, TileType):
-        return e.set(result, normal(e, values[0], t))
+        return e.set(result, values[0] if exact else normal(e, values[0], t))
     sources = register_map(layout, layout_of(t))
     if sources is None:
         e.fail(
             f"a reduction leaves its result as {layout}, but it is wanted as {layout_of(t)}:"
             " convert it"
         )
-    e.set(result, e.build(t, [values[i] for i in sources]))
+    e.set(result, e.build(t, [values[i] for i in sources], exact=exact))
 
 
 @emitter(shared.ReducePartial)
@@ -416,7 +421,8 @@ def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
         return _deal_out(e, op, folder, item)
     answers = in_warp(e, folder, layout, axis, item)
     for position, result in enumerate(op.results):
-        deliver_per_warp(e, result, layout, axis, [x[position] for x in answers])
+        found = [x[position] for x in answers]
+        deliver_per_warp(e, result, layout, axis, found, exact=kind == "combine")
 
 
 def _deal_out(
@@ -467,14 +473,19 @@ def _halved(
 
 
 def deliver_per_warp(
-    e: Emitter, result: SSAValue, layout: Layout, axis: int, values: Sequence[Operand]
+    e: Emitter,
+    result: SSAValue,
+    layout: Layout,
+    axis: int,
+    values: Sequence[Operand],
+    exact: bool = False,
 ) -> None:
     """What each warp's part of an axis comes to, of each register of `layout.drop(axis)`."""
     t = tile_type(result)
     place = first_registers(layout.drop(axis).offsets("registers"))
     wanted = layout_of(t).offsets("registers").tolist()
     positions = [place[(*at[:axis], *at[axis + 1 :])] for at in wanted]
-    e.set(result, e.build(t, [values[i] for i in positions]))
+    e.set(result, e.build(t, [values[i] for i in positions], exact=exact))
 
 
 @emitter(threads.Vote)
@@ -517,7 +528,8 @@ def scan_total(e: Emitter, op: shared.ScanTotal) -> None:
     found = [walk.line(line) for line in walk.lines]
     for position, total in enumerate(op.totals):
         values = [x[position] for x in found]
-        deliver_per_warp(e, total, walk.layout, op.axis.value.data, values)
+        exact = walk.folder.kind == "combine"
+        deliver_per_warp(e, total, walk.layout, op.axis.value.data, values, exact)
     walk.keep()
     e.scans[op.prefixes[0]] = walk
 
@@ -667,7 +679,8 @@ class Walk:
         first = first_registers(offsets)
         for position, result in enumerate(results):
             found = [self.prefix[first[tuple(place)]][position] for place in offsets.tolist()]
-            self.e.set(result, self.e.build(tile_type(result), found))
+            exact = self.folder.kind == "combine"
+            self.e.set(result, self.e.build(tile_type(result), found, exact=exact))
 
     def up(
         self, order: list[int], steps: Sequence[Stretch], asked: bool = True

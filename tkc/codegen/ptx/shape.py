@@ -104,7 +104,8 @@ def splat(e: Emitter, op: tile.Splat) -> None:
     """One register, in all places."""
     t, x = tile_type(op.result), e.operand(op.arg)
     p = packing(t.element, element_count(t))
-    e.set(op.result, Tile.of(t, [narrow(e, [x] * p, t.element)] * (element_count(t) // p)))
+    raw = narrow(e, [x] * p, t.element, exact=True)
+    e.set(op.result, Tile.of(t, [raw] * (element_count(t) // p)))
 
 
 # ---- by choosing registers

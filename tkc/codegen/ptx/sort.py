@@ -151,7 +151,7 @@ def sort(e: Emitter, op: tile.Sort) -> None:
             step //= 2
         size *= 2
     found = [keys.element_of(network.held[place[tuple(x)]]) for x in at.tolist()]
-    e.set(op.result, e.build(t, found))
+    e.set(op.result, e.build(t, found, exact=True))
 
 
 @emitter(shared.SortFirst)
@@ -191,7 +191,7 @@ def sort_first(e: Emitter, op: shared.SortFirst) -> None:
     of_line = {tuple(at[group[0]][:axis]): first(group) for group in lines(layout, axis)}
     wanted = layout_of(t).offsets("registers").tolist()
     found = [keys.element_of(of_line[tuple(place[:axis])][place[axis]]) for place in wanted]
-    e.set(op.result, e.build(t, found))
+    e.set(op.result, e.build(t, found, exact=True))
 
 
 def odd_even(n: int) -> Iterator[tuple[int, int]]:

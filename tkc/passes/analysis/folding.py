@@ -26,6 +26,7 @@ from tkc.ir.types import (
     TileType,
     bits,
     element_of,
+    f8e5m2,
     is_bool,
     is_float,
     is_integer,
@@ -167,7 +168,7 @@ def _elementwise(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | Non
     known = [constant(a) for a in args]
     if (n := _number_of_knowns(name, known, t)) is not None:
         return _number_before(op, n)
-    if name in ("not", "neg"):
+    if name in ("not", "neg") and t != f8e5m2:
         inner = defining_op(args[0], ew.CLASSES[name])
         return _pointwise(op) if inner is None else [inner.args[0]]
     if len(args) == 2:
@@ -227,7 +228,7 @@ def _identity(
     if right is None:
         return None
     if is_float(t):
-        return x if _is_float_identity(name, right) else None
+        return x if _is_float_identity(name, right) and t != f8e5m2 else None
     if (name, right) in _IDENTITIES:
         return x
     if (name, right) in _ZEROS:
@@ -446,7 +447,7 @@ def _is_skipped(first: Attribute, between: Attribute, last: Attribute) -> bool:
     """Whether a cast of a cast is one from the first type to the last. (An integer by way of a
     float saturates, without it wraps.)
     """
-    if not _exact(first, between):
+    if not _exact(first, between) or first == last == f8e5m2:
         return False
     saturates = is_integer(first) and is_float(between) and is_integer(last)
     return not saturates or _exact(first, last)
@@ -464,6 +465,8 @@ def _cast_number(n: int | float, t: Attribute) -> int | float | None:
         if t not in FLOATS or isinstance(n, int) and abs(n) > largest:
             return None
         with np.errstate(all="ignore"):
+            if t in (f16, bf16) and float(np.float32(n)) != n:
+                return None  # so would a float64
             return float(np.float32(n).astype(FLOATS[t])) if t != f64 else float(n)
     if isinstance(n, int):
         return wrapped(n, t)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -217,10 +217,10 @@ def rem(x: Numbers, parts: list[str], kind: str) -> np.ndarray:
 
 
 def cancelled(a: float, b: float, c: float) -> float:
-    """a * b + c, rounded once, where little of c is left: the product in four exact parts."""
-    high = [np.float64(v).view(u64) & u64(0xFFFFFFFFF8000000) for v in (a, b)]
-    x, y = (float(v.view(np.float64)) for v in high)
-    return math.fsum((x * y, x * (b - y), (a - x) * y, (a - x) * (b - y), c))
+    """a * b + c, rounded once, where little of c is left: as fractions, none of which is rounded or
+    overflows.
+    """
+    return float(Fraction(a) * Fraction(b) + Fraction(c))
 
 
 @arithmetic("fma")
