@@ -39,6 +39,30 @@ def test_value_of_the_body_used_after():
     refused(f, "only inside")
 
 
+@pytest.mark.parametrize("number, type_name", [(300, "int8"), (-1, "uint8"), (2**40, "int32")])
+def test_a_number_that_does_not_fit_the_type_of_later_values(number, type_name):
+    element = getattr(tkc, type_name)
+
+    def loop(x, out, n, c):
+        v = number
+        for _k in tkc.range(n):
+            v = tkc.load(x.ptr)
+        tkc.store(out, (0,), v)
+
+    def branch(x, out, n, c):
+        v = tkc.load(x.ptr)
+        if c > 0:
+            v = number
+        tkc.store(out, (0,), v)
+
+    def expression(x, out, n, c):
+        tkc.store(out, (0,), number if c > 0 else tkc.load(x.ptr))
+
+    for f in (loop, branch, expression):
+        with pytest.raises(tkc.CompileError, match=f"{number} against {type_name}"):
+            traced(f, array(element), array(tkc.int64), i32(), i32())
+
+
 def test_loop_variable_used_after():
     def f(out, n, c):
         k = 3

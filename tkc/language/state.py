@@ -614,7 +614,10 @@ def _beside(number: Plain, typed: Leaf) -> Leaf | None:
         return typed
     if not is_integer(t):
         return None
-    return Leaf(_number_type(number)) if isinstance(number, float) else typed
+    if isinstance(number, float):
+        return Leaf(_number_type(number))
+    held = np.iinfo(dtype_of(t).numpy)
+    return typed if held.min <= number <= held.max else None
 
 
 def flatten(x: Any, spec: Spec) -> list[SSAValue]:

@@ -460,7 +460,10 @@ def bitwise(name: str, x: Operand, y: Operand) -> Operand:
 
 def shift(name: str, x: Operand, y: Operand) -> Value:
     x, y = check(x), check(y)
-    dtype = common(x, y) if isinstance(x, Value) else of_number(x)
+    dtype = common(x, y)
+    if not isinstance(x, Value):  # the type of the places may be too short for what is shifted
+        own = of_number(+x)  # of a truth value, as an integer
+        dtype = max(own, dtype, key=lambda t: (t.is_float, t.bits, t is dtype))
     return apply(name, x, y, dtype=int32 if dtype.kind == "bool" else dtype)
 
 
