@@ -119,6 +119,61 @@ def negative(x):
     return -x
 
 
+@triton.jit
+def times_one(x):
+    return x * 1.0
+
+
+@triton.jit
+def plus_zero(x):
+    return x + 0.0
+
+
+@triton.jit
+def counted(x):
+    return (x > 1) * 1 + (x > 2) * 1 + ((x > 3) + 0)
+
+
+def test_a_number_that_changes_nothing_decides_the_type():
+    most = 2**31 - 1
+    assert run(unary, times_one, [("int32", [most, -7])], "fp32").tolist() == [2.0**31, -7]
+    assert run(unary, plus_zero, [("int8", [5, -7])], "fp32").tolist() == [5, -7]
+    assert run(unary, counted, [("int32", [1, 2, 3, 4])], "int32").tolist() == [0, 1, 2, 3]
+
+
+@triton.jit
+def below_a_tenth(x):
+    return x < 0.1
+
+
+@triton.jit
+def below_300(x):
+    return x < 300
+
+
+@triton.jit
+def positive(x):
+    return tl.maximum(x, 0.0) * 60000.0
+
+
+@triton.jit
+def at_most_100(x):
+    return tl.minimum(100, x) * 3
+
+
+def test_comparisons_and_extremes_take_numbers_in_their_own_type():
+    """A tenth as float16 is less than a tenth."""
+    for dtype in ("fp16", "bf16"):
+        tenth = np.float32(np.asarray(0.1, DTYPES[dtype]))
+        found = run(unary, below_a_tenth, [(dtype, [0.1, 0.2])], "int1")
+        assert found.tolist() == [bool(tenth < np.float32(0.1)), False]
+    assert run(unary, below_300, [("uint8", [5, 255])], "int1").tolist() == [True, True]
+    assert run(unary, positive, [("fp16", [-1, 2])], "fp32").tolist() == [0, 120000]
+    assert run(unary, positive, [("bf16", [-1, 2])], "fp32").tolist() == [0, 120000]
+    assert run(unary, at_most_100, [("int8", [90, 120, -9])], "int32").tolist() == [270, 300, -27]
+    assert run(binary, maximum, [("bf16", [1, 4]), ("bf16", [2, 3])], "fp32").tolist() == [2, 4]
+
+
 def test_the_negative_of_a_zero_has_the_other_sign():
     found = run(unary, negative, [("fp32", [0.0, -0.0, 2.0])], "fp32")
     assert np.signbit(found).tolist() == [True, False, True]
