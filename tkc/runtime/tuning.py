@@ -235,17 +235,16 @@ def _accessed(body: Any) -> tuple[set, set]:
             value = value.owner.array
         return value
 
-    pointers = any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in body.walk())
     for op in body.walk():
         if isinstance(op, (tile.Load, tile.AtomicBlock)):
             read.add(root(op.array))
         if isinstance(op, (tile.Store, tile.AtomicBlock)):
             written.add(root(op.array))
-        if isinstance(op, tile.Pointer):
-            read.add(root(op.operands[0]))
-            if pointers:
-                written.add(root(op.operands[0]))
-    return read, written
+    addressed = {root(op.operands[0]) for op in body.walk() if isinstance(op, tile.Pointer)}
+    by_address = any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in body.walk())
+    if by_address or any(isinstance(array.owner, tile.MakeArray) for array in written):
+        written |= addressed
+    return read | addressed, written
 
 
 # --------------------------------------------------------------------------------------------------
