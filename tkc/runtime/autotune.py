@@ -533,7 +533,8 @@ class Autotuned(Launchable):
         """The arrays that a configuration both reads and writes: one may store what others add up
         in memory.
         """
-        kernel, found = self.kernel, {}
+        kernel = self.kernel
+        found: dict[tuple, ArrayInfo] = {}
         for constants in {tuple(c.constants.items()): c for c in configs}.values():
             infos = kernel._describe(merged(kernel, values, constants))
             found |= {(a.pointer, a.span): a for a in changed(kernel, infos, options)}

@@ -161,8 +161,9 @@ maximum, minimum = _extreme("max"), _extreme("min")
 
 def clamp(x: Operand, min: Operand, max: Operand, propagate_nan: Any = PropagateNan.NONE) -> tensor:
     """x between min and max, of floats."""
-    low, high = promoted(*(to_tensor(_comparable(v)) for v in (min, max)))
-    value, low = promoted(to_tensor(_comparable(x)), low)
+    value, low, high = (to_tensor(_comparable(v)) for v in (x, min, max))
+    low, high = promoted(low, high)
+    value, low = promoted(value, low)
     value, high = promoted(value, high)
     if not value.dtype.is_floating():
         fail(f"tl.clamp takes floats, got {value.dtype}")
