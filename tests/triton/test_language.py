@@ -564,6 +564,24 @@ def test_declared_constants_and_constants_in_tuples():
 
 # ---- blocks
 @triton.jit
+def rows_of_a_descriptor(x, at, out, PADDING: tl.constexpr):
+    rows = tl.make_tensor_descriptor(x, [10, 20], [20, 1], [1, 16], padding_option=PADDING)
+    found = rows.gather(tl.load(at + tl.arange(0, 8)), 12)
+    tl.store(out + tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :], found)
+
+
+@pytest.mark.parametrize("padding, outside", [("zero", 0), ("nan", float("nan"))])
+def test_rows_outside_of_a_descriptor_are_padded_as_it_says(padding, outside):
+    x = np.arange(200, dtype=np.float32).reshape(10, 20)
+    at = np.array([3, -1, 9, 10, 0, 5, 100, 2], np.int32)
+    out, want = np.zeros((8, 16), np.float32), np.full((8, 16), outside, np.float32)
+    rows_of_a_descriptor[(1,)](x, at, out, PADDING=padding)
+    inside = (at >= 0) & (at < 10)
+    want[inside, :8] = x[at[inside], 12:]
+    np.testing.assert_array_equal(out, want)
+
+
+@triton.jit
 def shapes(out):
     x = tl.arange(0, 8).reshape(2, 4)
     a, b = tl.split(tl.join(x, x + 100))
