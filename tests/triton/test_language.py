@@ -623,6 +623,23 @@ def test_orders():
 
 
 @triton.jit
+def largest_four(x):
+    return tl.sum(tl.topk(x, 4))
+
+
+@triton.jit
+def largest_of_all(x):
+    return tl.sum(tl.topk(x, 16))
+
+
+def test_some_of_the_largest_have_the_type_of_an_extreme():
+    values = [2048.0, 1.0, 1.0, 1.0] + [0.0] * 12
+    assert (run(unary, largest_four, [("fp16", values)], "fp32") == 2051).all()
+    assert (run(unary, largest_four, [("uint8", [200, 200, 3])], "int32") == 403).all()
+    assert (run(unary, largest_of_all, [("fp16", values)], "fp16") == np.float16(2051)).all()
+
+
+@triton.jit
 def pair_max(a, i, b, j):
     better = (b > a) or ((b == a) and (j < i))
     return tl.where(better, b, a), tl.where(better, j, i)
