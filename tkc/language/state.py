@@ -148,6 +148,10 @@ class Frozen:
         return isinstance(other, Frozen) and self.mark == other.mark
 
 
+# modules of Python whose objects hold what a user puts into them
+_OPEN = ("types", "collections", "queue")
+
+
 def contents(obj: Any) -> dict | None:
     """The slots of a mutable container, or None for what is not one."""
     for kinds, slots in _CONTENTS:
@@ -155,8 +159,10 @@ def contents(obj: Any) -> dict | None:
             return slots(obj)
     if hasattr(type(obj), "__next__"):
         return _iterator(obj)
+    if (held := _bytes(obj)) is not None:
+        return held
     module = type(obj).__module__
-    if is_library(module) and module not in ("types", "collections"):
+    if is_library(module) and module not in _OPEN:
         return None
     try:
         found = dict(object.__getattribute__(obj, "__dict__"))
@@ -213,7 +219,6 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
     ((list, deque), lambda obj: dict(enumerate(obj))),
     (dict, dict),
     (set, lambda obj: _mark(frozenset(map(id, obj)))),
-    (bytearray, lambda obj: _mark(bytes(obj))),
     (np.ndarray, _of_array),
     (CellType, _of_cell),
     (Globals, _of_globals),
@@ -222,6 +227,15 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
     (type, _of_class),
     ((MethodType, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
 )
+
+
+def _bytes(obj: Any) -> dict | None:
+    """The bytes of an object that lends its memory to be written; None of others."""
+    try:
+        with memoryview(obj) as view:
+            return None if view.readonly else _mark((view.nbytes, crc32(view.tobytes())))
+    except (TypeError, ValueError, BufferError):
+        return None
 
 
 def _iterator(obj) -> dict | None:
@@ -244,6 +258,8 @@ def parts(obj: Any) -> dict:
             } | {"defaults": obj.__defaults__}
         case MethodType():
             return {"self": obj.__self__, "function": obj.__func__}
+    if hasattr(type(obj), "__next__"):
+        return _iterated(obj)
     if isinstance(obj, functools.partial | functools.partialmethod):
         return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
     if isinstance(obj, functools.cached_property):
@@ -251,6 +267,15 @@ def parts(obj: Any) -> dict:
     if (inner := traced_function(obj)) is not None:
         return {"function": inner}
     return {}
+
+
+def _iterated(obj: Any) -> dict:
+    """What an iterator that can be copied goes over: containers, other iterators."""
+    try:
+        _, *held = obj.__reduce__()
+    except Exception:
+        return {}
+    return dict(enumerate(x for part in held for x in (part if type(part) is tuple else (part,))))
 
 
 def traced_function(obj: object) -> FunctionType | None:
@@ -399,7 +424,7 @@ class Snapshot:
             now, path = contents(obj) or {}, self.paths[key]
             if isinstance(obj, Globals):
                 now = {n: obj.table[n] for n in slots if n in obj.table}
-            if now.keys() != slots.keys():
+            if list(now) != list(slots) if isinstance(obj, dict) else now.keys() != slots.keys():
                 fail(
                     f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'}"
                     f" inside {where}; give it all its elements before, and assign to them inside"
