@@ -33,6 +33,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import Any, TypeAlias
@@ -108,11 +109,15 @@ _PLAIN = (
     Pointer,
     Value,
     np.generic,
-    BuiltinFunctionType,
     CodeType,
     FrameType,
     Lost,
 )
+
+
+_METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
+# of Python, whose subclasses may have attributes, too
+_HOLDERS = (list, dict, deque, set, tuple, frozenset, np.ndarray)
 
 
 def is_users(f: FunctionType) -> bool:
@@ -225,7 +230,7 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
     (GeneratorType, _of_generator),
     (FunctionType, lambda obj: dict(vars(obj)) if is_users(obj) else None),
     (type, _of_class),
-    ((MethodType, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
+    ((*_METHODS, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
 )
 
 
@@ -247,7 +252,14 @@ def _iterator(obj) -> dict | None:
 
 
 def parts(obj: Any) -> dict:
-    """What an immutable object leads to."""
+    """What an object leads to beside its slots."""
+    found = _parts(obj)
+    if isinstance(obj, _HOLDERS) and not is_library(type(obj).__module__):
+        found |= {"attributes": getattr(obj, "__dict__", None)}
+    return found
+
+
+def _parts(obj: Any) -> dict:
     match obj:
         case tuple():
             return dict(enumerate(obj))
@@ -255,9 +267,11 @@ def parts(obj: Any) -> dict:
             return {
                 f"closure {n}": c
                 for n, c in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False)
-            } | {"defaults": obj.__defaults__}
+            } | {"defaults": obj.__defaults__, "defaults of keywords": obj.__kwdefaults__}
         case MethodType():
             return {"self": obj.__self__, "function": obj.__func__}
+        case BuiltinFunctionType() | MethodWrapperType():
+            return {"self": obj.__self__}
     if hasattr(type(obj), "__next__"):
         return _iterated(obj)
     if isinstance(obj, functools.partial | functools.partialmethod):
