@@ -438,7 +438,7 @@ class Snapshot:
             now, path = contents(obj) or {}, self.paths[key]
             if isinstance(obj, Globals):
                 now = {n: obj.table[n] for n in slots if n in obj.table}
-            if list(now) != list(slots) if isinstance(obj, dict) else now.keys() != slots.keys():
+            if not _same_keys(obj, slots, now):
                 fail(
                     f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'}"
                     f" inside {where}; give it all its elements before, and assign to them inside"
@@ -470,6 +470,11 @@ class Snapshot:
                 tracer().reasons[key] = reason
         else:
             write(self.containers[owner][0], key, Lost(reason) if value is UNBOUND else value)
+
+
+def _same_keys(obj: Any, old: dict, new: dict) -> bool:
+    """Whether an object has the slots that it had: of a dict, in the same order."""
+    return list(old) == list(new) if isinstance(obj, dict) else old.keys() == new.keys()
 
 
 def _path(obj, path: str, key) -> str:
