@@ -137,6 +137,9 @@ def test_nan_and_other_axes():
     values, indices = kernels.sort(x, 0)
     assert np.isnan(values[-1, 1]) and indices[-1, 1] == 7
     assert kernels.argmax(x, 0)[1] == 7
+    cube = numbers((4, 3, 2, 5))
+    for axis in range(-4, 4):
+        assert np.array_equal(kernels.argmax(cube, axis), cube.argmax(axis))
     assert np.isnan(kernels.sort(x, 0, True)[0][0, 1])
     with pytest.raises(tkc.LaunchError, match="32 bits or fewer"):
         kernels.sort(x.astype(np.float64))

@@ -773,3 +773,63 @@ def test_what_changed_is_listed_in_the_order_of_the_names():
     snapshot = Snapshot.take(dict.fromkeys(names, 1))
     changed = snapshot.changes(dict.fromkeys(names, 2) | {"new": 2}, "a loop")
     assert [name for _, name in changed] == [*names, "new"]
+
+
+class Named(list):
+    """A list with attributes."""
+
+
+class Table(dict):
+    """A dict with attributes."""
+
+
+class Pair(tuple):
+    """A tuple with attributes."""
+
+
+@kernel
+def test_attributes_of_lists_dicts_and_tuples(out, n, c):
+    a, d, p = Named([1, 2]), Table(x=1), Pair((3, 4))
+    a.extra = d.extra = p.extra = 3
+    if c > 0:
+        a.extra = 7
+        p.extra = n
+    for k in tkc.range(n):
+        d.extra = d.extra + k
+        a[0] = a[0] + a.extra
+        d["x"] = d["x"] + p.extra
+    tkc.store(out, (0,), a[0] * 10 + a.extra)
+    tkc.store(out, (1,), d["x"] * 10 + d.extra)
+    tkc.store(out, (2,), p[0] + p.extra)
+
+
+@made
+def test_defaults_of_keywords():
+    def f(out, n, c):
+        def held(*, values=[1]):  # noqa: B006  # the one list is what is tested
+            return values
+
+        if c > 0:
+            held()[0] = 5
+        tkc.store(out, (0,), n + held()[0])
+
+    return f
+
+
+@made
+def test_methods_of_a_list_that_nothing_else_holds():
+    def methods():
+        held = [1]
+        return held.__setitem__, held.__getitem__
+
+    put, get = methods()
+
+    def f(out, n, c):
+        put(0, 1)
+        if c > 0:
+            put(0, 5)
+        for k in tkc.range(n):
+            put(0, get(0) + k)
+        tkc.store(out, (0,), get(0))
+
+    return f

@@ -3,6 +3,9 @@
 """
 
 import contextlib
+import ctypes
+import queue
+from array import array as array_of_python
 
 import numpy as np
 import pytest
@@ -37,6 +40,30 @@ def test_value_of_the_body_used_after():
         tkc.store(out, (0,), x)
 
     refused(f, "only inside")
+
+
+@pytest.mark.parametrize("number, type_name", [(300, "int8"), (-1, "uint8"), (2**40, "int32")])
+def test_a_number_that_does_not_fit_the_type_of_later_values(number, type_name):
+    element = getattr(tkc, type_name)
+
+    def loop(x, out, n, c):
+        v = number
+        for _k in tkc.range(n):
+            v = tkc.load(x.ptr)
+        tkc.store(out, (0,), v)
+
+    def branch(x, out, n, c):
+        v = tkc.load(x.ptr)
+        if c > 0:
+            v = number
+        tkc.store(out, (0,), v)
+
+    def expression(x, out, n, c):
+        tkc.store(out, (0,), number if c > 0 else tkc.load(x.ptr))
+
+    for f in (loop, branch, expression):
+        with pytest.raises(tkc.CompileError, match=f"{number} against {type_name}"):
+            traced(f, array(element), array(tkc.int64), i32(), i32())
 
 
 def test_loop_variable_used_after():
@@ -114,6 +141,59 @@ def test_numpy_array_changed():
             counts[0] += 1
 
     refused(f, "`.*counts` .ndarray. changes")
+
+
+BYTES = {
+    "array": lambda: array_of_python("i", [1, 2]),
+    "memoryview": lambda: memoryview(bytearray(2)),
+    "bytearray": lambda: bytearray(2),
+    "ctypes": lambda: (ctypes.c_int * 2)(1, 2),
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_bytes_changed(kind):
+    def f(out, n, c):
+        a = BYTES[kind]()
+        if c > 0:
+            a[0] = 7
+        tkc.store(out, (0,), a[0])
+
+    refused(f, "`a` .* changes inside a branch")
+
+
+def test_order_of_keys_changed():
+    def f(out, n, c):
+        d = {"x": 1, "y": 2}
+        if c > 0:
+            d["x"] = d.pop("x")
+        tkc.store(out, (0,), next(iter(d.values())))
+
+    refused(f, "`d` changes its keys")
+
+
+OVER = {"zip": zip, "map": lambda xs: map(abs, xs), "filter": lambda xs: filter(None, xs)}
+
+
+@pytest.mark.parametrize("kind", OVER)
+def test_iterator_over_another_advanced(kind):
+    def f(out, n, c):
+        g = OVER[kind]([1, 2, 3])
+        if c > 0:
+            next(g)
+        tkc.store(out, (0,), n)
+
+    refused(f, "iterator. changes")
+
+
+def test_queue_changed():
+    def f(out, n, c):
+        q = queue.Queue()
+        q.put(1)
+        if c > 0:
+            q.get()
+
+    refused(f, "changes its length")
 
 
 def test_combination_with_a_side_effect():

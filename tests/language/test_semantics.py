@@ -61,6 +61,19 @@ def test_numbers_are_weak(a, number, want):
     assert result_type(lambda: tile(a) + n) == want == result_type(lambda: n + tile(a))
 
 
+def test_numbers_keep_their_own_type_in_comparisons():
+    """A tenth as float16 is below a tenth, and 300 is no int8."""
+
+    @tkc.jit(semantics="triton")
+    def below(x, y, out):
+        is_below = tkc.load(x, (0,), (4,)) < 0.1
+        tkc.store(out, (0,), is_below & (tkc.load(y, (0,), (4,)) < 300))
+
+    x, y, out = np.full(4, 0.1, np.float16), np.arange(4, dtype=np.int8), np.zeros(4, bool)
+    below[1](x, y, out)
+    assert out.all()
+
+
 @pytest.mark.parametrize("a, b, want", rows(QUOTIENTS), ids=" ".join)
 def test_quotients(a, b, want):
     assert result_type(lambda: tile(a) / tile(b)) == want

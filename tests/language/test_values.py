@@ -196,6 +196,13 @@ def test_integer_operators(op):
 def test_shifts_and_unary():
     same(evaluate(lambda a: a << 2, INTS), INTS << 2)
     same(evaluate(lambda a: a >> 1, INTS), INTS >> 1)
+    wide = np.arange(28, 42, dtype=np.int64)
+    same(evaluate(lambda a: 1 << a, wide), 1 << wide)
+    same(
+        evaluate(lambda a: 1 << a, wide[:4].astype(np.uint32)),
+        np.uint32(1) << wide[:4].astype(np.uint32),
+    )
+    same(evaluate(lambda a: 1 << a, np.int8([0, 7, 8, 20])), np.int32([1, 128, 256, 1 << 20]))
     same(evaluate(lambda a: -a, INTS), -INTS)
     same(evaluate(lambda a: ~a, INTS), ~INTS)
     same(evaluate(abs, INTS), abs(INTS))

@@ -40,6 +40,25 @@ def counted(x, N: tkc.constexpr):
     tkc.atomic_add(x.ptr + tkc.program_id(0) * N + tkc.arange(N), 1)
 
 
+@tkc.jit
+def doubled_in_an_array_of_its_own(x, N: tkc.constexpr):
+    own = tkc.array(x.ptr, tkc.float32, (x.shape[0],), (1,))
+    i = tkc.program_id(0) * N
+    tkc.store(own, (i,), tkc.load(own, (i,), (N,)) * 2)
+
+
+@tkc.jit
+def summed_in_parts(x, out, PARTS: tkc.constexpr, N: tkc.constexpr = 16):
+    i, size = tkc.program_id(0) * N, x.shape[0] // PARTS
+    total = tkc.zeros((N,))
+    for k in tkc.range(tkc.program_id(1) * size, (tkc.program_id(1) + 1) * size):
+        total += tkc.load(x, (k, i), (None, N))
+    if PARTS == 1:
+        tkc.store(out, (i,), total)
+    else:
+        tkc.atomic_add(out, (i,), total)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "cache"))
@@ -206,6 +225,10 @@ def test_what_a_kernel_reads_and_writes_is_put_back():
     t = tkc.autotune([dict(N=16), dict(N=32)], budget=0.05)(doubled)
     t[lambda args: tkc.cdiv(100, args["N"])](x)
     assert np.array_equal(x, want)
+    x = np.arange(100, dtype=np.float32)
+    t = tkc.autotune([dict(N=16), dict(N=32)], budget=0.05)(doubled_in_an_array_of_its_own)
+    t[lambda args: tkc.cdiv(100, args["N"])](x)
+    assert np.array_equal(x, want)
     out = np.zeros(100, np.float32)
     for kernel, args, found in (
         (doubled, (x,), 1),
@@ -215,6 +238,17 @@ def test_what_a_kernel_reads_and_writes_is_put_back():
     ):
         values, options = kernel._bind(*args, N=16)
         assert len(changed(kernel, kernel._describe(values), options)) == found
+
+
+def test_what_one_configuration_of_several_adds_to_is_put_back():
+    x, out = np.ones((64, 48), np.float32), np.zeros(48, np.float32)
+    t = tkc.autotune([dict(PARTS=1), dict(PARTS=4)], budget=0.05)(summed_in_parts)
+    t[lambda args: (3, args["PARTS"])](x, out)
+    values, options = t.bound(x, out)
+    one, some = tkc.Config(PARTS=1, N=16), tkc.Config(PARTS=4, N=16)
+    assert not t._changed([one], values, options)
+    assert len(t._changed([one, some], values, options)) == 1
+    assert (out == 64).all()
 
 
 def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, monkeypatch):

@@ -194,6 +194,51 @@ def test_a_negative_number_is_refused_where_the_code_knows_of_none(tmp_path):
     assert lines[-1] == "0"
 
 
+@needs_c
+def test_arrays_that_share_memory_are_refused_where_the_code_has_them_apart(tmp_path):
+    """What is read alone may be given twice."""
+
+    @tkc.jit
+    def adding(x, y: tkc.pointer, out):
+        i = tkc.program_id(0) * 64
+        tkc.store(out, (0, i), tkc.load(x, (0, i), (2, 64)) + tkc.load(y + tkc.arange(64)))
+
+    array = "f32[2, 63]"
+    path = export(adding, array, array, array, target="sm_80", path=tmp_path)[-1]
+    places = {
+        (0x10000, 0x20000): "0",
+        (0x10000, 0x10000): "0",
+        (0x10000, 0x30000): "1 adding: arguments y and out share memory",
+        (0x10000, 0x30100): "1 adding: arguments y and out share memory",
+        (0x2FF00, 0x10000): "1 adding: arguments x and out share memory",
+    }
+    tries = [f"x.data = {x}; y.data = {y}; TRY" for x, y in places]
+    lines = built(
+        tmp_path,
+        [path],
+        r"""
+        #include <stdio.h>
+        #include "adding.h"
+        #define TRY printf("%d %s\n", tkc_adding_launch(&k, grid, 0, &x, &y, &out), \
+            tkc_adding_error());
+        int main(void) {
+            tkc_adding k;
+            tkc_array x = { 0, { 2, 63 }, { 63, 1 } }, out = { 0x30000, { 2, 63 }, { 63, 1 } };
+            tkc_array y = { 0, { 126 }, { 1 } };
+            unsigned grid[3] = { 1, 1, 1 };
+            if (tkc_adding_load(&k)) return 1;
+            TRIES
+            x.data = 0x10000; y.data = 0x20000; out.strides[0] = 16; TRY
+            return 0;
+        }""".replace("TRIES", "\n".join(tries)),
+        [],
+    )
+    said = [line for line in lines if line[:2] in ("0 ", "1 ")]
+    expected = [*places.values(), "1 adding: elements of argument out share memory"]
+    for line, words in zip(said, expected, strict=True):
+        assert line.startswith(words)
+
+
 PARAMETERS = (
     Parameter("map", "b8[128]", 0, element="bf16", box=(64, 128), swizzle=128, panelled=True),
     Parameter("map", "b8[128]", 1, element="f32", box=(1, 32, 32), swizzle=128),
@@ -668,8 +713,9 @@ def test_checks_are_exported_too(tmp_path, gpu, monkeypatch):
         """
         #include "add.h"
         int main(void) {
-            tkc_add k; tkc_array x = { 0x10000, { 1024 }, { 1 } }; unsigned grid[3] = { 16, 1, 1 };
-            return tkc_add_load(&k) || tkc_add_launch(&k, grid, 0, &x, &x, &x, 1000);
+            tkc_array x = { 0x10000, { 1024 }, { 1 } }, out = { 0x20000, { 1024 }, { 1 } };
+            tkc_add k; unsigned grid[3] = { 16, 1, 1 };
+            return tkc_add_load(&k) || tkc_add_launch(&k, grid, 0, &x, &x, &out, 1000);
         }""",
         [p.size for p in interface.parameters],
     )

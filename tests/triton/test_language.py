@@ -119,6 +119,61 @@ def negative(x):
     return -x
 
 
+@triton.jit
+def times_one(x):
+    return x * 1.0
+
+
+@triton.jit
+def plus_zero(x):
+    return x + 0.0
+
+
+@triton.jit
+def counted(x):
+    return (x > 1) * 1 + (x > 2) * 1 + ((x > 3) + 0)
+
+
+def test_a_number_that_changes_nothing_decides_the_type():
+    most = 2**31 - 1
+    assert run(unary, times_one, [("int32", [most, -7])], "fp32").tolist() == [2.0**31, -7]
+    assert run(unary, plus_zero, [("int8", [5, -7])], "fp32").tolist() == [5, -7]
+    assert run(unary, counted, [("int32", [1, 2, 3, 4])], "int32").tolist() == [0, 1, 2, 3]
+
+
+@triton.jit
+def below_a_tenth(x):
+    return x < 0.1
+
+
+@triton.jit
+def below_300(x):
+    return x < 300
+
+
+@triton.jit
+def positive(x):
+    return tl.maximum(x, 0.0) * 60000.0
+
+
+@triton.jit
+def at_most_100(x):
+    return tl.minimum(100, x) * 3
+
+
+def test_comparisons_and_extremes_take_numbers_in_their_own_type():
+    """A tenth as float16 is less than a tenth."""
+    for dtype in ("fp16", "bf16"):
+        tenth = np.float32(np.asarray(0.1, DTYPES[dtype]))
+        found = run(unary, below_a_tenth, [(dtype, [0.1, 0.2])], "int1")
+        assert found.tolist() == [bool(tenth < np.float32(0.1)), False]
+    assert run(unary, below_300, [("uint8", [5, 255])], "int1").tolist() == [True, True]
+    assert run(unary, positive, [("fp16", [-1, 2])], "fp32").tolist() == [0, 120000]
+    assert run(unary, positive, [("bf16", [-1, 2])], "fp32").tolist() == [0, 120000]
+    assert run(unary, at_most_100, [("int8", [90, 120, -9])], "int32").tolist() == [270, 300, -27]
+    assert run(binary, maximum, [("bf16", [1, 4]), ("bf16", [2, 3])], "fp32").tolist() == [2, 4]
+
+
 def test_the_negative_of_a_zero_has_the_other_sign():
     found = run(unary, negative, [("fp32", [0.0, -0.0, 2.0])], "fp32")
     assert np.signbit(found).tolist() == [True, False, True]
@@ -509,6 +564,24 @@ def test_declared_constants_and_constants_in_tuples():
 
 # ---- blocks
 @triton.jit
+def rows_of_a_descriptor(x, at, out, PADDING: tl.constexpr):
+    rows = tl.make_tensor_descriptor(x, [10, 20], [20, 1], [1, 16], padding_option=PADDING)
+    found = rows.gather(tl.load(at + tl.arange(0, 8)), 12)
+    tl.store(out + tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :], found)
+
+
+@pytest.mark.parametrize("padding, outside", [("zero", 0), ("nan", float("nan"))])
+def test_rows_outside_of_a_descriptor_are_padded_as_it_says(padding, outside):
+    x = np.arange(200, dtype=np.float32).reshape(10, 20)
+    at = np.array([3, -1, 9, 10, 0, 5, 100, 2], np.int32)
+    out, want = np.zeros((8, 16), np.float32), np.full((8, 16), outside, np.float32)
+    rows_of_a_descriptor[(1,)](x, at, out, PADDING=padding)
+    inside = (at >= 0) & (at < 10)
+    want[inside, :8] = x[at[inside], 12:]
+    np.testing.assert_array_equal(out, want)
+
+
+@triton.jit
 def shapes(out):
     x = tl.arange(0, 8).reshape(2, 4)
     a, b = tl.split(tl.join(x, x + 100))
@@ -547,6 +620,23 @@ def test_orders():
     assert (out[2, :4] == np.sort(x)[::-1][:4]).all() and (out[3] == np.roll(x, -1)).all()
     assert (out[4, :4] == np.bincount(x & 3, minlength=4)).all()
     assert (out[5, :4] == np.sort(x)[:4]).all() and (out[6, :4] == np.sort(-x)[:4]).all()
+
+
+@triton.jit
+def largest_four(x):
+    return tl.sum(tl.topk(x, 4))
+
+
+@triton.jit
+def largest_of_all(x):
+    return tl.sum(tl.topk(x, 16))
+
+
+def test_some_of_the_largest_have_the_type_of_an_extreme():
+    values = [2048.0, 1.0, 1.0, 1.0] + [0.0] * 12
+    assert (run(unary, largest_four, [("fp16", values)], "fp32") == 2051).all()
+    assert (run(unary, largest_four, [("uint8", [200, 200, 3])], "int32") == 403).all()
+    assert (run(unary, largest_of_all, [("fp16", values)], "fp16") == np.float16(2051)).all()
 
 
 @triton.jit

@@ -181,6 +181,20 @@ def permuted(x: Array, axes: tuple[int, ...]) -> Array:
 
 def last(x: Array, axis: int) -> Array:
     """The array with `axis` swapped to the end. Raises LaunchError where there is no such axis."""
+    at, end = place_of(x, axis), len(x.shape) - 1
+    return x if at == end else x.swapaxes(at, end)
+
+
+def at_the_end(x: Array, axis: int) -> Array:
+    """The array with `axis` behind the others, which keep their order. Raises LaunchError where
+    there is no such axis.
+    """
+    at = place_of(x, axis)
+    return permuted(x, (*(a for a in range(len(x.shape)) if a != at), at))
+
+
+def place_of(x: Array, axis: int) -> int:
+    """An axis, counted from the first. Raises LaunchError where there is no such axis."""
     library(x)
     rank = len(x.shape)
     if not -rank <= axis < rank:
@@ -189,7 +203,7 @@ def last(x: Array, axis: int) -> Array:
             if rank
             else "expected an array of rank 1 or more, got a scalar"
         )
-    return x if axis % rank == rank - 1 else x.swapaxes(axis, -1)
+    return axis % rank
 
 
 def same_shape(**arrays: Array) -> None:

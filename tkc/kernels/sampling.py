@@ -23,6 +23,7 @@ from math import e, inf, log2
 import tkc
 from tkc.kernels.arrays import (
     Array,
+    at_the_end,
     contiguous,
     dtype_of,
     empty,
@@ -428,7 +429,7 @@ def argmax(x: Array, axis: int = -1) -> Iterator[Array]:
     """The index (int64) of the largest element along an axis, the first of equals; NaN is larger
     than anything. Raises LaunchError where the axis has no elements, or for numbers of 64 bits.
     """
-    turned = last(x, axis)
+    turned = at_the_end(x, axis)
     _check_sorted(x, "argmax")
     if not turned.shape[-1]:
         raise tkc.LaunchError("argmax of no elements; give the axis one or more")

@@ -15,7 +15,8 @@ mathematical integers).
 "triton" is that of Triton's language: scalars count as tiles do, and
 
     a Python number                 the dtype of the other operand unless that is of a lower kind
-                                    (bool, integer, floating); then as int32, int64, float32, …
+                                    (bool, integer, floating), and but in comparisons; then as
+                                    int32, int64, float32, …
     two integers                    C's: the wider, of one width the unsigned one
     floating with anything else     float64 before float32 before float16; bfloat16 of two of it,
                                     else float32; float16 of two kinds of float8
@@ -107,8 +108,8 @@ def _kind(dtype: DType) -> int:
     return FLOATING if dtype.is_float else BOOL if dtype.kind == "bool" else INTEGRAL
 
 
-def _of_number(number: Plain) -> DType:
-    """Beside a value of a lower kind."""
+def of_number_in_triton(number: Plain) -> DType:
+    """Beside a value of a lower kind, and in comparisons."""
     if isinstance(number, int) and not isinstance(number, bool):
         fitting = ((int32, -(2**31), 2**31), (uint32, 0, 2**32), (int64, -(2**63), 2**63))
         return next((t for t, low, high in fitting if low <= number < high), uint64)
@@ -166,7 +167,7 @@ def _triton(typed: Sequence[tuple[DType, bool]], numbers: Sequence[Plain], divis
     for dtype, _ in typed[1:]:
         result = _pair(result, dtype, division)
     for x in numbers:
-        own = _of_number(x)
+        own = of_number_in_triton(x)
         if _kind(own) > _kind(result):
             result = _pair(result, own, division) if result.kind != "bool" else own
         elif division and result.is_float and result.bits == 16:

@@ -33,6 +33,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import Any, TypeAlias
@@ -108,11 +109,15 @@ _PLAIN = (
     Pointer,
     Value,
     np.generic,
-    BuiltinFunctionType,
     CodeType,
     FrameType,
     Lost,
 )
+
+
+_METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
+# of Python, whose subclasses may have attributes, too
+_HOLDERS = (list, dict, deque, set, tuple, frozenset, np.ndarray)
 
 
 def is_users(f: FunctionType) -> bool:
@@ -148,6 +153,10 @@ class Frozen:
         return isinstance(other, Frozen) and self.mark == other.mark
 
 
+# modules of Python whose objects hold what a user puts into them
+_OPEN = ("types", "collections", "queue")
+
+
 def contents(obj: Any) -> dict | None:
     """The slots of a mutable container, or None for what is not one."""
     for kinds, slots in _CONTENTS:
@@ -155,8 +164,10 @@ def contents(obj: Any) -> dict | None:
             return slots(obj)
     if hasattr(type(obj), "__next__"):
         return _iterator(obj)
+    if (held := _bytes(obj)) is not None:
+        return held
     module = type(obj).__module__
-    if is_library(module) and module not in ("types", "collections"):
+    if is_library(module) and module not in _OPEN:
         return None
     try:
         found = dict(object.__getattribute__(obj, "__dict__"))
@@ -213,15 +224,23 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
     ((list, deque), lambda obj: dict(enumerate(obj))),
     (dict, dict),
     (set, lambda obj: _mark(frozenset(map(id, obj)))),
-    (bytearray, lambda obj: _mark(bytes(obj))),
     (np.ndarray, _of_array),
     (CellType, _of_cell),
     (Globals, _of_globals),
     (GeneratorType, _of_generator),
     (FunctionType, lambda obj: dict(vars(obj)) if is_users(obj) else None),
     (type, _of_class),
-    ((MethodType, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
+    ((*_METHODS, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
 )
+
+
+def _bytes(obj: Any) -> dict | None:
+    """The bytes of an object that lends its memory to be written; None of others."""
+    try:
+        with memoryview(obj) as view:
+            return None if view.readonly else _mark((view.nbytes, crc32(view.tobytes())))
+    except (TypeError, ValueError, BufferError):
+        return None
 
 
 def _iterator(obj) -> dict | None:
@@ -233,7 +252,14 @@ def _iterator(obj) -> dict | None:
 
 
 def parts(obj: Any) -> dict:
-    """What an immutable object leads to."""
+    """What an object leads to beside its slots."""
+    found = _parts(obj)
+    if isinstance(obj, _HOLDERS) and not is_library(type(obj).__module__):
+        found |= {"attributes": getattr(obj, "__dict__", None)}
+    return found
+
+
+def _parts(obj: Any) -> dict:
     match obj:
         case tuple():
             return dict(enumerate(obj))
@@ -241,9 +267,13 @@ def parts(obj: Any) -> dict:
             return {
                 f"closure {n}": c
                 for n, c in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False)
-            } | {"defaults": obj.__defaults__}
+            } | {"defaults": obj.__defaults__, "defaults of keywords": obj.__kwdefaults__}
         case MethodType():
             return {"self": obj.__self__, "function": obj.__func__}
+        case BuiltinFunctionType() | MethodWrapperType():
+            return {"self": obj.__self__}
+    if hasattr(type(obj), "__next__"):
+        return _iterated(obj)
     if isinstance(obj, functools.partial | functools.partialmethod):
         return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
     if isinstance(obj, functools.cached_property):
@@ -251,6 +281,15 @@ def parts(obj: Any) -> dict:
     if (inner := traced_function(obj)) is not None:
         return {"function": inner}
     return {}
+
+
+def _iterated(obj: Any) -> dict:
+    """What an iterator that can be copied goes over: containers, other iterators."""
+    try:
+        _, *held = obj.__reduce__()
+    except Exception:
+        return {}
+    return dict(enumerate(x for part in held for x in (part if type(part) is tuple else (part,))))
 
 
 def traced_function(obj: object) -> FunctionType | None:
@@ -399,7 +438,7 @@ class Snapshot:
             now, path = contents(obj) or {}, self.paths[key]
             if isinstance(obj, Globals):
                 now = {n: obj.table[n] for n in slots if n in obj.table}
-            if now.keys() != slots.keys():
+            if not _same_keys(obj, slots, now):
                 fail(
                     f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'}"
                     f" inside {where}; give it all its elements before, and assign to them inside"
@@ -431,6 +470,11 @@ class Snapshot:
                 tracer().reasons[key] = reason
         else:
             write(self.containers[owner][0], key, Lost(reason) if value is UNBOUND else value)
+
+
+def _same_keys(obj: Any, old: dict, new: dict) -> bool:
+    """Whether an object has the slots that it had: of a dict, in the same order."""
+    return list(old) == list(new) if isinstance(obj, dict) else old.keys() == new.keys()
 
 
 def _path(obj, path: str, key) -> str:
@@ -614,7 +658,10 @@ def _beside(number: Plain, typed: Leaf) -> Leaf | None:
         return typed
     if not is_integer(t):
         return None
-    return Leaf(_number_type(number)) if isinstance(number, float) else typed
+    if isinstance(number, float):
+        return Leaf(_number_type(number))
+    held = np.iinfo(dtype_of(t).numpy)
+    return typed if held.min <= number <= held.max else None
 
 
 def flatten(x: Any, spec: Spec) -> list[SSAValue]:

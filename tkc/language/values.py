@@ -18,7 +18,7 @@ from tkc.ir import elementwise, tile
 from tkc.ir.types import PointerType, TileType, element_of, like
 from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32
 from tkc.language.names import suggestion
-from tkc.language.promotion import RULES, Plain, of_number
+from tkc.language.promotion import RULES, Plain, of_number, of_number_in_triton
 from tkc.language.tracer import fail, frames, is_rewritten, tracer
 
 Number = (bool, int, float)
@@ -447,6 +447,8 @@ def compare(name: str, x: Operand, y: Operand) -> Operand:
     x, y = check(x), check(y)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return COMPARE[name](x, y)
+    if is_tritons():  # numbers have their own type here
+        x, y = (v if isinstance(v, Value) else number(v, of_number_in_triton(v)) for v in (x, y))
     dtype = common(x, y)
     return apply(name, x, y, dtype=dtype)
 
@@ -460,7 +462,10 @@ def bitwise(name: str, x: Operand, y: Operand) -> Operand:
 
 def shift(name: str, x: Operand, y: Operand) -> Value:
     x, y = check(x), check(y)
-    dtype = common(x, y) if isinstance(x, Value) else of_number(x)
+    dtype = common(x, y)
+    if not isinstance(x, Value):  # the type of the places may be too short for what is shifted
+        own = of_number(+x)  # of a truth value, as an integer
+        dtype = max(own, dtype, key=lambda t: (t.is_float, t.bits, t is dtype))
     return apply(name, x, y, dtype=int32 if dtype.kind == "bool" else dtype)
 
 

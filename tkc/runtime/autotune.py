@@ -505,10 +505,7 @@ class Autotuned(Launchable):
             said += [f"{c.config}: {e}" for c, e in zip(found, errors, strict=True) if e]
             compiled = [c for c, e in zip(found, errors, strict=True) if not e]
             kept, launches = self._launches(compiled, values, options, grid, said)
-            written: list[ArrayInfo] = []
-            if kept:
-                full = merged(kernel, values, kept[0].config)
-                written = changed(kernel, kernel._describe(full), options)
+            written = self._changed([c.config for c in kept], values, options)
             number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
             line.say(f"measuring {len(kept)} candidates")
 
@@ -529,6 +526,19 @@ class Autotuned(Launchable):
         return Choice(
             ranked[0].config, "measured", ranked[0].seconds, tuple(_lines(ranked[1:]) + said)
         )
+
+    def _changed(
+        self, configs: Sequence[Config], values: Sequence, options: dict
+    ) -> list[ArrayInfo]:
+        """The arrays that a configuration both reads and writes: one may store what others add up
+        in memory.
+        """
+        kernel = self.kernel
+        found: dict[tuple, ArrayInfo] = {}
+        for constants in {tuple(c.constants.items()): c for c in configs}.values():
+            infos = kernel._describe(merged(kernel, values, constants))
+            found |= {(a.pointer, a.span): a for a in changed(kernel, infos, options)}
+        return list(found.values())
 
     def _launches(
         self,

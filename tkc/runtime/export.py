@@ -33,7 +33,9 @@ from tkc.runtime.arrays import ITEMSIZE
 from tkc.runtime.cache import write_whole
 from tkc.runtime.jit import JitFunction
 from tkc.runtime.launch import cubin, workspaces
+from tkc.runtime.specialize import Specialization, signature
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
+from tkc.runtime.tuning import accessed
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
@@ -84,6 +86,9 @@ TAKEN = set(
         "grid",
         "stream",
         "kernel",
+        "reach",
+        "meet",
+        "folded",
         "parameters",
         "gx",
         "gy",
@@ -133,12 +138,9 @@ def export(
     check_name(name)
     compiled = kernel.compile(*args, target=target, **kwargs)
     code = machine_code(compiled)
-    values, _ = kernel.bound(*args, **kwargs)
-    arguments = [
-        one
-        for n, plain in kernel._specialize(kernel._describe(values), ()).arguments
-        for one in _at_run_time(n, plain)
-    ]
+    values, options = kernel.bound(*args, **kwargs)
+    specialization = kernel._specialize(kernel._describe(values), tuple(options.items()))
+    arguments = [one for n, plain in specialization.arguments for one in _at_run_time(n, plain)]
     interface = compiled.interface
     assert interface is not None and compiled.ptx is not None  # a GPU's code has both
     description = {
@@ -152,7 +154,9 @@ def export(
         **({f"{name}.{target}.cubin": code} if code else {}),
         f"{name}.json": json.dumps(description, indent=1) + "\n",
         f"{name}.h": header(name, interface, arguments),
-        f"{name}.c": source(name, interface, arguments, compiled.ptx, code),
+        f"{name}.c": source(
+            name, interface, arguments, compiled.ptx, code, _apart(kernel, specialization)
+        ),
     }
     return write(Path(path), texts, overwrite)
 
@@ -165,6 +169,27 @@ def _at_run_time(name: str, plain: tuple) -> list[tuple[str, tuple]]:
         _, world, _, array = plain
         return [(f"{name}_{rank}", array) for rank in range(world)]
     return [] if plain[0] == "constant" else [(name, plain)]
+
+
+def _apart(kernel: JitFunction, specialization: Specialization) -> list[tuple[int, int]]:
+    """Pairs of array arguments that the code has apart, of which one at least is written; a number
+    twice where elements of one array are. (What is written at addresses of which nothing is known
+    may be anywhere.)
+    """
+    from tkc.ir.types import ArrayType
+    from tkc.language.trace import trace
+    from tkc.passes.plan import kernel_of
+
+    body = kernel_of(trace(kernel.fn, signature(specialization)))
+    _, written = accessed(body)
+    arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
+    pairs = [
+        (a.index, b.index)
+        for i, a in enumerate(arrays)
+        for b in arrays[i:]
+        if a in written or b in written
+    ]
+    return [pair for pair in pairs if pair not in specialization.overlaps]
 
 
 def machine_code(compiled: Compiled) -> bytes:
@@ -285,14 +310,14 @@ def _what(plain: tuple) -> str:
             + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
             + (", at least 0" if plain[3] else "")
         )
-    _, dtype, shape, strides, align, wide = plain
+    _, dtype, shape, strides, align, *_ = plain
 
     def fact(pairs):
         return (
             "["
             + ", ".join(
                 f"= {exact}" if exact is not None else f"multiple of {d}" if d > 1 else "any"
-                for d, exact in pairs
+                for d, exact, *_ in pairs
             )
             + "]"
         )
@@ -301,14 +326,22 @@ def _what(plain: tuple) -> str:
 
 
 def source(
-    name: str, interface: Interface, arguments: Sequence, ptx: str, code: bytes = b""
+    name: str,
+    interface: Interface,
+    arguments: Sequence,
+    ptx: str,
+    code: bytes = b"",
+    apart: Sequence[tuple[int, int]] = (),
 ) -> str:
-    """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
+    """The C file. ptx, code: the kernel as text and, where there is any, machine code. apart: pairs
+    of arrays that may not share memory.
+    """
     body: list[str] = []
     values: list[str] = []
     places, workspace = _places(interface)
     for n, plain in arguments:
         body += _checks(c_name(n), plain)
+    body += [_check_apart(a, b, arguments) for a, b in apart]
     for at in interface.nonzero:
         n = c_name(arguments[at][0])
         body.append(f'if (!{n}) return refused("argument {n}: the step of a range may not be 0");')
@@ -334,7 +367,7 @@ static CUresult refused(const char *why)
     snprintf(message, sizeof message, "{name}: %s", why);
     return CUDA_ERROR_INVALID_VALUE;
 }}
-
+{_SHARING if apart else ""}
 CUresult tkc_{name}_load(tkc_{name} *kernel)
 {{
     memset(kernel, 0, sizeof *kernel);
@@ -363,6 +396,63 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
     {_launch_statement(i)}
 }}
 """
+
+
+# of an array the first address and the one behind the last; whether two arrays meet; whether
+# elements of one do, as tkc.ir.strides.share_elements says
+_SHARING = """
+static void reach(const tkc_array *a, int rank, int64_t size, int64_t *low, int64_t *high)
+{
+    *low = 0; *high = size;
+    for (int i = 0; i < rank; i++) {
+        int64_t far = (a->shape[i] - 1) * a->strides[i] * size;
+        if (a->shape[i] < 1) { *low = *high = 0; return; }
+        if (far < 0) *low += far; else *high += far;
+    }
+    *low += (int64_t)a->data; *high += (int64_t)a->data;
+}
+
+static inline int meet(const tkc_array *a, int n, int64_t size, const tkc_array *b, int m,
+                       int64_t width)
+{
+    int64_t low, high, from, to;
+    reach(a, n, size, &low, &high);
+    reach(b, m, width, &from, &to);
+    return low < high && from < to && low < to && from < high;
+}
+
+static inline int folded(const tkc_array *a, int rank)
+{
+    int64_t far = 0;
+    int seen[8] = { 0 };
+    for (int i = 0; i < rank; i++) if (a->shape[i] < 1) return 0;
+    for (;;) {
+        int next = -1;
+        int64_t step = 0;
+        for (int i = 0; i < rank; i++) {
+            int64_t own = a->strides[i] < 0 ? -a->strides[i] : a->strides[i];
+            if (seen[i] || a->shape[i] < 2 || (next >= 0 && own >= step)) continue;
+            next = i; step = own;
+        }
+        if (next < 0) return 0;
+        if (step <= far) return 1;
+        far += (a->shape[next] - 1) * step;
+        seen[next] = 1;
+    }
+}
+"""
+
+
+def _check_apart(a: int, b: int, arguments: Sequence) -> str:
+    """What refuses two arrays that share memory, or one whose elements do."""
+    two = [arguments[n] for n in (a, b)]
+    x, y = (n for n, _ in two)
+    why = "; export the kernel for arrays that do"
+    if a == b:
+        condition = f"folded({c_name(x)}, {len(two[0][1][2])})"
+        return f'if ({condition}) return refused("elements of argument {x} share memory{why}");'
+    spans = ", ".join(f"{c_name(n)}, {len(of[2])}, {ITEMSIZE[of[1]]}" for n, of in two)
+    return f'if (meet({spans})) return refused("arguments {x} and {y} share memory{why}");'
 
 
 def _physical_grid(i: Interface) -> str:
@@ -586,7 +676,7 @@ def _checks(n: str, plain: tuple) -> list[str]:
     def need(condition: str, why: str) -> None:
         lines.append(_refused_unless(condition, n, why))
 
-    _, _, shape, strides, align, wide = plain
+    _, _, shape, strides, align, wide, *_ = plain
     elements = " && ".join(f"{n}->shape[{a}]" for a in range(len(shape))) or "1"
     need(f"{n}->data || !({elements})", "its address is 0 although it has elements")
     if shape:

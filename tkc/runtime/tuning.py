@@ -207,9 +207,9 @@ def changed(kernel: Kernel, infos: Sequence, options: dict[str, Any]) -> list[Ar
     from tkc.passes.plan import kernel_of
 
     body = kernel_of(trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))))
-    read, written = _accessed(body)
     passed = given(infos)
     arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
+    read, written = (set(arrays) if None in found else found for found in accessed(body))
     sources = [_bytes_of(passed[v.index]) for v in arrays if v in read]
     both: dict[tuple[int, int], ArrayInfo] = {}
     for v in arrays:  # also written as one argument, read as another
@@ -224,27 +224,19 @@ def _bytes_of(i: ArrayInfo) -> tuple[int, int]:
     return i.pointer + i.span[0], i.pointer + i.span[1]
 
 
-def _accessed(body: Any) -> tuple[set, set]:
-    """The arrays, arguments or made in the kernel, that a kernel reads, and those it writes."""
+def accessed(body: Any) -> tuple[set, set]:
+    """The array arguments that a kernel reads, and those it writes; None among them where it is not
+    known which.
+    """
     from tkc.ir import tile
+    from tkc.passes.analysis import alias
 
-    read, written = set(), set()
-
-    def root(value):
-        while isinstance(value.owner, tile.View):
-            value = value.owner.array
-        return value
-
-    pointers = any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in body.walk())
-    for op in body.walk():
-        if isinstance(op, (tile.Load, tile.AtomicBlock)):
-            read.add(root(op.array))
-        if isinstance(op, (tile.Store, tile.AtomicBlock)):
-            written.add(root(op.array))
-        if isinstance(op, tile.Pointer):
-            read.add(root(op.operands[0]))
-            if pointers:
-                written.add(root(op.operands[0]))
+    both = tile.Atomic | tile.AtomicBlock
+    reads, writes = tile.Load | tile.LoadPointers | both, tile.Store | tile.StorePointers | both
+    ops = list(body.walk())
+    read, written = (
+        {alias.accessed(op) for op in ops if isinstance(op, kind)} for kind in (reads, writes)
+    )
     return read, written
 
 

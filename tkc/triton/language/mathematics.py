@@ -133,9 +133,16 @@ def fma(x: Operand, y: Operand, z: Operand) -> tensor:
     return tensor(values.apply("fma", a.value, b.value, c.value))
 
 
+def _comparable(x: Operand) -> Operand:
+    """An operand of an extreme: bfloat16 as float32."""
+    given = unwrap(x)
+    short = isinstance(given, tensor) and given.dtype.name == "bf16"
+    return cast(given, float32) if short else given
+
+
 def _extreme(name: str) -> Callable:
     def function(x: Operand, y: Operand, propagate_nan: Any = PropagateNan.NONE) -> tensor:
-        a, b = promoted(to_tensor(unwrap(x)) if isinstance(x, tensor) else x, y)
+        a, b = promoted(_comparable(x), _comparable(y), weak=False)
         drop = a.dtype.is_floating() and unwrap(propagate_nan) != PropagateNan.ALL
         if a.dtype.is_bool():
             return tensor(values.apply("or" if name == "max" else "and", a.value, b.value))
@@ -154,8 +161,9 @@ maximum, minimum = _extreme("max"), _extreme("min")
 
 def clamp(x: Operand, min: Operand, max: Operand, propagate_nan: Any = PropagateNan.NONE) -> tensor:
     """x between min and max, of floats."""
-    low, high = promoted(to_tensor(min), to_tensor(max))
-    value, low = promoted(to_tensor(x), low)
+    value, low, high = (to_tensor(_comparable(v)) for v in (x, min, max))
+    low, high = promoted(low, high)
+    value, low = promoted(value, low)
     value, high = promoted(value, high)
     if not value.dtype.is_floating():
         fail(f"tl.clamp takes floats, got {value.dtype}")

@@ -150,7 +150,7 @@ class tensor_descriptor:
     def load(self, offsets: Sequence, **hints: Any) -> tensor:
         """The block at these offsets."""
         at = _offsets(offsets, len(self.blocks))
-        return _load_block(self.array, at, tuple(self.blocks), range(len(at)), self.padding)
+        return _load_block(self.array, at, tuple(self.blocks), self.padding)
 
     def store(self, offsets: Sequence, value: Operand) -> None:
         """Writes the block at these offsets."""
@@ -162,7 +162,7 @@ class tensor_descriptor:
         """Rows at these places, of the block's columns."""
         rows, column = x_offsets.value, _offsets((y_offset,), 1)[0]
         extents = (rows.shape[0], self.blocks[-1])
-        return tensor(memory.load(self.array, (rows, column), extents))
+        return _load_block(self.array, (rows, column), extents, self.padding)
 
     def scatter(self, value: tensor, x_offsets: tensor, y_offset: Any) -> None:
         """Writes rows at these places."""
@@ -262,10 +262,8 @@ def _offsets(given: Any, rank: int) -> tuple:
     return found
 
 
-def _load_block(
-    source: Array, offsets: tuple, extents: tuple[int, ...], checked: Sequence[int], padding: str
-) -> tensor:
-    """A block; what lies outside along the checked axes reads as zeros, or as NaN."""
+def _load_block(source: Array, offsets: tuple, extents: tuple[int, ...], padding: str) -> tensor:
+    """A block; what lies outside of the array reads as zeros, or as NaN."""
     other = float("nan") if padding == "nan" else None
     return tensor(memory.load(source, offsets, extents, other=other))
 
@@ -305,10 +303,9 @@ def load(
     if isinstance(pointer, BlockPointer):
         if unwrap(mask) is not None or unwrap(other) is not None:
             fail("a load by a block pointer takes no mask and no other; use boundary_check")
-        checked = shape_of(boundary_check)
         extents = tuple(pointer.block_shape)
         at = _offsets(pointer.offsets, len(extents))
-        return _load_block(pointer.array, at, extents, checked, unwrap(padding_option))
+        return _load_block(pointer.array, at, extents, unwrap(padding_option))
     if unwrap(boundary_check) or unwrap(padding_option):
         fail("boundary_check and padding_option are for block pointers (tl.make_block_ptr)")
     if unwrap(mask) is None and unwrap(other) is not None:

@@ -241,8 +241,11 @@ bitonic_merge = sort  # a merge of two sorted halves is a sort of them
 
 @member
 def topk(x: tensor, k: Any, dim: Any = None, descending: Any = True) -> tensor:
-    """The k largest elements of the last axis, in descending order; or the smallest, ascending."""
-    up = not unwrap(descending)
+    """The k largest elements of the last axis, in descending order; or the smallest, ascending.
+    Where there are more, they have the type of an extreme.
+    """
+    up, some = not unwrap(descending), x.value.shape[-1:] != (unwrap(k),)
+    x = _widened(x) if some else x
     value = block(_reversed(x) if up else x, "topk")
     found = tensor(operations.topk(value, unwrap(k), _last(value, dim, "topk")))  # type: ignore[arg-type]
     return _reversed(found) if up else found

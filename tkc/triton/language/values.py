@@ -2,7 +2,8 @@
 
 A tensor holds one value of tkc's language. What differs is decided here:
 
-    numbers         a Python number or a constexpr is weak; what was assigned to a name is not
+    numbers         a Python number or a constexpr is weak, but in comparisons; what was assigned to
+                    a name is not
     two integers    C's rules: int32 with uint32 is uint32
     float16         with bfloat16 is float16; `/` and `%` of 16-bit floats are done in float32
     `//` and `%`    of integers as in C: towards zero, with the dividend's sign
@@ -253,13 +254,15 @@ def type_of_number(x: Number) -> dtype:
 
 
 # --------------------------------------------------------------------------------------------------
-def computation_type(a: Any, b: Any, division: bool) -> dtype:
-    """The type in which an operation is done: of tensors, and numbers, which are weak."""
+def computation_type(a: Any, b: Any, division: bool, weak: bool = True) -> dtype:
+    """The type in which an operation is done: of tensors, and numbers, which may be weak."""
     typed = [(x.value.dtype, bool(x.value.shape)) for x in (a, b) if isinstance(x, tensor)]
     numbers = [x for x in (a, b) if not isinstance(x, tensor)]
     if not typed:
         wide = [type_of_number(x) for x in numbers]
         return max(wide, key=lambda t: (t.kind().value, t.primitive_bitwidth))
+    if not weak:
+        typed, numbers = typed + [(type_of_number(x).core, False) for x in numbers], []
     return of_core(RULES["triton"](typed, numbers, division))
 
 
@@ -275,8 +278,12 @@ def _fits(x: Number, into: dtype) -> None:
         fail(f"the number {x} is out of range for {into}")
 
 
-def promoted(x: Operand, y: Operand, division: bool = False) -> tuple[tensor, tensor]:
-    """Both as tensors of the type of their operation (not broadcast)."""
+def promoted(
+    x: Operand, y: Operand, division: bool = False, weak: bool = True
+) -> tuple[tensor, tensor]:
+    """Both as tensors of the type of their operation (not broadcast). weak: whether numbers take
+    the type of the other operand.
+    """
     x, y = unwrap(x), unwrap(y)
     for v in (x, y):
         if not is_number(v) and not isinstance(v, tensor):
@@ -285,7 +292,7 @@ def promoted(x: Operand, y: Operand, division: bool = False) -> tuple[tensor, te
         fail(
             f"{x!r}, {y!r}: of pointers there are only `pointer + integer` and `pointer - integer`"
         )
-    found = computation_type(x, y, division)
+    found = computation_type(x, y, division, weak)
     for v in (x, y):
         if isinstance(v, (bool, int, float)):
             _fits(v, found)
@@ -311,12 +318,18 @@ def arithmetic(name: str, x: Any, y: Any) -> Any:
         return values.ARITHMETIC[name](x, y)
     if _is_pointer(x) or _is_pointer(y):
         return _moved(name, x, y)
-    if not is_number(x) and is_number(y) and y == (name == "mul") and x.dtype.is_int():
-        return x  # x + 0, x - 0, x * 1
+    if _is_neutral(name, x, y):
+        return x
     a, b = promoted(x, y)
     if a.dtype.is_bool():
         return tensor(values.apply(_BOOLEAN[name], a.value, b.value))
     return tensor(values.apply(name, a.value, b.value, dtype=a.value.dtype))
+
+
+def _is_neutral(name: str, x: Any, y: Any) -> bool:
+    """Whether x is what it was: x + 0, x - 0, x * 1 of an integer, whose type the number keeps."""
+    is_integer = isinstance(x, tensor) and x.dtype.is_int() and not x.dtype.is_bool()
+    return is_integer and type(y) is int and y == (name == "mul")
 
 
 def _is_pointer(x: Any) -> bool:
@@ -412,7 +425,7 @@ def compare(name: str, x: Any, y: Any) -> Any:
         return values.COMPARE[name](x, y)
     if _is_pointer(x) and _is_pointer(y):
         x, y = cast(x, types.int64), cast(y, types.int64)
-    a, b = promoted(x, y)
+    a, b = promoted(x, y, weak=False)
     return tensor(values.apply(name, a.value, b.value))
 
 
