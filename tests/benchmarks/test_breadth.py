@@ -24,10 +24,13 @@ def test_names_are_unlike():
 
 
 def test_many_dots_of_random_loops_are_on_wgmma():
-    """Of the first loops of dots that the grammar writes, all of which compile."""
+    """Of the first loops of dots that the grammar writes, all of which compile; but for those that
+    multiply what other programs may have written before they let this one on.
+    """
     found = breadth.shares(8, policy="roles")
     assert found.kernels == 8
-    assert found.on_wgmma >= 0.9 * found.dots
+    observed = sum(n for reason, n in found.reasons.items() if "observe the order" in reason)
+    assert observed < found.dots / 4 and found.on_wgmma >= 0.9 * (found.dots - observed)
     assert not any("fails" in reason for reason in found.reasons)
     assert found.by_maps <= found.aligned
     assert "are on wgmma" in " ".join(found.said())

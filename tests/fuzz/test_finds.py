@@ -80,7 +80,7 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
 
 def test_hashes_that_are_taken_for_offsets(monkeypatch):
     monkeypatch.setattr(ranges, "_is_in_offset", lambda value: True)
-    seeds = (n for n in range(2000) if Random(f"hashes {n}").random() < HASHED_SHARE)
+    seeds = (n for n in range(2000) if Random(f"wrapped numbers {n}").random() < HASHED_SHARE)
     failure = found("mixed", islice(seeds, MOST_KERNELS))
     assert failure is not None and failure.kind == "wrong"
 

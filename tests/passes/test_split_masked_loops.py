@@ -51,7 +51,6 @@ KNOWN = {
     "not behind": lambda r, c, w, x: ~(c < r),
     "off the diagonal": lambda r, c, w, x: r != c,
     "inside": lambda r, c, w, x: c < x.shape[1],
-    "dilated": lambda r, c, w, x: 2 * r + 5 >= c - 3,
     "negated": lambda r, c, w, x: -r <= -c,
     "bounded": lambda r, c, w, x: tkc.minimum(r, 70) >= tkc.maximum(c, 3) - 200,
     "either side unknown": lambda r, c, w, x: (r >= c) | (c % 7 == 3),
@@ -62,6 +61,7 @@ UNKNOWN = {
     "of data": lambda r, c, w, x: x[0, 0] + r.to(tkc.float32) >= c.to(tkc.float32),
     "of unsigned": lambda r, c, w, x: r.to(u32) - 5 >= c.to(u32),
     "of what may wrap": lambda r, c, w, x: r + w >= c,
+    "of a product that may": lambda r, c, w, x: 2 * r + 5 >= c - 3,
     "of what may be negative": lambda r, c, w, x: (r - 100).to(u64) >= c.to(u64),
 }
 

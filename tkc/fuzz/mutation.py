@@ -169,7 +169,7 @@ def corpus() -> list[str]:
     for seed, policy in enumerate(
         ("pipelines", "layouts", "memory", "control", "numbers", "mixed")
     ):
-        k = kernel(seed + 100, policy, 4)
+        k = kernel(seed + 100, policy, 2)
         module = traced(k, arguments(k))
         texts.append(show(module))
         with contextlib.suppress(CompileError):

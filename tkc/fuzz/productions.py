@@ -187,7 +187,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("records", RECORDS_SHARE, w.records),
         ("old", OLD_SHARE, w.old_values),
         ("one result", SHARED_SHARE, w.one_result),
-        ("hashes", HASHED_SHARE, w.hashes),
+        ("wrapped numbers", HASHED_SHARE, w.hashes),
     )
     for name, share, write in rare:
         if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were

@@ -414,6 +414,26 @@ for who in (None, 0, 31, 40):  # the thread that says no
         ["bar.red.and.pred"],
         threads=64,
     )
+for kind, function in {"add": np.add, "min": np.minimum, "max": np.maximum}.items():
+    for t in (np.int32, np.uint32):
+        together = function.reduce(given.view(t).reshape(2, 32), axis=1, dtype=t)
+        opcode = f"redux.sync.{kind}.{'s' if t is np.int32 else 'u'}32"
+        belief(
+            f"{kind}_of_a_warp_{t.__name__}",
+            f"{take('%r1', 0, '%t')} {opcode} %r2, %r1, -1; {put(1, '%t', '%r2')}",
+            [given, zeros(64)],
+            [given, np.repeat(together, 32).view(np.uint32)],
+            [opcode],
+            threads=64,
+        )
+belief(
+    "xor_of_a_warp",
+    f"{take('%r1', 0, '%t')} redux.sync.xor.b32 %r2, %r1, -1; {put(1, '%t', '%r2')}",
+    [given, zeros(64)],
+    [given, np.repeat(np.bitwise_xor.reduce(given.reshape(2, 32), axis=1), 32)],
+    ["redux.sync.xor.b32"],
+    threads=64,
+)
 chosen = R.integers(0, 32, 64, dtype=np.uint32)
 belief(
     "shuffle_from_the_lane_that_each_names",

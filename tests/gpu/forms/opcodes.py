@@ -109,6 +109,8 @@ FORMS: tuple[str, ...] = (
     ),
     r"shfl\.sync\.bfly\.b32",
     r"shfl\.sync\.idx\.b32",
+    r"redux\.sync\.(add|min|max)\.(s32|u32)",
+    r"redux\.sync\.xor\.b32",
     r"vote\.sync\.all\.pred",
     r"bar\.red\.and\.pred",
     *(
