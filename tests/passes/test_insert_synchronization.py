@@ -260,6 +260,21 @@ def test_elements_that_several_threads_hold(kernel, width, needed, target):
     assert barriers(kernel, *given, width, target=target, num_warps=4) == needed
 
 
+@tkc.jit
+def on_by_pointers(x, y, z, WIDTH: tkc.constexpr):
+    at = x.ptr + tkc.arange(WIDTH)
+    tkc.store(at, tkc.load(y, (0,), (WIDTH,)))
+    tkc.store(z, (0,), tkc.load(at))
+
+
+@TARGETS
+@pytest.mark.parametrize("width, needed", [(1024, 0), (32, 1)])
+def test_what_one_of_several_threads_has_stored_all_of_them_load(width, needed, target):
+    """Nothing else asks for a barrier there."""
+    given = [np.zeros(width, np.float32) for _ in range(3)]
+    assert barriers(on_by_pointers, *given, width, target=target, num_warps=4) == needed
+
+
 S = '!tile.shared<1, 32x64xf32, "32x64xb32">'
 T = f'!tile.tile<32x64xf32, "{blocked((32, 64), vector=4, warps=8)}">'
 OTHER = f'!tile.tile<32x64xf32, "{blocked((32, 64), vector=4, warps=8, order=(0, 1))}">'
