@@ -18,7 +18,9 @@ from tkc.ir.values import operations_in
 from tkc.language.signature import ArrayArgument
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.pipeline import PIPELINE
+from tkc.passes.planning import order
 from tkc.sim import level4
+from tkc.sim.level0 import kernel_of
 
 BM, BN, BK = 128, 64, 64
 H2, F2, N1 = aligned(tkc.float16, 2), aligned(tkc.float32, 2), array(tkc.int32, 1)
@@ -226,6 +228,50 @@ def test_programs_that_wait_keep_their_order(resident):
     whole = a.astype(np.float32), b.astype(np.float32)
     parts = [whole[0][:, : n * BK] @ whole[1][: n * BK] for n in range(1, 6)]
     np.testing.assert_array_equal(c, sum(parts))
+
+
+def begins_later(a, b, c, locks, BK: tkc.constexpr):
+    """The producer needs a loop and a branch of its own to know where a program begins."""
+    i, first = tkc.program_id(0), 0
+    while first * first < i:
+        first += 1
+    begin = first * BK if first > 1 else 0
+    acc = tkc.zeros((BM, BN))
+    for k in range(begin, a.shape[1], BK):
+        x = tkc.load(a, (i * BM, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, 0), (BK, BN)), acc)
+    while tkc.atomic_cas(locks.ptr, 0, 1, sem="acquire") == 1:
+        pass
+    tkc.store(c, (0, 0), acc + tkc.load(c, (0, 0), (BM, BN)))
+    tkc.atomic_xchg(locks.ptr, 0, sem="release")
+
+
+def test_a_producer_keeps_its_own_loops_and_branches():
+    module, given = traced(begins_later, H2, H2, F2, N1, BK=BK), context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles
+    (a, b, *_), _ = operands(5, 1)
+    c = np.zeros((BM, BN), np.float32)
+    level4.run(module, [a, b, c, np.zeros(1, np.int32)], (5,))
+    whole, want = a.astype(np.float32), np.zeros_like(c)
+    for i, begin in enumerate((0, 0, 2 * BK, 2 * BK, 2 * BK)):
+        want += whole[i * BM : i * BM + BM, begin:] @ b[begin:].astype(np.float32)
+    np.testing.assert_array_equal(c, want)
+
+
+def through_memory(a, b, c, flags):
+    """A program reads what it has stored itself, and sees no other one."""
+    acc, i = tkc.zeros((BM, BN)), tkc.program_id(0)
+    for k in range(0, b.shape[0], BK):
+        x = tkc.load(a, (i * BM, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, 0), (BK, BN)), acc)
+        tkc.store(a, (i * BM, k + BK), acc.to(a.dtype))
+
+
+def test_what_a_program_sees_of_itself_is_no_other_program():
+    kernel = kernel_of(traced(through_memory, H2, H2, F2, N1))
+    loads = operations_in(kernel, tile.Load)
+    assert not order.depends_on_seen(loads, kernel, ())
 
 
 def says_what_is_copied(a, b, c, flags):
