@@ -52,7 +52,7 @@ def test_which_stores_no_other_one_of_a_program_may_meet():
 @pytest.mark.parametrize("dense", [0, 1])
 def test_tensor_maps_store_rows(dense):
     strides = (Fact(8), Fact(exact=1)) if dense else (Fact(exact=1), Fact(8))
-    matrix = ArrayArgument(tkc.float16, ArrayFacts((Fact(), Fact(8)), strides, 16))
+    matrix = ArrayArgument(tkc.float16, ArrayFacts((Fact(8), Fact(8)), strides, 16))
 
     def stored(x, c):
         tkc.store(c, (0, 0), tkc.load(x, (0, 0), (64, 64)))
