@@ -194,9 +194,9 @@ class MemoryWriter(DotWriter):
         for shape in ((m, steps * k), (steps * k, n)):
             names.append(f"a{len(self.arrays)}")
             self.arrays.append(ArraySpec(names[-1], dtype, shape, bound=1))
-        c, own = f"c{len(self.arrays)}", f"({m}, {n})"
+        c, own = f"total{len(self.arrays)}", f"({m}, {n})"  # no name of a value
         self.arrays.append(ArraySpec(c, "float32", (m, n), bound=2))
-        number = f"c{len(self.arrays)}"
+        number = f"number{len(self.arrays)}"
         self.arrays.append(ArraySpec(number, "int32", (2,), bound=0))
         self.line(f"{acc} = tkc.zeros({own})")
         self.line(f"for {i} in tkc.range(p * {k}, {steps * k}, {self.programs * k}):")
