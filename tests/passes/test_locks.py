@@ -271,7 +271,7 @@ def through_memory(a, b, c, flags):
 def test_what_a_program_sees_of_itself_is_no_other_program():
     kernel = kernel_of(traced(through_memory, H2, H2, F2, N1))
     loads = operations_in(kernel, tile.Load)
-    assert not order.depends_on_seen(loads, kernel, ())
+    assert not order.operands_depend_on_others(loads, kernel, ())
 
 
 def says_what_is_copied(a, b, c, flags):

@@ -78,7 +78,7 @@ def claimed(flags, count, o, WAITS: tkc.constexpr, CLAIMS: tkc.constexpr, SEM: t
 )
 def test_which_programs_may_observe_their_order(waits, claims, semantics, observes, seen):
     module = traced(claimed, n1, n1, f1, WAITS=waits, CLAIMS=claims, SEM=semantics)
-    assert len(order.seen_by_consumers(kernel_of(module))) == seen
+    assert len(order.observing_operations(kernel_of(module))) == seen
     why = order.why_not_claimed(kernel_of(module), ())
     assert bool(why) == observes
     assert ("they wait" in why) == (waits and bool(claims))

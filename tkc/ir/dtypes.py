@@ -9,6 +9,7 @@ from functools import cached_property
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import ArrayLike
 from xdsl.dialects.builtin import bf16, f16, f32, f64, i1, i8, i16, i32, i64
 from xdsl.ir import Attribute
 
@@ -79,3 +80,16 @@ DTYPES = (
 BY_NUMPY = {t.numpy: t for t in DTYPES}
 BY_IR = {t.ir: t for t in DTYPES}
 BY_NAME = {t.name: t for t in DTYPES}
+
+
+def to_odd(x: ArrayLike, dtype: np.dtype) -> np.ndarray:
+    """float64 that becomes a float of 16 bits or fewer, as float32 whose last bit says whether
+    others were cut off, so that it is rounded once; everything else as it is.
+    """
+    x = np.asarray(x)
+    if x.dtype != np.float64 or dtype.itemsize > 2 or dtype.kind not in "fV":
+        return x
+    with np.errstate(over="ignore"):
+        near = x.astype(np.float32)
+    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+    return (cut.view(np.uint32) | (np.isfinite(x) & (cut != x))).view(np.float32)

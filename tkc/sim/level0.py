@@ -49,6 +49,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
+from tkc.ir.dtypes import to_odd
 from tkc.ir.messages import filled
 from tkc.ir.ranges import NONNEGATIVE
 from tkc.ir.types import (
@@ -73,7 +74,7 @@ from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, Simulat
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 from tkc.sim.meeting import cluster_sum, run_blocks
 from tkc.sim.places import counted, spread
-from tkc.sim.products import matmul, tf32, to_odd
+from tkc.sim.products import matmul, tf32
 
 NUMPY: dict[Attribute, np.dtype] = {
     i1: np.dtype(np.bool_),
@@ -123,7 +124,7 @@ def rounding_to(t: Attribute) -> Callable[[Number], np.ndarray]:
     dtype, largest = dtype_of(t), LARGEST_FLOAT8.get(t)
 
     def to(x: Number) -> np.ndarray:
-        x = to_odd(np.asarray(x), dtype)
+        x = to_odd(x, dtype)
         if x.dtype == dtype:
             return x
         return (x if largest is None else np.clip(x, -largest, largest)).astype(dtype)

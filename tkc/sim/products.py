@@ -1,4 +1,4 @@
-"""Products of matrices in NumPy, and roundings that it has not."""
+"""Products of matrices in NumPy, and the rounding of their operands to tf32."""
 
 from __future__ import annotations
 
@@ -23,14 +23,3 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.shape[-2] <= rows:
         return a @ b
     return np.concatenate([a[..., i : i + rows, :] @ b for i in range(0, a.shape[-2], rows)], -2)
-
-
-def to_odd(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float64 that becomes a float of 16 bits or fewer, as float32 whose last bit says whether
-    others were cut off, so that it is rounded once; everything else as it is.
-    """
-    if x.dtype != np.float64 or dtype.itemsize > 2 or dtype.kind not in "fV":
-        return x
-    near = x.astype(np.float32)
-    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
-    return (cut.view(np.uint32) | (np.isfinite(x) & (cut != x))).view(np.float32)

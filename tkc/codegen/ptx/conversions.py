@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.elements import narrow, widen
@@ -25,6 +24,7 @@ from tkc.codegen.ptx.values import (
 )
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
+from tkc.ir.dtypes import BY_IR, to_odd
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_unsigned
 
 
@@ -90,11 +90,7 @@ def _to_odd(e: Emitter, x: str) -> str:
 
 def _short(x: float, target: Attribute) -> float:
     """A number as a float of few bits holds it, rounded once; float8 saturates."""
-    with np.errstate(over="ignore"):
-        near = np.float32(x)
-    cut = np.nextafter(near, np.float32(0)) if abs(float(near)) > abs(x) else near
-    odd = np.uint32(math.isfinite(x) and float(cut) != x)
-    found = float((cut.view(np.uint32) | odd).view(np.float32))
+    found = float(to_odd(x, BY_IR[target].numpy))
     most = FORMS[target].largest if target in FORMS else math.inf
     return rounded(max(-most, min(most, found)) if found == found else found, target)
 

@@ -79,7 +79,7 @@ def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
     """Why other roles may not run ahead of a program's consumers; empty if they may: all that
     programs see of one another is signals that they wait for (`acquiring_loops`), or numbers that
     they take from counters, before their first loop or once in each iteration of an outermost loop
-    without a count, or what the consumers alone see (`seen_by_consumers`). A producer may take
+    without a count, or what the consumers alone see (`observing_operations`). A producer may take
     numbers early: nothing that another program has written is read.
     """
     claims = _claims(kernel)
@@ -87,7 +87,7 @@ def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
         return ""
     if acquiring_loops(kernel):
         return f"{OBSERVED}: they wait, and take numbers from counters"
-    if seen_by_consumers(kernel):
+    if observing_operations(kernel):
         return OBSERVED
     if _reads_what_it_writes(kernel, overlaps):
         return f"{OBSERVED}: they read what they write"
@@ -98,9 +98,10 @@ def _claims(kernel: Operation) -> list[Operation]:
     return [op for op in kernel.walk() if tile.watches(op) and _is_claim(op, kernel)]
 
 
-def seen_by_consumers(kernel: Operation) -> list[Operation]:
-    """What reads memory that other programs may be writing meanwhile, besides signals, numbers that
-    are taken from counters, and loops that wait for signals.
+def observing_operations(kernel: Operation) -> list[Operation]:
+    """What reads memory that other programs may be writing meanwhile (an atomic of a lock, say),
+    besides signals, numbers that are taken from counters, and loops that wait for signals: the
+    consumers alone run it.
     """
     waits = {op for loop in acquiring_loops(kernel) for op in loop.before_region.walk()}
     return [
@@ -110,21 +111,26 @@ def seen_by_consumers(kernel: Operation) -> list[Operation]:
     ]
 
 
-def depends_on_seen(loads: Sequence[Operation], kernel: tile.Kernel, overlaps: Overlaps) -> bool:
-    """Whether the consumers alone can make some of the loads that dots multiply, since these
-    read what other programs may have written before they let this one on, or depend on it.
+def operands_depend_on_others(
+    loads: Sequence[Operation], kernel: tile.Kernel, overlaps: Overlaps
+) -> bool:
+    """Whether a dot multiplies what another program may write, or say where or whether to load:
+    then no role may copy it ahead of the operations that observe this.
     """
-    feeding, seen = feeding_dots(kernel), set(seen_by_consumers(kernel))
-    return bool(seen) and any(
-        not feeding.isdisjoint(load.results) and _follows(load, seen, overlaps) for load in loads
+    feeding, observing = feeding_dots(kernel), set(observing_operations(kernel))
+    return bool(observing) and any(
+        not feeding.isdisjoint(load.results) and _depends_on(load, observing, overlaps)
+        for load in loads
     )
 
 
-def _follows(load: Operation, seen: set[Operation], overlaps: Overlaps) -> bool:
-    """Whether a load, what it reads, or whether it is made at all may be as other programs say."""
+def _depends_on(load: Operation, observing: set[Operation], overlaps: Overlaps) -> bool:
+    """Whether a load, its place, or whether it runs at all, follows from operations that observe
+    other programs, or from memory that programs write.
+    """
     around = [v for op in parents(load) if not isinstance(op, tile.Kernel) for v in op.operands]
     found = {load, *sources([*load.operands, *around])}
-    return not found.isdisjoint(seen) or any(
+    return not found.isdisjoint(observing) or any(
         isinstance(op, LOADS) and not unwritten(op, overlaps) for op in found
     )
 

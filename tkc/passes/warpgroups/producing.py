@@ -25,7 +25,7 @@ from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import index_of, operations_in, shared_type, terminator_of
 from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES
-from tkc.passes.planning.order import seen_by_consumers
+from tkc.passes.planning.order import observing_operations
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -62,12 +62,12 @@ def produce(
     maps: Maps | None = None,
     multicast: Multicast | None = None,
     claims: Set[Operation] = frozenset(),
-    consumers_see: bool = False,
+    consumers_observe: bool = False,
 ) -> None:
     """The producer's part of a program; without maps that of the role that copies what tensor maps
     do not: all its threads wait for room and copy, and what they copied says itself that it is
-    there. claims: what it does for all roles; consumers_see: what else programs see of one another,
-    the consumers see alone.
+    there. claims: what it does for all roles; consumers_observe: the kernel has operations by which
+    the consumers alone observe other programs.
     """
     programs, drained = terminator_of(block), set()
     for wait in operations_in(block, shared.WaitCopies):
@@ -91,8 +91,8 @@ def produce(
             _drain(programs, ring, (stage, parity))
     for write in [op for op in block.walk() if relayouts(op)]:
         erase(write)
-    if consumers_see:
-        _drop_seen(block)
+    if consumers_observe:
+        _drop_observations(block)
     _strip(block, claims)
 
 
@@ -118,21 +118,21 @@ def _strip(block: Block, kept: Set[Operation] = frozenset()) -> None:
     erase_unread(block)
 
 
-def _drop_seen(block: Block) -> None:
-    """Erases what the consumers see alone, and branches and loops that follow from it: what they
-    give is not needed, and loops might not end where that is not known.
+def _drop_observations(block: Block) -> None:
+    """Erases the operations by which the consumers alone observe other programs, and branches and
+    loops that follow from them: no copy needs what they give, and such a loop might not end.
     """
     role = block.parent_op()
     assert role is not None
-    seen = set(seen_by_consumers(role))
+    observing = set(observing_operations(role))
 
     def goes(op: Operation) -> bool:
-        inside = set(op.walk())
-        if not (op in seen or op.regions) or any(
-            isinstance(x, PRODUCER_OPERATIONS) for x in inside
-        ):
+        if not (op in observing or op.regions):
             return False
-        return not seen.isdisjoint(inside | sources([v for x in inside for v in x.operands]))
+        inside = set(op.walk())
+        if any(isinstance(x, PRODUCER_OPERATIONS) for x in inside):
+            return False
+        return not observing.isdisjoint(inside | sources([v for x in inside for v in x.operands]))
 
     for op in [op for op in block.walk() if goes(op)][::-1]:
         replace(op, [before(op, tile.Constant(0, r.type)).result for r in op.results])
@@ -164,10 +164,11 @@ def convert(
     block: Block,
     rings: dict[SSAValue, RingBarriers],
     raw: dict[SSAValue, RingBarriers],
-    consumers_see: bool = False,
+    consumers_observe: bool = False,
 ) -> None:
     """The role that relays operands, or computes them: it waits for what was copied and for room,
-    reads and writes, and says both. raw: the rings that it reads; consumers_see: as of a producer.
+    reads and writes, and says both. raw: the rings that it reads; consumers_observe: as of a
+    producer.
     """
     arrived(block, raw)
     last: dict[tuple[SSAValue, SSAValue], threads.MbarrierArrive] = {}
@@ -182,8 +183,8 @@ def convert(
             if copied in last:
                 erase(last[copied])
             last[copied] = after(said, threads.MbarrierArrive(*copied, each="warp"))
-    if consumers_see:
-        _drop_seen(block)
+    if consumers_observe:
+        _drop_observations(block)
     _strip(block)
 
 

@@ -64,7 +64,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.folding import fold
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.gathers import COPIER_WARPS
-from tkc.passes.planning.order import acquiring_loops, seen_by_consumers
+from tkc.passes.planning.order import acquiring_loops, observing_operations
 from tkc.passes.planning.roles.registers import MIN_LOOKAHEAD_REGISTERS
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
@@ -107,7 +107,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block, registers = kernel.body.block, plan.registers
     if registers is None:
         raise VerifyError("a plan with roles says how many registers each role has")
-    see = bool(seen_by_consumers(kernel))
+    observes = bool(observing_operations(kernel))
     instances = instances_of(block, plan)
     posted = broadcasts.insert_broadcasts(kernel, plan)
     if plan.dynamic_schedule:
@@ -132,14 +132,14 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         order.divide(group.consumer, [group.producer, *group.others], group.roles)
     shared_claims = _share_work(plan, group, instances.members)
     instances.gather(group.producer, copied)
-    produce(group.producer.body.block, rings.barriers, maps, multicast, shared_claims, see)
+    produce(group.producer.body.block, rings.barriers, maps, multicast, shared_claims, observes)
     for loop in acquiring_loops(group.producer):
         # what threads wrote before the signal is read by the tensor memory accelerator
         after(loop, threads.Fence("async_global"))
     for role in group.converters:
-        convert(role.body.block, rings.barriers, rings.raw, see)
+        convert(role.body.block, rings.barriers, rings.raw, observes)
     for role in group.copiers:
-        produce(role.body.block, rings.barriers, consumers_see=see)
+        produce(role.body.block, rings.barriers, consumers_observe=observes)
     consumer = group.consumer
     instances.part(consumer, {ring: barriers.full for ring, barriers in rings.barriers.items()})
     turns = bool(plan.rotate) and plan.warps >= 8

@@ -19,7 +19,7 @@ from tkc.passes.planning.operands import (
     permuted,
     relaid_loads,
 )
-from tkc.passes.planning.order import acquiring_loops, seen_by_consumers
+from tkc.passes.planning.order import acquiring_loops, observing_operations
 from tkc.passes.planning.rings import is_filled_by_threads, run_ahead, stage_bytes
 from tkc.passes.planning.roles.dots import DotExecution
 from tkc.passes.planning.roles.loads import RingLoads, SmallLoads
@@ -222,8 +222,8 @@ def _of_programs(made: Decided) -> Iterator[str]:
         yield "persistent: blocks take programs in turn, so that copies run ahead across programs"
     if acquiring_loops(made.request.kernel):
         yield "producer and consumers wait for other programs, each for itself"
-    if seen_by_consumers(made.request.kernel):
-        yield "what programs see of one another the consumers see alone"
+    if observing_operations(made.request.kernel):
+        yield "the consumers alone run what observes other programs: locks, who came last"
 
 
 def _of_parts(made: Decided) -> Iterator[str]:

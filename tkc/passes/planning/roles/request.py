@@ -27,9 +27,9 @@ from tkc.passes.planning.operands import (
 from tkc.passes.planning.order import (
     OBSERVED,
     acquiring_loops,
-    depends_on_seen,
     keep_in_order,
-    seen_by_consumers,
+    observing_operations,
+    operands_depend_on_others,
     why_not_claimed,
     work_claims,
 )
@@ -47,7 +47,8 @@ class RoleRequest:
 
     plan: the one without roles. single: why a block has one program at a time, where that is known.
     copies_wait: producers wait for what consumers store. claims: programs take numbers from
-    counters. waits: programs wait for signals, or see more of one another.
+    counters. waits: programs wait for signals, or observe one another by
+    other operations.
     """
 
     program: Program
@@ -68,14 +69,14 @@ class RoleRequest:
         if not context.target.wgmma:
             raise NoRoles(f"{context.target.name} has no wgmma")
         copies_wait = keep_in_order(kernel, program.loads, options, context.overlaps)
-        seen = bool(seen_by_consumers(kernel))
+        observes = bool(observing_operations(kernel))
         if copies_wait and options.epilogue != "direct":
             # a store by a tensor map would have to be over before its threads say so
             options = replace(options, epilogue="shared")
         _check_options(options)
         if unclaimed := why_not_claimed(kernel, context.overlaps):
             raise NoRoles(unclaimed)
-        if depends_on_seen(program.loads, kernel, context.overlaps):
+        if operands_depend_on_others(program.loads, kernel, context.overlaps):
             raise NoRoles(OBSERVED)
         lay_by_consumers(program.dots, options)
         narrow_panels(program.dots, options)
@@ -89,8 +90,8 @@ class RoleRequest:
             options,
             single,
             copies_wait,
-            claims=bool(work_claims(kernel)) and not seen,
-            waits=bool(acquiring_loops(kernel)) or seen,
+            claims=bool(work_claims(kernel)) and not observes,
+            waits=bool(acquiring_loops(kernel)) or observes,
         )
 
     @property
