@@ -770,7 +770,7 @@ def test_a_class_with_cached_properties(out, n, c):
 def test_what_changed_is_listed_in_the_order_of_the_names():
     """Loops carry it in this order: the code of a kernel does not depend on the seed of hashes."""
     names = [f"name{i}" for i in range(40)]
-    snapshot = Snapshot.take(dict.fromkeys(names, 1))
+    snapshot = Snapshot.take(dict.fromkeys(names, 1), [])
     changed = snapshot.changes(dict.fromkeys(names, 2) | {"new": 2}, "a loop")
     assert [name for _, name in changed] == [*names, "new"]
 

@@ -28,21 +28,18 @@ from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
 from tkc.language.rewrite import rewritten
+from tkc.language.slots import UNBOUND, Lost, contents, traced_function
 from tkc.language.state import (
-    UNBOUND,
     Leaf,
-    Lost,
     Mismatch,
     Snapshot,
     Spec,
     build,
-    contents,
     flatten,
     merge,
     mutable_parts,
     same,
     shared,
-    traced_function,
     types,
 )
 from tkc.language.tracer import discard, fail, frames, pure, tracer

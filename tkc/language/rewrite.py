@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar
 
-from tkc.language.state import is_users
+from tkc.language.slots import is_users
 from tkc.language.syntax_trees import (
     BODIES,
     Transformer,

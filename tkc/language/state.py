@@ -3,41 +3,33 @@ the IR.
 
 Tracing runs a region's body once, though it will run many times or not at all. So everything the
 body can rebind is recorded before and compared after: the function's local names, and every
-*slot* of every container reachable from the frames of the kernel (list elements, dict values,
-attributes, closure cells, globals that the code names). A changed slot is
+*slot* of every object reachable from the frames of the kernel (list elements, dict values,
+attributes, closure cells, globals that the code names; slots.py). A changed slot is
 
     carried    when old and new are numbers, values or equal structures of them: it becomes an
                iter_arg or a result;
     unbound    when they are not: the name is deleted (a slot gets a `Lost`), so that reading it is
                an error that says why;
-    an error   when a container itself changes its structure (append, a new key), or a generator
-               advances.
+    an error   when an object changes its structure (append, a new key), or state that can only be
+               compared: a generator advances, random numbers are drawn, a stream is written.
 
 Nothing that the body rebinds is ever silently taken at its old value.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from types import (
-    BuiltinFunctionType,
     CellType,
     CodeType,
     FrameType,
     FunctionType,
-    GeneratorType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    MethodWrapperType,
     ModuleType,
 )
 from typing import Any, TypeAlias
-from zlib import crc32
 
 import numpy as np
 from xdsl.dialects.builtin import i1, i32, i64
@@ -47,10 +39,21 @@ from tkc.ir.types import ArrayType, PointerType, is_float, is_integer
 from tkc.ir.values import array_type
 from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
-from tkc.language.tracer import fail, frames, is_library, tracer
+from tkc.language.slots import (
+    UNBOUND,
+    Frozen,
+    Globals,
+    Lost,
+    contents,
+    delete,
+    is_constant,
+    is_unread,
+    is_users,
+    leads,
+    write,
+)
+from tkc.language.tracer import fail, frames, tracer
 from tkc.language.values import (
-    BINARY,
-    COMPARISONS,
     Number,
     Plain,
     Pointer,
@@ -64,67 +67,6 @@ from tkc.language.values import (
 )
 
 MAX_OBJECTS = 200_000  # that a kernel may reach
-UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
-
-
-class Lost:
-    """Stands in a slot whose value is not known after (or inside) a region; any use is an error."""
-
-    def __init__(self, reason: str):
-        object.__setattr__(self, "_reason", reason)
-
-    def __getattribute__(self, name):
-        fail(object.__getattribute__(self, "_reason"))
-
-    def __repr__(self):
-        return "<no value>"
-
-
-def _refuse(self, *args, **kwargs):
-    fail(object.__getattribute__(self, "_reason"))
-
-
-_REFUSED = (
-    "neg pos abs invert bool index int float iter len getitem setitem contains call str format"
-)
-for _name in (
-    *BINARY,
-    *(f"r{name}" for name in BINARY),
-    *COMPARISONS,
-    *_REFUSED.split(),
-    "hash",
-    "setattr",
-):
-    setattr(Lost, f"__{_name}__", _refuse)
-
-
-# --------------------------------------------------------------------------------------------------
-_PLAIN = (
-    *Number,
-    str,
-    bytes,
-    complex,
-    type(None),
-    DType,
-    Pointer,
-    Value,
-    np.generic,
-    CodeType,
-    FrameType,
-    Lost,
-)
-
-
-_METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType)
-# of Python, whose subclasses may have attributes, too
-_HOLDERS = (list, dict, deque, set, tuple, frozenset, np.ndarray)
-
-
-def is_users(f: FunctionType) -> bool:
-    """A function that may take part in a kernel (not of a library); tkc's kernels count as the
-    user's.
-    """
-    return not is_library(f.__module__)
 
 
 def _global_names(code: CodeType) -> set[str]:
@@ -133,192 +75,6 @@ def _global_names(code: CodeType) -> set[str]:
         if isinstance(c, CodeType):
             names |= _global_names(c)
     return names
-
-
-class Globals:
-    """The names of a module that traced code mentions, as a container."""
-
-    def __init__(self, table: dict):
-        self.table = table
-        self.names: set[str] = set()
-
-
-class Frozen:
-    """A content that can be compared but not put back."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __eq__(self, other):
-        return isinstance(other, Frozen) and self.mark == other.mark
-
-
-# modules of Python whose objects hold what a user puts into them
-_OPEN = ("types", "collections", "queue")
-
-
-def contents(obj: Any) -> dict | None:
-    """The slots of a mutable container, or None for what is not one."""
-    for kinds, slots in _CONTENTS:
-        if isinstance(obj, kinds):
-            return slots(obj)
-    if hasattr(type(obj), "__next__"):
-        return _iterator(obj)
-    if (held := _bytes(obj)) is not None:
-        return held
-    module = type(obj).__module__
-    if is_library(module) and module not in _OPEN:
-        return None
-    try:
-        found = dict(object.__getattribute__(obj, "__dict__"))
-    except AttributeError:
-        found = {}
-    for cls in type(obj).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for n in (slots,) if isinstance(slots, str) else slots:
-            if n not in ("__dict__", "__weakref__") and hasattr(obj, n):
-                found[n] = getattr(obj, n)
-    return found
-
-
-def _mark(mark: object) -> dict:
-    """The one slot of a container whose content is only compared."""
-    return {"contents": Frozen(mark)}
-
-
-def _of_array(array: np.ndarray) -> dict:
-    if array.dtype == object:
-        return _mark(tuple(map(id, array.flat)))
-    return _mark((array.shape, crc32(np.ascontiguousarray(array).tobytes())))
-
-
-def _of_cell(cell: CellType) -> dict:
-    try:
-        return {"contents": cell.cell_contents}
-    except ValueError:
-        return {"contents": UNBOUND}
-
-
-def _of_generator(generator: GeneratorType) -> dict:
-    frame = generator.gi_frame
-    return {"position": Frozen(frame.f_lasti if frame else None)}
-
-
-def _of_class(cls: type) -> dict | None:
-    if is_library(cls.__module__):
-        return None
-    descriptors = GetSetDescriptorType, MemberDescriptorType
-    return {
-        n: v
-        for n, v in vars(cls).items()
-        if not n.startswith("__") and not isinstance(v, descriptors)
-    }
-
-
-def _of_globals(found: Globals) -> dict:
-    return {n: found.table[n] for n in sorted(found.names) if n in found.table}
-
-
-# The first row that fits; what fits none is an object with attributes, or a library's.
-_CONTENTS: tuple[tuple[Any, Callable[[Any], dict | None]], ...] = (
-    ((list, deque), lambda obj: dict(enumerate(obj))),
-    (dict, dict),
-    (set, lambda obj: _mark(frozenset(map(id, obj)))),
-    (np.ndarray, _of_array),
-    (CellType, _of_cell),
-    (Globals, _of_globals),
-    (GeneratorType, _of_generator),
-    (FunctionType, lambda obj: dict(vars(obj)) if is_users(obj) else None),
-    (type, _of_class),
-    ((*_METHODS, tuple, frozenset, Array, ModuleType, *_PLAIN), lambda obj: None),
-)
-
-
-def _bytes(obj: Any) -> dict | None:
-    """The bytes of an object that lends its memory to be written; None of others."""
-    try:
-        with memoryview(obj) as view:
-            return None if view.readonly else _mark((view.nbytes, crc32(view.tobytes())))
-    except (TypeError, ValueError, BufferError):
-        return None
-
-
-def _iterator(obj) -> dict | None:
-    """The position of an iterator that can be copied; None of others."""
-    try:
-        return {"position": Frozen(repr(obj.__reduce__()[1:]))}
-    except Exception:
-        return None
-
-
-def parts(obj: Any) -> dict:
-    """What an object leads to beside its slots."""
-    found = _parts(obj)
-    if isinstance(obj, _HOLDERS) and not is_library(type(obj).__module__):
-        found |= {"attributes": getattr(obj, "__dict__", None)}
-    return found
-
-
-def _parts(obj: Any) -> dict:
-    match obj:
-        case tuple():
-            return dict(enumerate(obj))
-        case FunctionType() if is_users(obj):
-            return {
-                f"closure {n}": c
-                for n, c in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False)
-            } | {"defaults": obj.__defaults__, "defaults of keywords": obj.__kwdefaults__}
-        case MethodType():
-            return {"self": obj.__self__, "function": obj.__func__}
-        case BuiltinFunctionType() | MethodWrapperType():
-            return {"self": obj.__self__}
-    if hasattr(type(obj), "__next__"):
-        return _iterated(obj)
-    if isinstance(obj, functools.partial | functools.partialmethod):
-        return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
-    if isinstance(obj, functools.cached_property):
-        return {"function": obj.func}
-    if (inner := traced_function(obj)) is not None:
-        return {"function": inner}
-    return {}
-
-
-def _iterated(obj: Any) -> dict:
-    """What an iterator that can be copied goes over: containers, other iterators."""
-    try:
-        _, *held = obj.__reduce__()
-    except Exception:
-        return {}
-    return dict(enumerate(x for part in held for x in (part if type(part) is tuple else (part,))))
-
-
-def traced_function(obj: object) -> FunctionType | None:
-    """The function under an object of ours that wraps one (tkc.jit)."""
-    if isinstance(obj, FunctionType) or not type(obj).__module__.startswith("tkc."):
-        return None
-    try:
-        found = vars(obj).get("__wrapped__", vars(obj).get("fn"))
-    except TypeError:
-        return None
-    return found if isinstance(found, FunctionType) else None
-
-
-def write(obj: Any, key: Any, value: object) -> None:
-    """Rebinds one slot."""
-    match obj:
-        case list() | deque() | dict():
-            obj[key] = value
-        case CellType():
-            if value is not UNBOUND:
-                obj.cell_contents = value
-            else:
-                del obj.cell_contents
-        case Globals():
-            obj.table[key] = value
-        case type():
-            setattr(obj, key, value)
-        case _:
-            object.__setattr__(obj, key, value)
 
 
 def is_immutable_record(obj: object) -> bool:
@@ -341,6 +97,7 @@ class Snapshot:
     paths: dict[int, str] = field(default_factory=dict)
     edges: Counter = field(default_factory=Counter)
     mentioned: set[str] = field(default_factory=set)
+    visited: list = field(default_factory=list)  # lives on, so that no id is used again
 
     @staticmethod
     def take(names: dict[str, Any], within: list[FrameType] | None = None) -> Snapshot:
@@ -361,19 +118,21 @@ class Snapshot:
                 continue
             if isinstance(obj, FunctionType) and is_users(obj):
                 snapshot._globals(tables, obj.__globals__, obj.__code__, stack)
-            if isinstance(obj, ModuleType) and not is_library(obj.__name__):
+            if isinstance(obj, ModuleType) and not is_unread(obj.__name__):
                 modules.append(obj)
-            stack += [(v, _path(obj, path, k)) for k, v in snapshot._take(obj).items()]
+            held = snapshot._take(obj)
+            stack += [(v, _path(obj, path, k)) for k, v in held if not is_constant(v)]
         return snapshot
 
     def _is_new(self, obj: Any, path: str) -> bool:
         """Counts one more way to an object; whether it is the first way to one with slots."""
-        if type(obj) is Lost or isinstance(obj, _PLAIN):
+        if is_constant(obj):
             return False
         self.edges[id(obj)] += 1
         if id(obj) in self.paths:
             return False
         self.paths[id(obj)] = path
+        self.visited.append(obj)
         if len(self.paths) > MAX_OBJECTS:
             fail(
                 f"more than {MAX_OBJECTS} objects are reachable from the kernel (through"
@@ -381,15 +140,13 @@ class Snapshot:
             )
         return True
 
-    def _take(self, obj: Any) -> dict:
+    def _take(self, obj: Any) -> list[tuple[Any, Any]]:
         """Adds the slots of an object, and gives all that it leads to."""
         slots = contents(obj)
         if slots is not None:
             self.containers[id(obj)] = (obj, slots)
-        inner = parts(obj) | (slots or {})
-        if isinstance(obj, GeneratorType) and obj.gi_frame:
-            inner |= obj.gi_frame.f_locals
-        return inner
+        held = ((k, v) for k, v in (slots or {}).items() if not isinstance(v, Frozen))
+        return [*leads(obj, slots), *held]
 
     def _globals(self, tables: dict, table: dict, code: CodeType, stack: list) -> None:
         """Adds the globals that a code object names to the state."""
@@ -406,26 +163,36 @@ class Snapshot:
         stack += [(table[n], n) for n in new]
 
     def _modules(self, tables: dict, modules: list, stack: list) -> bool:
-        """Adds attributes of modules of the user that the code mentions; whether any is new."""
+        """Adds attributes of modules that the code mentions; whether any is new."""
         for m in modules:
             self._mention(tables, vars(m), self.mentioned, stack)
         return bool(stack)
 
     def restore(self) -> None:
         """Puts every container back as it was."""
-        for obj, slots in self.containers.values():
+        for key, (obj, slots) in self.containers.items():
             now = contents(obj) or {}
             for k, v in slots.items():
-                if k not in now or not same(v, now[k]):
-                    write(obj, k, v)
+                if k in now and same(v, now[k]):
+                    continue
+                if isinstance(v, Frozen):
+                    fail(
+                        f"`{self.paths[key]}` ({type(obj).__name__}) changes in what is traced"
+                        " again, and cannot be put back; use a list of fixed length"
+                    )
+                write(obj, k, v)
 
     def forget(self) -> None:
         """Takes traced values out of the user's containers again: a trace leaves none behind."""
         for obj, slots in self.containers.values():
             now = contents(obj) or {}
-            for k, v in slots.items():
-                if k in now and (type(now[k]) is Lost or isinstance(now[k], (Value, Array))):
-                    write(obj, k, v)
+            for k, v in reversed(now.items()):
+                if type(v) is not Lost and not isinstance(v, (Value, Array)):
+                    continue
+                if k in slots:
+                    write(obj, k, slots[k])
+                else:
+                    delete(obj, k)
 
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
         """Slots whose content differs now, (0, name) or (id of the container, key): (old, new)."""
@@ -478,6 +245,8 @@ def _same_keys(obj: Any, old: dict, new: dict) -> bool:
 
 
 def _path(obj, path: str, key) -> str:
+    if key is None:
+        return path
     if isinstance(obj, (list, tuple, dict, deque)):
         return f"{path}[{key!r}]"
     if isinstance(obj, CellType):

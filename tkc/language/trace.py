@@ -30,7 +30,8 @@ from tkc.language.signature import (
     ScalarArgument,
     Signature,
 )
-from tkc.language.state import Lost, Snapshot, traced_function
+from tkc.language.slots import Lost, traced_function
+from tkc.language.state import Snapshot
 from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 

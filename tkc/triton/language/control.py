@@ -20,7 +20,7 @@ from typing import Any
 from tkc.language import control, operations, values
 from tkc.language.control import ForLoop, Range, WhileLoop, check_return, depth, result, unbound
 from tkc.language.rewrite import rewritten
-from tkc.language.state import is_users, traced_function
+from tkc.language.slots import is_users, traced_function
 from tkc.language.tracer import fail, is_own
 from tkc.language.values import Scalar, Value
 from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
