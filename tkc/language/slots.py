@@ -13,6 +13,7 @@ objects of the compiler and of arrays on a GPU nothing is read.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -125,8 +126,10 @@ _COPIED_BY = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 
 def is_constant(obj: object) -> bool:
-    """Whether an object has no state that could change."""
-    return type(obj) in _CONSTANT_CLASSES or isinstance(obj, _CONSTANTS)
+    """Whether an object has no state that could change. Python's table of modules counts as such:
+    through it everything could be reached.
+    """
+    return type(obj) in _CONSTANT_CLASSES or isinstance(obj, _CONSTANTS) or obj is sys.modules
 
 
 def is_users(f: FunctionType) -> bool:

@@ -52,7 +52,7 @@ from tkc.language.slots import (
     leads,
     write,
 )
-from tkc.language.tracer import fail, frames, tracer
+from tkc.language.tracer import fail, frames, is_library, tracer
 from tkc.language.values import (
     Number,
     Plain,
@@ -163,9 +163,14 @@ class Snapshot:
         stack += [(table[n], n) for n in new]
 
     def _modules(self, tables: dict, modules: list, stack: list) -> bool:
-        """Adds attributes of modules that the code mentions; whether any is new."""
+        """Adds attributes of modules that the code mentions; whether any is new. Of the modules
+        that a library's module imports only its own parts.
+        """
         for m in modules:
-            self._mention(tables, vars(m), self.mentioned, stack)
+            found: list[tuple[Any, str]] = []
+            self._mention(tables, vars(m), self.mentioned, found)
+            own = not is_library(m.__name__)
+            stack += [(v, n) for v, n in found if own or not _is_imported(v, m)]
         return bool(stack)
 
     def restore(self) -> None:
@@ -237,6 +242,11 @@ class Snapshot:
                 tracer().reasons[key] = reason
         else:
             write(self.containers[owner][0], key, Lost(reason) if value is UNBOUND else value)
+
+
+def _is_imported(value: Any, module: ModuleType) -> bool:
+    """Whether a value is a module that is no part of the package of another one."""
+    return isinstance(value, ModuleType) and not value.__name__.startswith(f"{module.__name__}.")
 
 
 def _same_keys(obj: Any, old: dict, new: dict) -> bool:
