@@ -309,3 +309,24 @@ def _log1p(x, out):
 def test_log1p_has_no_branch():
     """ptxas makes div.rn a call of a slow path, which what is loaded later waits for."""
     assert "div" not in _log1p.compile("f32[256]", "f32[256]", target="sm_90a").ptx
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+@pytest.mark.parametrize("t", ["f32", "f64"])
+def test_angles_beyond_a_few_turns(t, name):
+    """Of every exponent, and the float64 that is nearest to a multiple of pi/2: what NumPy says, to
+    some units in the last place. Infinities have no angle.
+    """
+    d, r = TYPES[t], np.random.default_rng(5)
+    exponents = np.linspace(10, 127 if t == "f32" else 1023, N).astype(int)
+    x = np.ldexp(r.uniform(1, 2, N) * r.choice([-1, 1], N), exponents).astype(d.numpy)
+    limit = np.finfo(d.numpy)
+    x[:6] = [np.inf, -np.inf, np.nan, limit.max, limit.min, 1e9]
+    x[6] = 2.0**797 * 6381956970095103 if t == "f64" else 2.0**40
+    check(
+        kernel(f'%r = tile.{name} %x0 : !tile.tile<{N}x{t}, "{LAYOUT}">', [t], t),
+        [x],
+        np.zeros(N, d.numpy),
+        unit(d) * 4,
+        near=1e-33 if t == "f64" else 0,  # NumPy's own error near that multiple
+    )

@@ -3,17 +3,17 @@
 f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's
 approximations are exact enough. Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt,
 rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1 for each 2^4
-of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no
-float64 form.  tests/operations has the bounds.
+of it beyond 8.  float64: within a few ulp; atan2 has no float64 form.  tests/operations has the
+bounds.
 
 The formulas are minimax polynomials (tkc/codegen/polynomials.py) on a reduced argument:
 
     exp    2^n 2^f, n = floor(x log2 e)
     log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
     tanh   odd polynomial, else 1 - 2/(e^2x + 1)   erf    odd polynomial, else 1 - 2^-T(x)
-    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and
-           r by the digits of 2/pi that count (Payne and Hanek, "Radian reduction for trigonometric
-           functions", SIGNUM 1983)
+    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5
+           (10^9 of float64) k and r by the digits of 2/pi that count (Payne and Hanek, "Radian
+           reduction for trigonometric functions", SIGNUM 1983)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.polynomial import Polynomial, chebyshev
@@ -49,17 +50,6 @@ _EXPM1 = (
 )
 # a float32 of few bits, what that leaves, what both leave
 _HALF_PI = (1.5707855224609375, 1.0804334124259185e-05, -1.6513995574653217e-13)
-# 32 zero bits, then 2/pi = 0.a2f9836e 4e441529 fc2757d1 ... in hexadecimal
-_TWO_OVER_PI = (
-    0,
-    0xA2F9836E,
-    0x4E441529,
-    0xFC2757D1,
-    0xF534DDC0,
-    0xDB629599,
-    0x3C439041,
-    0xFE5163AB,
-)
 _ATAN = (
     -0.33333301544189453,
     0.19998638331890106,
@@ -360,10 +350,10 @@ def _sine(shift: int) -> Function:
         for part in parts:
             r = F.fma(k, -part, r)
         quadrant = w.op(f"cvt.rni.s32.{F.type}", "b32", k)
-        if bits(t) == 32 or str(t) == "bf16":
+        if wide:
+            _reduce_far64(e, x, r, quadrant)
+        elif bits(t) == 32 or str(t) == "bf16":
             _reduce_far(e, x, r, quadrant)
-        elif wide:
-            r = F.select(F.test("lt", F.abs(x), 1e9), r, float("nan"))
         s = F.mul(r, r)
         if wide:
             sine = polynomials.sine(F, r, s, _SIN64)
@@ -381,31 +371,65 @@ def _sine(shift: int) -> Function:
     return apply
 
 
+@cache
+def _two_over_pi(width: int, count: int) -> tuple[int, ...]:
+    """Words of so many bits: one of zeros, then the digits of 2/pi behind the point."""
+    digits = width * (count - 1)
+    one = 1 << (digits + 64)
+
+    def arc_tangent(n: int) -> int:  # of 1/n
+        power = total = one // n
+        for k in range(3, digits, 2):
+            power = -power // (n * n)
+            total += power // k
+        return total
+
+    pi = 16 * arc_tangent(5) - 4 * arc_tangent(239)  # Machin
+    found = (2 * one << digits) // pi
+    return tuple(found >> width * (count - 1 - i) & (1 << width) - 1 for i in range(count))
+
+
+def _digits(e: Emitter, width: int, count: int, at: str, words: int) -> list[str]:
+    """So many words of the digits of 2/pi, from bit `at` of the table on."""
+    w, cls = e.w, f"b{width}"
+    table = (
+        f".global .align 8 .{cls} two_over_pi_{width}[{count}] ="
+        f" {{{', '.join(map(str, _two_over_pi(width, count)))}}};"
+    )
+    if table not in e.globals:
+        e.globals.append(table)
+    log = width.bit_length() - 1
+    word = w.op("shr.u32", "b32", at, log, type="u32")
+    bit = w.op("and.b32", "b32", at, width - 1)
+    start, place = w.new("b64"), w.new("b64")
+    w.emit(f"mov.u64 {start}, two_over_pi_{width}")
+    w.emit(f"mad.wide.u32 {place}, {word}, {width // 8}, {start}")
+    size = width // 8
+    loaded = [w.op(f"ld.global.{cls}", cls, f"[{place}+{size * i}]") for i in range(words + 1)]
+    return [_shifted(e, width, a, b, bit) for a, b in pairwise(loaded)]
+
+
+def _shifted(e: Emitter, width: int, before: str, after: str, bit: str) -> str:
+    """A word of two, from a bit of the first on."""
+    w = e.w
+    if width == 32:
+        return w.op("shf.l.wrap.b32", "b32", after, before, bit)
+    rest = w.op("sub.u32", "b32", 64, bit)
+    high = w.op("shl.b64", "b64", before, bit, type="u32")
+    return w.op("or.b64", "b64", high, w.op("shr.u64", "b64", after, rest, type="u32"))
+
+
 def _reduce_far(e: Emitter, x: Operand, r: Operand, quadrant: str) -> None:
     """Writes r and quadrant anew where |x| >= 10^5 (NaN for infinities). x = m 2^j with 24 bits of
     m: of 2/pi the digits that make multiples of 4 are left out, the next 96 are multiplied by m;
     the first two bits of that are the quadrant, the others the fraction, with 2^-70 lost.
     """
     F, w = Floats(e), e.w
-    table = (
-        f".global .align 4 .b32 two_over_pi[{len(_TWO_OVER_PI)}] ="
-        f" {{{', '.join(map(str, _TWO_OVER_PI))}}};"
-    )
-    if table not in e.globals:
-        e.globals.append(table)
     near = w.label("near")
     w.emit(f"@{F.test('ltu', F.abs(x), 1e5)} bra {near}")  # NaN too
     exponent = w.op("and.b32", "b32", w.op("shr.u32", "b32", x, 23, type="u32"), 255)
     at = w.op("sub.s32", "b32", exponent, 120)  # of the table's bits, the first that counts
-    word, bit = w.op("shr.u32", "b32", at, 5, type="u32"), w.op("and.b32", "b32", at, 31)
-    start, place = w.new("b64"), w.new("b64")
-    w.emit(f"mov.u64 {start}, two_over_pi")
-    w.emit(f"mad.wide.u32 {place}, {word}, 4, {start}")
-    a, b, c, d = (w.op("ld.global.b32", "b32", f"[{place}+{4 * i}]") for i in range(4))
-    high, middle, low = (
-        w.op("shf.l.wrap.b32", "b32", after, before, bit)
-        for before, after in ((a, b), (b, c), (c, d))
-    )
+    high, middle, low = _digits(e, 32, 8, at, 3)
     m = w.op("or.b32", "b32", w.op("and.b32", "b32", x, 0x7FFFFF), 0x800000)
     p = w.op(
         "mad.wide.u32",
@@ -436,6 +460,36 @@ def _reduce_far(e: Emitter, x: Operand, r: Operand, quadrant: str) -> None:
     q, minus = w.op("cvt.u32.u64", "b32", whole), F.test("lt", x, 0.0)
     angle = F.select(F.test("eq", F.abs(x), float("inf")), float("nan"), angle)
     w.emit(f"selp.f32 {r}, {F.op('neg', angle)}, {angle}, {minus}")
+    w.emit(f"selp.b32 {quadrant}, {w.op('neg.s32', 'b32', q)}, {q}, {minus}")
+    w.place(near)
+
+
+def _reduce_far64(e: Emitter, x: Operand, r: Operand, quadrant: str) -> None:
+    """The same of float64, where |x| >= 10^9: x = m 2^j with 64 bits of m, of which 192 digits are
+    multiplied by m; of the 128 bits of that two are the quadrant, with 2^-126 lost.
+    """
+    F, w = Floats(e, 64), e.w
+    near = w.label("near")
+    w.emit(f"@{F.test('ltu', F.abs(x), 1e9)} bra {near}")  # NaN too
+    exponent = w.op("cvt.u32.u64", "b32", w.op("shr.u64", "b64", x, 52, type="u32"))
+    at = w.op("sub.s32", "b32", w.op("and.b32", "b32", exponent, 0x7FF), 1024)
+    high, middle, low = _digits(e, 64, 19, at, 3)
+    m = w.op("shl.b64", "b64", x, 11, type="u32")
+    m = w.op("or.b64", "b64", m, 1 << 63)
+    lost = w.op("mul.hi.u64", "b64", m, low)
+    below = w.op("add.u64", "b64", w.op("mul.lo.u64", "b64", m, middle), lost)
+    carry = w.op("selp.b64", "b64", 1, 0, w.op("setp.lt.u64", "pred", below, lost))
+    above = w.op("add.u64", "b64", w.op("mul.hi.u64", "b64", m, middle), carry)
+    above = w.op("add.u64", "b64", w.op("mul.lo.u64", "b64", m, high), above)
+    whole = w.op("shr.u64", "b64", w.op("add.u64", "b64", above, 1 << 61), 62, type="u32")
+    rest = w.op("sub.s64", "b64", above, w.op("shl.b64", "b64", whole, 62, type="u32"))
+    turns = F.fma(
+        w.op("cvt.rn.f64.s64", "b64", rest), 2.0**64, w.op("cvt.rn.f64.u64", "b64", below)
+    )
+    angle = F.mul(turns, PI / 2 * 2.0**-126)
+    q, minus = w.op("cvt.u32.u64", "b32", whole), F.test("lt", x, 0.0)
+    angle = F.select(F.test("eq", F.abs(x), float("inf")), float("nan"), angle)
+    w.emit(f"selp.f64 {r}, {F.op('neg', angle)}, {angle}, {minus}")
     w.emit(f"selp.b32 {quadrant}, {w.op('neg.s32', 'b32', q)}, {q}, {minus}")
     w.place(near)
 

@@ -90,7 +90,7 @@ class Launch:
         physical = physical_grid(interface, self.grid, resident)
         self.state = LaunchState(interface, decoded(program.text), memory, physical, seed)
         for name, (kind, numbers) in self.state.program.tables.items():
-            table = np.array(numbers, np.int64).astype(KIND_TYPES[kind])
+            table = np.array(numbers, np.uint64).astype(KIND_TYPES[kind])
             self.state.symbols[name] = memory.put(table)
         for p, name in zip(interface.parameters, self.state.program.parameters, strict=False):
             self.state.parameters.append(self._parameter(p, name))
