@@ -1,18 +1,21 @@
 """Random kernels, a fixed budget of them; the generator and the reducer."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 
 from tkc.errors import Error
-from tkc.fuzz.check import Variant, check, program_of
+from tkc.fuzz.check import FORCED, Variant, check, drawn_options, program_of
 from tkc.fuzz.grammar import POLICIES, ArraySpec, Kernel
 from tkc.fuzz.productions import KernelWriter, kernel
 from tkc.fuzz.reducer import reduce
 from tkc.ir import tile
 from tkc.ir.text import parse, show
 from tkc.ir.values import first_of
+from tkc.passes import Free
 
 
 @pytest.mark.parametrize("batch", range(30))
@@ -152,3 +155,18 @@ def test_padding_tiles_index_no_array_that_does_not_exist():
 def test_a_row_that_is_stored_and_added_up_behind_that():
     """fit-rows had read the second row before the first one was stored."""
     assert not [str(f) for f in check(kernel(200122)) if f.kind != "refused"]
+
+
+def test_every_option_of_a_launch_is_drawn():
+    """But hints, bounds of registers, and what says how launches meet."""
+    names = {field.name for field in fields(Free)}
+    left_out = {"suggested_warps", "maxnreg", "dependent", "beside", "debug"}
+    assert set(FORCED) == names - left_out
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stage_tells_of_its_variant(seed):
+    """Of options that were forced too, from which `reduced` reads it back."""
+    variant = Variant("sm_90a", None, 3, each=False, forced=drawn_options(seed))
+    found = Variant.of(variant.label("plan"))
+    assert found is not None and replace(found, each=False) == variant

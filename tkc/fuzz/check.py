@@ -4,11 +4,13 @@ what differs.
 
 from __future__ import annotations
 
+import json
 import platform
+import random
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -175,8 +177,8 @@ class Variant:
     """How a module is compiled: for which target, and which of the plan's choices are made for it.
 
     each: run after every pass, else at the end alone; seeds: of schedules of the threads; ptx:
-    write the PTX, and run it where the simulator of PTX knows it. With an odd number of stages
-    dots are late with one role too.
+    write the PTX, and run it where the simulator of PTX knows it; forced: options of a launch. With
+    an odd number of stages dots are late with one role too.
     """
 
     target: str
@@ -187,28 +189,36 @@ class Variant:
     each: bool = True
     seeds: Iterable[int] = (0,)
     ptx: bool = True
+    forced: tuple[tuple[str, Any], ...] = ()
 
     def label(self, step: str) -> str:
         """The name of a stage, from which `reduced` reads the variant back."""
         programs = f" programs {self.programs}" if self.programs else ""
         split = f" split {self.split}" if self.split else ""
-        return f"{self.target} warps {self.warps} stages {self.stages}{programs}{split}: {step}"
+        said = json.dumps(dict(self.forced), separators=(",", ":"))
+        forced = f" forced {said}" if self.forced else ""
+        plan = f"warps {self.warps} stages {self.stages}{programs}{split}{forced}"
+        return f"{self.target} {plan}: {step}"
 
     @staticmethod
     def of(stage: str) -> Variant | None:
         """The variant that such a name tells of."""
         found = re.match(
-            r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?(?: split (\d))?", stage
+            r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?(?: split (\d))?"
+            r"(?: forced ({\S*?}): )?",
+            stage,
         )
         if found is None:
             return None
-        target, warps, stages, programs, split = found.groups()
+        target, warps, stages, programs, split, forced = found.groups()
+        options = json.loads(forced or "{}").items()
         return Variant(
             target,
             None if warps == "None" else int(warps),
             int(stages),
             int(programs) if programs else None,
             int(split) if split else None,
+            forced=tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in options),
         )
 
     def context(self, overlaps: Overlaps) -> PassContext:
@@ -221,7 +231,7 @@ class Variant:
             split_k=self.split,
             extra=(("overlaps", overlaps),) if overlaps else (),
         )
-        return PassContext(TARGETS[self.target], options)
+        return PassContext(TARGETS[self.target], replace(options, **dict(self.forced)))
 
 
 class Comparison:
@@ -278,8 +288,14 @@ class Comparison:
 
     def passes(self, variant: Variant) -> Iterator[Failure]:
         """Through the passes, up to the first failure; then the PTX. What a pass left as it was is
-        not run again: it would do the same.
+        not run again: it would do the same. What is forced may be refused for any reason.
         """
+        for failure in self._passes(variant):
+            if variant.forced and failure.kind == "refused for no reason":
+                failure = replace(failure, kind="refused")
+            yield failure
+
+    def _passes(self, variant: Variant) -> Iterator[Failure]:
         module, context = self.module.clone(), variant.context(self.overlaps)
         program: Program | None = None
         for name in PIPELINE:
@@ -368,9 +384,45 @@ def _copied(arguments: Arguments) -> Arguments:
 
 # --------------------------------------------------------------------------------------------------
 LARGE_EVERY = 16  # kernels of which one is traced as for arrays beyond 2 GiB
-BRIEF_TURNS = (
-    3  # of a brief check: one does the CPU alone, one every pass, one both numbers of stages
-)
+# of a brief check: one does the CPU, one every pass, one both numbers of stages
+BRIEF_TURNS = 3
+FORCED_EVERY = 4  # turns of the CPU of which one also compiles with options that are drawn
+# options of a launch, with what is asked of them: whether a plan takes them or refuses, it is right
+FORCED: dict[str, tuple[Any, ...]] = {
+    "num_warps": (1, 2, 4, 8, 12, 16),
+    "num_stages": (1, 2, 3, 4, 5),
+    "cluster": ((2, 1), (1, 2), (2, 2)),
+    "num_ctas": (1, 2),
+    "roles": ("one", "cooperative", "pingpong", "co_resident"),
+    "programs": (1, 2, 3, 4),
+    "raster": (1, 2, 4),
+    "serpentine": (True, False),
+    "retain": (True, False),
+    "split_k": (2, 3, 4),
+    "stream_k": (0, 2, 4),
+    "sum_parts": (1,),
+    "persistent": (True, False),
+    "register_transpose": (True, False),
+    "relax": (True, False),
+    "cross_tile_prologue": (True, False),
+    "rotate": (True, False),
+    "left_operand": ("shared", "registers"),
+    "swap_dots": (True, False),
+    "epilogue": ("tma", "shared", "direct"),
+    "store_columns": (8, 16, 32, 64),
+    "subtiles": (0, 1, 2, 3),
+    "split_warps": ((1, 4), (2, 2), (4, 1), (4, 2), (2, 4), (8, 1), (1, 8)),
+    "dynamic_schedule": (True, False),
+    "prefetch": (True, False),
+    "row_parts": (1, 2, 4),
+}
+
+
+def drawn_options(seed: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a launch that a seed chooses, each with what is asked of it."""
+    r = random.Random(seed)
+    names = r.sample(sorted(FORCED), r.choice([1, 2, 2, 3, 3, 4]))
+    return tuple((name, r.choice(FORCED[name])) for name in names)
 
 
 def check(
@@ -420,6 +472,9 @@ def _processor(kernel: Kernel) -> str | None:
 
 def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> Iterator[Variant]:
     """How a kernel is compiled for a target, at a turn of a brief check (None: of a whole one)."""
+    if turn in (0, None) and kernel.seed // BRIEF_TURNS % FORCED_EVERY == 0:
+        forced = drawn_options(kernel.seed)
+        yield Variant(target, None, kernel.stages, each=False, forced=forced)
     if turn != 0:
         yield Variant(
             target,
