@@ -150,6 +150,15 @@ def ancestor(op: Operation, block: Block | None) -> Operation | None:
     return next((at for at in (op, *parents(op)) if at.parent is block), None)
 
 
+def last_inside(op: Operation) -> Operation:
+    """The operation that a walk of another, and of all inside it, meets last."""
+    inner: Operation | None = op
+    while inner is not None:
+        op, blocks = inner, [b for region in inner.regions for b in region.blocks]
+        inner = next((b.last_op for b in reversed(blocks) if b.last_op is not None), None)
+    return op
+
+
 def next_of(op: Operation) -> Operation:
     """The operation behind another in its block. Raises TypeError behind the last one."""
     if op.next_op is None:

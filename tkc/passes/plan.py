@@ -51,7 +51,6 @@ from tkc.ir.elementwise import Cast
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
-from tkc.ir.scratch import scratch_of
 from tkc.ir.target import Target, half_of
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
@@ -84,6 +83,7 @@ from tkc.passes.planning.pressure import (
     most_scalars,
     results_of_dots,
     room,
+    scratch,
     together,
 )
 from tkc.passes.planning.program import Program
@@ -1110,7 +1110,7 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     ]
     lasting = sum(size for _, size in buffers if size <= MAX_UNSHARED_BYTES)
     sharing = [(op, size) for op, size in buffers if size > MAX_UNSHARED_BYTES]
-    others = lasting + together(sharing, program.kernel) + scratch_of(program.kernel)
+    others = lasting + together(sharing, program.kernel) + scratch(program.kernel)
     return max(stages.values(), default=0), others
 
 
@@ -1165,9 +1165,14 @@ def _stages_of_two(
 
 def _unordered(program: Program) -> bool:
     """Whether programs cannot observe the order in which they run."""
+    return _have_no_order(program.kernel)
+
+
+@remembered
+def _have_no_order(kernel: tile.Kernel) -> bool:
     return not any(
         tile.watches(op) or isinstance(op, tile.StorePointers) and op.semantics is not None
-        for op in program.kernel.walk()
+        for op in kernel.walk()
     )
 
 

@@ -12,6 +12,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, index_of, yielded_by
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS
 
 
@@ -23,9 +24,14 @@ def program_axes(
     Without `ends`, a loop's induction variable depends on the loop's lower bound alone: it walks
     over the same, whatever the trip count. given: values that are taken as they are.
     """
-    return {
+    return set(_axes(tuple(values), ends, frozenset(given)))
+
+
+@remembered
+def _axes(values: tuple[SSAValue, ...], ends: bool, given: frozenset[SSAValue]) -> frozenset[int]:
+    return frozenset(
         op.axis.value.data for op in sources(values, ends, given) if isinstance(op, tile.ProgramId)
-    }
+    )
 
 
 def direction(value: SSAValue, axis: int) -> int | None:

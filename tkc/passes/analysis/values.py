@@ -23,6 +23,7 @@ from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
 from tkc.ir.values import defining_op, operands_first, owner_op, reached, tiles
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
@@ -170,6 +171,7 @@ def feeds_dot(value: SSAValue, memo: dict[SSAValue, bool] | None = None) -> bool
     return found
 
 
+@remembered
 def feeding_dots(kernel: tile.Kernel) -> set[SSAValue]:
     """The values that operands of dots are made of, element-wise operations and views between: all
     of which `dots_fed` finds a dot.

@@ -21,6 +21,7 @@ from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
 from tkc.passes.analysis.program_axes import program_axes, sources
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, WRITES, feeding_dots
 from tkc.passes.planning.gathers import (
     BY_CONSUMERS,
@@ -51,6 +52,7 @@ def is_signal(op: Operation) -> bool:
     return op.semantics is not None and op.semantics.data in ("relaxed", "release")
 
 
+@remembered
 def acquiring_loops(kernel: Operation) -> list[scf.WhileOp]:
     """The loops in which programs wait for a signal and do nothing else: each role can run them."""
     return [
@@ -94,10 +96,12 @@ def why_not_claimed(kernel: tile.Kernel, overlaps: Overlaps) -> str:
     return ""
 
 
+@remembered
 def _claims(kernel: Operation) -> list[Operation]:
     return [op for op in kernel.walk() if tile.watches(op) and _is_claim(op, kernel)]
 
 
+@remembered
 def observing_operations(kernel: Operation) -> list[Operation]:
     """What reads memory that other programs may be writing meanwhile (an atomic of a lock, say),
     besides signals, numbers that are taken from counters, and loops that wait for signals: the

@@ -12,14 +12,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.scratch import scratch_of
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
-from tkc.ir.values import ancestor, holds, owner_op, tile_type, yielded_by
+from tkc.ir.values import (
+    ancestor,
+    holds,
+    last_inside,
+    operations_in,
+    owner_op,
+    tile_type,
+    yielded_by,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds, is_computed_by
@@ -37,7 +47,7 @@ def pressure(kernel: tile.Kernel) -> int:
     is made anew where it is wanted (indices, masks, views) takes none; a narrow float takes a whole
     register as soon as something is computed with it."""
     kinds = Kinds()
-    return _peak(kernel.body.block, frozenset(), lambda value: _words(value, kinds), kinds)
+    return _peak(kernel.body.block, frozenset(), cache(lambda value: _words(value, kinds)), kinds)
 
 
 @remembered
@@ -49,8 +59,10 @@ def demand(kernel: tile.Kernel, elsewhere: frozenset[SSAValue] = frozenset()) ->
     return _peak(
         kernel.body.block,
         frozenset(),
-        lambda value: (
-            0 if value in elsewhere or _passing(value, meetings) else _words(value, kinds)
+        cache(
+            lambda value: (
+                0 if value in elsewhere or _passing(value, meetings) else _words(value, kinds)
+            )
         ),
         kinds,
         True,
@@ -119,11 +131,29 @@ def together(loads: Sequence[tuple[Operation, int]], kernel: tile.Kernel) -> int
     """Of loads, each with the bytes that its result takes: what is live together at the worst
     moment, from the load to the last use, through element-wise operations and views.
     """
-    position = {op: i for i, op in enumerate(kernel.walk())}
+    position = _positions(kernel)
     changes: list[tuple[int, int]] = []
     for load, size in loads:
         changes += [(position[load], size), (_end_of_use(load, position) + 1, -size)]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+@remembered
+def _positions(kernel: tile.Kernel) -> dict[Operation, int]:
+    """Of each operation, how many come before it."""
+    return {op: i for i, op in enumerate(kernel.walk())}
+
+
+@remembered
+def scratch(kernel: tile.Kernel) -> int:
+    """scratch_of, remembered."""
+    return scratch_of(kernel)
+
+
+@remembered
+def reductions(kernel: tile.Kernel) -> list[tile.Reduce]:
+    """The reductions of a kernel."""
+    return operations_in(kernel, tile.Reduce)
 
 
 def _end_of_use(load: Operation, position: dict[Operation, int]) -> int:
@@ -134,7 +164,7 @@ def _end_of_use(load: Operation, position: dict[Operation, int]) -> int:
     while left:
         for use in left.pop().uses:
             around = ancestor(use.operation, load.parent) or use.operation
-            end = max([end, *(position[op] for op in around.walk())])
+            end = max(end, position[last_inside(around)])
             if is_computed_by(use.operation.__class__):
                 new = set(use.operation.results) - seen
                 seen |= new

@@ -20,6 +20,7 @@ from tkc.passes import LaunchOptions
 from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged
 from tkc.passes.analysis.mapped import of_block, unmapped
 from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.converting import Conversion
@@ -496,10 +497,15 @@ def _is_behind_loops(ring: Ring) -> bool:
     """
     at: Operation | None = ring[0]
     while at is not None:
-        if isinstance(at, scf.ForOp) and holds(at, tile.Dot):
+        if isinstance(at, scf.ForOp) and _has_dots(at):
             return True
         at = at.prev_op
     return False
+
+
+@remembered
+def _has_dots(loop: scf.ForOp) -> bool:
+    return holds(loop, tile.Dot)
 
 
 def fitted(

@@ -12,12 +12,11 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.rewrite import loop_of
-from tkc.ir.scratch import scratch_of
 from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import ancestor, array_type, first_of, tile_type
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
-from tkc.passes.planning.pressure import together
+from tkc.passes.planning.pressure import reductions, scratch, together
 from tkc.passes.planning.rings import (
     Ring,
     Stages,
@@ -357,9 +356,9 @@ def _reduction_bytes(request: RoleRequest, groups: int) -> int:
     warps, and for what the emitter puts there.
     """
     rows = tile_type(request.dots[0].acc).extents[0]
-    total = scratch_of(request.kernel)
-    for op in request.kernel.walk():
-        if isinstance(op, tile.Reduce) and _is_along_rows(op, rows):
+    total = scratch(request.kernel)
+    for op in reductions(request.kernel):
+        if _is_along_rows(op, rows):
             total += sum(4 * groups * tile_type(v).extents[1] * 8 for v in op.args)
     return total
 
