@@ -32,9 +32,11 @@ thread releases what all have written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32, i64
@@ -74,8 +76,11 @@ _STAND_IN: ContextVar[dict[SSAValue, SSAValue]] = ContextVar("_STAND_IN")
 _OVERLAPS: ContextVar[Overlaps] = ContextVar("_OVERLAPS")
 # What the operations of that kernel access: each is looked at again for every barrier that is put
 _FOUND: ContextVar[dict[Operation, tuple[Access, ...]]] = ContextVar("_FOUND")
+# and what its loops make of accesses, which no barrier changes
+_MOVED: ContextVar[dict[tuple[Move, Access, Loop], Access]] = ContextVar("_MOVED")
 
 Loop = scf.ForOp | scf.WhileOp
+Move: TypeAlias = "Callable[[Access, Loop], Access]"
 Commit = threads.CpCommit | threads.DotCommit
 Wait = threads.CpWait | threads.DotWait
 
@@ -175,6 +180,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         _STAND_IN.set(_stand_ins(kernel, context.overlaps))
         _OVERLAPS.set(context.overlaps)
         _FOUND.set({})
+        _MOVED.set({})
         barriers = sum(len(_with_barriers(block)) for block in blocks)
         far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
         if barriers or far:
@@ -494,6 +500,20 @@ def _carried(loop: Loop) -> list[tuple[BlockArgument, SSAValue, SSAValue]]:
     return list(zip(body.args, loop.arguments, yielded_by(body), strict=True))
 
 
+def _once(move: Move) -> Move:
+    """A function of an access and a loop, whose answers are kept while barriers are put in."""
+
+    @wraps(move)
+    def moved(access: Access, loop: Loop) -> Access:
+        known, key = _MOVED.get(), (move, access, loop)
+        if (found := known.get(key)) is None:
+            found = known[key] = move(access, loop)
+        return found
+
+    return moved
+
+
+@_once
 def _enter(access: Access, loop: Loop) -> Access:
     """An access from before a loop, its constant stage re-expressed by the carried value that the
     loop's stages start from.
@@ -518,6 +538,7 @@ def _is_base(argument: BlockArgument, alloc: shared.Alloc) -> bool:
     )
 
 
+@_once
 def _again(access: Access, loop: Loop) -> Access:
     """An access as the next iteration sees it."""
     left, buffer, stage = _leave(access, loop), access.place.buffer, access.place.stage
@@ -554,6 +575,7 @@ def _box_before(box: Box | None, loop: Loop) -> Box | None:
     return replace(box, axes=tuple(before_now(*axis) for axis in box.axes))
 
 
+@_once
 def _leave(access: Access, loop: Loop) -> Access:
     """An access as what follows the loop sees it."""
     own, box, stage = access.own, access.box, access.place.stage
