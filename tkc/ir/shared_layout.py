@@ -198,12 +198,12 @@ class SharedLayout:
         """
         return 8 * self.swizzle if SWIZZLES[self.swizzle] else max(self.swizzle, 1)
 
-    @property
+    @cached_property
     def alignment(self) -> int:
         """Of the buffer's first byte."""
         return max(self.atom, CHUNK)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """From the first byte to the last, for a dense tile everything it occupies."""
         row = self.swizzle or self.row * self.itemsize + self.pad
@@ -446,7 +446,7 @@ def conflicts(addresses: np.ndarray, access: int) -> int:
         )
     addresses = np.asarray(addresses)
     lanes = min(128 // max(access, WORD), addresses.shape[-1])
-    first = addresses.reshape(-1, lanes)[:, :, None] // WORD
+    first = _different(addresses.reshape(-1, lanes) // WORD, max(access // WORD, 1))[:, :, None]
     words = np.where(first < 0, -1, first + np.arange(max(access // WORD, 1))).reshape(
         len(first), -1
     )
@@ -457,6 +457,20 @@ def conflicts(addresses: np.ndarray, access: int) -> int:
     return max(int(loads.max()), 1)
 
 
+def _different(phases: np.ndarray, width: int) -> np.ndarray:
+    """Of phases [phases, lanes], each lane with the first of the `width` words that it accesses,
+    one for all where they differ by what only exchanges the banks: a sum, or bits turned over.
+    """
+    if not phases.size or phases.min() < 0 or (phases % width).any():
+        return phases
+    for apart in (np.bitwise_xor, np.subtract):
+        lanes = apart(phases, phases[:, :1])
+        if (lanes == lanes[0]).all():
+            return phases[:1]
+    return phases
+
+
+@lru_cache(4096)
 def conflicts_of(layout: Layout, shared: SharedLayout, vector: int) -> int:
     """The worst bank conflict when each thread moves its tile in accesses of `vector` consecutive
     registers.

@@ -495,7 +495,7 @@ class SharedType(_Shaped, TypeAttribute):
         assert isinstance(self.layout, SharedLayoutAttr)
         return self.layout.data
 
-    @property
+    @kept
     def bytes(self) -> int:
         """Of all stages; a stage starts at a multiple of its alignment."""
         stage = self.memory

@@ -39,6 +39,13 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
     return slice(low, high) if high - low == places.size else places
 
 
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """Small whole numbers in their order, each once: np.unique, which sorts them."""
+    there = np.zeros(int(numbers.max(initial=-1)) + 1, bool)
+    there[numbers] = True
+    return np.flatnonzero(there)
+
+
 @lru_cache(4096)
 def cells_of(
     memory: SharedLayout,
@@ -52,10 +59,11 @@ def cells_of(
     the elements that a part of the warps of block `rank` holds. What several hold, the first warp
     writes and all read."""
     offsets, mine = memory.table().reshape(-1) + into, elements_of(held, part, write, rank)
-    cells = np.unique(_words(offsets if mine is None else offsets[mine], memory.itemsize))
+    cells = distinct(_words(offsets if mine is None else offsets[mine], memory.itemsize))
     if mine is None or not write or part is None or not part[0]:
         return cells
-    return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank, into))
+    before = cells_of(memory, held, (0, part[0]), False, rank, into)
+    return np.setdiff1d(cells, before, assume_unique=True)
 
 
 @lru_cache(4096)
@@ -88,7 +96,7 @@ def _held(held: Layout, start: int, stop: int, rank: int) -> np.ndarray:
     coords = held.table()[first + start : first + min(stop, held.num_warps)].reshape(
         -1, len(held.shape)
     )
-    return np.unique(
+    return distinct(
         np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape)
     )
 
