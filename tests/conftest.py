@@ -85,7 +85,7 @@ def settle():
 
 
 def pytest_collection_finish():
-    settle()
+    gc.freeze()  # next to nothing of what was collected and imported has ended
     gc.set_threshold(GC_THRESHOLD, GC_ROUNDS, 1 << 20)
     gc.enable()
 
@@ -107,6 +107,7 @@ def _asked_for_by_name(config) -> bool:
     return bool(given.keyword or given.markexpr) or any("::" in str(a) for a in config.args)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest sorts what is left by its fixtures
 def pytest_collection_modifyitems(config, items):
     if not _asked_for_by_name(config):
         programs = {

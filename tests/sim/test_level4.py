@@ -13,6 +13,7 @@ from tests.sim.programs import chain, exchange, product, ring, turns
 from tkc.ir.text import parse
 from tkc.ir.verify import verify
 from tkc.sim import level4
+from tkc.sim.memory import Areas
 from tkc.sim.report import Violation
 
 SEEDS = range(10)
@@ -483,3 +484,14 @@ def test_copies_by_threads_write_whole_elements(monkeypatch, dtype):
     a, o = np.arange(256, dtype=dtype).reshape(16, 16)[::-1], np.zeros((64, 16), np.float32)
     columns_summed[1](a, o, num_warps=4, num_stages=3)
     assert np.array_equal(o, np.broadcast_to(a.sum(0), o.shape))
+
+
+def test_areas_of_shared_memory_are_what_cells_are_made_of():
+    """Also of sets of cells that were asked for before others split their areas."""
+    rng, areas = np.random.default_rng(0), Areas(200)
+    sets = [np.unique(rng.integers(0, 100, n)) for n in (1, 3, 10, 30, 50, 60)]
+    for _ in range(60):
+        start, cells = 40 * int(rng.integers(0, 3)), sets[int(rng.integers(len(sets)))]
+        found = areas.among(start, cells)
+        np.testing.assert_array_equal(np.unique(areas.of[start + cells]), found)
+        assert areas.sizes[found].sum() == len(cells)

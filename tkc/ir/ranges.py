@@ -209,6 +209,8 @@ class Ranges:
 
     def of(self, value: SSAValue) -> Range | None:
         """The range of an integer or truth value, scalar or tile; None for anything else."""
+        if (known := self._memo.get(value)) is not None:
+            return known
         for at in operands_first(value, self._begin, self._memo):
             whole = self._memo[at]
             if whole is not None:

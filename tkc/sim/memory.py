@@ -113,6 +113,7 @@ class Areas:
 
     def __init__(self, cells: int):
         self.of, self.sizes = np.zeros(cells, np.int32), np.array([cells])
+        self.split_from = [0]  # of each area the one that its cells were of before
         # of each area: who wrote it last and at which epoch; whether a live mbarrier is there
         self.writer, self.written = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.guarded = np.zeros(1, bool)
@@ -128,9 +129,19 @@ class Areas:
         known = self.known.get(key)
         if known is not None and known[2] == len(self.sizes):
             return known[1]
-        areas = self._split(start + cells)
+        areas = self._split(start + cells) if known is None else self._since(*known[1:])
         self.known[key] = cells, areas, len(self.sizes)
         return areas
+
+    def _since(self, areas: np.ndarray, count: int) -> np.ndarray:
+        """Areas that were `count` in all when they were found, with what was split from them: it
+        lies among the same cells.
+        """
+        held = np.zeros(len(self.sizes), bool)
+        held[areas] = True
+        for area in range(count, len(self.sizes)):
+            held[area] = held[self.split_from[area]]
+        return np.flatnonzero(held)
 
     def _split(self, at: np.ndarray) -> np.ndarray:
         """The areas that `at` is made of: those of which it has a part are split."""
@@ -140,6 +151,7 @@ class Areas:
         old = areas[within[areas] < self.sizes[areas]]
         if not old.size:
             return areas
+        self.split_from += old.tolist()
         new = np.arange(len(self.sizes))
         new[old] = len(self.sizes) + np.arange(old.size)
         self.of[at] = new[of]

@@ -222,6 +222,8 @@ class Nest:
         """The chunk of a tile (or scalar) at an index, written once for each index."""
         if not isinstance(v.type, TileType):
             return Chunk(self.env.register(v))
+        if (known := self._remembered(self._key(v, index))) is not None:
+            return known
         for part, where in operands_first((v, index), self._read_at):
             out = self._evaluate(part, where)
         return out

@@ -90,6 +90,8 @@ class Kinds:
 
     def cheap(self, value: SSAValue) -> bool:
         """Whether a tile is computed from constants, aranges and scalars alone."""
+        if (known := self._cheap.get(value)) is not None:
+            return known
         for at in operands_first(value, self._computed_from, self._cheap):
             self._cheap[at] = isinstance(at.owner, LEAVES) or (
                 self._is_computed(at) and all(map(self._cheap.__getitem__, self._computed_from(at)))
