@@ -116,13 +116,15 @@ def _moved(kernel: tile.Kernel) -> bool:
 class Validator:
     """Compares each module that it is called with to the one before. real, unordered: passes that
     use facts of real numbers; that leave level 4 without its barriers. last: the pass that is
-    looked at even when more than `seconds` are over (empty: each)."""
+    looked at even when more than `seconds` are over (empty: each). together: passes that are
+    compared with the next one that is not among them."""
 
     arguments: Sequence[Any]
     grid: tuple[int, ...]
     real: Callable[[str, ModuleOp], bool] = lambda name, before: False
     unordered: Callable[[str], bool] = lambda name: False
     last: str = ""
+    together: frozenset[str] = frozenset()
     seconds: float = 10.0
     seed: int = 0
     folder: Path | None = Path("tkc-validate")  # None: no reproducer
@@ -145,7 +147,7 @@ class Validator:
         self.passes.append(name)
         if self.before is None:
             self._first(name, module)
-        elif self.last and self.spent > self.seconds * SEPARATE_PART and name != self.last:
+        elif name != self.last and (name in self.together or self._is_late()):
             self.skipped.append(name)
             return
         changed = self.before is None or not module.is_structurally_equivalent(self.before)
@@ -155,11 +157,14 @@ class Validator:
             self.before = module.clone()
         self.before_unordered = self.unordered(name)
         if self.skipped:
-            self.notes.append(
-                f"{', '.join(self.skipped)} and {name} were compared together, for want of time"
-            )
+            why = "" if self.together.issuperset(self.skipped) else ", for want of time"
+            self.notes.append(f"{', '.join(self.skipped)} and {name} were compared together{why}")
             self.skipped = []
         self.spent += time.perf_counter() - began
+
+    def _is_late(self) -> bool:
+        """Whether passes before the last one are compared together from here on."""
+        return bool(self.last) and self.spent > self.seconds * SEPARATE_PART
 
     # ---- what runs
     def _first(self, name: str, module: ModuleOp) -> None:
