@@ -73,7 +73,7 @@ def golden(request):
 gc.disable()
 # objects that are made between two walks of the youngest (Python's own number is 700), and how
 # many such walks there are between two of those that survived one
-GC_THRESHOLD, GC_ROUNDS = 50_000, 50
+GC_THRESHOLD, GC_ROUNDS = 500_000, 50
 
 
 def settle():
