@@ -121,6 +121,116 @@ CHANGED = {
         "a[0]",
         "q = 2.0",
     ),
+    "what an object holds beside a function": (
+        "class A: pass\na = A(); a.fn, a.v = len, 1.0; a.fn = lambda v: v",
+        "a.v",
+        "a.v = 2.0",
+    ),
+    "what an object that is handed on holds beside a function": (
+        "class A: pass\na = A(); a.fn, a.v = (lambda v: v), 1.0\ndef f(a): return a.fn(a.v)",
+        "f(a)",
+        "a.v = 2.0",
+    ),
+    "what a record holds beside its fields": (
+        "@dataclasses.dataclass\nclass A:\n    x: float\n    y: dataclasses.InitVar[float]\n"
+        "    def __post_init__(self, y): self.v = y\n"
+        "a = A(0.0, 1.0)\ndef f(a): return a.v",
+        "f(a)",
+        "a.v = 2.0",
+    ),
+    "what a class of records holds": (
+        "@dataclasses.dataclass(frozen=True)\nclass A:\n    x: float\n    v = None\n"
+        "a = A(1.0)\ndef f(a): return a.x if a.v is None else a.v",
+        "f(a)",
+        "A.v = 2.0",
+    ),
+    "what a method of an object that is handed on reads": (
+        "q = 1.0\nclass A:\n    def m(self): return q\na = A()\ndef f(a): return a.m()",
+        "f(a)",
+        "q = 2.0",
+    ),
+    "what a method of an object in a list reads": (
+        "q = 1.0\nclass A:\n    @classmethod\n    def m(cls): return cls.n()\n"
+        "    @staticmethod\n    def n(): return q\nd = [A()]",
+        "d[0].m()",
+        "q = 2.0",
+    ),
+    "what a property of an object that is handed on reads": (
+        "q = 1.0\nclass A:\n    @property\n    def v(self): return q\n"
+        "a = A()\ndef f(a): return getattr(a, 'v')",
+        "f(a)",
+        "q = 2.0",
+    ),
+    "what a descriptor of an object that is handed on reads": (
+        "q = 1.0\nclass D:\n    def __get__(self, of, kind=None): return q\n"
+        "class A: v = D()\na = A()\ndef f(a): return a.v",
+        "f(a)",
+        "q = 2.0",
+    ),
+    "what makes an object reads": (
+        "q = 1.0\nclass A:\n    def __init__(self): self.v = q",
+        "A().v",
+        "q = 2.0",
+    ),
+    "what makes an object of a kind reads": (
+        "q = 1.0\nclass A:\n    def __init__(self): self.v = q\na = A()",
+        "type(a)().v",
+        "q = 2.0",
+    ),
+    "what a method of an enumeration reads": (
+        "q = 1.0\nclass E(enum.Enum):\n    A = 3\n    def m(self): return q\n"
+        "a = E.A\ndef f(a): return a.m()",
+        "f(a)",
+        "q = 2.0",
+    ),
+    "array that a class holds": (
+        "class A: v = np.ones(2)\na = A()\ndef f(a): return float(a.v[0])",
+        "f(a)",
+        "A.v[0] = 2.0",
+    ),
+    "set that a class holds": (
+        "class A: v = {1}\na = A()\ndef f(a): return len(a.v)",
+        "f(a)",
+        "a.v.add(2)",
+    ),
+    "class in a class": (
+        "class A:\n    class B: v = 1.0\na = A()\ndef f(a): return a.B.v",
+        "f(a)",
+        "A.B.v = 2.0",
+    ),
+    "module that a function imports": (
+        "sys.modules['of_a_test'] = m = types.ModuleType('of_a_test'); m.q = 1.0\n"
+        "def f():\n    import of_a_test as other\n    return other.q",
+        "f()",
+        "m.q = 2.0",
+    ),
+    "name that a function imports": (
+        "sys.modules['of_a_test'] = m = types.ModuleType('of_a_test'); m.q = 1.0\n"
+        "def f():\n    from of_a_test import q as other\n    return other",
+        "f()",
+        "m.q = 2.0",
+    ),
+    "how NumPy takes errors": (
+        "np.seterr(over='warn')",
+        "float(np.geterr()['over'] == 'ignore')",
+        "np.seterr(over='ignore')",
+    ),
+    "context of decimals": (
+        "decimal.getcontext().prec = 1",
+        "decimal.getcontext().prec",
+        "decimal.getcontext().prec = 2",
+    ),
+    "files of a folder": (
+        "d = tempfile.mkdtemp()",
+        "float(len(os.listdir(d)))",
+        "open(d + '/file', 'w').close()",
+    ),
+    "text of a file": (
+        "d = tempfile.mkdtemp() + '/file'; print(1.0, file=open(d, 'w'))\n"
+        "def f():\n    with open(d) as file:\n        return float(file.read())",
+        "f()",
+        "print(2.0, file=open(d, 'w'), flush=True)",
+    ),
     "function of tkc": ("f = tkc.exp2", "f(4.0)", "f = tkc.log2"),
     "element type of tkc": ("d = tkc.int8", "d.bits * 1.0", "d = tkc.int32"),
     "function of tkc in a module": (
@@ -135,6 +245,7 @@ CONSUMED = {
     "random numbers": ("", "random.random()"),
     "a generator of random numbers": ("r = random.Random(3)", "r.random()"),
     "NumPy's random numbers": ("", "np.random.rand()"),
+    "the time": ("", "time.perf_counter()"),
     "NumPy's generator": ("g = np.random.default_rng(3)", "g.normal()"),
     "iterator": ("it = iter([1.0, 2.0, 3.0])", "next(it)"),
     "generator": ("it = (float(i) for i in range(9))", "next(it)"),
@@ -142,8 +253,8 @@ CONSUMED = {
     "cycle": ("it = itertools.cycle([1.0, 2.0])", "next(it)"),
     "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
 }
-HEAD = """import array, collections, contextvars, ctypes, functools, itertools, random
-import sys, threading, types, weakref
+HEAD = """import array, collections, contextvars, ctypes, dataclasses, decimal, enum, functools
+import itertools, os, random, sys, tempfile, threading, time, types, weakref
 import numpy as np
 import tkc
 """

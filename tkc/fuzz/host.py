@@ -81,12 +81,35 @@ CLASS = """class {n}T:
     def plain(v):
         return v + {n}T.x
 
+    def of_module(self, v):
+        return v * {n}Number
+
+    @property
+    def of_all(self):
+        return {n}Number
+
 
 class {n}Derived({n}T):
-    pass
+    held = [{v}]
 
 
-{n} = {n}Derived()
+{n}, {n}Number = {n}Derived(), {v}
+
+
+def {n}Made(of, v):
+    return v * of().y
+
+
+def {n}Handed(of, v):
+    return of.of_module(v)
+
+
+def {n}Asked(of, v):
+    return v * of.of_all
+
+
+def {n}Held(of, v):
+    return v * of.held[0]
 """
 
 HOLDERS: dict[str, Holder] = {
@@ -116,10 +139,18 @@ HOLDERS: dict[str, Holder] = {
             "v * {n}.read_only",
             "v * {n}.of_class()",
             "{n}.plain(v)",
+            "{n}Handed({n}, v)",
+            "{n}Asked({n}, v)",
+            "{n}Asked([{n}][0], v)",
+            "{n}Held({n}, v)",
+            "{n}Made({n}T, v)",
         ),
         (
             "{n}T.x = {v}",
             "{n}Derived.x = {v}",
+            "{n}Number = {v}",
+            "{n}.held[0] = {v}",
+            "{n}Derived.held = [{v}]",
             "{n}.y = {v}",
             "{n}.x = {v}",
             "{n} = {n}Derived()",
@@ -128,15 +159,23 @@ HOLDERS: dict[str, Holder] = {
             "{n}.__dict__.pop('x', None)",
         ),
     ),
+    "object with a function": Holder(
+        "class {n}T:\n    def __init__(self, fn, x):\n        self.fn, self.x = fn, x\n\n\n"
+        "def {n}Handed(of, v):\n    return of.fn(v) * of.x\n\n\n"
+        "{n} = {n}T(lambda v: v + 1, {v})",
+        ("v * {n}.x", "{n}.fn(v)", "{n}Handed({n}, v)"),
+        ("{n}.x = {v}", "{n}.fn = lambda v: v - {v}", "{n} = {n}T(lambda v: v, {v})"),
+    ),
     "slots": Holder(
         "class {n}T:\n    __slots__ = ('x',)\n\n\n{n} = {n}T()\n{n}.x = {v}",
         ("v * {n}.x",),
         ("{n}.x = {v}", "{n} = {n}T()\n{n}.x = {v}"),
     ),
     "dataclass": Holder(
-        "@dataclasses.dataclass\nclass {n}T:\n    x: float = {v}\n\n\n{n} = {n}T()",
-        ("v * {n}.x", "v * dataclasses.astuple({n})[0]"),
-        ("{n}.x = {v}", "{n} = {n}T({v})", "{n} = dataclasses.replace({n}, x={v})"),
+        "@dataclasses.dataclass\nclass {n}T:\n    x: float = {v}\n\n\n{n} = {n}T()\n"
+        "{n}.y = {v}\n\n\ndef {n}Handed(of, v):\n    return v * getattr(of, 'y', 2)",
+        ("v * {n}.x", "v * dataclasses.astuple({n})[0]", "{n}Handed({n}, v)"),
+        ("{n}.x = {v}", "{n}.y = {v}", "{n} = {n}T({v})", "{n} = dataclasses.replace({n}, x={v})"),
     ),
     "frozen dataclass": Holder(
         "@dataclasses.dataclass(frozen=True)\nclass {n}T:\n    x: float\n\n\n{n} = {n}T({v})",
@@ -269,6 +308,13 @@ HOLDERS: dict[str, Holder] = {
         ("v * {n}.x", "v * {n}.inner.y", "{n}.function(v)"),
         ("{n}.x = {v}", "{n}.inner.y = {v}", "{n}.function = lambda v: v + {v}"),
     ),
+    "module that is imported": Holder(
+        "sys.modules['{n}Imported'] = {n} = types.ModuleType('{n}Imported')\n{n}.x = {v}\n\n\n"
+        "def {n}Whole(v):\n    import {n}Imported\n\n    return v * {n}Imported.x\n\n\n"
+        "def {n}Part(v):\n    from {n}Imported import x as part\n\n    return v * part",
+        ("{n}Whole(v)", "{n}Part(v)"),
+        ("{n}.x = {v}",),
+    ),
     "enumeration": Holder(
         "class {n}(enum.Enum):\n    A = {v}",
         ("v * {n}.A.value",),
@@ -311,6 +357,7 @@ import dataclasses
 import enum
 import functools
 import os
+import sys
 import types
 
 import numpy as np

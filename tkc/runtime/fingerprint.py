@@ -51,8 +51,14 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
     return h.hexdigest()
 
 
-# what may be read through these has no name that could be looked at
-DYNAMIC = ("globals", "locals", "eval", "exec", "__import__")
+# what is read through these has no name that could be looked at
+DYNAMIC = ("globals", "locals", "eval", "exec", "__import__", "open", "input")
+# modules of C functions whose results depend on more than their arguments
+SYSTEM = ("posix", "nt", "time")
+# what Python runs of a class that is called
+CALLED = frozenset({"__new__", "__init__", "__post_init__"})
+# by which the class of an object is found
+KINDS = ("type", "__class__")
 # of kinds whose values never change in place
 CONSTANTS = (
     *(bool, int, float, complex, str, bytes, range, slice),
@@ -80,9 +86,13 @@ class Fingerprint:
     fields: for `digest`. watched: (namespace, name, value) of the outside names used, attributes of
     modules too, for noticing that one was rebound; `cells`, the same of closures; `mutable`: values
     that can change in place, with their spelling. unstable: why there is no key, if there is none.
+
+    Which function reads which member of a class no name says: of classes that are spelled, members
+    count of whose name any function that was read names an attribute (`_follow`). beside: another
+    one, whose functions may read members of these classes, and these ones members of its classes.
     """
 
-    def __init__(self, function: Any = None):
+    def __init__(self, function: Any = None, beside: Fingerprint | None = None):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
@@ -94,25 +104,35 @@ class Fingerprint:
         self._seen: dict[tuple[int, ...], int] = {}
         self._read: list[types.FunctionType] = []  # kept alive, so that no id is used again
         self._inside: list[int] = []  # objects whose attributes are being spelled
+        # attributes that functions name, classes of users, and members of these that were read
+        self._named: set[str] = set(beside._named) if beside else set()
+        self._asked: set[str] = set()  # functions that are called with nothing
+        self._classes: dict[int, type] = dict(beside._classes) if beside else {}
+        self._followed: set[tuple[int, str]] = set(beside._followed) if beside else set()
         if function is not None:
             self._function("", function)
+            self._follow()
 
     def _function(self, path: str, fn) -> int:
         """Records a function and all it reaches; the number under which it stands."""
-        fn = getattr(fn, "fn", fn) if not isinstance(fn, types.FunctionType) else fn
+        fn = fn.fn if _is_kernel(fn) else fn
         mark = (id(fn.__code__), id(fn.__defaults__), *map(id, fn.__closure__ or ()))
         if mark in self._seen:
             return self._seen[mark]
         number = self._seen[mark] = len(self._seen)
         self._read.append(fn)
-        names, chains, bare, text = _reading(fn.__code__)
-        self.fields.append((f"source {path}{fn.__qualname__}", text))
+        reading = _reading(fn.__code__)
+        self._named |= reading.named
+        if not reading.named.isdisjoint(KINDS):
+            self._named |= CALLED
+        self._asked |= reading.asked
+        self.fields.append((f"source {path}{fn.__qualname__}", reading.text))
         self._value(
             f"defaults {path}{fn.__qualname__}",
             (fn.__defaults__, fn.__kwdefaults__ and tuple(fn.__kwdefaults__.items())),
         )
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False))
-        for name in sorted(names):
+        for name in sorted(reading.names):
             if name in cells:
                 try:
                     value = cells[name].cell_contents
@@ -127,9 +147,31 @@ class Fingerprint:
                 if name in DYNAMIC:
                     self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
                 continue  # a local or a builtin
-            read = {c for c in chains if c[0] == name}
-            self._outside(path, name, value, read, name not in bare)
+            self._outside(path, name, value, *reading.of(name))
+        for imported in reading.imports:
+            self._imported(path, imported, reading, fn.__globals__.get("__package__"))
         return number
+
+    def _imported(self, path: str, of: Imported, reading: Reading, package: str | None) -> None:
+        """What a function imports itself counts as what it reads of globals does."""
+        try:
+            name = importlib.util.resolve_name(of.module, package)
+            if _is_ours_by_name(name):
+                return
+            module = importlib.import_module(name)
+            value: Any = module
+            if of.attribute is not None:
+                value = getattr(module, of.attribute, _EMPTY)
+                if value is _EMPTY:
+                    value = importlib.import_module(f"{name}.{of.attribute}")
+        except (ImportError, ValueError):
+            self._value(f"import {path}{of.module}", _EMPTY)  # has no spelling
+            return
+        if of.attribute is not None:
+            self.watched.append((vars(module), of.attribute, value))
+        elif not of.renamed:
+            value = sys.modules[name.partition(".")[0]]
+        self._outside(path, of.name, value, *reading.of(of.name))
 
     def _outside(
         self,
@@ -187,17 +229,37 @@ class Fingerprint:
 
     def argument(self, function: Callable[..., Any], name: str, value: object) -> None:
         """Records what a function reads of a value that is passed to it under a name."""
-        _, chains, bare, _ = _reading(function.__code__)
-        read = {c for c in chains if c[0] == name}
-        self._outside("", name, value, read, name not in bare)
+        self._outside("", name, value, *_reading(function.__code__).of(name))
+        self._follow()
+
+    def _follow(self) -> None:
+        """Reads the members of classes that are read, and what these read in turn."""
+        while found := [
+            (cls, name)
+            for cls in self._classes.values()
+            for name in vars(cls)
+            if name in self._named and (id(cls), name) not in self._followed
+        ]:
+            for cls, name in found:
+                self._followed.add((id(cls), name))
+                self._member(cls, name, vars(cls)[name])
+
+    def _member(self, cls: type, name: str, member: object) -> None:
+        """What a class holds under a name: a function, what computes an attribute, or a value."""
+        if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+            return  # a slot, whose value the object has
+        if (function := _getter(member) or _method(member)) is not None:
+            self._function("", function)
+        else:
+            self._value(f"member {cls.__qualname__}.{name}", member)
+        self.watched.append((_held(cls), name, member))
 
     def _value(self, label: str, value) -> None:
         try:
             text = self.spell(value)
         except Unstable as e:
             self.unstable = self.unstable or e
-            if not _lasting(value):
-                self.mutable.append((value, b""))  # whether it changes cannot be seen
+            self.mutable.append((value, b""))  # whether it changes cannot be seen
             return
         self.fields.append((label, text))
         if not _lasting(value):
@@ -276,9 +338,7 @@ class Fingerprint:
 
     def _defined(self, value: Any, kind: type) -> bytes | None:
         """A function, a module, a class or what is made of one of these; None of other values."""
-        if isinstance(value, types.FunctionType) or isinstance(
-            _held(value).get("fn"), types.FunctionType
-        ):
+        if isinstance(value, types.FunctionType) or _is_kernel(value):
             if _is_ours(value):
                 return f"{value.__module__}.{value.__qualname__}".encode()
             number = self._function("", value)
@@ -292,8 +352,11 @@ class Fingerprint:
         if isinstance(value, types.MethodType):
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
+            self._register(kind)
             return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
         if isinstance(value, type):
+            self._register(type(value))
+            self._named |= CALLED  # by who calls the class
             return self._class(value)
         return None
 
@@ -301,6 +364,10 @@ class Fingerprint:
         """A function that is not Python's, or a method of C; None of other values."""
         if isinstance(value, types.BuiltinFunctionType) and _is_bound(value):
             return _join("method", (value.__name__.encode(), self.spell(value.__self__)))
+        if isinstance(value, types.BuiltinFunctionType) and (
+            value.__name__ in self._asked or value.__module__ in SYSTEM
+        ):
+            raise Unstable(f"what {value.__name__}() gives")  # is not always the same
         if _is_function_of_library(value):
             return f"function {value.__module__}.{value.__name__}".encode()
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
@@ -313,16 +380,7 @@ class Fingerprint:
         ml_dtypes or torch; None of other values.
         """
         if dataclasses.is_dataclass(value):
-            return _join(
-                kind.__qualname__,
-                [
-                    self._class(kind),
-                    *(
-                        self.spell((f.name, getattr(value, f.name)))
-                        for f in dataclasses.fields(value)
-                    ),
-                ],
-            )
+            return self._object(value)
         if _is_ours(value):
             return f"{kind.__qualname__} {value!r}".encode()
         if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
@@ -341,10 +399,9 @@ class Fingerprint:
         holds more (elements, the state of an iterator).
         """
         kind = type(value)
-        slots = [n for cls in kind.__mro__ for n in _slots(cls) if _slot(value, n) is not _EMPTY]
-        held = dict(_held(value)) | {n: _slot(value, n) for n in slots}
-        reduces = _holds_more(kind)
-        if not held and not reduces and not _is_users_object(value):
+        held, reduces = _all_held(value), _holds_more(kind)
+        known = _is_users_object(value) or dataclasses.is_dataclass(value)
+        if not held and not reduces and not known:
             raise Unstable(f"a value of type {kind.__qualname__}")
         if id(value) in self._inside:
             return f"cycle {self._inside.index(id(value))}".encode()
@@ -365,6 +422,7 @@ class Fingerprint:
             return name.encode()
         if _of_library(cls.__module__):
             return name.encode()
+        self._register(cls)
         if id(cls) not in _texts:
             try:
                 tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
@@ -376,15 +434,21 @@ class Fingerprint:
             for n, v in vars(cls).items()
             if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
         }
-        # methods may be bound anew: their code, not all they read, which counts where a kernel
-        # calls them; those of operators Python calls, and no name says where
+        # methods may be bound anew: their code, not all they read, which counts where a function
+        # names them; those of operators Python calls, and no name says where
         methods = [f for f in map(_method, vars(cls).values()) if f]
-        codes = [_reading(f.__code__)[-1] + self.spell(_numbers_of(f)) for f in methods]
+        codes = [_reading(f.__code__).text + self.spell(_numbers_of(f)) for f in methods]
         for f in methods:
             if _is_of_operator(f):
                 self._function("", f)
         bases = [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
+
+    def _register(self, cls: type) -> None:
+        """Has the members of a class of users, and of its bases, followed."""
+        for base in cls.__mro__:
+            if not (_is_ours(base) or _of_library(base.__module__)):
+                self._classes[id(base)] = base
 
 
 def _getter(member: object) -> types.FunctionType | None:
@@ -425,9 +489,7 @@ def _lasting(value) -> bool:
     if kind in (tuple, frozenset):
         return all(map(_lasting, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return kind.__dataclass_params__.frozen and all(
-            _lasting(getattr(value, f.name)) for f in dataclasses.fields(value)
-        )
+        return kind.__dataclass_params__.frozen and all(map(_lasting, _all_held(value).values()))
     if kind is functools.partial:
         return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
     if isinstance(value, types.BuiltinFunctionType):
@@ -447,7 +509,7 @@ def _is_constant(value: object) -> bool:
         type(value) in CONSTANTS
         or isinstance(value, (types.FunctionType, types.MethodDescriptorType, enum.Enum))
         or _is_ours(value)
-        or "fn" in _held(value)
+        or _is_kernel(value)
         or _is_constant_of_library(value)
         or _is_function_of_library(value)
     )
@@ -514,6 +576,13 @@ def _held(value: object) -> dict[str, Any]:
         return {}
 
 
+def _all_held(value: object) -> dict[str, Any]:
+    """The attributes of an object itself, in its slots too."""
+    slots = [n for cls in type(value).__mro__ for n in _slots(cls)]
+    held = dict(_held(value)) | {n: _slot(value, n) for n in slots}
+    return {n: v for n, v in held.items() if v is not _EMPTY}
+
+
 def _slot(value: object, name: str) -> object:
     """What a slot holds; _EMPTY where it holds nothing."""
     try:
@@ -532,7 +601,7 @@ def _is_users_object(value: object) -> bool:
         kind.__module__ not in sys.builtin_module_names
         and kind.__module__.split(".")[0] not in ("numpy", "torch", "ml_dtypes", "tkc")
         and not isinstance(value, (types.FunctionType, types.ModuleType, enum.Enum))
-        and "fn" not in _held(value)
+        and not _is_kernel(value)
         and (kind.__dictoffset__ != 0 or any(map(_slots, kind.__mro__)))
     )
 
@@ -559,7 +628,14 @@ def _is_ours(value) -> bool:
     )
     if module == "tkc" or not isinstance(module, str):
         return module == "tkc"
-    return _is_ours_by_name(module) and "fn" not in _held(value)
+    return _is_ours_by_name(module) and not _is_kernel(value)
+
+
+def _is_kernel(value: object) -> bool:
+    """Whether a value is an object of tkc that wraps a function of users (tkc.jit)."""
+    return _is_ours_by_name(type(value).__module__) and isinstance(
+        _held(value).get("fn"), types.FunctionType
+    )
 
 
 def _is_module_of_ours(value: object) -> bool:
@@ -571,13 +647,42 @@ def _is_ours_by_name(module: str) -> bool:
     return f"{module}.".startswith("tkc.") and not module.startswith("tkc.kernels")
 
 
-@cache
-def _reading(
-    code: types.CodeType,
-) -> tuple[frozenset[str], frozenset[tuple[str, ...]], frozenset[str], bytes]:
-    """The outside names a function reads, its attribute chains (("math", "pi")), the names that it
-    reads otherwise too, and its source without comments, doc strings and places.
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A name that a function imports. module: with its dots; attribute: of `from module import
+    attribute`; renamed: whether `import a.b` has a name of its own, which `a` has otherwise.
     """
+
+    name: str
+    module: str
+    attribute: str | None = None
+    renamed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a function reads, and its text: names from outside of it, attribute chains
+    (("math", "pi")), the names that it reads otherwise too, its source without comments, doc
+    strings and places, the names by which it may read attributes, the functions that it calls with
+    nothing, and what it imports.
+    """
+
+    names: frozenset[str]
+    chains: frozenset[tuple[str, ...]]
+    bare: frozenset[str]
+    text: bytes
+    named: frozenset[str]
+    asked: frozenset[str] = frozenset()
+    imports: tuple[Imported, ...] = ()
+
+    def of(self, name: str) -> tuple[set[tuple[str, ...]], bool]:
+        """The chains that begin with a name, and whether it is read through these alone."""
+        return {c for c in self.chains if c[0] == name}, name not in self.bare
+
+
+@cache
+def _reading(code: types.CodeType) -> Reading:
+    """What a function reads of what lies outside of it."""
     from tkc.language.syntax_trees import definition_of
 
     codes = [code]
@@ -590,12 +695,48 @@ def _reading(
             tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
         except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
             chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
-            return names, chains_read, names, _byte_code(codes)
+            return Reading(names, chains_read, names, _byte_code(codes), _attribute_names(codes))
     chains, bare = _chains_and_bare_names(tree)
     text = _spelled(tree, without_decorators=True).encode()
     if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
         text += _byte_code(codes)
-    return names, chains, bare, text
+    return Reading(names, chains, bare, text, _attribute_names(codes), _asked(tree), _imports(tree))
+
+
+def _attribute_names(codes: list[types.CodeType]) -> frozenset[str]:
+    """The names by which code may read attributes: those that it names, and its texts, by which
+    `getattr` may.
+    """
+    texts = (k for c in codes for k in c.co_consts if isinstance(k, str) and k.isidentifier())
+    return frozenset(texts).union(*(c.co_names for c in codes))
+
+
+def _asked(tree: ast.AST) -> frozenset[str]:
+    """The last names of functions that are called with nothing: what they give is not a matter of
+    their arguments.
+    """
+    from tkc.language.syntax_trees import walk
+
+    calls = (n.func for n in walk(tree) if isinstance(n, ast.Call) and not (n.args or n.keywords))
+    found = (getattr(f, "attr", None) or getattr(f, "id", None) for f in calls)
+    return frozenset(name for name in found if name)
+
+
+def _imports(tree: ast.AST) -> tuple[Imported, ...]:
+    """What a function imports itself."""
+    from tkc.language.syntax_trees import walk
+
+    found: list[Imported] = []
+    for node in walk(tree):
+        if isinstance(node, ast.Import):
+            found += [
+                Imported(a.asname or a.name.partition(".")[0], a.name, renamed=bool(a.asname))
+                for a in node.names
+            ]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found += [Imported(a.asname or a.name, module, a.name) for a in node.names]
+    return tuple(found)
 
 
 _GLOBAL, _NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]

@@ -355,7 +355,7 @@ class JitFunction(Launchable):
 
     def _watch_constants(self, s: Specialization) -> fingerprint.Fingerprint:
         """What the kernel reads of compile-time values counts as what it reads of globals does."""
-        found = fingerprint.Fingerprint()
+        found = fingerprint.Fingerprint(beside=self._fingerprint)
         for name, known in s.arguments:
             if known[0] == "constant":
                 found.argument(self.fn, name, known[1])
@@ -376,9 +376,9 @@ class JitFunction(Launchable):
         compiled.image = parts.get("image")
         return self._compiled.setdefault((_typed(s), target), compiled)
 
-    def _key(self, s: Specialization, target: str) -> str | None:
-        """The name of the entry in the disk cache; None if a value it depends on has no stable
-        spelling.
+    def meaning(self, s: Specialization) -> list[tuple[str, bytes]] | None:
+        """What the kernel and a specialization say, whatever compiles them for which machine; None
+        if a value it depends on has no stable spelling.
         """
         try:
             own = self._fingerprint
@@ -394,12 +394,17 @@ class JitFunction(Launchable):
                 return None
         except fingerprint.Unstable:
             return None
+        return [*own.fields, *special]
+
+    def _key(self, s: Specialization, target: str) -> str | None:
+        """The name of the entry in the disk cache; None if it has none."""
+        if (meaning := self.meaning(s)) is None:
+            return None
         host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
         return fingerprint.digest(
             [
                 ("format", CACHE_FORMAT),
-                *own.fields,
-                *special,
+                *meaning,
                 ("target", target.encode()),
                 *fingerprint.toolchain(),
                 *fingerprint.environment(),
