@@ -251,6 +251,29 @@ def test_what_one_configuration_of_several_adds_to_is_put_back():
     assert (out == 64).all()
 
 
+@tkc.jit
+def added_at(addresses, x, N: tkc.constexpr):
+    at = tkc.load(addresses, (0,), (1,)).to(tkc.pointer(tkc.float32), bitcast=True)
+    tkc.atomic_add(at + tkc.arange(N), tkc.load(x, (0,), (N,)))
+
+
+@tkc.jit
+def doubled_at(addresses, n, N: tkc.constexpr):
+    x = tkc.array(addresses[0], tkc.float32, (n,))
+    tkc.store(x, (0,), tkc.load(x, (0,), (N,)) * 2)
+
+
+def test_what_lies_at_addresses_cannot_be_put_back():
+    """Then nothing is measured, for a launch would be many."""
+    x = np.arange(16, dtype=np.float32)
+    for kernel, given in ((added_at, np.copy(x)), (doubled_at, 16)):
+        there = np.copy(x)
+        t = tkc.autotune([dict(N=16), dict(N=16, num_warps=2)], budget=0.05)(kernel)
+        t[1](np.array([there.ctypes.data], np.int64), given)
+        assert np.array_equal(there, x * 2)
+        assert t.latest.source == "model" and "by addresses" in t.latest.others[-1]
+
+
 def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, monkeypatch):
     from tests.runtime.fake_driver import FakeTensor
 
@@ -356,6 +379,30 @@ def test_assembled_here_and_measured_there(tmp_path, monkeypatch):
         there.measure(path, *arrays(64, 64, 64), grid=grid)
     with pytest.raises(tkc.TuningError, match="is no assembly"):
         tkc.autotune([dict(N=16)])(doubled).measure(path, np.zeros(4, np.float32), grid=1)
+
+
+FACTOR = 2.0
+
+
+@tkc.jit
+def by_factor(x, out, N: tkc.constexpr):
+    tkc.store(out, (0,), tkc.load(x, (0,), (N,)) * FACTOR)
+
+
+def test_assembled_of_another_text(tmp_path, monkeypatch):
+    """Compiled code of before is not launched where the kernel, or what it reads, was changed."""
+    path, x, out = tmp_path / "m.asm", np.ones(8, np.float32), np.zeros(8, np.float32)
+    configs = [dict(N=8), dict(N=16)]
+    tkc.autotune(configs)(by_factor).assemble("f32[8]", "f32[8]", grid=1, target="cpu", path=path)
+    there = tkc.autotune(configs)(by_factor.fn)
+    there.measure(path, x, out, grid=1)
+    there[1](x, out)
+    assert (out == 2).all()
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    there[1](x, out)
+    assert (out == 3).all()
+    with pytest.raises(tkc.TuningError, match="of another text of the kernel"):
+        tkc.autotune(configs)(by_factor.fn).measure(path, x, out, grid=1)
 
 
 def test_assembled_for_hopper(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType, TileType
@@ -33,14 +33,24 @@ def root(value: SSAValue) -> SSAValue:
             value = carried[value.index - 1]
             continue
         owner = owner_op(value)
-        sources = [
-            v
-            for v in owner.operands
-            if isinstance(v.type, (ArrayType, PointerType))
-            or isinstance(v.type, TileType)
-            and isinstance(v.type.element, PointerType)
-        ]
+        sources = [v for v in owner.operands if _has_addresses(v)]
         if len(sources) != 1 or isinstance(owner, tile.LoadPointers):
             return value
         value = sources[0]
     return value
+
+
+def makes_addresses(op: Operation) -> bool:
+    """Whether an operation gives an array, a pointer or a tile of pointers that is made of numbers
+    or loaded: nothing says in which memory that lies.
+    """
+    if not any(map(_has_addresses, op.results)):
+        return False
+    loads = isinstance(op, (tile.Load, tile.LoadPointers))
+    return loads or not any(map(_has_addresses, op.operands))
+
+
+def _has_addresses(value: SSAValue) -> bool:
+    """Whether a value is an array, a pointer or a tile of pointers."""
+    kind = value.type.element if isinstance(value.type, TileType) else value.type
+    return isinstance(kind, (ArrayType, PointerType))

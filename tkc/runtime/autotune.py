@@ -49,12 +49,22 @@ from tkc.runtime.handed import handing, tables_changed, watch_handing, watch_tab
 from tkc.runtime.jit import JitFunction, Launchable, normalized, target_for
 from tkc.runtime.kernel import Watch
 from tkc.runtime.peers import PeersInfo
-from tkc.runtime.specialize import OPTIONS, Constant, argument
-from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
+from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument
+from tkc.runtime.tuning import (
+    Candidate,
+    Choice,
+    Config,
+    NotMeasured,
+    Table,
+    changed,
+    key,
+    merged,
+    rank,
+)
 
 MAX_MEASURED_CANDIDATES = 40
 MEASURING_SECONDS = 2.0
-ASSEMBLY = "tkc-assembly-1"
+ASSEMBLY = "tkc-assembly-2"
 
 
 class _Unset:
@@ -387,16 +397,16 @@ class Autotuned(Launchable):
         traced = measure or without is not None
         with progress(f"choosing a configuration of {self.__name__}"):
             found, reasons = self.candidates(values, options, grid, target, traced, without)
-        if not measure or len(found) == 1:
+        choice = None
+        if measure and len(found) > 1:
+            try:
+                choice = self._measured(found, values, options, infos, grid, target, reasons)
+                self._table.put(device, self.__name__, name, choice)
+            except NotMeasured as e:
+                reasons.append(str(e))
+        if choice is None:
             others, known = tuple(_lines(found[1:]) + reasons), _are_known([found[0].config])
             choice = Choice(found[0].config, "model", found[0].seconds, others, traced or not known)
-        else:
-            self._table.put(
-                device,
-                self.__name__,
-                name,
-                choice := self._measured(found, values, options, infos, grid, target, reasons),
-            )
         return self._to_disk(device, target, name, grid, measure, choice)
 
     def candidates(
@@ -498,6 +508,7 @@ class Autotuned(Launchable):
         from tkc.runtime import timing
 
         kernel, said = self.kernel, list(reasons)
+        written = self._changed([c.config for c in found], values, options)
         with progress(f"tuning {self.__name__}") as line:
             line.say(f"compiling {len(found)} candidates")
             specializations = [self._specialization(values, options, c.config) for c in found]
@@ -505,7 +516,6 @@ class Autotuned(Launchable):
             said += [f"{c.config}: {e}" for c, e in zip(found, errors, strict=True) if e]
             compiled = [c for c, e in zip(found, errors, strict=True) if not e]
             kept, launches = self._launches(compiled, values, options, grid, said)
-            written = self._changed([c.config for c in kept], values, options)
             number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
             line.say(f"measuring {len(kept)} candidates")
 
@@ -588,7 +598,7 @@ class Autotuned(Launchable):
                 {
                     "config": dict(c.config.items),
                     "seconds": c.seconds,
-                    "specialization": fingerprint.digest([("s", repr(s).encode())]),
+                    "meaning": self._meaning(s),
                 }
             )
         if not kept:
@@ -601,6 +611,12 @@ class Autotuned(Launchable):
         ).encode()
         cache.write_entry(Path(path), ASSEMBLY, parts)
         return [Config(**c["config"]) for c in kept]
+
+    def _meaning(self, s: Specialization) -> str | None:
+        """What compiled code is of, on whichever machine; None where that has no spelling."""
+        meaning = self.kernel.meaning(s)
+        made_by = ("tkc", fingerprint.package_hash().encode())
+        return None if meaning is None else fingerprint.digest([*meaning, made_by])
 
     def measure(self, path: str | Path, *args: Any, grid: Any, **kwargs: Any) -> Choice:
         """Measures the candidates that `assemble` wrote, on these arguments, and remembers the
@@ -627,7 +643,7 @@ class Autotuned(Launchable):
         for i, entry in enumerate(index["candidates"]):
             config = Config(**entry["config"])
             s = self._specialization(values, options, config)
-            if fingerprint.digest([("s", repr(s).encode())]) != entry["specialization"]:
+            if (said := self._meaning(s)) is None or said != entry["meaning"]:
                 continue
             self.kernel.adopt(
                 s,
@@ -638,7 +654,8 @@ class Autotuned(Launchable):
         if not found:
             raise TuningError(
                 f"{path} was assembled for other arguments (element types, extents that divide"
-                " otherwise, constants); assemble it for these"
+                " otherwise, constants), of another text of the kernel or by another tkc; assemble"
+                " it again"
             )
         device, name = _device(infos, target), self._named(values, infos, options)
         choice = self._choices[device, target, name, True] = self._measured(

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 FORMAT = "tkc-table-1"
 
 
+class NotMeasured(TuningError):
+    """A kernel that cannot be launched again and again as if it had been launched once."""
+
+
 class Config:
     """One configuration: compile-time values of the kernel's parameters, and launch options, by
     name. Equal ones are one. seconds: what whoever made it expects of it, if it is known.
@@ -200,8 +204,9 @@ def _candidates(
 # -------------------------------------------------------------------------------------------------
 def changed(kernel: Kernel, infos: Sequence, options: dict[str, Any]) -> list[ArrayInfo]:
     """The array arguments that a kernel both reads and writes: launching it twice is not launching
-    it once.
+    it once. Raises NotMeasured where it may read and write what is no argument's.
     """
+    from tkc.ir.origin import makes_addresses
     from tkc.ir.types import ArrayType
     from tkc.language.trace import trace
     from tkc.passes.plan import kernel_of
@@ -209,7 +214,13 @@ def changed(kernel: Kernel, infos: Sequence, options: dict[str, Any]) -> list[Ar
     body = kernel_of(trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))))
     passed = given(infos)
     arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
-    read, written = (set(arrays) if None in found else found for found in accessed(body))
+    touched = accessed(body)
+    if all(None in found for found in touched) and any(map(makes_addresses, body.walk())):
+        raise NotMeasured(
+            f"{kernel.__name__} reads and writes memory by addresses that it makes or loads, which"
+            " measuring would change: the cost model chooses"
+        )
+    read, written = (set(arrays) if None in found else found for found in touched)
     sources = [_bytes_of(passed[v.index]) for v in arrays if v in read]
     both: dict[tuple[int, int], ArrayInfo] = {}
     for v in arrays:  # also written as one argument, read as another
