@@ -30,6 +30,14 @@ def test_cumsum(shape, reverse):
     close(kernels.cumsum(x, reverse=reverse), turn(np.cumsum(turn(double(x)), -1)), ulps=64)
 
 
+@pytest.mark.parametrize("length", [0, 5, 8193])
+def test_flags_add_up(length):
+    flags = np.random.default_rng(0).integers(0, 2, (2, length)).astype(bool)
+    counts = kernels.cumsum(flags)
+    assert counts.dtype == np.int32
+    np.testing.assert_array_equal(counts, np.cumsum(flags, -1))
+
+
 def test_cumsum_along_any_axis_gives_the_same_bits_again():
     x = numbers((3, 5, 7))
     for axis in range(3):

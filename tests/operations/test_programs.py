@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tkc
 from tests.operations.kernels import (
     beyond,
     chained,
@@ -175,6 +176,28 @@ def philox(seed: int, offset: int) -> list[int]:
         c = [(q >> 32) ^ c[1] ^ k[0], q & 0xFFFFFFFF, (p >> 32) ^ c[3] ^ k[1], p & 0xFFFFFFFF]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c
+
+
+@tkc.jit
+def bits_by_argument(seed, out):
+    tkc.store(out, (0,), tkc.philox(seed, tkc.arange(8))[0])
+
+
+@tkc.jit
+def bits_by_constant(seed: tkc.constexpr, out):
+    tkc.store(out, (0,), tkc.philox(seed, tkc.arange(8))[0])
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, -1, -(1 << 31), (1 << 31) - 1, 1 << 31, -(1 << 31) - 1, -(1 << 63)]
+)
+def test_a_seed_gives_the_same_bits_as_a_constant(seed):
+    found = [np.zeros(8, np.uint32) for _ in range(2)]
+    for kernel, out in zip((bits_by_argument, bits_by_constant), found, strict=True):
+        kernel[1](seed, out)
+    assert (found[0] == found[1]).all()
+    key = seed & 0xFFFFFFFF if -(1 << 31) <= seed < 1 << 31 else seed % (1 << 64)
+    assert [philox(key, i)[0] for i in range(8)] == list(found[0])
 
 
 def test_philox_has_the_published_answer():

@@ -83,13 +83,14 @@ def _sum(x, out, N: tkc.constexpr):
 @operator
 def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Iterator[Array]:
     """The running sum along an axis, from its end with reverse, in x's element type: floats of 32
-    bits or fewer are summed in float32 and rounded once, integers of 32 bits or fewer in int32. The
-    same bits in every run. Raises LaunchError for other types."""
+    bits or fewer are summed in float32 and rounded once, integers of 32 bits or fewer in int32,
+    which is the type of counts of flags. The same bits in every run. Raises LaunchError for other
+    types."""
     kind = dtype_of(x)
     if not (kind in NARROW or kind in ("float32", "float16", "bfloat16")):
         raise tkc.LaunchError(f"cumsum takes numbers of 32 bits or fewer, got {kind}")
     turned = last(x, axis)
-    out = empty(turned)
+    out = empty(turned, dtype="int32" if kind == "bool_" else None)
     yield last(out, axis)
     source, target = matrix(contiguous(turned)), matrix(out)
     rows, columns = source.shape

@@ -16,17 +16,22 @@ KEYS, ROUNDS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
 
 
 def _word(x, shift: int = 0):
-    """32 bits of an integer as uint32."""
+    """32 bits of an integer as uint32; above those of one of 32 bits are zeros, whatever its sign,
+    and a constant is of 32 bits where it would be as an argument.
+    """
     x = check(x)
     if not isinstance(x, Value):
-        return lift((x >> shift) & 0xFFFFFFFF, uint32)
+        short = -1 << 31 <= x < 1 << 31
+        return lift(0 if shift and short else (x >> shift) & 0xFFFFFFFF, uint32)
     if shift and x.dtype.bits <= 32:
         return lift(0, uint32)
     return (x.to(uint64) >> shift).to(uint32) if x.dtype.bits > 32 else x.to(uint32)
 
 
 def philox(seed: Operand, offset: Operand) -> tuple[Value, Value, Value, Value]:
-    """Four uint32 tiles of random bits for a 64-bit seed and an integer offset (tile or scalar)."""
+    """Four uint32 tiles of random bits for a seed and an offset (tile or scalar), integers of 64
+    bits, or of 32, which count without their sign.
+    """
     c0, c1, k0, k1 = _word(offset), _word(offset, 32), _word(seed), _word(seed, 32)
     c2 = c3 = lift(0, uint32)
     for _ in range(10):
