@@ -76,3 +76,50 @@ def test_counters(how):
         lambda a: _counters(n),
     )
     run(case, how)
+
+
+def masked_steps(x, out, first):
+    """Masks of loads of a loop say numbers of which no address is made."""
+    total = tkc.zeros((8,), tkc.float32)
+    for i in tkc.range(0, 4):
+        inside = first + i * 4 + tkc.arange(8) >= 0
+        total = total + tkc.load(x.ptr + tkc.arange(8) + i, mask=inside, other=-1.0)
+    tkc.store(out, (0,), total)
+
+
+def masked_factor(x, out, first):
+    """The same of a dot's operand, from either end."""
+    r, k = tkc.arange(16), tkc.arange(16)
+    above = first + r >= 0
+    below = k - first < 0
+    a = tkc.load(x.ptr + r[:, None] + k[None, :], mask=above[:, None] & below[None, :], other=0.0)
+    tkc.store(out, (0, 0), tkc.dot(a, a.T))
+
+
+def _at(first: int, n: int, by: int = 1) -> np.ndarray:
+    return (np.int32(first) + np.arange(0, n * by, by, dtype=np.int32)).astype(np.int32)
+
+
+def _steps(a: dict) -> dict:
+    at = [_at(a["first"], 8) + np.int32(4 * i) for i in range(4)]
+    return dict(out=sum(np.where(s >= 0, a["x"][i : i + 8], -1) for i, s in enumerate(at)))
+
+
+def _factor(a: dict) -> dict:
+    x = a["x"][np.arange(16)[:, None] + np.arange(16)]
+    below = np.arange(16, dtype=np.int32) - np.int32(a["first"]) < 0
+    m = np.where((_at(a["first"], 16) >= 0)[:, None] & below, x, 0).astype(np.float32)
+    return dict(out=m @ m.T)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("kernel, want", [(masked_steps, _steps), (masked_factor, _factor)])
+@pytest.mark.parametrize("first", [2**31 - 4, 2**31 - 12, -(2**31), -3, 5])
+def test_masks(kernel, want, first, how):
+    def given(r):
+        shape = (8,) if kernel is masked_steps else (16, 16)
+        return dict(
+            x=np.arange(1, 41, dtype=np.float32), out=np.zeros(shape, np.float32), first=first
+        )
+
+    run(Case(f"{kernel.__name__} {first}", kernel, given, want), how)

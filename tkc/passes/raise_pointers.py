@@ -257,10 +257,12 @@ class Bounds:
 
 
 class Mask:
-    """What a mask of a tile says of each axis; `left`: the conditions that bound none."""
+    """What a mask of an access says of each axis of its tile; `left`: the conditions that bound
+    none. address: of the access; numbers that it is not made of may wrap, and then say nothing.
+    """
 
-    def __init__(self, mask: SSAValue | None, rank: int, forms: Forms):
-        self.forms = forms
+    def __init__(self, mask: SSAValue | None, rank: int, forms: Forms, address: Sequence[SSAValue]):
+        self.forms, self.address = forms, tuple(address)
         self.bounds: dict[int, Bounds] = {}
         self.left: list[Condition] = []
         for condition in [] if mask is None else conditions(mask, {a: a for a in range(rank)}):
@@ -276,15 +278,8 @@ class Mask:
         op = condition.value.owner
         if not isinstance(op, ew.Elementwise) or op.fn.name not in COMPARISONS:
             return False
-        less, more = map(self.forms.get, op.args)
-        if op.fn.name in ("gt", "ge"):
-            less, more = more, less
-        difference = None if less is None or more is None else less.plus(more, -1)
-        if difference is None or difference.base is not None:
-            return False
-        if difference.wrapped or difference.gathered:
-            return False
-        if len(difference.strides) != 1:
+        difference = self._difference(op)
+        if difference is None:
             return False
         ((own, stride),) = difference.strides
         if own not in condition.axes:  # of extent 1
@@ -301,6 +296,19 @@ class Mask:
             case _:
                 return False
         return True
+
+    def _difference(self, op: ew.Elementwise) -> Affine | None:
+        """What is less, less what is more, along one axis; None where a comparison says nothing of
+        these numbers, or they may wrap.
+        """
+        less, more = map(self.forms.get, op.args)
+        if op.fn.name in ("gt", "ge"):
+            less, more = more, less
+        found = None if less is None or more is None else less.plus(more, -1)
+        if found is None or found.base is not None or found.wrapped or found.gathered:
+            return None
+        exact = all(self.forms.is_exact(side, self.address) for side in op.args)
+        return found if exact and len(found.strides) == 1 else None
 
     def ends_at(self, axis: int, high: Polynomial) -> bool:
         """Whether nothing from this number on along an axis is inside."""
@@ -351,7 +359,7 @@ class _Recognition:
         self.op, self.form, self.forms, self.scalars = op, form, forms, forms.scalars
         self.anchor = anchor
         self.extents = tile_type(op.pointers).extents
-        mask = Mask(op.mask, len(self.extents), forms)
+        mask = Mask(op.mask, len(self.extents), forms, [op.pointers])
         self.bounds, self.left = mask.bounds, mask.left
         self.ranges = Ranges()
         self.covered: list[Covered] = []
@@ -724,10 +732,11 @@ def _carried_to(
     op = use.operation
     match op:
         case tile.StorePointers() | tile.Store() | tile.AtomicBlock() if op.value is use_value(use):
-            mask = Mask(op.mask, tile_type(op.value).rank, forms)
+            address = op.offsets if hasattr(op, "offsets") else [op.pointers]
+            mask = Mask(op.mask, tile_type(op.value).rank, forms, address)
             return [] if mask.ends_at(axis, end) else None
         case tile.Atomic() if op.value is use_value(use) and is_update(op):
-            mask = Mask(op.mask, tile_type(op.value).rank, forms)
+            mask = Mask(op.mask, tile_type(op.value).rank, forms, [op.pointers])
             return [] if mask.ends_at(axis, end) else None
         case scf.YieldOp():
             return None if _changes_around(op, end, forms) else _yielded(op, use.index, axis)

@@ -12,7 +12,7 @@ the iterations so far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.host_values import argument_number
+from tkc.ir.ranges import Overflow
 from tkc.ir.rewrite import body_of, is_inside
 from tkc.ir.types import PointerType, TileType, element_of
 from tkc.ir.values import tile_type, yielded_by
@@ -148,6 +149,16 @@ def _gathered(value: SSAValue) -> Affine | None:
     return Affine(gathered=((axes[0], Gathered(value, Polynomial.number(1))),))
 
 
+def _sources(value: SSAValue) -> Sequence[SSAValue]:
+    """What a value is computed of; of what a loop carries, what it begins with and yields."""
+    if not isinstance(value, BlockArgument):
+        return value.owner.operands if isinstance(value.owner, Operation) else ()
+    loop = value.owner.parent_op()
+    if not isinstance(loop, scf.ForOp) or value.index == 0:
+        return ()
+    return loop.iter_args[value.index - 1], yielded_by(value.owner)[value.index - 1]
+
+
 def _is_scalar(value: SSAValue) -> bool:
     """Whether a value is an integer scalar, of which `Scalars` knows."""
     return not isinstance(value.type, (TileType, PointerType))
@@ -176,6 +187,7 @@ class Forms:
     scalars: Scalars = field(default_factory=Scalars)
     found: dict[SSAValue, Affine] = field(default_factory=dict)
     iterations: Mapping[scf.ForOp, SSAValue] = field(default_factory=dict)
+    _parts: dict[tuple[SSAValue, ...], set[SSAValue]] = field(default_factory=dict)
 
     @staticmethod
     def of(kernel: tile.Kernel, iterations: Mapping[scf.ForOp, SSAValue] | None = None) -> Forms:
@@ -191,6 +203,64 @@ class Forms:
         if _is_scalar(value) and is_index(value):
             return Affine(self.scalars.of(value))
         return None
+
+    def is_exact(self, value: SSAValue, address: tuple[SSAValue, ...]) -> bool:
+        """Whether a number, or those of a tile, are what their form says: of the sums and products
+        that the form takes apart, none wraps but what the offset of an address is made of, which
+        level 0 refuses. One number, which bounds others, is a number of elements, unless it is
+        hashed: arguments and loaded numbers add up to it that are not near the ends of their type.
+        """
+        whole = self.get(value)
+        bounds = whole is not None and not whole.varies
+        left, seen = [value], {value}
+        while left:
+            at = left.pop()
+            op, form = at.owner, self.get(at)
+            if form is None or self.scalars.is_atom(at, form.offset):
+                continue
+            if isinstance(op, ew.Elementwise) and op.fn.name in ("add", "sub", "mul", "neg"):
+                overflow = self.scalars.ranges.overflow(op)
+                if overflow is Overflow.WRAPS:
+                    return False
+                if overflow is Overflow.UNLESS_OFFSET and not (
+                    bounds or self._is_what_is_left(op) or self._is_in(op, address)
+                ):
+                    return False
+            sources = _sources(at)
+            left += [v for v in sources if v not in seen]
+            seen.update(sources)
+        return True
+
+    def _is_what_is_left(self, op: ew.Elementwise) -> bool:
+        """Whether an index, never negative, is taken off an argument: a number of elements, which
+        is not as far below 0 as numbers reach, whatever its sign.
+        """
+        if op.fn.name != "sub":
+            return False
+        number = op.args[0]
+        while isinstance(moved := number.owner, (tile.Splat, tile.Multiple, ew.Cast)):
+            number = moved.arg
+        given = argument_number(number) is not None
+        return given and self.scalars.ranges.known(op.args[1]).lo >= 0
+
+    def _is_in(self, op: ew.Elementwise, address: tuple[SSAValue, ...]) -> bool:
+        """Whether an address is made of a sum or product, or of what is next to it: of the operand
+        beside a constant.
+        """
+        parts = self._made_of(address)
+        beside = any(self.scalars.ranges.known(v).exact is not None for v in op.args)
+        return op.result in parts or beside and any(v in parts for v in op.args)
+
+    def _made_of(self, address: tuple[SSAValue, ...]) -> set[SSAValue]:
+        """The numbers that an address is computed of."""
+        if address not in self._parts:
+            left, found = [*address], {*address}
+            while left:
+                sources = [v for v in _sources(left.pop()) if is_index(v)]
+                left += [v for v in sources if v not in found]
+                found.update(sources)
+            self._parts[address] = found
+        return self._parts[address]
 
     def is_narrow(self, polynomial: Polynomial) -> bool:
         """Whether 32 bits hold it: a number, or what the kernel computes in 32 bits, alone or as

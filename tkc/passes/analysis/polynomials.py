@@ -137,7 +137,7 @@ class Scalars:
         self._promised: dict[SSAValue, SSAValue] = {}  # an atom with the promise of its divisor
         # by function and operands: the first value that was met of it
         self._functions: dict[tuple[str, Polynomial, Polynomial], SSAValue] = {}
-        self._ranges = Ranges()
+        self.ranges = Ranges()
 
     def atom(self, value: SSAValue) -> Polynomial:
         """A value as an atom."""
@@ -145,6 +145,10 @@ class Scalars:
             self._numbers[value] = len(self.atoms)
             self.atoms.append(value)
         return Polynomial((((self._numbers[value],), 1),))
+
+    def is_atom(self, value: SSAValue, polynomial: Polynomial) -> bool:
+        """Whether a polynomial is that of a value as an atom."""
+        return value in self._numbers and polynomial == self.atom(value)
 
     @property
     def known(self) -> Mapping[SSAValue, Polynomial]:
@@ -246,7 +250,7 @@ class Scalars:
             return False
         if t == i64 or source == i32:
             return True
-        known, most = self._ranges.known(op.arg), bounds(i32)
+        known, most = self.ranges.known(op.arg), bounds(i32)
         return most is not None and most.lo <= known.lo and known.hi <= most.hi
 
     def is_host(self, polynomial: Polynomial) -> bool:
@@ -259,7 +263,7 @@ class Scalars:
         for monomial, coefficient in polynomial.terms:
             product = coefficient
             for atom in monomial:
-                product *= self._ranges.known(self.promised(self.atoms[atom])).divisor
+                product *= self.ranges.known(self.promised(self.atoms[atom])).divisor
             found = gcd(found, product)
         return found
 
@@ -360,12 +364,12 @@ class Scalars:
     def _ascending(self, value: SSAValue) -> scf.ForOp | None:
         """The loop whose counter a value is, if its step is positive."""
         loop = counted_loop(value)
-        return loop if loop is not None and self._ranges.known(loop.step).lo > 0 else None
+        return loop if loop is not None and self.ranges.known(loop.step).lo > 0 else None
 
     def _atom_is_never_negative(
         self, value: SSAValue, assumed: set[SSAValue], deep: int = 8
     ) -> bool:
-        known = self._ranges.of(value)
+        known = self.ranges.of(value)
         if known is not None and known.lo >= 0:
             return True
         op = value.owner
@@ -387,7 +391,7 @@ class Scalars:
             case "floordiv" | "mod" | "div_trunc" | "rem_trunc":
                 if not of(op.args[0]):
                     return False
-                if self._ranges.known(op.args[1]).lo < 1:
+                if self.ranges.known(op.args[1]).lo < 1:
                     assumed.add(op.args[1])
                 return True
             case "min":
@@ -402,7 +406,7 @@ class Scalars:
         for monomial, coefficient in polynomial.terms:
             low = high = coefficient
             for atom in monomial:
-                known = self._ranges.known(self.atoms[atom])
+                known = self.ranges.known(self.atoms[atom])
                 corners = [x * y for x in (low, high) for y in (known.lo, known.hi)]
                 low, high = min(corners), max(corners)
             total += low
