@@ -28,7 +28,7 @@ from tkc.passes import (
     pipeline_async_copies,
     raise_pointers,
 )
-from tkc.passes.analysis import alias
+from tkc.passes.analysis import alias, pointers
 from tkc.passes.planning import order, streaming
 from tkc.passes.planning.roles import loads, programs, request, sharing
 from tkc.passes.programs import order as program_order
@@ -81,6 +81,13 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
 def test_hashes_that_are_taken_for_offsets(monkeypatch):
     monkeypatch.setattr(ranges, "_is_in_offset", lambda value: True)
     seeds = (n for n in range(2000) if Random(f"wrapped numbers {n}").random() < HASHED_SHARE)
+    failure = found("mixed", islice(seeds, MOST_KERNELS))
+    assert failure is not None and failure.kind == "wrong"
+
+
+def test_masks_by_hashes_that_are_taken_for_bounds(monkeypatch):
+    monkeypatch.setattr(pointers.Forms, "is_exact", lambda *given: True)
+    seeds = (n for n in range(2000) if Random(f"wrapped masks {n}").random() < HASHED_SHARE)
     failure = found("mixed", islice(seeds, MOST_KERNELS))
     assert failure is not None and failure.kind == "wrong"
 

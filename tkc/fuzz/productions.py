@@ -188,6 +188,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("old", OLD_SHARE, w.old_values),
         ("one result", SHARED_SHARE, w.one_result),
         ("wrapped numbers", HASHED_SHARE, w.hashes),
+        ("wrapped masks", HASHED_SHARE, w.hashed_masks),
     )
     for name, share, write in rare:
         if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were

@@ -86,15 +86,31 @@ class ValueWriter(SourceWriter):
                 most = t.bound * 8
         self.let(text, t.dtype, t.shape, most)
 
-    def hashes(self) -> None:
-        """A number of the program that wraps, though each of its factors is small: its sign and its
-        remainder go to a tile.
-        """
+    def _hash(self) -> str:
+        """The name of a number of the program that wraps, though each of its factors is small."""
         text, h = "p0", self.fresh("h")
         for _ in range(8):
             text = f"({text}) * {self.pick((29, 31, 37))} + p0"
         self.line(f"{h} = {text}")
-        t = self.tile(None, "int32")
+        return h
+
+    def hashed_masks(self) -> None:
+        """Loads by pointers in a loop, under masks by a number that wraps, of which no address is
+        made, from below or above.
+        """
+        h, (n,), a = self._hash(), self.shape(1), self.input(1, "float32")
+        total, i, at = self.fresh("t"), self.fresh("i"), self.fresh("r")
+        test = self.pick(("{h} + {i} + {r} >= 0", "{r} < {h} - {i}", "{h} - {r} <= 7"))
+        self.line(f"{at}, {total} = tkc.arange({n}), tkc.zeros(({n},), tkc.float32)")
+        self.line(f"for {i} in tkc.range(0, 3):")
+        mask = f"({test.format(h=h, i=i, r=at)}) & ({at} + {i} < {a.name}.shape[0])"
+        place = f"{a.name}.ptr + ({at} + {i}) * {a.name}.strides[0]"
+        self.line(f"    {total} = {total} + tkc.load({place}, mask={mask}, other=1.0)")
+        self.let(total, "float32", (n,), 3 * max(a.bound, 1))
+
+    def hashes(self) -> None:
+        """A number that wraps: its sign and its remainder go to a tile."""
+        h, t = self._hash(), self.tile(None, "int32")
         text = f"{t.name} + {h} % 97 - tkc.where({h} < 0, 1, 0)"
         self.let(text, t.dtype, t.shape, t.bound + 97)
 
