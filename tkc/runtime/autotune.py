@@ -27,8 +27,9 @@ kernel's code.
     matmul.export_table("h200.json"), matmul.import_table("h200.json")
             choices, to be kept with the program
 
-Arrays that a kernel both reads and writes are put back after measuring. TKC_AUTOTUNE=0 never
-measures, 1 measures also where measure=False.
+Arrays that a kernel both reads and writes are put back after measuring; one that reads and writes
+memory by addresses that it makes or loads is not measured. TKC_AUTOTUNE=0 never measures, 1
+measures also where measure=False.
 """
 
 from __future__ import annotations
