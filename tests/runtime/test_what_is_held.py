@@ -210,6 +210,17 @@ CHANGED = {
         "f()",
         "m.q = 2.0",
     ),
+    "attribute that a module finds": (
+        "m = types.ModuleType('of_a_test'); q = 1.0; m.__getattr__ = lambda name: q",
+        "m.v",
+        "q = 2.0",
+    ),
+    "attribute that a kind of module computes": (
+        "q = 1.0\nclass M(types.ModuleType):\n    @property\n    def v(self): return q\n"
+        "m = M('of_a_test')",
+        "m.v",
+        "q = 2.0",
+    ),
     "how NumPy takes errors": (
         "np.seterr(over='warn')",
         "float(np.geterr()['over'] == 'ignore')",

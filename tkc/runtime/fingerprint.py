@@ -303,15 +303,19 @@ class Fingerprint:
             (f"module {name}", f"{module.__name__} {getattr(module, '__version__', '')}".encode())
         )
         for chain in sorted(c for c in chains if c[0] == name):
-            value = module
+            value: Any = module
+            read: object = None
             for attribute in chain[1:]:
-                space, value = vars(value), getattr(value, attribute, None)
-                if space.get(attribute) is value and not _is_module_of_ours(value):
-                    self.watched.append((space, attribute, value))
+                owner, value = value, getattr(value, attribute, None)
+                read = value
+                if vars(owner).get(attribute) is not value:
+                    read = _Found(owner, attribute)
+                elif not _is_module_of_ours(value):
+                    self.watched.append((vars(owner), attribute, value))
                 if not isinstance(value, types.ModuleType):
                     break
             if not isinstance(value, types.ModuleType):
-                self._value(f"value {'.'.join(chain)}", value)
+                self._value(f"value {'.'.join(chain)}", read)
 
     def spell(self, value: object) -> bytes:
         """A value as bytes that mean the same in every process."""
@@ -322,6 +326,8 @@ class Fingerprint:
 
     def _builtin(self, value: Any, kind: type) -> bytes | None:
         """A number, a text or a collection; None of other values."""
+        if kind is _Found:
+            return self.spell(getattr(value.owner, value.attribute, None))
         if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
@@ -451,6 +457,14 @@ class Fingerprint:
                 self._classes[id(base)] = base
 
 
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """An attribute that a module does not hold, but finds or computes whenever it is read."""
+
+    owner: types.ModuleType
+    attribute: str
+
+
 def _getter(member: object) -> types.FunctionType | None:
     """The function that computes what a property gives, None of what is none."""
     function = getattr(member, "fget", None) or (
@@ -484,6 +498,8 @@ def _lasting(value) -> bool:
     source; a mapping proxy promises it.) Of what is not known, no.
     """
     kind = type(value)
+    if kind is _Found:
+        return False
     if kind is types.MappingProxyType:
         return all(map(_lasting, value.values()))
     if kind in (tuple, frozenset):
