@@ -114,14 +114,12 @@ class Snapshot:
                 stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
         while stack or snapshot._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if not snapshot._is_new(obj, path):
-                continue
-            if isinstance(obj, FunctionType) and is_users(obj):
-                snapshot._globals(tables, obj.__globals__, obj.__code__, stack)
-            if isinstance(obj, ModuleType) and not is_unread(obj.__name__):
-                modules.append(obj)
-            held = snapshot._take(obj)
-            stack += [(v, _path(obj, path, k)) for k, v in held if not is_constant(v)]
+            if snapshot._is_new(obj, path):
+                if isinstance(obj, FunctionType) and is_users(obj):
+                    snapshot._globals(tables, obj.__globals__, obj.__code__, stack)
+                if isinstance(obj, ModuleType) and not is_unread(obj.__name__):
+                    modules.append(obj)
+                stack += snapshot._take(obj, path)
         return snapshot
 
     def _is_new(self, obj: Any, path: str) -> bool:
@@ -140,13 +138,14 @@ class Snapshot:
             )
         return True
 
-    def _take(self, obj: Any) -> list[tuple[Any, Any]]:
-        """Adds the slots of an object, and gives all that it leads to."""
+    def _take(self, obj: Any, path: str) -> list[tuple[Any, str]]:
+        """Adds the slots of an object, and gives all that it leads to, each with its path."""
         slots = contents(obj)
         if slots is not None:
             self.containers[id(obj)] = (obj, slots)
         held = ((k, v) for k, v in (slots or {}).items() if not isinstance(v, Frozen))
-        return [*leads(obj, slots), *held]
+        found = (*leads(obj, slots), *held)
+        return [(v, _path(obj, path, k)) for k, v in found if not is_constant(v)]
 
     def _globals(self, tables: dict, table: dict, code: CodeType, stack: list) -> None:
         """Adds the globals that a code object names to the state."""
