@@ -58,6 +58,43 @@ def test_convolutions(shape, taps, causal, dtype):
     near(found[1], dk, tolerance)
 
 
+@pytest.mark.parametrize("length", [200, 3000])
+@pytest.mark.parametrize("size", [1e-9, 1e5], ids=["small", "large"])
+def test_sizes_that_float16_has_not(size, length):
+    """bfloat16 has more exponents than what it is multiplied in."""
+    u, k = numbers((3, 1, length)) * size, numbers((1, length), seed=1) * size
+    u, k = u.astype(BF16), k.astype(BF16)
+    y, du, dk = reference(u, k, u, True)
+    near(kernels.fft_conv(u, k), y, 8e-3)
+    found = kernels.fft_conv_backward(u, u, k)
+    near(found[0], du, 8e-3)
+    near(found[1], dk, 8e-3)
+    row = np.concatenate([u[0], u[0]], -1)[..., :256] if length < 256 else u[0][..., :2048]
+    near(kernels.fft(row)[0], np.fft.fft(double(row)).real, 8e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_filters_whose_spectrum_is_large(dtype):
+    """Sums of all elements, whose transforms are beyond float16 where the results are not."""
+    u, k = (
+        np.ones((2, 1, 1000), numbers((), dtype).dtype),
+        np.ones((1, 1000), numbers((), dtype).dtype),
+    )
+    near(kernels.fft_conv(u, k), reference(u, k, u, True)[0], 8e-3)
+
+
+@pytest.mark.parametrize("length", [300, 3000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_is_as_exact_beside_a_larger_one(dtype, length):
+    """Two rows of a batch are the parts of one complex row."""
+    u = [numbers((1, 2, length)), numbers((1, 2, length), seed=2) * 1e-4, numbers((1, 2, length))]
+    u = np.concatenate(u).astype(numbers((), dtype).dtype)
+    k = numbers((2, length), dtype, 1)
+    y, found = reference(u, k, u, True)[0], kernels.fft_conv(u, k)
+    for i in range(3):
+        near(found[i], y[i], 8e-3 if dtype == "bfloat16" else 1e-4)
+
+
 def test_bad_arguments_say_what_is_wrong():
     u, k = numbers((1, 2, 100)), numbers((2, 100))
     assert kernels.fft_conv(u[:0], k).shape == (0, 2, 100)

@@ -8,8 +8,8 @@ A convolution multiplies B with that of the filter in between, in whatever order
 (Fu et al., 2024). Two rows that have one filter are the two parts of one complex row. Longer rows
 than a program holds are cut once more, X [m, N / m]: a launch before transforms and twists columns,
 one behind does the inverse, and rows of N / m are what a program has. Factors over √n keep numbers
-as large as they are, so that short floats are multiplied in float16; float32 by three products of
-tf32.
+as large as they are, so that short floats are multiplied in float16, by a power of two that makes
+the greatest of a program about 1; float32 by three products of tf32.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ OF_FOUR_WARPS: dict[bool | str, int] = {True: 1024, False: 512, "wgmma": 4096}
 MIN_SIDE, SIDES = 16, (16, 64)  # of a factor; rows and columns that a program makes of it
 MIN_ROWS = {True: 64, False: 16}  # that tensor cores take best
 COLUMNS = {True: 64, False: 16}  # of a program that transforms columns
+POWERS_AT_ONCE = 2048  # elements of a row whose greatest is sought
 
 
 # ---- complex tiles: pairs of real ones; factors: real part, imaginary one, and that negated ------
@@ -72,6 +73,26 @@ def _times(a, b):
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
+def _power_over(most):
+    """A power of two that makes a number about 1, and the opposite one, for all exponents."""
+    exponent = most.to(tkc.int32, bitcast=True) & (255 << 23)
+    exponent = tkc.minimum(tkc.maximum(exponent, 1 << 23), 253 << 23)
+    down = ((254 << 23) - exponent).to(tkc.float32, bitcast=True)
+    return down, exponent.to(tkc.float32, bitcast=True)
+
+
+def _near_1(x, SHORT):
+    """Complex numbers of which the greatest part is about 1, and what undoes that."""
+    if not SHORT:
+        return x, 1.0
+    down, up = _power_over(tkc.max(tkc.maximum(abs(x[0]), abs(x[1]))))
+    return _scaled(x, down), up
+
+
+def _scaled(x, by):
+    return x[0] * by, x[1] * by
+
+
 def _conjugate(a, wanted=True):
     return (a[0], -a[1]) if wanted else a
 
@@ -86,15 +107,19 @@ def _forward(x, factors, SHORT, CONJUGATE=False):
         [_conjugate_factor(f, CONJUGATE) for f in factors[:2]],
         _conjugate(factors[2], CONJUGATE),
     )
-    return _from_right(_times(_from_left(first, x, SHORT), twist), second, SHORT)
+    x, undo = _near_1(x, SHORT)
+    b = _from_right(_times(_from_left(first, x, SHORT), twist), second, SHORT)
+    return _scaled(b, undo) if SHORT else b
 
 
 def _inverse(b, factors, SHORT):
     """The first rows of X."""
     first, second = (_conjugate_factor(f) for f in factors[:2])
+    b, undo = _near_1(b, SHORT)
     x = _times(_from_right(b, second, SHORT), _conjugate(factors[2]))
     turned = [None if f is None else f.T for f in first]  # F₁ is its transpose
-    return _from_left(turned, x, SHORT)
+    x = _from_left(turned, x, SHORT)
+    return _scaled(x, undo) if SHORT else x
 
 
 def _factor_of(factor, extents):
@@ -187,19 +212,28 @@ def _filtered(
     out,
     length,
     EACH: tkc.constexpr,
+    APART: tkc.constexpr,
     CONJUGATE: tkc.constexpr,
     SHORT: tkc.constexpr,
     R: tkc.constexpr,
     N1: tkc.constexpr,
     N2: tkc.constexpr,
 ):
-    """Complex rows times their filter, both transformed, and back."""
+    """Complex rows times their filter, both transformed, and back. APART: the parts of a row are
+    two rows of numbers, of which each has its own power of two.
+    """
     row, first = tkc.program_id(0), tkc.program_id(1) * EACH
     factors = _factors_of(factors, twist, R, N1, N2)
     for image in tkc.range(first, tkc.minimum(first + EACH, _images(x))):
-        b = _forward(_parts(x, None, image, row, (R, N2), 0, N2, length), factors, SHORT)
+        parts = _parts(x, None, image, row, (R, N2), 0, N2, length)
+        powers = [_power_over(tkc.max(abs(part))) for part in parts] if APART else []
+        if APART:
+            parts = parts[0] * powers[0][0], parts[1] * powers[1][0]
+        b = _forward(parts, factors, SHORT)
         f = tuple(tkc.load(v[row], (0, 0), (N1, N2)) for v in (filter_re, filter_im))
         y = _inverse(_times(b, _conjugate(f, CONJUGATE)), factors, SHORT)
+        if APART:
+            y = y[0] * powers[0][1], y[1] * powers[1][1]
         _put_parts(out, image, row, 0, N2, length, y)
 
 
@@ -266,9 +300,31 @@ def _spectrum(
 
 
 @tkc.jit
+def _powers(x, out, N: tkc.constexpr):
+    """Of each row of numbers a power of two that makes the greatest about 1, and the opposite."""
+    row, image = tkc.program_id(0), tkc.program_id(1)
+    most = tkc.zeros((N,))
+    for i in tkc.range(0, x.shape[2], N):
+        most = tkc.maximum(most, abs(tkc.load(x[image, row], (i,), (N,)).to(tkc.float32)))
+    powers = _power_over(tkc.max(most))
+    for i in range(2):
+        tkc.store(out.ptr + (image * x.shape[1] + row) * 2 + i, powers[i])
+
+
+def _with_powers(values, powers, image, row, which):
+    """Both parts of a row, each by its own power of two."""
+    found = []
+    for part in range(2):
+        at = tkc.minimum(2 * image + part, powers.shape[0] - 1)
+        found.append(values[part] * tkc.load(powers, (at, row, which), (None,) * 3))
+    return tuple(found)
+
+
+@tkc.jit
 def _columns(
     x,
     other,
+    powers,
     factors,
     twist,
     out,
@@ -280,7 +336,9 @@ def _columns(
     M: tkc.constexpr,
     N: tkc.constexpr,
 ):
-    """Columns of rows [M, inner]: transformed and twisted, or the inverse."""
+    """Columns of rows [M, inner]: transformed and twisted, or the inverse. powers: of the rows that
+    are the parts of complex ones, if each has its own.
+    """
     column, row, first = tkc.program_id(0) * N, tkc.program_id(1), tkc.program_id(2) * EACH
     inner = twist.shape[2]
     f = _factor_of(factors[0], (M, M))
@@ -289,10 +347,14 @@ def _columns(
     for image in tkc.range(first, tkc.minimum(first + EACH, _images(out))):
         held = M * inner if INVERSE else length
         parts = _parts(x, other, image, row, (M, N), column, inner, held)
-        if INVERSE:
-            y = _from_left(f, _times(parts, turn), SHORT)
-        else:
-            y = _times(_from_left(f, parts, SHORT), turn)
+        if powers is not None and not INVERSE:
+            parts = _with_powers(parts, powers, image, row, 0)
+        parts, undo = _near_1(_times(parts, turn) if INVERSE else parts, SHORT)
+        y = _from_left(f, parts, SHORT)
+        y = y if INVERSE else _times(y, turn)
+        y = _scaled(y, undo) if SHORT else y
+        if powers is not None and INVERSE:
+            y = _with_powers(y, powers, image, row, 1)
         _put_parts(out, image, row, column, inner, length if INVERSE else M * inner, y)
 
 
@@ -314,6 +376,7 @@ class Transform:
         self.n1 = max(rows, 1 << (self.inner.bit_length() // 2))
         self.n2 = self.inner // self.n1
         self.like, self.kind = like, "float16" if short else "float32"
+        self.between = str(dtype_of(like)) if short else "float32"  # of what is between launches
         self.inside = self._tables(self.n1, self.n2, 3, max(self.n1, self.n2))
         self.around = self._tables(self.m, self.inner, 2, self.m) if self.m > 1 else None
 
@@ -337,31 +400,47 @@ class Transform:
         return {"SHORT": self.short, "R": rows, "N1": self.n1, "N2": self.n2, **warps}
 
     def cut(
-        self, x: Array, other: Array | None, length: int, conjugate: bool = False
+        self,
+        x: Array,
+        other: Array | None,
+        length: int,
+        conjugate: bool = False,
+        powers: Array | None = None,
     ) -> tuple[Array, Array | None, int]:
         """Images [images, rows, elements] of a program's length, and how many elements of a row are
-        not zero.
+        not zero. powers: of rows that are the parts of complex ones, if each has its own.
         """
         if self.m == 1:
             return x, other, length
         images = x.shape[0] if other is None else 2 * x.shape[0]
         made = self.made(images, x.shape[1])
         whole = made.reshape((made.shape[0], x.shape[1], self.n))
-        self._columns((x, other), whole, length, False, conjugate)
+        self._columns((x, other), powers, whole, length, False, conjugate)
         return made, None, self.inner
 
-    def joined(self, images: Array, out: Array, length: int) -> None:
+    def powers(self, x: Array) -> Array | None:
+        """Of rows [images, rows, elements] that are cut: powers of two, so that none is less exact
+        beside a larger one (`_filtered` has its own).
+        """
+        if self.m == 1:
+            return None
+        found = empty(self.like, (*x.shape[:2], 2), "float32")
+        _powers[x.shape[1], x.shape[0]](x, found, N=POWERS_AT_ONCE)
+        return found
+
+    def joined(self, images: Array, out: Array, length: int, powers: Array | None = None) -> None:
         """The inverse, into rows of the results."""
         whole = images.reshape((images.shape[0], images.shape[1] // self.m, self.n))
-        self._columns((whole, None), out, length, True, False)
+        self._columns((whole, None), powers, out, length, True, False)
 
     def made(self, images: int, rows: int) -> Array:
         """Rows of programs of whole rows, for an even number of images."""
-        return empty(self.like, (images + images % 2, rows * self.m, self.inner), self.kind)
+        return empty(self.like, (images + images % 2, rows * self.m, self.inner), self.between)
 
     def _columns(
         self,
         images: tuple[Array, Array | None],
+        powers: Array | None,
         out: Array,
         length: int,
         inverse: bool,
@@ -373,6 +452,7 @@ class Transform:
         each, parts = _share(tkc.cdiv(out.shape[0], 2), strips * rows)
         _columns[strips, rows, parts](
             *(_lines(x, self.inner) for x in images),
+            powers,
             *self.around,
             _lines(out, self.inner),
             length,
@@ -464,7 +544,8 @@ def _convolve(u: Array, k: Array, out: Array, n: int, conjugate: bool) -> None:
     """Launches a convolution, or the correlation that is the gradient of u."""
     how, length = Transform(u, n, dtype_of(u) != "float32", HELD), u.shape[2]
     spectrum = how.spectrum(k, k.shape[1])
-    x, _, held = how.cut(u, None, length)
+    powers = how.powers(u)
+    x, _, held = how.cut(u, None, length, powers=powers)
     result = out if how.m == 1 else how.made(u.shape[0], u.shape[1])
     each, parts = _share(tkc.cdiv(u.shape[0], 2), x.shape[1])
     _filtered[x.shape[1], parts](
@@ -474,11 +555,12 @@ def _convolve(u: Array, k: Array, out: Array, n: int, conjugate: bool) -> None:
         _lines(result, how.n2),
         held,
         EACH=each,
+        APART=how.m == 1,
         CONJUGATE=conjugate,
         **how.options(held, True),
     )
     if how.m > 1:
-        how.joined(result, out, length)
+        how.joined(result, out, length, powers)
 
 
 @operator
