@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +297,7 @@ class Compiled:
         that let fewer blocks share a multiprocessor, and that keep less alive, are tried, and
         become `ptx` if they spill less.
         """
-        from tkc.codegen.ptx.ptxas import assemble, fewer_blocks, most_of, roomy, unlimited
+        from tkc.codegen.ptx import ptxas
         from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
         if self.ptx is None or self.interface is None:
@@ -306,29 +306,35 @@ class Compiled:
                 " such as sm_90a"
             )
         threads = self.interface.threads
-        if (text := unlimited(self.ptx)) != self.ptx:
-            found = assemble(text, self.target)
-            if not found.spill_stores and found.registers <= most_of(2, self.target, threads):
-                self.ptx = text
-                return found
-        found = assemble(self.ptx, self.target)
-        fewer: tuple[Callable[[str], str], ...] = (
+        assembled = cache(partial(ptxas.assemble, target=self.target))
+
+        def untold(text: str, blocks: int) -> str:
+            """Without the number of blocks that share a multiprocessor, if so many do anyway."""
+            free = assembled(other := ptxas.unlimited(text))
+            most = ptxas.most_of(blocks, self.target, threads)
+            return text if free.spill_stores or free.registers > most else other
+
+        told, shared = ptxas.blocks_of(self.ptx), ".minnctapersm" in self.ptx
+        if ptxas.computes_again(self.ptx):
+            self.ptx = untold(self.ptx, told)
+        found = assembled(self.ptx)
+        fewer: list[Callable[[str], str]] = [
             sink_to_uses,
             rematerialise,
             lambda text: sink_to_uses(rematerialise(text)),
-        )
+        ]
         # blocks that the plan has share a multiprocessor are given up last
-        shared = ".minnctapersm" in self.ptx
-        alone: tuple[Callable[[str], str], ...] = tuple(
-            partial(roomy, threads=threads, blocks=blocks)
-            for blocks in fewer_blocks(self.ptx, self.target, threads)
-        )
-        for leaner in (*fewer, *alone) if shared else (*alone, *fewer):
+        alone: list[Callable[[str], str]] = []
+        for blocks in ptxas.fewer_blocks(self.ptx, self.target, threads):
+            roomy = partial(ptxas.roomy, threads=threads, blocks=blocks)
+            alone += [partial(untold, blocks=blocks), roomy]
+        as_planned: Callable[[str], str] = partial(untold, blocks=told)
+        for leaner in [as_planned, *fewer, *alone] if shared else [*alone, *fewer]:
             if not found.spill_stores:
                 break
             if (text := leaner(self.ptx)) == self.ptx:
                 continue
-            other = assemble(text, self.target)
+            other = assembled(text)
             if other.spill_stores < found.spill_stores:
                 self.ptx, found = text, other
         return found

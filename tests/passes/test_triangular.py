@@ -16,8 +16,7 @@ from tests.language.kernels import i32, traced
 from tests.passes.kernels import context, through
 from tests.passes.stages import assembler, assembles_clean
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import tile
-from tkc.ir.reductions import only_place
+from tkc.ir import threads, tile
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -159,11 +158,11 @@ def test_a_sum_over_one_place_is_that_element(start, n, axis, warps):
 
 
 def test_what_is_filled_with_something_else_is_summed():
-    def only(made):
-        return [only_place(op) for op in made.walk() if isinstance(op, tile.Reduce)]
+    def kinds(made):
+        return [type(op) for op in made.walk() if isinstance(op, (tile.Reduce, threads.Take))]
 
-    assert all(only(picking()))
-    assert only(picking(other=1.0)) == [None]
+    assert kinds(picking()) == [threads.Take]
+    assert kinds(picking(other=1.0)) == kinds(picking(other=-0.0)) == [tile.Reduce]
 
 
 @tkc.jit

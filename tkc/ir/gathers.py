@@ -70,7 +70,8 @@ RANDOM_READ = 2
 def _candidates(op: tile.Gather, source: Layout, layout: Layout, axis: int) -> LaneGather | None:
     if not _has_lines_in_warps(source, layout, axis):
         return None
-    lane_bits, register_bits = _bits(source, axis, "lanes"), _bits(source, axis, "registers")
+    lane_bits = bits_along(source, axis, "lanes")
+    register_bits = bits_along(source, axis, "registers")
     if lane_bits is None or register_bits is None:
         return None
     held: dict[tuple[int, ...], dict[int, int]] = {}
@@ -101,7 +102,7 @@ def _has_lines_in_warps(source: Layout, layout: Layout, axis: int) -> bool:
     )
 
 
-def _bits(layout: Layout, axis: int, section: str) -> tuple[Bit, ...] | None:
+def bits_along(layout: Layout, axis: int, section: str) -> tuple[Bit, ...] | None:
     """(stride along the axis, weight) of the bits of lanes or registers that lie along an axis;
     None where these are no bits.
     """

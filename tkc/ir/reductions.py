@@ -5,6 +5,8 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import copysign
 
 from xdsl.ir import Attribute, SSAValue
 
@@ -33,8 +35,6 @@ FUNCTION = {
     "all": "and",
     "xor": "xor",
 }
-
-
 def total_type(kind: str, t: Attribute) -> Attribute:
     """What parts of a reduction are joined in: short floats are not rounded after each."""
     short = is_float(element_of(t)) and bits(element_of(t)) < 32 and kind in ("sum", "prod")
@@ -64,9 +64,18 @@ def neutral(kind: str, element: Attribute) -> bool | int | float:
     return -(1 << width - 1) if low else (1 << width - 1) - 1
 
 
-def only_place(op: tile.Reduce) -> tuple[SSAValue, int] | None:
+@dataclass(frozen=True)
+class OnlyPlace:
+    """One place along an axis of a tile: that of a number, of which the first is `first`."""
+
+    tile: SSAValue
+    number: SSAValue
+    first: int
+
+
+def only_place(op: tile.Reduce) -> OnlyPlace | None:
     """Of a sum of `where(places == n, x, 0)` along the axis of its places, which picks one element
-    of each line: the scalar n and the first place. None of other reductions.
+    of each line: x at n. None of other reductions.
     """
     chosen = op.args[0].owner
     if op.kind.data != "sum" or not isinstance(chosen, Select):
@@ -79,14 +88,16 @@ def only_place(op: tile.Reduce) -> tuple[SSAValue, int] | None:
     for places, number in (equal.args, equal.args[::-1]):
         one, found = _scalar(number), _along(places, at[1])
         if one is not None and found is not None and isinstance(found[0].owner, tile.Arange):
-            return one, found[0].owner.start.value.data
+            return OnlyPlace(chosen.if_true, one, found[0].owner.start.value.data)
     return None
 
 
 def _is_zero(value: SSAValue) -> bool:
+    """Whether a value is 0, and not -0."""
     while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, Convert)):
         value = value.owner.operands[0]
-    return isinstance(value.owner, tile.Constant) and value.owner.number == 0
+    number = value.owner.number if isinstance(value.owner, tile.Constant) else None
+    return number == 0 and copysign(1, number) > 0
 
 
 def _scalar(value: SSAValue) -> SSAValue | None:
@@ -102,6 +113,8 @@ def _along(value: SSAValue, axis: int) -> tuple[SSAValue, int] | None:
     """
     while isinstance(op := value.owner, (tile.Broadcast, tile.Reshape, Cast, Convert)):
         t, source = value.type, op.operands[0].type
+        if isinstance(op, Cast) and not _keeps_apart(op):
+            return None
         if not isinstance(t, TileType) or not isinstance(source, TileType):
             return None
         if isinstance(op, tile.Reshape):
@@ -113,6 +126,14 @@ def _along(value: SSAValue, axis: int) -> tuple[SSAValue, int] | None:
             return None
         value = op.operands[0]
     return value, axis
+
+
+def _keeps_apart(op: Cast) -> bool:
+    """Whether a cast of places gives different ones different values: truth values as they are, and
+    integers that hold any place.
+    """
+    element = element_of(op.result.type)
+    return is_bool(element_of(op.arg.type)) or is_integer(element) and bits(element) >= 32
 
 
 def _without_units(shape: Sequence[int], other: Sequence[int], axis: int) -> int | None:

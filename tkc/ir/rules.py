@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IndexType, IntegerType, i1, i32
 from xdsl.ir import Attribute, Operation, Region
 
 from tkc.ir import elementwise as ew
-from tkc.ir import shared, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -162,6 +162,16 @@ def _reduce(op) -> str | None:
         return f"of kind {kind} takes floats, not {op.args[0].type}"
     if kind == "xor" and is_float(op.args[0].type.element):
         return f"of kind xor takes integers, not {op.args[0].type}"
+    return None
+
+
+def _take(op) -> str | None:
+    if problem := _axis(op, op.arg.type):
+        return problem
+    axis, t, found = op.axis.value.data, op.arg.type, op.result.type
+    shape = t.extents[:axis] + t.extents[axis + 1 :]
+    if extents(found) != shape or element_of(found) != t.element:
+        return f"of {t} along axis {axis} gives {list(shape)} of {t.element}, not {found}"
     return None
 
 
@@ -370,6 +380,7 @@ RULES: dict[type[Operation], Callable] = {
     tile.Reduce: _reduce,
     tile.Scan: _scan,
     shared.ReducePartial: _reduce_partial,
+    threads.Take: _take,
     shared.ScanTotal: _scan_total,
     shared.ScanCarry: _scan_carry,
     tile.Histogram: _histogram,

@@ -288,6 +288,28 @@ class Vote(TileOperation):
                 )
 
 
+@op_definition
+class Take(TileOperation):
+    """The elements of a tile at one place along an axis, which disappears: a sum of those and of
+    zeros, so that -0 is 0. A scalar names the place, of which the first is number `first`; where
+    there is none of that number, zeros. The axis lies within a warp.
+    """
+
+    name = "tile.take"
+    __form__ = "arg number"
+    arg, number, result = operand_def(TileType), operand_def(i32), result_def()
+    axis, first = prop_def(IntegerAttr), prop_def(IntegerAttr)
+    traits = traits_def(Pure())
+
+    def __init__(self, arg: SSAValue, number: SSAValue, axis: int, first: int, result: Attribute):
+        super().__init__(arg=arg, number=number, axis=axis, first=first, result_types=[result])
+
+    def place(self, number: int) -> int | None:
+        """The place of that number; None where there is none."""
+        at = number - self.first.value.data
+        return at if 0 <= at < tile_type(self.arg).extents[self.axis.value.data] else None
+
+
 def _is_for_all_warps(op: Operation) -> bool:
     """Whether the warps of an instance meet in an operation, or others see its effects."""
     if isinstance(op, Reduce):
@@ -925,6 +947,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Role,
     Identity,
     Vote,
+    Take,
     Workspace,
     NextProgram,
     BroadcastStore,

@@ -45,6 +45,7 @@ PIPELINE = (
     "schedule-warpgroups",
     "allocate-shared",
     "insert-synchronization",  # level 4
+    "index-registers",
     "assign-registers",
 )
 

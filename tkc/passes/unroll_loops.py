@@ -47,9 +47,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         loops = [loop for loop in operations_in(kernel, scf.ForOp) if _gains(loop)]
         for loop in loops:
-            count, loaded = _iterations(loop), _loaded_bytes(loop)
+            count, loaded = iterations(loop), _loaded_bytes(loop)
             if count is not None and count <= MAX_ITERATIONS and count * loaded <= MAX_LOADED_BYTES:
-                _write_out(loop, count)
+                write_out(loop, count)
                 said = f"{count} iterations are written out"
             elif _step(loop) > 0 and ITERATIONS_AT_ONCE * loaded <= MAX_LOADED_BYTES:
                 _write_groups(loop)
@@ -64,7 +64,7 @@ def _step(loop: scf.ForOp) -> int:
     return int(constant(loop.step) or 0)
 
 
-def _iterations(loop: scf.ForOp) -> int | None:
+def iterations(loop: scf.ForOp) -> int | None:
     """How many iterations a loop has; None where that is not known."""
     first, end, step = constant(loop.lb), constant(loop.ub), _step(loop)
     if first is None or end is None or step <= 0:
@@ -106,7 +106,7 @@ def _loaded_bytes(loop: scf.ForOp) -> int:
     return sum(t.bytes for t in types if isinstance(t, TileType))
 
 
-def _write_out(loop: scf.ForOp, count: int) -> None:
+def write_out(loop: scf.ForOp, count: int) -> None:
     """The iterations one behind the other, in the loop's place."""
     replace(loop, _written(loop, loop.lb, list(loop.iter_args), count, loop))
 

@@ -30,6 +30,7 @@ FAMILIES = (
     "elementwise",
     "shape",
     "reduce",
+    "take",
     "global_memory",
     "atomics",
     "shared_views",

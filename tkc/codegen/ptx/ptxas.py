@@ -139,20 +139,31 @@ def fewer_blocks(text: str, target: str, threads: int) -> list[int]:
     """How many blocks may share a multiprocessor instead of as many as a text says, the most first:
     those with more registers a thread than with one block more, and one.
     """
-    said = re.search(r"\.minnctapersm (\d+)", text)
-    most = int(said[1]) if said else 1
+    most = blocks_of(text)
     registers = {n: most_of(n, target, threads) for n in range(1, most + 1)}
     return [n for n in range(most - 1, 1, -1) if registers[n] > registers[n + 1]] + [1]
 
 
 def unlimited(text: str) -> str:
-    """PTX of one role with dots, without the number of blocks that its plan has share a
-    multiprocessor: where ptxas takes few enough registers anyway, being told makes it spill, or
-    compute values again.
+    """PTX of one role without the number of blocks that its plan has share a multiprocessor: where
+    ptxas takes few enough registers anyway, being told may make it spill, or compute values again.
     """
-    if "setmaxnreg" in text or not re.search(r"\bmma\.sync\b", text):
+    if "setmaxnreg" in text:
         return text
-    return text.replace(".minnctapersm 2\n", "", 1)
+    return re.sub(r"\.minnctapersm \d+\n", "", text, count=1)
+
+
+def computes_again(text: str) -> bool:
+    """Whether ptxas, being told of blocks that share a multiprocessor, is known to compute values
+    again: of two blocks with dots.
+    """
+    return blocks_of(text) == 2 and re.search(r"\bmma\.sync\b", text) is not None
+
+
+def blocks_of(text: str) -> int:
+    """How many blocks a text says share a multiprocessor."""
+    said = re.search(r"\.minnctapersm (\d+)", text)
+    return int(said[1]) if said else 1
 
 
 def most_of(blocks: int, target: str, threads: int) -> int:

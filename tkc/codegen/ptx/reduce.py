@@ -28,13 +28,13 @@ from tkc.codegen.ptx.conversions import normal
 from tkc.codegen.ptx.coordinates import base, coordinate, inside
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emitter import Emitter, emitter
-from tkc.codegen.ptx.integers import add, is_power_of_two, narrowed
+from tkc.codegen.ptx.integers import add, is_power_of_two
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, layout_of
 from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared, threads, tile
 from tkc.ir.digits import bits_of
 from tkc.ir.layout import WARP, Layout, register_map
-from tkc.ir.reductions import FUNCTION, neutral, only_place
+from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.types import TileType, bits, is_bool, is_float
 from tkc.ir.values import holds, tile_type, yielded_by
 
@@ -279,14 +279,11 @@ def in_warp(
     layout: Layout,
     axis: int,
     item: Callable[[int], Values],
-    only: Integer | None = None,
 ) -> list[Values]:
     """Each line along the axis folded over registers and lanes: one value for each register of
-    `layout.drop(axis)`. only: the one place along the axis whose element may not be neutral: lanes
-    get it from the lane that has it.
+    `layout.drop(axis)`.
     """
     lanes = lanes_along(e, layout, axis)
-    holder = None if only is None or not lanes else _lane_with(e, lanes, only)
     is_truth = folder.kind in ("any", "all") and is_bool(folder.elements[0])
     by_vote = is_truth and sum(mask for mask, _ in lanes) == WARP - 1
 
@@ -298,31 +295,9 @@ def in_warp(
         x = folder.tree([item(r) for r in group])
         if by_vote:
             return folder.voted(x)
-        if holder is not None:
-            return folder.of_lane(x, holder)
         return folder.over_lanes(x, [mask for mask, _ in lanes])
 
     return [folded(group) for group in lines(layout, axis)]
-
-
-def _lane_with(e: Emitter, lanes: list[LaneBit], place: Integer) -> Integer | None:
-    """The lane that has a place along an axis, and this one's along the others; None where a place
-    is no choice of the lanes' bits.
-    """
-    if any(not is_power_of_two(stride) for _, stride in lanes):
-        return None
-    w, kept = e.w, WARP - 1 - sum(mask for mask, _ in lanes)
-    found: Integer = w.op("and.b32", "b32", e.lane(), kept) if kept else 0
-    by_distance: dict[int, int] = {}
-    for mask, stride in lanes:
-        distance = mask.bit_length() - stride.bit_length()
-        by_distance[distance] = by_distance.get(distance, 0) | stride
-    for distance, strides in by_distance.items():
-        bits = w.op("and.b32", "b32", w.register(place), strides)
-        if distance:
-            bits = w.op("shl.b32" if distance > 0 else "shr.u32", "b32", bits, abs(distance))
-        found = add(e, found, bits)
-    return found
 
 
 def _ordered(
@@ -383,9 +358,7 @@ def reduce(e: Emitter, op: tile.Reduce) -> None:
     finds_index = kind.startswith("arg")
     elements = [*(a.element for a in args), *([i32] if finds_index else [])]
     folder = Folder(e, kind, elements, op.combine)
-    only = only_place(op)
-    place = None if only is None else add(e, narrowed(e, e.integer(only[0])), -only[1])
-    answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind), place)
+    answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind))
     for position, result in enumerate(op.results):
         which = 1 if finds_index else position
         found = [x[which] for x in answers]
