@@ -35,6 +35,21 @@ FUNCTION = {
     "all": "and",
     "xor": "xor",
 }
+# of which an element may count several times
+IDEMPOTENT = ("max", "min", "fmax", "fmin", "any", "all")
+# of integers, by one instruction of a whole warp
+WARP_INSTRUCTION = {"sum": "add", "xor": "xor", "max": "max", "min": "min"}
+
+
+def reduces_at_once(kind: str, element: Attribute) -> bool:
+    """Whether one instruction reduces what all lanes of a warp have: of integers of 32 bits, which
+    floats are where their order alone counts.
+    """
+    if is_float(element):
+        return kind in ("max", "min", "fmax", "fmin") and bits(element) <= 32
+    return kind in WARP_INSTRUCTION and bits(element) == 32
+
+
 def total_type(kind: str, t: Attribute) -> Attribute:
     """What parts of a reduction are joined in: short floats are not rounded after each."""
     short = is_float(element_of(t)) and bits(element_of(t)) < 32 and kind in ("sum", "prod")

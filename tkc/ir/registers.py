@@ -16,6 +16,7 @@ ALIASES = (
     tile.Flip,
     tile.Multiple,
     shared.Convert,
+    shared.SpreadPartial,
     ew.Bitcast,
 )
 

@@ -71,7 +71,7 @@ class Builder:
     def __call__(self, op: Operation) -> SSAValue:
         return self.do(op).results[0]
 
-    def number(self, n: int, t: Attribute = i32) -> SSAValue:
+    def number(self, n: int | float, t: Attribute = i32) -> SSAValue:
         return self(Constant(n, t))
 
     def of(self, x: SSAValue | int, t: Attribute = i32) -> SSAValue:

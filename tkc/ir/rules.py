@@ -380,6 +380,9 @@ RULES: dict[type[Operation], Callable] = {
     tile.Reduce: _reduce,
     tile.Scan: _scan,
     shared.ReducePartial: _reduce_partial,
+    shared.SpreadPartial: lambda op: (
+        _axis(op, op.result.type) or _totals(op, [op.result], [op.arg])
+    ),
     threads.Take: _take,
     shared.ScanTotal: _scan_total,
     shared.ScanCarry: _scan_carry,

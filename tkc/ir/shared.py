@@ -85,6 +85,20 @@ class ReducePartial(AlongAxis):
     name = "tile.reduce_partial"
 
 
+@op_definition
+class SpreadPartial(OneToOne):
+    """What each warp's part of an axis comes to (tile.reduce_partial), at every element of the
+    part: registers of the operand, which each lane of the warp has.
+    """
+
+    name = "tile.spread_partial"
+    __form__ = "arg"
+    axis = prop_def(IntegerAttr)
+
+    def __init__(self, arg: SSAValue, axis: int, result: Attribute):
+        super().__init__(arg, result, axis=axis)
+
+
 class _PartOfScan(AlongAxis):
     """Base of the two parts of a tile.scan over warps."""
 
@@ -450,6 +464,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Convert,
     SortFirst,
     ReducePartial,
+    SpreadPartial,
     ScanTotal,
     ScanCarry,
     Alloc,

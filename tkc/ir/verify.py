@@ -48,6 +48,7 @@ LEVEL_2 = LEVEL_1 | {
     shared.Copy,
     shared.CopyOut,
     shared.ReducePartial,
+    shared.SpreadPartial,
     shared.ScanTotal,
     shared.ScanCarry,
     threads.BroadcastStore,

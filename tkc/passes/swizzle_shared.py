@@ -78,6 +78,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if isinstance(op, Vote):
                 reductions.settle_vote(op, context)
         reductions.merge(kernel)
+        reductions.meet_once(kernel, context)
         for op in list(kernel.walk()):
             _cross_threads(op, context)
         reductions.share_barriers(kernel)

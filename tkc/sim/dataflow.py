@@ -167,6 +167,16 @@ def reduce_partial(
     return rounded(np.stack(parts, axis), op.result.type)
 
 
+def spread_partial(
+    m: DataflowInterpreter, op: shared.SpreadPartial, parts: np.ndarray
+) -> np.ndarray:
+    axis, found = op.axis.value.data, np.empty(shape_of(op.result.type), parts.dtype)
+    at = np.moveaxis(found, axis, -1)
+    for i, line in enumerate(lines_of_warps(layout_of(op.result), axis)):
+        at[..., line] = np.take(parts, i, axis)[..., None]
+    return found
+
+
 def scan_total(m: DataflowInterpreter, op: shared.ScanTotal, *x: np.ndarray) -> level0.Results:
     """Each warp's run alone; what only padding comes to changes nothing, or is any."""
     axis = op.axis.value.data
@@ -271,6 +281,7 @@ RULES: level0.Rules = level0.RULES | {
     shared.Convert: lambda m, op, x: x,
     shared.SortFirst: lambda m, op, x: level0.sort(m, op, x)[..., : shape_of(op.result.type)[-1]],
     shared.ReducePartial: reduce_partial,
+    shared.SpreadPartial: spread_partial,
     shared.ScanTotal: scan_total,
     shared.ScanCarry: scan_carry,
     shared.Alloc: alloc,

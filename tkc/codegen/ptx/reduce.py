@@ -34,14 +34,18 @@ from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared, threads, tile
 from tkc.ir.digits import bits_of
 from tkc.ir.layout import WARP, Layout, register_map
-from tkc.ir.reductions import FUNCTION, neutral
-from tkc.ir.types import TileType, bits, is_bool, is_float
+from tkc.ir.reductions import (
+    FUNCTION,
+    IDEMPOTENT,
+    WARP_INSTRUCTION,
+    neutral,
+    reduces_at_once,
+)
+from tkc.ir.types import TileType, is_bool, is_float
 from tkc.ir.values import holds, tile_type, yielded_by
 
 Values = tuple[Operand, ...]
 XOR_OF_AND = 0x78  # of lop3: a ^ (b & c)
-# of reductions of integers, that of a whole warp
-WARP_INSTRUCTION = {"sum": "add", "xor": "xor", "max": "max", "min": "min"}
 LaneBit = tuple[int, int]  # lane mask, stride along the axis
 Stretch = tuple[tuple[int, ...], int, int]
 
@@ -79,6 +83,16 @@ def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[LaneBit]:
             found += [(weight << b, d.stride << b) for b in range(d.extent.bit_length() - 1)]
         weight *= d.extent
     return sorted(found, key=lambda pair: pair[1])
+
+
+def copies_of(layout: Layout) -> int:
+    """The bits of a lane's number between which lanes hold the same."""
+    found, weight = 0, 1
+    for d in layout.lanes:
+        if d.axis < 0 and is_power_of_two(d.extent) and is_power_of_two(weight):
+            found += weight * (d.extent - 1)
+        weight *= d.extent
+    return found
 
 
 def moved_bits(e: Emitter, x: Integer, bits: Sequence[tuple[int, int]]) -> Integer:
@@ -232,22 +246,19 @@ class Folder:
         second = self.e.lane_bit(mask)
         return self(self.pick(second, other, x), self.pick(second, x, other))
 
-    def over_lanes(self, x: Values, masks: Sequence[int]) -> Values:
-        """With all lanes whose numbers differ from this one's in some bits."""
-        if sum(masks) == WARP - 1 and isinstance(x[0], str) and self._has_instruction():
+    def over_lanes(self, x: Values, masks: Sequence[int], copies: int = 0) -> Values:
+        """With all lanes whose numbers differ from this one's in some bits. copies: those of the
+        others between which lanes hold the same.
+        """
+        seen = sum(masks) + (copies if masks and self.kind in IDEMPOTENT else 0)
+        if seen == WARP - 1 and isinstance(x[0], str) and self._has_instruction():
             return (self._by_instruction(x[0]),)
         for mask in masks:
             x = self.across(x, mask)
         return x
 
     def _has_instruction(self) -> bool:
-        """Whether one instruction reduces what all lanes of a warp have: of integers of 32 bits,
-        which floats are where their order alone counts.
-        """
-        size = bits(self.elements[0])
-        if is_float(self.elements[0]):
-            return self.kind in ("max", "min", "fmax", "fmin") and size <= 32
-        return self.kind in WARP_INSTRUCTION and size == 32
+        return reduces_at_once(self.kind, self.elements[0])
 
     def _by_instruction(self, x: str) -> str:
         w, t = self.e.w, self.elements[0]
@@ -284,6 +295,7 @@ def in_warp(
     `layout.drop(axis)`.
     """
     lanes = lanes_along(e, layout, axis)
+    copies = copies_of(layout)
     is_truth = folder.kind in ("any", "all") and is_bool(folder.elements[0])
     by_vote = is_truth and sum(mask for mask, _ in lanes) == WARP - 1
 
@@ -295,7 +307,7 @@ def in_warp(
         x = folder.tree([item(r) for r in group])
         if by_vote:
             return folder.voted(x)
-        return folder.over_lanes(x, [mask for mask, _ in lanes])
+        return folder.over_lanes(x, [mask for mask, _ in lanes], copies)
 
     return [folded(group) for group in lines(layout, axis)]
 

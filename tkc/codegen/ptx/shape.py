@@ -16,7 +16,7 @@ from tkc.codegen.ptx.global_memory import one_from
 from tkc.codegen.ptx.integers import add
 from tkc.codegen.ptx.values import Tile, element_count, layout_of, packing
 from tkc.codegen.ptx.writer import Integer, Operand
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.layout import Layout, register_map
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import tile_type
@@ -226,6 +226,20 @@ def flip(e: Emitter, op: tile.Flip) -> None:
     want = layout_of(t).table().copy()
     want[..., axis] = t.extents[axis] - 1 - want[..., axis]
     _in_each_thread(e, op, want, "a flip along an axis that lies across threads")
+
+
+@emitter(shared.SpreadPartial)
+def spread_partial(e: Emitter, op: shared.SpreadPartial) -> None:
+    """Each register is that of what its warp's part of its line comes to."""
+    value, t, axis = e.tile(op.arg), tile_type(op.result), op.axis.value.data
+
+    def without(at: list[int]) -> tuple[int, ...]:
+        return (*at[:axis], *at[axis + 1 :])
+
+    lines_held = value.layout.offsets("registers").tolist()
+    held = {without(at): r for r, at in reversed(list(enumerate(lines_held)))}
+    wanted = [held[without(at)] for at in layout_of(t).offsets("registers").tolist()]
+    e.set(op.result, chosen(e, t, [(value, r) for r in wanted]), alias=True)
 
 
 @emitter(tile.Extract)

@@ -7,6 +7,7 @@ reduces those that it needs. Reductions that do not need one another's results s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as altered
 
 from xdsl.dialects import scf
@@ -14,24 +15,27 @@ from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.digits import Digit, LayoutError, copies
-from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.layout import Layout
-from tkc.ir.reductions import FUNCTION
-from tkc.ir.rewrite import Builder, before, defining_slice, erase, replace
+from tkc.ir.digits import Digit, LayoutError, copies, total
+from tkc.ir.elementwise import CLASSES, Cast, Elementwise, Select
+from tkc.ir.layout import WARP, Layout
+from tkc.ir.reductions import FUNCTION, IDEMPOTENT, reduces_at_once
+from tkc.ir.rewrite import Builder, before, defining_slice, erase, erase_dead, replace
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
 from tkc.ir.values import ancestor, defining_op, layout_of, operations_in, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import in_runs
+from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.buffers import check_room, through_shared
 from tkc.passes.layouts.conversions import convert, is_in_registers
 from tkc.passes.layouts.movers import is_free
 
+EXTREMES = ("max", "min", "fmax", "fmin")
 # What each thread computes of its own registers alone.
 THREAD_OPERATIONS = (*POINTWISE, *VIEWS, *LEAVES, tile.Slice, scf.IfOp, scf.YieldOp)
 MAX_PARTIALS_PER_THREAD = 16
+MAX_PARTIALS_BESIDE_LANES = 8  # where one instruction reduces what lanes have
 
 
 # ---- votes
@@ -158,7 +162,7 @@ def _reduce_parts(op: tile.Reduce, far: bool, context: PassContext) -> None:
     is_widened = far and bits(element) < 32 and not is_bool(element)
     if is_widened:
         parts = [_cast(part, f32 if is_float(element) else i32, op) for part in parts]
-    read = _axis_in_registers(own, axis)
+    read = _axis_of_parts(own, axis, kind, element)
     if wanted is not None:
         read = _with_axis(layout_of(wanted), axis, own)
     gathered = through_shared(parts, read, op, context, far)
@@ -170,6 +174,79 @@ def _reduce_parts(op: tile.Reduce, far: bool, context: PassContext) -> None:
         for user in [use.operation for use in op.results[0].uses]:
             replace(user, [op.results[0]])
     replace(op, tile.Reduce(kind, gathered, axis, results, _combine(op)))
+
+
+# ---- where an extreme is
+@dataclass(frozen=True)
+class _Where:
+    """A reduction of what is chosen where a line is equal to its extreme: of `where(x == m, a, b)`,
+    where m is the extreme of x, and b a number.
+    """
+
+    extreme: tile.Reduce
+    chosen: Select
+    other: int | float
+    op: tile.Reduce
+
+    @staticmethod
+    def of(op: tile.Reduce) -> _Where | None:
+        """By an operation; None of others, of more lines than one, and within one warp."""
+        chosen = defining_op(op.args[0], Select)
+        if chosen is None or op.kind.data not in IDEMPOTENT:
+            return None
+        other = constant(chosen.if_false)
+        equal = defining_op(chosen.condition, Elementwise)
+        if other is None or equal is None or equal.fn.name != "eq":
+            return None
+        for x, number in (equal.args, equal.args[::-1]):
+            splat = defining_op(number, tile.Splat)
+            extreme = defining_op(splat.arg if splat is not None else None, tile.Reduce)
+            if extreme is not None and extreme.kind.data in EXTREMES and extreme.args[0] is x:
+                layout = layout_of(x)
+                alone = layout.num_warps > 1 == layout.num_blocks and extreme.parent is op.parent
+                return _Where(extreme, chosen, other, op) if alone else None
+        return None
+
+
+def meet_once(kernel: tile.Kernel, context: PassContext) -> None:
+    """Where an extreme is among what several warps have, they meet once: each finds its own extreme
+    and where that is, and of those places counts what has the extreme of all.
+
+        %m = tile.reduce max[%x]                    %m = tile.reduce_partial max[%x]
+        %e = tile.eq %x, splat %m                   %s = tile.spread_partial %m
+        %i = tile.select %e, %places, %n            %e = tile.eq %x, %s
+        %p = tile.reduce min[%i]                ->  %i = tile.select %e, %places, %n
+                                                    %q = tile.reduce_partial min[%i]
+                                                    write, read %m, %q
+                                                    %f = tile.eq %m, splat of tile.reduce max[%m]
+                                                    %p = tile.reduce min[tile.select %f, %q, %n]
+    """
+    several = [found for op in operations_in(kernel, tile.Reduce) if (found := _Where.of(op))]
+    for found in several:
+        _meet_once(found, context)
+    if several:
+        erase_dead(kernel.body.block)
+
+
+def _meet_once(found: _Where, context: PassContext) -> None:
+    extreme, op, x = found.extreme, found.op, found.extreme.args[0]
+    kind, t = extreme.kind.data, tile_type(x)
+    own = _partial(extreme, False)
+    here = layout_of(own.results[0])
+    read = _axis_of_parts(here, 0, kind, t.element)
+    (parts,) = through_shared([own.results[0]], read, extreme, context)
+    replace(extreme, whole := tile.Reduce(kind, parts, 0, [t.element]))
+    build = Builder(op)
+    spread = build(shared.SpreadPartial(own.results[0], 0, t))
+    chosen = build.select(build.eq(x, spread), found.chosen.if_true, found.chosen.if_false)
+    kind, element = op.kind.data, tile_type(chosen).element
+    line = TileType(here.shape, element, here)
+    place = build(shared.ReducePartial(kind, [chosen], 0, [line], None))
+    (places,) = through_shared([place], read, op, context)
+    all_ = build(tile.Splat(whole.results[0], tile_type(parts)))
+    none = build.number(found.other, tile_type(places))
+    chosen = build.select(build.eq(parts, all_), places, none)
+    replace(op, tile.Reduce(kind, chosen, 0, [element]))
 
 
 def _partial(op: tile.Reduce, far: bool) -> shared.ReducePartial:
@@ -268,7 +345,7 @@ def _moved_before(op: shared.Write, block: Block, read: Operation) -> bool:
     needed = [
         inner for inner in defining_slice(op.operands, block) if not inner.is_before_in_block(read)
     ]
-    kinds = (shared.Alloc, shared.ReducePartial, *POINTWISE, *VIEWS, *LEAVES)
+    kinds = (shared.Alloc, shared.ReducePartial, shared.SpreadPartial, *POINTWISE, *VIEWS, *LEAVES)
     if not all(isinstance(inner, kinds) for inner in needed):
         return False
     for inner in (*needed, op):
@@ -282,18 +359,22 @@ def _copied(digits: Iterable[Digit], axis: int) -> tuple[Digit, ...]:
     return tuple(copies(d.extent) if d.axis == axis else d for d in digits)
 
 
-def _axis_in_registers(layout: Layout, axis: int) -> Layout:
+def _axis_of_parts(
+    layout: Layout, axis: int, kind: str = "", element: Attribute | None = None
+) -> Layout:
     """The same tile with that axis in each thread's registers, the rest where it was; a long one
     over the lanes, if these hold only copies.
     """
-    count = layout.shape[axis]
+    count, lanes = layout.shape[axis], layout.lanes
     warps, blocks = _copied(layout.warps, axis), _copied(layout.blocks, axis)
-    lanes: tuple[Digit, ...] = layout.lanes
-    only_copies = all(d.axis < 0 for d in lanes)
-    if count > MAX_PARTIALS_PER_THREAD and count % 32 == 0 and only_copies:
-        count //= 32
-        lanes = (Digit(32, axis, count),)
-    registers = (Digit(count, axis, 1), *layout.registers)
+    if all(d.axis < 0 for d in lanes):
+        at_once = element is not None and kind in IDEMPOTENT and reduces_at_once(kind, element)
+        if count > MAX_PARTIALS_PER_THREAD and count % WARP == 0:
+            lanes = (Digit(WARP, axis, count // WARP),)
+        elif at_once and MAX_PARTIALS_BESIDE_LANES < count < WARP and WARP % count == 0:
+            lanes = (Digit(count, axis, 1), copies(WARP // count))
+    held = total(d for d in lanes if d.axis == axis)
+    registers = (Digit(count // held, axis, 1), *layout.registers)
     return Layout(layout.shape, registers, lanes, warps, blocks)
 
 
@@ -350,7 +431,7 @@ def scan(op: tile.Scan, context: PassContext) -> None:
     per_run = [TileType(own.shape, tile_type(a).element, own) for a in args]
     both = [*types, *per_run]
     scanned = before(op, shared.ScanTotal(kind, args, axis, both, back, _combine(op)))
-    totals = through_shared(scanned.totals, _axis_in_registers(own, axis), op, context)
+    totals = through_shared(scanned.totals, _axis_of_parts(own, axis), op, context)
     _reuse_total(op, totals[0])
     values = [*scanned.prefixes, *totals]
     replace(op, shared.ScanCarry(kind, values, axis, types, back, _combine(op)))
