@@ -9,7 +9,9 @@ import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import i32, traced
 from tests.passes.stages import LAST, compiled, count, distinct, level, run
+from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads, tile
+from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 
@@ -178,3 +180,25 @@ def test_an_extreme_of_each_row_stays_as_it_is():
     machine.run(modules[LAST], [x, out], (1, 1, 1))
     np.testing.assert_array_equal(out, x.argmax(1))
     assert not count(modules[LAST], shared.SpreadPartial) and count(modules[LAST], tile.Reduce)
+
+
+@pytest.mark.parametrize("dtype, lanes, at_once", [
+    (tkc.int32, 4, True), (tkc.int32, 2, False), (tkc.float32, 16, True), (tkc.float32, 4, False)
+])  # fmt: skip
+def test_lanes_with_copies_count_where_an_element_may_count_twice(dtype, lanes, at_once):
+    """By one instruction of the warp, where it is worth some shuffles."""
+
+    def extreme(x, out, LANES: tkc.constexpr):
+        v = tkc.load(x.ptr + tkc.arange(0, LANES))
+        tkc.store(out.ptr, tkc.max(v, axis=0))
+        tkc.store(out.ptr + 1, tkc.sum(v, axis=0))
+
+    given = ArrayArgument(dtype, ROW)
+    modules, _ = compiled(traced(extreme, given, given, LANES=lanes), num_warps=1)
+    text = emit(modules[LAST], target("sm_90a")).text
+    assert ("redux.sync.max" in text) == at_once and "redux.sync.add" not in text
+    for sign in (1, -1):
+        x = (sign * np.arange(3, 3 + lanes)).astype(dtype.name)
+        out = np.zeros(2, x.dtype)
+        machine.run(modules[LAST], [x, out], (1, 1, 1))
+        np.testing.assert_array_equal(out, [x.max(), x.sum()])

@@ -38,7 +38,7 @@ from tkc.ir.values import array_type, operands_first, owner_op, tile_type, yield
 _MAX_INDEX_STEP = 1 << 16  # what multiplies by more is a hash function
 _MAX_SMALL_NUMBER = 1 << 24
 _MAX_DEPTH = 4
-_NORMAL = 2.0**-126
+NORMAL = 2.0**-126  # the least normal float32
 NONNEGATIVE = "nonnegative"  # attribute of a kernel: which integer arguments are at least 0
 # the elements of the result are elements of the operand
 _MOVES = (
@@ -122,7 +122,7 @@ def inverse(op: ew.Elementwise) -> bool:
         and bits(t) <= 32
         and isinstance(one := _unviewed(op.args[0]).owner, tile.Constant)
         and abs(float(one.number)) <= 1
-        and least(op.args[1]) >= _NORMAL
+        and least(op.args[1]) >= NORMAL
     )
 
 

@@ -38,11 +38,11 @@ from tkc.codegen.ptx.values import (
     packing,
     wrapped,
 )
-from tkc.codegen.ptx.writer import Integer, Operand, as_integer
+from tkc.codegen.ptx.writer import Integer, Operand, as_integer, braced
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.known_elements import known_elements, known_in_registers
-from tkc.ir.ranges import Overflow, bounds, inverse
+from tkc.ir.ranges import NORMAL, Overflow, bounds, inverse, least
 from tkc.ir.types import (
     PointerType,
     TileType,
@@ -145,6 +145,8 @@ def function(
     kind, w = compute_type(t), e.w
     if kind == "pred":
         return _boolean(e, name, args)
+    if kind == "f32" and name in mathematics.OF_NORMALS and value and least(value[0]) >= NORMAL:
+        return mathematics.OF_NORMALS[name](e, t, *args)
     if kind[0] == "f" and name in mathematics.FUNCTIONS:
         return mathematics.FUNCTIONS[name](e, t, *args)
     if name in ew.COMPARISONS:
@@ -202,6 +204,8 @@ def integer(
     n = kind[1:]
     a, b = (*args, 0)[:2]
     match name:
+        case "mul" | "mulhi" if _are_both_halves_asked(e, name, t, args, value):
+            return _wide_product(e, kind, a, b)[name == "mulhi"]
         case "add" | "sub" | "mul":
             return _sum_or_product(e, name, t, a, b)
         case "mulhi":
@@ -257,6 +261,32 @@ def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer)
         if b > 0 and is_power_of_two(b):
             return e.w.op(f"shl.b{kind[1:]}", cls, a, b.bit_length() - 1, type="u32")
     return e.w.op(f"mul.lo.{kind}", cls, a, b)
+
+
+def _are_both_halves_asked(
+    e: Emitter, name: str, t: Attribute, args: Sequence[Integer], value: Sequence[SSAValue]
+) -> bool:
+    """Whether of a product of 32 bits the other half is asked for, too."""
+    if bits(t) != 32 or len(value) != 2 or not e.coalesced.isdisjoint(args):
+        return False
+    other = "mul" if name == "mulhi" else "mulhi"
+    return any(
+        isinstance(op := use.operation, ew.Elementwise)
+        and op.fn.name == other
+        and set(op.args) == set(value)
+        for use in value[0].uses
+    )
+
+
+def _wide_product(e: Emitter, kind: str, a: Integer, b: Integer) -> list[str]:
+    """Both halves of a product, by one instruction."""
+
+    def make() -> list[str]:
+        halves, whole = e.w.many("b32", 2), e.w.op(f"mul.wide.{kind}", "b64", a, b)
+        e.w.emit(f"mov.b64 {braced(halves)}, {whole}")
+        return halves
+
+    return e.w.memo(("product", kind, *sorted((a, b), key=str)), make)
 
 
 def _bit_count(e: Emitter, name: str, t: Attribute, a: Integer) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -246,24 +246,33 @@ def expm1(e: Emitter, t: Attribute, x: Operand) -> Operand:
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
 
 
-def log(e: Emitter, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
-    """Natural logarithm, times `scale` (log2: of the fraction alone, not of the exponent)."""
+def log(
+    e: Emitter, t: Attribute, x: Operand, scale: float = 1.0, is_normal: bool = False
+) -> Operand:
+    """Natural logarithm, times `scale` (log2: of the fraction alone, not of the exponent).
+    is_normal: x is at least the least normal number, or NaN.
+    """
     if bits(t) == 64:
         return _log64(e, x, scale)
     F, w = Floats(e), e.w
-    rough = F.op("lg2.approx", x)  # right for 0, infinities, NaN and what is negative
     if bits(t) < 32:
+        rough = F.op("lg2.approx", x)
         return rough if scale != 1.0 else F.mul(rough, LN2)
-    tiny = F.test("lt", x, 1.1754943508222875e-38)
-    y = F.select(tiny, F.mul(x, 8388608.0), x)
+    shift: Operand = 0.0
+    y, instead = x, x
+    if is_normal:
+        is_usual = F.test("lt", x, float("inf"))
+    else:
+        tiny = F.test("lt", x, 1.1754943508222875e-38)
+        y, shift = F.select(tiny, F.mul(x, 8388608.0), x), F.select(tiny, -23.0, 0.0)
+        # right for 0, infinities, NaN and what is negative; no y is subnormal
+        instead, is_usual = F.op("lg2.approx.ftz", y), _positive(F, x)
     exponent = _exponent(F, y)
-    i = F.fma(
-        w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23, w.op("selp.f32", "b32", -23.0, 0.0, tiny)
-    )
+    i = F.fma(w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23, shift)
     m = F.sub(w.op("sub.s32", "b32", y, exponent), 1.0)
     r = polynomials.log1p(F, m)
     found = F.fma(i, LN2, r) if scale == 1.0 else F.fma(r, scale, i)
-    return F.select(_positive(F, x), found, rough)
+    return F.select(is_usual, found, instead)
 
 
 def _exponent(F: Floats, x: Operand) -> str:
@@ -276,8 +285,8 @@ def _positive(F: Floats, x: Operand) -> str:
     return F.w.op("setp.lt.and.f32", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f32")
 
 
-def log2(e: Emitter, t: Attribute, x: Operand) -> Operand:
-    return log(e, t, x, LOG2E)
+def log2(e: Emitter, t: Attribute, x: Operand, is_normal: bool = False) -> Operand:
+    return log(e, t, x, LOG2E, is_normal)
 
 
 def log1p(e: Emitter, t: Attribute, x: Operand) -> Operand:
@@ -717,4 +726,10 @@ FUNCTIONS: dict[str, Function] = {
     "ceil": _simple("cvt.rpi.f32.f32", "cvt.rpi.f64.f64"),
     "round": _simple("cvt.rni.f32.f32", "cvt.rni.f64.f64"),
     "trunc": _simple("cvt.rzi.f32.f32", "cvt.rzi.f64.f64"),
+}
+
+# of an operand that is a normal number above 0, infinity or NaN
+OF_NORMALS: dict[str, Function] = {
+    "log": partial(log, is_normal=True),
+    "log2": partial(log2, is_normal=True),
 }

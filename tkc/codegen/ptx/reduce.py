@@ -15,6 +15,7 @@ digit by digit of the layout, from the smallest stride to the largest.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -250,15 +251,20 @@ class Folder:
         """With all lanes whose numbers differ from this one's in some bits. copies: those of the
         others between which lanes hold the same.
         """
-        seen = sum(masks) + (copies if masks and self.kind in IDEMPOTENT else 0)
-        if seen == WARP - 1 and isinstance(x[0], str) and self._has_instruction():
+        counted = sum(masks) + (copies if self.kind in IDEMPOTENT else 0)
+        if counted == WARP - 1 and len(masks) >= self._least_steps() and isinstance(x[0], str):
             return (self._by_instruction(x[0]),)
         for mask in masks:
             x = self.across(x, mask)
         return x
 
-    def _has_instruction(self) -> bool:
-        return reduces_at_once(self.kind, self.elements[0])
+    def _least_steps(self) -> float:
+        """How many steps of a shuffle and a function each one instruction of the warp is worth,
+        with what makes integers of floats; infinity where there is none.
+        """
+        if not reduces_at_once(self.kind, self.elements[0]):
+            return math.inf
+        return 4 if is_float(self.elements[0]) else 2
 
     def _by_instruction(self, x: str) -> str:
         w, t = self.e.w, self.elements[0]
