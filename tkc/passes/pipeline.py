@@ -43,7 +43,7 @@ PIPELINE = (
     "swizzle-shared",  # level 2
     "pipeline-async-copies",  # level 3
     "schedule-warpgroups",
-    "alternate-buffers",
+    "double-buffer-exchanges",
     "allocate-shared",
     "insert-synchronization",  # level 4
     "index-registers",

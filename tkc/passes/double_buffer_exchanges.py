@@ -1,5 +1,5 @@
-"""alternate-buffers: what threads exchange in every iteration of a loop goes through two buffers in
-turn, so that they meet once an iteration.
+"""double-buffer-exchanges: what threads exchange in each iteration of a loop goes through two
+buffers in turn, so that they meet once an iteration.
 
     for … {                                    %b = tile.alloc : shared<2, …>
       %b = tile.alloc : shared<1, …>           for … iter_args(%s = 0) {
@@ -46,9 +46,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
             warps = kernel.warps if role is None else role.warps.value.data
             buffers = _exchanges(loop)
             if buffers and warps > 1 and loop_of(loop) is None:
-                _alternate(loop, buffers)
+                _double_buffer(loop, buffers)
                 context.decisions.append(
-                    f"alternate-buffers: {len(buffers)} exchanges of a loop by two buffers in turn"
+                    f"double-buffer-exchanges: {len(buffers)} of a loop, by two buffers in turn"
                 )
 
 
@@ -80,7 +80,7 @@ def _is_small(buffer: shared.Alloc) -> bool:
     return t.stages == 1 and 2 * t.bytes <= MAX_UNSHARED_BYTES and not is_far
 
 
-def _alternate(loop: scf.ForOp, buffers: list[shared.Alloc]) -> None:
+def _double_buffer(loop: scf.ForOp, buffers: list[shared.Alloc]) -> None:
     zero = Builder(loop).number(0)
     loop = rebuild_for(loop, range(len(loop.iter_args)), [zero])
     body = loop.body.block
