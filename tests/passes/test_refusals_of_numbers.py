@@ -145,7 +145,7 @@ def turned(o, FIRST: tkc.constexpr, END: tkc.constexpr, STEP: tkc.constexpr):
 def test_how_many_iterations_a_loop_has(step, count):
     (loop,) = operations_in(traced(turned, n1, FIRST=0, END=8, STEP=1), scf.ForOp)
     loop.operands[2] = before(loop, tile.Constant(step, i32)).result
-    assert unroll_loops._iterations(loop) == count
+    assert unroll_loops.iterations(loop) == count
 
 
 # ---- masks

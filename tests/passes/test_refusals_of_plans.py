@@ -109,7 +109,7 @@ def counted(o, n, step):
 
 def test_a_loop_whose_step_nobody_knows_has_no_number_of_iterations():
     (loop,) = operations_in(traced(counted, f1, number(), number()), scf.ForOp)
-    assert unroll_loops._iterations(loop) is None
+    assert unroll_loops.iterations(loop) is None
     index, total = loop.body.block.args
     assert shorten_exponentials._carried(index) == []
     assert shorten_exponentials._carried(total) == [
