@@ -56,21 +56,16 @@ def _exchanges(loop: scf.ForOp) -> list[shared.Alloc]:
     """The buffers of a loop's only round of exchanges; none where there is another round, or the
     threads meet for something else.
     """
-    ops = list(loop.body.block.ops)
-    accesses = [op for op in loop.body.walk() if isinstance(op, ACCESSES)]
-    if any(isinstance(op, OTHERS) for op in loop.body.walk()):
+    body = loop.body.block
+    if any(isinstance(op, OTHERS) for op in body.walk()):
         return []
-    buffers = [op for op in ops if isinstance(op, shared.Alloc)]
+    buffers = [op for op in body.ops if isinstance(op, shared.Alloc)]
     users = {use.operation for buffer in buffers for use in buffer.result.uses}
-    if (
-        not buffers
-        or users != set(accesses)
-        or any(op.parent is not loop.body.block for op in users)
-    ):
+    accesses = [op for op in body.ops if isinstance(op, ACCESSES)]
+    if users != set(accesses) or len(accesses) < len(operations_in(body, ACCESSES)):
         return []
-    kinds = [type(op) for op in ops if op in users]
-    is_round = kinds == sorted(kinds, key=lambda kind: kind is shared.Read)
-    return buffers if is_round and all(map(_is_small, buffers)) else []
+    is_read = [isinstance(op, shared.Read) for op in accesses]
+    return buffers if is_read == sorted(is_read) and all(map(_is_small, buffers)) else []
 
 
 def _is_small(buffer: shared.Alloc) -> bool:

@@ -400,14 +400,6 @@ def reduce(m: ProgramInterpreter, op: tile.Reduce, *x: np.ndarray) -> np.ndarray
     return rounded(REDUCE[kind].reduce(wide, axis=axis, dtype=wide.dtype), op.result.type)
 
 
-def take(m: ProgramInterpreter, op: threads.Take, x: np.ndarray, number: np.ndarray) -> np.ndarray:
-    place, axis = op.place(int(number)), op.axis.value.data
-    line, zero = np.take(x, place or 0, axis), x.dtype.type(0)
-    if x.shape[axis] > 1:
-        line = line + zero  # of -0 and zeros the sum is 0
-    return line if place is not None else np.full_like(line, zero)
-
-
 def scan(
     m: ProgramInterpreter, op: tile.Scan | shared.ScanTotal, *x: np.ndarray
 ) -> np.ndarray | Results:
@@ -814,7 +806,6 @@ RULES: Rules = (
         tile.Print: show,
         tile.Dependency: lambda m, op: (),
         threads.Vote: lambda m, op, x: np.bool_(np.all(x)),
-        threads.Take: take,
         scf.ForOp: for_,
         scf.IfOp: if_,
         scf.WhileOp: while_,

@@ -104,6 +104,14 @@ def accumulator(m: Instance, op: threads.Accumulator, tile: np.ndarray) -> Dot:
     return known_dot(m, tile)
 
 
+def take(m: Instance, op: threads.Take, x: np.ndarray, number: np.ndarray) -> np.ndarray:
+    place, axis = op.place(int(number)), op.axis.value.data
+    line, zero = np.take(x, place or 0, axis), x.dtype.type(0)
+    if x.shape[axis] > 1:
+        line = line + zero  # of -0 and zeros the sum is 0
+    return line if place is not None else np.full_like(line, zero)
+
+
 def shared_view(
     m: Instance, op: shared.SharedTranspose | shared.SharedReshape, buffer: Buffer
 ) -> Buffer:
@@ -126,6 +134,7 @@ Instance.rules = {
     threads.Barriers: rings,
     threads.Undefined: undefined,
     threads.Accumulator: accumulator,
+    threads.Take: take,
     shared.Alloc: alloc,
     shared.Stage: a.stage,
     shared.SharedSlice: a.shared_slice,

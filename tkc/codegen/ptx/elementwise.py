@@ -145,10 +145,8 @@ def function(
     kind, w = compute_type(t), e.w
     if kind == "pred":
         return _boolean(e, name, args)
-    if kind == "f32" and name in mathematics.OF_NORMALS and value and least(value[0]) >= NORMAL:
-        return mathematics.OF_NORMALS[name](e, t, *args)
     if kind[0] == "f" and name in mathematics.FUNCTIONS:
-        return mathematics.FUNCTIONS[name](e, t, *args)
+        return _function_of_floats(name, kind, value)(e, t, *args)
     if name in ew.COMPARISONS:
         relation = "neu" if name == "ne" and kind[0] == "f" else name
         if not isinstance(args[0], str):
@@ -157,6 +155,13 @@ def function(
     if kind[0] == "f":
         e.fail(f"'{name}' of {t} has no PTX form yet")
     return integer(e, name, t, [as_integer(a) for a in args], value)
+
+
+def _function_of_floats(name: str, kind: str, value: Sequence[SSAValue]) -> mathematics.Function:
+    """By name; where the operand is known to be a normal number, infinity or NaN, one for those."""
+    if kind == "f32" and name in mathematics.OF_NORMALS and value and least(value[0]) >= NORMAL:
+        return mathematics.OF_NORMALS[name]
+    return mathematics.FUNCTIONS[name]
 
 
 def _folded(name: str, t: Attribute, args: Sequence[float]) -> Operand | None:
@@ -206,13 +211,10 @@ def integer(
     match name:
         case "mul" | "mulhi" if _are_both_halves_asked(e, name, t, args, value):
             return _wide_product(e, kind, a, b)[name == "mulhi"]
+        case "mulhi":
+            return _high_product(e, t, a, b)
         case "add" | "sub" | "mul":
             return _sum_or_product(e, name, t, a, b)
-        case "mulhi":
-            if bits(t) >= 32:
-                return w.op(f"mul.hi.{kind}", cls, a, b)
-            product = w.op(f"mul.lo.{kind}", cls, a, b)
-            return w.op(f"shr.{kind}", cls, product, bits(t), type="u32")
         case "max" | "min":
             return w.op(f"{name}.{kind}", cls, a, b)
         case "neg":
@@ -261,6 +263,14 @@ def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer)
         if b > 0 and is_power_of_two(b):
             return e.w.op(f"shl.b{kind[1:]}", cls, a, b.bit_length() - 1, type="u32")
     return e.w.op(f"mul.lo.{kind}", cls, a, b)
+
+
+def _high_product(e: Emitter, t: Attribute, a: Integer, b: Integer) -> str:
+    kind, cls = compute_type(t), compute_class(t)
+    if bits(t) >= 32:
+        return e.w.op(f"mul.hi.{kind}", cls, a, b)
+    product = e.w.op(f"mul.lo.{kind}", cls, a, b)
+    return e.w.op(f"shr.{kind}", cls, product, bits(t), type="u32")
 
 
 def _are_both_halves_asked(
