@@ -214,3 +214,19 @@ def test_loops_of_many_iterations_stay_loops(steps, written_out):
     for j in range(steps or 20):
         v = v + (v[:, j : j + 1] if j < 16 else 0)
     np.testing.assert_array_equal(out, v)
+
+
+def copied_product(a, b, c):
+    """A product whose steps are known, of copies of a producer, whose loop only copies."""
+    acc = tkc.zeros((128, 128), tkc.float32)
+    for k in tkc.range(0, 256, 64):
+        x = tkc.load(a, (0, k), (128, 64))
+        acc = tkc.dot(x, tkc.load(b, (k, 0), (64, 128)), acc)
+    tkc.store(c, (0, 0), acc)
+
+
+def test_loops_that_name_no_registers_stay_loops():
+    matrix = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(8),) * 2, (Fact(8), Fact(exact=1)), 16))
+    modules, given = compiled(traced(copied_product, matrix, matrix, matrix))
+    assert any("producer" in line for line in given.decisions)
+    assert modules["index-registers"] is modules["insert-synchronization"]

@@ -90,7 +90,7 @@ def _gains(loop: scf.ForOp) -> int | None:
     written = sum(map(_instructions, ops))
     saved = sum(_instructions(op) * _known(op, first) for op in ops)
     is_short = count * (written - saved) <= MAX_INSTRUCTIONS
-    return count if is_short and saved >= LEAST_SAVED * written else None
+    return count if is_short and saved and saved >= LEAST_SAVED * written else None
 
 
 def _instructions(op: Operation) -> float:
