@@ -132,7 +132,9 @@ def test_what_spills_gives_up_no_more_blocks_than_it_must(most, monkeypatch):
     asked = []
 
     def assemble(text, target):
-        blocks = int(re.search(r"\.minnctapersm (\d+)", text)[1])
+        if ".minnctapersm" not in text:
+            return ptxas.Assembled(b"", 64, 8, 8, 0, 0, 0, (), "")
+        blocks = ptxas.blocks_of(text)
         asked.append(blocks)
         spilled = 8 * max(0, blocks - most)
         return ptxas.Assembled(b"", 64, spilled, spilled, 0, 0, 0, (), "")
@@ -142,3 +144,21 @@ def test_what_spills_gives_up_no_more_blocks_than_it_must(most, monkeypatch):
     monkeypatch.setattr(ptxas, "assemble", assemble)
     assert first > most and not compiled.resources.spill_stores
     assert min(asked) == most and f".minnctapersm {most}\n" in compiled.ptx
+
+
+@pytest.mark.parametrize(
+    "registers, most, is_told", [(16, 2, False), (72, 2, False), (255, 3, True)]
+)
+def test_what_spills_as_it_is_told_of_blocks_is_not_told(registers, most, is_told, monkeypatch):
+    """If as many share a multiprocessor anyway; else before as few are asked for."""
+
+    def assemble(text, target):
+        spilled = 8 if ".minnctapersm" in text and ptxas.blocks_of(text) > most else 0
+        return ptxas.Assembled(b"", registers, spilled, spilled, 0, 0, 0, (), "")
+
+    compiled = tkc.jit(summed).compile("f32[64, 65536]", "f32[64]", N=1024, target="sm_90a")
+    told = ptxas.blocks_of(compiled.ptx)
+    monkeypatch.setattr(ptxas, "assemble", assemble)
+    assert not compiled.resources.spill_stores and told > most
+    assert (f".minnctapersm {most}\n" in compiled.ptx) == is_told
+    assert (".minnctapersm" in compiled.ptx) == is_told
