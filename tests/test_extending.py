@@ -40,8 +40,8 @@ FUNCTION = {
     ),
     "tkc/__init__.py": (" isnan", " square isnan"),
     "tests/operations/elementwise.py": (
-        '"neg": (1, np.negative, 0, 0, None),',
-        '"neg": (1, np.negative, 0, 0, None), "square": (1, np.square, 0, 0, None),',
+        '"neg": (1, np.negative, 0, 0),',
+        '"neg": (1, np.negative, 0, 0), "square": (1, np.square, 0, 0),',
     ),
 }
 PASS = '''"""twice-negated: -(-x) is x.

@@ -145,7 +145,7 @@ STORED_AGAIN = {
         "_own_loops",
         [],
         "roles",
-        225,
+        1005,
     ),
     "copies behind stores of threads": (epilogue_stores, "_is_behind_stores", False, "roles", 147),
 }

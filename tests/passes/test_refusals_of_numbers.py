@@ -358,7 +358,7 @@ def test_which_masks_bound_an_axis(mask, left):
     module = traced(masked, f1, f1, number(), MASK=mask)
     (load,) = operations_in(module, tile.LoadPointers)
     forms = Forms.of(kernel_of(module), {})
-    assert len(raise_pointers.Mask(load.mask, 1, forms).left) == left
+    assert len(raise_pointers.Mask(load.mask, 1, forms, load.operands).left) == left
 
 
 def listed(x, o, n):

@@ -17,6 +17,7 @@ from tkc.sim.report import Violation
 
 UNSYNCHRONIZED = {
     "schedule-warpgroups",
+    "double-buffer-exchanges",
     "allocate-shared",
 }  # level 4 before insert-synchronization: nothing to run yet
 
