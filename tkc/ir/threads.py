@@ -786,6 +786,7 @@ class BulkWait(TileOperation):
 
 # --------------------------------------------------------------------------------------------------
 CP_ASYNC_BYTES = 16  # the most that one cp.async moves
+LEAST_COPIED_BYTES = 4  # the least
 
 
 @op_definition

@@ -55,12 +55,12 @@ from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import LoadPlan, Plan, number_of, place_of
 from tkc.ir.rewrite import after, before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.threads import BroadcastLoad, BroadcastStore, NextProgram, Vote
+from tkc.ir.threads import LEAST_COPIED_BYTES, BroadcastLoad, BroadcastStore, NextProgram, Vote
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.ir.values import block_of, extents_of, layout_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unchanged
-from tkc.passes.analysis.mapped import of_block
+from tkc.passes.analysis.mapped import dense_of_block, of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.layouts import conversions, reductions
 from tkc.passes.layouts.accumulator_stores import store_in_parts
@@ -191,6 +191,10 @@ def _own(op: tile.Load, context: PassContext) -> None:
     spread = layout.blocks_along(t.rank - 1)
     if not _is_fixed(op, context) or not private(layout) or layout.num_blocks != spread:
         return
+    together = layout.vector(dense_of_block(op)) * bits(t.element) // 8
+    vector = min(_planned(op, context).vector, together)
+    if vector < LEAST_COPIED_BYTES:  # the layout that was chosen is another than the plan's
+        return
     buffer = allocated(t, SharedLayout(t.extents, bits(t.element), spread=spread), op)
     buffer.name_hint = op.result.name_hint
     copy = shared.Copy(
@@ -200,7 +204,7 @@ def _own(op: tile.Load, context: PassContext) -> None:
         op.extents.get_values(),
         op.mask,
         op.other,
-        vector=_planned(op, context).vector,
+        vector=vector,
         threads=layout,
     )
     copy.attributes |= {k: v for k, v in op.attributes.items() if k == "number"}
