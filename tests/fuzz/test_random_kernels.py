@@ -152,6 +152,63 @@ def test_padding_tiles_index_no_array_that_does_not_exist():
     assert not check(k, chosen=[Variant("sm_90a", None, 5, each=False)])
 
 
+SHOWN_INDEX = """
+import tkc
+
+def kernel(a0, a1, a2, o3, o5, n0, n1):
+    p0 = tkc.program_id(0)
+    p1 = tkc.argmax((tkc.arange(256) == p0 % 256).to(tkc.int32), axis=0)
+    v3 = tkc.zeros((128, 16), tkc.float32)
+    v4 = tkc.load(a0, (p1 * 128, 0), (128, 32))
+    v5 = tkc.minimum(v4, 2)
+    v6 = tkc.zeros((128,), tkc.float32)
+    for k2 in tkc.range(0, 96, 32):
+        v8 = tkc.dot(v5, tkc.load(a1[p0 % 2], (0, k2), (32, 32)))
+        v10 = tkc.minimum(tkc.maximum(v8, -3), 3).to(tkc.float16)
+        v12 = tkc.dot(v10, tkc.load(a0, (0, k2), (32, 32)))
+        v13 = v12 % 4
+        v6 = v6 + tkc.sum(v13, axis=1)
+        v3 = tkc.dot(v13.to(tkc.float16), tkc.load(a2[p0 % 2], (k2, 8), (32, 16)), v3)
+    tkc.store(o3[p0], (0, 0,), v4)
+    tkc.store(o5[p0], (p0 * 32,), v6)
+"""
+
+
+def test_a_first_dot_whose_place_threads_exchange():
+    """It was issued early for the next program, without what was written to shared memory for it."""
+    arrays = [
+        ArraySpec("a0", "float16", (64, 8)),
+        ArraySpec("a1", "float16", (2, 64, 40)),
+        ArraySpec("a2", "float16", (2, 130, 8)),
+        ArraySpec("o3", "float16", (2, 128, 32)),
+        ArraySpec("o5", "float32", (2, 128)),
+    ]
+    k = Kernel(1, "roles", SHOWN_INDEX, arrays, {"n0": 3, "n1": 4}, (2,), None, 4)
+    assert not check(k, chosen=[Variant("sm_90a", None, 4, each=False)])
+
+
+APART = """
+import tkc
+
+def kernel(a1, o7, n0, n1):
+    p0 = tkc.program_id(0)
+    v5 = tkc.zeros((64, 64), tkc.int8)
+    for k1 in tkc.range(0, p0 % 4 * 64, 64):
+        v5 = tkc.maximum(v5, tkc.minimum(tkc.load(a1[1], (0, k1), (64, 64)), 2))
+    tkc.store(o7[p0], (0, 0,), v5.to(tkc.int32))
+"""
+
+
+def test_bytes_of_a_row_that_are_not_one_threads():
+    """Each thread was to copy 16 of them for itself, of which it held every fourth."""
+    arrays = [
+        ArraySpec("a1", "int8", (2, 64, 80)),
+        ArraySpec("o7", "int32", (2, 63, 64), "T"),
+    ]
+    k = Kernel(1, "roles", APART, arrays, {"n0": 4, "n1": 4}, (2,), None, 4)
+    assert not check(k, chosen=[Variant("sm_90a", None, 4, each=False)])
+
+
 def test_a_row_that_is_stored_and_added_up_behind_that():
     """fit-rows had read the second row before the first one was stored."""
     assert not [str(f) for f in check(kernel(200122)) if f.kind != "refused"]

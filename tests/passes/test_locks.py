@@ -230,6 +230,32 @@ def test_programs_that_wait_keep_their_order(resident):
     np.testing.assert_array_equal(c, sum(parts))
 
 
+def shorter_and_shorter(a, b, c, flags):
+    """Each program has less to do than the one for which it waits, and tells the next one."""
+    i, acc = tkc.program_id(0), tkc.zeros((BM, BN))
+    for k in range(i * BK, 4 * BK, BK):
+        x = tkc.load(a, (0, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, 0), (BK, BN)), acc)
+    while tkc.load(flags.ptr, sem="acquire") != i:
+        pass
+    tkc.store(c, (0, 0), acc + tkc.load(c, (0, 0), (BM, BN)))
+    tkc.atomic_xchg(flags.ptr, i + 1, sem="release")
+
+
+def test_a_turn_that_is_over_before_the_producer_looks():
+    """The consumers of a program end its turn: whoever looks later waits for ever."""
+    module, given = traced(shorter_and_shorter, H2, H2, F2, N1), context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert given.has_roles and any("consumers alone" in line for line in given.decisions)
+    (a, b, *_), _ = operands(1, 1)
+    whole = a.astype(np.float32), b.astype(np.float32)
+    parts = [whole[0][:, n * BK : 4 * BK] @ whole[1][n * BK : 4 * BK] for n in range(4)]
+    for seed in range(8):
+        c = np.zeros((BM, BN), np.float32)
+        level4.run(module, [a, b, c, np.zeros(1, np.int32)], (4,), seed)
+        np.testing.assert_array_equal(c, sum(parts))
+
+
 def begins_later(a, b, c, locks, BK: tkc.constexpr):
     """The producer needs a loop and a branch of its own to know where a program begins."""
     i, first = tkc.program_id(0), 0

@@ -13,13 +13,27 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation, SSAValue
 
+from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, defining_op, is_side_effect_free, operations_in, parents
+from tkc.ir.values import (
+    block_of,
+    defining_op,
+    is_side_effect_free,
+    operations_in,
+    parents,
+    terminator_of,
+)
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.access import addresses
-from tkc.passes.analysis.alias import Overlaps, may_meet, unwritten, written_before
+from tkc.passes.analysis.alias import (
+    Overlaps,
+    kernel_around,
+    may_meet,
+    unwritten,
+    written_before,
+)
 from tkc.passes.analysis.program_axes import program_axes, sources
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, WRITES, feeding_dots
@@ -54,7 +68,10 @@ def is_signal(op: Operation) -> bool:
 
 @remembered
 def acquiring_loops(kernel: Operation) -> list[scf.WhileOp]:
-    """The loops in which programs wait for a signal and do nothing else: each role can run them."""
+    """The loops in which programs wait for a signal and do nothing else: each role can run them, as
+    what is waited for stays. (A turn does not: who runs late would never see it.)
+    """
+    tells = any(isinstance(op, tile.Atomic) for op in kernel_around(kernel).walk())
     return [
         op
         for op in kernel.walk()
@@ -69,7 +86,17 @@ def acquiring_loops(kernel: Operation) -> list[scf.WhileOp]:
             and is_side_effect_free(inner)
             for inner in op.before_region.walk()
         )
+        and (_stays(op) or not tells)
     ]
+
+
+def _stays(loop: scf.WhileOp) -> bool:
+    """Whether a loop waits until a number is beyond another, or no longer what it was. One that
+    waits for one number may find the next: the program itself goes on, and tells others.
+    """
+    condition = terminator_of(loop.before_region.block).operands[0]
+    op = defining_op(condition, ew.Elementwise)
+    return op is not None and op.fn.name in ("lt", "le", "gt", "ge", "eq")
 
 
 def _acquires(op: Operation) -> bool:

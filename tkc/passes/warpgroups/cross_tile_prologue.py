@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.ir import threads, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.rewrite import (
     Builder,
@@ -132,11 +132,12 @@ class Stream:
 
     def possible(self) -> bool:
         """Whether the head is straight code, and all it needs is known at each place, or behind the
-        passes.
+        passes. What threads exchange through shared memory has writes, which nothing needs.
         """
         return (
             bool(self.head)
             and not any(op.regions for op in self.head)
+            and not any(isinstance(op, shared.Alloc) for op in (*self.head, *self.late))
             and all(is_side_effect_free(op) or _passes(op) for op in self.late)
             and all(
                 result not in self.needed or _is_before(value, place)
