@@ -105,7 +105,8 @@ class ValueWriter(SourceWriter):
         self.line(f"for {i} in tkc.range(0, 3):")
         mask = f"({test.format(h=h, i=i, r=at)}) & ({at} + {i} < {a.name}.shape[0])"
         place = f"{a.name}.ptr + ({at} + {i}) * {a.name}.strides[0]"
-        self.line(f"    {total} = {total} + tkc.load({place}, mask={mask}, other=1.0)")
+        read = f"tkc.load({place}, mask={mask}, other=1.0).to(tkc.float32)"
+        self.line(f"    {total} = {total} + {read}")
         self.let(total, "float32", (n,), 3 * max(a.bound, 1))
 
     def hashes(self) -> None:

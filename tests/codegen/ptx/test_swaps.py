@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.operations.case import run
+from tests.operations.memory import BF16, F16, swaps
 from tkc.fuzz import device
 from tkc.fuzz.productions import kernel
 
@@ -46,3 +48,10 @@ def test_a_gather_of_a_constant_gives_it():
 @pytest.mark.gpu
 def test_a_random_kernel_whose_lanes_swapped_apart():
     assert not device.check(kernel(82000164))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_a_nan_of_16_bits_is_found_again(dtype, target):
+    """Rounding from float32 gives every NaN other bits than NumPy's has."""
+    run(swaps(dtype), target)

@@ -12,8 +12,9 @@ follows a barrier, so that what the other threads wrote comes first too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.access import Group
@@ -39,6 +40,7 @@ from tkc.ir import tile
 from tkc.ir.types import TileType, bf16, bits, element_of, f16, f32, is_float
 from tkc.ir.values import tile_type
 
+BY_BITS = ("exchange", "compare")  # whatever the bits say
 _BITWISE = {"and": "and", "or": "or", "xor": "xor", "exchange": "exch", "compare": "cas"}
 
 
@@ -187,7 +189,11 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
             meet(e)
         return
     ordered(e, semantics, scope, before=True)
-    value, once = e.tile(op.value), stores_once(e, layout_of(t))
+    if op.kind.data in BY_BITS and is_float(element) and bits(element) < 32:
+        element = IntegerType(bits(element))  # a number that is widened, a NaN, is not what it was
+        update = replace(update, element=element)
+    value, once = _as(e.tile(op.value), t, element), stores_once(e, layout_of(t))
+    compared = _as(e.tile(op.expected), t, element) if op.expected is not None else None
     places = pointer_group(e, op.pointers, op.mask, once)
     v = 1 if wanted or value.count == 1 else pointer_vector(e, op, layout_of(t), size_of(element))
     group = guarded(e, places, size_of(element), "updates", op.pointers)
@@ -195,14 +201,20 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
         return ordered(e, semantics, scope, before=False)
 
     def one(r: int) -> Operand:
-        at, x = group(r), e.element(value, r)
-        expected = e.element(e.tile(op.expected), r) if op.expected is not None else None
-        return update.emit(e, at, x, expected)
+        other = e.element(compared, r) if compared is not None else None
+        return update.emit(e, group(r), e.element(value, r), other)
 
     found = [one(r) for r in range(value.count)]
     ordered(e, semantics, scope, before=False)
     if wanted and result is not None:
-        e.set(result, broadcast_tile(e, tile_type(result), once, found))
+        own = tile_type(result)
+        held = TileType(own.extents, element, own.register_layout)
+        e.set(result, _as(broadcast_tile(e, held, once, found), own, own.element))
+
+
+def _as(held: Tile, t: TileType, element: Attribute) -> Tile:
+    """A tile's bits as elements of a type."""
+    return Tile.of(TileType(t.extents, element, t.register_layout), held.registers)
 
 
 @emitter(tile.AtomicBlock)

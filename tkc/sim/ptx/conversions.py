@@ -48,7 +48,7 @@ def packed_pair(high: np.ndarray, low: np.ndarray, kind: str, parts: list[str]) 
         if "relu" in parts:
             x = np.maximum(x, 0)
         short = towards_zero(x, t) if "rz" in parts else x.astype(t)
-        return short.view(f"u{bits // 8}").astype(np.uint32)
+        return with_one_nan(short).view(f"u{bits // 8}").astype(np.uint32)
 
     return shortened(high) << np.uint32(bits) | shortened(low)
 
@@ -81,8 +81,15 @@ def converted(x: np.ndarray, source: str, target: str, rounding: str) -> np.ndar
     if source == target and source[0] == "f":
         return TO_WHOLE[rounding](x)
     if "rz" in rounding and source in FLOATS and KIND_BYTES[source] > KIND_BYTES[target]:
-        return towards_zero(x, t)
-    return x.astype(t)
+        return with_one_nan(towards_zero(x, t))
+    return with_one_nan(x.astype(t)) if source == "f32" and target in FLOATS else x.astype(t)
+
+
+def with_one_nan(x: np.ndarray) -> np.ndarray:
+    """Floats of 16 bits as the hardware rounds to them: every NaN has the same bits."""
+    if x.dtype.itemsize != 2:
+        return x
+    return np.where(np.isnan(x), np.uint16(0x7FFF), x.view(np.uint16)).view(x.dtype)
 
 
 def saturated(whole: np.ndarray, t: type[np.integer]) -> np.ndarray:
