@@ -173,43 +173,51 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
     """An update of the elements that pointers name."""
     semantics = op.semantics.data if op.semantics is not None else "acq_rel"
     scope = SCOPES[op.scope.data if op.scope is not None else None]
-    result, t = op.result, op.value.type
-    wanted = result is not None and result.first_use is not None
-    element = element_of(t)
-    update = Update(op.kind.data, element, scope, wanted)
-    if not isinstance(t, TileType):
-        at = scalar_pointer_group(e, op, bits(t) // 8, "updates")
-        expected = e.operand(op.expected) if op.expected is not None else None
-        ordered(e, semantics, scope, before=True, held=at.held)
-        old = update.emit(e, at, e.operand(op.value), expected)
-        ordered(e, semantics, scope, before=False, held=at.held)
-        if wanted and result is not None:
-            e.set(result, broadcast(e, old, compute_class(element)))
-        elif semantics in ("acquire", "acq_rel"):
-            meet(e)
-        return
-    ordered(e, semantics, scope, before=True)
-    if op.kind.data in BY_BITS and is_float(element) and bits(element) < 32:
-        element = IntegerType(bits(element))  # a number that is widened, a NaN, is not what it was
-        update = replace(update, element=element)
+    wanted = op.result is not None and op.result.first_use is not None
+    update = Update(op.kind.data, element_of(op.value.type), scope, wanted)
+    if isinstance(op.value.type, TileType):
+        _update_tile(e, op, op.value.type, update, semantics)
+    else:
+        _update_scalar(e, op, update, semantics)
+
+
+def _update_scalar(e: Emitter, op: tile.Atomic, update: Update, semantics: str) -> None:
+    at = scalar_pointer_group(e, op, bits(update.element) // 8, "updates")
+    expected = e.operand(op.expected) if op.expected is not None else None
+    ordered(e, semantics, update.scope, before=True, held=at.held)
+    old = update.emit(e, at, e.operand(op.value), expected)
+    ordered(e, semantics, update.scope, before=False, held=at.held)
+    if update.wanted and op.result is not None:
+        e.set(op.result, broadcast(e, old, compute_class(update.element)))
+    elif semantics in ("acquire", "acq_rel"):
+        meet(e)
+
+
+def _update_tile(e: Emitter, op: tile.Atomic, t: TileType, update: Update, semantics: str) -> None:
+    ordered(e, semantics, update.scope, before=True)
+    if update.kind in BY_BITS and is_float(update.element) and bits(update.element) < 32:
+        # a number that was widened, a NaN, has other bits when it is rounded again
+        update = replace(update, element=IntegerType(bits(update.element)))
+    element = update.element
     value, once = _as(e.tile(op.value), t, element), stores_once(e, layout_of(t))
     compared = _as(e.tile(op.expected), t, element) if op.expected is not None else None
     places = pointer_group(e, op.pointers, op.mask, once)
-    v = 1 if wanted or value.count == 1 else pointer_vector(e, op, layout_of(t), size_of(element))
+    alone = update.wanted or value.count == 1
+    v = 1 if alone else pointer_vector(e, op, layout_of(t), size_of(element))
     group = guarded(e, places, size_of(element), "updates", op.pointers)
     if update_together(e, update, value, v, group):
-        return ordered(e, semantics, scope, before=False)
+        return ordered(e, semantics, update.scope, before=False)
 
     def one(r: int) -> Operand:
         other = e.element(compared, r) if compared is not None else None
         return update.emit(e, group(r), e.element(value, r), other)
 
     found = [one(r) for r in range(value.count)]
-    ordered(e, semantics, scope, before=False)
-    if wanted and result is not None:
-        own = tile_type(result)
+    ordered(e, semantics, update.scope, before=False)
+    if update.wanted and op.result is not None:
+        own = tile_type(op.result)
         held = TileType(own.extents, element, own.register_layout)
-        e.set(result, _as(broadcast_tile(e, held, once, found), own, own.element))
+        e.set(op.result, _as(broadcast_tile(e, held, once, found), own, own.element))
 
 
 def _as(held: Tile, t: TileType, element: Attribute) -> Tile:
