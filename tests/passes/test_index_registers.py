@@ -25,7 +25,7 @@ from tkc.ir import threads, tile
 from tkc.ir.target import target
 from tkc.ir.text import parse
 from tkc.ir.types import ArrayFacts, Fact
-from tkc.language.signature import ArrayArgument
+from tkc.language.signature import ArrayArgument, ScalarArgument
 from tkc.passes.pipeline import PIPELINE
 
 ROWS, COLUMNS = 8, 16
@@ -54,13 +54,33 @@ NAMES = {np.float32: tkc.float32, np.float16: tkc.float16, np.int32: tkc.int32, 
 
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("start, n", [(0, 0), (0, 5), (0, 15), (0, 16), (0, -1), (3, 3), (3, 19)])
-@pytest.mark.parametrize("rows, columns, warps", [(8, 16, 1), (32, 16, 1), (64, 8, 2), (1, 256, 1)])
+@pytest.mark.parametrize(
+    "rows, columns, warps",
+    [(8, 16, 1), (32, 16, 1), (64, 8, 2), (1, 256, 1), (2, 24, 1), (1, 96, 1)],
+)
 def test_an_element_of_a_row_is_picked(dtype, start, n, rows, columns, warps):
     x = np.random.default_rng(n + 9).integers(-99, 99, (rows, columns)).astype(dtype)
     out = np.full(rows, 7, dtype)
     machine.run(made_of(NAMES[dtype], start, rows, columns, warps), [x, out, n], (1, 1, 1))
     inside = 0 <= n - start < columns
     np.testing.assert_array_equal(out, x[:, n - start] if inside else np.zeros(rows))
+
+
+@pytest.mark.parametrize("n, there", [(5, True), (2**32 + 5, False), (-(2**40), False)])
+def test_a_number_of_64_bits_is_compared_whole(n, there):
+    made = traced(
+        column,
+        matrix_of(tkc.float32),
+        matrix_of(tkc.float32),
+        ScalarArgument(tkc.int64),
+        START=0,
+        ROWS=8,
+        COLUMNS=16,
+    )
+    through(made, PIPELINE[-1], context("sm_90a", num_warps=1))
+    x, out = np.arange(128, dtype=np.float32).reshape(8, 16), np.full(8, 7, np.float32)
+    machine.run(made, [x, out, n], (1, 1, 1))
+    np.testing.assert_array_equal(out, x[:, n] if there else np.zeros(8))
 
 
 @pytest.mark.parametrize("rows, columns", [(32, 16), (1, 32), (8, 16), (64, 1)])

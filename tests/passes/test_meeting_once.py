@@ -90,6 +90,21 @@ def test_the_extreme_and_its_last_place_are_right(n, warps, dtype):
     assert count(modules[LAST], threads.BlockBarrier) == 1
 
 
+def counted(x, out, N: tkc.constexpr):
+    """How many are the largest, and twice how many are not."""
+    v = tkc.load(x.ptr + tkc.arange(0, N))
+    tkc.store(out.ptr, tkc.sum(tkc.where(v == tkc.max(v, axis=0), 1, 2), axis=0))
+
+
+def test_a_sum_counts_in_every_warp():
+    """What is not the largest of all counts, too."""
+    modules, _ = compiled(traced(counted, FLOATS, INTEGERS, N=1024), num_warps=4)
+    assert not any(count(m, shared.SpreadPartial) for m in modules.values())
+    x, out = np.arange(1024, dtype=np.float32), np.zeros(1, np.int32)
+    machine.run(modules[LAST], [x, out], (1, 1, 1))
+    assert out == 1 + 2 * 1023
+
+
 def farthest(x, out, n, N: tkc.constexpr):
     """Places, each the farthest from all before it."""
     i = tkc.arange(0, N)
