@@ -175,7 +175,7 @@ def kernel(a0, a1, a2, o3, o5, n0, n1):
 
 
 def test_a_first_dot_whose_place_threads_exchange():
-    """It was issued early for the next program, without what was written to shared memory for it."""
+    """It was issued early for the next program, without what that writes to shared memory."""
     arrays = [
         ArraySpec("a0", "float16", (64, 8)),
         ArraySpec("a1", "float16", (2, 64, 40)),

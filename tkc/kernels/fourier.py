@@ -82,15 +82,17 @@ def _power_over(most):
 
 
 def _near_1(x, SHORT):
-    """Complex numbers of which the greatest part is about 1, and what undoes that."""
+    """Complex numbers of which the greatest part is about 1, and what undoes that; None where
+    nothing needs to be done.
+    """
     if not SHORT:
-        return x, 1.0
+        return x, None
     down, up = _power_over(tkc.max(tkc.maximum(abs(x[0]), abs(x[1]))))
     return _scaled(x, down), up
 
 
 def _scaled(x, by):
-    return x[0] * by, x[1] * by
+    return x if by is None else (x[0] * by, x[1] * by)
 
 
 def _conjugate(a, wanted=True):
@@ -109,7 +111,7 @@ def _forward(x, factors, SHORT, CONJUGATE=False):
     )
     x, undo = _near_1(x, SHORT)
     b = _from_right(_times(_from_left(first, x, SHORT), twist), second, SHORT)
-    return _scaled(b, undo) if SHORT else b
+    return _scaled(b, undo)
 
 
 def _inverse(b, factors, SHORT):
@@ -118,8 +120,7 @@ def _inverse(b, factors, SHORT):
     b, undo = _near_1(b, SHORT)
     x = _times(_from_right(b, second, SHORT), _conjugate(factors[2]))
     turned = [None if f is None else f.T for f in first]  # F₁ is its transpose
-    x = _from_left(turned, x, SHORT)
-    return _scaled(x, undo) if SHORT else x
+    return _scaled(_from_left(turned, x, SHORT), undo)
 
 
 def _factor_of(factor, extents):
@@ -351,8 +352,7 @@ def _columns(
             parts = _with_powers(parts, powers, image, row, 0)
         parts, undo = _near_1(_times(parts, turn) if INVERSE else parts, SHORT)
         y = _from_left(f, parts, SHORT)
-        y = y if INVERSE else _times(y, turn)
-        y = _scaled(y, undo) if SHORT else y
+        y = _scaled(y if INVERSE else _times(y, turn), undo)
         if powers is not None and INVERSE:
             y = _with_powers(y, powers, image, row, 1)
         _put_parts(out, image, row, column, inner, length if INVERSE else M * inner, y)
