@@ -307,6 +307,36 @@ def test_what_a_loop_carries_and_follows_from_itself(causal):
         np.testing.assert_array_equal(x, y)
 
 
+def accumulated(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Two sums through two loops; once one of them is cut, its dots are left without a use."""
+    first, second = tkc.full((M, N), 1.0), tkc.full((M, N), 2.0)
+    for _ in tkc.range(2):
+        for k in tkc.range(0, a.shape[1], K):
+            x, y = tkc.load(a, (0, k), (M, K)), tkc.load(b, (k, 0), (K, N))
+            first = first + tkc.dot(x.T, y, tkc.dot(x, y))
+            second = tkc.dot(x, y, second)
+    tkc.store(o, (0, 0), first)
+    tkc.store(c.ptr + tkc.arange(M)[:, None] * c.strides[0] + tkc.arange(N)[None, :], second)
+
+
+def test_what_nested_loops_carry_and_nothing_uses_any_more():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float16) for shape in ((64, 128), (128, 96)))
+    arrays = (*(array(tkc.float16, 2),) * 2, *(array(tkc.float32, 2),) * 2)
+    module = traced(accumulated, *arrays, M=64, N=96, K=64)
+
+    def given():
+        return [a, b, *(np.zeros((64, 96), np.float32) for _ in range(2))]
+
+    level0.run(module, want := given(), (1,))
+    found = context("sm_90a", num_warps=2)
+    through(module, "fit-results", found)
+    assert any(line.startswith("fit-results: a dot's") for line in found.decisions)
+    level0.run(module, got := given(), (1,))
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_parts():
     assert (
         part_extents((1024, 4096), 16384) == (128, 128)

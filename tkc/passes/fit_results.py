@@ -55,7 +55,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
             dot, share = found
             tried.add(dot)
             if _fit(dot, share, context):
-                sweep(kernel)
+                while sweep(kernel):
+                    pass
 
 
 def _next(

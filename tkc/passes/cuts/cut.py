@@ -98,7 +98,9 @@ class Cut:
 
     def _gathered(self, overlaps: Overlaps) -> Cut:
         """The same of a cut forward, with its operations. Raises NotCut."""
-        self.block = min((block_of(op) for op in self.frames), key=_depth)
+        carrying = [v.owner.parent_op() for v in self.axes if isinstance(v, BlockArgument)]
+        cut = [*self.frames, *(op for op in carrying if op is not None)]
+        self.block = min(map(block_of, cut), key=_depth)
         self.ops = [op for op in self.block.ops if any(x in self.frames for x in op.walk())]
         self.inside = {inner for op in self.ops for inner in op.walk()}
         self._check_nesting()
