@@ -5,9 +5,11 @@ change, in this process and through the disk cache of another.
 import dataclasses
 import enum
 import functools
+import io  # noqa: F401 (kernels of routes read it)
 import os
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -85,6 +87,15 @@ helper.factor = by_attribute.factor = 2.0
 scaled = Held.scaled
 
 
+def replaced(v, c=2.0, *, d=0.0):
+    """Its code and its defaults are replaced in place, as reloading a module does."""
+    return v * c + d
+
+
+code, defaults = replaced.__code__, replaced.__defaults__
+file = Path(tempfile.mkdtemp(prefix="tkc-test-")) / "factor.txt"
+
+
 def _rebind(name, value):
     globals()[name] = value
 
@@ -123,6 +134,35 @@ ROUTES = {
         "v * float(os.environ.get('TKC_TEST_FACTOR', '2'))",
         lambda n: os.environ.__setitem__("TKC_TEST_FACTOR", str(n)),
     ),
+    "code of a function": (
+        "replaced(v)",
+        lambda n: setattr(replaced, "__code__", eval(f"lambda v, c, *, d: v * {n}").__code__),
+    ),
+    "code of a function in a list": (
+        "[replaced][0](v)",
+        lambda n: setattr(replaced, "__code__", eval(f"lambda v, c, *, d: v * {n}").__code__),
+    ),
+    "defaults": ("replaced(v)", lambda n: setattr(replaced, "__defaults__", (n,))),
+    "defaults by name": ("replaced(v)", lambda n: replaced.__kwdefaults__.update(d=n - 2)),
+    "other defaults by name": (
+        "replaced(v)",
+        lambda n: setattr(replaced, "__kwdefaults__", {"d": n - 2}),
+    ),
+    "file by its path": ("v * float(file.read_text())", lambda n: file.write_text(str(n))),
+    "file by another path": (
+        "v * float((file.parent / file.name).read_bytes())",
+        lambda n: file.write_text(str(n)),
+    ),
+    "file of another function": (
+        "v * float(io.open(file).read())",
+        lambda n: file.write_text(str(n)),
+    ),
+    "file of NumPy": ("v * float(np.loadtxt(file))", lambda n: file.write_text(str(n))),
+    "size of a file": ("v * file.stat().st_size", lambda n: file.write_text("x" * int(n))),
+    "other process": (
+        "v * float(subprocess.check_output(['cat', str(file)]))",
+        lambda n: file.write_text(str(n)),
+    ),
     "enumeration": ("v * kind.value", lambda n: _rebind("kind", enum.Enum("K", {"A": n}).A)),
 }
 
@@ -130,11 +170,14 @@ ROUTES = {
 @pytest.fixture(autouse=True)
 def as_it_was():
     """The host's state before and after each test."""
+    file.write_text("2.")  # of two characters
     yield
     _rebind("number", 2.0)
     _rebind("part", functools.partial(lambda a, b: a * b, 2.0))
     _rebind("kind", Kind.TWO)
     Held.scaled = scaled
+    replaced.__code__, replaced.__defaults__ = code, defaults
+    replaced.__kwdefaults__ = {"d": 0.0}
     helper.factor = by_attribute.factor = 2.0
     space.x, space.inner = 2.0, types.SimpleNamespace(y=2.0)
     Held.shared = held.own = slotted.own = record.own = table["x"] = listed[0] = 2.0

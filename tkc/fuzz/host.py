@@ -6,8 +6,8 @@ kernel is launched in one of the ways there are (`LAUNCHES`), and so is a new Ji
 which sees the disk cache as another process would; both must give the bits that Python itself
 computes by the function. `check(program(seed))` gives what differs.
 
-Not changed is what a kernel may take to stay (docs/language.md): the code and the defaults of a
-function, what a partial holds, a frozen dataclass.
+Not changed is what a kernel may take to stay (docs/language.md): what a partial holds, a frozen
+dataclass.
 """
 
 from __future__ import annotations
@@ -276,6 +276,28 @@ HOLDERS: dict[str, Holder] = {
         ("{n}(v)",),
         ("{n} = lambda v: v - {v}", "{n} = functools.partial(lambda c, v: v * c, {v})"),
     ),
+    "parts of a function": Holder(
+        "def {n}(v, c={v}, *, d={v}):\n    return v * c + d",
+        ("{n}(v)", "v * {n}(2)", "[{n}][0](v)"),
+        (
+            "{n}.__code__ = (lambda v, c=1, *, d=1: v * {v} - c - d).__code__",
+            "{n}.__defaults__ = ({v},)",
+            "{n}.__kwdefaults__['d'] = {v}",
+            "{n}.__kwdefaults__ = dict(d={v})",
+        ),
+    ),
+    "file": Holder(
+        "{n} = pathlib.Path(__file__).parent / '{n}.txt'\n{n}.write_text('{v}')",
+        (
+            "v * float({n}.read_text())",
+            "v * float(open({n}).read())",
+            "v * float(io.open({n}).read())",
+            "v * float(np.loadtxt({n}))",
+            "v * {n}.stat().st_size",
+        ),
+        ("{n}.write_text('{v}')", "{n}.write_text('{v} ')"),
+        POSITIVE,
+    ),
     "helper of a helper": Holder(
         "{n}Factor = {v}\n\n\ndef {n}Inner(v):\n    return v * {n}Factor\n\n\n"
         "def {n}(v):\n    return {n}Inner(v)",
@@ -356,7 +378,9 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import io
 import os
+import pathlib
 import sys
 import types
 

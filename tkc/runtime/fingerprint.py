@@ -53,8 +53,18 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
 
 # what is read through these has no name that could be looked at
 DYNAMIC = ("globals", "locals", "eval", "exec", "__import__", "open", "input")
-# modules of C functions whose results depend on more than their arguments
-SYSTEM = ("posix", "nt", "time")
+# modules whose functions, and whose classes' objects, depend on more than their arguments
+SYSTEM = ("posix", "nt", "time", "subprocess", "socket", "_socket", "mmap", "sqlite3")
+# what gives the contents of files
+READERS = frozenset({"fromfile", "genfromtxt", "load", "loadtxt", "memmap"})  # NumPy's
+READS_OF_PATHS = frozenset(
+    {
+        *("cwd", "home", "absolute", "resolve", "expanduser", "readlink", "samefile"),
+        *("open", "read_text", "read_bytes", "iterdir", "glob", "rglob", "walk"),
+        *("exists", "stat", "lstat", "owner", "group", "is_dir", "is_file", "is_symlink"),
+        *("is_mount", "is_socket", "is_fifo", "is_block_device", "is_char_device"),
+    }
+)
 # what Python runs of a class that is called
 CALLED = frozenset({"__new__", "__init__", "__post_init__"})
 # by which the class of an object is found
@@ -80,6 +90,20 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 _texts: dict[int, tuple[type, bytes]] = {}
 
 
+class FunctionParts:
+    """What a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`) as a namespace:
+    reloading a module in a running session may give a function those of its newer self.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: types.FunctionType):
+        self.function = function
+
+    def get(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
 class Fingerprint:
     """Everything one function depends on; without one, what the values do that it spells.
 
@@ -94,7 +118,7 @@ class Fingerprint:
 
     def __init__(self, function: Any = None, beside: Fingerprint | None = None):
         self.fields: list[tuple[str, bytes]] = []
-        self.watched: list[tuple[dict, str, object]] = []
+        self.watched: list[tuple[dict | FunctionParts, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
         self.mutable: list[tuple[object, bytes]] = []
         self.joined: list[Fingerprint] = []  # with values that can change in place
@@ -107,6 +131,7 @@ class Fingerprint:
         # attributes that functions name, classes of users, and members of these that were read
         self._named: set[str] = set(beside._named) if beside else set()
         self._asked: set[str] = set()  # functions that are called with nothing
+        self._reaches_paths = False  # to files
         self._classes: dict[int, type] = dict(beside._classes) if beside else {}
         self._followed: set[tuple[int, str]] = set(beside._followed) if beside else set()
         if function is not None:
@@ -121,6 +146,7 @@ class Fingerprint:
             return self._seen[mark]
         number = self._seen[mark] = len(self._seen)
         self._read.append(fn)
+        self._watch_parts(fn)
         reading = _reading(fn.__code__)
         self._named |= reading.named
         if not reading.named.isdisjoint(KINDS):
@@ -149,22 +175,37 @@ class Fingerprint:
                 continue  # a local or a builtin
             self._outside(path, name, value, *reading.of(name))
         for imported in reading.imports:
-            self._imported(path, imported, reading, fn.__globals__.get("__package__"))
+            self._imported(path, imported, reading, fn)
         return number
 
-    def _imported(self, path: str, of: Imported, reading: Reading, package: str | None) -> None:
-        """What a function imports itself counts as what it reads of globals does."""
+    def _watch_parts(self, fn: types.FunctionType) -> None:
+        """A function's code and default values, which can be replaced in place."""
+        parts = FunctionParts(fn)
+        self.watched.append((parts, "__code__", fn.__code__))
+        if fn.__defaults__ is not None:
+            self.watched.append((parts, "__defaults__", fn.__defaults__))
+        if (given := fn.__kwdefaults__) is not None:
+            self.watched.append((parts, "__kwdefaults__", given))
+            self.watched += [(given, name, value) for name, value in given.items()]
+
+    def _imported(self, path: str, of: Imported, reading: Reading, fn: types.FunctionType) -> None:
+        """What a function imports itself counts as what it reads of globals does. For functions of
+        libraries nothing is imported that is not there yet: what they import may depend on much.
+        """
+        find: Callable[[str], types.ModuleType] = importlib.import_module
+        if _of_library(fn.__module__):
+            find = sys.modules.__getitem__
         try:
-            name = importlib.util.resolve_name(of.module, package)
+            name = importlib.util.resolve_name(of.module, fn.__globals__.get("__package__"))
             if _is_ours_by_name(name):
                 return
-            module = importlib.import_module(name)
+            module = find(name)
             value: Any = module
             if of.attribute is not None:
                 value = getattr(module, of.attribute, _EMPTY)
                 if value is _EMPTY:
-                    value = importlib.import_module(f"{name}.{of.attribute}")
-        except (ImportError, ValueError):
+                    value = find(f"{name}.{of.attribute}")
+        except Exception:  # of a module's own statements, too
             self._value(f"import {path}{of.module}", _EMPTY)  # has no spelling
             return
         if of.attribute is not None:
@@ -243,6 +284,8 @@ class Fingerprint:
             for cls, name in found:
                 self._followed.add((id(cls), name))
                 self._member(cls, name, vars(cls)[name])
+        if self._reaches_paths and not self._named.isdisjoint(READS_OF_PATHS):
+            self._value("files", _EMPTY)  # has no spelling
 
     def _member(self, cls: type, name: str, member: object) -> None:
         """What a class holds under a name: a function, what computes an attribute, or a value."""
@@ -278,8 +321,8 @@ class Fingerprint:
         """Watches what another one does, too; whether that is more than this one did. (Values that
         change in place stay with the other one, whose numbers of functions their texts hold.)
         """
-        known = {(id(space), name) for space, name, _ in self.watched}
-        new = [w for w in other.watched if (id(w[0]), w[1]) not in known]
+        known = {(_identity(space), name) for space, name, _ in self.watched}
+        new = [w for w in other.watched if (_identity(w[0]), w[1]) not in known]
         if not (new or other.cells or other.mutable):
             return False
         self.watched += new
@@ -308,17 +351,24 @@ class Fingerprint:
             for attribute in chain[1:]:
                 owner, value = value, getattr(value, attribute, None)
                 read = value
-                if vars(owner).get(attribute) is not value:
+                if isinstance(owner, type):
+                    pass  # a class of a library, which stays as it is
+                elif vars(owner).get(attribute) is not value:
                     read = _Found(owner, attribute)
                 elif not _is_module_of_ours(value):
                     self.watched.append((vars(owner), attribute, value))
-                if not isinstance(value, types.ModuleType):
+                if not isinstance(value, types.ModuleType) and not _is_class_of_library(value):
                     break
             if not isinstance(value, types.ModuleType):
                 self._value(f"value {'.'.join(chain)}", read)
 
     def spell(self, value: object) -> bytes:
         """A value as bytes that mean the same in every process."""
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            if _reads_outside(value):
+                raise Unstable(f"what {value.__name__}() gives")
+            self._reaches_paths |= isinstance(value, type) and issubclass(value, Path)
+        self._reaches_paths |= isinstance(value, Path)
         for spelled_as in (self._builtin, self._defined, self._function_of_c, self._library_data):
             if (spelled := spelled_as(value, type(value))) is not None:
                 return spelled
@@ -370,9 +420,7 @@ class Fingerprint:
         """A function that is not Python's, or a method of C; None of other values."""
         if isinstance(value, types.BuiltinFunctionType) and _is_bound(value):
             return _join("method", (value.__name__.encode(), self.spell(value.__self__)))
-        if isinstance(value, types.BuiltinFunctionType) and (
-            value.__name__ in self._asked or value.__module__ in SYSTEM
-        ):
+        if isinstance(value, types.BuiltinFunctionType) and value.__name__ in self._asked:
             raise Unstable(f"what {value.__name__}() gives")  # is not always the same
         if _is_function_of_library(value):
             return f"function {value.__module__}.{value.__name__}".encode()
@@ -465,6 +513,11 @@ class _Found:
     attribute: str
 
 
+def _identity(space: dict | FunctionParts) -> int:
+    """Equal of namespaces that are the same."""
+    return id(space.function if isinstance(space, FunctionParts) else space)
+
+
 def _getter(member: object) -> types.FunctionType | None:
     """The function that computes what a property gives, None of what is none."""
     function = getattr(member, "fget", None) or (
@@ -494,8 +547,8 @@ def _numbers_of(fn: types.FunctionType) -> list[int | float | str]:
 
 
 def _lasting(value) -> bool:
-    """Whether a value cannot change in place. (A function counts as its code, a class as its
-    source; a mapping proxy promises it.) Of what is not known, no.
+    """Whether a value cannot change in place. (Of functions the parts are watched, a class counts
+    as its source; a mapping proxy promises it.) Of what is not known, no.
     """
     kind = type(value)
     if kind is _Found:
@@ -551,6 +604,19 @@ def _of_library(module: str) -> bool:
     return module.split(".")[0] in sys.stdlib_module_names or "site-packages" in str(
         getattr(sys.modules.get(module), "__file__", "")
     )
+
+
+def _reads_outside(value: Any) -> bool:
+    """Whether a function, or a class, gives what lies outside of the process: of clocks, files,
+    other processes.
+    """
+    module = value.__module__
+    of_numpy = isinstance(module, str) and module.partition(".")[0] == "numpy"
+    return module in SYSTEM or value in (open, os.popen) or (of_numpy and value.__name__ in READERS)
+
+
+def _is_class_of_library(value: object) -> bool:
+    return isinstance(value, type) and not _is_ours(value) and _of_library(value.__module__)
 
 
 def _is_function_of_library(value: object) -> bool:

@@ -73,10 +73,19 @@ watch:
   %space = call ptr @pointer(ptr %watches, i64 %at)
   %variable = call ptr @pointer(ptr %watches, i64 %at1)
   %value = call i64 @field(ptr %watches, i64 %at2)
+  %is_part = icmp eq ptr %variable, null
+  br i1 %is_part, label %part, label %entry
+part:
+  %held = load i64, ptr %space
+  br label %same
+entry:
   %found = call ptr @PyDict_GetItem(ptr %space, ptr %variable)
   %missing = icmp eq ptr %found, null
   %number = ptrtoint ptr %found to i64
-  %now = select i1 %missing, i64 %none, i64 %number
+  %bound = select i1 %missing, i64 %none, i64 %number
+  br label %same
+same:
+  %now = phi i64 [ %held, %part ], [ %bound, %entry ]
   %kept = icmp eq i64 %now, %value
   br i1 %kept, label %another, label %no
 another:

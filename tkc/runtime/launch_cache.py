@@ -50,6 +50,7 @@ from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
+from tkc.runtime.fingerprint import FunctionParts
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -77,6 +78,7 @@ BYTES_8, BYTES_4, AS_FLOAT32, UNCHANGED = 0, 1, 2, 255
 # In a record, in place of the driver's generation: the launch is a function in Python.
 IN_PYTHON = (1 << 64) - 1
 
+FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
@@ -297,7 +299,35 @@ def _one_exchange(kinds: Sequence[tuple[type, int]], tensor: int = TENSOR) -> Ex
 
 def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
     """The methods, where machine code can compare what is watched."""
-    return _methods() if all(type(space) is dict for space, *_ in watched) else None
+    spaces = {type(space) for space, *_ in watched}
+    if FunctionParts in spaces and _places_of_parts() is None:
+        return None
+    return _methods() if spaces <= {dict, FunctionParts} else None
+
+
+@cache
+def _places_of_parts() -> dict[str, int] | None:
+    """Where CPython's functions hold what may be replaced, in bytes; None where it is not found."""
+
+    def sample(_: int = 0, *, _named: int = 0) -> None: ...
+
+    size = type(sample).__basicsize__
+    words = struct.unpack(f"<{size // 8}Q", ctypes.string_at(id(sample), size))
+    parts = {name: id(getattr(sample, name)) for name in FUNCTION_PARTS}
+    if any(words.count(at) != 1 for at in parts.values()):
+        return None
+    return {name: 8 * words.index(at) for name, at in parts.items()}
+
+
+def _watched_words(space: Any, name: str, value: object) -> tuple[int, int, int]:
+    """What is watched as machine code reads it: a dictionary, a name and the value; or the address
+    of a part of a function, 0 and the part.
+    """
+    if isinstance(space, FunctionParts):
+        places = _places_of_parts()
+        assert places is not None  # `_methods_for` has asked
+        return id(space.function) + places[name], 0, id(value)
+    return id(space), id(name), id(value)
 
 
 def kernel_cache(
@@ -590,7 +620,7 @@ class LaunchCache:
             for rows in (
                 [(id(t), k) for t, k in self.kinds],
                 [(id(n),) for n in names],
-                [tuple(map(id, w)) for w in self.watched],
+                [_watched_words(*w) for w in self.watched],
             )
         ]
         fields = {
@@ -813,7 +843,7 @@ class Repeated(LaunchCache):
         places: Sequence[tuple[int, tuple | None] | None],
         kinds: Sequence[tuple[type, int]],
         exchange: Exchange,
-        watched: tuple[tuple[dict, Any, Any], ...],
+        watched: tuple[Watch, ...],
         methods: tuple[_Method, ...],
     ):
         super().__init__(kinds, len(kinds), (), watched, exchange, methods)
@@ -853,9 +883,7 @@ class Repeated(LaunchCache):
         ]
         return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
 
-    def _replace(
-        self, args: tuple, kwargs: dict[str, Any], watched: tuple[tuple[dict, Any, Any], ...]
-    ) -> None:
+    def _replace(self, args: tuple, kwargs: dict[str, Any], watched: tuple[Watch, ...]) -> None:
         """Puts a launch into `place` that watches what the kernel reads now."""
         again = Repeated(
             self.kernel,
