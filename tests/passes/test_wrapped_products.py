@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.language.kernels import array, i32, traced
 from tests.operations.case import Case, rubbish, run
+from tkc.sim import level0
+from tkc.sim.errors import OffsetOverflow
 
 HOWS = ("level 0", "cpu", "sm_80", "sm_89", "sm_90a")
 
@@ -123,3 +126,42 @@ def test_masks(kernel, want, first, how):
         )
 
     run(Case(f"{kernel.__name__} {first}", kernel, given, want), how)
+
+
+def bounded(x, out, n):
+    """A sum of an argument bounds the elements that are read."""
+    i = tkc.arange(8)
+    tkc.store(out.ptr + i, tkc.load(x.ptr + i, mask=(i >= 1) & (i < n + 5), other=-1.0))
+
+
+def bounded_by_hash(x, out):
+    """A number that wraps on purpose does."""
+    i, p = tkc.arange(8), tkc.program_id(0)
+    h = ((((p * 31 + 7) * 31 + 5) * 31 + 3) * 31 * 31 + 1) * 31
+    tkc.store(out.ptr + p * 8 + i, tkc.load(x.ptr + i, mask=i + 3 < h, other=-1.0))
+
+
+def _bounded_arguments(n: int) -> dict:
+    return dict(x=np.arange(1, 9, dtype=np.float32), out=np.zeros(8, np.float32), n=n)
+
+
+def test_a_bound_that_wraps_is_refused():
+    """It is one as an offset is: what is compiled counts on it."""
+    module = traced(bounded, *(array(tkc.float32, 1),) * 2, i32())
+    for n in (-(2**31), 2, 2**31 - 6):
+        given = list(_bounded_arguments(n).values())
+        level0.run(module, given, (1,))
+        i = np.arange(8)
+        np.testing.assert_array_equal(given[1], np.where((i >= 1) & (i < n + 5), i + 1, -1))
+    with pytest.raises(OffsetOverflow, match="a number that bounds the elements of an access"):
+        level0.run(module, list(_bounded_arguments(2**31 - 5).values()), (1,))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_hash_that_bounds(how):
+    def given(r):
+        return dict(x=np.arange(1, 9, dtype=np.float32), out=np.zeros((200, 8), np.float32))
+
+    inside = np.arange(8) + 3 < _hash(np.arange(200))[:, None]
+    want = dict(out=np.where(inside, np.arange(1, 9), -1).astype(np.float32))
+    run(Case("hash", bounded_by_hash, given, lambda a: want, (200,)), how)

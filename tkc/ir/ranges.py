@@ -32,8 +32,16 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
-from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
-from tkc.ir.values import array_type, operands_first, owner_op, tile_type, yielded_by
+from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
+from tkc.ir.values import (
+    array_type,
+    made_of,
+    operands_first,
+    owner_op,
+    reached,
+    tile_type,
+    yielded_by,
+)
 
 _MAX_INDEX_STEP = 1 << 16  # what multiplies by more is a hash function
 _MAX_SMALL_NUMBER = 1 << 24
@@ -174,6 +182,16 @@ class Overflow(IntEnum):
     NEVER, UNLESS_OFFSET, WRAPS = range(3)
 
 
+def repeated_scalar(value: SSAValue) -> SSAValue | None:
+    """The scalar that all elements of a tile are, or that a value is; None of other tiles."""
+    while isinstance(op := value.owner, _REPEATS):
+        value = op.arg
+    return None if isinstance(value.type, TileType) else value
+
+
+_REPEATS = (tile.Splat, tile.Broadcast, tile.Reshape, tile.Transpose, tile.Multiple)
+
+
 def exactly(n: int) -> Range:
     return Range(n, n, abs(n))
 
@@ -275,6 +293,15 @@ class Ranges:
         if found is None or whole is None:
             return Overflow.WRAPS
         return _overflow(found, args, op, whole)
+
+    def may_bound(self, value: SSAValue) -> bool:
+        """Whether a scalar may be a number of elements: none of the sums and products that it is
+        made of wraps on purpose, as those of a hash do.
+        """
+        parts = (at for at in reached([value], made_of) if is_integer(element_of(at.type)))
+        made = (at.owner for at in parts)
+        sums = (op for op in made if isinstance(op, ew.Elementwise) and op.fn.name in _SUMS)
+        return all(self.overflow(op) is not Overflow.WRAPS for op in sums)
 
     def _compute(self, value: SSAValue, whole: Range) -> Range:
         if isinstance(value, BlockArgument):
@@ -569,6 +596,7 @@ def _union(a: Range, b: Range) -> Range | None:
     return Range(0, (1 << width) - 1, gcd(_power(a.divisor), _power(b.divisor)))
 
 
+_SUMS = ("add", "sub", "mul", "neg")
 # of the first and the last operand
 _FUNCTIONS: dict[str, Callable[[Range, Range], Range | None]] = {
     "add": _sum,

@@ -15,7 +15,7 @@ width shift everything out; division of integers by zero gives 0.
 
 Offsets are mathematical integers: where an offset differs from what the program's own integer type
 computed, OffsetOverflow is raised (`ProgramInterpreter.exact` keeps such values beside the wrapped
-ones).
+ones). So are scalars that bound the elements of an access: a mask that compares a tile with one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.dtypes import to_odd
 from tkc.ir.messages import filled
-from tkc.ir.ranges import NONNEGATIVE
+from tkc.ir.ranges import NONNEGATIVE, Ranges, repeated_scalar
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -60,6 +60,7 @@ from tkc.ir.types import (
     element_of,
     f8e4m3,
     f8e5m2,
+    is_bool,
     is_float,
     is_integer,
     is_unsigned,
@@ -282,6 +283,8 @@ FUNCTIONS: dict[str, Function] = {
         _fma(a, b, c) if np.asarray(a).dtype == np.float64 else _in64(_product_and_sum)(a, b, c)
     ),
 }
+BOUNDING = ("lt", "le", "gt", "ge")
+LOGICAL = ("and", "or", "xor", "not")
 # of integers: whose mathematical results are followed where they do not fit
 FOLLOWED = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min"} | {
     "div_trunc",
@@ -524,7 +527,7 @@ def block(m: ProgramInterpreter, op: BlockAccess) -> Places:
     array, extents = m[op.array], op.extents.get_values()
     shape = tuple([n for n in extents if n >= 0])
     at: np.ndarray | np.int64 = np.int64(array.pointer)
-    live: np.ndarray | bool = True if op.mask is None else m[op.mask]
+    live: np.ndarray | bool = True if op.mask is None else m.mask(op.mask)
     lost: np.ndarray | bool = False
     axis = 0
     for offset, extent, bound, stride in zip(
@@ -560,7 +563,7 @@ class PointerAccess(Protocol):
 def live_pointers(m: ProgramInterpreter, op: PointerAccess) -> Places:
     """The pointers of an access, and which of them are not masked."""
     pointers = np.asarray(m[op.pointers])
-    mask = True if op.mask is None else m[op.mask]
+    mask = True if op.mask is None else m.mask(op.mask)
     return pointers, np.array(np.broadcast_to(mask, pointers.shape))
 
 
@@ -818,7 +821,7 @@ NOWHERE = np.zeros((), bool)
 
 class Decoded(NamedTuple):
     """What every visit of an operation would ask it again. follows: integers whose mathematical
-    value is kept, "computed" or "moved" with them.
+    value is kept, "computed" or "moved" with them, "compared" where they are bounds.
     """
 
     rule: Rule | None
@@ -832,12 +835,29 @@ class Decoded(NamedTuple):
         given, operands, results = rules.get(type(op)), tuple(op._operands), tuple(op.results)
         rule = given.of(op) if isinstance(given, Prepared) else given
         t = element_of(results[0].type) if results else None
+        if t is not None and is_bool(t):
+            return Decoded(rule, operands, results, _follows_truth(op))
         if t is None or not is_integer(t) or is_unsigned(t):
             return Decoded(rule, operands, results)
         if isinstance(op, ew.Elementwise) and op.fn.name in FOLLOWED:
             return Decoded(rule, operands, results, "computed", t != i64)
         moved = isinstance(op, ew.Cast) or type(op) in SHAPES
         return Decoded(rule, operands, results, "moved" if moved else "")
+
+
+def _follows_truth(op: Operation) -> str:
+    """How a mask follows from bounds that wrapped."""
+    if not isinstance(op, ew.Elementwise):
+        return "moved" if type(op) in SHAPES else ""
+    if op.fn.name in BOUNDING and any(_is_bound(v) for v in op.operands):
+        return "compared"
+    return "computed" if op.fn.name in LOGICAL else ""
+
+
+def _is_bound(value: SSAValue) -> bool:
+    """Whether a value is a scalar that may bound the elements of a tile."""
+    scalar = repeated_scalar(value)
+    return scalar is not None and Ranges().may_bound(scalar)
 
 
 class ProgramInterpreter:
@@ -916,6 +936,8 @@ class ProgramInterpreter:
             return
         result = code.results[0]
         x = [np.asarray(known.get(v, held[v]) if known else held[v]) for v in code.operands]
+        if code.follows == "compared":  # what is no bound wraps as it does
+            x = [v if _is_bound(o) else held[o] for o, v in zip(code.operands, x, strict=True)]
         x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
         if isinstance(op, ew.Elementwise):
             exact = FUNCTIONS[op.fn.name](*x)
@@ -931,6 +953,12 @@ class ProgramInterpreter:
         number = np.asarray(self.values[value])
         wrapped = self.exact[value] != number if value in self.exact else NOWHERE
         return number.astype(np.int64)[()], wrapped
+
+    def mask(self, value: SSAValue) -> np.ndarray:
+        """Which elements are accessed. Raises OffsetOverflow where what bounds them wrapped."""
+        if value in self.exact:
+            raise OffsetOverflow("a number that bounds the elements of an access wraps in its type")
+        return self.values[value]
 
     def offset(self, value: SSAValue) -> int:
         """A scalar used as an offset, an extent or a bound."""

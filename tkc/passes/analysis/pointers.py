@@ -24,7 +24,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.host_values import argument_number
-from tkc.ir.ranges import Overflow
+from tkc.ir.ranges import Overflow, repeated_scalar
 from tkc.ir.rewrite import body_of, is_inside
 from tkc.ir.types import PointerType, TileType, element_of
 from tkc.ir.values import tile_type, yielded_by
@@ -208,10 +208,9 @@ class Forms:
         """Whether a number, or those of a tile, are what their form says: of the sums and products
         that the form takes apart, none wraps but what the offset of an address is made of, which
         level 0 refuses. One number, which bounds others, is a number of elements, unless it is
-        hashed: arguments and loaded numbers add up to it that are not near the ends of their type.
+        hashed: level 0 refuses one that wraps, too.
         """
-        whole = self.get(value)
-        bounds = whole is not None and not whole.varies
+        bounds = repeated_scalar(value) is not None
         left, seen = [value], {value}
         while left:
             at = left.pop()
