@@ -46,6 +46,7 @@ FIXES = {
     "what copies are made of": ("_object", lambda self, value: self._class(type(value))),
     "attributes of modules": ("_module", lambda self, name, module, chains: None),
     "what changed in place": ("changed", lambda self: False),
+    "parts of functions": ("_watch_parts", lambda self, fn: None),
 }
 
 
@@ -53,6 +54,12 @@ FIXES = {
 def test_what_fingerprints_missed_is_found(name, monkeypatch):
     """Each part of the recording of what was read is taken out."""
     monkeypatch.setattr(fingerprint.Fingerprint, *FIXES[name])
+    assert any(check(program(seed)).faults for seed in range(8 * PROGRAMS))
+
+
+def test_files_that_were_missed_are_found(monkeypatch):
+    """What a function gave was taken to stay where it holds nothing itself."""
+    monkeypatch.setattr(fingerprint, "READS_OF_PATHS", frozenset())
     assert any(check(program(seed)).faults for seed in range(8 * PROGRAMS))
 
 
