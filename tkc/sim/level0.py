@@ -51,7 +51,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.dtypes import to_odd
 from tkc.ir.messages import filled
-from tkc.ir.ranges import NONNEGATIVE, Ranges, repeated_scalar
+from tkc.ir.ranges import NONNEGATIVE
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -60,17 +60,15 @@ from tkc.ir.types import (
     element_of,
     f8e4m3,
     f8e5m2,
-    is_bool,
     is_float,
     is_integer,
-    is_unsigned,
     ui8,
     ui16,
     ui32,
     ui64,
 )
 from tkc.ir.values import tile_type
-from tkc.sim import ptx
+from tkc.sim import ptx, wrapping
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 from tkc.sim.meeting import cluster_sum, run_blocks
@@ -282,13 +280,6 @@ FUNCTIONS: dict[str, Function] = {
     "fma": lambda a, b, c: (
         _fma(a, b, c) if np.asarray(a).dtype == np.float64 else _in64(_product_and_sum)(a, b, c)
     ),
-}
-BOUNDING = ("lt", "le", "gt", "ge")
-LOGICAL = ("and", "or", "xor", "not")
-# of integers: whose mathematical results are followed where they do not fit
-FOLLOWED = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min"} | {
-    "div_trunc",
-    "rem_trunc",
 }
 
 
@@ -834,30 +825,9 @@ class Decoded(NamedTuple):
     def of(op: Operation, rules: Rules) -> Decoded:
         given, operands, results = rules.get(type(op)), tuple(op._operands), tuple(op.results)
         rule = given.of(op) if isinstance(given, Prepared) else given
-        t = element_of(results[0].type) if results else None
-        if t is not None and is_bool(t):
-            return Decoded(rule, operands, results, _follows_truth(op))
-        if t is None or not is_integer(t) or is_unsigned(t):
+        if len(results) != 1 or not isinstance(op, (ew.Elementwise, ew.Cast, *SHAPES)):
             return Decoded(rule, operands, results)
-        if isinstance(op, ew.Elementwise) and op.fn.name in FOLLOWED:
-            return Decoded(rule, operands, results, "computed", t != i64)
-        moved = isinstance(op, ew.Cast) or type(op) in SHAPES
-        return Decoded(rule, operands, results, "moved" if moved else "")
-
-
-def _follows_truth(op: Operation) -> str:
-    """How a mask follows from bounds that wrapped."""
-    if not isinstance(op, ew.Elementwise):
-        return "moved" if type(op) in SHAPES else ""
-    if op.fn.name in BOUNDING and any(_is_bound(v) for v in op.operands):
-        return "compared"
-    return "computed" if op.fn.name in LOGICAL else ""
-
-
-def _is_bound(value: SSAValue) -> bool:
-    """Whether a value is a scalar that may bound the elements of a tile."""
-    scalar = repeated_scalar(value)
-    return scalar is not None and Ranges().may_bound(scalar)
+        return Decoded(rule, operands, results, *wrapping.follows(op))
 
 
 class ProgramInterpreter:
@@ -937,7 +907,10 @@ class ProgramInterpreter:
         result = code.results[0]
         x = [np.asarray(known.get(v, held[v]) if known else held[v]) for v in code.operands]
         if code.follows == "compared":  # what is no bound wraps as it does
-            x = [v if _is_bound(o) else held[o] for o, v in zip(code.operands, x, strict=True)]
+            x = [
+                v if wrapping.is_bound(o) else held[o]
+                for o, v in zip(code.operands, x, strict=True)
+            ]
         x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
         if isinstance(op, ew.Elementwise):
             exact = FUNCTIONS[op.fn.name](*x)

@@ -1,0 +1,42 @@
+"""Which integers of a program that wrap level 0 follows: those of which offsets, and bounds of the
+elements of an access, are made. It keeps their mathematical values beside the wrapped ones.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import i64
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir.ranges import Ranges, repeated_scalar
+from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
+
+COMPARISONS = ("lt", "le", "gt", "ge")
+LOGICAL = ("and", "or", "xor", "not")
+ARITHMETIC = (
+    *("add", "sub", "mul", "neg", "abs", "shl", "max", "min"),
+    *("floordiv", "mod", "div_trunc", "rem_trunc"),
+)
+
+
+def follows(op: Operation) -> tuple[str, bool]:
+    """How the result of an element-wise operation, or one that moves elements, follows from
+    operands that wrapped, and whether it may wrap by itself: "computed" of their mathematical
+    values, "moved" as they are, "compared" where one is a bound, "" where it does not.
+    """
+    t = element_of(op.results[0].type)
+    if not is_bool(t) and (not is_integer(t) or is_unsigned(t)):
+        return "", False
+    if not isinstance(op, ew.Elementwise):
+        return "moved", False
+    if is_bool(t):
+        if op.fn.name in COMPARISONS and any(map(is_bound, op.operands)):
+            return "compared", False
+        return ("computed" if op.fn.name in LOGICAL else ""), False
+    return ("computed", t != i64) if op.fn.name in ARITHMETIC else ("", False)
+
+
+def is_bound(value: SSAValue) -> bool:
+    """Whether a value is a scalar that may bound the elements of a tile."""
+    scalar = repeated_scalar(value)
+    return scalar is not None and Ranges().may_bound(scalar)
