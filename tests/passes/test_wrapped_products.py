@@ -128,6 +128,65 @@ def test_masks(kernel, want, first, how):
     run(Case(f"{kernel.__name__} {first}", kernel, given, want), how)
 
 
+def loaded_less_places(x, out, numbers):
+    """What is left behind a row, of a number that is loaded: it may be as low as numbers are."""
+    r, k, n = tkc.arange(16), tkc.arange(16), tkc.load(numbers.ptr)
+    a = tkc.load(x.ptr + r[:, None] * 16 + k[None, :], mask=(n - r > 0)[:, None], other=0.0)
+    tkc.store(out, (0, 0), tkc.dot(a, a.T))
+
+
+def argument_less_places(x, out, n):
+    """The same of an argument and of places some of which are negative."""
+    r, k = tkc.arange(16), tkc.arange(16)
+    a = tkc.load(x.ptr + r[:, None] * 16 + k[None, :], mask=(n - (r - 8) > 0)[:, None], other=0.0)
+    tkc.store(out, (0, 0), tkc.dot(a, a.T))
+
+
+def stored_in_steps(x, out, first):
+    """A loop that carries nothing counts what its masks bound."""
+    for k in tkc.range(0, 4):
+        i = k * 4 + tkc.arange(4)
+        tkc.store(out.ptr + i, tkc.load(x.ptr + i), mask=first + i >= 0)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("number", [-(2**31) + 3, -1, 0, 3, 2**31 - 1])
+def test_a_loaded_number_less_places(number, how):
+    x, numbers = np.arange(256, dtype=np.float32) % 7, np.array([number], np.int32)
+    with np.errstate(over="ignore"):
+        inside = numbers - np.arange(16, dtype=np.int32) > 0
+    a = np.where(inside[:, None], x.reshape(16, 16), 0)
+
+    def given(r):
+        return dict(x=x, out=np.zeros((16, 16), np.float32), numbers=numbers)
+
+    run(Case("loaded", loaded_less_places, given, lambda _: dict(out=a @ a.T)), how)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31 - 9, -12, 0, 3])
+def test_an_argument_less_places_before(n, how):
+    x = np.arange(256, dtype=np.float32) % 7
+    with np.errstate(over="ignore"):
+        inside = np.array([n], np.int32) - (np.arange(16, dtype=np.int32) - np.int32(8)) > 0
+    a = np.where(inside[:, None], x.reshape(16, 16), 0)
+
+    def given(r):
+        return dict(x=x, out=np.zeros((16, 16), np.float32), n=n)
+
+    run(Case("argument", argument_less_places, given, lambda _: dict(out=a @ a.T)), how)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("first", [0, -5, -16, 2**31 - 9])
+def test_masks_of_a_loop_that_carries_nothing(first, how):
+    def given(r):
+        return dict(x=np.arange(1, 17, dtype=np.float32), out=np.zeros(16, np.float32), first=first)
+
+    want = dict(out=np.where(_at(first, 16) >= 0, np.arange(1, 17), 0).astype(np.float32))
+    run(Case("steps", stored_in_steps, given, lambda a: want), how)
+
+
 def bounded(x, out, n):
     """A sum of an argument bounds the elements that are read."""
     i = tkc.arange(8)
