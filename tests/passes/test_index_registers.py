@@ -250,3 +250,24 @@ def test_loops_that_name_no_registers_stay_loops():
     modules, given = compiled(traced(copied_product, matrix, matrix, matrix))
     assert any("producer" in line for line in given.decisions)
     assert modules["index-registers"] is modules["insert-synchronization"]
+
+
+def column_of_products(a, b, out, n, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A column of a product, whose columns no bits number unless they are a power of two."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    tkc.store(out, (0,), tkc.sum(tkc.where((tkc.arange(N) == n)[None, :], x, 0), axis=1))
+
+
+@pytest.mark.parametrize("name, columns", [("sm_90a", 96), ("sm_90a", 64), ("sm_80", 24)])
+@pytest.mark.parametrize("n", [0, 13, 23])
+def test_a_column_of_a_product_is_picked(name, columns, n):
+    rng = np.random.default_rng(n)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((64, 16), (16, columns)))
+    matrix = ArrayArgument(
+        tkc.float16, ArrayFacts((Fact(8), Fact(8)), (Fact(8), Fact(exact=1)), 16)
+    )
+    sizes = dict(M=64, N=columns, K=16)
+    made = traced(column_of_products, matrix, matrix, matrix_of(tkc.float32), i32(), **sizes)
+    through(made, PIPELINE[-1], context(name, num_warps=4))
+    machine.run(made, [a, b, out := np.zeros(64, np.float32), n], (1, 1, 1))
+    np.testing.assert_array_equal(out, (a.astype(np.float32) @ b.astype(np.float32))[:, n])
