@@ -348,3 +348,28 @@ def test_what_operands_follow_from_keeps_one_role(fn):
     through(module, PIPELINE[-1], given)
     assert not given.has_roles
     assert any("observe the order" in line for line in given.decisions)
+
+
+def one_by_one(a, b, c, flags, WAITS: tkc.constexpr):
+    """A block of a product, which is stored once the program before has been."""
+    i, j, acc = tkc.program_id(0), tkc.program_id(1), tkc.zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        x = tkc.load(a, (i * BM, k), (BM, BK))
+        acc = tkc.dot(x, tkc.load(b, (k, j * BN), (BK, BN)), acc)
+    number = j * tkc.num_programs(0) + i
+    if WAITS:
+        while tkc.load(flags.ptr, sem="acquire") != number:
+            pass
+    tkc.store(c, (i * BM, j * BN), acc)
+    if WAITS:
+        tkc.atomic_xchg(flags.ptr, number + 1, sem="release")
+
+
+@pytest.mark.parametrize("asked", [None, 4])
+@pytest.mark.parametrize("waits", [False, True])
+def test_programs_of_one_role_that_wait_keep_their_order(waits, asked):
+    """In columns, programs would run before those for which they wait."""
+    module, given = traced(one_by_one, H2, H2, F2, N1, WAITS=waits), context("sm_80", raster=asked)
+    through(module, "plan", given)
+    found = any("programs run in columns" in line for line in given.decisions)
+    assert found == (not waits), given.decisions
