@@ -31,7 +31,7 @@ from tests.passes.stages import (
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import movement
-from tkc.ir.types import ArrayFacts, Fact
+from tkc.ir.types import ArrayFacts, Fact, MapType
 from tkc.ir.values import layout_of
 from tkc.language.signature import ArrayArgument
 
@@ -685,3 +685,27 @@ def test_every_mutant_is_found(case, equivalent):
         known=equivalent.__contains__,
     )
     assert number > 50 and not missed
+
+
+def counted_columns(b, c, N: tkc.constexpr):
+    """Bytes that the threads of a role put into columns for wgmma, of rows that are copied by
+    panels of 16 bytes, the narrowest that a tensor map has.
+    """
+    ones = tkc.full((64, 64), 1, tkc.int8)
+    once, twice = tkc.zeros((64, N), tkc.int32), tkc.zeros((64, N), tkc.int32)
+    for k in tkc.range(0, b.shape[0], 64):
+        y = tkc.load(b, (k, 0), (64, N))
+        once, twice = tkc.dot(ones, y, once), tkc.dot(ones + ones, y, twice)
+    tkc.store(c, (0, 0), once, mask=twice < 9)
+
+
+def test_maps_with_panels_of_16_bytes():
+    facts = ArrayFacts((Fact(), Fact(16)), (Fact(16), Fact(exact=1)), 16)
+    module = traced(counted_columns, ArrayArgument(tkc.int8, facts), result(tkc.int32), N=96)
+    stages.compiled(module, swap_dots=False, epilogue="tma")
+    maps = [v.type for op in module.walk() for v in op.results if isinstance(v.type, MapType)]
+    assert any(t.swizzle == 16 and t.panelled for t in maps)
+    b = np.random.default_rng(0).integers(-2, 3, (130, 96)).astype(np.int8)
+    whole = np.broadcast_to(b.sum(0, dtype=np.int32), (64, 96))
+    machine.run(module, [b, got := np.full((64, 96), -99, np.int32)], (1, 1, 1))
+    np.testing.assert_array_equal(got, np.where(2 * whole < 9, whole, -99))

@@ -48,7 +48,7 @@ BITS = {
     "INT64": 64,
     "FLOAT64": 64,
 }
-SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+SWIZZLES = {0: "NONE", 16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 MAX_RANK, MAX_BOX, MAX_EXTENT, MAX_STRIDE = 5, 256, 1 << 32, 1 << 40
 
 
@@ -109,7 +109,7 @@ def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size:
             " merge axes of the array"
         )
     if p.swizzle not in SWIZZLES:
-        raise MapError(f"{name}: a swizzle of {p.swizzle} bytes; there are 0, 32, 64 and 128")
+        raise MapError(f"{name}: a swizzle of {p.swizzle} bytes; there are 0, 16, 32, 64 and 128")
     if array.pointer % 16:
         raise MapError(
             f"{name}: expected an address that is a multiple of 16, got {array.pointer:#x}; {copy}"

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from tkc.ir.interface import UNBOUNDED, Parameter, map_fields
+from tkc.ir.shared_layout import SWIZZLES
 from tkc.sim.ptx.faults import Unknown, require
 
 # of a swizzle's width in bytes: which of the bits from 7 on are XORed into those from 4 on
-XORED_BITS = {0: 0, 32: 1, 64: 3, 128: 7}
+XORED_BITS = {width: (1 << bits) - 1 for width, bits in SWIZZLES.items()}
 
 
 @dataclass(frozen=True)
