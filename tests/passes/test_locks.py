@@ -373,3 +373,25 @@ def test_programs_of_one_role_that_wait_keep_their_order(waits, asked):
     through(module, "plan", given)
     found = any("programs run in columns" in line for line in given.decisions)
     assert found == (not waits), given.decisions
+
+
+def stored_before_a_lock(a, c, flags):
+    """The operand of one dot, which no loop copies, is stored where the result is great."""
+    x = tkc.load(a[tkc.program_id(0)], (0, 0), (64, 16))
+    great = tkc.dot(x, tkc.full((16, 16), 1, tkc.float16)) > 2
+    tkc.store(c[tkc.program_id(0)], (0, 0), x, mask=great)
+    while tkc.atomic_cas(flags.ptr, 0, 0, sem="acquire") == 1:
+        pass
+
+
+def test_the_first_copies_stand_in_no_loop():
+    """The ring is there before the buffer of the first program's copy is one of its stages."""
+    a3 = aligned(tkc.float16, 3)
+    module = traced(stored_before_a_lock, a3, array(tkc.float16, 3), N1)
+    given = context("sm_90a", num_warps=4, num_stages=3, programs=3)
+    through(module, PIPELINE[-1], given)
+    a = np.random.default_rng(0).integers(-2, 3, (3, 64, 16)).astype(np.float16)
+    want = np.where(a.astype(np.float32).sum(2, keepdims=True) > 2, a, 0)
+    c = np.zeros((3, 64, 16), np.float16)
+    level4.run(module, [a, c, np.zeros(1, np.int32)], (3,), 1)
+    np.testing.assert_array_equal(c, want)

@@ -493,8 +493,9 @@ class Ring(Carried):
         """Before everything: a buffer for each load (loads at different places that are alike have
         the same), and the first stage.
         """
+        filled = {*self.copies, *map(_buffer_of, self.copies)}
         anchor = next(
-            op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk())
+            op for op in kernel.body.block.ops if any(inner in filled for inner in op.walk())
         )
         blocks: dict[tuple[int | None, int], set[Block]] = {}
         kinds: dict[tuple[int | None, int], SSAValue] = {}
