@@ -1,9 +1,11 @@
 """Rewritten functions: what is rewritten once stays so."""
 
+import ast
 import gc
 import linecache
 from types import CellType, CodeType, FunctionType
 
+from tkc.language import syntax_trees
 from tkc.language.control import callable_in_kernel as rewritten
 
 SOURCE = """def outer(x):
@@ -42,3 +44,16 @@ def test_of_equal_code_the_second_outlives_the_first():
     )
     f = FunctionType(inner, {}, "f", None, tuple(CellType(None) for _ in inner.co_freevars))
     assert rewritten(f) is f
+
+
+def test_the_lambdas_of_a_file_are_found_in_one_tree(monkeypatch):
+    name, text = "<lambdas>", "".join(f"f{i} = lambda x: x + {i}\n" for i in range(5))
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    found: dict = {}
+    exec(compile(text, name, "exec"), found)
+    read, parse = [], syntax_trees._parsed
+    monkeypatch.setattr(syntax_trees, "_parsed", lambda text: read.append(text) or parse(text))
+    for i in range(5):
+        definition = syntax_trees.definition_of(found[f"f{i}"].__code__)
+        assert ast.unparse(definition) == f"lambda x: x + {i}"
+    assert read == [text]

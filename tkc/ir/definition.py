@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any, TypeVar
 
 from xdsl.dialects import scf
@@ -38,32 +38,51 @@ from xdsl.irdl.operations import (
     AfterVariadicSingleAccessor,
     BeforeVariadicSingleAccessor,
     OptionalAttrAccessor,
+    OptionalPropertyAccessor,
+    PropertyAccessor,
     SingleAttrAccessor,
     UniqueVariadicAccessor,
     VariadicAttrAccessor,
     VarIRConstruct,
 )
 
+from tkc.ir.attributes import Concrete
 from tkc.ir.syntax import walked
-from tkc.ir.types import Concrete
 
 T = TypeVar("T", bound=IRDLOperation)
 Values = Callable[[Operation], tuple[Any, ...]]
 _VALUES: dict[VarIRConstruct, Values] = {
     VarIRConstruct.OPERAND: attrgetter("_operands"),
     VarIRConstruct.RESULT: attrgetter("results"),
+    VarIRConstruct.REGION: attrgetter("regions"),
 }
 _item = tuple.__getitem__  # the tuples' own class has one in Python
 
 
 def op_definition(cls: type[T]) -> type[T]:
-    """xDSL's `irdl_op_definition`, with direct access to operands and results by their names."""
+    """xDSL's `irdl_op_definition`, with direct access to what an operation has by its name."""
     cls = irdl_op_definition(cls)
+    _read_directly(cls)
+    return cls
+
+
+def _read_directly(cls: type[Operation]) -> None:
+    """Replaces what gives operands, results, regions and properties of a class by their names."""
     for name, accessor in list(vars(cls).items()):
+        if isinstance(accessor, (PropertyAccessor, OptionalPropertyAccessor)):
+            setattr(cls, name, _property_of(accessor))
+            continue
         values = _VALUES.get(getattr(accessor, "construct", None))  # type: ignore[arg-type]
         if values is not None and (get := _getter(accessor, values)) is not None:
             setattr(cls, name, property(get))
-    return cls
+
+
+def _property_of(accessor: PropertyAccessor | OptionalPropertyAccessor) -> property:
+    name = accessor.property_name
+    if isinstance(accessor, OptionalPropertyAccessor):
+        default = accessor.default_value
+        return property(lambda op: op.properties.get(name, default), accessor.__set__)
+    return property(lambda op: op.properties[name], accessor.__set__)
 
 
 def _getter(accessor: Any, values: Values) -> Callable[[Operation], Any] | None:
@@ -71,19 +90,21 @@ def _getter(accessor: Any, values: Values) -> Callable[[Operation], Any] | None:
     operation of ours has.
     """
     index = accessor.idx
+    of_regions = accessor.construct is VarIRConstruct.REGION
+    item: Any = getitem if of_regions else _item  # regions are a list
     match accessor:
         case BeforeVariadicSingleAccessor():
-            return lambda op: _item(values(op), index)
+            return lambda op: item(values(op), index)
         case AfterVariadicSingleAccessor():
             from_end = index - accessor.num_defs
-            return lambda op: _item(values(op), from_end)
+            return lambda op: item(values(op), from_end)
         case UniqueVariadicAccessor():
             after = accessor.num_defs - index - 1
-            if index == after == 0:
+            if index == after == 0 and not of_regions:
                 return values
             return lambda op: (found := values(op))[index : len(found) - after]
         case SingleAttrAccessor() | VariadicAttrAccessor() | OptionalAttrAccessor():
-            return _getter_by_sizes(accessor, values)
+            return None if of_regions else _getter_by_sizes(accessor, values)
     return None
 
 
@@ -219,7 +240,7 @@ def read_at_once() -> None:
     """Has classes of xDSL do in C, or in one call, what they take many calls of Python for. What
     they do stays the same.
     """
-    for identical in (SSAValue, Operation, Block, Region):
+    for identical in (SSAValue, Operation, IRDLOperation, Block, Region):
         identical.__hash__ = object.__hash__  # type: ignore[method-assign]
         identical.__eq__ = object.__eq__  # type: ignore[method-assign]
     controls = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
@@ -227,6 +248,8 @@ def read_at_once() -> None:
     attributes = (Attribute, Data, ParametrizedAttribute)
     for concrete in (*values, *attributes, Operation, Block, Region, *controls):
         concrete.__class__ = Concrete  # type: ignore[method-assign,assignment]
+    for control in controls:
+        _read_directly(control)
     for owner, name, at in (
         (SSAValue, "type", "_type"),
         (OpResult, "owner", "op"),

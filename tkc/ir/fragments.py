@@ -341,6 +341,7 @@ class MatrixPlan:
         return conflicts(self.addresses()[..., : 8 * self.count], CHUNK)
 
 
+@lru_cache(1 << 12)
 def matrix_access(
     layout: Layout, shared: SharedLayout, bits: int, store: bool = False
 ) -> MatrixPlan | None:

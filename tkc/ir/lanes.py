@@ -62,10 +62,14 @@ def lane_pieces(values: Sequence[int] | np.ndarray) -> LanePieces | None:
     """A function of the lane as a sum of (lane >> shift & mask) * weight: [(shift, bits, weight)],
     None if it is none.
     """
-    single = [int(values[1 << b] - values[0]) for b in range(5)]
-    for lane in range(WARP):
-        if values[lane] - values[0] != sum(s for b, s in enumerate(single) if lane >> b & 1):
-            return None
+    numbers = np.asarray(values).tolist()
+    start = numbers[0]
+    single = [numbers[1 << b] - start for b in range(5)]
+    sums = [0]
+    for step in single:  # of the lanes that also have the next bit
+        sums += [s + step for s in sums]
+    if numbers != [start + s for s in sums]:
+        return None
     pieces: LanePieces = []
     for b, s in enumerate(single):
         if not s:

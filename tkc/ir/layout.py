@@ -82,9 +82,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from itertools import product
 from math import gcd, prod
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -104,8 +105,23 @@ from tkc.ir.digits import (
     total,
 )
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 WARP = 32
 SECTIONS = ("registers", "lanes", "warps", "blocks")
+
+
+def _remembered(method: Method) -> Method:
+    """A method whose results are kept: of the few layouts of a program a compilation asks the same
+    again and again. Sequences among the arguments may be lists.
+    """
+    known = lru_cache(1 << 12)(method)
+
+    @wraps(method)
+    def found(*given: Any, **named: Any) -> Any:
+        return known(*[tuple(a) if type(a) is list else a for a in given], **named)
+
+    return cast(Method, found)
 
 
 @dataclass(frozen=True)
@@ -324,6 +340,7 @@ class Layout:
         """How many blocks of the cluster share one line along `axis`."""
         return total(self.digits(axis % self.rank, ["blocks"]))
 
+    @_remembered
     def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """For each register of `drop(axis)`, the registers here that fold into it, in order along
         the axis; of several with one element the first.
@@ -336,7 +353,8 @@ class Layout:
         for register, at in enumerate(here.tolist()):
             first.setdefault(tuple(at), register)
         for register in sorted(first.values(), key=lambda r: here[r, axis]):
-            groups[line[tuple(np.delete(here[register], axis).tolist())]].append(register)
+            at = here[register].tolist()
+            groups[line[(*at[:axis], *at[axis + 1 :])]].append(register)
         return tuple(map(tuple, groups))
 
     # ---- algebra: each result is the layout of another tile, in the same threads
@@ -351,6 +369,7 @@ class Layout:
             *(tuple(n for d in getattr(self, name) for n in change(d, name)) for name in SECTIONS),
         )
 
+    @_remembered
     def transpose(self, perm: Sequence[int]) -> Layout:
         """Axis i of the result is axis perm[i] of this tile."""
         if sorted(perm) != list(range(self.rank)):
@@ -363,6 +382,7 @@ class Layout:
             lambda d, _: [d if d.axis < 0 else replace(d, axis=list(perm).index(d.axis))],
         )
 
+    @_remembered
     def drop(self, axis: int) -> Layout:
         """The result of reducing over `axis`: lanes, warps and blocks along it hold copies; its
         registers are gone.
@@ -441,6 +461,7 @@ class Layout:
         shape = self.shape[:axis] + (extent,) + self.shape[axis + 1 :]
         return replace(self, shape=shape, registers=(*self.registers, Digit(extent, axis, 1)))
 
+    @_remembered
     def operand_of_broadcast(self, operand_shape: Sequence[int]) -> Layout:
         """The layout in which an operand of that shape meets this result by choosing registers only
         (`register_map`).
@@ -473,6 +494,7 @@ class Layout:
 
         return self._rebuild((self.shape[axis],), change)
 
+    @_remembered
     def reshape(self, shape: Sequence[int]) -> Layout:
         """The same elements in row-major order under another shape, each in the same register."""
         shape = tuple(shape)
@@ -529,6 +551,7 @@ class Layout:
         for extent, stride, axes in runs:
             yield from [copies(extent)] if axes is None else divide(extent, stride, axes)
 
+    @_remembered
     def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
         """The sub-tile at `offsets` if it is a choice of registers: its layout, and which register
         each of its is.

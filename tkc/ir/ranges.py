@@ -242,7 +242,7 @@ class Ranges:
             return ()
         match owner_op(value):
             case ew.Select() as op:
-                return op.operands[1:]
+                return op._operands[1:]
             case scf.IfOp() as op:
                 i = op.results.index(value)
                 return [yielded_by(region.block)[i] for region in op.regions]
@@ -251,7 +251,7 @@ class Ranges:
             case op if isinstance(
                 op, (ew.Elementwise, ew.Cast, tile.Multiple, tile.Concat, *_MOVES)
             ):
-                return op.operands
+                return op._operands
         return ()
 
     def known(self, value: SSAValue) -> Range:

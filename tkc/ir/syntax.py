@@ -50,7 +50,8 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.types import Concrete, bits, is_float
+from tkc.ir.attributes import Concrete, integer
+from tkc.ir.types import bits, is_float
 
 SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
 VALUES, LISTS = (OpResult, BlockArgument), (list, tuple, SSAValues)
@@ -88,7 +89,7 @@ def _attribute(value: Any) -> Attribute | None:
         case bool():
             return UnitAttr() if value else None
         case int():
-            return IntegerAttr(value, i64)
+            return integer(value, i64)
         case str():
             return StringAttr(value)
     return DenseArrayBase.from_list(i64, list(value))

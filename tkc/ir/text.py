@@ -234,4 +234,4 @@ def source(location: Location) -> FileLineColLoc:
 
 
 def is_unknown(loc: Attribute) -> bool:
-    return isinstance(loc, UnknownLoc)
+    return type(loc) is UnknownLoc

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from xdsl.dialects.builtin import (
-    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
     FloatAttr,
@@ -68,6 +67,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir.attributes import integer
 from tkc.ir.definition import op_definition
 from tkc.ir.syntax import (
     OneToOne,
@@ -82,6 +82,7 @@ from tkc.ir.types import (
     PointerType,
     TileType,
     element_of,
+    is_float,
     is_integer,
     like,
     pointee_of,
@@ -145,7 +146,7 @@ class Kernel(TileOperation):
                 return ()
 
     def set_integer(self, name: str, value: int) -> None:
-        self.attributes[name] = IntegerAttr(value, i64)
+        self.attributes[name] = integer(value, i64)
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -208,13 +209,13 @@ def _number(value: float | int, element: Attribute) -> IntegerAttr | FloatAttr:
     """A number as an attribute of an element type: an integer wraps to its bits, a float beyond the
     largest is infinite.
     """
-    if isinstance(element, AnyFloat):
+    if is_float(element):
         try:
             return FloatAttr(float(value), element)
         except OverflowError:
             return FloatAttr(math.copysign(math.inf, value), element)
-    assert isinstance(element, IntegerType)
-    return IntegerAttr(int(value), element, truncate_bits=True)
+    assert type(element) is IntegerType
+    return integer(int(value), element)
 
 
 @op_definition

@@ -23,14 +23,14 @@ value.
 from __future__ import annotations
 
 import re
-from abc import ABCMeta
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from xdsl.dialects.builtin import (
+    AnyFloat,
     ArrayAttr,
     BFloat16Type,
     Float8E4M3FNType,
@@ -42,7 +42,6 @@ from xdsl.dialects.builtin import (
     IntegerType,
     NoneAttr,
     Signedness,
-    SignednessAttr,
     StringAttr,
     bf16,
     f16,
@@ -60,37 +59,15 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from tkc.ir.attributes import Unique, extents_attribute, keep_hash, kept
 from tkc.ir.fragments import parse_layout as layout_from_text
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.strides import share_elements
 
-
-def _keep_hash(attribute: type[Attribute]) -> None:
-    """Has the hash of an attribute's parts computed once; of one without parts it is the class's,
-    which tells types apart.
-    """
-    computed = attribute.__hash__ if fields(attribute) else (lambda self: hash(attribute))
-
-    def kept(self: Attribute) -> int:
-        held = self.__dict__
-        found = held.get("_hash")
-        if found is None:
-            found = held["_hash"] = computed(self)
-        return found
-
-    attribute.__hash__ = kept  # type: ignore[assignment]
-
-
-for _attribute in (
-    *(BFloat16Type, Float8E4M3FNType, Float8E5M2Type, Float16Type, Float32Type, Float64Type),
-    *(IntegerType, IntAttr, StringAttr, SignednessAttr),
-):
-    _keep_hash(_attribute)
-
-
 ui8, ui16, ui32, ui64 = (IntegerType(n, Signedness.UNSIGNED) for n in (8, 16, 32, 64))
 f8e4m3, f8e5m2 = Float8E4M3FNType(), Float8E5M2Type()
+NO_LAYOUT = NoneAttr()
 FLOATS = (f16, bf16, f32, f64, f8e4m3, f8e5m2)
 SIGNED, UNSIGNED = (i8, i16, i32, i64), (ui8, ui16, ui32, ui64)
 SCALARS = (i1, *SIGNED, *UNSIGNED, *FLOATS)
@@ -104,7 +81,7 @@ _FLOAT_BITS: dict[type[Attribute], int] = {
 }
 
 
-def is_float(t: Attribute) -> bool:
+def is_float(t: Attribute) -> TypeGuard[AnyFloat]:
     return type(t) in _FLOAT_BITS
 
 
@@ -194,33 +171,7 @@ def _print_shape(printer: Printer, extents, element: Attribute) -> None:
     printer.print_attribute(element)
 
 
-class Concrete(ABCMeta):
-    """Of classes with which no other is registered: `isinstance` looks at their bases alone. What
-    xDSL defines are abstract base classes, which takes `isinstance` three times as long, and a
-    compilation asks some hundred thousand times.
-    """
-
-    __instancecheck__ = type.__instancecheck__
-
-
-if TYPE_CHECKING:
-    kept = property
-else:
-
-    def kept(compute):
-        """A property that is computed once; xDSL's definitions refuse `cached_property`."""
-        name = compute.__name__
-
-        def get(self):
-            held = self.__dict__
-            if (found := held.get(name)) is None:
-                found = held[name] = compute(self)
-            return found
-
-        return property(get, doc=compute.__doc__)
-
-
-class _Shaped(ParametrizedAttribute, metaclass=Concrete):
+class _Shaped(ParametrizedAttribute, metaclass=Unique):
     if TYPE_CHECKING:
         shape: ArrayAttr[IntAttr]
         element: Attribute
@@ -264,16 +215,11 @@ class TileType(_Shaped, TypeAttribute):
         if isinstance(layout, SharedLayout):
             layout = SharedLayoutAttr(layout)
         if not isinstance(shape, ArrayAttr):
-            shape = ArrayAttr(map(IntAttr, shape))
-        super().__init__(shape, element, NoneAttr() if layout is None else layout)
-
-    @kept
-    def _hash(self) -> int:
-        return hash((self.extents, self.element, self.layout))
+            shape = extents_attribute(tuple(shape))
+        super().__init__(shape, element, NO_LAYOUT if layout is None else layout)
 
     def __hash__(self) -> int:
-        """Computed once: verification and simplification look types up all the time."""
-        return self._hash
+        return hash((self.extents, self.element, self.layout))
 
     @property
     def register_layout(self) -> Layout | None:
@@ -308,7 +254,7 @@ class TileType(_Shaped, TypeAttribute):
             printer.print_string_literal(str(self.shared_layout or self.register_layout))
 
 
-class _OfType(ParametrizedAttribute, metaclass=Concrete):
+class _OfType(ParametrizedAttribute, metaclass=Unique):
     """Base of what has one parameter, a type: its text is that type's."""
 
     @classmethod
@@ -419,7 +365,7 @@ class ArrayFacts:
 
 
 @irdl_attr_definition
-class ArrayType(ParametrizedAttribute, TypeAttribute, metaclass=Concrete):
+class ArrayType(ParametrizedAttribute, TypeAttribute, metaclass=Unique):
     """An array in global memory: pointer, extents and strides in one value. Rank 0 is allowed."""
 
     name = "tile.array"
@@ -478,7 +424,7 @@ class SharedType(_Shaped, TypeAttribute):
     ):
         stages = stages if isinstance(stages, IntAttr) else IntAttr(stages)
         if not isinstance(shape, ArrayAttr):
-            shape = ArrayAttr(map(IntAttr, shape))
+            shape = extents_attribute(tuple(shape))
         super().__init__(
             stages,
             shape,
@@ -586,7 +532,7 @@ class MapType(_Shaped, TypeAttribute):
         self, shape, element: Attribute, swizzle: int | IntAttr, panelled: bool | IntAttr = False
     ):
         if not isinstance(shape, ArrayAttr):
-            shape = ArrayAttr(map(IntAttr, shape))
+            shape = extents_attribute(tuple(shape))
 
         def as_int(v):
             return v if isinstance(v, IntAttr) else IntAttr(int(v))
@@ -640,6 +586,8 @@ TYPES = (
     PendingType,
     MapType,
 )
+for _type in TYPES:
+    keep_hash(_type)
 
 
 def element_of(t: Attribute) -> Attribute:

@@ -88,7 +88,7 @@ def made_of(value: SSAValue) -> Sequence[SSAValue]:
     """What the operation that makes a value reads, inside it too."""
     if isinstance(value.owner, Block):
         return ()
-    return [v for inner in value.owner.walk() for v in inner.operands]
+    return [v for inner in value.owner.walk() for v in inner._operands]
 
 
 def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
@@ -189,7 +189,7 @@ def terminator_of(block: Block) -> Operation:
 
 def yielded_by(block: Block) -> Sequence[SSAValue]:
     """The operands of a block's terminator. Raises TypeError for an empty block."""
-    return terminator_of(block).operands
+    return terminator_of(block)._operands
 
 
 def index_of(value: SSAValue) -> int:

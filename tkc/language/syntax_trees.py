@@ -9,6 +9,7 @@ import ast
 import linecache
 import weakref
 from collections.abc import Iterator
+from functools import lru_cache
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
@@ -138,7 +139,7 @@ def _function_of(code: CodeType) -> ast.FunctionDef | None:
         around = "\n" * (first - 2) + "if True:\n"
     tree = _parsed(around + "".join(lines))
     if tree is None:  # a text at the margin within its lines, say
-        tree = _parsed("".join(linecache.getlines(code.co_filename)))
+        tree = _parsed_file("".join(linecache.getlines(code.co_filename)))
     for node in statements(tree) if tree is not None else ():
         if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
             continue
@@ -147,9 +148,15 @@ def _function_of(code: CodeType) -> ast.FunctionDef | None:
     return None
 
 
+@lru_cache(maxsize=8)
+def _parsed_file(text: str) -> ast.Module | None:
+    """The tree of a whole file, which is read for each of its lambdas."""
+    return _parsed(text)
+
+
 def _lambda_of(code: CodeType) -> ast.Lambda | None:
     """The only lambda that begins in a line."""
-    tree, line = _parsed("".join(linecache.getlines(code.co_filename))), code.co_firstlineno
+    tree, line = _parsed_file("".join(linecache.getlines(code.co_filename))), code.co_firstlineno
     around: list[ast.AST] = [tree] if tree is not None else []
     for node in around:  # which grows, by what may hold the line
         around += [n for n in inside(node) if not isinstance(n, ast.stmt) or _spans(n, line)]

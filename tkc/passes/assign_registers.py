@@ -121,7 +121,7 @@ def _pressures_inside(
 
 def _operands_inside(op: Operation | Region) -> Iterator[SSAValue]:
     """What an operation, or a region, and all inside read."""
-    return (v for inner in op.walk() for v in inner.operands)
+    return (v for inner in op.walk() for v in inner._operands)
 
 
 def _freed_inside(op: Operation, region: Region, ending: set[SSAValue]) -> set[SSAValue]:

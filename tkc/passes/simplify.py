@@ -177,7 +177,7 @@ def _key(op: Operation) -> Hashable | None:
         return None
     return (
         type(op),
-        tuple(op.operands),
+        tuple(op._operands),
         tuple(sorted(op.properties.items(), key=lambda p: p[0])),
         tuple(r.type for r in op.results),
     )
@@ -362,7 +362,7 @@ def _around(op: Operation) -> list[Operation | SSAValue]:
 def _operands(op: Operation) -> list[Operation | SSAValue]:
     """The values that an operation needs whichever of its results are alive."""
     if not op.regions:
-        return list(op.operands)
+        return list(op._operands)
     match op:
         case scf.ForOp():
             return [op.lb, op.ub, op.step]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from xdsl.ir import Operation
 
+from tkc.ir.truths import every, some
 from tkc.sim.errors import BadArgument, OffsetOverflow, OutOfBounds
 
 SHIFT, MIDDLE = 48, 1 << 47
@@ -57,7 +58,7 @@ def _by_buffer(
     """Of each buffer that live pointers point into: its number, those pointers, which they are,
     and the lowest and the highest of them.
     """
-    touched = pointers if (everything := bool(live.all())) else pointers[live]
+    touched = pointers if (everything := every(live)) else pointers[live]
     if not touched.size:
         return
     low, high = int(touched.min()), int(touched.max())
@@ -224,7 +225,7 @@ class GlobalMemory:
                 )
             if write and not b.owner.flags.writeable:
                 raise BadArgument(f"{b.name} is read-only but the kernel writes it")
-            if (at & dtype.itemsize - 1).any():
+            if some(at & dtype.itemsize - 1 != 0):
                 raise OutOfBounds(f"misaligned access of {dtype.itemsize} bytes in {b.name}")
             index = at >> dtype.itemsize.bit_length() - 1
             if self.touched is not None:

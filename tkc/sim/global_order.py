@@ -22,6 +22,7 @@ import numpy as np
 from xdsl.ir import Operation
 
 from tkc.ir import tile
+from tkc.ir.truths import every
 from tkc.sim.clocks import Event, Knowing
 from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory, numbers_of
 from tkc.sim.releases import (
@@ -195,7 +196,7 @@ class GlobalOrder:
         """
         return [
             n
-            for n in numbers_of(pointers if live.all() else pointers[live])
+            for n in numbers_of(pointers if every(live) else pointers[live])
             if 0 < n <= len(self.memory.buffers)
         ]
 

@@ -52,6 +52,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.dtypes import to_odd
 from tkc.ir.messages import filled
 from tkc.ir.ranges import NONNEGATIVE
+from tkc.ir.truths import every
 from tkc.ir.types import (
     ArrayType,
     PointerType,
@@ -285,7 +286,7 @@ FUNCTIONS: dict[str, Function] = {
 
 def elementwise(op: ew.Elementwise) -> Rule:
     function, to_type = FUNCTIONS[op.fn.name], rounding_to(element_of(op.result.type))
-    if any(is_float(t := element_of(v.type)) and bits(t) <= 16 for v in op.operands):
+    if any(is_float(t := element_of(v.type)) and bits(t) <= 16 for v in op._operands):
         return lambda m, op, *x: to_type(function(*map(widened, x)))
     return lambda m, op, *x: to_type(function(*x))
 
@@ -716,8 +717,8 @@ def strided(m: ProgramInterpreter, op: tile.Slice, x: np.ndarray) -> np.ndarray:
 
 
 SHAPES: dict[type[Operation], Rule] = {
-    tile.Splat: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
-    tile.Broadcast: lambda m, op, x: np.broadcast_to(x, op.result.type.extents),
+    tile.Splat: lambda m, op, x: spread(x, op.result.type.extents),
+    tile.Broadcast: lambda m, op, x: spread(x, op.result.type.extents),
     tile.Reshape: lambda m, op, x: np.reshape(x, op.result.type.extents),
     tile.Transpose: lambda m, op, x: np.transpose(x, op.permutation.get_values()),
     tile.Slice: strided,
@@ -916,7 +917,7 @@ class ProgramInterpreter:
             exact = FUNCTIONS[op.fn.name](*x)
         else:
             exact = x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
-        if np.equal(exact, held[result]).all():
+        if every(exact == held[result]):
             known.pop(result, None)
         else:
             known[result] = exact

@@ -15,6 +15,7 @@ from xdsl.ir import Operation
 
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.truths import every
 from tkc.sim.clocks import Clocks, Event
 from tkc.sim.report import Violation, name_of
 
@@ -112,16 +113,21 @@ class Areas:
     """
 
     def __init__(self, cells: int):
-        self.of, self.sizes = np.zeros(cells, np.int32), np.array([cells])
+        self.of = np.zeros(cells, np.int32)
         self.split_from = [0]  # of each area the one that its cells were of before
-        # of each area: who wrote it last and at which epoch; whether a live mbarrier is there
-        self.writer, self.written = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self.guarded = np.zeros(1, bool)
+        # of each area: its cells; who wrote it last and at which epoch; whether a live mbarrier is
+        # there
+        self._keep(np.array([[cells], [0], [0], [0]], np.int64))
         self.readers: dict[int, int] = {}  # reader -> its row of `read`
         self.read = np.zeros((0, 1), np.int32)  # epoch of a reader's last read of each area
         # by a start and the id of cells: those (so that no others get the id), their areas, and how
         # many areas there were
         self.known: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
+
+    def _keep(self, areas: np.ndarray) -> None:
+        """[4, areas]: what is kept of each."""
+        self.all = areas
+        self.sizes, self.writer, self.written, self.guarded = areas
 
     def among(self, start: int, cells: np.ndarray) -> np.ndarray:
         """The areas that cells (relative to start) are made of."""
@@ -155,11 +161,9 @@ class Areas:
         new = np.arange(len(self.sizes))
         new[old] = len(self.sizes) + np.arange(old.size)
         self.of[at] = new[of]
-        self.sizes = np.concatenate([self.sizes, within[old]])
+        self._keep(np.concatenate([self.all, self.all[:, old]], 1))
+        self.sizes[-old.size :] = within[old]
         self.sizes[old] -= within[old]
-        self.writer, self.written, self.guarded = (
-            np.concatenate([x, x[old]]) for x in (self.writer, self.written, self.guarded)
-        )
         self.read = np.concatenate([self.read, self.read[:, old]], 1)
         return np.sort(new[areas])
 
@@ -227,7 +231,7 @@ class SharedMemory:
             return
         at = self._areas(base, cells, op, event)
         self._check_writes(at, event, op, "reads")
-        if self.clocks.hazards and not self.areas.writer[at].all():
+        if self.clocks.hazards and not every(self.areas.writer[at] != 0):
             raise Violation(
                 "uninitialized",
                 f"{event.who} reads shared memory that nobody wrote",

@@ -299,7 +299,7 @@ class Nest:
             case ew.PointerAdd():
                 return self._pointer_add(op, index)
             case _:
-                return self.compute(op, [self.eval(v, index) for v in op.operands])
+                return self.compute(op, [self.eval(v, index) for v in op._operands])
 
     def _operands_at(
         self, op: Operation, index: tuple[Index, ...]

@@ -35,6 +35,7 @@ SHAPES = (
 )
 POINTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast, ew.PointerAdd, tile.Multiple)
 LOADS = (tile.Load, tile.LoadPointers)
+LAZY = (*SHAPES, *POINTWISE, *LOADS)
 WRITES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 # instructions a chunk, roughly; of other functions one
 COSTS = dict.fromkeys(
@@ -66,9 +67,7 @@ def is_lazy(op: Operation) -> bool:
     """Whether an operation is written where its result is used."""
     if isinstance(op, tile.LoadPointers) and op.semantics is not None:
         return False
-    return isinstance(op, (*SHAPES, *POINTWISE, *LOADS)) and isinstance(
-        op.results[0].type, TileType
-    )
+    return isinstance(op, LAZY) and isinstance(op.results[0].type, TileType)
 
 
 def _own_cost(op: Operation) -> int:
@@ -76,7 +75,7 @@ def _own_cost(op: Operation) -> int:
     own = 0
     match op:
         case ew.Elementwise():
-            of_integers = not is_float(element_of(op.operands[0].type))
+            of_integers = not is_float(element_of(op._operands[0].type))
             own = COSTS.get(op.fn.name, 1)
             own *= 2 if of_integers and op.fn.name in DIVISIONS else 1
         case ew.Select() | ew.PointerAdd() | ew.Cast() | ew.Bitcast():
@@ -210,7 +209,7 @@ class Planning(State):
             v = left.pop()
             if self._is_computed(v):
                 total += _own_cost(owner_op(v))
-                left += owner_op(v).operands
+                left += owner_op(v)._operands
         return total > limit
 
     def _is_computed(self, v: SSAValue) -> bool:
@@ -219,7 +218,7 @@ class Planning(State):
 
     def _lazy_operands(self, v: SSAValue) -> Sequence[SSAValue]:
         """What a tile without a buffer is computed from."""
-        return owner_op(v).operands if self._is_computed(v) else ()
+        return owner_op(v)._operands if self._is_computed(v) else ()
 
     def reads_memory(self, v: SSAValue) -> bool:
         """Whether computing a tile loads."""

@@ -585,7 +585,7 @@ class Run:
         return w.op("add.f32", "b32", first, float(distance)) if distance else first
 
     def _operands(self, op: Fusable, i: int) -> list[Operand]:
-        return [self._element(v, i) for v in op.operands]
+        return [self._element(v, i) for v in op._operands]
 
     def _element(self, v: SSAValue, i: int) -> Operand:
         if v in self.tiles:

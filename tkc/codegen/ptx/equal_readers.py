@@ -151,11 +151,11 @@ class _Confused:
         if a is b:
             return False
         if isinstance(a, COMBINING) and isinstance(b, COMBINING):
-            return self.values(a.operands[0], b.operands[0])
+            return self.values(a._operands[0], b._operands[0])
         return (
             type(a) is type(b)
             and not a.regions
             and a.properties == b.properties
-            and len(a.operands) == len(b.operands)
-            and all(map(self.values, a.operands, b.operands))
+            and len(a._operands) == len(b._operands)
+            and all(map(self.values, a._operands, b._operands))
         )

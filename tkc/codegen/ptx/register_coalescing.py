@@ -104,8 +104,8 @@ class LiveRanges:
             self._operation(op, stack)
 
     def _operation(self, op: Operation, stack: tuple[Operation, ...]) -> None:
-        late = set(op.operands[:2]) if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
-        for v in op.operands:
+        late = set(op._operands[:2]) if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
+        for v in op._operands:
             self.use(v, stack, v in late)
         # the results of a `while` take what passes the test in every round
         before = [r for r in op.results if isinstance(op, scf.WhileOp) and not in_flight(r)]

@@ -5,6 +5,7 @@ them is code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -148,26 +149,34 @@ def transpose(e: Emitter, op: tile.Transpose) -> None:
 
 
 def _in_each_thread(
-    e: Emitter, op: tile.Slice | tile.Flip, want: np.ndarray, complaint: str
+    e: Emitter,
+    op: tile.Slice | tile.Flip,
+    origin: Sequence[int],
+    steps: Sequence[int],
+    complaint: str,
 ) -> None:
     """Sets the result, each of whose registers is, in every thread, that register of the operand
-    which holds the element at `want` [warps, lanes, registers, rank]. Raises CompileError where
+    which holds, for the element at `at`, the one at origin + steps * at. Raises CompileError where
     there is none.
     """
     value, t = e.tile(op.arg), tile_type(op.result)
-    found = _same_thread(value, t, want)
+    found = _same_thread(value.layout, layout_of(t), tuple(origin), tuple(steps))
     if found is None:
         e.fail(f"{complaint}: passes must send it through shared memory")
     e.set(op.result, chosen(e, t, [(value, r) for r in found]), alias=True)
 
 
-def _same_thread(value: Tile, t: TileType, want: np.ndarray) -> list[int] | None:
+@lru_cache(1 << 12)
+def _same_thread(
+    operand: Layout, result: Layout, origin: tuple[int, ...], steps: tuple[int, ...]
+) -> tuple[int, ...] | None:
     """For each register of the result: the operand's register that holds, in every thread, the
-    element at `want` [warps, lanes, registers, rank]; None where there is none. Places of the
-    padding may hold anything.
+    element at origin + steps * its own place; None where there is none. Places of the padding may
+    hold anything.
     """
-    have = value.layout.table()
-    real: Any = (layout_of(t).table() < np.array(t.extents)).all(-1)
+    have, places_of_result = operand.table(), result.table()
+    want = places_of_result * np.array(steps) + np.array(origin)
+    real: Any = (places_of_result < np.array(result.shape)).all(-1)
     flat = [a.reshape(-1, a.shape[-1]).max(0) for a in (have, want)]
     span = np.maximum(*flat) + 1
 
@@ -193,7 +202,7 @@ def _same_thread(value: Tile, t: TileType, want: np.ndarray) -> list[int] | None
         if fits is None:
             return None
         found.append(fits)
-    return found
+    return tuple(found)
 
 
 @emitter(tile.Slice)
@@ -202,12 +211,11 @@ def slice_(e: Emitter, op: tile.Slice) -> None:
     operand in every thread.
     """
     layout, offsets = layout_of(tile_type(op.result)), op.offsets.get_values()
-    want = layout.table() * np.array(op.steps) + np.array(offsets)
     complaint = (
         f"a slice at {list(offsets)} of {e.tile(op.arg).layout} takes elements of other threads for"
         f" {layout}"
     )
-    _in_each_thread(e, op, want, complaint)
+    _in_each_thread(e, op, offsets, op.steps, complaint)
 
 
 @emitter(tile.Concat)
@@ -223,9 +231,9 @@ def concat(e: Emitter, op: tile.Concat) -> None:
 def flip(e: Emitter, op: tile.Flip) -> None:
     """Within the threads: where the axis lies in registers alone."""
     t, axis = tile_type(op.result), op.axis.value.data
-    want = layout_of(t).table().copy()
-    want[..., axis] = t.extents[axis] - 1 - want[..., axis]
-    _in_each_thread(e, op, want, "a flip along an axis that lies across threads")
+    origin, steps = [0] * t.rank, [1] * t.rank
+    origin[axis], steps[axis] = t.extents[axis] - 1, -1
+    _in_each_thread(e, op, origin, steps, "a flip along an axis that lies across threads")
 
 
 @emitter(shared.SpreadPartial)

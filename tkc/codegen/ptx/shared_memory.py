@@ -14,9 +14,10 @@ register that fits no base so far gets a base of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 from xdsl.ir import Attribute
@@ -121,11 +122,10 @@ class Addresses:
         e: Emitter,
         view: SharedView,
         key: Hashable,
-        offsets: np.ndarray,
+        places: Sequence[Place],
         coords: Callable[[int], list[Integer]],
     ):
-        self.e, self.view, self.key, self.coords = e, view, key, coords
-        self.places = split(offsets, max(view.memory.atom, 16))
+        self.e, self.view, self.key, self.coords, self.places = e, view, key, coords, places
         self.found: dict[tuple[int, int], str] = {}
 
     def __call__(self, i: int) -> tuple[str, int]:
@@ -178,6 +178,22 @@ def vector_width(
     return v
 
 
+@lru_cache(1 << 11)
+def _vectors(
+    layout: Layout, memory: SharedLayout, align: int, exchange: tuple[int, int] | None
+) -> tuple[int, Sequence[Place]]:
+    """Elements of an access, and how each follows from one before it: of a tile in a buffer that
+    begins at a multiple of `align` bytes.
+    """
+    offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
+    v = vector_width(layout, memory, offsets, align)
+    starts = offsets[:, ::v]
+    if exchange is not None:
+        by_warp = starts.reshape(-1, 32, starts.shape[1]).swapaxes(1, 2)
+        starts = exchanged(by_warp, *exchange).swapaxes(1, 2).reshape(starts.shape)
+    return v, split(starts, max(memory.atom, 16))
+
+
 def plain_groups(
     e: Emitter, layout: Layout, view: SharedView, exchange: tuple[int, int] | None = None
 ) -> tuple[int, Callable[[int], Group]]:
@@ -185,15 +201,9 @@ def plain_groups(
     stores that some lanes make in another order (`exchange_of`).
     """
     memory = view.memory
-    offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
-    v = vector_width(layout, memory, offsets, view.align)
+    v, places = _vectors(layout, memory, view.align, exchange)
     constants = layout.offsets("registers")
     here = layout if memory.spread == 1 else layout.within_block(memory.fast)
-
-    starts = offsets[:, ::v]
-    if exchange is not None:
-        by_warp = starts.reshape(-1, 32, starts.shape[1]).swapaxes(1, 2)
-        starts = exchanged(by_warp, *exchange).swapaxes(1, 2).reshape(starts.shape)
 
     def coords(i: int) -> list[Integer]:
         found = [
@@ -210,7 +220,7 @@ def plain_groups(
             ]
         return found
 
-    address = Addresses(e, view, ("plain", layout, exchange), starts, coords)
+    address = Addresses(e, view, ("plain", layout, exchange), places, coords)
 
     def group(r: int) -> Group:
         register, offset = address(r // v)
@@ -235,24 +245,41 @@ def matrix_addresses(
     """The address of the chunk that this lane names for instruction i; None if lanes are not digits
     of it.
     """
-    layout, rows = plan.layout, plan.rows  # [warps, instructions, lanes, rank]
-    count, axes = rows.shape[1], range(layout.rank)
-    pieces: list[list[LanePieces]] = []
-    for i in range(count):
-        found = [lane_pieces(rows[0, i, :, a]) for a in axes]
-        pieces.append([p for p in found if p is not None])
-        if len(pieces[-1]) < len(found):
-            return None
+    layout, chunks = plan.layout, _chunks(plan)
+    if chunks is None:
+        return None
 
     def coords(i: int) -> list[Integer]:
-        def coordinate(a: int) -> Integer:
-            in_warp = sum_of_pieces(e, int(rows[0, i, 0, a]), pieces[i][a])
-            return add(e, in_warp, along(e, e.warp(), layout.warps, {a: 1}))
+        return [
+            add(e, sum_of_pieces(e, start, pieces), along(e, e.warp(), layout.warps, {a: 1}))
+            for a, (start, pieces) in enumerate(chunks.of_lanes[i])
+        ]
 
-        return [coordinate(a) for a in axes]
+    return Addresses(e, view, ("matrix", layout, plan.trans), chunks.places, coords)
 
-    offsets = plan.addresses().swapaxes(1, 2).reshape(-1, count)
-    return Addresses(e, view, ("matrix", layout, plan.trans), offsets, coords)
+
+class _Chunks(NamedTuple):
+    """Of the instructions of a plan: for each axis the first lane's coordinate and its digits of
+    the lane; and how the addresses follow from one another.
+    """
+
+    of_lanes: list[list[tuple[int, LanePieces]]]
+    places: Sequence[Place]
+
+
+@lru_cache(1 << 11)
+def _chunks(plan: MatrixPlan) -> _Chunks | None:
+    """None where lanes are not digits of the chunks that they name."""
+    rows = plan.rows  # [warps, instructions, lanes, rank]
+    of_lanes: list[list[tuple[int, LanePieces]]] = []
+    for i in range(rows.shape[1]):
+        lanes = rows[0, i].T  # [rank, lanes]
+        found = [(int(line[0]), lane_pieces(line)) for line in lanes]
+        of_lanes.append([(start, pieces) for start, pieces in found if pieces is not None])
+        if len(of_lanes[-1]) < len(found):
+            return None
+    offsets = plan.addresses().swapaxes(1, 2).reshape(-1, rows.shape[1])
+    return _Chunks(of_lanes, split(offsets, max(plan.shared.atom, 16)))
 
 
 def matrix_plan(

@@ -326,7 +326,7 @@ def _endings(
         for inner in op.walk()
         # the users of a view read what it is a view of; a total of a scan reads no tile
         if not isinstance(inner, VIEWS) and not _of_scanned(inner)
-        for operand in inner.operands
+        for operand in inner._operands
         for root in _roots(operand, kinds)
     }
     ending: defaultdict[Operation, set[SSAValue]] = defaultdict(set)

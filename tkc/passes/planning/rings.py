@@ -463,12 +463,15 @@ def stages_of(rings: Sequence[Ring], room: int, asked: int | None, members: int 
     stages = [stage_bytes(ring) for ring in rings]
     most = min(MAX_STAGES, asked or MAX_STAGES)
 
+    of_loops = sum(stage for i, stage in zip(inner, stages, strict=True) if i)
+
     def fit(outer: Sequence[int], least: int) -> tuple[int, ...] | None:
-        for count in range(most, least - 1, -1):
-            chosen = tuple(count if i else n * members for i, n in zip(inner, outer, strict=True))
-            if sum(n * stage for n, stage in zip(chosen, stages, strict=True)) <= room:
-                return chosen
-        return None
+        once = [0 if i else n * members for i, n in zip(inner, outer, strict=True)]
+        left = room - sum(n * stage for n, stage in zip(once, stages, strict=True))
+        count = min(most, left // of_loops) if of_loops else most
+        if left < 0 or count < least:
+            return None
+        return tuple(count if i else n for i, n in zip(inner, once, strict=True))
 
     def steps_ahead(chosen: tuple[int, ...] | None) -> int:
         """Stages of the loops' rings; 0 where nothing fits."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tkc.ir.truths import every, some
 from tkc.sim.ptx.faults import require
 from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES
 from tkc.sim.ptx.machine import ClusterMachine, rule
@@ -24,16 +25,17 @@ def place(
     align: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(bytes, index in them) of accesses; index 0 for the threads that make none."""
-    require((at[mask] % (align or size) == 0).all(), f"misaligned access of {size} bytes")
+    live = at[mask]
+    require(every(live % (align or size) == 0), f"misaligned access of {size} bytes")
     if ".shared" in name:
         found = np.zeros(m.n, np.int64)
         found[mask] = m.shared.index(
-            at[mask], size, None if "shared::cluster" in name else m.rank[mask]
+            live, size, None if "shared::cluster" in name else m.rank[mask]
         )
         return m.shared.bytes, found
     memory = m.launch.memory.bytes
     require(
-        (at[mask] >= FIRST_ADDRESS).all() and (at[mask] + size <= len(memory)).all(),
+        every(live >= FIRST_ADDRESS) and every(live + size <= len(memory)),
         "an access outside memory",
     )
     return memory, np.where(mask, at, 0)
@@ -95,9 +97,9 @@ class ThreadCopies:
         kept = []
         for copy in self.pending:
             now = copy.threads & mask & (copy.group < before)
-            if now.any():
+            if some(now):
                 m.shared.bytes[copy.target[now]] = copy.data(now)
-            if (rest := copy.threads & ~now).any():
+            if some(rest := copy.threads & ~now):
                 kept.append(replace(copy, threads=rest))
         self.pending = kept
 
@@ -108,8 +110,8 @@ class ThreadCopies:
             for c in self.pending
             for on in (mask, ~mask)
         ]
-        self.pending = [copy for copy, mine in parts if not mine and copy.threads.any()]
-        return [copy for copy, mine in parts if mine and copy.threads.any()]
+        self.pending = [copy for copy, mine in parts if not mine and some(copy.threads)]
+        return [copy for copy, mine in parts if mine and some(copy.threads)]
 
 
 @rule("cp.async.ca", "cp.async.cg")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tkc.ir.truths import every, some
 from tkc.sim.barriers import MAX_MBARRIER_BYTES
 from tkc.sim.ptx.accesses import PendingCopy, ThreadCopies, place
 from tkc.sim.ptx.faults import Fault, Unknown, require
@@ -62,7 +63,7 @@ def arrive_at_barriers(
         expected = int(counts[came][0])
         require(n < BLOCK_BARRIERS, f"a block has no barrier {n}")
         require(
-            (counts[came] == expected).all() and expected % WARP == 0 and expected <= m.each,
+            every(counts[came] == expected) and expected % WARP == 0 and expected <= m.each,
             "a barrier's threads are warps of the block, as many for all who come",
         )
         at = barriers.open.setdefault((rank, n), BlockBarrier(np.zeros(m.n, bool)))
@@ -84,7 +85,7 @@ def arrive_at_barriers(
 
 @rule("bar.sync", "bar.arrive", "barrier.sync")
 def bar(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | None:
-    stays, at = i.parts[1] == "sync", int(m.counters[mask][0]) if mask.any() else 0
+    stays, at = i.parts[1] == "sync", int(m.counters[mask][0]) if some(mask) else 0
     number, count, *_ = (*i.operands, None)
     complete = arrive_at_barriers(m, mask, number, count, stays)
     if stays:
@@ -126,7 +127,7 @@ class ClusterBarrier:
 
     def advance(self, m: ClusterMachine) -> None:
         """Threads that have ended count as arrived."""
-        if not (self.arrived | m.done).all() or not self.arrived.any():
+        if not every(self.arrived | m.done) or not some(self.arrived):
             return
         self.phase += 1
         self.arrived[:] = False
@@ -137,7 +138,7 @@ class ClusterBarrier:
 @rule("barrier.cluster.arrive")
 def cluster_arrive(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     barrier = m.state_of(ClusterBarrier)
-    require(not (barrier.arrived & mask).any(), "a thread arrives at its cluster's barrier twice")
+    require(not some(barrier.arrived & mask), "a thread arrives at its cluster's barrier twice")
     barrier.arrived |= mask
     barrier.due[mask] = barrier.phase
     barrier.advance(m)
@@ -147,7 +148,7 @@ def cluster_arrive(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
 def cluster_wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray:
     barrier = m.state_of(ClusterBarrier)
     require(
-        (barrier.due[mask] >= 0).all(),
+        every(barrier.due[mask] >= 0),
         "a thread waits at its cluster's barrier without having arrived",
     )
     early = mask & (barrier.due >= barrier.phase)
@@ -285,7 +286,7 @@ def wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | No
     then gives up.
     """
     parity, over = m.read(i.operands[2], "u32"), np.zeros(m.n, bool)
-    require((parity[mask] < 2).all(), "a parity is 0 or 1")
+    require(every(parity[mask] < 2), "a parity is 0 or 1")
     stays = np.zeros(m.n, bool)
     for barrier, who in barriers(m, i, mask, i.operands[1]):
         over |= who & (parity != barrier.parity)
@@ -294,7 +295,7 @@ def wait(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray | No
             barrier.waiting |= waits
             stays |= waits
     m.write(i.operands[0], over, mask & ~stays)
-    return stays if stays.any() else None
+    return stays if some(stays) else None
 
 
 # ---- registers of roles
@@ -338,4 +339,4 @@ def registers(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> np.ndarray
         if more < 0:
             m.wake(pool.short.copy())
             pool.short[:] = False
-    return stays if stays.any() else None
+    return stays if some(stays) else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tkc.ir.interface import Interface, Parameter
+from tkc.ir.truths import every
 from tkc.sim.ptx import accesses, arithmetic, barriers, conversions, tensor, warps, wgmma
 from tkc.sim.ptx.faults import Fault, Unknown
 from tkc.sim.ptx.kinds import KIND_TYPES
@@ -141,7 +142,7 @@ class Launch:
                 went = [m.turn() for m in alive]
                 if not any(went):
                     raise Fault(f"everybody waits: {alive[0].stuck()}")
-                alive = [m for m in alive if not m.done.all()]
+                alive = [m for m in alive if not every(m.done)]
 
     def _started(self) -> list[ClusterMachine]:
         """The clusters; of many those that wait for others, while the rest have run already."""
@@ -151,7 +152,7 @@ class Launch:
         for c in self.clusters:
             m = ClusterMachine(self.state, c)
             m.turn()
-            if not m.done.all():
+            if not every(m.done):
                 alive.append(m)
         return alive
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from tkc.ir.interface import RECORD, Interface
+from tkc.ir.truths import every, some
 from tkc.sim.ptx.faults import Fault, Trapped, Unknown, require, shortened
 from tkc.sim.ptx.kinds import BITS_OF_BYTES, FLOATS, KIND_BYTES, KIND_TYPES
 from tkc.sim.ptx.memory import Memory, Shared
@@ -100,6 +101,8 @@ class ClusterMachine:
         self.drift = (np.zeros(self.n, bool), 0)  # who goes on alone, for so many steps
         self.rng = np.random.default_rng((launch.seed or 0, *cluster))
         self.special = launch.symbols | self._special_registers(cluster, across, down)
+        # operands that stay what they are, by text and kind
+        self.fixed: dict[tuple[str, str], np.ndarray] = {}
 
     def _special_registers(
         self, cluster: tuple[int, int, int], across: int, down: int
@@ -152,7 +155,7 @@ class ClusterMachine:
 
     def _again(self) -> bool:
         """Lets those go on who left others the turn."""
-        if not self.yielded.any():
+        if not some(self.yielded):
             return False
         self.front[self.yielded] = self.counters[self.yielded]
         self.yielded[:] = False
@@ -212,7 +215,7 @@ class ClusterMachine:
 
     def is_all(self, mask: np.ndarray) -> bool:
         """Whether a mask has all threads."""
-        return mask is self.everyone or int(np.count_nonzero(mask)) == self.n
+        return mask is self.everyone or every(mask)
 
     def _drift(self, at: int, active: np.ndarray) -> tuple[int, np.ndarray]:
         """A copy lands now and then; for a while a warp goes on alone, or a block is held back."""
@@ -239,7 +242,7 @@ class ClusterMachine:
         theirs.
         """
         here, parked = active.reshape(-1, size), self.parked
-        if (here.all(1) == here.any(1)).all():
+        if every(active) or every(here.all(1) == here.any(1)):
             return active
         here = (active | parked & (self.counters == at) & (self.front == WAITS)).reshape(-1, size)
         whole = (
@@ -249,7 +252,7 @@ class ClusterMachine:
         self.wait(rest, at)
         parked |= rest
         parked &= ~whole
-        return whole if whole.any() else None
+        return whole if some(whole) else None
 
     def _check_not_in_flight(self, i: Instruction, mask: np.ndarray) -> None:
         """Raises Fault where an instruction uses registers that a dot in flight fills or reads."""
@@ -257,7 +260,7 @@ class ClusterMachine:
             return
         for r in i.registers & self.in_flight.keys():
             require(
-                not (self.in_flight[r] & mask).any(),
+                not some(self.in_flight[r] & mask),
                 f"{r} belongs to an asynchronous dot that nobody has waited for",
             )
 
@@ -277,7 +280,7 @@ class ClusterMachine:
         self.done |= mask
         for look in self.ended:
             look(mask)
-        if self.parked.any():
+        if some(self.parked):
             self.wake(self.parked.copy())
             self.parked[:] = False
 
@@ -308,17 +311,25 @@ class ClusterMachine:
             if raw.dtype.itemsize == size:
                 return raw.view(t)
             return raw.astype(BITS_OF_BYTES[size]).view(t)
-        special = self.special.get(text)
-        if special is not None:
-            return np.broadcast_to(np.asarray(special), (self.n,)).astype(t)
         if text == "%globaltimer":
             self.launch.clock += 1000
             return np.full(self.n, self.launch.clock).astype(t)
+        found = self.fixed.get((text, kind))
+        if found is None:
+            found = self.fixed[text, kind] = self._fixed(text, kind)
+        return found
+
+    def _fixed(self, text: str, kind: str) -> np.ndarray:
+        """[threads]: a special register, the address of a symbol or a literal; read-only."""
+        special = self.special.get(text)
         require(
-            text not in self.program.holds and text[0] not in "%$",
+            special is not None or text not in self.program.holds and text[0] not in "%$",
             f"{text} is read before it is written",
         )
-        return np.full(self.n, literal(text, kind))
+        found = np.full(self.n, literal(text, kind) if special is None else special)
+        found = found.astype(KIND_TYPES[kind], copy=False)
+        found.flags.writeable = False
+        return found
 
     def predicate(self, text: str) -> np.ndarray:
         """[threads]: a predicate register. Raises Fault where nobody wrote it."""
@@ -332,12 +343,8 @@ class ClusterMachine:
         value, holds = np.asarray(value), self.program.holds.get(name)
         if holds is None:
             raise Unknown(f"the register {name}")
-        if holds is not np.bool_:
-            if value.dtype.kind == "i" and value.dtype.itemsize < KIND_BYTES["s64"]:
-                value = value.astype(np.int64)
-            if value.dtype.kind != "u":
-                value = value.view(BITS_OF_BYTES[value.dtype.itemsize])
-        value = value.astype(holds, copy=False)
+        if value.dtype.type is not holds:
+            value = _as_bits(value, holds)
         if not self.is_all(mask):
             old = self.registers.get(name)
             value = np.where(mask, value, old if old is not None else np.zeros(self.n, holds))
@@ -355,6 +362,16 @@ class ClusterMachine:
         return self.read(
             base, "s64" if self.program.holds.get(base) is np.uint64 else "u32"
         ).astype(np.int64) + int(offset or 0)
+
+
+def _as_bits(value: np.ndarray, holds: type[Any]) -> np.ndarray:
+    """Numbers as a register of this type holds them."""
+    if holds is not np.bool_:
+        if value.dtype.kind == "i" and value.dtype.itemsize < KIND_BYTES["s64"]:
+            value = value.astype(np.int64)
+        if value.dtype.kind != "u":
+            value = value.view(BITS_OF_BYTES[value.dtype.itemsize])
+    return value.astype(holds, copy=False)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -389,14 +406,14 @@ def _decimal(text: str, kind: str) -> np.generic:
 def branch(
     m: ClusterMachine, i: Instruction, mask: np.ndarray, active: np.ndarray, at: int
 ) -> None:
-    if not mask.any():
+    if not some(mask):
         return
     if i.operands[0] == TRAP_LABEL:
         raise trapped(m, int(np.flatnonzero(mask)[0]))
     if ".uni" in i.name:
         taken, here = mask.reshape(-1, WARP), active.reshape(-1, WARP)
         require(
-            (~taken.any(1) | (taken == here).all(1)).all(), "a branch that threads take differently"
+            every(~taken.any(1) | (taken == here).all(1)), "a branch that threads take differently"
         )
     target = m.program.labels[i.operands[0]]
     np.copyto(m.front, target, where=mask)
@@ -415,7 +432,7 @@ def ret(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
 
 @rule("trap")
 def trap(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
-    require(not mask.any(), "a trap")
+    require(not some(mask), "a trap")
 
 
 def trapped(m: ClusterMachine, thread: int) -> Trapped:

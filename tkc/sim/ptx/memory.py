@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tkc.ir.truths import every
 from tkc.sim.ptx.faults import Unknown, require
 
 FIRST_ADDRESS = 4096  # of global memory; below it nothing lies
+FIRST_BYTES = 1 << 16  # of memory, which grows with what is put there
 MAX_BYTES = 1 << 30  # of an array, which is copied
 RESERVED_BYTES = 1024  # of each block's shared memory: the system's
 RANK_SHIFT = 24  # the bit from which on an address in shared memory says which block's it is
@@ -20,7 +22,7 @@ RANK_SHIFT = 24  # the bit from which on an address in shared memory says which 
 class Memory:
     """Global memory: arrays at addresses of their own."""
 
-    bytes: np.ndarray = field(default_factory=lambda: np.zeros(1 << 24, np.uint8))
+    bytes: np.ndarray = field(default_factory=lambda: np.zeros(FIRST_BYTES, np.uint8))
     used: int = FIRST_ADDRESS
 
     def put(self, array: np.ndarray) -> int:
@@ -120,13 +122,13 @@ class Shared:
         at = np.asarray(at)
         block, offset = at >> RANK_SHIFT, at & (1 << RANK_SHIFT) - 1
         require(
-            (
+            every(
                 (block < self.blocks) & (offset >= RESERVED_BYTES) & (offset + size <= self.limit)
-            ).all(),
+            ),
             "an access outside memory",
         )
         require(
-            rank is None or (block == rank).all(),
+            rank is None or every(block == rank),
             "an access to another block's shared memory through the window of its own",
         )
         return block * self.stride + offset

@@ -63,7 +63,7 @@ class Instruction:
     def parts(self) -> list[str]:
         return self.name.split(".")
 
-    @property
+    @cached_property
     def kind(self) -> str:
         return self.parts[-1]
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from tkc.ir.fragments import wgmma_a, wgmma_accumulator
 from tkc.ir.layout import Layout
+from tkc.ir.truths import every
 from tkc.sim.ptx.faults import Unknown, require
 from tkc.sim.ptx.kinds import KIND_BYTES, KIND_TYPES, TF32_MASK
 from tkc.sim.ptx.machine import WARP, WARPGROUP, ClusterMachine, rule
@@ -82,7 +83,7 @@ def warpgroups(m: ClusterMachine, mask: np.ndarray) -> list[tuple[WarpgroupDots,
     """Those in the mask, which must be whole, and their threads."""
     here = mask.reshape(-1, WARPGROUP)
     require(
-        (here.all(1) == here.any(1)).all() and m.each % WARPGROUP == 0,
+        every(here.all(1) == here.any(1)) and m.each % WARPGROUP == 0,
         "a warpgroup does this together, four warps from a multiple of four on",
     )
     dots = m.state_of(Dots).of
@@ -135,7 +136,7 @@ def values(x: np.ndarray, kind: str) -> np.ndarray:
 def uniform(m: ClusterMachine, text: str, kind: str, who: slice) -> int:
     """The value that all threads have."""
     found = m.read(text, kind)[who]
-    require((found == found[0]).all(), f"{text} is not the same in all threads of a warpgroup")
+    require(every(found == found[0]), f"{text} is not the same in all threads of a warpgroup")
     return int(found[0])
 
 
@@ -206,7 +207,7 @@ def keeps_accumulator(m: ClusterMachine, adds: str, who: slice) -> bool:
     if not adds.startswith("%"):
         return adds == "1"
     said = m.predicate(adds)[who]
-    require((said == said[0]).all(), f"{adds} is not the same in all threads of a warpgroup")
+    require(every(said == said[0]), f"{adds} is not the same in all threads of a warpgroup")
     return bool(said[0])
 
 
@@ -252,7 +253,7 @@ def check_fenced(
     """Raises Fault where a register was written since the last fence."""
     for r in registers:
         require(
-            r not in m.written or (m.written[r][who] <= dots.fenced).all(),
+            r not in m.written or every(m.written[r][who] <= dots.fenced),
             f"{r} was written after the last wgmma.fence",
         )
 
