@@ -88,7 +88,7 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
     could = _could_convert(program, context)
     if not could:
         return made, why
-    before = None if made is None else IterationClocks.of(program, made, context).together
+    before = None if made is None else _by_consumers(program, made, context)
     for each in could:
         convert_operand(each.value)
     try:
@@ -114,6 +114,14 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
         return _with(made, f"{said}, {after:.0f} by a converter"), why
     said = f"the converter computes operands: {after:.0f} clocks an iteration"
     return _with(other, f"{said}, {before:.0f} by consumers"), ""
+
+
+def _by_consumers(program: Program, plan: Plan, context: PassContext) -> float:
+    """Clocks of an iteration in which consumers compute all operands. Where blocks share a
+    multiprocessor, each has its vector work while another's dots run.
+    """
+    clocks = IterationClocks.of(program, plan, context)
+    return max(clocks.together / max(1, plan.blocks), clocks.vector, clocks.tensor)
 
 
 def _beside_converter(
