@@ -1,0 +1,298 @@
+"""Dots in no loop whose operands have no second stage in shared memory walk along k together."""
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xdsl.dialects import scf
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import traced
+from tests.passes.kernels import aligned, context, through
+from tests.passes.stages import LAST, assembler, level
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.errors import VerifyError
+from tkc.ir import tile
+from tkc.ir.target import target
+from tkc.ir.values import operations_in, tile_type
+from tkc.passes import Free, stream_operands
+from tkc.passes.pipeline import PIPELINE, with_room
+from tkc.sim import dataflow, level0, level4
+
+BF16 = ml_dtypes.bfloat16
+T, D = 64, 128  # rows of a program; a state is D x D
+b2, f2 = aligned(tkc.bfloat16, 2), aligned(tkc.float32, 2)
+
+
+# ---- kernels
+def gradients(v, y, h, dh, q, k, dq, dk, T: tkc.constexpr, D: tkc.constexpr):
+    """Of a chunk of a recurrence, from states of float32: three dots along D, two behind them."""
+    i = tkc.program_id(0)
+    x, dy = tkc.load(v, (i * T, 0), (T, D)), tkc.load(y, (i * T, 0), (T, D))
+    state = tkc.load(h, (i * D, 0), (D, D)).T.to(v.dtype)  # rows are dense along D
+    its = tkc.load(dh, (i * D, 0), (D, D)).T.to(v.dtype)
+    scores = tkc.dot(dy, x.T)
+    of_q, of_k = tkc.dot(dy, state), tkc.dot(x, its)
+    p = tkc.where(tkc.arange(T)[:, None] >= tkc.arange(T), scores, 0).to(v.dtype)
+    of_q = tkc.dot(p, tkc.load(k, (i * T, 0), (T, D)), of_q)
+    of_k = tkc.dot(p.T, tkc.load(q, (i * T, 0), (T, D)), of_k)
+    tkc.store(dq, (i * T, 0), of_q.to(dq.dtype))
+    tkc.store(dk, (i * T, 0), of_k.to(dk.dtype))
+
+
+def values(q, k, y, h, o, T: tkc.constexpr, D: tkc.constexpr):
+    """Two dots along D, with numbers to begin with; the state is dense along columns."""
+    i = tkc.program_id(0)
+    x = tkc.load(k, (i * T, 0), (T, D))
+    scores = tkc.dot(x, tkc.load(q, (i * T, 0), (T, D)).T, tkc.full((T, T), 0.5, tkc.float32))
+    state = tkc.load(h, (i * D, 0), (D, D)).to(k.dtype)
+    total = tkc.dot(x, state, tkc.full((T, D), 0.25, tkc.float32))
+    p = tkc.where(tkc.arange(T)[:, None] <= tkc.arange(T), scores, 0).to(k.dtype)
+    tkc.store(o, (i * T, 0), tkc.dot(p, tkc.load(y, (i * T, 0), (T, D)), total).to(o.dtype))
+
+
+KERNELS = {
+    "gradients": (gradients, "bbffbb", 2),
+    "values": (values, "bbbf", 1),
+}
+
+
+def module_of(kernel, kinds: str, results: int):
+    arrays = [b2 if kind == "b" else f2 for kind in kinds]
+    return traced(kernel, *arrays, *[b2] * results, T=T, D=D)
+
+
+@cache
+def stages_of(name: str) -> tuple:
+    """The module after every pass, by the pass's name, and the context: of a plan that leaves the
+    passes behind it as much shared memory as they need.
+    """
+
+    def attempt(made) -> tuple:
+        stages: dict = {}
+        module = module_of(*KERNELS[name])
+        through(module, LAST, made, lambda at, after: stages.setdefault(at, after.clone()))
+        return stages, made
+
+    return with_room(attempt, target("sm_90a"), Free())
+
+
+def given(kinds: str, results: int, programs: int, seed: int) -> list:
+    """Small integers, of which every sum is exact in float32, and in bfloat16 before the last."""
+    rng = np.random.default_rng(seed)
+    rows = {"b": T * programs, "f": D * programs}
+    arrays = [
+        rng.integers(-1, 2, (rows[kind], D)).astype(BF16 if kind == "b" else np.float32)
+        for kind in kinds
+    ]
+    return [*arrays, *(np.zeros((T * programs, D), BF16) for _ in range(results))]
+
+
+def check(module, name: str, run, programs: int = 2, seed: int = 0) -> None:
+    """What a module leaves of random arrays, beside what the kernel means."""
+    kernel, kinds, results = KERNELS[name]
+    level0.run(
+        module_of(kernel, kinds, results),
+        want := given(kinds, results, programs, seed),
+        (programs,),
+    )
+    run(module, got := given(kinds, results, programs, seed), (programs, 1, 1))
+    for a, b in zip(got[-results:], want[-results:], strict=True):
+        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=0.01, atol=0.01)
+        assert np.abs(np.float64(b)).max() > 1
+
+
+# ---- what becomes of a program
+@pytest.mark.parametrize(
+    ("name", "dots", "loads"), [("gradients", 3, 4), ("values", 2, 3)], ids=lambda x: str(x)
+)
+def test_dots_walk_along_k_together(name, dots, loads):
+    """One loop over parts of k; of what its dots read nothing is loaded whole."""
+    stages, made = stages_of(name)
+    before, after = stages["match-heights"], stages["stream-operands"]
+    assert not any(isinstance(op, scf.ForOp) for op in before.walk())
+    (loop,) = [op for op in after.walk() if isinstance(op, scf.ForOp)]
+    assert [tile_type(dot.a).extents[-1] for dot in operations_in(loop, tile.Dot)] == [32] * dots
+    inside = operations_in(loop, tile.Load)
+    assert len(inside) == loads and len(loop.results) == dots
+    whole = [op for op in operations_in(before, tile.Load)]
+    assert len(operations_in(after, tile.Load)) == len(whole)
+    assert any(line.startswith("stream-operands: ") for line in made.decisions)
+    assert made.plan.roles != "one" and made.plan.stages > 1
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_level_computes_the_same(name):
+    """By data flow up to level 3, then by threads in random schedules, which must be ordered."""
+    stages, _ = stages_of(name)
+    for at in PIPELINE[PIPELINE.index("stream-operands") :]:
+        module = stages[at]
+        if level(module) == 0:
+            check(module, name, level0.run)
+        elif level(module) < 4:
+            check(module, name, dataflow.run)
+    for seed in range(2):
+        check(stages[LAST], name, lambda m, data, grid, s=seed: level4.run(m, data, grid, s), 3)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_its_ptx_computes_the_same(name):
+    check(stages_of(name)[0][LAST], name, machine.run, 1)
+
+
+@assembler
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_assembler_spills_nothing(name):
+    program = emit(stages_of(name)[0][LAST], target("sm_90a"))
+    logs = [ptxas.assemble(text, "sm_90a") for text in (program.text, program.roomy)]
+    assert any(log.clean for log in logs), logs[0].log
+
+
+# ---- what stays as it is
+def plain(v, h, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N))
+    tkc.store(o, (0, 0), tkc.dot(x, state.to(v.dtype)).to(o.dtype))
+
+
+def read_twice(v, h, o, most, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The state is also summed up, whole."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N))
+    tkc.store(o, (0, 0), tkc.dot(x, state.to(v.dtype)).to(o.dtype))
+    tkc.store(most, (0, 0), tkc.sum(state, axis=0)[None, :])
+
+
+def of_another(v, h, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The state is normed along k."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N))
+    state = state / tkc.max(state, axis=0)[None, :]
+    tkc.store(o, (0, 0), tkc.dot(x, state.to(v.dtype)).to(o.dtype))
+
+
+def written_between(v, h, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """What is stored may be of the state that was loaded before."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N))
+    tkc.store(h, (0, 0), tkc.zeros((K, N)))
+    tkc.store(o, (0, 0), tkc.dot(x, state.to(v.dtype)).to(o.dtype))
+
+
+def in_a_chain(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The second dot reads the first one's result: it does not walk, and not with the first one."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    y = tkc.dot(x, state).to(v.dtype)
+    z = tkc.dot(y, tkc.load(w, (0, 0), (N, K)).to(v.dtype))
+    tkc.store(o, (0, 0), z.to(o.dtype))
+
+
+def added_to(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The second dot adds to what is computed of the first one's result: it begins with zeros."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    y = tkc.abs(tkc.dot(x, state))
+    z = tkc.dot(tkc.load(o, (0, 0), (T, K)), tkc.load(w, (0, 0), (K, N)).to(v.dtype), y)
+    tkc.store(o, (0, 0), z.to(o.dtype))
+
+
+def used_between(v, h, w, o, p, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The first dot's result is stored where the second one's numbers to begin with are loaded."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    y, other = tkc.load(p, (0, 0), (T, K)), tkc.load(w, (0, 0), (K, N)).to(v.dtype)
+    tkc.store(o, (0, 0), tkc.dot(x, state).to(o.dtype))
+    total = tkc.load(o, (0, 0), (T, N)).to(tkc.float32)
+    tkc.store(p, (0, 0), tkc.dot(y, other, total).to(p.dtype))
+
+
+def loaded_late(v, h, w, o, p, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The second dot's operand is loaded from where the first one's result is stored."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    tkc.store(o, (0, 0), tkc.dot(x, state).to(o.dtype))
+    y, other = tkc.load(o, (0, 0), (T, K)), tkc.load(w, (0, 0), (K, N)).to(v.dtype)
+    tkc.store(p, (0, 0), tkc.dot(y, other).to(p.dtype))
+
+
+def stored_apart(v, h, o, p, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """The second dot stands, and its operand is loaded, behind a store of other rows of the first
+    one's result.
+    """
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    tkc.store(o, (0, 0), tkc.dot(x, state).to(o.dtype))
+    y = tkc.load(v, (tkc.program_id(0) + T, 0), (T, K))
+    tkc.store(p, (0, 0), tkc.dot(y, state).to(p.dtype))
+
+
+def of_four(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """Four accumulators, of 256 registers a thread together."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    total = tkc.dot(x, state)
+    for i in tkc.static_range(3):
+        y = tkc.load(w, (0, i * N), (K, N)).to(v.dtype)
+        total = tkc.maximum(total, tkc.dot(x, y))
+    tkc.store(o, (0, 0), total.to(o.dtype))
+
+
+def walked(kernel, kinds: str, machine_: str = "sm_90a", K: int = 256, **options) -> list[int]:
+    """How many dots each loop has behind the pass."""
+    module = traced(kernel, *(b2 if kind == "b" else f2 for kind in kinds), T=T, K=K, N=D)
+    through(module, "stream-operands", context(machine_, **options))
+    loops = [op for op in module.walk() if isinstance(op, scf.ForOp)]
+    return [len(operations_in(loop, tile.Dot)) for loop in loops]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kinds", "dots"),
+    [
+        (plain, "bfb", [1]),
+        (read_twice, "bfbf", []),
+        (of_another, "bfb", []),
+        (written_between, "bfb", []),
+        (in_a_chain, "bfbb", [1]),
+        (added_to, "bfbb", [2]),
+        (used_between, "bfbbb", [2]),
+        (loaded_late, "bfbbb", [1]),
+        (stored_apart, "bfbb", [2]),
+        (of_four, "bfbb", []),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_others_read_or_write_stays_whole(kernel, kinds, dots):
+    assert walked(kernel, kinds) == dots
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"machine_": "sm_80"}, {"roles": "one"}, {"num_stages": 1}, {"K": 64}],
+    ids=lambda options: str(*options.values()),
+)
+def test_only_roles_copy_ahead_what_has_one_stage(options):
+    assert walked(plain, "bfb", **options) == []
+
+
+# ---- mutants of what is checked
+@pytest.mark.parametrize(
+    ("check_", "answer", "kernel", "kinds"),
+    [
+        ("unseen", True, written_between, "bfb"),
+        ("_is_pure", True, used_between, "bfbbb"),
+        ("_may_stand", True, loaded_late, "bfbbb"),
+    ],
+)
+def test_what_is_not_checked_is_computed_wrong(check_, answer, kernel, kinds, monkeypatch):
+    monkeypatch.setattr(stream_operands, check_, lambda *given: answer)
+    # whatever is planned
+    monkeypatch.setattr(stream_operands, "_runs_ahead", lambda plan: False)
+    monkeypatch.setattr(stream_operands, "_why_not", lambda *given: "")
+    monkeypatch.setattr(stream_operands, "planned", lambda *given: (None, ""))
+    arrays = [b2 if kind == "b" else f2 for kind in kinds]
+    rng = np.random.default_rng(0)
+    data = [
+        rng.integers(-1, 2, (256, 256)).astype(BF16 if kind == "b" else np.float32)
+        for kind in kinds
+    ]
+    module = traced(kernel, *arrays, T=T, K=256, N=D)
+    level0.run(module.clone(), want := [x.copy() for x in data], (1,))
+    with pytest.raises((VerifyError, AssertionError)):
+        through(module, "stream-operands", context("sm_90a"))
+        level0.run(module, data, (1,))
+        for got, wanted in zip(data, want, strict=True):
+            np.testing.assert_array_equal(got, wanted)

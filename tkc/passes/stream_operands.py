@@ -1,0 +1,310 @@
+"""stream-operands: dots in no loop whose operands shared memory does not hold twice walk along k
+together, a part of k at a time, so that copies run ahead of them.
+
+    %a = tile.load %x[%m, 0] : tile<64x128xbf16>
+    %b = tile.load %y[0, %n] : tile<128x128xf32>
+    %c = tile.load %z[%n, 0] : tile<64x128xbf16>
+    %d = tile.dot %a, cast %b, %zero
+    %e = tile.dot %a, transpose %c, %nothing
+
+After:
+
+    for %k = 0 to 128 step 32, %sum = %zero, %other = %nothing:
+      %p = tile.load %x[%m, %k] : tile<64x32xbf16>
+      %q = tile.load %y[%k, %n] : tile<32x128xf32>
+      %r = tile.load %z[%n, %k] : tile<64x32xbf16>
+      yield tile.dot %p, cast %q, %sum; tile.dot %p, transpose %r, %other
+
+A program that loads once what it multiplies needs all of it in shared memory, and what the next
+program multiplies beside it, if copies are to run while it computes. Of parts a ring has several
+stages in the same room. What is loaded for these dots is read by nothing else, and all of them have
+the same k.
+
+Done where warp roles then copy parts ahead, and did not before: there were no roles, or one stage
+of each block and one thread block a multiprocessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.layout import WARP
+from tkc.ir.plan import Plan
+from tkc.ir.rewrite import before, defining_slice, erase, erase_dead, following, replace
+from tkc.ir.scratch import scratch_of
+from tkc.ir.types import TileType
+from tkc.ir.values import ancestor, block_of, is_side_effect_free, owner_op, tile_type
+from tkc.passes import PassContext
+from tkc.passes.analysis.alias import Overlaps, apart, unseen, writes
+from tkc.passes.analysis.values import VIEWS, is_computed_by
+from tkc.passes.cuts.axes import NotCut
+from tkc.passes.cuts.cut import Cut, operands_along_k
+from tkc.passes.cuts.parts import Part, loop_over_parts
+from tkc.passes.plan import kernel_of
+from tkc.passes.trials import planned, put_in_place
+
+PARTS = 64, 32  # of k: rows of so many elements are what swizzles and instructions are made for
+WORD = 4  # bytes of a register
+STAGES = 4  # of parts that shared memory has room for: a ring runs ahead
+# of shared memory, what is loaded leaves less than as much again for results, and for operands that
+# threads write there: only a plan tells whether two stages fit
+SHARE = 3
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Dots of one block that walk along k together. at: the operation before which they do; moved:
+    what they take, and is computed behind it; late: those dots that begin with zeros, and whose
+    accumulator is added where they stood, as it is not there before.
+    """
+
+    dots: tuple[tile.Dot, ...]
+    cut: Cut
+    at: Operation
+    moved: tuple[Operation, ...]
+    late: tuple[tile.Dot, ...]
+
+    @property
+    def k(self) -> int:
+        return tile_type(self.dots[0].a).extents[-1]
+
+    @property
+    def bytes_loaded(self) -> int:
+        """Of all of k."""
+        return _bytes(self.cut.loads)
+
+    @property
+    def bytes_summed(self) -> int:
+        """Of the accumulators."""
+        return sum(tile_type(dot.acc).bytes for dot in self.dots)
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    """Cuts what a plan with roles then copies ahead, and did not before."""
+    options = context.options
+    if not context.target.wgmma or options.roles == "one" or options.num_stages == 1:
+        return
+    if not _streams(module, context):
+        return
+    before_it, _ = planned(module, context)
+    if _runs_ahead(before_it):
+        return
+    trial = module.clone()
+    streams = _streams(trial, context)
+    sums = max(stream.bytes_summed for stream, _ in streams)
+    said = [_walk(stream, size) for stream, size in streams]
+    made, why_not = planned(trial, context)
+    if why_not := _why_not(made, sums, context) or why_not:
+        context.decisions.append(f"stream-operands: not done: {why_not}")
+        return
+    put_in_place(kernel_of(module), kernel_of(trial))
+    context.decisions += said
+
+
+def _why_not(plan: Plan | None, sums: int, context: PassContext) -> str:
+    """Why dots with so many bytes of accumulators should not walk together by a plan; empty if they
+    should, or if it has no roles.
+    """
+    if plan is None or plan.roles == "one":
+        return ""
+    if not _runs_ahead(plan):
+        return "copies would not run ahead"
+    each, most = sums // (WARP * WORD * plan.warps), context.target.assembler.straight_live
+    return "" if each <= most else f"registers hold {most} of their accumulators' {each}"
+
+
+def _runs_ahead(plan: Plan | None) -> bool:
+    """Whether copies run while the program, or another of the multiprocessor, computes."""
+    if plan is None or plan.roles == "one":
+        return False
+    return plan.blocks > 1 or plan.programs > 1 or plan.stages > 1
+
+
+# ---- what is walked
+def _streams(module: ModuleOp, context: PassContext) -> list[tuple[Stream, int]]:
+    """The dots that could walk along k together, and how much of it a part has."""
+    kernel = kernel_of(module)
+    block, found = kernel.body.block, list[tuple[Stream, int]]()
+    room = context.target.shared_bytes - max(context.lack.values(), default=0) - scratch_of(kernel)
+    dots = [op for op in block.ops if isinstance(op, tile.Dot)]
+    whole = _bytes(_loads_of(dots))
+    if SHARE * whole <= room:
+        return []
+    for k in dict.fromkeys(tile_type(dot.a).extents[-1] for dot in dots):
+        stream = _stream([dot for dot in dots if tile_type(dot.a).extents[-1] == k], block, context)
+        size = 0 if stream is None else _part(stream, room - whole + stream.bytes_loaded)
+        if stream is not None and size:
+            found.append((stream, size))
+    return found
+
+
+def _part(stream: Stream, room: int) -> int:
+    """How much of k a part has, of which so many bytes hold STAGES; 0 where none is."""
+    fitting = (
+        size
+        for size in PARTS
+        if size < stream.k
+        and stream.k % size == 0
+        and STAGES * size * stream.bytes_loaded <= room * stream.k
+    )
+    return next(fitting, 0)
+
+
+def _stream(dots: Sequence[tile.Dot], block: Block, context: PassContext) -> Stream | None:
+    """Those of some dots with the same k that can walk along it together; None where none can."""
+    chosen = [dot for dot in dots if tile_type(dot.acc).rank == 2 and _cut([dot]) is not None]
+    while chosen:
+        kept = _independent(chosen, block)
+        if kept == chosen:
+            if (found := _placed(chosen, block, context)) is not None:
+                return found
+            kept = chosen[:-1]
+        chosen = kept
+    return None
+
+
+def _independent(dots: Sequence[tile.Dot], block: Block) -> list[tile.Dot]:
+    """Those of some dots that multiply no other one's result, and load for nothing else."""
+    behind = {op for dot in dots for op in (dot, *following(dot, block.ops))}
+    return [
+        dot
+        for dot in dots
+        if behind.isdisjoint((dot.a.owner, dot.b.owner))
+        and all(_is_read_by(load, dots) for load in _loads_of([dot]))
+    ]
+
+
+def _cut(dots: Iterable[tile.Dot]) -> Cut | None:
+    """What has to be cut so that dots walk along k; None where that is no blocks of memory, as they
+    are or element by element.
+    """
+    try:
+        cut = Cut.of_needs(pair for dot in dots for pair in operands_along_k(dot))
+    except NotCut:
+        return None
+    made = [owner_op(value) for value, _ in cut.needs]
+    if any(isinstance(op, tile.Dot | tile.Reduce | tile.LoadPointers) for op in made):
+        return None
+    blocks = all(isinstance(op, tile.Load) and op.mask is None for op in cut.loads)
+    return cut if blocks and cut.loads else None
+
+
+def _loads_of(dots: Iterable[tile.Dot]) -> set[Operation]:
+    """The blocks that operands of dots are computed of, element by element."""
+    found, work = set[Operation](), [v for dot in dots for v in (dot.a, dot.b)]
+    while work:
+        op = work.pop().owner
+        if isinstance(op, tile.Load):
+            found.add(op)
+        elif isinstance(op, Operation) and not isinstance(op, tile.Dot) and not op.regions:
+            work += [v for v in op.operands if isinstance(v.type, TileType)]
+    return found
+
+
+def _bytes(loads: Iterable[Operation]) -> int:
+    return sum(tile_type(load.results[0]).bytes for load in loads)
+
+
+def _is_read_by(load: Operation, dots: Sequence[tile.Dot]) -> bool:
+    """Whether these dots alone read a block, or what is computed of it element by element."""
+    work, seen = [load.results[0]], set[SSAValue]()
+    while work:
+        value = work.pop()
+        for use in value.uses:
+            op = use.operation
+            if isinstance(op, tile.Dot):
+                if op not in dots or use.index > 1:
+                    return False
+            elif not isinstance(op, VIEWS) and not is_computed_by(op.__class__):
+                return False
+            elif op.results[0] not in seen:
+                seen.add(op.results[0])
+                work.append(op.results[0])
+    return True
+
+
+def _placed(dots: Sequence[tile.Dot], block: Block, context: PassContext) -> Stream | None:
+    """Dots of a block, walking together where the last of them stands if their results are used
+    behind it, or else where the first one does, if what they multiply can be there; None where
+    neither is.
+    """
+    if (cut := _cut(dots)) is None:
+        return None
+    first, last = dots[0], dots[-1]
+    users = [ancestor(use.operation, block) for dot in dots for use in dot.result.uses]
+    is_behind = all(user is not None and last.is_before_in_block(user) for user in users)
+    at = last if is_behind else first
+
+    def moved_for(values: Iterable[SSAValue]) -> list[Operation]:
+        found = defining_slice(values, block)
+        return [op for op in found if op is at or at.is_before_in_block(op)]
+
+    late = tuple(dot for dot in dots if not all(map(_is_pure, moved_for([dot.acc]))))
+    taken = [*cut.wholes, *(dot.acc for dot in dots if dot not in late)]
+    moved = tuple(moved_for(taken))
+    can = all(map(_is_pure, moved))
+    can = can and all(_may_stand(load, at, context.overlaps) for load in cut.loads)
+    return Stream(tuple(dots), cut, at, moved, late) if can else None
+
+
+def _is_pure(op: Operation) -> bool:
+    """Whether an operation that a dot takes may stand before other dots: it is none itself."""
+    return is_side_effect_free(op) and not op.regions and not isinstance(op, tile.Dot)
+
+
+def _may_stand(load: Operation, at: Operation, overlaps: Overlaps) -> bool:
+    """Whether a load of a block gives the same before another operation of it, which stands behind
+    it or before it.
+    """
+    if load.is_before_in_block(at):
+        return unseen(load, at, overlaps)
+    between = (
+        inner
+        for op in block_of(load).ops
+        if (op is at or at.is_before_in_block(op)) and op.is_before_in_block(load)
+        for inner in op.walk()
+    )
+    return not any(writes(op) and not apart(load, op, overlaps) for op in between)
+
+
+# ---- walking
+def _walk(stream: Stream, size: int) -> str:
+    """Puts a loop over parts of k in place of dots, and says so."""
+    dots, k, block = stream.dots, stream.k, block_of(stream.at)
+    for op in stream.moved:
+        op.detach()
+        before(stream.at, op)
+
+    def write(
+        start: SSAValue, n: int, totals: Sequence[SSAValue], anchor: Operation
+    ) -> list[SSAValue]:
+        part = Part(stream.cut, start, n)
+        results = list[SSAValue]()
+        for dot, total in zip(dots, totals, strict=True):
+            a, b = (part.of(operand, axis, anchor) for operand, axis in operands_along_k(dot))
+            made = before(anchor, tile.Dot(a, b, total, dot.precision.data))
+            results.append(made.result)
+        return results
+
+    begin = [
+        before(stream.at, tile.Constant(0, dot.acc.type)).result if dot in stream.late else dot.acc
+        for dot in dots
+    ]
+    sums = loop_over_parts(stream.at, k, size, begin, write)
+    said = (
+        f"stream-operands: {stream.bytes_loaded} bytes for {len(dots)} dots have no second stage:"
+        f" k = {k} in parts of {size}, for which copies run ahead"
+    )
+    for dot, total in zip(dots, sums, strict=True):
+        whole = before(dot, CLASSES["add"](dot.acc, total)).result if dot in stream.late else total
+        replace(dot, [whole])
+    erase_dead(block)
+    for load in stream.cut.loads:
+        erase(load)
+    return said
