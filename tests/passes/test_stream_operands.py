@@ -221,11 +221,11 @@ def stored_apart(v, h, o, p, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexp
     tkc.store(p, (0, 0), tkc.dot(y, state).to(p.dtype))
 
 
-def of_four(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
-    """Four accumulators, of 256 registers a thread together."""
+def of_many(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr, COUNT: tkc.constexpr):
+    """Accumulators of 64 registers a thread of a warpgroup each."""
     x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
     total = tkc.dot(x, state)
-    for i in tkc.static_range(3):
+    for i in tkc.static_range(COUNT - 1):
         y = tkc.load(w, (0, i * N), (K, N)).to(v.dtype)
         total = tkc.maximum(total, tkc.dot(x, y))
     tkc.store(o, (0, 0), total.to(o.dtype))
@@ -251,7 +251,6 @@ def walked(kernel, kinds: str, machine_: str = "sm_90a", K: int = 256, **options
         (used_between, "bfbbb", [2]),
         (loaded_late, "bfbbb", [1]),
         (stored_apart, "bfbb", [2]),
-        (of_four, "bfbb", []),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
@@ -266,6 +265,19 @@ def test_what_others_read_or_write_stays_whole(kernel, kinds, dots):
 )
 def test_only_roles_copy_ahead_what_has_one_stage(options):
     assert walked(plain, "bfb", **options) == []
+
+
+@pytest.mark.parametrize(("count", "warps"), [(3, 8), (4, 8), (6, 4)])
+def test_two_warpgroups_share_more_accumulators_than_one_holds(count, warps):
+    """Of three or four each has half of the columns; six are too many for two: they do not walk."""
+    module = traced(of_many, *[b2] * 4, T=T, K=128, N=D, COUNT=count)
+    made = through(module, "plan", context("sm_90a"))
+    loops = [op for op in module.walk() if isinstance(op, scf.ForOp)]
+    assert [len(operations_in(loop, tile.Dot)) for loop in loops] == [count] * (warps == 8)
+    said = "they share the columns of each dot"
+    assert any(said in line for line in made.decisions) == (warps == 8)
+    assert made.plan.warps == warps
+    assert not any("'cooperative' is not used" in line for line in made.decisions)
 
 
 # ---- mutants of what is checked
