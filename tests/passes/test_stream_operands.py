@@ -1,4 +1,4 @@
-"""Dots in no loop whose operands have no second stage in shared memory walk along k together."""
+"""Dots whose operands have no second stage in shared memory walk along k together."""
 
 from functools import cache
 
@@ -43,6 +43,23 @@ def gradients(v, y, h, dh, q, k, dq, dk, T: tkc.constexpr, D: tkc.constexpr):
     tkc.store(dk, (i * T, 0), of_k.to(dk.dtype))
 
 
+def long_gradients(v, y, h, dh, q, k, dq, dk, T: tkc.constexpr, D: tkc.constexpr):
+    """The same of states of more columns, by a loop over D of them at a time."""
+    i = tkc.program_id(0)
+    scores, of_q, of_k = tkc.zeros((T, T)), tkc.zeros((T, D)), tkc.zeros((T, D))
+    for n in tkc.range(0, v.shape[1], D):
+        x, dy = tkc.load(v, (i * T, n), (T, D)), tkc.load(y, (i * T, n), (T, D))
+        state = tkc.load(h, (i * D, n), (D, D)).T.to(v.dtype)
+        its = tkc.load(dh, (i * D, n), (D, D)).T.to(v.dtype)
+        scores = tkc.dot(dy, x.T, scores)
+        of_q, of_k = tkc.dot(dy, state, of_q), tkc.dot(x, its, of_k)
+    p = tkc.where(tkc.arange(T)[:, None] >= tkc.arange(T), scores, 0).to(v.dtype)
+    of_q = tkc.dot(p, tkc.load(k, (i * T, 0), (T, D)), of_q)
+    of_k = tkc.dot(p.T, tkc.load(q, (i * T, 0), (T, D)), of_k)
+    tkc.store(dq, (i * T, 0), of_q.to(dq.dtype))
+    tkc.store(dk, (i * T, 0), of_k.to(dk.dtype))
+
+
 def values(q, k, y, h, o, T: tkc.constexpr, D: tkc.constexpr):
     """Two dots along D, with numbers to begin with; the state is dense along columns."""
     i = tkc.program_id(0)
@@ -56,6 +73,7 @@ def values(q, k, y, h, o, T: tkc.constexpr, D: tkc.constexpr):
 
 KERNELS = {
     "gradients": (gradients, "bbffbb", 2),
+    "long_gradients": (long_gradients, "bbffbb", 2),
     "values": (values, "bbbf", 1),
 }
 
@@ -80,26 +98,26 @@ def stages_of(name: str) -> tuple:
     return with_room(attempt, target("sm_90a"), Free())
 
 
-def given(kinds: str, results: int, programs: int, seed: int) -> list:
+def given(kinds: str, results: int, programs: int, seed: int, columns: int = 2 * D) -> list:
     """Small integers, of which every sum is exact in float32, and in bfloat16 before the last."""
     rng = np.random.default_rng(seed)
     rows = {"b": T * programs, "f": D * programs}
     arrays = [
-        rng.integers(-1, 2, (rows[kind], D)).astype(BF16 if kind == "b" else np.float32)
+        rng.integers(-1, 2, (rows[kind], columns)).astype(BF16 if kind == "b" else np.float32)
         for kind in kinds
     ]
     return [*arrays, *(np.zeros((T * programs, D), BF16) for _ in range(results))]
 
 
-def check(module, name: str, run, programs: int = 2, seed: int = 0) -> None:
+def check(module, name: str, run, programs: int = 2, columns: int = 2 * D) -> None:
     """What a module leaves of random arrays, beside what the kernel means."""
     kernel, kinds, results = KERNELS[name]
     level0.run(
         module_of(kernel, kinds, results),
-        want := given(kinds, results, programs, seed),
+        want := given(kinds, results, programs, 0, columns),
         (programs,),
     )
-    run(module, got := given(kinds, results, programs, seed), (programs, 1, 1))
+    run(module, got := given(kinds, results, programs, 0, columns), (programs, 1, 1))
     for a, b in zip(got[-results:], want[-results:], strict=True):
         np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=0.01, atol=0.01)
         assert np.abs(np.float64(b)).max() > 1
@@ -107,14 +125,19 @@ def check(module, name: str, run, programs: int = 2, seed: int = 0) -> None:
 
 # ---- what becomes of a program
 @pytest.mark.parametrize(
-    ("name", "dots", "loads"), [("gradients", 3, 4), ("values", 2, 3)], ids=lambda x: str(x)
+    ("name", "dots", "loads"),
+    [("gradients", 3, 4), ("long_gradients", 3, 4), ("values", 2, 3)],
+    ids=lambda x: str(x),
 )
 def test_dots_walk_along_k_together(name, dots, loads):
-    """One loop over parts of k; of what its dots read nothing is loaded whole."""
+    """One loop over parts of k, of all iterations of one that there was; of what its dots read
+    nothing is loaded whole.
+    """
     stages, made = stages_of(name)
     before, after = stages["match-heights"], stages["stream-operands"]
-    assert not any(isinstance(op, scf.ForOp) for op in before.walk())
+    around = [op for op in before.walk() if isinstance(op, scf.ForOp)]
     (loop,) = [op for op in after.walk() if isinstance(op, scf.ForOp)]
+    assert len(around) == (name == "long_gradients")
     assert [tile_type(dot.a).extents[-1] for dot in operations_in(loop, tile.Dot)] == [32] * dots
     inside = operations_in(loop, tile.Load)
     assert len(inside) == loads and len(loop.results) == dots
@@ -122,6 +145,21 @@ def test_dots_walk_along_k_together(name, dots, loads):
     assert len(operations_in(after, tile.Load)) == len(whole)
     assert any(line.startswith("stream-operands: ") for line in made.decisions)
     assert made.plan.roles != "one" and made.plan.stages > 1
+
+
+def test_a_block_of_another_loop_stays_whole():
+    """What is loaded before a loop is not loaded again for each of its iterations."""
+
+    def kept(v, h, o, T: tkc.constexpr, D: tkc.constexpr):
+        x, total = tkc.load(v, (0, 0), (T, 2 * D)), tkc.zeros((T, D))
+        for n in tkc.range(0, 4 * D, 2 * D):
+            state = tkc.load(h, (n, 0), (2 * D, D)).to(v.dtype)
+            total = tkc.dot(x, state, total)
+        tkc.store(o, (0, 0), total.to(o.dtype))
+
+    module = traced(kept, b2, f2, b2, T=T, D=D)
+    through(module, "stream-operands", context("sm_90a"))
+    assert sum(isinstance(op, scf.ForOp) for op in module.walk()) == 1
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -136,6 +174,13 @@ def test_each_level_computes_the_same(name):
             check(module, name, dataflow.run)
     for seed in range(2):
         check(stages[LAST], name, lambda m, data, grid, s=seed: level4.run(m, data, grid, s), 3)
+
+
+@pytest.mark.parametrize("columns", [D, 3 * D])
+def test_a_loop_takes_all_of_its_parts(columns):
+    check(
+        stages_of("long_gradients")[0]["stream-operands"], "long_gradients", level0.run, 2, columns
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -1,5 +1,5 @@
-"""stream-operands: dots in no loop whose operands shared memory does not hold twice walk along k
-together, a part of k at a time, so that copies run ahead of them.
+"""stream-operands: dots whose operands shared memory does not hold twice walk along k together, a
+part of k at a time, so that copies run ahead of them.
 
     %a = tile.load %x[%m, 0] : tile<64x128xbf16>
     %b = tile.load %y[0, %n] : tile<128x128xf32>
@@ -16,9 +16,9 @@ After:
       yield tile.dot %p, cast %q, %sum; tile.dot %p, transpose %r, %other
 
 A program that loads once what it multiplies needs all of it in shared memory, and what the next
-program multiplies beside it, if copies are to run while it computes. Of parts a ring has several
-stages in the same room. What is loaded for these dots is read by nothing else, and all of them have
-the same k.
+program multiplies beside it, if copies are to run while it computes; so does an iteration of a
+loop. Of parts a ring has several stages in the same room. What is loaded for these dots is loaded
+beside them, and read by nothing else, and all of them have the same k.
 
 Done where warp roles then copy parts ahead, and did not before: there were no roles, or one stage
 of each block and one thread block a multiprocessor.
@@ -26,20 +26,39 @@ of each block and one thread block a multiprocessor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp, i32
+from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import before, defining_slice, erase, erase_dead, following, replace
+from tkc.ir.rewrite import (
+    Builder,
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    erase_dead,
+    following,
+    replace,
+    stamp,
+)
 from tkc.ir.scratch import scratch_of
 from tkc.ir.types import TileType
-from tkc.ir.values import ancestor, block_of, is_side_effect_free, owner_op, tile_type
+from tkc.ir.values import (
+    ancestor,
+    block_of,
+    index_of,
+    is_side_effect_free,
+    operations_in,
+    owner_op,
+    tile_type,
+)
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, apart, unseen, writes
 from tkc.passes.analysis.values import VIEWS, is_computed_by
@@ -47,6 +66,7 @@ from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, operands_along_k
 from tkc.passes.cuts.parts import Part, loop_over_parts
 from tkc.passes.plan import kernel_of
+from tkc.passes.planning.operands import simple
 from tkc.passes.trials import planned, put_in_place
 
 PARTS = 64, 32  # of k: rows of so many elements are what swizzles and instructions are made for
@@ -83,6 +103,25 @@ class Stream:
     def bytes_summed(self) -> int:
         """Of the accumulators."""
         return sum(tile_type(dot.acc).bytes for dot in self.dots)
+
+    @property
+    def loop(self) -> scf.ForOp | None:
+        """That which does all of these dots in each of its iterations."""
+        around = self.dots[0].parent_op()
+        return around if isinstance(around, scf.ForOp) else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the kernel does these dots, or a loop that adds up each of them, and no more."""
+        loop = self.loop
+        if loop is None:
+            return isinstance(self.dots[0].parent_op(), tile.Kernel)
+        mine = {*self.dots, *self.cut.loads, loop.body.block.last_op}
+        others = [op for op in loop.body.block.ops if op not in mine]
+        adds_up = len(loop.results) == len(self.dots) and all(
+            simple(dot) and dot.result.has_one_use() for dot in self.dots
+        )
+        return adds_up and loop.lb.type == i32 and all(map(_is_pure, others))
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -130,18 +169,29 @@ def _runs_ahead(plan: Plan | None) -> bool:
 def _streams(module: ModuleOp, context: PassContext) -> list[tuple[Stream, int]]:
     """The dots that could walk along k together, and how much of it a part has."""
     kernel = kernel_of(module)
-    block, found = kernel.body.block, list[tuple[Stream, int]]()
     room = context.target.shared_bytes - max(context.lack.values(), default=0) - scratch_of(kernel)
-    dots = [op for op in block.ops if isinstance(op, tile.Dot)]
-    whole = _bytes(_loads_of(dots))
-    if SHARE * whole <= room:
-        return []
-    for k in dict.fromkeys(tile_type(dot.a).extents[-1] for dot in dots):
-        stream = _stream([dot for dot in dots if tile_type(dot.a).extents[-1] == k], block, context)
-        size = 0 if stream is None else _part(stream, room - whole + stream.bytes_loaded)
-        if stream is not None and size:
-            found.append((stream, size))
+    every = _bytes(_loads_of(operations_in(kernel, tile.Dot)))
+    found = list[tuple[Stream, int]]()
+    for block in dict.fromkeys(block_of(dot) for dot in operations_in(kernel, tile.Dot)):
+        dots = [op for op in block.ops if isinstance(op, tile.Dot)]
+        whole = _bytes(load for load in _loads_of(dots) if load.parent is block)
+        stages = SHARE if block is kernel.body.block else 2
+        if stages * whole + every - whole > room:
+            found += _streams_of(dots, block, room - every, context)
     return found
+
+
+def _streams_of(
+    dots: Sequence[tile.Dot], block: Block, room: int, context: PassContext
+) -> Iterator[tuple[Stream, int]]:
+    """Those of the dots of a block, beside so many bytes and what they have loaded as it is."""
+    for k in dict.fromkeys(tile_type(dot.a).extents[-1] for dot in dots):
+        alike = [dot for dot in dots if tile_type(dot.a).extents[-1] == k]
+        stream = _stream(alike, block, context)
+        if stream is None or not stream.is_alone:
+            continue
+        if size := _part(stream, room + stream.bytes_loaded):
+            yield stream, size
 
 
 def _part(stream: Stream, room: int) -> int:
@@ -180,7 +230,7 @@ def _independent(dots: Sequence[tile.Dot], block: Block) -> list[tile.Dot]:
     ]
 
 
-def _cut(dots: Iterable[tile.Dot]) -> Cut | None:
+def _cut(dots: Sequence[tile.Dot]) -> Cut | None:
     """What has to be cut so that dots walk along k; None where that is no blocks of memory, as they
     are or element by element.
     """
@@ -191,7 +241,11 @@ def _cut(dots: Iterable[tile.Dot]) -> Cut | None:
     made = [owner_op(value) for value, _ in cut.needs]
     if any(isinstance(op, tile.Dot | tile.Reduce | tile.LoadPointers) for op in made):
         return None
-    blocks = all(isinstance(op, tile.Load) and op.mask is None for op in cut.loads)
+    blocks = all(
+        isinstance(op, tile.Load) and op.mask is None and op.parent is dot.parent
+        for op in cut.loads
+        for dot in dots
+    )
     return cut if blocks and cut.loads else None
 
 
@@ -276,7 +330,29 @@ def _may_stand(load: Operation, at: Operation, overlaps: Overlaps) -> bool:
 # ---- walking
 def _walk(stream: Stream, size: int) -> str:
     """Puts a loop over parts of k in place of dots, and says so."""
-    dots, k, block = stream.dots, stream.k, block_of(stream.at)
+    said = (
+        f"stream-operands: {stream.bytes_loaded} bytes for {len(stream.dots)} dots have no second"
+        f" stage: k = {stream.k} in parts of {size}, for which copies run ahead"
+    )
+    if stream.loop is None:
+        _walk_once(stream, size)
+    else:
+        _walk_in_turn(stream, size, stream.loop)
+    return said
+
+
+def _dots_of(stream: Stream, part: Part, totals: Sequence[SSAValue], at: Operation) -> list:
+    """The sums with a part of k, from those before."""
+    found = list[SSAValue]()
+    for dot, total in zip(stream.dots, totals, strict=True):
+        a, b = (part.of(operand, axis, at) for operand, axis in operands_along_k(dot))
+        found.append(before(at, tile.Dot(a, b, total, dot.precision.data)).result)
+    return found
+
+
+def _walk_once(stream: Stream, size: int) -> None:
+    """Of dots of no loop."""
+    dots, block = stream.dots, block_of(stream.at)
     for op in stream.moved:
         op.detach()
         before(stream.at, op)
@@ -284,27 +360,47 @@ def _walk(stream: Stream, size: int) -> str:
     def write(
         start: SSAValue, n: int, totals: Sequence[SSAValue], anchor: Operation
     ) -> list[SSAValue]:
-        part = Part(stream.cut, start, n)
-        results = list[SSAValue]()
-        for dot, total in zip(dots, totals, strict=True):
-            a, b = (part.of(operand, axis, anchor) for operand, axis in operands_along_k(dot))
-            made = before(anchor, tile.Dot(a, b, total, dot.precision.data))
-            results.append(made.result)
-        return results
+        return _dots_of(stream, Part(stream.cut, start, n), totals, anchor)
 
     begin = [
         before(stream.at, tile.Constant(0, dot.acc.type)).result if dot in stream.late else dot.acc
         for dot in dots
     ]
-    sums = loop_over_parts(stream.at, k, size, begin, write)
-    said = (
-        f"stream-operands: {stream.bytes_loaded} bytes for {len(dots)} dots have no second stage:"
-        f" k = {k} in parts of {size}, for which copies run ahead"
-    )
+    sums = loop_over_parts(stream.at, stream.k, size, begin, write)
     for dot, total in zip(dots, sums, strict=True):
         whole = before(dot, CLASSES["add"](dot.acc, total)).result if dot in stream.late else total
         replace(dot, [whole])
     erase_dead(block)
     for load in stream.cut.loads:
         erase(load)
-    return said
+
+
+def _walk_in_turn(stream: Stream, size: int, loop: scf.ForOp) -> None:
+    """Of dots of a loop: it takes the parts of one iteration after those of the other."""
+    build, parts = Builder(loop), stream.k // size
+    end = build.mul(build.up(build.sub(loop.ub, loop.lb), loop.step), parts)
+    body = Block(arg_types=[i32, *(v.type for v in loop.iter_args)])
+    new = scf.ForOp(build.number(0), end, build.number(1), loop.iter_args, Region(body))
+    new = stamp(before(loop, new), loop)
+    body.add_op(last := stamp(scf.YieldOp(), loop))
+    within = Builder(last)
+    turn = within.floordiv(body.args[0], parts)
+    counter = within.add(loop.lb, within.mul(turn, loop.step))
+    start = within.mul(within.sub(body.args[0], within.mul(turn, parts)), size)
+    part = Part(stream.cut, start, size)
+    part.copies = dict(zip(loop.body.block.args, (counter, *body.args[1:]), strict=True))
+    mine = {*stream.dots, *stream.cut.loads, loop.body.block.last_op}
+    whole = [op for op in loop.body.block.ops if op not in mine and not _takes_any(op, stream)]
+    clone_slice(whole, part.copies, last)
+    places = [index_of(dot.acc) - 1 for dot in stream.dots]
+    sums = _dots_of(stream, part, [body.args[1 + i] for i in places], last)
+    last.operands = [
+        total for _, total in sorted(zip(places, sums, strict=True), key=lambda x: x[0])
+    ]
+    replace(loop, new.results)
+    erase_dead(body)
+
+
+def _takes_any(op: Operation, stream: Stream) -> bool:
+    """Whether an operation of a loop is made of what is loaded in parts."""
+    return any(op in following(load, block_of(load).ops) for load in stream.cut.loads)
