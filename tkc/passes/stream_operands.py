@@ -20,8 +20,8 @@ program multiplies beside it, if copies are to run while it computes; so does an
 loop. Of parts a ring has several stages in the same room. What is loaded for these dots is loaded
 beside them, and read by nothing else, and all of them have the same k.
 
-Done where warp roles then copy parts ahead, and did not before: there were no roles, or one stage
-of each block and one thread block a multiprocessor.
+Done where there are warp roles only so. (Where there are some as it is, with one stage of each
+block, a loop of parts gains nothing.)
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ class Stream:
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    """Cuts what a plan with roles then copies ahead, and did not before."""
+    """Cuts what a plan with roles then copies ahead, where there is none with roles as it is."""
     options = context.options
     if not context.target.wgmma or options.roles == "one" or options.num_stages == 1:
         return
     if not _streams(module, context):
         return
-    before_it, _ = planned(module, context)
-    if _runs_ahead(before_it):
+    as_it_is, _ = planned(module, context)
+    if as_it_is is not None and as_it_is.roles != "one":
         return
     trial = module.clone()
     streams = _streams(trial, context)
@@ -152,17 +152,10 @@ def _why_not(plan: Plan | None, sums: int, context: PassContext) -> str:
     """
     if plan is None or plan.roles == "one":
         return ""
-    if not _runs_ahead(plan):
+    if plan.stages < 2:
         return "copies would not run ahead"
     each, most = sums // (WARP * WORD * plan.warps), context.target.assembler.straight_live
     return "" if each <= most else f"registers hold {most} of their accumulators' {each}"
-
-
-def _runs_ahead(plan: Plan | None) -> bool:
-    """Whether copies run while the program, or another of the multiprocessor, computes."""
-    if plan is None or plan.roles == "one":
-        return False
-    return plan.blocks > 1 or plan.programs > 1 or plan.stages > 1
 
 
 # ---- what is walked
