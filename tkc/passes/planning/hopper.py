@@ -330,6 +330,7 @@ def _plan(made: Decided) -> Plan:
         ),
         loads=made.loads.planned(request, made.multicast),
         early_small_loads=made.small_loads.early,
+        early_pointers=made.small_loads.early_pointers,
         roles=sharing.kind,
         programs=sharing.programs,
         registers=made.registers,
