@@ -374,6 +374,30 @@ def test_a_product_of_computed_operands_is_the_consumers():
     assert given.plan.dots[0].b == "written" and len(given.plan.registers) == 2
 
 
+def transformed(a, k, v, b, g, w, u, BM: tkc.constexpr, D: tkc.constexpr):
+    """A triangle times keys and values, which are scaled by rows: two loops over columns."""
+    m = tkc.program_id(0) * BM
+    x, scale = tkc.load(a, (m, 0), (BM, BM)), tkc.load(b, (m,), (BM,))
+    for n in tkc.range(0, D, 64):
+        y = (tkc.load(v, (m, n), (BM, 64)) * scale[:, None]).to(v.dtype)
+        tkc.store(u, (m, n), tkc.dot(x, y).to(u.dtype))
+    decay = tkc.exp2(tkc.load(g, (m,), (BM,)))
+    for n in tkc.range(0, D, 64):
+        y = (tkc.load(k, (m, n), (BM, 64)) * scale[:, None] * decay[:, None]).to(k.dtype)
+        tkc.store(w, (m, n), tkc.dot(x, y).to(w.dtype))
+
+
+def test_blocks_that_share_a_multiprocessor_compute_operands_in_turn():
+    """What one block's consumers compute, they compute under the other one's dots: the converter,
+    whose block has a multiprocessor alone, saves nothing.
+    """
+    rows = ((4096, 128), BF16)
+    shapes = ((4096, 64), BF16), rows, rows, ((4096,), BF16), ((4096,), F32), rows, rows
+    given = planned(transformed, *shapes, BM=64, D=128)
+    assert any("consumers compute operands" in line for line in given.decisions), given.decisions
+    assert given.plan.blocks == 2 and {dot.b for dot in given.plan.dots} == {"written"}
+
+
 def test_what_is_asked_for_goes_first():
     """Programs of the last wave are not shared where a role computes an operand."""
     plan = made(replace(CASES[5], options=(("stream_k", 3),)))[1].plan

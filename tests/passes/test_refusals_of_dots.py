@@ -477,14 +477,18 @@ def test_which_blocks_threads_copy(monkeypatch, mapped, unreachable, by_threads)
     assert gathers.copied_by_threads(None) == by_threads
 
 
-@pytest.mark.parametrize("tiles, too_much", [(100, False), (101, True)])
-def test_sums_that_one_warpgroup_has_no_registers_for(monkeypatch, tiles, too_much):
+@pytest.mark.parametrize("tiles, more, too_much", [(100, 0, False), (101, 0, True), (100, 1, True)])
+def test_sums_that_one_warpgroup_has_no_registers_for(monkeypatch, tiles, more, too_much):
+    """Of all tiles, or of a loop's accumulators beside the rest."""
+    given = context("sm_90a")
+    sums = given.target.assembler.straight_live + more
     monkeypatch.setattr(hopper, "results_of_dots", lambda kernel: 512 * tiles)
+    monkeypatch.setattr(hopper, "_carried_sums", lambda program: 512 * sums)
     request = SimpleNamespace(dots=[None, None], loops=[])
     monkeypatch.setattr(hopper.RoleRequest, "of", lambda *given: request)
     made = SimpleNamespace(registers=(100,))
     program = SimpleNamespace(kernel=None)
-    assert bool(hopper._too_much_for_one(program, None, None, made)) == too_much
+    assert bool(hopper._too_much_for_one(program, given, None, made)) == too_much
 
 
 @pytest.mark.parametrize("count, some", [(133, True), (264, False), (132, False), (100, False)])

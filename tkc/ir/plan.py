@@ -111,6 +111,8 @@ class Plan:
     # roles: what is small beside dots, and no tensor map copies, is loaded one iteration early, or
     # before dots in no loop
     early_small_loads: bool = True
+    # roles: what consumers load by pointers in a loop with dots is loaded one iteration early
+    early_pointers: bool = False
     # programs of axis 0 that run together before axis 1 moves on
     raster: int = 1
     # every second program of a block walks K backwards, and every second raster group its columns:

@@ -39,6 +39,9 @@ arrives; the last iteration loads its own again. (Where a dot's operand is compu
 start: that computation is what it arrives during.) So does one of an array that nothing bounds,
 whose first block is loaded only where the loop has an iteration.
 
+So is what consumers load by pointers (`early_pointers`), an operand of a dot or what is beside one;
+of an iteration that does not exist nothing is loaded.
+
 Before:
 
     for k:
@@ -71,6 +74,7 @@ After:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
@@ -86,9 +90,12 @@ from tkc.ir.values import block_of, holds, is_side_effect_free
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import may_run_ahead
 from tkc.passes.analysis.alias import Overlaps, kernel_around, unchanged, unwritten
+from tkc.passes.analysis.values import LOADS
 from tkc.passes.planning.converting import STAYS
 from tkc.passes.planning.operands import MAX_BESIDE_BYTES
 from tkc.passes.schedule.expand import End, LoopSchedule, broken_rules, expand, reads, surely_runs
+
+Loading: TypeAlias = tile.Load | tile.LoadPointers
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -116,7 +123,7 @@ def _in_loops(op: Operation, plan: Plan, context: PassContext) -> None:
 
 # ---- which loads
 # --------------------------------------------------------------------------------------------------
-def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile.Load]:
+def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[Loading]:
     """The loads of a loop that are made one iteration early."""
     if plan.roles == "one":
         beside = holds(kernel_around(loop), tile.Dot) and not holds(loop, tile.Dot)
@@ -127,9 +134,7 @@ def _early_loads(loop: scf.ForOp, plan: Plan, context: PassContext) -> list[tile
     return [
         op
         for op in loop.body.block.ops
-        if isinstance(op, tile.Load)
-        and _wanted(op, plan)
-        and _may_be_early(op, loop, context.overlaps)
+        if isinstance(op, LOADS) and _wanted(op, plan) and _may_be_early(op, loop, context.overlaps)
     ]
 
 
@@ -137,10 +142,12 @@ def _dots_of(loop: scf.ForOp) -> list[tile.Dot]:
     return [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
 
 
-def _wanted(op: tile.Load, plan: Plan) -> bool:
+def _wanted(op: Loading, plan: Plan) -> bool:
     """Whether the plan has a load made early: beside dots what goes straight to registers, few of
     them; without dots, what is not a scalar.
     """
+    if isinstance(op, tile.LoadPointers):
+        return plan.early_pointers and isinstance(op.result.type, TileType) and not op.semantics
     if plan.prefetch:
         return isinstance(op.result.type, TileType) and plan.load(op).path not in ("own", "held")
     return (
@@ -159,11 +166,17 @@ def _bytes(value: SSAValue) -> int:
     return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
-def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps: Overlaps) -> bool:
-    """Whether the block of another iteration may be read in this one."""
-    if not may_run_ahead(op):
+def _may_be_early(op: Loading, loop: scf.ForOp, overlaps: Overlaps) -> bool:
+    """Whether the block of another iteration may be read in this one: by pointers, that of the same
+    program.
+    """
+    watches = any(map(tile.watches, loop.walk()))
+    if isinstance(op, tile.LoadPointers):
+        if watches or surely_runs(loop):
+            return False
+    elif not may_run_ahead(op):
         return False
-    if any(map(tile.watches, loop.walk())) and not unchanged(op, loop, overlaps):
+    elif watches and not unchanged(op, loop, overlaps):
         return False  # by programs of other blocks, too, that one waits for
     return not any(broken_rules(loop, _schedule(loop, [op], overlaps), overlaps))
 
@@ -202,7 +215,7 @@ def _move_before(anchor: Operation, load: tile.Load) -> bool:
 
 # ---- one iteration early
 # -----------------------------------------------------------------------------------------------
-def _schedule(loop: scf.ForOp, loads: list[tile.Load], overlaps: Overlaps) -> LoopSchedule:
+def _schedule(loop: scf.ForOp, loads: list[Loading], overlaps: Overlaps) -> LoopSchedule:
     """Loads one iteration early, behind the last dot of a loop, or at the start where there is none
     or its operands are made of them. What is made of the old ones comes first, where their
     registers are then free for the next ones. Behind the last program is the place of another one,
@@ -212,14 +225,26 @@ def _schedule(loop: scf.ForOp, loads: list[tile.Load], overlaps: Overlaps) -> Lo
     used = _used_early(loop.body.block, set(fetched)) if dots else _widened(loop, fetched)
     others = [op for op in list(loop.body.block.ops)[:-1] if op not in {*loads, *used}]
     start = others.index(dots[-1]) + 1 if dots and not _feeds(loads, dots, loop) else 0
-    bounded = not any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads)
-    meets = surely_runs(loop) and not all(unwritten(op, overlaps) for op in loads)
-    end = End.ANY if bounded and not dots and not meets else End.CLAMP
-    groups = (used, 0, end), (others[:start], 0, end), (loads, 1, end), (others[start:], 0, end)
-    return LoopSchedule.of(loop, groups)
+    blocks = [op for op in loads if isinstance(op, tile.Load)]
+    pointed = [op for op in loads if op not in blocks]
+    end = End.CLAMP if dots or _is_bound_to(blocks, loop, overlaps) else End.ANY
+    early = (blocks, 1, end), (pointed, 1, End.GUARD)
+    return LoopSchedule.of(
+        loop, ((used, 0, end), (others[:start], 0, end), *early, (others[start:], 0, end))
+    )
 
 
-def _feeds(loads: Sequence[tile.Load], dots: Sequence[tile.Dot], loop: scf.ForOp) -> bool:
+def _is_bound_to(loads: Sequence[tile.Load], loop: scf.ForOp, overlaps: Overlaps) -> bool:
+    """Whether some loads are there only in iterations that a loop has: nothing else says of which
+    array they are, or what there is of it; or another program may write where the next one would
+    be.
+    """
+    if surely_runs(loop) and not all(unwritten(op, overlaps) for op in loads):
+        return True
+    return any(is_inside(op.array, loop) or is_unbounded(op.array) for op in loads)
+
+
+def _feeds(loads: Sequence[Loading], dots: Sequence[tile.Dot], loop: scf.ForOp) -> bool:
     """Whether a dot's operand is computed of what is loaded: that takes its time before the dot,
     and what is loaded for the next iteration arrives meanwhile.
     """

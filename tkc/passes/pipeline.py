@@ -27,6 +27,7 @@ PIPELINE = (
     "fit-dots",
     "fit-rows",
     "match-heights",
+    "stream-operands",
     "separate-operands",
     "shorten-exponentials",
     "plan",

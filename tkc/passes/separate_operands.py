@@ -35,19 +35,16 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, Use
 from xdsl.traits import is_side_effect_free
 
-from tkc.errors import CompileError
 from tkc.ir import tile
-from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, defining_slice
 from tkc.ir.values import ancestor, block_of, operations_in
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import apart, may_meet, unseen, writes
 from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES, computed_of
-from tkc.passes.plan import kernel_of, plan
+from tkc.passes.plan import kernel_of
 from tkc.passes.planning.operands import leaves
-
-ONE_ROLE = "plan: one role with mma.sync: "
+from tkc.passes.trials import planned, put_in_place, with_roles
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -60,20 +57,20 @@ def run(module: ModuleOp, context: PassContext) -> None:
         _load_before_stores(op, context)
     if not _shared_loads(module):
         return
-    context.early_plan, why = _planned(module, context)
-    as_it_is = _with_roles(context.early_plan)
+    context.early_plan, why = planned(module, context)
+    as_it_is = with_roles(context.early_plan)
     if as_it_is is not None and as_it_is.rotate:
         return
     trial = module.clone()
     count = _separate(trial, context)
-    made, why_not = _planned(trial, context)
-    separated = _with_roles(made)
+    made, why_not = planned(trial, context)
+    separated = with_roles(made)
     if as_it_is is None and separated is None:
         context.decisions.append(
             f"separate-operands: not done, it would not give roles: {why_not or why}"
         )
     elif separated is not None and (as_it_is is None or separated.rotate):
-        _replace(kernel_of(module), kernel_of(trial))
+        put_in_place(kernel_of(module), kernel_of(trial))
         context.early_plan = separated
         gain = "read a block of its own" if as_it_is is None else "run in an iteration of its own"
         context.decisions.append(
@@ -124,30 +121,6 @@ def _may_come_before(op: Operation, store: Operation, end: Operation, context: P
         for inner in other.walk()
     ]
     return not any(writes(inner) and not apart(op, inner, context.overlaps) for inner in between)
-
-
-def _replace(kernel: tile.Kernel, new: tile.Kernel) -> None:
-    """Puts the kernel of a trial, with what its plan marked on it, where the kernel stands."""
-    new.detach()
-    before(kernel, new)
-    kernel.detach()
-    kernel.erase()
-
-
-def _planned(module: ModuleOp, context: PassContext) -> tuple[Plan | None, str]:
-    """The plan of a module, if there is one, and why it has no warp roles."""
-    try:
-        made = plan(module, context)
-    except CompileError as e:
-        return None, str(e)
-    if made.roles != "one":
-        return made, ""
-    reason = next((d for d in made.decisions if ONE_ROLE in d), "as asked")
-    return made, reason.removeprefix(ONE_ROLE)
-
-
-def _with_roles(made: Plan | None) -> Plan | None:
-    return None if made is None or made.roles == "one" else made
 
 
 def _shared_loads(module: ModuleOp) -> list[tile.Load]:

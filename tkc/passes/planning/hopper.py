@@ -43,10 +43,14 @@ Each decision is a file of planning/roles/, and each takes those before it:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import combinations
 from typing import Any
+
+from xdsl.dialects import scf
+from xdsl.ir import Operation
 
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
@@ -88,7 +92,7 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
     could = _could_convert(program, context)
     if not could:
         return made, why
-    before = None if made is None else IterationClocks.of(program, made, context).together
+    before = None if made is None else _by_consumers(program, made, context)
     for each in could:
         convert_operand(each.value)
     try:
@@ -114,6 +118,14 @@ def roles(program: Program, context: PassContext, plan: Plan) -> tuple[Plan | No
         return _with(made, f"{said}, {after:.0f} by a converter"), why
     said = f"the converter computes operands: {after:.0f} clocks an iteration"
     return _with(other, f"{said}, {before:.0f} by consumers"), ""
+
+
+def _by_consumers(program: Program, plan: Plan, context: PassContext) -> float:
+    """Clocks of an iteration in which consumers compute all operands. Where blocks share a
+    multiprocessor, each has its vector work while another's dots run.
+    """
+    clocks = IterationClocks.of(program, plan, context)
+    return max(clocks.together / max(1, plan.blocks), clocks.vector, clocks.tensor)
 
 
 def _beside_converter(
@@ -225,10 +237,24 @@ def _too_much_for_one(program: Program, context: PassContext, plan: Plan, made: 
     tiles, room = results_of_dots(program.kernel) // (4 * 128), (made.registers or (0,))[-1]
     if tiles > room:
         return f"{tiles} registers a thread of one do not fit {room}"
+    most = context.target.assembler.straight_live
+    if (sums := _carried_sums(program) // (4 * 128)) > most:
+        return (
+            f"accumulators of {sums} registers a thread of one, which holds {most} beside the rest"
+        )
     request = RoleRequest.of(program, context, plan, "")
     if len(request.dots) > 1 or not request.loops:
         return ""
     return together_by_registers(request)
+
+
+def _carried_sums(program: Program) -> int:
+    """Bytes of the accumulators of dots of a loop, of the one that has most."""
+    loops = Counter[Operation]()
+    for dot in program.dots:
+        if isinstance(loop := dot.parent_op(), scf.ForOp):
+            loops[loop] += tile_type(dot.acc).bytes
+    return max(loops.values(), default=0)
 
 
 def _of_shared_columns(context: PassContext) -> PassContext:
@@ -304,6 +330,7 @@ def _plan(made: Decided) -> Plan:
         ),
         loads=made.loads.planned(request, made.multicast),
         early_small_loads=made.small_loads.early,
+        early_pointers=made.small_loads.early_pointers,
         roles=sharing.kind,
         programs=sharing.programs,
         registers=made.registers,

@@ -11,6 +11,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation
 
 from tkc.ir import tile
+from tkc.ir.layout import WARP
 from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import counted_slice
 from tkc.ir.target import Target
@@ -37,6 +38,7 @@ MAX_READ_AHEAD_REGISTERS = 144  # with what is read ahead
 SCALAR_REGISTERS = 8  # of addresses, masks, counters
 ADDRESS_REGISTERS = 2
 RING_STAGES = 2  # of a ring through which a loop reads, at least
+STAGES_OF_A_WARP = 3, 4  # … of one warp beside others of its multiprocessor, and at most
 MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
 
 
@@ -216,12 +218,14 @@ class _ReadAhead:
 
     def _in_loops(self) -> set[Operation]:
         """Loads of loops that come through rings, which each thread fills for itself: where a block
-        fills a multiprocessor, which would wait for memory, or as asked. Sets how many stages these
-        have.
+        fills a multiprocessor, which would wait for memory; where a block is one warp, all of which
+        waits, and its ring has more iterations on their way than registers would, beside those of
+        as many blocks; or as asked. Sets how many stages these have.
         """
         self.looped = 0  # bytes of a stage
-        asked = self.options.num_stages
-        if self.stages or asked == 1 or asked is None and self._resident(0) > 1:
+        asked, resident = self.options.num_stages, self._resident(0)
+        beside = resident if asked is None else 1
+        if self.stages or asked == 1 or beside > 1 and self.threads.count > WARP:
             return set()
         every = through_rings(self.loads, self.threads.count, self.context.overlaps)
         loops = [here for ops in every.values() if (here := set(ops) - self.held)]
@@ -230,8 +234,9 @@ class _ReadAhead:
         self.looped = max(
             sum(tile_type(op.result).bytes for op in here) // self.threads.blocks for here in loops
         )
-        stages = min(asked or RING_STAGES, (self.shared - self.held_bytes) // self.looped)
-        if stages < RING_STAGES:
+        least, most = STAGES_OF_A_WARP if beside > 1 else (RING_STAGES, asked or RING_STAGES)
+        stages = min(most, (self.shared - self.held_bytes) // max(1, beside) // self.looped)
+        if stages < least:
             self.looped = 0
             return set()
         self.stages = stages

@@ -290,6 +290,18 @@ def small_load_registers(
     )
 
 
+def pointer_registers(loops: Sequence[scf.ForOp], warpgroups: int) -> int:
+    """Registers that a consumer's thread holds of the blocks that loops with dots load by
+    pointers.
+    """
+    return sum(
+        -(-op.result.type.bytes // (4 * 128 * warpgroups))
+        for loop in loops
+        for op in loop.body.block.ops
+        if isinstance(op, tile.LoadPointers) and isinstance(op.result.type, TileType)
+    )
+
+
 def _spread_registers(value: SSAValue, warpgroups: int) -> int:
     """Registers of a thread for a small tile in the layout of an accumulator, in which a thread has
     two rows of 64, and a quarter of each: as many as the first use takes that says along which axis

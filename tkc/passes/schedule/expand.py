@@ -79,8 +79,9 @@ from tkc.passes.analysis import alias
 from tkc.passes.analysis.values import WRITES
 
 Loop: TypeAlias = scf.ForOp | scf.WhileOp
-LOADS = (tile.Load, shared.CopyAsync)
-GLOBAL = (*LOADS, tile.LoadPointers, *WRITES)  # accesses of global memory
+OF_ARRAYS = (tile.Load, shared.CopyAsync)
+LOADS = (*OF_ARRAYS, tile.LoadPointers)
+GLOBAL = (*LOADS, *WRITES)  # accesses of global memory
 ON_CHIP = (shared.Alloc, shared.Read, shared.Write, shared.WaitCopies)  # of none of that
 
 
@@ -296,12 +297,19 @@ def _may_be_loaded(step: Step, loop: Loop) -> bool:
         return False
     if step.end is End.GUARD:
         return True
-    return not is_inside(op.array, loop) and (clamps or not _is_unbounded(op))
+    return not _is_of_iteration(op, loop) and (clamps or not _is_unbounded(op))
+
+
+def _is_of_iteration(op: Operation, loop: Loop) -> bool:
+    """Whether an iteration says of which array a load is."""
+    return isinstance(op, OF_ARRAYS) and is_inside(op.array, loop)
 
 
 def _is_unbounded(op: Operation) -> bool:
-    """Whether an operation loads of an array that nothing bounds."""
-    return isinstance(op, LOADS) and is_unbounded(op.array)
+    """Whether an operation loads by pointers, or of an array that nothing bounds."""
+    if isinstance(op, OF_ARRAYS):
+        return is_unbounded(op.array)
+    return isinstance(op, tile.LoadPointers)
 
 
 # ---- the loop
@@ -540,18 +548,22 @@ def _guarded(op: Operation, there: SSAValue) -> Operation:
     if not isinstance(op, LOADS):
         only_if(there, op)
         return op
-    build, extents = Builder(op), op.extents.get_values()
+    build = Builder(op)
     masked: Attribute | None = None if op.mask is None else op.mask.type
-    if masked is None and isinstance(op, tile.Load) and isinstance(op.result.type, TileType):
-        masked = TileType(op.result.type.extents, i1, op.result.type.layout)
+    if masked is None and op.results and isinstance(t := op.results[0].type, TileType):
+        masked = TileType(t.extents, i1, t.layout)
     if isinstance(masked, TileType):
         there = build(tile.Splat(there, masked))
     if op.mask is not None:
         there = build.and_(op.mask, there)
-    new: tile.Load | shared.CopyAsync
-    if isinstance(op, tile.Load):
+    new: tile.Load | tile.LoadPointers | shared.CopyAsync
+    if isinstance(op, tile.LoadPointers):
+        new = tile.LoadPointers(op.pointers, there, op.other)
+    elif isinstance(op, tile.Load):
+        extents = op.extents.get_values()
         new = tile.Load(op.array, op.offsets, extents, there, op.other, op.result.type)
     else:
+        extents = op.extents.get_values()
         new = shared.CopyAsync(op.array, op.offsets, op.buffer, extents, there, op.other, op.after)
     new.properties = op.properties | new.properties
     new.attributes |= op.attributes

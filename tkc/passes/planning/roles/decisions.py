@@ -189,6 +189,11 @@ def _of_small_loads(made: Decided) -> Iterator[str]:
             f" {len(beside) - by_threads}, {f'threads {by_threads}, ' * bool(by_threads)}and the"
             f" producer broadcasts {broadcast}"
         )
+    if made.small_loads.early_pointers:
+        yield (
+            "what consumers load by pointers is loaded one iteration early, into"
+            f" {made.small_loads.pointers} registers a thread"
+        )
     if not made.small_loads.early:
         yield (
             f"small blocks are loaded where they are used: beside {made.small_loads.busy} registers"

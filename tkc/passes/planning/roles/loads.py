@@ -39,6 +39,7 @@ from tkc.passes.planning.rings import (
     MAX_RINGS,
     is_filled_by_threads,
     loads_beside,
+    pointer_registers,
     rings_of,
     small_load_registers,
 )
@@ -220,12 +221,15 @@ def _fetched_bytes(load: tile.Load) -> int:
 @dataclass(frozen=True)
 class SmallLoads:
     """Blocks beside the dots that consumers load. registers: of a thread, for them; busy: of a
-    thread, for the rest; early: they are loaded one iteration ahead.
+    thread, for the rest; early: they are loaded one iteration ahead. pointers: registers of a
+    thread for what is loaded by pointers; early_pointers: so is that.
     """
 
     registers: int
     busy: int
     early: bool
+    pointers: int
+    early_pointers: bool
 
     @staticmethod
     def of(
@@ -236,5 +240,8 @@ class SmallLoads:
         scored = [dot for dot in request.dots if not summed(dot) and not partial(dot)]
         scores = score_registers(scored, execution.late, sharing.groups)
         busy = execution.registers + scores + ADDRESS_REGISTERS
-        early = not registers or busy + registers <= MAX_OPERAND_REGISTERS[sharing.consumers]
-        return SmallLoads(registers, busy, early)
+        most = MAX_OPERAND_REGISTERS[sharing.consumers]
+        early = not registers or busy + registers <= most
+        pointers = pointer_registers(request.loops, sharing.groups)
+        together = busy + early * registers + pointers + ADDRESS_REGISTERS
+        return SmallLoads(registers, busy, early, pointers, pointers > 0 and together <= most)
