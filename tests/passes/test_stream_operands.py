@@ -278,6 +278,48 @@ def of_many(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr, CO
     tkc.store(o, (0, 0), total.to(o.dtype))
 
 
+def of_two_axes(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """A state is multiplied along its rows and, by another dot, along its columns."""
+    x, state = tkc.load(v, (0, 0), (T, K)), tkc.load(h, (0, 0), (K, N)).to(v.dtype)
+    z = tkc.load(w, (0, 0), (T, N))
+    tkc.store(o, (0, 0), tkc.dot(x, state).to(o.dtype))
+    tkc.store(o, (T, 0), tkc.dot(z, state.T).to(o.dtype))
+
+
+def begun_with(v, h, w, o, T: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """A block is what one dot begins with, and what another multiplies."""
+    begin = tkc.load(w, (0, 0), (T, N))
+    x, state = tkc.load(v, (0, 0), (T, N)), tkc.load(h, (0, 0), (N, N)).to(v.dtype)
+    other = tkc.load(h, (N, 0), (N, N)).to(v.dtype)
+    tkc.store(o, (0, 0), tkc.dot(x, state, begin).to(o.dtype))
+    tkc.store(o, (T, 0), tkc.dot(begin.to(v.dtype), other).to(o.dtype))
+
+
+def sums(v, h, w, o, p, T: tkc.constexpr, D: tkc.constexpr, KIND: tkc.constexpr):
+    """Two sums of a loop, which may do, carry or count by something else."""
+    one, two, count = tkc.zeros((T, D)), tkc.zeros((T, D)), 0
+    end = v.shape[1].to(tkc.int64) if KIND == "long" else v.shape[1]
+    for n in tkc.range(end * 0, end, D):
+        x = tkc.load(v, (0, n), (T, D))
+        one = tkc.dot(x, tkc.load(h, (n, 0), (D, D)).to(v.dtype), one)
+        two = tkc.dot(x, tkc.load(w, (n, 0), (D, D)).to(v.dtype), two)
+        if KIND == "carries":
+            count = count + 2
+        if KIND == "stores":
+            tkc.store(p, (0, n), tkc.full((T, D), 1, p.dtype))
+    tkc.store(o, (0, 0), (one - two + count).to(o.dtype))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [("adds", 32), ("carries", D), ("stores", D), ("long", D)], ids=str
+)
+def test_a_loop_that_does_more_than_add_up_stays(kind, step):
+    module = traced(sums, b2, f2, f2, b2, b2, T=T, D=D, KIND=kind)
+    through(module, "stream-operands", context("sm_90a"))
+    dots = operations_in(module, tile.Dot)
+    assert [tile_type(dot.a).extents[-1] for dot in dots] == [step] * 2
+
+
 def walked(kernel, kinds: str, machine_: str = "sm_90a", K: int = 256, **options) -> list[int]:
     """How many dots each loop has behind the pass."""
     module = traced(kernel, *(b2 if kind == "b" else f2 for kind in kinds), T=T, K=K, N=D)
@@ -298,6 +340,8 @@ def walked(kernel, kinds: str, machine_: str = "sm_90a", K: int = 256, **options
         (used_between, "bfbbb", [2]),
         (loaded_late, "bfbbb", [1]),
         (stored_apart, "bfbb", [2]),
+        (of_two_axes, "bfbb", []),
+        (begun_with, "bffb", [1]),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
