@@ -907,11 +907,11 @@ class ProgramInterpreter:
             return
         result = code.results[0]
         x = [np.asarray(known.get(v, held[v]) if known else held[v]) for v in code.operands]
-        if code.follows == "compared":  # what is no bound wraps as it does
-            x = [
-                v if wrapping.is_bound(o) else held[o]
-                for o, v in zip(code.operands, x, strict=True)
-            ]
+        if code.follows == "compared":
+            x = wrapping.of_bounds(code.operands, x, held)
+            if not x:
+                self.code[op] = code._replace(follows="")
+                return
         x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
         if isinstance(op, ew.Elementwise):
             exact = FUNCTIONS[op.fn.name](*x)

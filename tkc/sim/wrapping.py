@@ -4,6 +4,9 @@ elements of an access, are made. It keeps their mathematical values beside the w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 from xdsl.dialects.builtin import i64
 from xdsl.ir import Operation, SSAValue
 
@@ -22,7 +25,8 @@ ARITHMETIC = (
 def follows(op: Operation) -> tuple[str, bool]:
     """How the result of an element-wise operation, or one that moves elements, follows from
     operands that wrapped, and whether it may wrap by itself: "computed" of their mathematical
-    values, "moved" as they are, "compared" where one is a bound, "" where it does not.
+    values, "moved" as they are, "compared" where one is a bound (`of_bounds`), "" where it does
+    not.
     """
     t = element_of(op.results[0].type)
     if not is_bool(t) and (not is_integer(t) or is_unsigned(t)):
@@ -30,13 +34,27 @@ def follows(op: Operation) -> tuple[str, bool]:
     if not isinstance(op, ew.Elementwise):
         return "moved", False
     if is_bool(t):
-        if op.fn.name in COMPARISONS and any(map(is_bound, op.operands)):
+        if op.fn.name in COMPARISONS:
             return "compared", False
         return ("computed" if op.fn.name in LOGICAL else ""), False
     return ("computed", t != i64) if op.fn.name in ARITHMETIC else ("", False)
 
 
-def is_bound(value: SSAValue) -> bool:
+def of_bounds(
+    operands: Sequence[SSAValue], exact: Sequence[np.ndarray], held: Mapping[SSAValue, np.ndarray]
+) -> list[np.ndarray]:
+    """What a comparison compares: of its operands the mathematical values of bounds alone, for what
+    is no bound wraps as it does; nothing where none is a bound. Asked only where an operand
+    wrapped: the ranges that say it take longer than the comparison.
+    """
+    bounds = list(map(_is_bound, operands))
+    if not any(bounds):
+        return []
+    each = zip(operands, exact, bounds, strict=True)
+    return [value if bound else held[v] for v, value, bound in each]
+
+
+def _is_bound(value: SSAValue) -> bool:
     """Whether a value is a scalar that may bound the elements of a tile."""
     scalar = repeated_scalar(value)
     return scalar is not None and Ranges().may_bound(scalar)
