@@ -619,7 +619,7 @@ def _total(x, y, out, N: tkc.constexpr):
 def test_loops_read_one_iteration_ahead(n):
     x, y = np.arange(n, dtype=np.float32) % 7, np.arange(n, dtype=np.float32) % 5
     out = np.full(n, np.nan, np.float32)
-    stages, results = stages_of(_total, x, y, out, N=128), []
+    stages, results = stages_of(_total, x, y, out, N=128, num_stages=1), []
     text = str(level0.kernel_of(stages["fetch-ahead"]))
     assert text.count("tile.load") == 4 * (n > 0) and str(
         level0.kernel_of(stages["schedule-programs"])
@@ -635,11 +635,11 @@ def test_loops_read_one_iteration_ahead(n):
 def test_what_a_loop_writes_is_not_read_ahead():
     x = np.zeros(512, np.float32)
     assert "fetch-ahead" in " ".join(
-        _total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions
+        _total.compile(x, x.copy(), x.copy(), N=128, num_stages=1, target="sm_90a").decisions
     )
     # out is x: only y is read ahead
     assert "fetch-ahead: 1 load " in " ".join(
-        _total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions
+        _total.compile(x, x.copy(), x, N=128, num_stages=1, target="sm_90a").decisions
     )
 
 

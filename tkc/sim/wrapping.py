@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from xdsl.dialects.builtin import i64
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
+from tkc.ir import tile
 from tkc.ir.ranges import Ranges, repeated_scalar
 from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
 
@@ -55,6 +56,17 @@ def of_bounds(
 
 
 def _is_bound(value: SSAValue) -> bool:
-    """Whether a value is a scalar that may bound the elements of a tile."""
+    """Whether a value is a scalar that may bound the elements of a tile. Of a kernel that has been
+    planned, programs' numbers are computed, and nothing says any more what a hash is made of.
+    """
     scalar = repeated_scalar(value)
-    return scalar is not None and Ranges().may_bound(scalar)
+    return scalar is not None and not _is_planned(scalar) and Ranges().may_bound(scalar)
+
+
+def _is_planned(value: SSAValue) -> bool:
+    """Whether a value's kernel has warps."""
+    owner = value.owner
+    at = owner.parent_op() if isinstance(owner, Block) else owner
+    while at is not None and not isinstance(at, tile.Kernel):
+        at = at.parent_op()
+    return at is not None and at.integer("warps", 0) > 0
