@@ -610,9 +610,12 @@ def _reads_outside(value: Any) -> bool:
     """Whether a function, or a class, gives what lies outside of the process: of clocks, files,
     other processes.
     """
-    module = value.__module__
-    of_numpy = isinstance(module, str) and module.partition(".")[0] == "numpy"
-    return module in SYSTEM or value in (open, os.popen) or (of_numpy and value.__name__ in READERS)
+    if value is open or value is os.popen:
+        return True
+    module: object = value.__module__
+    if not isinstance(module, str):  # a class may say anything
+        return False
+    return module in SYSTEM or module.partition(".")[0] == "numpy" and value.__name__ in READERS
 
 
 def _is_class_of_library(value: object) -> bool:

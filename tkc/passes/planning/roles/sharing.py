@@ -360,8 +360,9 @@ def _co_resident(request: RoleRequest, in_parts: bool) -> tuple[int, str]:
     """
     options = request.options
     if request.lone_loop is None:
-        is_asked = options.roles != "cooperative"
-        return 1, "dots are in several loops, or in none" if is_asked else ""
+        if options.roles == "cooperative":
+            return 1, ""
+        return 1, "dots are in several loops, or in none"
     asked = options.programs
     forced = options.roles == "co_resident" or options.roles is None and (asked or 0) > 2
     if not forced and not _may_be_co_resident(request):
