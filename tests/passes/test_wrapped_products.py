@@ -224,3 +224,82 @@ def test_a_hash_that_bounds(how):
     inside = np.arange(8) + 3 < _hash(np.arange(200))[:, None]
     want = dict(out=np.where(inside, np.arange(1, 9), -1).astype(np.float32))
     run(Case("hash", bounded_by_hash, given, lambda a: want, (200,)), how)
+
+
+def hashed(p):
+    """A hash by factors that indices have too."""
+    h = ((p * 37 + p) * 29 + p) * 31 + p
+    return (((h * 37 + p) * 37 + p) * 29 + p) * 37 + p
+
+
+def a_hash_beside_a_dot(x, out):
+    """The accumulator of a dot is no offset: what is added to it wraps."""
+    p = tkc.program_id(0)
+    h, i = hashed(p), tkc.load(x, (0, 0), (16, 16)).to(tkc.int32)
+    product = tkc.dot(i, i) + h % 97 - tkc.where(h < 0, 1, 0)
+    tkc.store(out[p], (0, 0), product.to(tkc.float32))
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("options", [{}, {"num_warps": 1}, {"num_warps": 1, "num_stages": 1}])
+def test_a_hash_beside_a_dot(options, how):
+    x = np.arange(256, dtype=np.float32).reshape(16, 16) % 5
+    p = np.arange(6, dtype=np.int32)
+    with np.errstate(over="ignore"):
+        h = hashed(p)
+    assert (h < 0).any()
+    places = (h % 97 - (h < 0))[:, None, None]
+
+    def given(r):
+        return dict(x=x, out=np.zeros((6, 16, 16), np.float32))
+
+    want = dict(out=(x @ x + places).astype(np.float32))
+    run(Case("dot", a_hash_beside_a_dot, given, lambda a: want, (6,), options=options), how)
+
+
+def read_where_not_negative(x, out):
+    p = tkc.program_id(0)
+    h, v = hashed(p), tkc.full([8], 7.0, tkc.float32)
+    if h >= 0:
+        v = tkc.load(x, (h,), (8,))
+    tkc.store(out, (p * 8,), v)
+
+
+def read_outside_and_compared(x, out):
+    p = tkc.program_id(0)
+    h = hashed(p)
+    v = tkc.load(x, (h,), (8,))
+    tkc.store(out, (p * 8,), v + tkc.where(h < 0, 1.0, 0.0))
+
+
+def read_in_no_iteration(x, out):
+    p = tkc.program_id(0)
+    h, v = hashed(p), tkc.zeros((8,), tkc.float32)
+    for i in tkc.range(0, x.shape[0] - 16):
+        v += tkc.load(x, (h + i,), (8,))
+    tkc.store(out, (p * 8,), v + tkc.where(h < 0, 1.0, 0.0))
+
+
+def masked_by_its_sign(x, out):
+    p = tkc.program_id(0)
+    at = hashed(p) + tkc.arange(8)
+    v = tkc.load(x.ptr + at, mask=(at >= 0) & (at < x.shape[0]), other=5.0)
+    tkc.store(out, (p * 8,), v)
+
+
+OF_OFFSETS = [
+    read_where_not_negative,
+    read_outside_and_compared,
+    read_in_no_iteration,
+    masked_by_its_sign,
+]
+
+
+@pytest.mark.parametrize("kernel", OF_OFFSETS)
+def test_an_integer_of_offsets_that_wraps_is_refused(kernel):
+    """Also where nothing is accessed at it: what is compiled counts on its sign elsewhere."""
+    module = traced(kernel, *(array(tkc.float32, 1),) * 2)
+    given = [np.arange(16, dtype=np.float32), np.zeros(16, np.float32)]
+    level0.run(module, given, (1,))
+    with pytest.raises(OffsetOverflow, match="an integer that offsets are made of wraps"):
+        level0.run(module, given, (2,))

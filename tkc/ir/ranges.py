@@ -28,11 +28,12 @@ from math import gcd, inf, lcm
 from typing import Any
 
 from xdsl.dialects import scf
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
+from tkc.ir.uses_of_integers import End, ends
 from tkc.ir.values import (
     array_type,
     made_of,
@@ -627,7 +628,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
     types = [bounds(v.type) for v in op.args]
     if any(_is_anything(r, known) for r, known in zip(args, types, strict=True)):
         return Overflow.UNLESS_OFFSET
-    if op.fn.name == "mul" and not _is_in_offset(op.result):
+    if op.fn.name == "mul" and End.OFFSET not in ends(op.result):
         return Overflow.WRAPS
     return Overflow.NEVER
 
@@ -640,64 +641,6 @@ def _is_hash(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) 
     always_outside = found.lo > whole.hi or found.hi < whole.lo
     short = is_unsigned(t) or bits(t) < 32
     return short or _hashes(op.fn.name, args) or are_small or always_outside
-
-
-# of integers: what a wrapped operand would show in
-_FOLLOWED = {
-    *("add", "sub", "mul", "neg", "abs", "min", "max", "shl"),
-    *("floordiv", "mod", "div_trunc", "rem_trunc"),
-}
-# what reads integers and makes no offset of them
-_ENDS = (
-    *(tile.Reduce, tile.Scan, tile.Histogram, tile.Assert, tile.Print, tile.StorePointers),
-    *(tile.Atomic, shared.ReducePartial, shared.ScanTotal, shared.ScanCarry, shared.Write),
-)
-
-
-def _is_in_offset(value: SSAValue) -> bool:
-    """Whether an offset, an extent or a bound of a loop may be computed of a number: level 0 would
-    refuse that it wraps. What nothing uses is still being built.
-    """
-    left, seen = [value], {value}
-    while left:
-        at = left.pop()
-        if at.first_use is None:
-            return True
-        for use in at.uses:
-            found = _carried_on(at, use)
-            if found is None:
-                return True
-            left += [v for v in found if v not in seen]
-            seen.update(found)
-    return False
-
-
-def _carried_on(value: SSAValue, use: Use) -> Sequence[SSAValue] | None:
-    """The integers that a use of a number makes of it; None where it is an offset, or may be."""
-    match op := use.operation:
-        case ew.Elementwise():
-            return op.results if op.fn.name in _FOLLOWED else ()
-        case ew.Cast():
-            return () if is_bool(t := element_of(op.result.type)) or is_float(t) else op.results
-        case tile.Store() | tile.AtomicBlock():
-            return None if value in op.offsets else ()
-        case scf.YieldOp():
-            return _results_of_yield(op, use.index)
-        case _ if isinstance(op, _ENDS):
-            return ()
-        case _ if isinstance(op, (ew.Select, tile.Multiple, tile.Concat, *_MOVES)):
-            return op.results
-    return None
-
-
-def _results_of_yield(op: scf.YieldOp, index: int) -> Sequence[SSAValue] | None:
-    """What a loop or a branch gives on of what it yields; None of other operations."""
-    match around := op.parent_op():
-        case scf.ForOp():
-            return around.results[index], around.body.block.args[1 + index]
-        case scf.IfOp():
-            return (around.results[index],)
-    return None
 
 
 def _hashes(name: str, args: list[Range]) -> bool:

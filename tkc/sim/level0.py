@@ -919,8 +919,12 @@ class ProgramInterpreter:
             exact = x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
         if every(exact == held[result]):
             known.pop(result, None)
-        else:
-            known[result] = exact
+            return
+        known[result] = exact
+        if code.always and wrapping.is_index(op):
+            x = [np.asarray(held[v]).astype(np.int64) for v in code.operands]
+            if not every(FUNCTIONS[op.fn.name](*x) == held[result]):
+                raise OffsetOverflow("an integer that offsets are made of wraps where it is made")
 
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""

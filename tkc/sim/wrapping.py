@@ -12,8 +12,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.ranges import Ranges, repeated_scalar
+from tkc.ir.ranges import Overflow, Ranges, repeated_scalar
 from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
+from tkc.ir.uses_of_integers import End, ends
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 LOGICAL = ("and", "or", "xor", "not")
@@ -61,6 +62,18 @@ def _is_bound(value: SSAValue) -> bool:
     """
     scalar = repeated_scalar(value)
     return scalar is not None and not _is_planned(scalar) and Ranges().may_bound(scalar)
+
+
+def is_index(op: Operation) -> bool:
+    """Whether compiled code takes the result of an operation for what mathematics says, and more
+    is made of it than offsets, whose accesses ask by themselves. Asked only where it wrapped.
+    """
+    return (
+        isinstance(op, ew.Elementwise)
+        and not _is_planned(op.results[0])
+        and bool(ends(op.results[0]) - {End.OFFSET})
+        and Ranges().overflow(op) is Overflow.NEVER
+    )
 
 
 def _is_planned(value: SSAValue) -> bool:
